@@ -83,8 +83,15 @@ class Apart:
         return self
 
 
-@pytest.mark.parametrize("plugin", [None, *PLUGINS])
-@pytest.mark.parametrize("method", METHODS)
+def pairs() -> Iterator[Any]:
+    """Pairs of a method that only presets a plug-in or a server optimiser run other methods' classes: in the matrix."""
+    for method in METHODS:
+        for plugin in (None, *PLUGINS):
+            preset = OmegaConf.load(catalogue.CONF / "method" / f"{method}.yaml").get("defaults")
+            yield pytest.param(method, plugin, marks=[pytest.mark.matrix] if preset and plugin else [])
+
+
+@pytest.mark.parametrize(("method", "plugin"), list(pairs()))
 def test_runs(method: str, plugin: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two rounds on toy data: finite, repeatable, and the same bytes when nothing but messages and states passes between rounds."""
     monkeypatch.setattr("fedhet.plots.draw", lambda *args: [])

@@ -113,7 +113,6 @@ def test_fednorm_sets_the_weights_of_the_means(federation: Launch) -> None:
 
 
 def test_same_and_other_bytes(launch: Launch) -> None:
-    """Bytes that must be equal, and others that must not, so that the former are not those of settings that nothing reads."""
     base = ["method=fedsa", "method.cv_t=0.01", "method.S=2"]
 
     def sha(*lines: str) -> str:
@@ -122,11 +121,17 @@ def test_same_and_other_bytes(launch: Launch) -> None:
     first = sha()
     assert first == sha() == sha("engine.workers=2") == sha("plugin=[fedprox]", "plugin.fedprox.mu=0")
     assert first == sha("server_opt=fedavgm", "server_opt.beta=0")
-    others = [["method.cv_t=0.2"], ["method.sim_t=0.9"], ["method.C=9"], ["method.S=1"], ["method.cv_t=0.2", "method.cv_clip_quantile=0.6"],
-              ["method.mic_scale=layer"], ["method.alpha_mode=shrink"], ["method.sim_t=0.9", "method.threshold=always"],
-              ["method.client_weighting=samples"], ["plugin=[fednorm]", "method.client_weighting=samples"],
-              ["plugin=[fedprox]", "plugin.fedprox.mu=1"], ["server_opt=fedavgm"]]
+    others = [["plugin=[fedprox]", "plugin.fedprox.mu=1"], ["server_opt=fedavgm"]]
     assert len({first, *(sha(*lines) for lines in others)}) == len(others) + 1
+
+
+def test_every_option_changes_the_result(federation: Launch) -> None:
+    options: list[dict[str, Any]] = [
+        {}, {"cv_t": 0.2}, {"sim_t": 0.9}, {"C": 9}, {"S": 1}, {"cv_t": 0.2, "cv_clip_quantile": 0.6}, {"mic_scale": "layer"},
+        {"alpha_mode": "shrink"}, {"sim_t": 0.9, "threshold": "always"}, {"client_weighting": "samples"}]
+    found = [federation(toy_task(8), FedSA, options={"cv_t": 0.01, "S": 2, **changed}, epochs=2, rounds=3, fraction=0.75).run().sha256
+             for changed in options]
+    assert len(set(found)) == len(options)
 
 
 # ---- buffers, records, failures

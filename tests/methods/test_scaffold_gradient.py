@@ -132,7 +132,7 @@ def test_the_control_is_the_gradient_of_the_loss_as_plugins_shape_it(federation:
         assert torch.equal(found[2][name], found[0][name])
 
 
-@pytest.mark.parametrize("fraction", [1.0, 0.5])
+@pytest.mark.parametrize("fraction", [pytest.param(1.0, marks=pytest.mark.matrix), 0.5])
 @pytest.mark.parametrize("extra", [{}, {"client.momentum": 0.5}], ids=["plain", "momentum"])
 @pytest.mark.parametrize("plugins", [[], ["fednorm"]], ids=["alone", "fednorm"])
 def test_it_reaches_the_optimum(fraction: float, extra: dict[str, float], plugins: list[str]) -> None:
