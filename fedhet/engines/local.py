@@ -1,7 +1,7 @@
 """The in-process engine: the same strategy and client classes, with messages handed over by reference. Needs no Ray.
 
-With more than one worker, persistent processes serve the clients, longest first; the replies are put back in order, so
-the sums, and the final bytes, are those of one worker.
+With more than one worker, persistent processes serve the clients, longest first, and tensors travel in shared memory; the
+replies are put back in order, so the sums, and the final bytes, are those of one worker.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from fedhet import wire
 from fedhet.client import FedClient
+from fedhet.engines.shared import Reader, Writer
 from fedhet.errors import ConfigError
-from fedhet.messages import Broadcast, Failure, Reply
+from fedhet.messages import Broadcast, Failure, Reply, Update
 from fedhet.server import Clock, run_rounds
 from fedhet.site import pin_threads
-from fedhet.state import DiskStore, MemoryStore, Store
+from fedhet.state import DiskStore, MemoryStore
 
 if TYPE_CHECKING:
     from fedhet.build import Job
@@ -69,7 +69,7 @@ class LocalCourier:
 
 
 class PoolCourier:
-    """Sends messages to worker processes through pipes, in the form in which Flower would carry them."""
+    """Hands messages to worker processes, one at a time to each, and the next one as soon as a reply is in."""
 
     def __init__(self, workers: int, job: Job, folder: Path) -> None:
         # A forked worker shares the data at no cost, but CUDA and other platforms than Linux cannot be forked.
@@ -77,8 +77,12 @@ class PoolCourier:
         self._context: Any = multiprocessing.get_context("fork" if self._forked else "spawn")
         self._job, self._folder, self._count = job, folder, workers
         self._workers: dict[Connection, Any] = {}
+        self._reader: dict[Connection, Reader] = {}
+        self._started = 0
 
     def __enter__(self) -> PoolCourier:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._writer = Writer(self._folder / "broadcast")
         for _ in range(self._count):
             self._start()
         return self
@@ -95,39 +99,48 @@ class PoolCourier:
         here, there = self._context.Pipe()
         # A forked worker has copies of our ends of all pipes; with its own open it would never hear that we have gone.
         inherited = [*self._workers, here] if self._forked else []
-        process = self._context.Process(target=_work, args=(there, self._job, self._folder, inherited), daemon=True)
+        self._started += 1
+        arguments = (there, self._job, self._folder, self._folder / f"reply-{self._started}", inherited)
+        process = self._context.Process(target=_work, args=arguments, daemon=True)
         process.start()
         there.close()
         self._workers[here] = process
+        self._reader[here] = Reader(copy=True)  # the worker writes its next reply over this one
         return here
 
     def train(self, plan: list[Broadcast], clock: Clock) -> Iterator[Reply]:
-        return self._exchange("fit", plan, clock)
+        return self._exchange("handle", plan, clock)
 
     def evaluate(self, plan: list[Broadcast], clock: Clock) -> Iterator[Reply]:
-        return self._exchange("evaluate", plan, clock)
+        return self._exchange("assess", plan, clock)
 
     def _exchange(self, call: str, plan: list[Broadcast], clock: Clock) -> Iterator[Reply]:
         waiting, done = list(range(len(plan)))[::-1], {}
         busy: dict[Connection, int] = {}
-        idle = list(self._workers)
+        self._writer.clear()
+
+        def feed(connection: Connection) -> None:
+            if waiting:
+                at = waiting.pop()
+                with clock("broadcast"):
+                    busy[self._send(connection, (call, self._writer.message(plan[at])))] = at
+
+        for connection in list(self._workers):
+            feed(connection)
         for position in range(len(plan)):
             while position not in done:
-                with clock("broadcast"):
-                    while idle and waiting:
-                        connection, at = idle.pop(), waiting.pop()
-                        busy[self._send(connection, (call, wire.write_broadcast(plan[at])))] = at
                 with clock("clients"):
-                    ready = wait(list(busy))
-                with clock("upload"):
-                    for connection in cast("list[Connection]", ready):
-                        at = busy.pop(connection)
-                        try:
-                            done[at] = wire.read_reply(plan[at], connection.recv())
-                            idle.append(connection)
-                        except (EOFError, OSError):
-                            done[at] = self._died(connection, plan[at])
-                            idle.append(self._start())
+                    ready = cast("list[Connection]", wait(list(busy)))
+                for connection in ready:
+                    at = busy.pop(connection)
+                    try:
+                        with clock("upload"):
+                            reply = connection.recv()
+                            done[at] = self._reader[connection].message(reply) if isinstance(reply, Update) else reply
+                    except (EOFError, OSError):
+                        done[at] = self._died(connection, plan[at])
+                        connection = self._start()
+                    feed(connection)
             yield done.pop(position)
 
     def _send(self, connection: Connection, message: Any) -> Connection:
@@ -142,6 +155,7 @@ class PoolCourier:
 
     def _bury(self, connection: Connection) -> int | None:
         process = self._workers.pop(connection)
+        del self._reader[connection]
         connection.close()
         process.join()
         code: int | None = process.exitcode
@@ -151,19 +165,19 @@ class PoolCourier:
         return Failure(msg.pid, msg.phase, msg.step, f"its worker process died (exit code {self._bury(connection)})")
 
 
-def _work(connection: Connection, job: Job, folder: Path, inherited: list[Connection]) -> None:
+def _work(connection: Connection, job: Job, folder: Path, replies: Path, inherited: list[Connection]) -> None:
     """A worker process: serve messages until the pipe is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends us
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     for other in inherited:
         other.close()
     pin_threads(job.config.cfg.engine.threads)
-    store: Store = DiskStore(folder)
+    store, reader, writer = DiskStore(folder), Reader(copy=False), Writer(replies)
     while True:
         try:
-            call, (arrays, config) = connection.recv()
+            call, msg = connection.recv()
         except EOFError:
             return
-        client = job.client(store)
-        reply = client.handle if call == "fit" else client.assess
-        connection.send(wire.reply_arrays(reply(wire.read_broadcast(arrays, config))))
+        reply: Reply = getattr(job.client(store), call)(reader.message(msg))
+        writer.clear()
+        connection.send(writer.message(reply) if isinstance(reply, Update) else reply)

@@ -1,0 +1,93 @@
+"""What the benchmarks train: the same synthetic samples, models, cohorts and settings for every system.
+
+60,000 MNIST-like samples (784 floats, ten classes), sorted by label into 200 shards of 300, two for each of 100 clients
+(McMahan's pathological split). Ten clients take part in each round, drawn by `cohort`. SGD at rate .05, one local epoch.
+Nothing is evaluated in a timed round.
+
+    W1   2NN 784-200-200-10, batch 10: 600 steps of little arithmetic, so it shows what the framework costs
+    W2   the CNN of McMahan et al. (1,663,370 parameters), batch 50: 120 steps that are nearly all arithmetic
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+SAMPLES, SHARDS, CLIENTS, COHORT, LR, CLASSES = 60_000, 200, 100, 10, 0.05, 10
+Data = list[tuple[Tensor, Tensor]]
+
+
+class TwoNN(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(784, 200), nn.ReLU(), nn.Linear(200, 200), nn.ReLU())
+        self.head = nn.Linear(200, CLASSES)
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.body(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(x))
+
+
+class CNN(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(1, 32, 5, padding="same"), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(32, 64, 5, padding="same"), nn.ReLU(),
+            nn.MaxPool2d(2), nn.Flatten(), nn.Linear(3136, 512), nn.ReLU())
+        self.head = nn.Linear(512, CLASSES)
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.body(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(x))
+
+
+@dataclass(frozen=True)
+class Workload:
+    """`rounds` are timed, after one that is not."""
+
+    model: Callable[[], nn.Module]
+    shape: tuple[int, ...]
+    batch: int
+    rounds: int
+
+
+WORKLOADS = {"W1": Workload(TwoNN, (784,), 10, 10), "W2": Workload(CNN, (1, 28, 28), 50, 3)}
+
+
+def synthetic() -> tuple[Tensor, Tensor]:
+    """x (60000, 784) float32 and y (60000,), sorted by label."""
+    rng = np.random.default_rng(0)
+    y = np.sort(rng.permutation(np.arange(SAMPLES) % CLASSES))
+    x = 0.5 * rng.standard_normal((CLASSES, 784), dtype=np.float32)[y] + rng.standard_normal((SAMPLES, 784), dtype=np.float32)
+    return torch.from_numpy(x), torch.from_numpy(y)
+
+
+def parts(clients: int = CLIENTS) -> list[Tensor]:
+    """The samples of each client: two shards of the sorted ones."""
+    shards = np.arange(SAMPLES).reshape(2 * clients, -1)[np.random.default_rng(1).permutation(2 * clients)]
+    return list(torch.from_numpy(shards.reshape(clients, -1)))
+
+
+def data(workload: Workload, clients: int = CLIENTS) -> Data:
+    """(x, y) of every client, as tensors of their own."""
+    x, y = synthetic()
+    return [(x[part].reshape(-1, *workload.shape), y[part]) for part in parts(clients)]
+
+
+def cohort(number: int) -> list[int]:
+    """The clients of round `number`, which counts from 1."""
+    return [int(k) for k in np.random.RandomState(1000 + number).choice(CLIENTS, COHORT, replace=False)]
+
+
+def criterion(output: Tensor, y: Tensor) -> Tensor:
+    """Per-sample losses, as a `fedhet.Task` wants them."""
+    return functional.cross_entropy(output, y, reduction="none")
