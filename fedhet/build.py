@@ -29,7 +29,7 @@ from fedhet.objects import find_target, instantiate
 from fedhet.plugin import Plugin
 from fedhet.record import Recorder
 from fedhet.server import Observer
-from fedhet.site import Site, choose_device, pin_threads, pinned_threads
+from fedhet.site import Site, Speed, choose_device, pin_threads, pinned_threads
 from fedhet.state import Store
 from fedhet.strategy import FedStrategy, Setting
 from fedhet.task import Task
@@ -117,7 +117,7 @@ class Job:
     def site(self) -> Site:
         cfg = self.config.cfg
         return Site(self.task, device=choose_device(cfg.device), seed=cfg.seed, buffers=cfg.buffers, scope=self._strategy_cls.scope,
-                    simulated=self.engine != "flwr")
+                    simulated=self.engine != "flwr", speed=Speed(cfg.engine.compile, cfg.engine.amp, cfg.engine.channels_last))
 
     def plugins(self) -> list[Plugin]:
         """New objects: a plug-in is one object on the server, and one per message at a client."""
@@ -157,7 +157,8 @@ class Job:
                  "seed": cfg.seed, "rounds": cfg.rounds, "run_dir": str(folder)}
         environment = {"engine": self.engine, "device": str(site.device), "threads": torch.get_num_threads(),
                        # Equal bytes for equal seeds are promised in this mode only (docs/architecture.md).
-                       "bit_exact": site.device.type == "cpu" and torch.get_num_threads() == 1}
+                       "bit_exact": site.device.type == "cpu" and torch.get_num_threads() == 1 and site.speed == Speed()
+                       and not cfg.engine.vectorize}
         return Recorder(folder, about, config=OmegaConf.to_yaml(cfg), overrides=self.config.overrides, partition=self.partition,
                         environment=environment)
 

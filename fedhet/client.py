@@ -1,52 +1,38 @@
-"""FedClient: the one adapter between Flower's NumPyClient and a method's client half, and the only training loop."""
+"""FedClient: the one adapter between Flower's NumPyClient and a method's client half. It trains as training.py says."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
-import torch
 from flwr.client import NumPyClient
-from torch import Tensor, nn
+from torch import nn
 
-from fedhet import messages, optimizers, streams, wire
-from fedhet.messages import Broadcast, Extras, Failure, LocalSettings, Reply, Update
+from fedhet import messages, wire
+from fedhet.messages import Broadcast, Extras, Failure, Reply, Update
 from fedhet.metrics import score
 from fedhet.plugin import Plugin
-from fedhet.site import Site, norms
+from fedhet.site import Site
 from fedhet.state import ClientState, Store
 from fedhet.task import Samples
+from fedhet.training import LocalTraining
 from fedhet.trees import AnyTree
 
 log = logging.getLogger("fedhet")
+Done = TypeVar("Done")
 KEPT = "client.kept"  # state: tensors that are trained here and never shared
 
 
-@dataclass(slots=True)
-class Batch:
-    """One mini-batch: inputs x (B, ...), targets y, positions `index` in the training set, features z (B, d) or None, logits."""
-
-    x: Tensor
-    y: Tensor
-    index: Tensor
-    z: Tensor | None
-    logits: Tensor
-
-
-class FedClient(NumPyClient):
+class FedClient(LocalTraining, NumPyClient):
     """Serves one message. Its defaults are FedAvg; a method overrides `start`, `losses`, `gradient`, ... or adds a phase.
 
     Attributes, set when a message has arrived: `pid`, `msg`, `local` (this step's settings), `state` (what the client
     remembers), `data` (its prepared training set), `model`, and after training `steps`, the optimiser steps taken.
     """
 
-    pid: int
-    msg: Broadcast
-    local: LocalSettings
     state: ClientState
     data: Samples
     model: nn.Module
@@ -79,9 +65,13 @@ class FedClient(NumPyClient):
         return self._guarded(msg, self._assess)
 
     def _guarded(self, msg: Broadcast, work: Callable[[Broadcast], Update]) -> Reply:
+        return self.guarded(msg, lambda: work(msg.on(self.site.device)))
+
+    def guarded(self, msg: Broadcast, work: Callable[[], Done]) -> Done | Failure:
+        """What the work returns, with the message's own random draws, or why it has failed."""
         try:
             with self.site.seeded("torch", msg.phase, msg.step, msg.pid):
-                return work(msg.on(self.site.device))
+                return work()
         except Exception as error:  # whatever it is, the server must learn which client it was
             log.debug("client %d", msg.pid, exc_info=True)
             return Failure(msg.pid, msg.phase, msg.step, f"{type(error).__name__}: {error}")
@@ -96,6 +86,13 @@ class FedClient(NumPyClient):
         self._activate([])
 
     def _serve(self, msg: Broadcast) -> Update:
+        task = self.open(msg)
+        began = time.perf_counter()
+        update = task(msg)
+        return self.close(update, time.perf_counter() - began)
+
+    def open(self, msg: Broadcast) -> Callable[[Broadcast], Update]:
+        """What precedes the work of a phase. Returns the method that does it."""
         began = time.perf_counter()
         self._arrive(msg)
         piece, _, phase = msg.phase.rpartition(".")
@@ -107,20 +104,23 @@ class FedClient(NumPyClient):
         self.data = self._train_data()
         for plugin in self.active:
             plugin.received(msg)
-        trained = time.perf_counter()
-        update: Update = task(msg)
-        sent = time.perf_counter()
+        self._opening = time.perf_counter() - began
+        found: Callable[[Broadcast], Update] = task
+        return found
+
+    def close(self, update: Update, seconds: float) -> Update:
+        """What follows the work, which took so many seconds."""
+        began = time.perf_counter()
         for plugin in reversed(self.active):
             plugin.sending(update)
         messages.check_extras(update.extras, update.metrics)
-        update.keeps = self.state.commit(msg.round)
-        done = time.perf_counter()
-        update.metrics |= {"seconds.train": sent - trained, "seconds.extras": done - sent + trained - began}
+        update.keeps = self.state.commit(self.msg.round)
+        update.metrics |= {"seconds.train": seconds, "seconds.extras": self._opening + time.perf_counter() - began}
         return update
 
     def _activate(self, plugins: list[Plugin]) -> None:
         self.active = plugins
-        self._hooks = self._overridden(plugins)
+        self._hooks = self.overridden(plugins)
 
     def _train_data(self) -> Samples:
         changing = [p for p in self.active if type(p).data is not Plugin.data]
@@ -130,11 +130,6 @@ class FedClient(NumPyClient):
         for plugin in changing:
             raw = plugin.data(raw)
         return Samples(self.site.transformed(raw.x), raw.y)
-
-    def _overridden(self, plugins: Sequence[Plugin]) -> dict[str, list[Any]]:
-        """hook name -> the bound methods that do something, so that a step pays only for what is used."""
-        hooks = ("optimizer", "losses", "penalty", "gradient", "scale")
-        return {h: [getattr(p, h) for p in plugins if getattr(type(p), h) is not getattr(Plugin, h)] for h in hooks}
 
     # ---- what a method overrides
     def train(self, msg: Broadcast) -> Update:
@@ -162,125 +157,9 @@ class FedClient(NumPyClient):
         """The real training samples, also where a plug-in has added others."""
         return self.site.task.sizes[self.pid]
 
-    def losses(self, batch: Batch) -> Tensor:
-        """(B,) per-sample losses."""
-        return self.site.task.criterion(batch.logits, batch.y)
-
-    def penalty(self, batch: Batch) -> Tensor | None:
-        """A scalar to add to the batch loss."""
-        return None
-
-    def gradient(self, grads: list[Tensor]) -> None:
-        """Change the gradient of the trained parameters in place, before the plug-ins."""
-
-    def optimizer(self, params: list[nn.Parameter]) -> optimizers.Optimizer:
-        """A fresh optimiser: nothing is carried from round to round."""
-        return optimizers.make(self.local, params)
-
     def views(self, msg: Broadcast) -> dict[str, Callable[[], nn.Module]]:
         """The models to evaluate: "global", "personal"."""
         return {"global": lambda: self.site.load(self.start(msg))}
-
-    # ---- the training loop
-    def train_model(self, model: nn.Module, data: Samples, *, epochs: int, patience: int | None = None, hooks: bool = True) -> int:
-        """Train in place and return the number of optimiser steps.
-
-        The batch loss is that of `objective`. `patience` stops after so many epochs without a lower epoch-mean loss.
-        `hooks=False` leaves out the plug-ins, for loops that the server never sees.
-        """
-        site, size = self.site, self.local.batch_size
-        used = self._hooks if hooks else self._overridden(())
-        objective = self.objective(model, data, hooks=hooks)
-        params = [p for p in model.parameters() if p.requires_grad]
-        optimizer = self.optimizer(params)
-        for wrap in used["optimizer"]:
-            optimizer = wrap(optimizer, params)
-        draws = torch.Generator().manual_seed(streams.integer(site.seed, "batches", self.msg.phase, self.msg.step, self.pid))
-        self._train_mode(model)
-        steps, best, stale = 0, float("inf"), 0
-        for _ in range(epochs):
-            order = torch.randperm(len(data), generator=draws).to(site.device)
-            x, y, epoch_loss = data.x[order], data.y[order], 0.0
-            for at in self._batches(model, len(data), size):
-                loss = objective(x[at], y[at], order[at])
-                grads = list(torch.autograd.grad(loss, params, materialize_grads=True))
-                with torch.no_grad():
-                    self.gradient(grads)
-                    for hook in used["gradient"]:
-                        hook(grads)
-                    for hook in used["scale"]:
-                        hook(grads)
-                    optimizer.step(grads)
-                steps += 1
-                if patience is not None:
-                    epoch_loss += float(loss.detach()) * len(y[at])
-            if patience is not None:
-                best, stale = (epoch_loss, 0) if epoch_loss < best else (best, stale + 1)
-                if stale >= patience:
-                    break
-        return steps
-
-    def objective(self, model: nn.Module, data: Samples, *, hooks: bool = True) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-        """(x, y, positions in `data`) of a batch -> its loss, mean_b(w_b (losses_b + plug-ins' losses_b)) + penalties."""
-        used = self._hooks if hooks else self._overridden(())
-        weights = self._sample_weights(data) if hooks else None
-        features = getattr(model, "features", None)
-        penalties = [p for p in (self.penalty, *used["penalty"]) if getattr(p, "__func__", None) is not FedClient.penalty]
-
-        def loss(x: Tensor, y: Tensor, index: Tensor) -> Tensor:
-            z = None if features is None else features(x)
-            batch = Batch(x, y, index, z, model(x) if z is None else model.head(z))  # type: ignore[operator]
-            losses = self.losses(batch)
-            for hook in used["losses"]:
-                losses = losses + hook(batch)
-            found = (losses if weights is None else losses * weights[batch.index]).mean()
-            for penalty in penalties:
-                found = found + penalty(batch)
-            return found
-
-        return loss
-
-    def full_gradient(self, model: nn.Module, data: Samples, index: Tensor, chunk: int) -> list[Tensor]:
-        """The gradient of `objective` over the samples at `index`, in train mode, before every gradient hook; the model stays.
-
-        It is summed over chunks of so many samples: exact, but for batch norm, which normalises each chunk by itself.
-        """
-        objective, params = self.objective(model, data), [p for p in model.parameters() if p.requires_grad]
-        self._train_mode(model)
-        parts = list(self._batches(model, len(index), chunk))
-        total = [torch.zeros_like(p) for p in params]
-        for at in parts:
-            loss = objective(data.x[index[at]], data.y[index[at]], index[at])
-            grads = torch.autograd.grad(loss, params, materialize_grads=True)
-            torch._foreach_add_(total, grads, alpha=(at.stop - at.start) / parts[-1].stop)
-        return total
-
-    def _train_mode(self, model: nn.Module) -> None:
-        model.train()
-        if self.site.frozen_norms:
-            for norm in norms(model):
-                norm.eval()
-
-    @staticmethod
-    def _batches(model: nn.Module, n: int, size: int) -> Iterator[slice]:
-        """The last partial batch is kept; batch norm cannot train on one sample, so a trailing single is dropped or run in eval mode."""
-        if (n % size == 1 or size == 1) and norms(model):
-            if n > 1 and size > 1:
-                n -= 1
-            else:
-                for norm in norms(model):
-                    norm.eval()
-        for at in range(0, n, size):
-            yield slice(at, min(at + size, n))
-
-    def _sample_weights(self, data: Samples) -> Tensor | None:
-        total: Tensor | None = None
-        for plugin in self.active:
-            if type(plugin).sample_weights is not Plugin.sample_weights:
-                weights = plugin.sample_weights(data)
-                if weights is not None:
-                    total = weights if total is None else total * weights
-        return total
 
     # ---- evaluation
     def _assess(self, msg: Broadcast) -> Update:

@@ -131,6 +131,11 @@ def validate(cfg: DictConfig) -> None:
     number("engine.num_cpus", cfg.engine.num_cpus, open_low=0)
     number("engine.num_gpus", cfg.engine.num_gpus, low=0)
     optional(text, "engine.address", cfg.engine.address)
+    boolean("engine.compile", cfg.engine.compile)
+    boolean("engine.amp", cfg.engine.amp)
+    boolean("engine.channels_last", cfg.engine.channels_last)
+    if cfg.engine.vectorize != "auto":
+        integer("engine.vectorize", cfg.engine.vectorize, low=0)
 
 
 def _load(texts: Sequence[str]) -> DictConfig:

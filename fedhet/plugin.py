@@ -18,10 +18,11 @@ from fedhet.phases import Phase
 from fedhet.trees import Tree
 
 if TYPE_CHECKING:
-    from fedhet.client import Batch, FedClient
+    from fedhet.client import FedClient
     from fedhet.optimizers import Optimizer
     from fedhet.strategy import FedStrategy
     from fedhet.task import Samples
+    from fedhet.training import Batch
 
 Report = dict[str, float | Tensor]
 

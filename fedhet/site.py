@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,6 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedhet import streams
 from fedhet.errors import ConfigError
+from fedhet.functional import Compiled
 from fedhet.task import Samples, Task
 from fedhet.trees import AnyTree, Tree
 
@@ -22,6 +24,19 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 CACHE_BYTES = 2**30  # prepared data that stay on the device; the least recently used client leaves first
+
+
+@dataclass(frozen=True)
+class Speed:
+    """How the local steps are computed (conf/engine/*.yaml); each changes the last bits, so the defaults are off.
+
+    compile: the gradient of the batch loss by torch.compile. amp: forward passes in bfloat16 where torch.autocast allows.
+    channels_last: images and convolutions in NHWC.
+    """
+
+    compile: bool = False
+    amp: bool = False
+    channels_last: bool = False
 
 
 @dataclass(frozen=True)
@@ -47,10 +62,13 @@ class Site:
     """
 
     def __init__(self, task: Task, *, device: torch.device, seed: int, buffers: str = "average",
-                 scope: Callable[[nn.Module], Scope] = lambda model: Scope(), simulated: bool = True) -> None:
-        self.task, self.device, self.seed, self.simulated = task, device, seed, simulated
+                 scope: Callable[[nn.Module], Scope] = lambda model: Scope(), simulated: bool = True,
+                 speed: Speed = Speed()) -> None:
+        self.task, self.device, self.seed, self.simulated, self.speed = task, device, seed, simulated, speed
         with self.seeded("init"):
             self.model = task.model().to(device)
+        if speed.channels_last:
+            self.model = self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         rules = scope(self.model)
         state = self.model.state_dict(keep_vars=True)
         parameters = dict(self.model.named_parameters())
@@ -62,7 +80,7 @@ class Site:
         for name, parameter in parameters.items():
             parameter.requires_grad_(name in self.trained)
         self.frozen_norms = buffers == "frozen"
-        self.initial: Tree = {name: t.detach().clone() for name, t in state.items()}
+        self.initial: Tree = {name: _copy(t) for name, t in state.items()}
         self._state = state
         self._data: OrderedDict[int, Samples] = OrderedDict()
         self._bytes = 0
@@ -97,7 +115,16 @@ class Site:
 
     def read(self, names: list[str]) -> Tree:
         """Copies of the model's tensors of these names."""
-        return {name: self._state[name].detach().clone() for name in names}
+        return {name: _copy(self._state[name]) for name in names}
+
+    # ---- the local steps
+    def autocast(self) -> AbstractContextManager[object]:
+        """In which training's forward passes run."""
+        return torch.autocast(self.device.type, dtype=torch.bfloat16) if self.speed.amp else nullcontext()
+
+    @cached_property
+    def compiled(self) -> Compiled:
+        return Compiled(self)
 
     # ---- data
     def floating(self, samples: Samples) -> Samples:
@@ -106,7 +133,8 @@ class Site:
         return Samples(samples.x.float().div_(255), samples.y) if samples.x.dtype == torch.uint8 else samples
 
     def transformed(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        return x if self.task.transform is None else self.task.transform(x, generator)
+        x = x if self.task.transform is None else self.task.transform(x, generator)
+        return x.contiguous(memory_format=torch.channels_last) if self.speed.channels_last and x.ndim == 4 else x
 
     def prepared(self, samples: Samples) -> Samples:
         """On the device and ready for the model."""
@@ -123,6 +151,10 @@ class Site:
                 self._bytes -= self._data.popitem(last=False)[1].x.nbytes
         self._data.move_to_end(pid)
         return self._data[pid]
+
+
+def _copy(t: Tensor) -> Tensor:
+    return t.detach().clone(memory_format=torch.contiguous_format)
 
 
 def pin_threads(threads: int) -> None:

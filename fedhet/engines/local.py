@@ -33,22 +33,31 @@ END_SECONDS = 5.0  # for a worker to end by itself
 
 def run(job: Job) -> Path:
     """Run the job to its end; its record is complete when this returns or raises."""
-    if job.config.cfg.engine.workers is None:
+    engine = job.config.cfg.engine
+    if engine.workers is None:
         raise ConfigError("engine.workers=null: engine=local needs a number of worker processes")
+    if engine.workers > 1 and engine.vectorize:
+        raise ConfigError(f"engine.vectorize={engine.vectorize} with engine.workers={engine.workers}: use one of the two")
+    workers = min(engine.workers, len(job.task.sizes))
+    courier: LocalCourier | PoolCourier = _in_process(job)
     recorder = job.recorder  # built before the workers are forked and the clock of the first step runs
-    workers = min(job.config.cfg.engine.workers, len(job.task.sizes))
     with ExitStack() as stack:
-        courier: LocalCourier | PoolCourier
-        if workers == 1:
-            store = MemoryStore()
-            courier = LocalCourier(lambda: job.client(store))
-        else:
+        if workers > 1:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="fedhet-state-"))
             courier = stack.enter_context(PoolCourier(workers, job, Path(folder)))
         observe = stack.enter_context(job.progress())
         with recorder.ending(job.strategy):
             run_rounds(job.strategy, courier, recorder, job.config.cfg.eval.clients, observe)
     return recorder.folder
+
+
+def _in_process(job: Job) -> LocalCourier:
+    store = MemoryStore()
+    if not job.config.cfg.engine.vectorize:
+        return LocalCourier(lambda: job.client(store))
+    from fedhet.engines import vectorized
+
+    return vectorized.courier(job, store)
 
 
 class LocalCourier:

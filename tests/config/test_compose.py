@@ -118,7 +118,8 @@ def test_a_method_defined_by_a_server_optimiser_refuses_another() -> None:
 def test_switching_the_engine_breaks_no_other_override() -> None:
     for name in catalogue.choices("engine"):
         engine = settings(f"engine={name}")["engine"]
-        assert set(engine) == {"name", "workers", "threads", "num_cpus", "num_gpus", "address"}
+        assert set(engine) == {"name", "workers", "threads", "num_cpus", "num_gpus", "address", "compile", "amp", "channels_last",
+                               "vectorize"}
         assert engine["name"] == name
 
 

@@ -116,6 +116,10 @@ RANGES = {
     "engine.num_cpus": ([1, 0.5], [0, None]),
     "engine.num_gpus": ([0, 0.25], [-1]),
     "engine.address": ([None, "auto"], ["", 6379]),
+    "engine.compile": ([True, False], [1, "yes"]),
+    "engine.amp": ([True, False], [1, "bf16"]),
+    "engine.channels_last": ([True, False], [0, None]),
+    "engine.vectorize": ([0, 8, "auto"], [-1, 1.5, True]),
 }
 
 

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from fedhet import trees
-from fedhet.client import Batch
 from fedhet.errors import ConfigError
 from fedhet.messages import Broadcast, Failure, Update
 from fedhet.methods.fedavg import FedAvg
@@ -21,6 +20,7 @@ from fedhet.methods.scaffold import Scaffold
 from fedhet.plugin import Plugin
 from fedhet.task import ClientData, Samples, Task
 from fedhet.toy import toy_task
+from fedhet.training import Batch
 from fedhet.trees import Tree
 
 Federation = Callable[..., Any]

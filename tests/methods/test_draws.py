@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedhet import cohort
-from fedhet.client import Batch, FedClient
+from fedhet.client import FedClient
 from fedhet.messages import Broadcast, Update
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fednorm import FedNormPlugin
@@ -20,6 +20,7 @@ from fedhet.methods.scaffold import Scaffold
 from fedhet.phases import Phase
 from fedhet.plugin import Plugin
 from fedhet.toy import toy_task
+from fedhet.training import Batch
 
 
 class Spy(Plugin):

@@ -14,12 +14,12 @@ from methods.test_by_hand import DATA, EPOCHS, LR, SIZES, Case, case, corrected,
 from torch import Tensor
 from vectors.adapter import quadratic, replay
 
-from fedhet.client import Batch
 from fedhet.errors import ConfigError, RunFailed
 from fedhet.methods.fednorm import FedNormPlugin
 from fedhet.methods.scaffold import Scaffold
 from fedhet.plugin import Plugin
 from fedhet.toy import toy_task
+from fedhet.training import Batch
 
 __all__ = ["case"]
 CLIENTS = 6

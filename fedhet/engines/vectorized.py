@@ -1,0 +1,179 @@
+"""Several clients of this process trained as one, by torch.func.vmap over their parameters and batches.
+
+On a GPU the steps of a small model wait for kernel launches, and k clients then cost little more than one. The result is
+that of one client after another up to rounding; on a CPU it is no faster (docs/performance.md).
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+from torch.nn.modules.dropout import _DropoutNd
+
+from fedhet.client import FedClient
+from fedhet.engines.local import LocalCourier
+from fedhet.errors import ConfigError
+from fedhet.functional import gradient
+from fedhet.messages import Broadcast, Failure, LocalSettings, Reply
+from fedhet.server import Clock
+from fedhet.site import norms
+from fedhet.task import Samples
+from fedhet.trees import AnyTree
+
+if TYPE_CHECKING:
+    from fedhet.build import Job
+    from fedhet.state import Store
+
+log = logging.getLogger("fedhet")
+OWN = ("train", "train_model", "losses", "penalty", "objective", "gradient", "optimizer")
+AUTO = 16  # clients at a time under engine.vectorize=auto
+
+
+def obstacle(client: FedClient, local: LocalSettings) -> str | None:
+    """Why such clients cannot train as one, or None."""
+    for name in OWN:
+        if getattr(type(client), name) is not getattr(FedClient, name):
+            return f"{type(client).__name__} has its own {name}"
+    for hook, found in client.overridden(client.plugins).items():
+        if found:
+            return f"plugin {found[0].__self__.name!r} has the hook {hook}"
+    if norms(client.site.model):
+        return "batch norm would see the padded samples (model.norm=group)"
+    if any(isinstance(module, _DropoutNd) for module in client.site.model.modules()):
+        return "dropout would draw other numbers"
+    return None if local.optimizer == "sgd" else f"client.optimizer={local.optimizer} (sgd can)"
+
+
+@dataclass
+class Member:
+    """A client of a group: where it starts, its data, and the positions of each of its batches."""
+
+    client: FedClient
+    start: AnyTree
+    data: Samples
+    weights: Tensor | None
+    batches: list[Tensor]
+
+
+class VectorCourier(LocalCourier):
+    """Trains k clients at a time; every other phase, and evaluation, is served one by one."""
+
+    def __init__(self, make: Callable[[], FedClient], k: int) -> None:
+        super().__init__(make)
+        self._k = k
+
+    def train(self, plan: list[Broadcast], clock: Clock) -> Iterator[Reply]:
+        if not plan[0].trains:
+            yield from super().train(plan, clock)
+            return
+        for at in range(0, len(plan), self._k):
+            with clock("clients"):
+                replies = self._together(plan[at : at + self._k])
+            yield from replies
+
+    def _together(self, plan: list[Broadcast]) -> list[Reply]:
+        clients = [self._make() for _ in plan]
+        opened: list[Member | Failure] = [
+            client.guarded(msg, lambda c=client, m=msg: member(c, m)) for client, msg in zip(clients, plan, strict=True)]  # type: ignore[misc]
+        # Longest first, so that those that still train are always the first ones.
+        group = sorted((one for one in opened if isinstance(one, Member)), key=lambda one: -len(one.batches))
+        began = time.perf_counter()
+        try:
+            ends = dict(zip(map(id, group), train_together(group), strict=True)) if group else {}
+        except Exception as error:  # of all of them: their arithmetic is one
+            log.debug("clients %s", [one.client.pid for one in group], exc_info=True)
+            ends, cause = {}, f"{type(error).__name__}: {error} (in a group of {len(group)}, engine.vectorize)"
+            opened = [one if isinstance(one, Failure) else Failure(msg.pid, msg.phase, msg.step, cause)
+                      for one, msg in zip(opened, plan, strict=True)]
+        seconds = (time.perf_counter() - began) / max(1, len(group))
+        return [one if isinstance(one, Failure) else
+                one.client.guarded(msg, lambda one=one: self._closed(one, ends[id(one)], seconds))  # type: ignore[misc]
+                for one, msg in zip(opened, plan, strict=True)]
+
+    @staticmethod
+    def _closed(one: Member, end: list[Tensor], seconds: float) -> Reply:
+        client = one.client
+        client.model = client.site.load({**one.start, **dict(zip(client.site.trained, end, strict=True))})
+        client.steps = len(one.batches)
+        return client.close(client.reply(), seconds)
+
+
+def courier(job: Job, store: Store) -> LocalCourier:
+    """The courier that engine.vectorize asks for; ConfigError where the number is given and the clients cannot train as one."""
+    wanted, device = job.config.cfg.engine.vectorize, job.site.device
+    k = (AUTO if device.type == "cuda" else 0) if wanted == "auto" else int(wanted)
+    if k and (reason := obstacle(job.client(store), job.strategy.setting.local)):
+        if wanted != "auto":
+            raise ConfigError(f"engine.vectorize={wanted}: these clients cannot train as one: {reason}; use engine.vectorize=0 or auto")
+        log.info("engine.vectorize=auto: one client after another, because %s", reason)
+        k = 0
+    return VectorCourier(lambda: job.client(store), k) if k > 1 else LocalCourier(lambda: job.client(store))
+
+
+def member(client: FedClient, msg: Broadcast) -> Member:
+    """The client, ready to train: `FedClient.train` up to its loop."""
+    msg = msg.on(client.site.device)
+    client.open(msg)
+    n, size = len(client.data), client.local.batch_size
+    orders = itertools.islice(client.orders(n), client.local.epochs)
+    batches = [batch for order in orders for batch in order.split(size)]
+    return Member(client, client.start(msg), client.data, client.sample_weights(client.data), batches)
+
+
+def train_together(group: list[Member]) -> list[list[Tensor]]:
+    """The trained parameters of each; all take their first step together, those with more batches go on alone."""
+    site, local = group[0].client.site, group[0].client.local
+    device, k = site.device, len(group)
+    values = [{**site.initial, **one.start} for one in group]
+    params = [torch.stack([value[name] for value in values]) for name in site.trained]
+    site.load(values[0])  # for what nobody trains
+    buffers = dict(site.model.named_buffers())
+    most = max(len(one.data) for one in group)
+    x, y = (torch.stack([_padded(part(one.data), most) for one in group]) for part in (lambda d: d.x, lambda d: d.y))
+    index = torch.zeros(k, len(group[0].batches), local.batch_size, dtype=torch.int64)
+    weights = torch.zeros(index.shape, dtype=torch.float32)
+    for row, one in enumerate(group):
+        for t, batch in enumerate(one.batches):
+            index[row, t, : len(batch)] = batch
+            weights[row, t, : len(batch)] = (1.0 if one.weights is None else one.weights[batch.to(device)].cpu()) / len(batch)
+    index, weights = index.to(device), weights.to(device)
+    lengths = [len(one.batches) for one in group]
+    rows = torch.arange(k, device=device)[:, None]
+    site.model.train()
+    step = vmap(gradient(site), in_dims=(0, None, 0, 0, 0), out_dims=(0, 0, None))  # type: ignore[arg-type]
+    momenta = [torch.zeros_like(p) for p in params]
+    with torch.no_grad():
+        for t in range(lengths[0]):
+            a = sum(length > t for length in lengths)
+            w = [p[:a] for p in params]
+            at = index[:a, t]
+            grads, _, _ = step(w, buffers, x[rows[:a], at], y[rows[:a], at], weights[:a, t])
+            _sgd(w, grads, [m[:a] for m in momenta], local)
+    return [[p[row] for p in params] for row in range(k)]
+
+
+def _padded(t: Tensor, n: int) -> Tensor:
+    return t if len(t) == n else torch.cat([t, t.new_zeros(n - len(t), *t.shape[1:])])
+
+
+def _sgd(params: list[Tensor], grads: list[Tensor], momenta: list[Tensor], local: LocalSettings) -> None:
+    """`optimizers.SGD` for stacked parameters; the norm to clip is each client's own."""
+    if local.clip is not None:
+        norms = torch.stack([g.flatten(1).norm(dim=1) for g in grads]).norm(dim=0)
+        factor = (local.clip / (norms + 1e-6)).clamp(max=1.0)
+        grads = [g * factor.view(-1, *[1] * (g.ndim - 1)) for g in grads]
+    if local.weight_decay:
+        torch._foreach_add_(grads, params, alpha=local.weight_decay)
+    if local.momentum:
+        torch._foreach_mul_(momenta, local.momentum)
+        torch._foreach_add_(momenta, grads)
+        grads = momenta
+    torch._foreach_add_(params, grads, alpha=-local.lr)

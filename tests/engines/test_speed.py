@@ -1,0 +1,142 @@
+"""Options that make the local steps faster: what they compute is what the plain loop computes, up to rounding."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fedhet
+from fedhet import trees
+from fedhet.engines import vectorized
+from fedhet.errors import ConfigError, RunFailed
+from fedhet.models import CNN
+from fedhet.toy import toy_task
+
+Launch = Callable[..., Any]
+COMMON = ["rounds=3", "fraction=0.75", "client.epochs=2", "client.batch_size=5", "client.lr=0.1", "eval.clients=false", "seed=1"]
+
+
+def images(**how: Any) -> fedhet.Task:
+    """Small grey images for a convolutional model; the clients' sizes differ."""
+    draw = torch.Generator().manual_seed(0)
+    pairs = [(torch.rand(n, 1, 8, 8, generator=draw), torch.randint(3, (n,), generator=draw)) for n in (7, 13, 10)]
+    clients = [fedhet.ClientData(train=pair) for pair in pairs]
+    return fedhet.Task(model=lambda: CNN(shape=(1, 8, 8), classes=3), criterion=nn.CrossEntropyLoss(reduction="none"), clients=clients,
+                       test=None, classes=3, **how)
+
+
+def largest_difference(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
+    return max(float((a[name] - b[name]).abs().max()) for name in a)
+
+
+LOCAL = ["client.momentum=0.5", "client.weight_decay=0.01", "client.clip=0.3"]
+DENSITY = [f"plugin.feddisk.{key}=2" for key in ("made_max_rounds", "local_max_epochs", "clf_max_epochs")]
+
+
+@pytest.mark.parametrize("lines", [
+    ["method=fedavg"], ["method=fedavg", *LOCAL], ["method=fednorm"], ["method=fedbabu"], ["method=fedsa"], ["method=fedgmm"],
+    ["method=feddisk", *DENSITY], ["method=fedadam", "server_opt.lr=0.01"],
+], ids=lambda lines: lines[0].removeprefix("method=") + ("+local" if LOCAL[0] in lines else ""))
+@pytest.mark.parametrize("k", [2, 5])
+def test_clients_trained_as_one_give_the_sequential_result(launch: Launch, k: int, lines: list[str]) -> None:
+    """Clients of unequal sizes, last batches that are smaller, groups that do not fill."""
+    one_by_one, together = (launch(*COMMON, *lines, f"engine.vectorize={n}", task=toy_task(6)) for n in (0, k))
+    assert largest_difference(one_by_one.weights, together.weights) < 1e-5
+    assert largest_difference(one_by_one.weights, toy_task(6).model().state_dict()) > 1e-2
+    assert together.summary["bytes"] == one_by_one.summary["bytes"]
+
+
+def test_convolutions_too(launch: Launch) -> None:
+    one_by_one, together = (launch(*COMMON, "method=fedavg", f"engine.vectorize={n}", task=images()) for n in (0, 3))
+    assert largest_difference(one_by_one.weights, together.weights) < 1e-5
+
+
+def test_they_are_really_trained_as_one(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = []
+    inner = vectorized.train_together
+    monkeypatch.setattr(vectorized, "train_together", lambda group: sizes.append(len(group)) or inner(group))
+    launch(*COMMON, "method=fedavg", "fraction=1", "rounds=1", "engine.vectorize=4", task=toy_task(6))
+    assert sizes == [4, 2]
+
+
+@pytest.mark.parametrize(("lines", "reason"), [
+    (["method=scaffold"], "ScaffoldClient has its own train"),
+    (["method=fedavg", "plugin=[fedprox]"], "plugin 'fedprox' has the hook gradient"),
+    (["method=fedavg", "client=adam"], "client.optimizer=adam"),
+])
+def test_what_cannot_be_one_is_refused_with_its_reason(launch: Launch, lines: list[str], reason: str) -> None:
+    with pytest.raises(ConfigError, match=rf"engine\.vectorize=2.*{reason}"):
+        launch(*COMMON, *lines, "engine.vectorize=2", task=toy_task())
+    assert launch(*COMMON, *lines, "engine.vectorize=auto", task=toy_task()).summary["status"] == "ok"
+
+
+def test_batch_norm_and_workers_are_refused(launch: Launch) -> None:
+    with pytest.raises(ConfigError, match="batch norm"):
+        launch(*COMMON, "method=fedavg", "engine.vectorize=2", task=toy_task(norm=True))
+    with pytest.raises(ConfigError, match=r"engine\.vectorize=2 with engine\.workers=2"):
+        launch(*COMMON, "method=fedavg", "engine.vectorize=2", "engine.workers=2", task=toy_task())
+
+
+def test_a_group_that_fails_names_its_clients(launch: Launch) -> None:
+    task = toy_task(4)
+    task.criterion = lambda output, y: output.flatten()[:1] @ y  # what no batch can be put through
+    with pytest.raises(RunFailed, match=r"client \d failed.*in a group of 2"):
+        launch(*COMMON, "method=fedavg", "engine.vectorize=2", task=task)
+
+
+@pytest.mark.parametrize("lines", [["method=fedavg"], ["method=fednorm", *LOCAL], ["method=feddisk", *DENSITY]],
+                         ids=["fedavg", "fednorm", "feddisk"])
+def test_the_functional_gradient_is_that_of_the_loop(launch: Launch, monkeypatch: pytest.MonkeyPatch, lines: list[str]) -> None:
+    """What engine.compile compiles, here uncompiled; batch norm and partial last batches included."""
+    monkeypatch.setattr(torch, "compile", lambda f, **how: f)
+    plain, functional = (launch(*COMMON, *lines, f"engine.compile={on}", task=toy_task(5, norm=True)) for on in ("false", "true"))
+    assert largest_difference(plain.weights, functional.weights) < 1e-5
+
+
+@pytest.mark.matrix
+def test_compiled_steps(launch: Launch) -> None:
+    plain, compiled = (launch(*COMMON, "method=fedavg", f"engine.compile={on}", task=images()) for on in ("false", "true"))
+    assert largest_difference(plain.weights, compiled.weights) < 1e-5
+
+
+def test_a_loss_of_its_own_is_not_compiled(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plug-in's gradient hook works on what the compiled function returns; the step is FedProx's."""
+    monkeypatch.setattr(torch, "compile", lambda f, **how: f)
+    plain, functional = (launch(*COMMON, "method=fedprox", "plugin.fedprox.mu=1", f"engine.compile={on}", task=toy_task())
+                         for on in ("false", "true"))
+    assert largest_difference(plain.weights, functional.weights) < 1e-5
+
+
+@pytest.mark.parametrize("option", ["amp", "channels_last"])
+def test_amp_and_channels_last(launch: Launch, option: str) -> None:
+    plain, fast = (launch(*COMMON, "method=fednorm", f"engine.{option}={on}", task=images()) for on in ("false", "true"))
+    apart = largest_difference(plain.weights, fast.weights)
+    assert (1e-6 < apart < 0.05) if option == "amp" else apart < 1e-5
+    assert all(t.is_contiguous() and t.dtype == torch.float32 for t in fast.weights.values()) and trees.finite(fast.weights) is None
+
+
+def test_channels_last_reaches_the_convolutions(launch: Launch) -> None:
+    seen = []
+
+    class Seeing(CNN):
+        def features(self, x: Tensor) -> Tensor:
+            seen.append((x.is_contiguous(memory_format=torch.channels_last),
+                         self.body[3].weight.is_contiguous(memory_format=torch.channels_last)))
+            return super().features(x)
+
+    task = images()
+    task.model = lambda: Seeing(shape=(1, 8, 8), classes=3)
+    launch(*COMMON, "method=fedavg", "engine.channels_last=true", task=task)
+    assert seen and all(weight for _, weight in seen)
+
+
+@pytest.mark.parametrize(("option", "exact"), [("engine.compile=false", True), ("engine.amp=true", False), ("engine.vectorize=2", False),
+                                               ("engine.channels_last=true", False)])
+def test_the_record_says_whether_bits_are_promised(launch: Launch, option: str, exact: bool) -> None:
+    run = launch(*COMMON, "method=fedavg", option, task=toy_task())
+    assert json.loads((run.dir / "environment.json").read_text())["bit_exact"] is exact
