@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from test_draws import batches
+from torch import Tensor, nn
 from vectors.adapter import replay
 
 from fedhet.errors import ConfigError, RunFailed
@@ -64,6 +66,25 @@ def test_a_mask_of_one_is_the_host(federation: Make, host: str, apply_to: str, b
     assert {pid: version - 1 for pid, version in masked.strategy.versions.items()} == plain.strategy.versions
     kept, expected = ({pid: r.store.load(pid, v) for pid, v in r.strategy.versions.items()} for r in (masked, plain))
     assert all(torch.equal(t, expected[pid][name]) for pid, tree in kept.items() for name, t in tree.items())
+
+
+class Unused(nn.Module):
+    """A parameter that no forward pass reads: nothing moves it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.spare, self.head = nn.Parameter(torch.ones(2)), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(x)
+
+
+def test_an_unused_parameter_survives_rescaling_over_the_whole_model(federation: Make) -> None:
+    task = dataclasses.replace(toy_task(), model=Unused)
+    run = federation(task, FedAvg, plugins=lambda: [FedLExPlugin(c_exp=2, e_exp=2, scope="model", rescale="mean1")], rounds=2)
+    run.step()
+    assert run.step()[0].extras[G]["spare"].tolist() == [1.0, 1.0]
+    assert run.run().model["spare"].tolist() == [1.0, 1.0] and not torch.equal(run.model["head.weight"], run.site.initial["head.weight"])
 
 
 def test_a_model_of_one_number_has_a_mask_of_one() -> None:
