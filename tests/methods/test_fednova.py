@@ -26,27 +26,30 @@ TWO: dict[str, Any] = {"a": [1.0, 4.0], "b": [1.0, -1.0], "lr": 0.05}
 FIVE: dict[str, Any] = {"a": [1.0, 4.0, 2.0, 0.5, 3.0], "b": [1.0, -1.0, 0.0, 2.0, 0.3], "lr": 0.07}
 
 
-def local(x: Weights, pid: int, rho: float, mu: float) -> tuple[Weights, list[float]]:
+def local(x: Weights, pid: int, rho: float, mu: float, lr: float) -> tuple[Weights, list[float]]:
     """The local solver's weights, and the vector a_i: how much of lr times each visited gradient x - w holds."""
     w, d = x, each(np.zeros_like, x)
     for _ in range(TAUS[pid]):
         g = each(lambda a, b, c: a + mu * (b - c), gradient(w, *DATA[pid]), w, x)
         d = each(lambda a, b: rho * a + b, d, g)
-        w = each(lambda a, b: a - LR * b, w, d)
+        w = each(lambda a, b: a - lr * b, w, d)
     tau = TAUS[pid]
-    return w, [(1 - LR * mu) ** (tau - 1 - j) if mu else sum(rho**i for i in range(tau - j)) for j in range(tau)]
+    return w, [(1 - lr * mu) ** (tau - 1 - j) if mu else sum(rho**i for i in range(tau - j)) for j in range(tau)]
 
 
 @pytest.mark.parametrize("tau_eff", ["normalised", "mean_steps"])
 @pytest.mark.parametrize("weights", [None, V], ids=["n_k", "fixed"])
 @pytest.mark.parametrize(("rho", "mu"), [(0.0, 0.0), (0.9, 0.0), (0.0, 0.8)], ids=["plain", "momentum", "proximal"])
 def test_by_hand(case: Callable[..., Case], rho: float, mu: float, weights: Any, tau_eff: str) -> None:
-    """Wang et al., eq. 8: x - tau_eff sum_i p_i eta d_i, d_i = G_i a_i / |a_i|_1, so eta d_i = (x - w_i) / |a_i|_1."""
+    """Wang et al., eq. 8: x - tau_eff sum_i p_i eta d_i, d_i = G_i a_i / |a_i|_1, so eta d_i = (x - w_i) / |a_i|_1.
+
+    The rate decays, and with it a_i under the proximal term.
+    """
     plugins = [lambda: LocalSteps(TAUS), *([lambda: FedProxPlugin(mu=mu)] if mu else []), *([lambda: Fixed(V)] if weights else [])]
-    running = case(FedNova, plugins=lambda: [make() for make in plugins], local={"momentum": rho}, options={"tau_eff": tau_eff})
-    for x, cohort, found in running.rounds():
+    running = case(FedNova, plugins=lambda: [make() for make in plugins], local={"momentum": rho}, options={"tau_eff": tau_eff}, lr_decay=0.7)
+    for step, (x, cohort, found) in enumerate(running.rounds()):
         p = [(weights or SIZES)[i] for i in cohort]
-        ends, a = zip(*(local(x, i, rho, mu) for i in cohort), strict=True)
+        ends, a = zip(*(local(x, i, rho, mu, LR * 0.7**step) for i in cohort), strict=True)
         norms = [sum(vector) for vector in a]
         d = [each(lambda b, c, norm=norm: (b - c) / norm, x, w) for w, norm in zip(ends, norms, strict=True)]
         progress = norms if tau_eff == "normalised" else [TAUS[i] for i in cohort]
