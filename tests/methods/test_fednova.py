@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from methods.plugs import Fixed
-from methods.test_by_hand import DATA, LR, SIZES, Case, Weights, case, each, gradient, mean, same
+from methods.test_by_hand import DATA, LR, SIZES, Case, Weights, case, each, gradient, mean, same, task
 from vectors.adapter import LocalSteps, quadratic, replay
 
 from fedhet.errors import ConfigError, RunFailed
@@ -74,6 +74,14 @@ def test_the_proximal_normaliser_needs_mu() -> None:
         found = [replay("convergence", "quadratic", {**params, "method_args": {"plugin.fedprox.mu": mu, "tau_eff": kind}}, {})["w"]
                  for kind in ("normalised", "mean_steps")]
         assert (found[0] == found[1]) is equal
+
+
+@pytest.mark.parametrize("mu", [1e-11, 1e-16])
+def test_a_tiny_mu_is_plain_sgd(federation: Callable[..., Any], mu: float) -> None:
+    """lr mu is 1e-12 and 1e-17: the clients neither gain nor lose their share."""
+    tiny, plain = (federation(task(), FedNova, plugins=lambda mu=mu: [LocalSteps(TAUS), FedProxPlugin(mu=mu)], rounds=2).run()
+                   for mu in (mu, 0.0))
+    same({name: t.numpy() for name, t in tiny.model.items()}, {name: t.numpy() for name, t in plain.model.items()})
 
 
 def test_unequal_steps_are_not_fedavg(federation: Callable[..., Any]) -> None:
