@@ -97,6 +97,7 @@ BAD_C: dict[str, tuple[Change, str]] = {
     "c names": (lambda u: (tree(u, "scaffold.c_plus").pop("head.bias"), u)[1], "scaffold.c_plus.*head.bias"),
     "steps missing": (lacking("scaffold.steps"), "scaffold.steps.*missing"),
     "steps zero": (extras(scaffold__steps=0), "scaffold.steps.*0"),
+    "steps fraction": (extras(scaffold__steps=2.5), r"scaffold.steps.*2\.5.*whole number >= 1"),
     "steps nan": (extras(scaffold__steps=NAN), "scaffold.steps.*nan"),
     "steps text": (extras(scaffold__steps="4"), "scaffold.steps.*'4'"),
     "steps flag": (extras(scaffold__steps=True), "scaffold.steps.*True"),

@@ -111,7 +111,7 @@ def test_cohorts_and_batches_are_the_hosts(federation: Make) -> None:
 
 
 @pytest.mark.parametrize(("c_exp", "clients", "expected"), [
-    (1, 4, 1), (3, 4, 3), (20, 4, 4), (1.0, 4, 4), (0.3, 4, 2), (0.1, 30, 3), (1e-9, 4, 1),
+    (1, 4, 1), (3, 4, 3), (20, 4, 4), (1.0, 4, 4), (0.3, 4, 2), (0.1, 30, 3), (1e-9, 4, 1), (1e-11, 4, 1),
 ])
 def test_how_many_explore(federation: Make, caplog: pytest.LogCaptureFixture, c_exp: float, clients: int, expected: int) -> None:
     """A share is rounded up; what is too many is capped, and said."""
