@@ -103,7 +103,8 @@ class Update:
         """The extra `name` as a finite floating tensor; ValueError where it is not one."""
         value = self._extra(name)
         if not isinstance(value, Tensor) or not value.is_floating_point() or (ndim is not None and value.ndim != ndim):
-            raise ValueError(f"extra {name!r} is {describe(value)}; a floating tensor{'' if ndim is None else f' of {ndim} dimensions'} is expected")
+            size = "" if ndim is None else f" of {ndim} dimensions"
+            raise ValueError(f"extra {name!r} is {describe(value)}; a floating tensor{size} is expected")
         if not torch.isfinite(value).all():
             raise ValueError(f"extra {name!r} holds NaN or infinite values; all must be finite")
         return value

@@ -138,6 +138,12 @@ def test_stop_and_skip(federation: Callable[..., Any], cls: type, plugins: Any, 
         assert skipped.sha256 == expected.sha256  # left out, and the others' weights sum to one again
 
 
+@pytest.mark.parametrize(("ndim", "said"), [(None, "a floating tensor is expected"), (2, "a floating tensor of 2 dimensions is expected")])
+def test_a_wrong_tensor_is_told_what_is_expected(ndim: int | None, said: str) -> None:
+    with pytest.raises(ValueError, match=rf"extra 'z' is a torch.int64 tensor of shape \(3,\); {said}$"):
+        Update(0, 1, extras={"z": torch.arange(3)}).tensor("z", ndim)
+
+
 def test_all_skipped_is_an_error(federation: Callable[..., Any]) -> None:
     run = federation(toy_task(), FedAvg, on_failure="skip")
     with pytest.raises(RunFailed, match=r"client 3 failed.*client 0 failed"):

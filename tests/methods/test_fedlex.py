@@ -19,6 +19,7 @@ from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fedlex import D, FedLExPlugin, G
 from fedhet.methods.fednorm import FedNormPlugin
 from fedhet.methods.fedprox import FedProxPlugin
+from fedhet.methods.fedsgd import FedSGD
 from fedhet.methods.scaffold import Scaffold
 from fedhet.server_opt import FedAvgM, FedOpt
 from fedhet.toy import toy_task
@@ -37,27 +38,30 @@ def still(plan: list[Broadcast], replies: list[Any]) -> list[Reply]:
     return replies
 
 
-HOSTS: dict[str, tuple[Callable[[], list[Any]], Callable[[], Any]]] = {
-    "fedavg": (list, lambda: None),
-    "fedprox": (lambda: [FedProxPlugin(mu=0.5)], lambda: None),
-    "fednorm": (lambda: [FedNormPlugin(temperature=0.01)], lambda: None),
-    "fedavgm": (list, lambda: FedAvgM(lr=1.0, beta=0.9, nesterov=False)),
-    "fedadam": (list, lambda: FedOpt(kind="adam", lr=0.1, beta1=0.9, beta2=0.99, tau=1e-3, v0=None)),
+HOSTS: dict[str, tuple[type, Callable[[], list[Any]], Callable[[], Any]]] = {
+    "fedavg": (FedAvg, list, lambda: None),
+    "fedsgd": (FedSGD, list, lambda: None),
+    "fedprox": (FedAvg, lambda: [FedProxPlugin(mu=0.5)], lambda: None),
+    "fednorm": (FedAvg, lambda: [FedNormPlugin(temperature=0.01)], lambda: None),
+    "fedavgm": (FedAvg, list, FedAvgM),
+    "fedadam": (FedAvg, list, lambda: FedOpt(kind="adam")),
+    "fedyogi": (FedAvg, list, lambda: FedOpt(kind="yogi")),
+    "fedadagrad": (FedAvg, list, lambda: FedOpt(kind="adagrad")),
 }
 
 
 @pytest.mark.parametrize("buffers", ["average", "local", "frozen"])
-@pytest.mark.parametrize("apply_to", ["gradient", "update"])
-@pytest.mark.parametrize("host", HOSTS)
+@pytest.mark.parametrize(("host", "apply_to"), [(host, how) for host in HOSTS for how in ("gradient", "update")
+                                                if (host, how) != ("fedsgd", "update")])  # refused: no local step
 def test_a_mask_of_one_is_the_host(federation: Make, host: str, apply_to: str, buffers: str) -> None:
     """Bit for bit, buffers included: whatever the exploration did to its copy is gone."""
-    others, server_opt = HOSTS[host]
+    cls, others, server_opt = HOSTS[host]
 
     def run(mask: bool) -> Any:
         def plugins() -> list[Any]:
             return [*others(), *([FedLExPlugin(c_exp=2, e_exp=3, apply_to=apply_to)] if mask else [])]
 
-        made = federation(toy_task(norm=True), FedAvg, plugins=plugins, rounds=3, fraction=0.5, buffers=buffers, server_opt=server_opt())
+        made = federation(toy_task(norm=True), cls, plugins=plugins, rounds=3, fraction=0.5, buffers=buffers, server_opt=server_opt())
         made.strategy.setting.local = LocalSettings(lr=0.1, epochs=2, batch_size=4, momentum=0.5, weight_decay=0.01)
         return made.run(alter=still)
 

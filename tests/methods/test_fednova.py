@@ -46,7 +46,8 @@ def test_by_hand(case: Callable[..., Case], rho: float, mu: float, weights: Any,
     The rate decays, and with it a_i under the proximal term.
     """
     plugins = [lambda: LocalSteps(TAUS), *([lambda: FedProxPlugin(mu=mu)] if mu else []), *([lambda: Fixed(V)] if weights else [])]
-    running = case(FedNova, plugins=lambda: [make() for make in plugins], local={"momentum": rho}, options={"tau_eff": tau_eff}, lr_decay=0.7)
+    running = case(FedNova, plugins=lambda: [make() for make in plugins], local={"momentum": rho}, options={"tau_eff": tau_eff},
+                   lr_decay=0.7)
     for step, (x, cohort, found) in enumerate(running.rounds()):
         p = [(weights or SIZES)[i] for i in cohort]
         ends, a = zip(*(local(x, i, rho, mu, LR * 0.7**step) for i in cohort), strict=True)
@@ -62,8 +63,8 @@ def test_by_hand(case: Callable[..., Case], rho: float, mu: float, weights: Any,
 @pytest.mark.parametrize("plugins", [list, lambda: [FedNormPlugin(temperature=0.05)]], ids=["alone", "fednorm"])
 def test_equal_steps_are_fedavg_bit_for_bit(federation: Callable[..., Any], plugins: Any, local: dict[str, float]) -> None:
     """Clients of 12 samples, or one batch each; weights n_k or FedNorm's, also with momentum: then all |a_i|_1 are equal."""
-    for task, how in ((toy_task(equal=True, norm=True), {"batch_size": 5, "epochs": 2}), (toy_task(5), {"batch_size": 99, "epochs": 3})):
-        nova, avg = (federation(task, cls, plugins=plugins, local=local, rounds=3, fraction=0.75, **how).run() for cls in (FedNova, FedAvg))
+    for toy, how in ((toy_task(equal=True, norm=True), {"batch_size": 5, "epochs": 2}), (toy_task(5), {"batch_size": 99, "epochs": 3})):
+        nova, avg = (federation(toy, cls, plugins=plugins, local=local, rounds=3, fraction=0.75, **how).run() for cls in (FedNova, FedAvg))
         assert nova.sha256 == avg.sha256
 
 
