@@ -6,7 +6,8 @@ import importlib
 import json
 import logging
 import shlex
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
@@ -189,9 +190,16 @@ def run_job(settings: Config, task: Task | None = None) -> Run:
 
 def _try_settings(settings: Config) -> None:
     """Refuse settings of method, plug-ins and server optimiser that do not fit, before any data are read."""
-    log.disabled = True  # what they have to say is said once, by the run itself
-    try:
+    with _quiet():
         _ = Job(settings, toy_task()).strategy
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """For strategies that are only tried: what they have to say is said once, by the run itself."""
+    log.disabled = True
+    try:
+        yield
     finally:
         log.disabled = False
 
@@ -261,7 +269,8 @@ def compositions() -> list[tuple[str, str, str | None]]:
         for plugin in every:
             own = [each for each in job.plugins() if each.name != plugin.name]
             try:
-                job.strategy_with([*own, deepcopy(plugin)])
+                with _quiet():
+                    job.strategy_with([*own, deepcopy(plugin)])
                 rows.append((method, plugin.name, None))
             except ConfigError as error:
                 rows.append((method, plugin.name, str(error)))

@@ -168,6 +168,10 @@ def _checked(cfg: DictConfig, hydra: Any, run_dir: str) -> Config:
     for key in (*groups, *(f"plugin.{name}" for name in cfg.plugin)):
         if not isinstance(OmegaConf.select(cfg, key), DictConfig):
             raise ConfigError(f"{key}={OmegaConf.select(cfg, key)}: that is a group of settings; set {key}.<setting>=<value>")
+    chosen = choices["server_opt"]
+    kind, own = (OmegaConf.select(found, "kind") for found in (cfg.server_opt, OmegaConf.load(CONF / "server_opt" / f"{chosen}.yaml")))
+    if kind != own:
+        raise ConfigError(f"server_opt.kind={kind}: server_opt={chosen} is defined by kind={own}; choose server_opt=fed{kind}")
     check_targets(cfg)
     validate(cfg)
     OmegaConf.set_readonly(cfg, True)

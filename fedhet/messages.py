@@ -92,11 +92,19 @@ class Update:
             raise ValueError(f"extra {name!r} is {value!r}; a finite number is expected")
         return float(value)
 
+    def integer(self, name: str, low: int) -> int:
+        """The extra `name` as a whole number >= low; ValueError where it is not one."""
+        value = self.scalar(name)
+        if value < low or value != int(value):
+            raise ValueError(f"extra {name!r} is {value}; a whole number >= {low} is expected")
+        return int(value)
+
     def tensor(self, name: str, ndim: int | None = None) -> Tensor:
         """The extra `name` as a finite floating tensor; ValueError where it is not one."""
         value = self._extra(name)
         if not isinstance(value, Tensor) or not value.is_floating_point() or (ndim is not None and value.ndim != ndim):
-            raise ValueError(f"extra {name!r} is {describe(value)}; a floating tensor of {ndim} dimensions is expected")
+            size = "" if ndim is None else f" of {ndim} dimensions"
+            raise ValueError(f"extra {name!r} is {describe(value)}; a floating tensor{size} is expected")
         if not torch.isfinite(value).all():
             raise ValueError(f"extra {name!r} holds NaN or infinite values; all must be finite")
         return value

@@ -36,13 +36,17 @@ class FedAvgM(ServerOptimizer):
 
 
 class FedOpt(ServerOptimizer):
-    """FedAdam, FedYogi, FedAdagrad (Reddi et al. 2021). m starts at 0, v at `v0`, tau^2 by default (the paper: at least tau^2)."""
+    """FedAdam, FedYogi, FedAdagrad (Reddi et al. 2021). m starts at 0, v at `v0`, tau^2 by default (the paper: at least tau^2).
 
-    def __init__(self, *, kind: str, lr: float = 0.1, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3,
+    beta1 is 0.9 by default, and 0 for Adagrad, as in their experiments.
+    """
+
+    def __init__(self, *, kind: str, lr: float = 0.1, beta1: float | None = None, beta2: float = 0.99, tau: float = 1e-3,
                  v0: float | None = None) -> None:
         self.kind = check.one_of("server_opt.kind", kind, ("adam", "yogi", "adagrad"))
         self.lr = check.number("server_opt.lr", lr, open_low=0)
-        self.beta1 = check.number("server_opt.beta1", beta1, low=0, open_high=1)
+        default = 0.0 if kind == "adagrad" else 0.9
+        self.beta1 = check.number("server_opt.beta1", default if beta1 is None else beta1, low=0, open_high=1)
         self.beta2 = check.number("server_opt.beta2", beta2, low=0, open_high=1)
         self.tau = check.number("server_opt.tau", tau, open_low=0)
         self.v0 = self.tau**2 if v0 is None else check.number("server_opt.v0", v0, low=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import torch
@@ -36,6 +37,9 @@ class Sum:
         self.weight = 0.0
 
     def add(self, tree: AnyTree, weight: float) -> None:
+        """Add w_k t_k; ValueError where the weight is negative or not finite."""
+        if not 0 <= weight < math.inf:
+            raise ValueError(f"a tree has the weight {weight}; weights are finite and >= 0")
         self.weight += weight
         if not self.tree:
             self.tree = {name: tree[name].double() * weight for name in tree}

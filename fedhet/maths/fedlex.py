@@ -63,9 +63,13 @@ def negative(d: AnyTree) -> str | None:
 
 
 def adjusted(guidance: AnyTree, rescale: str = "none", g_min: float = 0.0) -> Tree:
-    """rescale="mean1": G / mean(G) per tensor. Then G <- g_min + (1 - g_min) G: a share g_min of the host's own step, which is G = 1."""
+    """rescale="mean1": G / mean(G) per tensor, 1 where G is 0 throughout, as 0/0 otherwise: with scope="model" a tensor that holds nothing
+    but the model's smallest D. Then G <- g_min + (1 - g_min) G: a share g_min of the host's own step, which is G = 1."""
     def adjust(g: Tensor) -> Tensor:
-        return g_min + (1 - g_min) * (g / g.mean() if rescale == "mean1" else g)
+        if rescale == "mean1":
+            mean = g.mean()
+            g = torch.ones_like(g) if mean == 0 else g / mean
+        return g_min + (1 - g_min) * g
 
     return trees.map(adjust, guidance)
 

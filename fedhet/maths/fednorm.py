@@ -23,7 +23,8 @@ def similarity(z: Tensor) -> Tensor:
     scaled = z / z.abs().amax(1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)  # no overflow in the norm
     norm = scaled.norm(dim=1, keepdim=True)
     unit = torch.where(norm > 0, scaled / norm.clamp_min(torch.finfo(torch.float64).tiny), 0.0)
-    s = (unit @ unit.T).clamp(-1.0, 1.0)
+    s = unit @ unit.T
+    s = ((s + s.T) / 2).clamp(-1.0, 1.0)  # a matrix product is symmetric but for rounding
     return s.fill_diagonal_(1.0)
 
 
@@ -48,7 +49,10 @@ def contribution(z: Tensor, nu: Tensor, temperature: float) -> Contribution:
     if len(nu) == 1:  # 0/0 in eq. 6: the one participant carries everything
         return Contribution(s, torch.zeros_like(nu), torch.ones_like(nu))
     rows = s.sum(1)
-    a = ((rows - rows.max()) / temperature).clamp_min(-1e300)  # shifting cancels in eq. 5; a tiny T must not overflow
+    gap = rows.max() - rows  # shifting cancels in eq. 5
+    # Row sums carry a rounding of about R 1e-15. Divided by a tiny T it would tell apart clients that are equally central.
+    gap = torch.where(gap > len(nu) * 1e-14, gap, 0.0)
+    a = (-gap / temperature).clamp_min(-1e300)  # a tiny T must not overflow
     # Leave-one-out log-sum-exp: 1 - softmax(a) would cancel where one client dominates.
     others = a.expand(len(a), len(a)).masked_fill(torch.eye(len(a), dtype=torch.bool, device=a.device), -torch.inf)
     log_factors = others.logsumexp(1) - a.logsumexp(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -14,7 +15,7 @@ def normaliser(steps: int, *, momentum: float = 0.0, eta_mu: float = 0.0) -> flo
 
     plain SGD: tau;  momentum rho from d = 0: [tau - rho (1 - rho^tau)/(1 - rho)]/(1 - rho);  proximal term, eta_mu = lr mu:
     (1 - (1 - eta_mu)^tau)/eta_mu. The rate is constant within the round. Above eta_mu = 1 this is the sum of the a_j,
-    some of which are negative, not of their absolute values.
+    some of which are negative, not of their absolute values. It is 0 without a step, and only then.
 
     Raises:
         ValueError: a value is out of range, or momentum comes with a proximal term: for that no formula is agreed.
@@ -28,10 +29,23 @@ def normaliser(steps: int, *, momentum: float = 0.0, eta_mu: float = 0.0) -> flo
     if momentum and eta_mu:
         raise ValueError(f"momentum={momentum} together with lr mu={eta_mu}: there is no agreed formula for |a|_1; set one of them to 0")
     if momentum:
-        return (steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum)
+        return _momentum_sum(steps, momentum)
+    if 0 < eta_mu < 1:
+        return -math.expm1(steps * math.log1p(-eta_mu)) / eta_mu  # 1 - (1 - eta_mu)^tau cancels as eta_mu -> 0
     if eta_mu:
         return (1 - (1 - eta_mu) ** steps) / eta_mu
     return float(steps)
+
+
+def _momentum_sum(steps: int, rho: float) -> float:
+    """sum_j s_j, s_j = (1 - rho^j)/(1 - rho), j = 1..steps, by doubling: no term is negative, while the closed form cancels as rho -> 1."""
+    n, last, total = 0, 0.0, 0.0  # s_n, and the sum up to it
+    for bit in f"{steps:b}":
+        n, last, total = 2 * n, last + rho**n * last, total + n * last + rho**n * total
+        if bit == "1":
+            n, last = n + 1, 1 + rho * last
+            total += last
+    return total
 
 
 class Term(NamedTuple):

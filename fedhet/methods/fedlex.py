@@ -127,8 +127,8 @@ class FedLExPlugin(Plugin):
         site = self.server.site
         self._like = {name: torch.empty(site.initial[name].shape, dtype=torch.float32, device="meta") for name in guided(site)}
         available = sum(n > 0 for n in self.server.sizes)
-        # Rounded up, as the phase's own rule is to round; 0.1 of 30 is 3, not 4.
-        self._wanted = self.c_exp if isinstance(self.c_exp, int) else math.ceil(round(self.c_exp * available, 9))
+        # Rounded up, as the phase's own rule is to round; 0.1 of 30 is 3, not 4, and the least share is 1.
+        self._wanted = self.c_exp if isinstance(self.c_exp, int) else max(1, math.ceil(round(self.c_exp * available, 9)))
 
     def phases(self) -> list[Phase]:
         return [Phase("explore", 1, self._keep, cohort=self._wanted, uploads=False)]

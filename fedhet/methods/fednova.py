@@ -58,9 +58,7 @@ class FedNova(FedStrategy):
         self._report: Report = {}
 
     def check(self, update: Update) -> None:
-        steps = update.scalar(STEPS)
-        if steps < 0 or steps != int(steps):
-            raise ValueError(f"extra {STEPS!r} is {steps}; a whole number >= 0 is expected")
+        update.integer(STEPS, low=0)
 
     def merge(self, updates: Iterator[Update], old: Tree | None) -> Tree | None:
         assert old is not None
@@ -69,7 +67,7 @@ class FedNova(FedStrategy):
         return trees.add(change, old)
 
     def _term(self, update: Update) -> Term:
-        steps = int(update.scalar(STEPS))
+        steps = update.integer(STEPS, low=0)
         a = normaliser(steps, momentum=self.local.momentum, eta_mu=self.local.lr * self._mu)
         return Term(update.change, update.weight, a, a if self.tau_eff == "normalised" else steps)
 

@@ -113,8 +113,8 @@ class Scaffold(FedStrategy):
         update.tree(PLUS, self._like)
         if self.control == "gradient":
             update.tree(OWN, self._like)
-        elif update.scalar(STEPS) < 1:
-            raise ValueError(f"extra {STEPS!r} is {update.extras[STEPS]!r}; at least one step is expected")
+        else:
+            update.integer(STEPS, low=1)
 
     def merge(self, updates: Iterator[Update], old: Tree | None) -> Tree | None:
         assert old is not None

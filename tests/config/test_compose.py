@@ -115,6 +115,12 @@ def test_a_method_defined_by_a_server_optimiser_refuses_another() -> None:
             compose(["method=fedadam", f"server_opt={other}"])
 
 
+@pytest.mark.parametrize("chosen", ["method=fedadam", "server_opt=fedadam"])
+def test_a_server_optimiser_is_what_its_name_says(chosen: str) -> None:
+    with pytest.raises(ConfigError, match=r"server_opt\.kind=yogi: server_opt=fedadam is defined by kind=adam; choose server_opt=fedyogi"):
+        compose([chosen, "server_opt.kind=yogi"])
+
+
 def test_switching_the_engine_breaks_no_other_override() -> None:
     for name in catalogue.choices("engine"):
         engine = settings(f"engine={name}")["engine"]

@@ -114,8 +114,10 @@ def test_runs(method: str, plugin: str | None, tmp_path: Path, monkeypatch: pyte
         assert kept and trees.finite(kept) is None
 
 
-def test_all_that_is_listed_is_built() -> None:
+def test_all_that_is_listed_is_built_and_nothing_else_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    """FedDiskAb's warning belongs to a run."""
     assert {(method, plugin) for method, plugin, _ in compositions()} == {(m, p) for m in METHODS for p in PLUGINS}
+    assert not caplog.records
 
 
 @pytest.mark.parametrize(("group", "name"), [(g, name) for g in ("method", "plugin", "server_opt") for name in catalogue.choices(g)])

@@ -97,6 +97,7 @@ BAD_C: dict[str, tuple[Change, str]] = {
     "c names": (lambda u: (tree(u, "scaffold.c_plus").pop("head.bias"), u)[1], "scaffold.c_plus.*head.bias"),
     "steps missing": (lacking("scaffold.steps"), "scaffold.steps.*missing"),
     "steps zero": (extras(scaffold__steps=0), "scaffold.steps.*0"),
+    "steps fraction": (extras(scaffold__steps=2.5), r"scaffold.steps.*2\.5.*whole number >= 1"),
     "steps nan": (extras(scaffold__steps=NAN), "scaffold.steps.*nan"),
     "steps text": (extras(scaffold__steps="4"), "scaffold.steps.*'4'"),
     "steps flag": (extras(scaffold__steps=True), "scaffold.steps.*True"),
@@ -135,6 +136,12 @@ def test_stop_and_skip(federation: Callable[..., Any], cls: type, plugins: Any, 
         failures = skipped.strategy.now.failures
         assert [(f.pid, f.phase) for f in failures] == [(pid, "train")]
         assert skipped.sha256 == expected.sha256  # left out, and the others' weights sum to one again
+
+
+@pytest.mark.parametrize(("ndim", "said"), [(None, "a floating tensor is expected"), (2, "a floating tensor of 2 dimensions is expected")])
+def test_a_wrong_tensor_is_told_what_is_expected(ndim: int | None, said: str) -> None:
+    with pytest.raises(ValueError, match=rf"extra 'z' is a torch.int64 tensor of shape \(3,\); {said}$"):
+        Update(0, 1, extras={"z": torch.arange(3)}).tensor("z", ndim)
 
 
 def test_all_skipped_is_an_error(federation: Callable[..., Any]) -> None:

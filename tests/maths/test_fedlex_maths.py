@@ -121,6 +121,15 @@ def test_rescaling_and_the_floor() -> None:
     assert all(float(g.mean()) == pytest.approx(1, rel=1e-12) and float(g.min()) >= 0.25 for g in both.values())
 
 
+def test_a_tensor_whose_mask_is_zero_throughout_is_rescaled_to_one() -> None:
+    """Over the whole model "b" holds nothing but the smallest D, so that G / mean(G) would be 0/0."""
+    guidance = global_guidance([{"a": torch.tensor([0.0, 1.0, 4.0]), "b": torch.tensor([0.0, 0.0])}], scope="model")
+    assert guidance["b"].tolist() == [0.0, 0.0]
+    found = adjusted(guidance, "mean1")
+    assert found["b"].tolist() == [1.0, 1.0] and found["a"].tolist() == pytest.approx([0.0, 0.6, 2.4])
+    assert adjusted(guidance)["b"].tolist() == [0.0, 0.0] and adjusted(guidance, "mean1", 0.25)["b"].tolist() == [1.0, 1.0]
+
+
 @pytest.mark.parametrize(("participants", "how", "expected"), [
     ([4, 2, 0], {"first": True}, [7, 2, 5]),
     ([4, 2, 0], {"first": False}, [2]),

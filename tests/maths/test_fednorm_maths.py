@@ -99,6 +99,25 @@ def test_one_and_two_participants() -> None:
     assert alone.weights.tolist() == [1.0] and alone.factors.tolist() == [0.0]
 
 
+@pytest.mark.parametrize("clients", [2, 5, 50])
+def test_rounding_does_not_choose_among_equally_central_clients(clients: int) -> None:
+    """Two clients, or clients whose latents point the same way: the host's weights, at any temperature."""
+    for seed in range(50):
+        z, nu, _ = draw(seed, clients, d=1 + 4 * seed, signed=True)
+        if clients > 2:
+            z = z[:1] * torch.linspace(0.1, 3, clients, dtype=torch.float64)[:, None]
+        s = similarity(z)
+        assert torch.equal(s, s.T)
+        torch.testing.assert_close(contribution(z, nu, 1e-9).weights, nu, rtol=1e-12, atol=0)
+
+
+def test_a_difference_above_rounding_still_counts_at_a_tiny_temperature() -> None:
+    """Angles 0, t, 3t: row sums fall short of 3 by 5, 2.5 and 6.5 t^2, so the second is the most central, by 2.5e-10."""
+    angles = 1e-5 * torch.tensor([0.0, 1.0, 3.0], dtype=torch.float64)
+    weights = contribution(torch.stack([angles.cos(), angles.sin()], 1), torch.ones(3), 1e-12).weights
+    torch.testing.assert_close(weights, torch.tensor([0.5, 0.0, 0.5], dtype=torch.float64), rtol=0, atol=1e-12)
+
+
 def test_an_outlier_is_raised_not_lowered() -> None:
     """Two clients agree, one is orthogonal: with T = 1 and uniform nu, w_3 = e/(2e + 1) against 1/3 for the host."""
     z = torch.tensor([[1.0, 0.0], [2.0, 0.0], [0.0, 3.0]])

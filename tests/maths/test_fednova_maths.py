@@ -24,6 +24,29 @@ def test_it_is_the_way_under_a_constant_gradient(steps: int, kind: dict[str, flo
     assert normaliser(steps, **kind) == pytest.approx(moved(steps, **kind), rel=1e-12)
 
 
+@pytest.mark.parametrize("steps", [1, 10, 5000])
+@pytest.mark.parametrize("eta_mu", [1e-12, 1e-15, 1e-17, 1e-300])
+def test_a_proximal_term_that_vanishes_is_plain_sgd(steps: int, eta_mu: float) -> None:
+    """tau - tau (tau - 1) eta_mu/2 + ...; none of it may be lost to 1 - (1 - eta_mu)^tau."""
+    assert normaliser(steps, eta_mu=eta_mu) == pytest.approx(steps, rel=max(1e-12, steps * eta_mu))
+
+
+@pytest.mark.parametrize("steps", [1, 10, 999, 4096])
+@pytest.mark.parametrize("short", [1e-5, 1e-8, 1e-16])
+def test_momentum_near_one_is_the_triangular_number(steps: int, short: float) -> None:
+    """sum_j (1 - rho^j)/(1 - rho) with rho = 1 - short: j - j (j - 1)/2 short + ..., so tau (tau + 1)/2 - (tau^3 - tau)/6 short + ..."""
+    expected = steps * (steps + 1) / 2 - (steps**3 - steps) / 6 * short
+    assert normaliser(steps, momentum=1 - short) == pytest.approx(expected, rel=max(1e-12, (steps * short) ** 2))
+
+
+@pytest.mark.parametrize("kind", [{"momentum": 1 - 2.0**-53}, {"eta_mu": 5e-324}, {"eta_mu": 1 - 2.0**-53}, {"eta_mu": 1.0},
+                                  {"eta_mu": 2 - 2.0**-52}], ids=str)
+def test_it_is_zero_without_a_step_and_only_then(kind: dict[str, float]) -> None:
+    """By which `combine` knows whom to leave out."""
+    assert normaliser(0, **kind) == 0
+    assert all(normaliser(steps, **kind) > 0 for steps in range(1, 60))
+
+
 @pytest.mark.parametrize(("kind", "said"), [
     ({"steps": -1}, "steps=-1"), ({"steps": 2.5}, "steps=2.5"), ({"steps": 3, "momentum": 1.0}, "momentum=1"),
     ({"steps": 3, "eta_mu": 2.0}, "lr mu=2"), ({"steps": 3, "eta_mu": -0.1}, "lr mu=-0.1"),

@@ -51,7 +51,7 @@ def test_fedadam_is_adam_without_bias_correction() -> None:
 
 def test_fedadagrad_adds_up_the_squares() -> None:
     moves, x, v = deltas(), X, torch.full_like(X, 1e-6)
-    for found, move in zip(walk(FedOpt(kind="adagrad", lr=0.2, beta1=0.0), moves), moves, strict=True):
+    for found, move in zip(walk(FedOpt(kind="adagrad", lr=0.2), moves), moves, strict=True):
         v = v + move**2  # v0 is tau^2 = 1e-6
         x = x + 0.2 * move / (v.sqrt() + 1e-3)
         torch.testing.assert_close(found, x, rtol=1e-12, atol=1e-12)

@@ -6,6 +6,8 @@ of the samples does not matter. Nothing of fedhet computes an expected value; th
 
 from __future__ import annotations
 
+import json
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -167,7 +170,8 @@ def test_scaffold(case: Callable[..., Case]) -> None:
 @pytest.mark.parametrize("temperature", [0.5, 0.05])
 def test_fednorm(case: Callable[..., Case], z_when: str, temperature: float) -> None:
     """Kundalwal et al., algorithm 1 with equations 3, 4, 7 and 8; nu is FedAvg's n_k."""
-    for x, cohort, found in case(FedNorm, plugins=lambda: [FedNormPlugin(temperature=temperature, z_when=z_when)]).rounds():
+    running = case(FedNorm, plugins=lambda: [FedNormPlugin(temperature=temperature, z_when=z_when)])
+    for x, cohort, found in running.rounds():
         local = [local_sgd(x, k) for k in cohort]
         used = local if z_when == "after_training" else [x] * len(cohort)
         z = [latents(w, DATA[k][0]).mean(0).astype(np.float32).astype(float) for w, k in zip(used, cohort, strict=True)]
@@ -177,6 +181,33 @@ def test_fednorm(case: Callable[..., Case], z_when: str, temperature: float) -> 
         weights = [factor * SIZES[k] for factor, k in zip(factors, cohort, strict=True)]
         assert max(weights) / sum(weights) != pytest.approx(max(SIZES[k] for k in cohort) / sum(SIZES[k] for k in cohort), rel=1e-3)
         same(found, mean(local, weights))
+        report = running.run.strategy.reports()["fednorm"]
+        np.testing.assert_allclose(report["similarity"], s, rtol=1e-10)
+        np.testing.assert_allclose(report["factors"], factors, rtol=1e-10)
+        np.testing.assert_allclose(report["weights"], np.array(weights) / sum(weights), rtol=1e-10)
+        assert report["pids"].tolist() == cohort and report["weight_max"] == float(report["weights"].max())
+
+
+def test_fednorms_record(launch: Callable[..., Any]) -> None:
+    """rounds.jsonl has the largest weight, arrays/ the rest, by participant."""
+    run = launch("method=fednorm", "rounds=2", "fraction=0.75", "eval.clients=false", task=toy_task())
+    rows = [json.loads(line) for line in (run.dir / "rounds.jsonl").read_text().splitlines()]
+    for row in rows:
+        found = load_file(run.dir / "arrays" / f"fednorm-{row['step']}.safetensors")
+        assert {name: tuple(t.shape) for name, t in found.items()} == {"similarity": (3, 3), "factors": (3,), "weights": (3,), "pids": (3,)}
+        unnormalised = found["factors"] * torch.tensor([12.0 + 4 * pid for pid in found["pids"].tolist()])  # Lambda_r n_r
+        torch.testing.assert_close(found["weights"], unnormalised / unnormalised.sum())
+        assert row["fednorm.weight_max"] == float(found["weights"].max())
+
+
+@pytest.mark.parametrize(("clients", "told"), [(2, 1), (3, 0)])
+def test_that_two_participants_make_fednorm_idle_is_told_once(
+    federation: Callable[..., Any], caplog: pytest.LogCaptureFixture, clients: int, told: int
+) -> None:
+    with caplog.at_level(logging.INFO, "fedhet"):
+        federation(toy_task(clients), FedNorm, plugins=lambda: [FedNormPlugin()], rounds=3).run()
+    assert [record.getMessage() for record in caplog.records if "two participants" in record.getMessage()] == told * [
+        "fednorm: with two participants its weights are the host's, so it does nothing in such rounds"]
 
 
 def test_fednorm_on_scaffold(case: Callable[..., Case]) -> None:

@@ -30,8 +30,11 @@ def controls(run: Any) -> list[dict[str, Tensor]]:
 @pytest.mark.parametrize("plugins", [list, lambda: [FedNormPlugin(temperature=0.005)]], ids=["alone", "fednorm"])
 @pytest.mark.parametrize("norm", [False, True], ids=["plain", "batch-norm"])
 def test_c_is_the_mean_of_all_controls(federation: Callable[..., Any], plugins: Callable[[], list[Plugin]], norm: bool) -> None:
-    """Under lambda_j = R w_j of client j's last participation where FedNorm sets the weights, else lambda = 1."""
-    run = federation(toy_task(CLIENTS, norm=norm), Scaffold, plugins=plugins, rounds=8, fraction=0.5, epochs=2)
+    """Under lambda_j = R w_j of client j's last participation where FedNorm sets the weights, else lambda = 1.
+
+    The rate decays: the server recovers each control with the rate of the step that made it.
+    """
+    run = federation(toy_task(CLIENTS, norm=norm), Scaffold, plugins=plugins, rounds=8, fraction=0.5, epochs=2, lr_decay=0.7)
     share = torch.ones(CLIENTS, dtype=torch.float64)
     for _ in range(7):
         run.step()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from test_draws import batches
+from torch import Tensor, nn
 from vectors.adapter import replay
 
 from fedhet.errors import ConfigError, RunFailed
@@ -17,6 +19,7 @@ from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fedlex import D, FedLExPlugin, G
 from fedhet.methods.fednorm import FedNormPlugin
 from fedhet.methods.fedprox import FedProxPlugin
+from fedhet.methods.fedsgd import FedSGD
 from fedhet.methods.scaffold import Scaffold
 from fedhet.server_opt import FedAvgM, FedOpt
 from fedhet.toy import toy_task
@@ -35,27 +38,30 @@ def still(plan: list[Broadcast], replies: list[Any]) -> list[Reply]:
     return replies
 
 
-HOSTS: dict[str, tuple[Callable[[], list[Any]], Callable[[], Any]]] = {
-    "fedavg": (list, lambda: None),
-    "fedprox": (lambda: [FedProxPlugin(mu=0.5)], lambda: None),
-    "fednorm": (lambda: [FedNormPlugin(temperature=0.01)], lambda: None),
-    "fedavgm": (list, lambda: FedAvgM(lr=1.0, beta=0.9, nesterov=False)),
-    "fedadam": (list, lambda: FedOpt(kind="adam", lr=0.1, beta1=0.9, beta2=0.99, tau=1e-3, v0=None)),
+HOSTS: dict[str, tuple[type, Callable[[], list[Any]], Callable[[], Any]]] = {
+    "fedavg": (FedAvg, list, lambda: None),
+    "fedsgd": (FedSGD, list, lambda: None),
+    "fedprox": (FedAvg, lambda: [FedProxPlugin(mu=0.5)], lambda: None),
+    "fednorm": (FedAvg, lambda: [FedNormPlugin(temperature=0.01)], lambda: None),
+    "fedavgm": (FedAvg, list, FedAvgM),
+    "fedadam": (FedAvg, list, lambda: FedOpt(kind="adam")),
+    "fedyogi": (FedAvg, list, lambda: FedOpt(kind="yogi")),
+    "fedadagrad": (FedAvg, list, lambda: FedOpt(kind="adagrad")),
 }
 
 
 @pytest.mark.parametrize("buffers", ["average", "local", "frozen"])
-@pytest.mark.parametrize("apply_to", ["gradient", "update"])
-@pytest.mark.parametrize("host", HOSTS)
+@pytest.mark.parametrize(("host", "apply_to"), [(host, how) for host in HOSTS for how in ("gradient", "update")
+                                                if (host, how) != ("fedsgd", "update")])  # refused: no local step
 def test_a_mask_of_one_is_the_host(federation: Make, host: str, apply_to: str, buffers: str) -> None:
     """Bit for bit, buffers included: whatever the exploration did to its copy is gone."""
-    others, server_opt = HOSTS[host]
+    cls, others, server_opt = HOSTS[host]
 
     def run(mask: bool) -> Any:
         def plugins() -> list[Any]:
             return [*others(), *([FedLExPlugin(c_exp=2, e_exp=3, apply_to=apply_to)] if mask else [])]
 
-        made = federation(toy_task(norm=True), FedAvg, plugins=plugins, rounds=3, fraction=0.5, buffers=buffers, server_opt=server_opt())
+        made = federation(toy_task(norm=True), cls, plugins=plugins, rounds=3, fraction=0.5, buffers=buffers, server_opt=server_opt())
         made.strategy.setting.local = LocalSettings(lr=0.1, epochs=2, batch_size=4, momentum=0.5, weight_decay=0.01)
         return made.run(alter=still)
 
@@ -64,6 +70,25 @@ def test_a_mask_of_one_is_the_host(federation: Make, host: str, apply_to: str, b
     assert {pid: version - 1 for pid, version in masked.strategy.versions.items()} == plain.strategy.versions
     kept, expected = ({pid: r.store.load(pid, v) for pid, v in r.strategy.versions.items()} for r in (masked, plain))
     assert all(torch.equal(t, expected[pid][name]) for pid, tree in kept.items() for name, t in tree.items())
+
+
+class Unused(nn.Module):
+    """A parameter that no forward pass reads: nothing moves it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.spare, self.head = nn.Parameter(torch.ones(2)), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(x)
+
+
+def test_an_unused_parameter_survives_rescaling_over_the_whole_model(federation: Make) -> None:
+    task = dataclasses.replace(toy_task(), model=Unused)
+    run = federation(task, FedAvg, plugins=lambda: [FedLExPlugin(c_exp=2, e_exp=2, scope="model", rescale="mean1")], rounds=2)
+    run.step()
+    assert run.step()[0].extras[G]["spare"].tolist() == [1.0, 1.0]
+    assert run.run().model["spare"].tolist() == [1.0, 1.0] and not torch.equal(run.model["head.weight"], run.site.initial["head.weight"])
 
 
 def test_a_model_of_one_number_has_a_mask_of_one() -> None:
@@ -90,7 +115,7 @@ def test_cohorts_and_batches_are_the_hosts(federation: Make) -> None:
 
 
 @pytest.mark.parametrize(("c_exp", "clients", "expected"), [
-    (1, 4, 1), (3, 4, 3), (20, 4, 4), (1.0, 4, 4), (0.3, 4, 2), (0.1, 30, 3), (1e-9, 4, 1),
+    (1, 4, 1), (3, 4, 3), (20, 4, 4), (1.0, 4, 4), (0.3, 4, 2), (0.1, 30, 3), (1e-9, 4, 1), (1e-11, 4, 1),
 ])
 def test_how_many_explore(federation: Make, caplog: pytest.LogCaptureFixture, c_exp: float, clients: int, expected: int) -> None:
     """A share is rounded up; what is too many is capped, and said."""

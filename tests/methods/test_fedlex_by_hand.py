@@ -60,12 +60,13 @@ def hand(federation: Make, local: dict[str, Any], rounds: int, plugins: Callable
     return run
 
 
+@pytest.mark.parametrize("empty", ["previous", "all"])
 @pytest.mark.parametrize("mu", [0.0, MU])
 @pytest.mark.parametrize("local", MANNERS.values(), ids=MANNERS)
-def test_rounds_by_hand(federation: Make, local: dict[str, float], mu: float) -> None:
+def test_rounds_by_hand(federation: Make, local: dict[str, float], mu: float, empty: str) -> None:
     """Algorithms 1 and 2 on FedAvg and FedProx: 2 of 5 explore, 2 of 5 train in each round."""
     rounds, e_exp = 7, 6
-    plugins = [lambda: FedLExPlugin(c_exp=2, e_exp=e_exp), lambda: FedProxPlugin(mu=mu)]
+    plugins = [lambda: FedLExPlugin(c_exp=2, e_exp=e_exp, empty=empty), lambda: FedProxPlugin(mu=mu)]
     run = hand(federation, local, rounds, lambda: [make() for make in plugins])
     x = {name: t.numpy().copy() for name, t in run.model.items()}
     explorers = [msg.pid for msg in run.step()]
@@ -75,8 +76,8 @@ def test_rounds_by_hand(federation: Make, local: dict[str, float], mu: float) ->
     for number in range(rounds):
         cohort = [msg.pid for msg in run.step()]
         used = explorers if number == 0 else [pid for pid in explorers if pid in cohort]
-        if used:
-            current = guidance([explored[pid] for pid in used])
+        if used or empty == "all":
+            current = guidance([explored[pid] for pid in used or explorers])
         x = mean([trained(x, k, EPOCHS, mask=current, mu=mu, **local) for k in cohort], [SIZES[k] for k in cohort])
         same({name: t.numpy() for name, t in run.model.items()}, x)
         seen.add(len(used) if number else "first")

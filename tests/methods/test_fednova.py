@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from methods.plugs import Fixed
-from methods.test_by_hand import DATA, LR, SIZES, Case, Weights, case, each, gradient, mean, same
+from methods.test_by_hand import DATA, LR, SIZES, Case, Weights, case, each, gradient, mean, same, task
 from vectors.adapter import LocalSteps, quadratic, replay
 
 from fedhet.errors import ConfigError, RunFailed
@@ -26,27 +26,31 @@ TWO: dict[str, Any] = {"a": [1.0, 4.0], "b": [1.0, -1.0], "lr": 0.05}
 FIVE: dict[str, Any] = {"a": [1.0, 4.0, 2.0, 0.5, 3.0], "b": [1.0, -1.0, 0.0, 2.0, 0.3], "lr": 0.07}
 
 
-def local(x: Weights, pid: int, rho: float, mu: float) -> tuple[Weights, list[float]]:
+def local(x: Weights, pid: int, rho: float, mu: float, lr: float) -> tuple[Weights, list[float]]:
     """The local solver's weights, and the vector a_i: how much of lr times each visited gradient x - w holds."""
     w, d = x, each(np.zeros_like, x)
     for _ in range(TAUS[pid]):
         g = each(lambda a, b, c: a + mu * (b - c), gradient(w, *DATA[pid]), w, x)
         d = each(lambda a, b: rho * a + b, d, g)
-        w = each(lambda a, b: a - LR * b, w, d)
+        w = each(lambda a, b: a - lr * b, w, d)
     tau = TAUS[pid]
-    return w, [(1 - LR * mu) ** (tau - 1 - j) if mu else sum(rho**i for i in range(tau - j)) for j in range(tau)]
+    return w, [(1 - lr * mu) ** (tau - 1 - j) if mu else sum(rho**i for i in range(tau - j)) for j in range(tau)]
 
 
 @pytest.mark.parametrize("tau_eff", ["normalised", "mean_steps"])
 @pytest.mark.parametrize("weights", [None, V], ids=["n_k", "fixed"])
 @pytest.mark.parametrize(("rho", "mu"), [(0.0, 0.0), (0.9, 0.0), (0.0, 0.8)], ids=["plain", "momentum", "proximal"])
 def test_by_hand(case: Callable[..., Case], rho: float, mu: float, weights: Any, tau_eff: str) -> None:
-    """Wang et al., eq. 8: x - tau_eff sum_i p_i eta d_i, d_i = G_i a_i / |a_i|_1, so eta d_i = (x - w_i) / |a_i|_1."""
+    """Wang et al., eq. 8: x - tau_eff sum_i p_i eta d_i, d_i = G_i a_i / |a_i|_1, so eta d_i = (x - w_i) / |a_i|_1.
+
+    The rate decays, and with it a_i under the proximal term.
+    """
     plugins = [lambda: LocalSteps(TAUS), *([lambda: FedProxPlugin(mu=mu)] if mu else []), *([lambda: Fixed(V)] if weights else [])]
-    running = case(FedNova, plugins=lambda: [make() for make in plugins], local={"momentum": rho}, options={"tau_eff": tau_eff})
-    for x, cohort, found in running.rounds():
+    running = case(FedNova, plugins=lambda: [make() for make in plugins], local={"momentum": rho}, options={"tau_eff": tau_eff},
+                   lr_decay=0.7)
+    for step, (x, cohort, found) in enumerate(running.rounds()):
         p = [(weights or SIZES)[i] for i in cohort]
-        ends, a = zip(*(local(x, i, rho, mu) for i in cohort), strict=True)
+        ends, a = zip(*(local(x, i, rho, mu, LR * 0.7**step) for i in cohort), strict=True)
         norms = [sum(vector) for vector in a]
         d = [each(lambda b, c, norm=norm: (b - c) / norm, x, w) for w, norm in zip(ends, norms, strict=True)]
         progress = norms if tau_eff == "normalised" else [TAUS[i] for i in cohort]
@@ -59,8 +63,8 @@ def test_by_hand(case: Callable[..., Case], rho: float, mu: float, weights: Any,
 @pytest.mark.parametrize("plugins", [list, lambda: [FedNormPlugin(temperature=0.05)]], ids=["alone", "fednorm"])
 def test_equal_steps_are_fedavg_bit_for_bit(federation: Callable[..., Any], plugins: Any, local: dict[str, float]) -> None:
     """Clients of 12 samples, or one batch each; weights n_k or FedNorm's, also with momentum: then all |a_i|_1 are equal."""
-    for task, how in ((toy_task(equal=True, norm=True), {"batch_size": 5, "epochs": 2}), (toy_task(5), {"batch_size": 99, "epochs": 3})):
-        nova, avg = (federation(task, cls, plugins=plugins, local=local, rounds=3, fraction=0.75, **how).run() for cls in (FedNova, FedAvg))
+    for toy, how in ((toy_task(equal=True, norm=True), {"batch_size": 5, "epochs": 2}), (toy_task(5), {"batch_size": 99, "epochs": 3})):
+        nova, avg = (federation(toy, cls, plugins=plugins, local=local, rounds=3, fraction=0.75, **how).run() for cls in (FedNova, FedAvg))
         assert nova.sha256 == avg.sha256
 
 
@@ -71,6 +75,14 @@ def test_the_proximal_normaliser_needs_mu() -> None:
         found = [replay("convergence", "quadratic", {**params, "method_args": {"plugin.fedprox.mu": mu, "tau_eff": kind}}, {})["w"]
                  for kind in ("normalised", "mean_steps")]
         assert (found[0] == found[1]) is equal
+
+
+@pytest.mark.parametrize("mu", [1e-11, 1e-16])
+def test_a_tiny_mu_is_plain_sgd(federation: Callable[..., Any], mu: float) -> None:
+    """lr mu is 1e-12 and 1e-17: the clients neither gain nor lose their share."""
+    tiny, plain = (federation(task(), FedNova, plugins=lambda mu=mu: [LocalSteps(TAUS), FedProxPlugin(mu=mu)], rounds=2).run()
+                   for mu in (mu, 0.0))
+    same({name: t.numpy() for name, t in tiny.model.items()}, {name: t.numpy() for name, t in plain.model.items()})
 
 
 def test_unequal_steps_are_not_fedavg(federation: Callable[..., Any]) -> None:
