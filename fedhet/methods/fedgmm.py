@@ -57,11 +57,12 @@ def pack(mixtures: dict[int, Mixture], d: int) -> Tree:
 
 
 def unpack(value: Any, d: int | None, classes: int) -> dict[int, Mixture]:
-    """The inverse of `pack`; a ValueError names the class."""
+    """The inverse of `pack`, on the CPU, where scikit-learn and numpy make and draw mixtures; a ValueError names the class."""
     if not isinstance(value, dict) or {name: t.ndim for name, t in value.items()} != {"label": 1, "pi": 1, "mu": 2, "var": 2} \
             or len({len(t) for t in value.values()}) > 1 or value["label"].is_floating_point():
         found = {name: describe(t) for name, t in value.items()} if isinstance(value, dict) else describe(value)
         raise ValueError(f"extra {MIXTURES!r} is {found}; whole label (K,), pi (K,), mu (K, d), var (K, d) are expected")
+    value = {name: t.cpu() for name, t in value.items()}
     label = value["label"]
     mixtures: dict[int, Mixture] = {}
     for c in label.unique().tolist():

@@ -15,7 +15,9 @@ import torch
 from sklearn.mixture import GaussianMixture
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils import _pytree as pytree
 
+from fedhet import messages
 from fedhet.errors import ConfigError, RunFailed
 from fedhet.messages import Broadcast
 from fedhet.methods.fedavg import FedAvg
@@ -239,6 +241,27 @@ def test_two_workers_give_the_same_bytes(launch: Launch) -> None:
     assert one["weights_sha256"] == two["weights_sha256"]
     assert one["bytes"] == two["bytes"]
     assert not multiprocessing.active_children()
+
+
+class Accelerated(Tensor):
+    """As a tensor of an accelerator, it refuses numpy and CPU tensors other than scalars; results stay there until `cpu`."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is Tensor.cpu:
+            return args[0].as_subclass(Tensor)
+        mixing = func is not Tensor.__getitem__ and any(type(t) is Tensor and t.ndim for t in pytree.tree_leaves((args, kwargs)))
+        if func is Tensor.numpy or mixing:
+            raise RuntimeError(f"{func.__name__}: expected all tensors to be on the same device")
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+def test_what_arrives_on_an_accelerator_gives_the_same(fedgmm: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Extras are on the device where they arrive; EM, merging and drawing are the CPU's."""
+    plain = fedgmm(options={"max_components": 1}).run().sha256
+    monkeypatch.setattr(messages, "on_device",
+                        lambda value, device: pytree.tree_map_only(Tensor, lambda t: t.as_subclass(Accelerated), value))
+    assert fedgmm(options={"max_components": 1}).run().sha256 == plain
 
 
 # ---- composition
