@@ -149,6 +149,19 @@ def test_feddiskab_sends_the_classifier_only(launch: Make) -> None:
     assert [phase["name"] for phase in run.summary["phases"]] == ["feddisk.weigh", "train"]
 
 
+@pytest.mark.parametrize(("method", "options", "before", "numbers"), [
+    ("fedavg", [], 0, 0), ("feddisk", LINES, 3, 3 * (2 * 4 * 8 + 8 + 4)), ("feddiskab", LINES, 0, 0), ("fedgmm", [], 2, 0),
+    ("fedlex", ["plugin.fedlex.e_exp=1"], 1, 0)], ids=["fedavg", "feddisk", "feddiskab", "fedgmm", "fedlex"])
+def test_effective_rounds_count_what_is_sent_up(launch: Make, method: str, options: list[str], before: int, numbers: int) -> None:
+    """E_1 and the first training round with the best accuracy: `weigh` is no communication, exploring and sending mixtures are."""
+    run = launch(*COMMON, *options, f"method={method}", "rounds=4", "eval.every=1", "client.lr=1", task=toy_task())
+    rows = [json.loads(line) for line in (run.dir / "rounds.jsonl").read_text().splitlines()]
+    accuracy = [row["acc_global"] for row in rows if row["phase"] == "train"]
+    first, model = 1 + accuracy.index(max(accuracy)), 4 * 3 + 3 + 3 * 2 + 2
+    assert first > 1
+    assert run.summary["communication"] == {"effective_rounds": before + first, "cost": 2 * (numbers + model * first)}
+
+
 # ---- what is refused
 
 
