@@ -174,6 +174,9 @@ class FedGMMPlugin(Plugin):
         task = self.server.site.task
         if not task.classes:
             raise ConfigError("plugin 'fedgmm' needs a task with classes; this one has none")
+        if self.agg_count == "augmented" and self.server.base_weight(Update(0, num_examples=2)) != 2:
+            raise ConfigError(f"plugin 'fedgmm' refuses method={self.server.name} with plugin.fedgmm.agg_count=augmented: it adds drawn "
+                              "samples to n_k, by which this method does not weigh clients; use agg_count=original")
         self._dim = None if task.test is None else math.prod(task.test.x.shape[1:])
 
     def outgoing(self, msg: Broadcast, cohort: list[int]) -> None:

@@ -21,10 +21,15 @@ from fedhet import messages
 from fedhet.errors import ConfigError, RunFailed
 from fedhet.messages import Broadcast
 from fedhet.methods.fedavg import FedAvg
+from fedhet.methods.fedbabu import FedBABU
 from fedhet.methods.fedgmm import COUNTS, GENERATED, GLOBAL_MAX, KEPT, MIXTURES, FedGMM, FedGMMPlugin
 from fedhet.methods.fednorm import FedNormPlugin
+from fedhet.methods.fednova import FedNova
 from fedhet.methods.fedprox import FedProxPlugin
+from fedhet.methods.fedsa import FedSA
+from fedhet.methods.fedsgd import FedSGD
 from fedhet.methods.scaffold import Scaffold
+from fedhet.methods.sgdm import SGDM
 from fedhet.plugin import Plugin
 from fedhet.task import ClientData, Samples, Task
 from fedhet.toy import toy_task
@@ -267,10 +272,9 @@ def test_what_arrives_on_an_accelerator_gives_the_same(fedgmm: Launch, monkeypat
 # ---- composition
 
 
-@pytest.mark.parametrize(("cls", "others"), [
-    (FedAvg, (FedProxPlugin,)), (FedAvg, (FedNormPlugin,)), (Scaffold, ()), (Scaffold, (FedNormPlugin, FedProxPlugin)),
-], ids=["fedprox", "fednorm", "scaffold", "all"])
-@pytest.mark.parametrize("agg_count", ["original", "augmented"])
+@pytest.mark.parametrize(("cls", "others", "agg_count"), [
+    (FedAvg, (FedProxPlugin,), "original"), (FedAvg, (FedProxPlugin,), "augmented"), (FedAvg, (FedNormPlugin,), "original"),
+    (FedAvg, (FedNormPlugin,), "augmented"), (Scaffold, (), "original"), (Scaffold, (FedNormPlugin, FedProxPlugin), "original")])
 def test_composition(federation: Launch, cls: type, others: Any, agg_count: str) -> None:
     """It runs, and each piece counts: neither FedGMM alone nor the others alone end there."""
     gmm: tuple[Callable[[], Plugin], ...] = (lambda: FedGMMPlugin(components=1, reg_covar=REG, psi=PSI, agg_count=agg_count),)
@@ -282,6 +286,17 @@ def test_composition(federation: Launch, cls: type, others: Any, agg_count: str)
     turned = federation(task(), cls, plugins=lambda: [make() for make in others + gmm], **how).run()
     for name, value in found.model.items():  # the order of plug-ins does not matter here, but for the rounding of weights
         torch.testing.assert_close(turned.model[name], value, rtol=1e-9, atol=1e-12)
+
+
+def test_augmented_counts_need_a_host_that_weighs_by_samples(federation: Launch) -> None:
+    def build(cls: type, **options: Any) -> None:
+        federation(toy_task(), cls, plugins=lambda: [FedGMMPlugin(agg_count="augmented")], options=options)
+
+    for cls in (Scaffold, FedSA):  # both weigh their participants equally
+        with pytest.raises(ConfigError, match=rf"refuses method={cls.name} with plugin.fedgmm.agg_count=augmented.*agg_count=original"):
+            build(cls)
+    for cls, options in ((FedSA, {"client_weighting": "samples"}), (FedNova, {}), (SGDM, {}), (FedBABU, {}), (FedSGD, {})):
+        build(cls, **options)
 
 
 def test_fednorm_reads_real_samples_only(fedgmm: Launch) -> None:
