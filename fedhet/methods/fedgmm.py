@@ -136,17 +136,21 @@ class FedGMMPlugin(Plugin):
         global_max = msg.extras.get(GLOBAL_MAX, 0)
         assert isinstance(global_max, int)
         missing = maths.generate_counts(data.y.bincount(minlength=classes).cpu(), available, self.target, global_max)
-        drawn = {c: maths.sample(mixtures[c], n, streams.generator(site.seed, f"fedgmm.draw.{c}", msg.phase, msg.step, pid))
-                 .mul_(255).round_().to(torch.uint8) for c, n in enumerate(missing.tolist()) if n}
-        if drawn:
-            y = torch.cat([torch.full((len(x),), c, dtype=data.y.dtype) for c, x in drawn.items()])
-            self.client.state.put(KEPT, {"x": torch.cat(list(drawn.values())).unflatten(1, shape), "y": y})
+        x = torch.empty(int(missing.sum()), math.prod(shape), dtype=torch.uint8)
+        for c, part in enumerate(x.split(missing.tolist())):
+            if len(part):
+                draws = streams.generator(site.seed, f"fedgmm.draw.{c}", msg.phase, msg.step, pid)
+                part.copy_(maths.sample(mixtures[c], len(part), draws).mul_(255).round_())
+        y = torch.arange(classes, dtype=data.y.dtype).repeat_interleave(missing)
+        self.client.state.put(KEPT, {"x": x.unflatten(1, shape), "y": y})  # also where nothing is missing: it has been here
         return Update(pid, self.client.num_examples, extras={GENERATED: int(missing.sum())})
 
     def data(self, raw: Samples) -> Samples:
-        kept = self.client.state.get(KEPT)
-        if kept is None:  # the plug-in's own phases, and a client that has drawn nothing
+        if not self.client.msg.trains:  # the plug-in's own phases
             return raw
+        kept = self.client.state.get(KEPT)
+        if kept is None:
+            raise ValueError("it has no generated samples: phase 'fedgmm.share' has not reached it, or failed there")
         kept = {name: t.to(raw.x.device) for name, t in kept.items()}
         return Samples(torch.cat([raw.x, kept["x"].to(raw.x.dtype).div_(255)]), torch.cat([raw.y, kept["y"]]))
 

@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 
 from fedhet import messages
 from fedhet.errors import ConfigError, RunFailed
-from fedhet.messages import Broadcast
+from fedhet.messages import Broadcast, Failure
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fedbabu import FedBABU
 from fedhet.methods.fedgmm import COUNTS, GENERATED, GLOBAL_MAX, KEPT, MIXTURES, FedGMM, FedGMMPlugin
@@ -131,8 +131,7 @@ def test_every_class_is_filled_up(fedgmm: Launch, target: str | int, goals: list
     assert (GLOBAL_MAX in plan[0].extras) == (target == "global_max")
     for pid, goal in enumerate(goals):
         expected = np.maximum(goal - COUNTS_BY_CLIENT[pid], 0) * [1, 1, 1, 0]
-        found = kept(run, pid) if expected.sum() else {"y": torch.zeros(0, dtype=torch.int64)}
-        assert found["y"].bincount(minlength=CLASSES).tolist() == expected.tolist()
+        assert kept(run, pid)["y"].bincount(minlength=CLASSES).tolist() == expected.tolist()
     assert run.strategy.reports()["fedgmm"]["generated"] == sum(len(kept(run, pid)["y"]) for pid in run.strategy.versions)
 
 
@@ -404,7 +403,7 @@ def test_min_class_samples(fedgmm: Launch) -> None:
 
 def test_nobody_has_enough_of_any_class(fedgmm: Launch) -> None:
     run = fedgmm(options={"min_class_samples": 50, "psi": 0.0}).run()
-    assert run.strategy.versions == {}
+    assert [tuple(kept(run, pid)["x"].shape) for pid in range(3)] == [(0, *SHAPE)] * 3
     assert run.sha256 == fedgmm(options={"target": 0, "psi": 0.0}).run().sha256
 
 
@@ -470,6 +469,16 @@ def test_a_skipped_upload_is_left_out_of_the_mixtures(fedgmm: Launch) -> None:
     assert shared["label"].tolist() == [0, 1, 2] and shared["pi"].tolist() == [1, 1, 1]
     run.run()
     assert kept(run, 1)["y"].bincount(minlength=CLASSES).tolist() == [3, 0, 5, 0]  # it generates all the same
+
+
+def test_a_client_that_missed_share_does_not_train(fedgmm: Launch) -> None:
+    def away(plan: list[Broadcast], replies: list[Any]) -> list[Any]:
+        return [Failure(1, msg.phase, msg.step, "away") if msg.pid == 1 and msg.phase == "fedgmm.share" else reply
+                for msg, reply in zip(plan, replies, strict=True)]
+
+    run = fedgmm(on_failure="skip", rounds=2).run(alter=away)
+    assert [(f.pid, f.phase, f.step) for f in run.strategy.now.failures] == [(1, "train", 2)]
+    assert "no generated samples: phase 'fedgmm.share' has not reached it" in run.strategy.now.failures[0].cause
 
 
 def test_a_bad_number_of_generated_samples_is_refused(fedgmm: Launch) -> None:
