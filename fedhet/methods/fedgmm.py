@@ -16,7 +16,7 @@ Clients share a mixture of each class once, and fill their missing classes with 
 meaningless, since labels of components are arbitrary. `num_examples`, and so p_i = N_i / sum N, stays that of the real
 samples (`agg_count=augmented` counts all). Momentum .9, weight decay, batch 128 and one local epoch are client settings.
 What a client keeps are its samples as uint8, a quarter of what it trains on: their size does not depend on the number of
-clients, as that of the mixtures does, which redrawing would have to keep. Real images have 256 levels, too.
+clients, as that of the mixtures does, which redrawing would have to keep. Rounding moves a pixel by 1/510 at most.
 The paper claims privacy without analysis: few samples give components that are near-copies of images, and a warning.
 """
 
@@ -200,10 +200,13 @@ class FedGMMPlugin(Plugin):
                 if (n >= self.min_class_samples) != (c in mixtures):
                     raise ValueError(f"extra {MIXTURES!r}, class {c}: {n} samples and {'a' if c in mixtures else 'no'} mixture; one is "
                                      f"expected exactly from min_class_samples={self.min_class_samples} samples on")
+                if c in mixtures and len(mixtures[c].pi) > maths.components(n, self.components):
+                    raise ValueError(f"extra {MIXTURES!r}, class {c}: {len(mixtures[c].pi)} components of {n} samples; at most "
+                                     f"{maths.components(n, self.components)} are expected")
             if mixtures and self._dim is None:
                 self._dim = next(iter(mixtures.values())).mu.shape[1]
-        elif phase == "fedgmm.share" and update.scalar(GENERATED) < 0:
-            raise ValueError(f"extra {GENERATED!r} is {update.extras[GENERATED]}; a number >= 0 is expected")
+        elif phase == "fedgmm.share" and ((drawn := update.scalar(GENERATED)) < 0 or drawn % 1):
+            raise ValueError(f"extra {GENERATED!r} is {drawn}; a whole number >= 0 is expected")
 
     def _received(self, update: Update) -> tuple[list[int], dict[int, Mixture]]:
         counts, classes = update.extras.get(COUNTS), self.server.site.task.classes
@@ -232,7 +235,7 @@ class FedGMMPlugin(Plugin):
         size = self._afford("the mixtures of all clients", len(self._shared["label"]), self._dim or 0)
         log.info("fedgmm: %d components, %.1f MB to each client", len(self._shared["label"]), size)
         self._report = {"counts": counts, "pids": torch.tensor(pids), "components": len(self._shared["label"]), "thin": thin,
-                        "megabytes": size}
+                        "megabytes": size, "absent": len(absent)}
 
     def _told(self, updates: Iterator[Update], old: Tree | None) -> None:
         self._generated = {update.pid: int(update.scalar(GENERATED)) for update in updates}

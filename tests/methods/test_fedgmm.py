@@ -372,7 +372,7 @@ def test_what_is_told(fedgmm: Launch, caplog: pytest.LogCaptureFixture) -> None:
     said = [record.getMessage() for record in caplog.records]
     assert sum("mixture of the classes [3]" in line for line in said) == 1
     assert sum("privacy: 5 of the 5 mixtures are fitted to fewer than 10 samples" in line for line in said) == 1
-    assert report["thin"] == report["components"] == 5
+    assert report["thin"] == report["components"] == 5 and report["absent"] == 1
     assert report["counts"].tolist() == COUNTS_BY_CLIENT.tolist() and report["pids"].tolist() == [0, 1, 2]
 
 
@@ -432,6 +432,12 @@ def narrower(extras: dict[str, Any]) -> None:
     extras[MIXTURES] |= {name: extras[MIXTURES][name][:, :3] for name in ("mu", "var")}
 
 
+def more(extras: dict[str, Any]) -> None:
+    found = {name: t[[0, 0, *range(1, len(t))]] for name, t in extras[MIXTURES].items()}
+    found["pi"][:2] = 0.5
+    extras[MIXTURES] = found
+
+
 def drop(extras: dict[str, Any]) -> None:
     extras[MIXTURES] = {name: t[1:] for name, t in extras[MIXTURES].items()}
 
@@ -442,9 +448,10 @@ BAD = {
     "weights": (in_mixtures("pi", 0, 0.9), "class 0: the weights .* sum to 1"),
     "nan": (in_mixtures("mu", (1, 1), float("nan")), "class 1: mu holds NaN"),
     "dimension": (narrower, "class 0: the components have 3 dimensions; 4 are expected"),
-    "label": (in_mixtures("label", 1, 7), "class 7; classes go from 0 to 3"),
+    "label": (in_mixtures("label", 0, 7), "class 7; classes go from 0 to 3"),
+    "more": (more, "class 0: 2 components of 2 samples; at most 1 are expected"),
     "lacking": (drop, "class 0: 2 samples and no mixture"),
-    "lengths": (lambda extras: extras[MIXTURES].update(pi=torch.ones(3)), r"pi \(K,\)"),
+    "lengths": (lambda extras: extras[MIXTURES].update(pi=torch.ones(9)), r"pi \(K,\)"),
     "shapes": (lambda extras: extras[MIXTURES].update(pi=torch.tensor(1.0)), r"pi \(K,\)"),
     "no label": (lambda extras: extras[MIXTURES].update(label=torch.zeros(2)), "whole label"),
     "keys": (lambda extras: extras[MIXTURES].pop("var"), r"var \(K, d\) are expected"),
@@ -459,7 +466,7 @@ BAD = {
 def test_a_bad_upload_is_that_clients_failure(fedgmm: Launch, how: str) -> None:
     change, said = BAD[how]
     with pytest.raises(RunFailed, match=rf"client 1 failed in phase 'fedgmm.fit', step 1: .*{said}"):
-        fedgmm().step(alter=alter(1, change))
+        fedgmm(options={"components": 5}).step(alter=alter(1, change))
 
 
 def test_a_skipped_upload_is_left_out_of_the_mixtures(fedgmm: Launch) -> None:
@@ -481,11 +488,12 @@ def test_a_client_that_missed_share_does_not_train(fedgmm: Launch) -> None:
     assert "no generated samples: phase 'fedgmm.share' has not reached it" in run.strategy.now.failures[0].cause
 
 
-def test_a_bad_number_of_generated_samples_is_refused(fedgmm: Launch) -> None:
+@pytest.mark.parametrize("number", [-1, 3.7])
+def test_a_bad_number_of_generated_samples_is_refused(fedgmm: Launch, number: float) -> None:
     run = fedgmm()
     run.step()
-    with pytest.raises(RunFailed, match=r"client 0 failed in phase 'fedgmm.share', step 1: .*'fedgmm.generated' is -1"):
-        run.step(alter=alter(0, lambda extras: extras.update({GENERATED: -1})))
+    with pytest.raises(RunFailed, match=rf"client 0 failed in phase 'fedgmm.share', step 1: .*'fedgmm.generated' is {number}"):
+        run.step(alter=alter(0, lambda extras: extras.update({GENERATED: number})))
 
 
 @pytest.mark.parametrize(("data", "said"), [
@@ -509,6 +517,15 @@ def test_too_large_mixtures_are_refused(fedgmm: Launch) -> None:
     run = fedgmm(options={"max_payload_mb": 220e-6})
     run.step()
     assert run.strategy.now.bytes["up"][MIXTURES] == 220 == 1e6 * run.strategy.reports()["fedgmm"]["megabytes"]
+
+
+def test_too_large_mixtures_of_a_client_are_left_out_or_those_of_all_stop_the_run(fedgmm: Launch) -> None:
+    run = fedgmm(options={"max_payload_mb": 80e-6}, on_failure="skip")
+    run.step()
+    assert [f.pid for f in run.strategy.now.failures] == [2, 1]
+    assert run.step()[0].extras[MIXTURES]["label"].tolist() == [0]  # client 0's
+    with pytest.raises(RunFailed, match="mixtures of all clients"):
+        fedgmm(options={"max_payload_mb": 200e-6}, on_failure="skip").step()
 
 
 def test_a_task_without_classes_is_refused(fedgmm: Launch) -> None:
