@@ -12,6 +12,10 @@ _HERE = Path(__file__).resolve().parent
 # Beside the package in a clone and in a Flower bundle, inside it where it is installed from a wheel.
 CONF: Path = next((folder for folder in (_HERE / "conf", _HERE.parent / "conf") if folder.is_dir()), _HERE.parent / "conf")
 
+# Why a method is no plug-in, unless it wraps any host.
+ONE_METHOD = ("a run has one method, which owns the aggregation; fedsa with fednova or scaffold, say, cannot be: their server steps need "
+              "the mean of the changes under known weights, which fedsa replaces")
+
 _SETTING = re.compile(r"(?P<indent> *)(?P<key>\w+):(?: +(?P<value>[^#\s][^#]*?))?(?: +# +(?P<help>.*))?")
 
 

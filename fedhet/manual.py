@@ -55,6 +55,7 @@ def list_text(rows: Sequence[tuple[str, str, str | None]]) -> str:
     ]
     parts = ["methods: method=<name>", _columns(methods), "", "plug-ins: plugin=[<name>,...]", _columns(plugins)]
     parts += ["", "which compose: + yes, - refused", _columns([("", "  ".join(names)), *table])]
+    parts += ["", "methods do not compose with each other", _columns([("", catalogue.ONE_METHOD)])]
     if refused:
         parts += ["", "refused", _columns([(f"{method} + {plugin}", reason) for (method, plugin), reason in refused.items()])]
     return "\n".join(parts)

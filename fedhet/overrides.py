@@ -131,6 +131,8 @@ def _check_choice(override: Override) -> None:
     if value is None and group in catalogue.defaults() and catalogue.defaults()[group] is None:
         return  # as in config.yaml
     for name in value if isinstance(value, list) else [value]:
+        if group == "plugin" and name not in choices and name in catalogue.choices("method"):
+            raise ConfigError(f"unknown plugin '{name}': it is a method, and {catalogue.ONE_METHOD}; choose from: {', '.join(choices)}")
         if name not in choices:
             shown = "null" if name is None else name
             raise ConfigError(f"unknown {group} '{shown}'{did_you_mean(str(name), choices)}; choose from: {', '.join(choices)}")

@@ -157,14 +157,14 @@ class Recorder:
         log.info("run folder: %s", self.folder)
 
     def _communication(self, strategy: FedStrategy) -> dict[str, int | None]:
-        """Effective rounds, all phases before the training included, until this run's own best accuracy, and what they cost one client
-        in numbers sent and received (FedDisk, eq. 18 and 19). Null where no accuracy is defined."""
+        """Effective rounds until this run's own best accuracy, and what they cost one client in numbers sent and received (FedDisk, eq. 18
+        and 19). A step before the training is a round where clients sent something up. Null where no accuracy is defined."""
         train = [row for row in self.rows if row["phase"] == "train"]
         scored = [(row["step"], row["acc_global"]) for row in train if row["acc_global"] is not None]
         if not scored:
             return {"effective_rounds": None, "cost": None}
         step = scored[(effective_rounds(torch.tensor([acc for _, acc in scored])) or len(scored)) - 1][0]
-        before = [row["phase"] for row in self.rows if row["phase"] != "train"]
+        before = [row["phase"] for row in self.rows if row["phase"] != "train" and any(row["bytes"]["up"].values())]
         others = [entry for entry in strategy.timetable if entry.header != "train" and entry.phase.slot and entry.phase.uploads]
         cost = comm_cost(_numbers(strategy.sent("model")), step)
         for entry in others:

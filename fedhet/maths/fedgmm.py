@@ -81,7 +81,7 @@ def aggregate(counts: Sequence[int], mixtures: Sequence[Mixture | None]) -> Mixt
     Raises:
         ValueError: a count or mixture is out of range, or they differ in d; it names the position.
     """
-    if len(counts) != len(mixtures) or any(n != int(n) or n < 0 for n in counts):
+    if len(counts) != len(mixtures) or any(n < 0 or n % 1 for n in counts):
         raise ValueError(f"counts {list(counts)} of {len(mixtures)} mixtures; one whole number >= 0 each is expected")
     parts = [(i, n, m) for i, (n, m) in enumerate(zip(counts, mixtures, strict=True)) if n and m is not None]
     if not parts:

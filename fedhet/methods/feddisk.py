@@ -126,7 +126,7 @@ class FedDiskPlugin(Plugin):
         self._train_rounds += msg.trains
 
     def check(self, update: Update) -> None:
-        if self.server.now.entry.header == "feddisk.density" and update.num_examples >= self.min_samples:
+        if self.server.now.entry.header == "feddisk.density" and (VAL in update.extras or update.num_examples >= self.min_samples):
             update.scalar(VAL)
 
     def _average(self, updates: Iterator[Update], old: Tree | None) -> Tree:
@@ -158,7 +158,8 @@ class FedDiskPlugin(Plugin):
             log.warning("feddisk: the effective sample size is below n_k / 2 for %d of %d clients, the lowest %.2f n_k for client %d: "
                         "the weights make their updates noisier", len(low), len(found), found[worst], worst)
         shares = torch.tensor(list(found.values()), dtype=torch.float64)
-        self._report = {"ess": shares, "pids": torch.tensor(list(found)), "ess_mean": float(shares.mean()), "ess_min": float(shares.min())}
+        self._report = {"ess": shares, "pids": torch.tensor(list(found)), "ess_mean": float(shares.mean()), "ess_min": float(shares.min()),
+                        "unweighted": sum(self.server.sizes[pid] < self.min_samples for pid in found)}
 
     def report(self) -> Report:
         """E1 and equation 19 so far; in `density` the validation loss, in `weigh` each client's ESS / n_k."""
@@ -223,7 +224,10 @@ class FedDiskPlugin(Plugin):
     def _pixels(self, pid: int) -> Tensor:
         site = self.client.site
         x = site.floating(site.task.clients[pid].train).x.flatten(1).float()
-        feddisk.check_pixels(x)
+        try:
+            feddisk.check_pixels(x)
+        except ValueError as error:
+            raise ValueError(f"the data of client {pid}: {error}") from error  # which may be another's, from whose data this one draws
         return x
 
     def _mask(self, x: Tensor) -> feddisk.Masks:

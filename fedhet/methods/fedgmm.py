@@ -16,7 +16,7 @@ Clients share a mixture of each class once, and fill their missing classes with 
 meaningless, since labels of components are arbitrary. `num_examples`, and so p_i = N_i / sum N, stays that of the real
 samples (`agg_count=augmented` counts all). Momentum .9, weight decay, batch 128 and one local epoch are client settings.
 What a client keeps are its samples as uint8, a quarter of what it trains on: their size does not depend on the number of
-clients, as that of the mixtures does, which redrawing would have to keep. Real images have 256 levels, too.
+clients, as that of the mixtures does, which redrawing would have to keep. Rounding moves a pixel by 1/510 at most.
 The paper claims privacy without analysis: few samples give components that are near-copies of images, and a warning.
 """
 
@@ -57,11 +57,12 @@ def pack(mixtures: dict[int, Mixture], d: int) -> Tree:
 
 
 def unpack(value: Any, d: int | None, classes: int) -> dict[int, Mixture]:
-    """The inverse of `pack`; a ValueError names the class."""
+    """The inverse of `pack`, on the CPU, where scikit-learn and numpy make and draw mixtures; a ValueError names the class."""
     if not isinstance(value, dict) or {name: t.ndim for name, t in value.items()} != {"label": 1, "pi": 1, "mu": 2, "var": 2} \
             or len({len(t) for t in value.values()}) > 1 or value["label"].is_floating_point():
         found = {name: describe(t) for name, t in value.items()} if isinstance(value, dict) else describe(value)
         raise ValueError(f"extra {MIXTURES!r} is {found}; whole label (K,), pi (K,), mu (K, d), var (K, d) are expected")
+    value = {name: t.cpu() for name, t in value.items()}
     label = value["label"]
     mixtures: dict[int, Mixture] = {}
     for c in label.unique().tolist():
@@ -135,17 +136,21 @@ class FedGMMPlugin(Plugin):
         global_max = msg.extras.get(GLOBAL_MAX, 0)
         assert isinstance(global_max, int)
         missing = maths.generate_counts(data.y.bincount(minlength=classes).cpu(), available, self.target, global_max)
-        drawn = {c: maths.sample(mixtures[c], n, streams.generator(site.seed, f"fedgmm.draw.{c}", msg.phase, msg.step, pid))
-                 .mul_(255).round_().to(torch.uint8) for c, n in enumerate(missing.tolist()) if n}
-        if drawn:
-            y = torch.cat([torch.full((len(x),), c, dtype=data.y.dtype) for c, x in drawn.items()])
-            self.client.state.put(KEPT, {"x": torch.cat(list(drawn.values())).unflatten(1, shape), "y": y})
+        x = torch.empty(int(missing.sum()), math.prod(shape), dtype=torch.uint8)
+        for c, part in enumerate(x.split(missing.tolist())):
+            if len(part):
+                draws = streams.generator(site.seed, f"fedgmm.draw.{c}", msg.phase, msg.step, pid)
+                part.copy_(maths.sample(mixtures[c], len(part), draws).mul_(255).round_())
+        y = torch.arange(classes, dtype=data.y.dtype).repeat_interleave(missing)
+        self.client.state.put(KEPT, {"x": x.unflatten(1, shape), "y": y})  # also where nothing is missing: it has been here
         return Update(pid, self.client.num_examples, extras={GENERATED: int(missing.sum())})
 
     def data(self, raw: Samples) -> Samples:
-        kept = self.client.state.get(KEPT)
-        if kept is None:  # the plug-in's own phases, and a client that has drawn nothing
+        if not self.client.msg.trains:  # the plug-in's own phases
             return raw
+        kept = self.client.state.get(KEPT)
+        if kept is None:
+            raise ValueError("it has no generated samples: phase 'fedgmm.share' has not reached it, or failed there")
         kept = {name: t.to(raw.x.device) for name, t in kept.items()}
         return Samples(torch.cat([raw.x, kept["x"].to(raw.x.dtype).div_(255)]), torch.cat([raw.y, kept["y"]]))
 
@@ -173,6 +178,9 @@ class FedGMMPlugin(Plugin):
         task = self.server.site.task
         if not task.classes:
             raise ConfigError("plugin 'fedgmm' needs a task with classes; this one has none")
+        if self.agg_count == "augmented" and self.server.base_weight(Update(0, num_examples=2)) != 2:
+            raise ConfigError(f"plugin 'fedgmm' refuses method={self.server.name} with plugin.fedgmm.agg_count=augmented: it adds drawn "
+                              "samples to n_k, by which this method does not weigh clients; use agg_count=original")
         self._dim = None if task.test is None else math.prod(task.test.x.shape[1:])
 
     def outgoing(self, msg: Broadcast, cohort: list[int]) -> None:
@@ -192,10 +200,13 @@ class FedGMMPlugin(Plugin):
                 if (n >= self.min_class_samples) != (c in mixtures):
                     raise ValueError(f"extra {MIXTURES!r}, class {c}: {n} samples and {'a' if c in mixtures else 'no'} mixture; one is "
                                      f"expected exactly from min_class_samples={self.min_class_samples} samples on")
+                if c in mixtures and len(mixtures[c].pi) > maths.components(n, self.components):
+                    raise ValueError(f"extra {MIXTURES!r}, class {c}: {len(mixtures[c].pi)} components of {n} samples; at most "
+                                     f"{maths.components(n, self.components)} are expected")
             if mixtures and self._dim is None:
                 self._dim = next(iter(mixtures.values())).mu.shape[1]
-        elif phase == "fedgmm.share" and update.scalar(GENERATED) < 0:
-            raise ValueError(f"extra {GENERATED!r} is {update.extras[GENERATED]}; a number >= 0 is expected")
+        elif phase == "fedgmm.share" and ((drawn := update.scalar(GENERATED)) < 0 or drawn % 1):
+            raise ValueError(f"extra {GENERATED!r} is {drawn}; a whole number >= 0 is expected")
 
     def _received(self, update: Update) -> tuple[list[int], dict[int, Mixture]]:
         counts, classes = update.extras.get(COUNTS), self.server.site.task.classes
@@ -224,7 +235,7 @@ class FedGMMPlugin(Plugin):
         size = self._afford("the mixtures of all clients", len(self._shared["label"]), self._dim or 0)
         log.info("fedgmm: %d components, %.1f MB to each client", len(self._shared["label"]), size)
         self._report = {"counts": counts, "pids": torch.tensor(pids), "components": len(self._shared["label"]), "thin": thin,
-                        "megabytes": size}
+                        "megabytes": size, "absent": len(absent)}
 
     def _told(self, updates: Iterator[Update], old: Tree | None) -> None:
         self._generated = {update.pid: int(update.scalar(GENERATED)) for update in updates}

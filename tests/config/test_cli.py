@@ -220,7 +220,9 @@ def test_hydra_prints_the_configuration_wherever_the_option_stands(jobs: list[Co
 
 def test_list(jobs: list[Config], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["--list"]) == 0
-    said = [line.split() for line in capsys.readouterr().out.splitlines()]
+    out = capsys.readouterr().out
+    assert catalogue.ONE_METHOD in " ".join(out.split())
+    said = [line.split() for line in out.splitlines()]
     assert ["fednorm", "fedprox"] in said
     assert ["fedavg", "+", "+"] in said
     assert ["fednorm", "+", "-"] in said

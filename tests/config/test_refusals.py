@@ -16,6 +16,9 @@ REFUSED = [
     # unknown choices: all that are allowed, and the nearest
     ("method=fednormm", ["unknown method 'fednormm'", "did you mean fednorm", "fedavg", "scaffold"]),
     ("plugin=[fednormm]", ["unknown plugin 'fednormm'", "did you mean fednorm", "fednorm, fedprox"]),
+    ("plugin=[scaffold]", ["unknown plugin 'scaffold': it is a method", "one method, which owns the aggregation", "fedsa with fednova or "
+                           "scaffold", "mean of the changes under known weights", "choose from: feddisk, fedgmm"]),
+    ("plugin=[fednorm,fednova]", ["unknown plugin 'fednova': it is a method"]),
     ("plugin=[fednorm,zzz]", ["unknown plugin 'zzz'"]),
     ("dataset=digit", ["unknown dataset 'digit'", "did you mean digits?", "mnist"]),
     ("partition=dirichlett", ["did you mean dirichlet?", "iid"]),

@@ -226,7 +226,7 @@ def test_a_bad_mixture_is_named(mixture: Mixture, said: str) -> None:
         maths.aggregate([3, 4], [broken(), mixture])
 
 
-@pytest.mark.parametrize("counts", [[3, -4], [3, 1.5], [3]])
+@pytest.mark.parametrize("counts", [[3, -4], [3, 1.5], [3], [3, float("inf")], [3, float("nan")]])
 def test_bad_numbers_of_samples_are_named(counts: list[int]) -> None:
     with pytest.raises(ValueError, match=r"counts \[3"):
         maths.aggregate(counts, [broken(), broken()])

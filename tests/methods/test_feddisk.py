@@ -209,6 +209,15 @@ def test_a_loss_that_falls_to_the_end_keeps_the_newest_made(federation: Make) ->
     assert all(torch.equal(t, newest[name]) for name, t in run.strategy.weights["density"].items())
 
 
+def test_a_loss_that_is_no_number_is_refused_from_small_clients_too(federation: Make) -> None:
+    def invent(plan: list[Any], replies: list[Any]) -> list[Any]:
+        replies[-1].extras["feddisk.val"] = float("nan")
+        return replies
+
+    with pytest.raises(RunFailed, match=r"client 0 failed in phase 'feddisk\.density'.*'feddisk\.val' is nan"):
+        federation(toy_task(), FedAvg, plugins=plugins(min_samples=13)).step(alter=invent)
+
+
 def test_a_client_that_should_validate_must_say_the_loss(federation: Make) -> None:
     def silent(plan: list[Any], replies: list[Any]) -> list[Any]:
         del replies[1].extras["feddisk.val"]

@@ -12,7 +12,7 @@ import torch
 from test_feddisk import COMMON, LINES, Make, criterion, kept, phases, plugins, task_of
 from torch import Tensor, nn
 
-from fedhet import config
+from fedhet import config, density
 from fedhet.build import Job
 from fedhet.errors import ConfigError, RunFailed
 from fedhet.maths import feddisk
@@ -58,10 +58,13 @@ def test_identical_clients_have_weights_near_one(federation: Make, ratio: str) -
 
 
 def test_small_clients_keep_weights_of_one(federation: Make) -> None:
-    """12, 16, 20 and 24 samples; 17 are asked for."""
-    run = federation(toy_task(), FedDisk, plugins=plugins(min_samples=17, clf_max_epochs=50)).run()
+    """12, 16, 20 and 24 samples; 21 are asked for."""
+    run = federation(toy_task(), FedDisk, plugins=plugins(min_samples=21, clf_max_epochs=50))
+    for _ in range(4):
+        run.step()
+    assert run.strategy.plugins[0].report()["unweighted"] == 3
     ones = [bool((kept(run, pid) == 1).all()) for pid in range(4)]
-    assert ones == [True, True, False, False]
+    assert ones == [True, True, True, False]
 
 
 def test_one_sample_and_one_input_are_allowed(federation: Make) -> None:
@@ -90,6 +93,62 @@ def test_each_clients_effective_sample_size_is_recorded_and_low_ones_are_told(fe
     np.testing.assert_allclose(report["ess"], expected, rtol=1e-12)
     assert (report["ess_min"], report["ess_mean"]) == pytest.approx((min(expected), sum(expected) / 2))
     assert min(expected) < 0.5 and "below n_k / 2 for" in caplog.text
+
+
+def outputs(made: dict[str, Tensor], x: np.ndarray) -> np.ndarray:
+    """P(x_d = 1 | x_<d) of a MADE with 4 inputs and 8 hidden units of degrees 1, 1, 1, 2, 2, 2, 3, 3, unit by unit."""
+    w = {name: t.double().numpy() for name, t in made.items()}
+    degrees = [1, 1, 1, 2, 2, 2, 3, 3]
+    hidden = [np.maximum(w["b1"][k] + x[:, :m] @ w["W1"][k, :m], 0) for k, m in enumerate(degrees)]
+    logits = [w["b2"][d] + sum((w["W2"][d, k] * hidden[k] for k, m in enumerate(degrees) if m <= d), np.zeros(len(x))) for d in range(4)]
+    return 1 / (1 + np.exp(-np.stack(logits, 1)))
+
+
+@pytest.mark.parametrize("features", ["outputs", "conditional"])
+def test_what_the_classifier_tells_apart_with_ratio_outputs(federation: Make, monkeypatch: pytest.MonkeyPatch, features: str) -> None:
+    """0: what the local MADE says of the client's own samples; 1: what the global MADE says of them. Asked at the former."""
+    fitted, seen = [], []
+    fit, classify = density.fit_made, density.classify
+    monkeypatch.setattr(density, "fit_made", lambda *args: fitted.append(fit(*args)) or fitted[-1])
+    monkeypatch.setattr(density, "classify", lambda *args: seen.append(args[:3]) or classify(*args))
+    run = federation(toy_task(), FedDisk, plugins=plugins(ratio="outputs", features=features))
+    plan = [run.step() for _ in range(4)][-1]
+    for msg, local, (zeros, ones, at) in zip(plan, fitted, seen, strict=True):
+        x = run.site.task.clients[msg.pid].train.x.double().numpy()
+        for made, found in ((local, zeros), (run.strategy.weights["density"], ones), (local, at)):
+            out = outputs(made, x)
+            np.testing.assert_allclose(found, out if features == "outputs" else x * out + (1 - x) * (1 - out), rtol=1e-5, atol=1e-6)
+
+
+def test_each_network_stops_early_by_its_own_settings(federation: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No loss is lower by 1e9, so the classifier's second epoch is its last; a patience of 1 ends the local MADE's training alone."""
+    def weights(**options: Any) -> list[Tensor]:
+        run = federation(toy_task(), FedDisk, plugins=plugins(**options)).run()
+        return [kept(run, pid) for pid in range(4)]
+
+    def same(one: list[Tensor], other: list[Tensor]) -> bool:
+        return all(map(torch.equal, one, other))
+
+    two = weights(clf_max_epochs=2, ratio="raw")
+    assert same(weights(clf_max_epochs=9, clf_patience=1, clf_tolerance=1e9, ratio="raw"), two)
+    assert not same(weights(clf_max_epochs=9, clf_patience=1, clf_tolerance=0, ratio="raw"), two)
+
+    asked = []
+    fit = density.fit_made
+    monkeypatch.setattr(density, "fit_made", lambda *args: asked.append(args[5]) or fit(*args))
+    weights(local_patience=7, made_patience=2)
+    assert asked == [7] * 4
+
+
+def test_binarised_inputs_are_draws_of_the_pixels(federation: Make) -> None:
+    """Of 0 and 1 these themselves; of others so many ones."""
+    share = torch.tensor([0.0, 1.0, 0.3, 0.8])
+    client = federation(task_of(share.repeat(4000, 1)), FedDisk, plugins=plugins(binarise=True)).client()
+    client.pid = 0
+    x = client.plugins[0]._inputs()
+    assert set(x.unique().tolist()) == {0, 1}
+    np.testing.assert_allclose(x.mean(0), share, rtol=0, atol=5 * (0.25 / 4000) ** 0.5)
+    assert x[:, 0].max() == 0 and x[:, 1].min() == 1
 
 
 class More(Plugin):
@@ -149,6 +208,19 @@ def test_feddiskab_sends_the_classifier_only(launch: Make) -> None:
     assert [phase["name"] for phase in run.summary["phases"]] == ["feddisk.weigh", "train"]
 
 
+@pytest.mark.parametrize(("method", "options", "before", "numbers"), [
+    ("fedavg", [], 0, 0), ("feddisk", LINES, 3, 3 * (2 * 4 * 8 + 8 + 4)), ("feddiskab", LINES, 0, 0), ("fedgmm", [], 2, 0),
+    ("fedlex", ["plugin.fedlex.e_exp=1"], 1, 0)], ids=["fedavg", "feddisk", "feddiskab", "fedgmm", "fedlex"])
+def test_effective_rounds_count_what_is_sent_up(launch: Make, method: str, options: list[str], before: int, numbers: int) -> None:
+    """E_1 and the first training round with the best accuracy: `weigh` is no communication, exploring and sending mixtures are."""
+    run = launch(*COMMON, *options, f"method={method}", "rounds=4", "eval.every=1", "client.lr=1", task=toy_task())
+    rows = [json.loads(line) for line in (run.dir / "rounds.jsonl").read_text().splitlines()]
+    accuracy = [row["acc_global"] for row in rows if row["phase"] == "train"]
+    first, model = 1 + accuracy.index(max(accuracy)), 4 * 3 + 3 + 3 * 2 + 2
+    assert first > 1
+    assert run.summary["communication"] == {"effective_rounds": before + first, "cost": 2 * (numbers + model * first)}
+
+
 # ---- what is refused
 
 
@@ -159,7 +231,7 @@ def test_inputs_outside_the_unit_interval_name_client_and_phase(federation: Make
     second[3, 1] = bad
     run = federation(task_of(first, second), FedDisk, plugins=plugins(ratio=ratio))
     phase = "weigh" if ratio == "raw" else "density"
-    with pytest.raises(RunFailed, match=rf"client {'0' if ratio == 'raw' else '1'} .*feddisk\.{phase}.*\[0, 1\]"):
+    with pytest.raises(RunFailed, match=rf"client {'0' if ratio == 'raw' else '1'} .*feddisk\.{phase}.*the data of client 1: .*\[0, 1\]"):
         run.step()
 
 

@@ -15,14 +15,21 @@ import torch
 from sklearn.mixture import GaussianMixture
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils import _pytree as pytree
 
+from fedhet import messages
 from fedhet.errors import ConfigError, RunFailed
-from fedhet.messages import Broadcast
+from fedhet.messages import Broadcast, Failure
 from fedhet.methods.fedavg import FedAvg
+from fedhet.methods.fedbabu import FedBABU
 from fedhet.methods.fedgmm import COUNTS, GENERATED, GLOBAL_MAX, KEPT, MIXTURES, FedGMM, FedGMMPlugin
 from fedhet.methods.fednorm import FedNormPlugin
+from fedhet.methods.fednova import FedNova
 from fedhet.methods.fedprox import FedProxPlugin
+from fedhet.methods.fedsa import FedSA
+from fedhet.methods.fedsgd import FedSGD
 from fedhet.methods.scaffold import Scaffold
+from fedhet.methods.sgdm import SGDM
 from fedhet.plugin import Plugin
 from fedhet.task import ClientData, Samples, Task
 from fedhet.toy import toy_task
@@ -124,8 +131,7 @@ def test_every_class_is_filled_up(fedgmm: Launch, target: str | int, goals: list
     assert (GLOBAL_MAX in plan[0].extras) == (target == "global_max")
     for pid, goal in enumerate(goals):
         expected = np.maximum(goal - COUNTS_BY_CLIENT[pid], 0) * [1, 1, 1, 0]
-        found = kept(run, pid) if expected.sum() else {"y": torch.zeros(0, dtype=torch.int64)}
-        assert found["y"].bincount(minlength=CLASSES).tolist() == expected.tolist()
+        assert kept(run, pid)["y"].bincount(minlength=CLASSES).tolist() == expected.tolist()
     assert run.strategy.reports()["fedgmm"]["generated"] == sum(len(kept(run, pid)["y"]) for pid in run.strategy.versions)
 
 
@@ -241,13 +247,33 @@ def test_two_workers_give_the_same_bytes(launch: Launch) -> None:
     assert not multiprocessing.active_children()
 
 
+class Accelerated(Tensor):
+    """As a tensor of an accelerator, it refuses numpy and CPU tensors other than scalars; results stay there until `cpu`."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is Tensor.cpu:
+            return args[0].as_subclass(Tensor)
+        mixing = func is not Tensor.__getitem__ and any(type(t) is Tensor and t.ndim for t in pytree.tree_leaves((args, kwargs)))
+        if func is Tensor.numpy or mixing:
+            raise RuntimeError(f"{func.__name__}: expected all tensors to be on the same device")
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+def test_what_arrives_on_an_accelerator_gives_the_same(fedgmm: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Extras are on the device where they arrive; EM, merging and drawing are the CPU's."""
+    plain = fedgmm(options={"max_components": 1}).run().sha256
+    monkeypatch.setattr(messages, "on_device",
+                        lambda value, device: pytree.tree_map_only(Tensor, lambda t: t.as_subclass(Accelerated), value))
+    assert fedgmm(options={"max_components": 1}).run().sha256 == plain
+
+
 # ---- composition
 
 
-@pytest.mark.parametrize(("cls", "others"), [
-    (FedAvg, (FedProxPlugin,)), (FedAvg, (FedNormPlugin,)), (Scaffold, ()), (Scaffold, (FedNormPlugin, FedProxPlugin)),
-], ids=["fedprox", "fednorm", "scaffold", "all"])
-@pytest.mark.parametrize("agg_count", ["original", "augmented"])
+@pytest.mark.parametrize(("cls", "others", "agg_count"), [
+    (FedAvg, (FedProxPlugin,), "original"), (FedAvg, (FedProxPlugin,), "augmented"), (FedAvg, (FedNormPlugin,), "original"),
+    (FedAvg, (FedNormPlugin,), "augmented"), (Scaffold, (), "original"), (Scaffold, (FedNormPlugin, FedProxPlugin), "original")])
 def test_composition(federation: Launch, cls: type, others: Any, agg_count: str) -> None:
     """It runs, and each piece counts: neither FedGMM alone nor the others alone end there."""
     gmm: tuple[Callable[[], Plugin], ...] = (lambda: FedGMMPlugin(components=1, reg_covar=REG, psi=PSI, agg_count=agg_count),)
@@ -259,6 +285,17 @@ def test_composition(federation: Launch, cls: type, others: Any, agg_count: str)
     turned = federation(task(), cls, plugins=lambda: [make() for make in others + gmm], **how).run()
     for name, value in found.model.items():  # the order of plug-ins does not matter here, but for the rounding of weights
         torch.testing.assert_close(turned.model[name], value, rtol=1e-9, atol=1e-12)
+
+
+def test_augmented_counts_need_a_host_that_weighs_by_samples(federation: Launch) -> None:
+    def build(cls: type, **options: Any) -> None:
+        federation(toy_task(), cls, plugins=lambda: [FedGMMPlugin(agg_count="augmented")], options=options)
+
+    for cls in (Scaffold, FedSA):  # both weigh their participants equally
+        with pytest.raises(ConfigError, match=rf"refuses method={cls.name} with plugin.fedgmm.agg_count=augmented.*agg_count=original"):
+            build(cls)
+    for cls, options in ((FedSA, {"client_weighting": "samples"}), (FedNova, {}), (SGDM, {}), (FedBABU, {}), (FedSGD, {})):
+        build(cls, **options)
 
 
 def test_fednorm_reads_real_samples_only(fedgmm: Launch) -> None:
@@ -335,7 +372,7 @@ def test_what_is_told(fedgmm: Launch, caplog: pytest.LogCaptureFixture) -> None:
     said = [record.getMessage() for record in caplog.records]
     assert sum("mixture of the classes [3]" in line for line in said) == 1
     assert sum("privacy: 5 of the 5 mixtures are fitted to fewer than 10 samples" in line for line in said) == 1
-    assert report["thin"] == report["components"] == 5
+    assert report["thin"] == report["components"] == 5 and report["absent"] == 1
     assert report["counts"].tolist() == COUNTS_BY_CLIENT.tolist() and report["pids"].tolist() == [0, 1, 2]
 
 
@@ -366,7 +403,7 @@ def test_min_class_samples(fedgmm: Launch) -> None:
 
 def test_nobody_has_enough_of_any_class(fedgmm: Launch) -> None:
     run = fedgmm(options={"min_class_samples": 50, "psi": 0.0}).run()
-    assert run.strategy.versions == {}
+    assert [tuple(kept(run, pid)["x"].shape) for pid in range(3)] == [(0, *SHAPE)] * 3
     assert run.sha256 == fedgmm(options={"target": 0, "psi": 0.0}).run().sha256
 
 
@@ -395,6 +432,12 @@ def narrower(extras: dict[str, Any]) -> None:
     extras[MIXTURES] |= {name: extras[MIXTURES][name][:, :3] for name in ("mu", "var")}
 
 
+def more(extras: dict[str, Any]) -> None:
+    found = {name: t[[0, 0, *range(1, len(t))]] for name, t in extras[MIXTURES].items()}
+    found["pi"][:2] = 0.5
+    extras[MIXTURES] = found
+
+
 def drop(extras: dict[str, Any]) -> None:
     extras[MIXTURES] = {name: t[1:] for name, t in extras[MIXTURES].items()}
 
@@ -405,9 +448,10 @@ BAD = {
     "weights": (in_mixtures("pi", 0, 0.9), "class 0: the weights .* sum to 1"),
     "nan": (in_mixtures("mu", (1, 1), float("nan")), "class 1: mu holds NaN"),
     "dimension": (narrower, "class 0: the components have 3 dimensions; 4 are expected"),
-    "label": (in_mixtures("label", 1, 7), "class 7; classes go from 0 to 3"),
+    "label": (in_mixtures("label", 0, 7), "class 7; classes go from 0 to 3"),
+    "more": (more, "class 0: 2 components of 2 samples; at most 1 are expected"),
     "lacking": (drop, "class 0: 2 samples and no mixture"),
-    "lengths": (lambda extras: extras[MIXTURES].update(pi=torch.ones(3)), r"pi \(K,\)"),
+    "lengths": (lambda extras: extras[MIXTURES].update(pi=torch.ones(9)), r"pi \(K,\)"),
     "shapes": (lambda extras: extras[MIXTURES].update(pi=torch.tensor(1.0)), r"pi \(K,\)"),
     "no label": (lambda extras: extras[MIXTURES].update(label=torch.zeros(2)), "whole label"),
     "keys": (lambda extras: extras[MIXTURES].pop("var"), r"var \(K, d\) are expected"),
@@ -422,7 +466,7 @@ BAD = {
 def test_a_bad_upload_is_that_clients_failure(fedgmm: Launch, how: str) -> None:
     change, said = BAD[how]
     with pytest.raises(RunFailed, match=rf"client 1 failed in phase 'fedgmm.fit', step 1: .*{said}"):
-        fedgmm().step(alter=alter(1, change))
+        fedgmm(options={"components": 5}).step(alter=alter(1, change))
 
 
 def test_a_skipped_upload_is_left_out_of_the_mixtures(fedgmm: Launch) -> None:
@@ -434,11 +478,22 @@ def test_a_skipped_upload_is_left_out_of_the_mixtures(fedgmm: Launch) -> None:
     assert kept(run, 1)["y"].bincount(minlength=CLASSES).tolist() == [3, 0, 5, 0]  # it generates all the same
 
 
-def test_a_bad_number_of_generated_samples_is_refused(fedgmm: Launch) -> None:
+def test_a_client_that_missed_share_does_not_train(fedgmm: Launch) -> None:
+    def away(plan: list[Broadcast], replies: list[Any]) -> list[Any]:
+        return [Failure(1, msg.phase, msg.step, "away") if msg.pid == 1 and msg.phase == "fedgmm.share" else reply
+                for msg, reply in zip(plan, replies, strict=True)]
+
+    run = fedgmm(on_failure="skip", rounds=2).run(alter=away)
+    assert [(f.pid, f.phase, f.step) for f in run.strategy.now.failures] == [(1, "train", 2)]
+    assert "no generated samples: phase 'fedgmm.share' has not reached it" in run.strategy.now.failures[0].cause
+
+
+@pytest.mark.parametrize("number", [-1, 3.7])
+def test_a_bad_number_of_generated_samples_is_refused(fedgmm: Launch, number: float) -> None:
     run = fedgmm()
     run.step()
-    with pytest.raises(RunFailed, match=r"client 0 failed in phase 'fedgmm.share', step 1: .*'fedgmm.generated' is -1"):
-        run.step(alter=alter(0, lambda extras: extras.update({GENERATED: -1})))
+    with pytest.raises(RunFailed, match=rf"client 0 failed in phase 'fedgmm.share', step 1: .*'fedgmm.generated' is {number}"):
+        run.step(alter=alter(0, lambda extras: extras.update({GENERATED: number})))
 
 
 @pytest.mark.parametrize(("data", "said"), [
@@ -462,6 +517,15 @@ def test_too_large_mixtures_are_refused(fedgmm: Launch) -> None:
     run = fedgmm(options={"max_payload_mb": 220e-6})
     run.step()
     assert run.strategy.now.bytes["up"][MIXTURES] == 220 == 1e6 * run.strategy.reports()["fedgmm"]["megabytes"]
+
+
+def test_too_large_mixtures_of_a_client_are_left_out_or_those_of_all_stop_the_run(fedgmm: Launch) -> None:
+    run = fedgmm(options={"max_payload_mb": 80e-6}, on_failure="skip")
+    run.step()
+    assert [f.pid for f in run.strategy.now.failures] == [2, 1]
+    assert run.step()[0].extras[MIXTURES]["label"].tolist() == [0]  # client 0's
+    with pytest.raises(RunFailed, match="mixtures of all clients"):
+        fedgmm(options={"max_payload_mb": 200e-6}, on_failure="skip").step()
 
 
 def test_a_task_without_classes_is_refused(fedgmm: Launch) -> None:

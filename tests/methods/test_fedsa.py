@@ -147,6 +147,13 @@ def test_buffers_are_averaged_beside_it(federation: Launch) -> None:
     assert int(run.model["body.1.num_batches_tracked"]) == max(int(u.weights["body.1.num_batches_tracked"]) for u in heard)
 
 
+def test_the_unclustered_share(federation: Launch) -> None:
+    """With one cluster and sim_t = 1 nobody joins the pair that opens it: three of five stay outside, at every tensor."""
+    run = federation(toy_task(5), FedSA, options={"cv_t": 0.0, "S": 1, "sim_t": 1.0})
+    run.step()
+    assert run.strategy.report()["unclustered"] == pytest.approx(0.6)
+
+
 def test_what_is_recorded(launch: Launch) -> None:
     run = launch(*COMMON, "method=fedsa", "method.cv_t=0.05", task=toy_task(6))
     assert set(run.summary["bytes"]["up"]) == {"model"}
