@@ -18,7 +18,8 @@ Params = dict[str, Any]
 
 def _fednova(params: Params, x: Tensor, W: Tensor, n: Tensor, tau: Tensor) -> dict[str, Any]:
     a = [normaliser(t, momentum=params["momentum"], eta_mu=params["eta_mu"]) for t in tau.tolist()]
-    change, _ = combine(Term(trees.Difference({"x": w}, {"x": x}), float(k), a_i, a_i) for w, k, a_i in zip(W, n, a, strict=True))
+    old = {"x": x}
+    change, _ = combine(Term(trees.Difference({"x": w}, old), float(k), a_i, a_i) for w, k, a_i in zip(W, n, a, strict=True))
     return {"a": a, "x_new": trees.add(change, {"x": x})["x"]}
 
 
