@@ -30,9 +30,10 @@ from fedhet.objects import find_target, instantiate
 from fedhet.plugin import Plugin
 from fedhet.record import Recorder
 from fedhet.server import Observer
+from fedhet.setting import Setting
 from fedhet.site import Site, Speed, choose_device, pin_threads, pinned_threads
 from fedhet.state import Store
-from fedhet.strategy import FedStrategy, Setting
+from fedhet.strategy import FedStrategy
 from fedhet.task import Task
 from fedhet.toy import toy_task
 from fedhet.trees import Tree
@@ -136,9 +137,10 @@ class Job:
     def strategy_with(self, plugins: list[Plugin]) -> FedStrategy:
         cfg = self.config.cfg
         server_opt = instantiate(cfg.server_opt)
-        local = {key: value for key, value in cfg.client.items() if key != "lr_decay"}
+        local = {key: value for key, value in cfg.client.items() if key not in ("lr_decay", "schedule")}
         setting = Setting(self.site, LocalSettings(**local), rounds=cfg.rounds, fraction=cfg.fraction, lr_decay=cfg.client.lr_decay,
-                          on_failure=cfg.on_failure, eval_every=cfg.eval.every, plugins=plugins, server_opt=server_opt)
+                          schedule=cfg.client.schedule, on_failure=cfg.on_failure, eval_every=cfg.eval.every, plugins=plugins,
+                          server_opt=server_opt)
         found: FedStrategy = instantiate(cfg.method, setting=setting)
         return found
 

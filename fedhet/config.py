@@ -124,6 +124,7 @@ def validate(cfg: DictConfig) -> None:
     number("client.momentum", cfg.client.momentum, low=0, open_high=1)
     number("client.weight_decay", cfg.client.weight_decay, low=0)
     number("client.lr_decay", cfg.client.lr_decay, open_low=0, high=1)
+    one_of("client.schedule", cfg.client.schedule, ("constant", "cosine"))
     optional(number, "client.clip", cfg.client.clip, open_low=0)
 
     optional(integer, "engine.workers", cfg.engine.workers, low=1)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -22,35 +22,16 @@ from fedhet import cohort, messages, trees, wire
 from fedhet.client import FedClient
 from fedhet.errors import ConfigError, RunFailed
 from fedhet.inbox import Buffers, Step, accepted, normalised
-from fedhet.messages import Broadcast, Extras, LocalSettings, Reply, Update
+from fedhet.messages import Broadcast, Extras, Reply, Update
 from fedhet.metrics import score
 from fedhet.phases import Entry, Phase, locate
 from fedhet.plugin import Plugin, Report
 from fedhet.roster import Roster
-from fedhet.server_opt import ServerOptimizer
-from fedhet.site import Scope, Site
+from fedhet.setting import Setting
+from fedhet.site import Scope
 from fedhet.trees import Tree
 
 log = logging.getLogger("fedhet")
-
-
-@dataclass
-class Setting:
-    """What every strategy is built with, so that a method's constructor names only its own options.
-
-    `rounds` are training rounds; `fraction` of the clients take part in each; `lr_decay` multiplies local.lr after each
-    training round; `on_failure` is "stop" or "skip"; evaluation takes place every `eval_every` rounds and at the end.
-    """
-
-    site: Site
-    local: LocalSettings
-    rounds: int = 1
-    fraction: float = 1.0
-    lr_decay: float = 1.0
-    on_failure: str = "stop"
-    eval_every: int = 1
-    plugins: Sequence[Plugin] = ()
-    server_opt: ServerOptimizer | None = None
 
 
 class FedStrategy(Strategy):
@@ -160,7 +141,7 @@ class FedStrategy(Strategy):
         now, phase = self.now, self.now.entry.phase
         local = self.setting.local
         if phase.trains:
-            local = replace(local, lr=local.lr * self.setting.lr_decay ** (now.step - 1))
+            local = replace(local, lr=local.lr * self.setting.rate(now.step))
         msg = Broadcast(now.entry.header, now.step, server_round, phase.slot, now.sent,
                         dict(self.shared(phase, now.step, now.cohort)) if not now.entry.piece else {}, local, phase.trains,
                         {plugin.name: plugin.digest() for plugin in self.plugins})

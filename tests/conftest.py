@@ -50,9 +50,9 @@ class Federation:
         import torch
 
         from fedhet.messages import LocalSettings
+        from fedhet.setting import Setting
         from fedhet.site import Site
         from fedhet.state import MemoryStore
-        from fedhet.strategy import Setting
 
         self.site = Site(task, device=torch.device("cpu"), seed=seed, buffers=buffers, scope=cls.scope)
         settings = LocalSettings(lr=lr, epochs=epochs, batch_size=batch_size, **local or {})

@@ -21,8 +21,9 @@ from fedhet import check
 from fedhet.client import FedClient
 from fedhet.errors import ConfigError
 from fedhet.messages import Broadcast
+from fedhet.setting import Setting
 from fedhet.site import Scope
-from fedhet.strategy import FedStrategy, Setting
+from fedhet.strategy import FedStrategy
 
 HEAD, EPOCHS, PART = "head.", "fedbabu.finetune_epochs", "fedbabu.finetune"
 

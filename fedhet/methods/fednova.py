@@ -23,7 +23,8 @@ from fedhet.maths.fednova import Term, combine, normaliser
 from fedhet.messages import Broadcast, Update
 from fedhet.methods.fedprox import FedProxPlugin
 from fedhet.plugin import Report
-from fedhet.strategy import FedStrategy, Setting
+from fedhet.setting import Setting
+from fedhet.strategy import FedStrategy
 from fedhet.trees import Tree
 
 STEPS = "fednova.steps"

@@ -29,7 +29,8 @@ from fedhet.client import FedClient
 from fedhet.maths.fedsa import Options, aggregate_tensor
 from fedhet.messages import Update
 from fedhet.plugin import Report
-from fedhet.strategy import FedStrategy, Setting
+from fedhet.setting import Setting
+from fedhet.strategy import FedStrategy
 from fedhet.trees import Tree
 
 

@@ -24,7 +24,8 @@ from fedhet.client import FedClient
 from fedhet.errors import ConfigError
 from fedhet.messages import Broadcast, Extras, Update
 from fedhet.phases import Phase
-from fedhet.strategy import FedStrategy, Setting
+from fedhet.setting import Setting
+from fedhet.strategy import FedStrategy
 from fedhet.trees import AnyTree, Tree
 
 CHUNK, GRADIENT, BUFFERS = "fedsgd.chunk", "fedsgd.g", "fedsgd.buffers"

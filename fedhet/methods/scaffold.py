@@ -34,7 +34,8 @@ from fedhet.maths.scaffold import control_change, control_sum, correction
 from fedhet.messages import Broadcast, Extras, Update
 from fedhet.metrics import CHUNK
 from fedhet.phases import Phase
-from fedhet.strategy import FedStrategy, Setting
+from fedhet.setting import Setting
+from fedhet.strategy import FedStrategy
 from fedhet.trees import AnyTree, Tree
 
 CONTROL, GRADIENT, PLUS, STEPS, OWN = "scaffold.c", "scaffold.gradient", "scaffold.c_plus", "scaffold.steps", "scaffold.c_i"

@@ -22,7 +22,8 @@ from fedhet.client import FedClient
 from fedhet.errors import ConfigError
 from fedhet.messages import Broadcast, Extras, Update
 from fedhet.phases import Phase
-from fedhet.strategy import FedStrategy, Setting
+from fedhet.setting import Setting
+from fedhet.strategy import FedStrategy
 from fedhet.trees import Tree
 
 MOMENTUM = "sgdm.d"

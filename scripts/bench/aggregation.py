@@ -32,8 +32,8 @@ from fedhet.methods.fednorm import FedNormPlugin, Z
 from fedhet.methods.fedsa import FedSA
 from fedhet.models import ResNet18
 from fedhet.server_opt import FedOpt
+from fedhet.setting import Setting
 from fedhet.site import Site
-from fedhet.strategy import Setting
 from fedhet.task import ClientData, Task
 
 

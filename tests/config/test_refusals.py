@@ -113,6 +113,7 @@ RANGES = {
     "client.momentum": ([0, 0.99], [1, -0.1]),
     "client.weight_decay": ([0, 1], [-0.1]),
     "client.lr_decay": ([0.5, 1], [0, 1.1]),
+    "client.schedule": (["constant", "cosine"], ["linear", None]),
     "client.clip": ([None, 0.1], [0, -1, "no"]),
     "engine.workers": ([None, 1], [0, 1.5]),
     "engine.threads": ([1], [0, None]),

@@ -100,6 +100,20 @@ def test_a_plugin_can_schedule_the_local_settings(federation: Federation, cls: t
     assert found.sha256 == federation(toy_task(), cls, rounds=3, lr_decay=0.5).run().sha256
 
 
+def test_the_cosine_schedule(federation: Federation) -> None:
+    """1, .75, .25 of the rate in three rounds, decay on top."""
+    seen: list[float] = []
+
+    class Seeing(Plugin):
+        name = "seeing"
+
+        def outgoing(self, msg: Broadcast, cohort: list[int]) -> None:
+            seen.append(msg.local.lr)
+
+    federation(toy_task(), FedAvg, plugins=lambda: [Seeing()], rounds=3, lr=0.4, lr_decay=0.5, schedule="cosine").run()
+    assert seen == pytest.approx([0.4, 0.75 * 0.2, 0.25 * 0.1])
+
+
 class Twice(Plugin):
     name = "twice"
 

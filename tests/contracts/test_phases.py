@@ -23,8 +23,9 @@ from fedhet.methods.fedavg import FedAvg
 from fedhet.phases import Phase
 from fedhet.plugin import Plugin
 from fedhet.server_opt import FedAvgM
+from fedhet.setting import Setting
 from fedhet.state import ContextStore, DiskStore, MemoryStore
-from fedhet.strategy import FedStrategy, Setting
+from fedhet.strategy import FedStrategy
 from fedhet.toy import toy_task
 from fedhet.trees import Tree
 
