@@ -27,6 +27,17 @@ class Batch:
     logits: Tensor
 
 
+Objective = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor | None]]
+
+
+def derivative(losses: Tensor, penalty: Tensor | None, params: Sequence[Tensor]) -> list[Tensor]:
+    """The gradient of losses.mean() + penalty; the mean is a constant gradient of its terms, which spares two kernels."""
+    share = torch.full_like(losses, 1 / len(losses))
+    if penalty is None or not penalty.requires_grad:
+        return list(torch.autograd.grad(losses, params, share, materialize_grads=True))
+    return list(torch.autograd.grad([losses, penalty], params, [share, torch.ones_like(penalty)], materialize_grads=True))
+
+
 class LocalTraining:
     """What a client is while it trains; FedClient adds the messages around it."""
 
@@ -68,13 +79,12 @@ class LocalTraining:
         for wrap in used["optimizer"]:
             optimizer = wrap(optimizer, params)
         orders = self.orders(len(data))
-        self._train_mode(model)
+        n = self._train_mode(model, len(data), size)
         steps, best, stale = 0, float("inf"), 0
         for _ in range(epochs):
-            order = next(orders).to(site.device)
-            x, y, epoch_loss = data.x[order], data.y[order], 0.0
-            for at in self._batches(model, len(data), size):
-                loss, grads = gradient(x[at], y[at], order[at])
+            order, epoch_loss = next(orders).to(site.device)[:n], 0.0
+            for x, y, index in zip(*(t.split(size) for t in (data.x[order], data.y[order], order)), strict=True):
+                losses, grads = gradient(x, y, index)
                 with torch.no_grad():
                     self.gradient(grads)
                     for hook in used["gradient"]:
@@ -84,7 +94,7 @@ class LocalTraining:
                     optimizer.step(grads)
                 steps += 1
                 if patience is not None:
-                    epoch_loss += float(loss) * len(y[at])
+                    epoch_loss += float(losses.mean()) * len(y)
             if patience is not None:
                 best, stale = (epoch_loss, 0) if epoch_loss < best else (best, stale + 1)
                 if stale >= patience:
@@ -99,12 +109,12 @@ class LocalTraining:
 
     def _gradient(self, model: nn.Module, data: Samples, params: list[nn.Parameter], *, hooks: bool
                   ) -> Callable[[Tensor, Tensor, Tensor], tuple[Tensor, list[Tensor]]]:
-        """(x, y, positions) of a batch -> (loss, gradients) of `objective`."""
+        """(x, y, positions) of a batch -> (what has the batch loss for its mean, the loss's gradient)."""
         objective = self.objective(model, data, hooks=hooks)
 
         def eager(x: Tensor, y: Tensor, index: Tensor) -> tuple[Tensor, list[Tensor]]:
-            loss = objective(x, y, index)
-            return loss.detach(), list(torch.autograd.grad(loss, params, materialize_grads=True))
+            losses, penalty = objective(x, y, index)
+            return losses.detach() if penalty is None else (losses.mean() + penalty).detach(), derivative(losses, penalty, params)
 
         if not self.site.speed.compile or model is not self.site.model or not self.plain(hooks):
             return eager
@@ -113,7 +123,7 @@ class LocalTraining:
         def fast(x: Tensor, y: Tensor, index: Tensor) -> tuple[Tensor, list[Tensor]]:
             if len(y) < size:
                 return eager(x, y, index)
-            return compiled(x, y, None if weights is None else weights[index] / size)
+            return compiled(x, y, None if weights is None else weights[index] / size)  # partial batches would be compiled anew
 
         return fast
 
@@ -122,26 +132,28 @@ class LocalTraining:
         own = any(getattr(type(self), name) is not getattr(LocalTraining, name) for name in ("losses", "penalty", "objective"))
         return not own and not (hooks and (self._hooks["losses"] or self._hooks["penalty"]))
 
-    def objective(self, model: nn.Module, data: Samples, *, hooks: bool = True) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-        """(x, y, positions in `data`) of a batch -> its loss, mean_b(w_b (losses_b + plug-ins' losses_b)) + penalties."""
+    def objective(self, model: nn.Module, data: Samples, *, hooks: bool = True) -> Objective:
+        """The batch loss, mean_b(w_b (losses_b + plug-ins' losses_b)) + penalties, in its two parts.
+
+        Returns: (x, y, positions in `data`) of a batch -> (the terms of the mean (B,), the sum of the penalties or None).
+        """
         used = self._hooks if hooks else self.overridden(())
         weights = self.sample_weights(data) if hooks else None
         features = getattr(model, "features", None)
         penalties = [p for p in (self.penalty, *used["penalty"]) if getattr(p, "__func__", None) is not LocalTraining.penalty]
 
-        def loss(x: Tensor, y: Tensor, index: Tensor) -> Tensor:
+        def terms(x: Tensor, y: Tensor, index: Tensor) -> tuple[Tensor, Tensor | None]:
             with self.site.autocast():
                 z = None if features is None else features(x)
                 batch = Batch(x, y, index, z, model(x) if z is None else model.head(z))  # type: ignore[operator]
                 losses = self.losses(batch)
             for hook in used["losses"]:
                 losses = losses + hook(batch)
-            found = (losses if weights is None else losses * weights[batch.index]).mean()
-            for penalty in penalties:
-                found = found + penalty(batch)
-            return found
+            if weights is not None:
+                losses = losses * weights[index]
+            return losses, sum((penalty(batch) for penalty in penalties), torch.zeros((), device=x.device)) if penalties else None
 
-        return loss
+        return terms
 
     def full_gradient(self, model: nn.Module, data: Samples, index: Tensor, chunk: int) -> list[Tensor]:
         """The gradient of `objective` over the samples at `index`, in train mode, before every gradient hook; the model stays.
@@ -149,32 +161,26 @@ class LocalTraining:
         It is summed over chunks of so many samples: exact, but for batch norm, which normalises each chunk by itself.
         """
         objective, params = self.objective(model, data), [p for p in model.parameters() if p.requires_grad]
-        self._train_mode(model)
-        parts = list(self._batches(model, len(index), chunk))
+        index = index[: self._train_mode(model, len(index), chunk)]
         total = [torch.zeros_like(p) for p in params]
-        for at in parts:
-            loss = objective(data.x[index[at]], data.y[index[at]], index[at])
-            grads = torch.autograd.grad(loss, params, materialize_grads=True)
-            torch._foreach_add_(total, grads, alpha=(at.stop - at.start) / parts[-1].stop)
+        for part in index.split(chunk):
+            grads = derivative(*objective(data.x[part], data.y[part], part), params)
+            torch._foreach_add_(total, grads, alpha=len(part) / len(index))
         return total
 
-    def _train_mode(self, model: nn.Module) -> None:
-        model.train()
-        if self.site.frozen_norms:
-            for norm in norms(model):
-                norm.eval()
+    def _train_mode(self, model: nn.Module, n: int, size: int) -> int:
+        """Set the mode and return how many of n samples to use in batches of this size.
 
-    @staticmethod
-    def _batches(model: nn.Module, n: int, size: int) -> Iterator[slice]:
-        """The last partial batch is kept; batch norm cannot train on one sample, so a trailing single is dropped or run in eval mode."""
-        if (n % size == 1 or size == 1) and norms(model):
-            if n > 1 and size > 1:
-                n -= 1
-            else:
-                for norm in norms(model):
-                    norm.eval()
-        for at in range(0, n, size):
-            yield slice(at, min(at + size, n))
+        Batch norm cannot train on one sample: a trailing single one is left out, or batch norm runs in eval mode.
+        """
+        model.train()
+        found = norms(model)
+        single = bool(found) and (n % size == 1 or size == 1)
+        drop = single and n > 1 and size > 1
+        if self.site.frozen_norms or (single and not drop):
+            for norm in found:
+                norm.eval()
+        return n - drop
 
     def sample_weights(self, data: Samples) -> Tensor | None:
         """(n,) the product of the plug-ins' weights, or None where nobody weighs."""
