@@ -5,6 +5,7 @@
 Trees of ResNet-18's 11.2 million trained parameters: one initialisation, plus noise of standard deviation 0.01 per client.
 One thread; the pieces alternate. Times are noisy: read the ratios to the mean, each the median over the repetitions.
 
+"copy" is the plain copy of the same trees, one after another into one tree of their size: what the memory itself costs.
 "fednorm" is what the plug-in adds to a mean, "fedadam" what the server optimiser adds to any method.
 
 Also prints the most memory that one aggregation takes, in a process of its own: the clients' trees and all that is made
@@ -27,7 +28,7 @@ from typing import Any
 import torch
 
 from fedhet import trees
-from fedhet.messages import LocalSettings, Update
+from fedhet.messages import Extras, LocalSettings, Update
 from fedhet.methods.fednorm import FedNormPlugin, Z
 from fedhet.methods.fedsa import FedSA
 from fedhet.models import ResNet18
@@ -51,9 +52,21 @@ def received(strategy: FedSA, clients: int) -> list[Update]:
     updates = []
     for pid in range(clients):
         weights = {name: torch.randn(t.shape, generator=draw).mul_(0.01).add_(t) for name, t in old.items()}
-        latents = {Z: torch.rand(512, generator=draw)}
+        latents: Extras = {Z: torch.rand(512, generator=draw)}
         updates.append(Update(pid, 1, weights, latents, weight=1 / clients, delta=trees.Difference(weights, old)))
     return updates
+
+
+def copying(updates: list[Update]) -> Callable[[], None]:
+    """A plain copy of all their trees, into one tree."""
+    tensors = [list((update.weights or {}).values()) for update in updates]
+    copied = [t.clone() for t in tensors[0]]
+
+    def copy() -> None:
+        for each in tensors:
+            torch._foreach_copy_(copied, each)
+
+    return copy
 
 
 def aggregations(strategy: FedSA, updates: list[Update]) -> dict[str, Callable[[], Any]]:
@@ -96,7 +109,9 @@ def main() -> None:
     # First: a child's peak starts from what its parent held when it was forked.
     peaks = {piece: memory(piece, args.clients) for piece in ("mean", "fedsa")}
     strategy = server(args.clients)
-    measured = aggregations(strategy, received(strategy, args.clients))
+    updates = received(strategy, args.clients)
+    moved = sum(trees.nbytes(update.weights or {}) for update in updates)
+    measured = {"copy": copying(updates), **aggregations(strategy, updates)}
     adam, proposed = FedOpt(kind="adam"), measured["mean"]()
     measured["fedadam"] = lambda: adam.step(trees.zeros(proposed), proposed)
     spent: dict[str, list[float]] = {name: [] for name in measured}
@@ -106,14 +121,20 @@ def main() -> None:
             piece()
             spent[name].append(time.perf_counter() - began)
     seconds = {name: statistics.median(times[1:]) for name, times in spent.items()}  # the first fills caches and states
-    ratios = {name: statistics.median(a / b for a, b in zip(times[1:], spent["mean"][1:], strict=True)) for name, times in spent.items()}
+
+    def ratio(name: str, base: str) -> float:
+        return statistics.median(a / b for a, b in zip(spent[name][1:], spent[base][1:], strict=True))
+
+    ratios, of_copy = {name: ratio(name, "mean") for name in measured}, ratio("mean", "copy")
     entries = sum(strategy.site.initial[name].numel() for name in strategy.site.trained)
     print(f"{args.clients} clients, {entries:,} entries, {strategy.report()['frac_high']:.2%} of them of high dispersion")
     for name in measured:
         peak = f"   peak memory {peaks[name]:.2f} x the clients' trees" if name in peaks else ""
         print(f"{name:8} {seconds[name]:.4f} s   {ratios[name]:.2f} x the mean{peak}")
+    print(f"the mean takes {of_copy:.2f} x the plain copy of the same {moved:,} bytes")
     if args.json:
-        args.json.write_text(json.dumps({"seconds": seconds, "ratio": ratios, "peak": peaks}, indent=1) + "\n")
+        found = {"seconds": seconds, "ratio": ratios, "of_copy": of_copy, "bytes": moved, "peak": peaks}
+        args.json.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

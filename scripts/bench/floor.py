@@ -1,6 +1,6 @@
 """The physical floor: a plain loop that does only the local steps and the sum. Prints JSON.
 
-    python scripts/bench/floor.py W1 [--workers 2]
+    python scripts/bench/floor.py W1 [--workers 2] [--rounds N]
 
 Resident tensors, one model for each worker, one gather for each epoch, `autograd.grad`, an in-place step, a running
 weighted sum. Two workers are two processes with shared memory between them, each with half of the cohort.
@@ -22,9 +22,8 @@ from workloads import LR, WORKLOADS, Data, Workload, cohort, data
 
 def trainer(workload: Workload, samples: Data) -> Any:
     """A function that adds the models that some clients make of `x` to `total`."""
-    params = list(workload.model().parameters())
     model = workload.model()
-    params = list(model.parameters())
+    params: list[Tensor] = list(model.parameters())
 
     def train(x: list[Tensor], clients: list[int], total: list[Tensor], share: float) -> None:
         for k in clients:
@@ -53,7 +52,7 @@ def work(workload: Workload, samples: Data, x: list[Tensor], total: list[Tensor]
         pipe.send(None)
 
 
-def run(workload: Workload, workers: int) -> list[float]:
+def run(workload: Workload, workers: int, rounds: int) -> list[float]:
     """Seconds of each timed round."""
     torch.manual_seed(0)
     samples, seconds = data(workload), []
@@ -68,7 +67,7 @@ def run(workload: Workload, workers: int) -> list[float]:
             pipes.append(here)
     else:
         train, totals = trainer(workload, samples), [[torch.zeros_like(t) for t in x]]
-    for number in range(1, workload.rounds + 2):
+    for number in range(1, rounds + 2):
         began = time.perf_counter()
         clients = cohort(number)
         if workers > 1:
@@ -92,6 +91,8 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("workload", choices=WORKLOADS)
     parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--rounds", type=int, help="timed rounds; the workload's own by default")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    print(json.dumps({"rounds": run(WORKLOADS[args.workload], args.workers)}))
+    workload = WORKLOADS[args.workload]
+    print(json.dumps({"rounds": run(workload, args.workers, args.rounds or workload.rounds)}))

@@ -1,0 +1,69 @@
+"""What the benchmarks put into fedhet by `_target_`; the environment variable FEDHET_TRUST names this module."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator, Sequence
+
+import psutil
+from torch import Tensor
+from workloads import CLASSES, synthetic
+
+from fedhet.client import FedClient
+from fedhet.data.datasets import Dataset
+from fedhet.messages import Broadcast, Update
+from fedhet.methods.fedavg import FedAvg
+from fedhet.plugin import Report
+from fedhet.task import Samples
+from fedhet.trees import Tree
+
+
+def dataset(*, name: str, data_dir: str, mean: Sequence[float], std: Sequence[float]) -> Dataset:
+    """The synthetic samples as a configured dataset, for engines that build the task in other processes."""
+    x, y = synthetic()
+    x = x.reshape(-1, 1, 28, 28)
+    return Dataset(name, x, y, Samples(x[:CLASSES], y[:CLASSES]), tuple(map(str, range(CLASSES))), tuple(mean), tuple(std))
+
+
+class IdleClient(FedClient):
+    """Loads the received weights into the model and sends them back."""
+
+    def train(self, msg: Broadcast) -> Update:
+        self.site.load(self.start(msg))
+        return self.reply()
+
+
+class Idle(FedAvg):
+    """Clients that return at once."""
+
+    client_cls = IdleClient
+
+
+class Resident(FedAvg):
+    """Reports the resident memory after each round."""
+
+    def report(self) -> Report:
+        return {"rss": psutil.Process().memory_info().rss}
+
+
+class Streaming(FedAvg):
+    """Counts how many clients' trees live in the server's process while it sums them, those that wait for their turn included."""
+
+    def merge(self, updates: Iterator[Update], old: Tree | None) -> Tree | None:
+        self._most = 0
+        return super().merge(self._watched(updates), old)
+
+    def _watched(self, updates: Iterator[Update]) -> Iterator[Update]:
+        known: dict[int, weakref.ref[Tensor]] = {}  # a tensor of each tree, which may outlive its message
+        for update in updates:
+            for each in gc.get_objects():
+                if type(each) is Update and each.weights:
+                    first = next(iter(each.weights.values()))
+                    if isinstance(first, Tensor):  # not a note of where it lies in shared memory
+                        known[id(first)] = weakref.ref(first)
+            self._most = max(self._most, sum(ref() is not None for ref in known.values()))
+            yield update
+
+    def report(self) -> Report:
+        return {"trees": float(self._most)}
