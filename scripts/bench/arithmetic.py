@@ -1,10 +1,11 @@
-"""What the methods' own arithmetic takes, as plain torch on W1's model and data, apart from fedhet. Prints JSON.
+"""What the methods' own arithmetic takes, as plain torch in the floor's loop, on W1. Prints JSON.
 
     python scripts/bench/arithmetic.py
 
 {method: seconds per round, "generated": FedGMM's generated samples for each real one, "latents": what FedNorm's latents take,
-in inference passes over the client's data}. A round is ten clients of 60 steps. Only the operations that the
-method's equations need are counted, each on whole lists of tensors; WORDS (cells.py) says which.
+in inference passes over the client's data}. A round is ten clients of 60 steps. Only what the method's equations need is
+done, each on whole lists of tensors; WORDS (cells.py) says what. An operation of each step is timed where it happens, as the
+best round of the floor with it less the best without it: its operands push the model out of the caches.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from collections.abc import Callable
 import torch
 from cells import GENERATED_PER_CLASS, WORDS
 from fedhet_system import pixels
+from floor import Extra, trainer
 from torch import Tensor
-from workloads import CLASSES, COHORT, WORKLOADS, criterion, data
+from workloads import CLASSES, COHORT, WORKLOADS, Data, criterion, data
 
 from fedhet.messages import Update
 from fedhet.methods.fednorm import FedNormClient, FedNormPlugin
@@ -26,60 +28,85 @@ from fedhet.site import Site
 from fedhet.state import MemoryStore
 from fedhet.task import ClientData, Samples, Task
 
-W1 = WORKLOADS["W1"]
-STEPS = COHORT * 60
+W1, REPS = WORKLOADS["W1"], 5
 
 
-def seconds(work: Callable[[], object], times: int, reps: int = 5) -> float:
-    """The median of the repetitions, for so many times the work."""
-    spent = []
-    for _ in range(reps + 1):
-        began = time.perf_counter()
-        for _ in range(times):
-            work()
-        spent.append(time.perf_counter() - began)
-    return statistics.median(spent[1:])
+def alternating(pieces: dict[str, Callable[[], object]]) -> dict[str, list[float]]:
+    """Seconds of each piece in each repetition, after one that is not counted."""
+    spent: dict[str, list[float]] = {name: [] for name in pieces}
+    for _ in range(REPS + 1):
+        for name, piece in pieces.items():
+            began = time.perf_counter()
+            piece()
+            spent[name].append(time.perf_counter() - began)
+    return {name: times[1:] for name, times in spent.items()}
+
+
+def in_steps(samples: Data) -> dict[str, float]:
+    """Seconds per round of what is done in each of its steps."""
+    x, d, total = ([p.detach().clone() for p in W1.model().parameters()] for _ in range(3))
+    weights, losses, index = torch.ones(600), torch.ones(W1.batch), torch.arange(W1.batch)
+
+    def momentum(params: list[Tensor], grads: list[Tensor]) -> None:
+        torch._foreach_mul_(d, 0.9)
+        torch._foreach_add_(d, grads)
+
+    extras: dict[str, Extra] = {
+        "floor": lambda params, grads: None, "sgdm": momentum,
+        "fedprox": lambda params, grads: torch._foreach_add_(grads, torch._foreach_sub(params, x), alpha=0.01),
+        "fedlex": lambda params, grads: torch._foreach_mul_(grads, d),
+        "scaffold": lambda params, grads: torch._foreach_add_(grads, d),
+        "feddisk": lambda params, grads: losses * weights[index]}
+    loops = {name: trainer(W1, samples, extra) for name, extra in extras.items()}
+    spent = alternating({name: lambda loop=loop: loop(x, list(range(COHORT)), total, 0.1) for name, loop in loops.items()})  # type: ignore[misc]
+    return {name: max(0.0, min(times) - min(spent["floor"])) for name, times in spent.items()}
 
 
 @torch.no_grad()
-def own(samples: list[tuple[Tensor, Tensor]]) -> dict[str, float]:
-    model = W1.model()
-    w, x, g, d = ([p.detach().clone() for p in model.parameters()] for _ in range(4))
-    wide = [p.double() for p in w]
-    weights, losses, index = torch.ones(600), torch.ones(10), torch.arange(10)
-    add = seconds(lambda: torch._foreach_add_(g, d), STEPS)
-    add_wide = seconds(lambda: torch._foreach_add_(wide, wide), 1)
-    tree = seconds(lambda: [a.double().sub_(b) for a, b in zip(w, x, strict=True)], 1) + add_wide  # a difference, summed
-    steps = {
-        "fedprox": seconds(lambda: torch._foreach_add_(g, torch._foreach_sub(w, x), alpha=0.01), STEPS),
-        "fedlex": seconds(lambda: torch._foreach_mul_(g, d), STEPS),
-        "sgdm": add + seconds(lambda: torch._foreach_mul_(d, 0.9), STEPS) + COHORT * tree,
-        "scaffold": add + COHORT * 5 * tree,
-        "feddisk": seconds(lambda: losses * weights[index], STEPS),
-        "fednorm": sum(seconds(lambda x=x: model(x), 1) for x, _ in samples[:COHORT]),  # type: ignore[misc]
-        "fedsa": 5 * COHORT * tree,
-    }
-    servers = {"fedavgm": 3 * add_wide} | dict.fromkeys(("fedadam", "fedyogi", "fedadagrad"), 12 * add_wide)
-    return dict.fromkeys(WORDS, 0.0) | steps | servers | {"feddiskab": steps["feddisk"]}
+def on_trees() -> tuple[float, float]:
+    """Seconds of the float64 mean of a cohort's changes, and of one operation on a float64 tree."""
+    cohort = [[p.detach().clone() for p in W1.model().parameters()] for _ in range(COHORT + 1)]
+    total = [p.double() for p in cohort[0]]
+
+    def mean() -> None:
+        for tree in cohort[1:]:
+            torch._foreach_add_(total, [new.double().sub_(old) for new, old in zip(tree, cohort[0], strict=True)], alpha=0.1)
+
+    spent = alternating({"mean": mean, "operation": lambda: torch._foreach_mul_(total, 0.9)})
+    return statistics.median(spent["mean"]), statistics.median(spent["operation"])
 
 
-def generated(samples: list[tuple[Tensor, Tensor]]) -> float:
+@torch.no_grad()
+def inference(samples: Data) -> float:
+    """Seconds of a pass over the cohort's data."""
+    model = W1.model().eval()
+    return statistics.median(alternating({"pass": lambda: [model(x) for x, _ in samples[:COHORT]]})["pass"])
+
+
+def own(samples: Data) -> dict[str, float]:
+    """Seconds per round of each method's own arithmetic."""
+    steps, (mean, operation) = in_steps(samples), on_trees()
+    rounds = {"fednorm": inference(samples), "fedsa": 5 * mean, "sgdm": mean, "scaffold": 5 * mean, "fedavgm": 3 * operation,
+              **dict.fromkeys(("fedadam", "fedyogi", "fedadagrad"), 12 * operation)}
+    steps["feddiskab"] = steps["feddisk"]
+    return {method: steps.get(method, 0.0) + rounds.get(method, 0.0) for method in WORDS}
+
+
+def generated(samples: Data) -> float:
     missing = [(GENERATED_PER_CLASS - y.bincount(minlength=CLASSES)).clamp(min=0).sum() for _, y in samples]
     return sum(map(int, missing)) / sum(len(y) for _, y in samples)
 
 
-def latents(samples: list[tuple[Tensor, Tensor]]) -> float:
-    """The median over clients of FedNorm's time by that of the pass that follows it."""
+@torch.no_grad()
+def latents(samples: Data) -> float:
+    """The median over clients of FedNorm's time by that of a plain pass."""
     task = Task(W1.model, criterion, [ClientData(Samples(*pair)) for pair in samples], None, CLASSES)
     site, plugin = Site(task, device=torch.device("cpu"), seed=0), FedNormPlugin()
-    client = FedNormClient(site, [plugin], MemoryStore())
-    found = []
-    for pid in range(len(samples)):
-        client.pid, x = pid, site.train_data(pid).x
-        with torch.no_grad():
-            site.model.eval()
-            passed = seconds(lambda x=x: site.model(x), 1)  # type: ignore[misc]
-        found.append(seconds(lambda pid=pid: plugin.sending(Update(pid, 600)), 1) / passed)  # type: ignore[misc]
+    client, found = FedNormClient(site, [plugin], MemoryStore()), []
+    for client.pid, (x, y) in enumerate(samples):
+        update = Update(client.pid, len(y))
+        spent = alternating({"latents": lambda update=update: plugin.sending(update), "pass": lambda x=x: site.model(x)})  # type: ignore[misc]
+        found.append(statistics.median(spent["latents"]) / statistics.median(spent["pass"]))
     return statistics.median(found)
 
 

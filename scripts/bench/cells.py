@@ -24,7 +24,7 @@ WORDS = {
     "fedsgd": "nothing: one gradient in place of 60 steps",
     "fedprox": "g += mu (w - x) in each step", "fedlex": "g *= G in each step",
     "sgdm": "d = gamma d + g in each step, and a second mean, of d",
-    "scaffold": "g += c - c_i in each step, the new control of each client, and two further means",
+    "scaffold": "g += c - c_i in each step; five means' worth: each client's new control, its old one recovered, two further sums",
     "feddisk": "a weight for each sample in each step", "feddiskab": "a weight for each sample in each step",
     "fedgmm": f"steps on generated samples, {GENERATED_PER_CLASS} of each missing class",
     "fednorm": "one inference pass over each client's data", "fedsa": "five times the mean of the same trees (its goal in the cell server)",

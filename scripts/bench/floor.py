@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,9 +20,11 @@ from torch import Tensor
 from torch.nn import functional
 from workloads import LR, WORKLOADS, Data, Workload, cohort, data
 
+Extra = Callable[[list[Tensor], list[Tensor]], object]
 
-def trainer(workload: Workload, samples: Data) -> Any:
-    """A function that adds the models that some clients make of `x` to `total`."""
+
+def trainer(workload: Workload, samples: Data, extra: Extra | None = None) -> Any:
+    """A function that adds the models that some clients make of `x` to `total`; `extra` gets parameters and gradients in each step."""
     model = workload.model()
     params: list[Tensor] = list(model.parameters())
 
@@ -36,6 +39,8 @@ def trainer(workload: Workload, samples: Data) -> Any:
                 loss = functional.cross_entropy(model(inputs[at : at + workload.batch]), targets[at : at + workload.batch])
                 grads = torch.autograd.grad(loss, params)
                 with torch.no_grad():
+                    if extra:
+                        extra(params, list(grads))
                     torch._foreach_add_(params, grads, alpha=-LR)
             with torch.no_grad():
                 torch._foreach_add_(total, params, alpha=share)
