@@ -102,12 +102,11 @@ def pick(tree: AnyTree, names: Iterable[str]) -> Tree:
 
 def finite(tree: AnyTree) -> str | None:
     """The first name that holds a NaN or an infinity, or None."""
-    for name in tree:
-        t = tree[name]
-        # A sum is one pass; it can overflow on finite values, so only then is each entry looked at.
-        if t.is_floating_point() and not torch.isfinite(t.sum()) and not torch.isfinite(t).all():
-            return name
-    return None
+    floating = {name: tree[name] for name in tree if tree[name].is_floating_point()}
+    # A sum is one pass, and one answer for all tensors; it can overflow on finite values, so only then is each entry looked at.
+    if not floating or torch.isfinite(torch.stack([t.sum().double() for t in floating.values()]).sum()):
+        return None
+    return next((name for name, t in floating.items() if not torch.isfinite(t).all()), None)
 
 
 def nbytes(tree: AnyTree) -> int:
