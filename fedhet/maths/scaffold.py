@@ -14,7 +14,7 @@ def correction(c: Tensor, c_i: Tensor) -> Tensor:
 
 def control_change(c: Tensor, dy: Tensor, steps_lr: float) -> Tensor:
     """Option II: c_i+ - c_i = -c - dy / (steps lr), where dy = y - x after `steps` plain SGD steps of rate lr."""
-    return -c - dy / steps_lr
+    return (dy / -steps_lr).sub_(c)
 
 
 def control_sum(total: Tensor, shares: Sequence[float], c_plus: Sequence[Tensor], before: Sequence[float], c_i: Sequence[Tensor]) -> Tensor:
