@@ -65,7 +65,8 @@ class Sum:
         """sum_k w_k t_k / sum_k w_k."""
         if not self.weight > 0:
             raise ValueError(f"a weighted mean needs a positive total weight, got {self.weight}")
-        return {name: total / self.weight for name, total in self.tree.items()}
+        means = {name: total / self.weight for name, total in self._total.items()}
+        return means if self._old is None else {name: t.sub_(self._old[name]) for name, t in means.items()}
 
 
 def mean(pairs: Iterable[tuple[AnyTree, float]]) -> Tree:
