@@ -20,7 +20,7 @@ run: $(READY)  ## the main job: FedNorm against non-IID clients on the embedded 
 	$(BIN)/python -m fedhet $(ARGS)
 
 test: $(READY)  ## the tests, one real deployment among them, and coverage
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not matrix" --cov --cov-report=term --cov-fail-under=90 $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not matrix" --cov --cov-report=term --cov-fail-under=90 $(ARGS)
 
 test-all: $(READY)  ## all tests, the full matrix of engines among them
 	$(BIN)/python -m pytest $(ARGS)
