@@ -137,6 +137,8 @@ def validate(cfg: DictConfig) -> None:
     boolean("engine.channels_last", cfg.engine.channels_last)
     if cfg.engine.vectorize != "auto":
         integer("engine.vectorize", cfg.engine.vectorize, low=0)
+    if cfg.engine.vectorize and cfg.engine.name != "local":
+        raise ConfigError(f"engine.vectorize={cfg.engine.vectorize} with engine={cfg.engine.name}: only engine=local trains clients as one")
 
 
 def _load(texts: Sequence[str]) -> DictConfig:

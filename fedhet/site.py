@@ -72,6 +72,9 @@ class Site:
         rules = scope(self.model)
         state = self.model.state_dict(keep_vars=True)
         parameters = dict(self.model.named_parameters())
+        if tied := [name for name, t in state.items() if isinstance(t, nn.Parameter) and name not in parameters]:
+            raise ConfigError(f"the model {type(self.model).__name__} has {tied[0]!r} tied to another parameter: each would be averaged by "
+                              "itself; give it one name")
         self.trained = [n for n, p in parameters.items() if p.requires_grad and rules.trained(n)]
         averaged = [n for n in state if n not in parameters and buffers == "average"]
         self.shared = [n for n in state if (n in self.trained or n in averaged) and rules.shared(n)]

@@ -32,7 +32,7 @@ Objective = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor | None]]
 
 def derivative(losses: Tensor, penalty: Tensor | None, params: Sequence[Tensor]) -> list[Tensor]:
     """The gradient of losses.mean() + penalty; the mean is a constant gradient of its terms, which spares two kernels."""
-    share = torch.full_like(losses, 1 / len(losses))
+    share = torch.full_like(losses, 1 / losses.numel())
     if penalty is None or not penalty.requires_grad:
         return list(torch.autograd.grad(losses, params, share, materialize_grads=True))
     return list(torch.autograd.grad([losses, penalty], params, [share, torch.ones_like(penalty)], materialize_grads=True))
@@ -116,7 +116,9 @@ class LocalTraining:
             losses, penalty = objective(x, y, index)
             return losses.detach() if penalty is None else (losses.mean() + penalty).detach(), derivative(losses, penalty, params)
 
-        if not self.site.speed.compile or model is not self.site.model or not self.plain(hooks):
+        own = self.site.parameters  # a fine-tuning may train others
+        same = len(params) == len(own) and all(a is b for a, b in zip(params, own, strict=True))
+        if not (self.site.speed.compile and same and self.plain(hooks)):
             return eager
         weights, size, compiled = self.sample_weights(data) if hooks else None, self.local.batch_size, self.site.compiled
 

@@ -32,41 +32,41 @@ class Difference(Mapping[str, Tensor]):
 class Sum:
     """A running weighted sum in float64: sum_k w_k t_k. Its memory does not depend on the number of trees.
 
-    Differences from one old tree are summed as sum_k w_k new_k - (sum_k w_k) old: half of the memory traffic.
+    Differences from the first one's old tree are summed as sum_k w_k new_k - (sum_k w_k) old: half of the memory traffic.
     """
 
     def __init__(self) -> None:
         self.weight = 0.0
         self._total: Tree = {}
-        self._old: AnyTree | None = None
+        self._old: AnyTree = {}
+        self._moved = 0.0  # the weight of the differences from `_old`
 
     def add(self, tree: AnyTree, weight: float) -> None:
-        """Add w_k t_k; ValueError where the weight is negative or not finite, or a difference is from another old tree."""
+        """Add w_k t_k; ValueError where the weight is negative or not finite."""
         if not 0 <= weight < math.inf:
             raise ValueError(f"a tree has the weight {weight}; weights are finite and >= 0")
-        new, old = (tree.new, tree.old) if isinstance(tree, Difference) else (tree, None)
+        if isinstance(tree, Difference) and (not self._total or tree.old is self._old):
+            self._old, self._moved, tree = tree.old, self._moved + weight, tree.new
         if not self._total:
-            self._total, self._old = {name: new[name].double() * weight for name in new}, old
-        elif old is not self._old:
-            raise ValueError("the differences of one sum must be from the same old tree")
+            self._total = {name: tree[name].double() * weight for name in tree}
         else:
             for name, total in self._total.items():
-                total.add_(new[name], alpha=weight)
+                total.add_(tree[name], alpha=weight)
         self.weight += weight
 
     @property
     def tree(self) -> Tree:
         """sum_k w_k t_k; empty where nothing was added."""
-        if self._old is None:
+        if not self._moved:
             return self._total
-        return {name: total.sub(self._old[name], alpha=self.weight) for name, total in self._total.items()}
+        return {name: total.sub(self._old[name], alpha=self._moved) for name, total in self._total.items()}
 
     def mean(self) -> Tree:
         """sum_k w_k t_k / sum_k w_k."""
         if not self.weight > 0:
             raise ValueError(f"a weighted mean needs a positive total weight, got {self.weight}")
         means = {name: total / self.weight for name, total in self._total.items()}
-        return means if self._old is None else {name: t.sub_(self._old[name]) for name, t in means.items()}
+        return {name: t.sub_(self._old[name], alpha=self._moved / self.weight) for name, t in means.items()} if self._moved else means
 
 
 def mean(pairs: Iterable[tuple[AnyTree, float]]) -> Tree:

@@ -6,6 +6,7 @@ replies are put back in order, so the sums, and the final bytes, are those of on
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import signal
 import sys
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from fedhet.build import Job
 
 
+log = logging.getLogger("fedhet")
 END_SECONDS = 5.0  # for a worker to end by itself
 
 
@@ -81,8 +83,9 @@ class PoolCourier:
     """Hands messages to worker processes, one at a time to each, and the next one as soon as a reply is in."""
 
     def __init__(self, workers: int, job: Job, folder: Path) -> None:
-        # A forked worker shares the data at no cost, but CUDA and other platforms than Linux cannot be forked.
-        self._forked = sys.platform == "linux" and job.site.device.type == "cpu"
+        # A forked worker shares the data at no cost, but CUDA, other platforms than Linux, and OpenMP's threads cannot be forked:
+        # a child that computes with several of them would wait for ever.
+        self._forked = sys.platform == "linux" and job.site.device.type == "cpu" and job.config.cfg.engine.threads == 1
         self._context: Any = multiprocessing.get_context("fork" if self._forked else "spawn")
         self._job, self._folder, self._count = job, folder, workers
         self._workers: dict[Connection, Any] = {}
@@ -187,6 +190,11 @@ def _work(connection: Connection, job: Job, folder: Path, replies: Path, inherit
             call, msg = connection.recv()
         except EOFError:
             return
-        reply: Reply = getattr(job.client(store), call)(reader.message(msg))
         writer.clear()
-        connection.send(writer.message(reply) if isinstance(reply, Update) else reply)
+        try:
+            reply: Reply = getattr(job.client(store), call)(reader.message(msg))
+            found = writer.message(reply) if isinstance(reply, Update) else reply
+        except Exception as error:  # the client's own are replies already: these are the worker's, a full disk among them
+            log.debug("client %d", msg.pid, exc_info=True)
+            found = Failure(msg.pid, msg.phase, msg.step, f"{type(error).__name__}: {error}")
+        connection.send(found)

@@ -24,7 +24,6 @@ from fedhet.errors import ConfigError
 from fedhet.functional import gradient
 from fedhet.messages import Broadcast, Failure, LocalSettings, Reply
 from fedhet.server import Clock
-from fedhet.site import norms
 from fedhet.task import Samples
 from fedhet.trees import AnyTree
 
@@ -45,8 +44,8 @@ def obstacle(client: FedClient, local: LocalSettings) -> str | None:
     for hook, found in client.overridden(client.plugins).items():
         if found:
             return f"plugin {found[0].__self__.name!r} has the hook {hook}"
-    if norms(client.site.model):
-        return "batch norm would see the padded samples (model.norm=group)"
+    if next(client.site.model.buffers(), None) is not None:
+        return "the model has buffers, which training may change (model.norm=group has none)"
     if any(isinstance(module, _DropoutNd) for module in client.site.model.modules()):
         return "dropout would draw other numbers"
     return None if local.optimizer == "sgd" else f"client.optimizer={local.optimizer} (sgd can)"
@@ -138,7 +137,8 @@ def train_together(group: list[Member]) -> list[list[Tensor]]:
     buffers = dict(site.model.named_buffers())
     most = max(len(one.data) for one in group)
     x, y = (torch.stack([_padded(part(one.data), most) for one in group]) for part in (lambda d: d.x, lambda d: d.y))
-    index = torch.zeros(k, len(group[0].batches), local.batch_size, dtype=torch.int64)
+    width = max(len(batch) for one in group for batch in one.batches)
+    index = torch.zeros(k, len(group[0].batches), width, dtype=torch.int64)
     weights = torch.zeros(index.shape, dtype=torch.float32)
     for row, one in enumerate(group):
         for t, batch in enumerate(one.batches):

@@ -77,4 +77,5 @@ def combine(terms: Iterable[Term]) -> tuple[Tree, float]:
     if not weight > 0:
         raise ValueError(f"the clients that took a step have the total weight {weight}; it must be positive")
     gain = taus / weight
-    return trees.map(lambda t: t / weight * gain, total.tree), gain * unit
+    factor = total.weight / weight * gain
+    return trees.map(lambda t: t * factor, total.mean()), gain * unit

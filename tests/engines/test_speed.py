@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +19,9 @@ from fedhet import trees
 from fedhet.engines import vectorized
 from fedhet.errors import ConfigError, RunFailed
 from fedhet.models import CNN
+from fedhet.site import Site
 from fedhet.toy import toy_task
+from fedhet.training import derivative
 
 Launch = Callable[..., Any]
 COMMON = ["rounds=3", "fraction=0.75", "client.epochs=2", "client.batch_size=5", "client.lr=0.1", "eval.clients=false", "seed=1"]
@@ -76,7 +82,7 @@ def test_what_cannot_be_one_is_refused_with_its_reason(launch: Launch, lines: li
 
 
 def test_batch_norm_and_workers_are_refused(launch: Launch) -> None:
-    with pytest.raises(ConfigError, match="batch norm"):
+    with pytest.raises(ConfigError, match="the model has buffers"):
         launch(*COMMON, "method=fedavg", "engine.vectorize=2", task=toy_task(norm=True))
     with pytest.raises(ConfigError, match=r"engine\.vectorize=2 with engine\.workers=2"):
         launch(*COMMON, "method=fedavg", "engine.vectorize=2", "engine.workers=2", task=toy_task())
@@ -112,6 +118,44 @@ def test_a_loss_of_its_own_is_not_compiled(launch: Launch, monkeypatch: pytest.M
     assert largest_difference(plain.weights, functional.weights) < 1e-5
 
 
+@pytest.mark.parametrize("finetune", ["full", "head", "body"])
+def test_fine_tuning_other_parameters_is_not_compiled(launch: Launch, monkeypatch: pytest.MonkeyPatch, finetune: str) -> None:
+    monkeypatch.setattr(torch, "compile", lambda f, **how: f)
+    lines = [*COMMON, "eval.clients=true", "method=fedbabu", f"method.finetune={finetune}", "method.finetune_epochs=1"]
+    plain, functional = (launch(*lines, f"engine.compile={on}", task=toy_task(4)) for on in ("false", "true"))
+    assert largest_difference(plain.weights, functional.weights) < 1e-5
+    assert functional.summary["failures"] == []
+
+
+@pytest.mark.matrix
+def test_workers_with_threads_of_their_own(tmp_path: Path) -> None:
+    """They are not forked: OpenMP's threads do not survive that, and the first large product would wait for ever."""
+    code = ("import fedhet\nif __name__ == '__main__':\n fedhet.run(['method=fedavg', 'rounds=1', 'model=cnn', 'engine.workers=2', "
+            "'engine.threads=2', 'eval.clients=false', 'client.epochs=1', 'partition.clients=3', 'hydra.run.dir=run'])\n")
+    (tmp_path / "main.py").write_text(code)
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    subprocess.run([sys.executable, "main.py"], cwd=tmp_path, env=environment, check=True, timeout=120, capture_output=True)
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "ok"
+
+
+def test_a_loss_for_each_pixel_has_the_gradient_of_its_mean() -> None:
+    w, x = torch.ones(3, requires_grad=True), torch.arange(12.0).reshape(4, 3)
+    torch.testing.assert_close(derivative(w * x, None, [w])[0], torch.autograd.grad((w * x).mean(), w)[0])
+
+
+def test_tied_parameters_are_refused() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(2, 2), nn.Linear(2, 2)
+            self.b.weight = self.a.weight
+
+    task = toy_task(2)
+    task.model = Tied
+    with pytest.raises(ConfigError, match=r"'b\.weight' tied"):
+        Site(task, device=torch.device("cpu"), seed=0)
+
+
 @pytest.mark.parametrize("option", ["amp", "channels_last"])
 def test_amp_and_channels_last(launch: Launch, option: str) -> None:
     plain, fast = (launch(*COMMON, "method=fednorm", f"engine.{option}={on}", task=images()) for on in ("false", "true"))
@@ -132,7 +176,7 @@ def test_channels_last_reaches_the_convolutions(launch: Launch) -> None:
     task = images()
     task.model = lambda: Seeing(shape=(1, 8, 8), classes=3)
     launch(*COMMON, "method=fedavg", "engine.channels_last=true", task=task)
-    assert seen and all(weight for _, weight in seen)
+    assert seen and all(weight for _, weight in seen) and any(x for x, _ in seen)
 
 
 @pytest.mark.parametrize(("option", "exact"), [("engine.compile=false", True), ("engine.amp=true", False), ("engine.vectorize=2", False),

@@ -52,7 +52,7 @@ def test_the_weighted_mean_is_that_of_numpy_and_only_ratios_matter() -> None:
         np.testing.assert_allclose(found, np.average(values.double().numpy(), axis=0, weights=weights), rtol=1e-14)
 
 
-def test_differences_are_summed_as_they_are_and_from_one_old_tree() -> None:
+def test_differences_are_summed_as_they_are_also_beside_other_trees() -> None:
     g = torch.Generator().manual_seed(2)
     old, news, weights = {"x": torch.randn(4, generator=g)}, torch.randn(3, 4, generator=g), [2.0, 0.5, 3.0]
     total = trees.Sum()
@@ -61,8 +61,11 @@ def test_differences_are_summed_as_they_are_and_from_one_old_tree() -> None:
     expected = (news.double() - old["x"]).numpy()
     np.testing.assert_allclose(total.tree["x"], np.tensordot(weights, expected, 1), rtol=1e-13)
     np.testing.assert_allclose(total.mean()["x"], np.average(expected, axis=0, weights=weights), rtol=1e-13)
-    with pytest.raises(ValueError, match="same old tree"):
-        total.add(trees.Difference({"x": news[0]}, {"x": news[1]}), 1.0)
+    total.add(trees.Difference({"x": news[0]}, {"x": news[1]}), 1.5)  # from another old tree
+    total.add({"x": news[2]}, 0.5)
+    expected = np.concatenate([expected, [(news[0].double() - news[1]).numpy(), news[2].double().numpy()]])
+    np.testing.assert_allclose(total.mean()["x"], np.average(expected, axis=0, weights=[*weights, 1.5, 0.5]), rtol=1e-12)
+    np.testing.assert_allclose(total.tree["x"], np.tensordot([*weights, 1.5, 0.5], expected, 1), rtol=1e-12)
 
 
 def test_a_mean_needs_a_positive_total() -> None:
