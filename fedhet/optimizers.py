@@ -28,7 +28,7 @@ class SGD:
     `buffers` are the d to start from, changed in place; without them d starts with the first gradient.
     """
 
-    def __init__(self, params: Sequence[nn.Parameter], settings: LocalSettings, buffers: list[Tensor] | None = None) -> None:
+    def __init__(self, params: Sequence[Tensor], settings: LocalSettings, buffers: list[Tensor] | None = None) -> None:
         self.params: list[Tensor] = list(params)
         self.settings = settings
         self.buffers = buffers

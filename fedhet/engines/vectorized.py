@@ -10,7 +10,7 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -23,6 +23,7 @@ from fedhet.engines.local import LocalCourier
 from fedhet.errors import ConfigError
 from fedhet.functional import gradient
 from fedhet.messages import Broadcast, Failure, LocalSettings, Reply
+from fedhet.optimizers import SGD
 from fedhet.server import Clock
 from fedhet.task import Samples
 from fedhet.trees import AnyTree
@@ -149,6 +150,7 @@ def train_together(group: list[Member]) -> list[list[Tensor]]:
     rows = torch.arange(k, device=device)[:, None]
     site.model.train()
     step = vmap(gradient(site), in_dims=(0, None, 0, 0, 0), out_dims=(0, 0, None))  # type: ignore[arg-type]
+    unclipped = replace(local, clip=None)
     momenta = [torch.zeros_like(p) for p in params]
     with torch.no_grad():
         for t in range(lengths[0]):
@@ -156,7 +158,9 @@ def train_together(group: list[Member]) -> list[list[Tensor]]:
             w = [p[:a] for p in params]
             at = index[:a, t]
             grads, _, _ = step(w, buffers, x[rows[:a], at], y[rows[:a], at], weights[:a, t])
-            _sgd(w, grads, [m[:a] for m in momenta], local)
+            if local.clip is not None:
+                grads = _clip(grads, local.clip)
+            SGD(w, unclipped, [m[:a] for m in momenta] if local.momentum else None).step(grads)
     return [[p[row] for p in params] for row in range(k)]
 
 
@@ -164,16 +168,8 @@ def _padded(t: Tensor, n: int) -> Tensor:
     return t if len(t) == n else torch.cat([t, t.new_zeros(n - len(t), *t.shape[1:])])
 
 
-def _sgd(params: list[Tensor], grads: list[Tensor], momenta: list[Tensor], local: LocalSettings) -> None:
-    """`optimizers.SGD` for stacked parameters; the norm to clip is each client's own."""
-    if local.clip is not None:
-        norms = torch.stack([g.flatten(1).norm(dim=1) for g in grads]).norm(dim=0)
-        factor = (local.clip / (norms + 1e-6)).clamp(max=1.0)
-        grads = [g * factor.view(-1, *[1] * (g.ndim - 1)) for g in grads]
-    if local.weight_decay:
-        torch._foreach_add_(grads, params, alpha=local.weight_decay)
-    if local.momentum:
-        torch._foreach_mul_(momenta, local.momentum)
-        torch._foreach_add_(momenta, grads)
-        grads = momenta
-    torch._foreach_add_(params, grads, alpha=-local.lr)
+def _clip(grads: list[Tensor], limit: float) -> list[Tensor]:
+    """`optimizers.clip_norm` for stacked gradients; the norm is each client's own."""
+    norms = torch.stack([g.flatten(1).norm(dim=1) for g in grads]).norm(dim=0)
+    factor = (limit / (norms + 1e-6)).clamp(max=1.0)
+    return [g * factor.view(-1, *[1] * (g.ndim - 1)) for g in grads]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-import pickle  # only to show that a transform can travel to another process
+import multiprocessing
 
 import numpy as np
 import pytest
@@ -80,7 +80,9 @@ def test_sizes_gather_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_normalize_per_channel(dtype: torch.dtype) -> None:
-    normalize = pickle.loads(pickle.dumps(transform(toy())))
+    here, there = multiprocessing.Pipe()  # as a spawned worker would get it
+    here.send(transform(toy()))
+    normalize = there.recv()
     x = torch.rand(5, 2, 1, 3, dtype=dtype)
     with torch.inference_mode():  # a first use in evaluation must not spoil the constants for training
         normalize(x)
