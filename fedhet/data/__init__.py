@@ -9,12 +9,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedhet.data.datasets import Dataset
+    from fedhet.data.dataset import Dataset
     from fedhet.data.federation import Federation, Normalize, describe, split, transform
     from fedhet.data.partition import Dirichlet, Iid, Partition, Pathological, Scheme, Shards
 
 _HOME = {
-    **dict.fromkeys(("Dataset",), "fedhet.data.datasets"),
+    **dict.fromkeys(("Dataset",), "fedhet.data.dataset"),
     **dict.fromkeys(("Federation", "Normalize", "describe", "split", "transform"), "fedhet.data.federation"),
     **dict.fromkeys(("Dirichlet", "Iid", "Partition", "Pathological", "Scheme", "Shards"), "fedhet.data.partition"),
 }

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedhet.data.datasets import Dataset
+from fedhet.data.dataset import Dataset
 from fedhet.data.partition import Partition, check_split
 from fedhet.streams import generator
 from fedhet.task import ClientData, Samples

@@ -11,7 +11,7 @@ from torch import Tensor
 from workloads import CLASSES, synthetic
 
 from fedhet.client import FedClient
-from fedhet.data.datasets import Dataset
+from fedhet.data.dataset import Dataset
 from fedhet.messages import Broadcast, Update
 from fedhet.methods.fedavg import FedAvg
 from fedhet.plugin import Report

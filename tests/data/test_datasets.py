@@ -17,8 +17,8 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 from PIL import Image
 
-from fedhet.data import datasets
-from fedhet.data.datasets import Dataset
+from fedhet.data import images
+from fedhet.data.dataset import Dataset
 from fedhet.errors import ConfigError, DataError
 from fedhet.task import Samples
 
@@ -27,7 +27,7 @@ CONF = Path(__file__).parents[2] / "conf" / "dataset"
 
 def load(name: str, /, **keys: object) -> Dataset:
     conf = yaml.safe_load((CONF / f"{name}.yaml").read_text())
-    return getattr(datasets, conf.pop("_target_").split(".")[-1])(**{**conf, **keys})
+    return getattr(images, conf.pop("_target_").split(".")[-1])(**{**conf, **keys})
 
 
 def counts(y: torch.Tensor) -> list[int]:
@@ -274,12 +274,12 @@ def test_labels_out_of_range() -> None:
 
 
 def test_importing_is_light() -> None:
-    code = "import sys, fedhet.data.datasets; print({'torchvision', 'sklearn', 'PIL', 'flwr_datasets', 'datasets'} & set(sys.modules))"
+    code = "import sys, fedhet.data.images; print({'torchvision', 'sklearn', 'PIL', 'flwr_datasets', 'datasets'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "set()"
 
 
 def test_every_yaml_names_its_loader() -> None:
     for path in CONF.glob("*.yaml"):
         conf = OmegaConf.load(path)
-        assert (conf["_target_"], conf["name"]) == (f"{datasets.__name__}.{path.stem}", path.stem)
+        assert (conf["_target_"], conf["name"]) == (f"{images.__name__}.{path.stem}", path.stem)
     assert instantiate(OmegaConf.load(CONF / "digits.yaml"), data_dir="data").name == "digits"  # Hydra's own lists do

@@ -1,4 +1,4 @@
-"""Datasets in memory: one array of images that all clients share, and a global test set.
+"""Image datasets.
 
 Each loader is a Hydra target (conf/dataset/*.yaml) and imports what it needs only when it is called. Nothing is downloaded.
 """
@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from fedhet.data.dataset import Dataset
 from fedhet.data.files import find, list_images, read_images
 from fedhet.errors import ConfigError, DataError
 from fedhet.task import Samples
@@ -20,52 +20,6 @@ from fedhet.task import Samples
 log = logging.getLogger("fedhet")
 
 _FOLDERS = ("train", "test")
-
-
-@dataclass(frozen=True)
-class Dataset:
-    """What the clients share, and the global test set.
-
-    Args:
-        x: (n, C, H, W), uint8 (0..255) or float32 in [0, 1]; all clients' images.
-        y: (n,) int64, their labels in 0 .. len(classes) - 1.
-        test: the global test set, of the same kind; no client sees it.
-        classes: the classes' names.
-        mean, std: per channel, of pixels in [0, 1]; a single number stands for every channel.
-
-    Raises:
-        DataError: labels out of range, or training and test samples of different shapes.
-        ConfigError: `mean` or `std` does not fit the channels, or a std is not positive.
-    """
-
-    name: str
-    x: Tensor
-    y: Tensor
-    test: Samples
-    classes: tuple[str, ...]
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-
-    def __post_init__(self) -> None:
-        if self.test.x.shape[1:] != self.x.shape[1:]:
-            raise DataError(f"{self.name}: training samples are {self.shape}, but test samples {tuple(self.test.x.shape[1:])}")
-        for part, samples in (("training", Samples(self.x, self.y)), ("test", self.test)):
-            wrong = ((samples.y < 0) | (samples.y >= len(self.classes))).nonzero()
-            if len(wrong):
-                row, last = int(wrong[0]), len(self.classes) - 1
-                raise DataError(f"{self.name}: {part} sample {row} has label {int(samples.y[row])}; labels go from 0 to {last}")
-        for key in ("mean", "std"):
-            values = tuple(float(value) for value in getattr(self, key))
-            if len(values) not in (1, self.shape[0]):
-                raise ConfigError(f"dataset.{key}={list(values)}: give one number, or one for each of the {self.shape[0]} channels")
-            object.__setattr__(self, key, values * (self.shape[0] // len(values)))
-        if min(self.std) <= 0:
-            raise ConfigError(f"dataset.std={list(self.std)}: each must be > 0")
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """(C, H, W) of one sample."""
-        return tuple(self.x.shape[1:])
 
 
 def digits(*, name: str, mean: Sequence[float], std: Sequence[float], data_dir: str = "") -> Dataset:
