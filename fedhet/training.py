@@ -31,11 +31,14 @@ Objective = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor | None]]
 
 
 def derivative(losses: Tensor, penalty: Tensor | None, params: Sequence[Tensor]) -> list[Tensor]:
-    """The gradient of losses.mean() + penalty; the mean is a constant gradient of its terms, which spares two kernels."""
-    share = torch.full_like(losses, 1 / losses.numel())
-    if penalty is None or not penalty.requires_grad:
-        return list(torch.autograd.grad(losses, params, share, materialize_grads=True))
-    return list(torch.autograd.grad([losses, penalty], params, [share, torch.ones_like(penalty)], materialize_grads=True))
+    """The gradient of losses.mean() + penalty, each tensor with memory of its own: hooks and the step change them in place."""
+    loss = losses.mean() if penalty is None else losses.mean() + penalty
+    grads, seen = list(torch.autograd.grad(loss, params, materialize_grads=True)), set()
+    for i, g in enumerate(grads):  # autograd gives the terms of a sum one buffer, and a sum's terms a broadcast number
+        if g.data_ptr() in seen or 0 in g.stride():
+            grads[i] = g.clone(memory_format=torch.contiguous_format)
+        seen.add(g.data_ptr())
+    return grads
 
 
 class LocalTraining:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, cast
 from fedhet.client import FedClient
 from fedhet.engines.shared import Reader, Writer
 from fedhet.errors import ConfigError
-from fedhet.messages import Broadcast, Failure, Reply, Update
+from fedhet.messages import Broadcast, Failure, Reply, Update, payload
 from fedhet.server import Clock, run_rounds
 from fedhet.site import pin_threads
 from fedhet.state import DiskStore, MemoryStore
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("fedhet")
 END_SECONDS = 5.0  # for a worker to end by itself
+AHEAD_BYTES = 2**28  # of replies that wait for those before them; beyond it a worker waits too, where as many wait as there are workers
 
 
 def run(job: Job) -> Path:
@@ -40,6 +41,8 @@ def run(job: Job) -> Path:
         raise ConfigError("engine.workers=null: engine=local needs a number of worker processes")
     if engine.workers > 1 and engine.vectorize:
         raise ConfigError(f"engine.vectorize={engine.vectorize} with engine.workers={engine.workers}: use one of the two")
+    if engine.compile and engine.vectorize:
+        raise ConfigError(f"engine.vectorize={engine.vectorize} with engine.compile=true: use one of the two")
     workers = min(engine.workers, len(job.task.sizes))
     courier: LocalCourier | PoolCourier = _in_process(job)
     recorder = job.recorder  # built before the workers are forked and the clock of the first step runs
@@ -90,6 +93,7 @@ class PoolCourier:
         self._job, self._folder, self._count = job, folder, workers
         self._workers: dict[Connection, Any] = {}
         self._reader: dict[Connection, Reader] = {}
+        self._replies: dict[Connection, Path] = {}  # where a worker lays them
         self._started = 0
 
     def __enter__(self) -> PoolCourier:
@@ -112,7 +116,8 @@ class PoolCourier:
         # A forked worker has copies of our ends of all pipes; with its own open it would never hear that we have gone.
         inherited = [*self._workers, here] if self._forked else []
         self._started += 1
-        arguments = (there, self._job, self._folder, self._folder / f"reply-{self._started}", inherited)
+        self._replies[here] = self._folder / f"reply-{self._started}"
+        arguments = (there, self._job, self._folder, self._replies[here], inherited)
         process = self._context.Process(target=_work, args=arguments, daemon=True)
         process.start()
         there.close()
@@ -127,19 +132,21 @@ class PoolCourier:
         return self._exchange("assess", plan, clock)
 
     def _exchange(self, call: str, plan: list[Broadcast], clock: Clock) -> Iterator[Reply]:
-        waiting, done = list(range(len(plan)))[::-1], {}
+        waiting = list(range(len(plan)))[::-1]
+        done: dict[int, Reply] = {}
         busy: dict[Connection, int] = {}
+        idle = list(self._workers)
+        sizes = [0] * len(plan)  # bytes of the replies that wait for their turn
         self._writer.clear()
 
-        def feed(connection: Connection) -> None:
-            if waiting:
+        def feed() -> None:
+            while idle and waiting and (len(done) < self._count or sum(sizes) < AHEAD_BYTES):
                 at = waiting.pop()
                 with clock("broadcast"):
-                    busy[self._send(connection, (call, self._writer.message(plan[at])))] = at
+                    busy[self._send(idle.pop(0), (call, self._writer.message(plan[at])))] = at
 
-        for connection in list(self._workers):
-            feed(connection)
         for position in range(len(plan)):
+            feed()
             while position not in done:
                 with clock("clients"):
                     ready = cast("list[Connection]", wait(list(busy)))
@@ -148,11 +155,14 @@ class PoolCourier:
                     try:
                         with clock("upload"):
                             reply = connection.recv()
-                            done[at] = self._reader[connection].message(reply) if isinstance(reply, Update) else reply
+                            done[at] = found = self._reader[connection].message(reply) if isinstance(reply, Update) else reply
+                            sizes[at] = sum(payload("weights", found.weights, found.extras).values()) if isinstance(found, Update) else 0
+                        idle.append(connection)
                     except (EOFError, OSError):
                         done[at] = self._died(connection, plan[at])
-                        connection = self._start()
-                    feed(connection)
+                        idle.append(self._start())
+                    feed()
+            sizes[position] = 0
             yield done.pop(position)
 
     def _send(self, connection: Connection, message: Any) -> Connection:
@@ -168,6 +178,8 @@ class PoolCourier:
     def _bury(self, connection: Connection) -> int | None:
         process = self._workers.pop(connection)
         del self._reader[connection]
+        for file in self._folder.glob(f"{self._replies.pop(connection).name}.*"):
+            file.unlink()
         connection.close()
         process.join()
         code: int | None = process.exitcode

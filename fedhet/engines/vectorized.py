@@ -25,6 +25,7 @@ from fedhet.functional import gradient
 from fedhet.messages import Broadcast, Failure, LocalSettings, Reply
 from fedhet.optimizers import SGD
 from fedhet.server import Clock
+from fedhet.site import Site
 from fedhet.task import Samples
 from fedhet.trees import AnyTree
 
@@ -49,7 +50,22 @@ def obstacle(client: FedClient, local: LocalSettings) -> str | None:
         return "the model has buffers, which training may change (model.norm=group has none)"
     if any(isinstance(module, _DropoutNd) for module in client.site.model.modules()):
         return "dropout would draw other numbers"
-    return None if local.optimizer == "sgd" else f"client.optimizer={local.optimizer} (sgd can)"
+    return f"client.optimizer={local.optimizer} (sgd can)" if local.optimizer != "sgd" else _refused(client.site)
+
+
+def _refused(site: Site) -> str | None:
+    """Why torch cannot vectorise this model and criterion, found by one gradient of a client's first sample; or None."""
+    first = site.train_data(max(range(len(site.task.sizes)), key=site.task.sizes.__getitem__))
+    x, y = first.x[None, :1], first.y[None, :1]
+    try:
+        _vectorised(site)([p[None] for p in site.parameters], dict(site.model.named_buffers()), x, y, torch.ones(1, 1, device=site.device))
+    except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:  # what vmap raises for what it has no rule for
+        return f"torch says: {str(error).strip().splitlines()[0]}"
+    return None
+
+
+def _vectorised(site: Site) -> Callable[..., tuple[list[Tensor], Tensor, object]]:
+    return vmap(gradient(site), in_dims=(0, None, 0, 0, 0), out_dims=(0, 0, None))  # type: ignore[no-any-return, arg-type]
 
 
 @dataclass
@@ -149,7 +165,7 @@ def train_together(group: list[Member]) -> list[list[Tensor]]:
     lengths = [len(one.batches) for one in group]
     rows = torch.arange(k, device=device)[:, None]
     site.model.train()
-    step = vmap(gradient(site), in_dims=(0, None, 0, 0, 0), out_dims=(0, 0, None))  # type: ignore[arg-type]
+    step = _vectorised(site)
     unclipped = replace(local, clip=None)
     momenta = [torch.zeros_like(p) for p in params]
     with torch.no_grad():

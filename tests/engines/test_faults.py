@@ -122,3 +122,29 @@ def test_an_extra_that_cannot_travel_fails_alike_in_every_engine(tmp_path: Path,
             fedhet.run(["method=fednorm", f"engine.workers={workers}", f"hydra.run.dir={tmp_path}/{workers}"], task=toy_task())
         reasons.add(caught.value.reason)
     assert len(reasons) == 1 and "extra 'fednorm.z' is a float32" in reasons.pop()
+
+
+def test_replies_that_wait_for_a_slow_client_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first client of a cohort is the slowest: what the others have sent meanwhile is held back by bytes, never below the workers."""
+    from fedhet.client import FedClient
+    from fedhet.engines import local
+    from fedhet.methods.fedavg import FedAvgClient
+
+    handle = FedClient.handle
+
+    def slow(self: FedClient, msg: object) -> object:
+        if msg.pid == first:  # type: ignore[attr-defined]
+            time.sleep(0.5)
+        (tmp_path / f"began-{msg.pid}").touch()  # type: ignore[attr-defined]
+        return handle(self, msg)  # type: ignore[arg-type]
+
+    job = Job(compose(["method=fedavg"]), toy_task(8))
+    plan = job.strategy.plan(1)
+    first = plan[0].pid
+    monkeypatch.setattr(FedAvgClient, "handle", slow)
+    monkeypatch.setattr(local, "AHEAD_BYTES", 1)
+    with PoolCourier(2, job, tmp_path / "pool") as courier:
+        replies = courier.train(plan, Clock())
+        assert isinstance(next(replies), Update)
+        assert len(list(tmp_path.glob("began-*"))) == 3  # the slow one, and two that wait for it
+        assert [reply.pid for reply in replies] == [msg.pid for msg in plan[1:]]

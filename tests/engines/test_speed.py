@@ -89,8 +89,13 @@ def test_batch_norm_and_workers_are_refused(launch: Launch) -> None:
 
 
 def test_a_group_that_fails_names_its_clients(launch: Launch) -> None:
+    def criterion(output: Tensor, y: Tensor) -> Tensor:
+        if len(y) > 1:
+            raise ValueError("one sample at a time")
+        return nn.functional.cross_entropy(output, y, reduction="none")
+
     task = toy_task(4)
-    task.criterion = lambda output, y: output.flatten()[:1] @ y  # what no batch can be put through
+    task.criterion = criterion
     with pytest.raises(RunFailed, match=r"client \d failed.*in a group of 2"):
         launch(*COMMON, "method=fedavg", "engine.vectorize=2", task=task)
 
@@ -141,6 +146,28 @@ def test_workers_with_threads_of_their_own(tmp_path: Path) -> None:
 def test_a_loss_for_each_pixel_has_the_gradient_of_its_mean() -> None:
     w, x = torch.ones(3, requires_grad=True), torch.arange(12.0).reshape(4, 3)
     torch.testing.assert_close(derivative(w * x, None, [w])[0], torch.autograd.grad((w * x).mean(), w)[0])
+
+
+def test_gradients_that_share_memory_are_told_apart() -> None:
+    """Of a sum autograd hands out one tensor for both terms, of a mean a broadcast one: a decay in place would hit both, or fail."""
+    a, b, c = (torch.ones(3, requires_grad=True) for _ in range(3))
+    grads = derivative((a + b) ** 2, c.sum(), [a, b, c])
+    torch._foreach_add_(grads, [a, 2 * b, 3 * c])
+    for got, expected in zip(grads, (4 / 3 + 1, 4 / 3 + 2, 4.0), strict=True):
+        torch.testing.assert_close(got, torch.full((3,), float(expected)))
+
+
+def test_what_torch_cannot_vectorise_is_told_at_the_start(launch: Launch) -> None:
+    def criterion(output: Tensor, y: Tensor) -> Tensor:
+        losses = nn.functional.cross_entropy(output, y, reduction="none")
+        return losses if float(losses.detach().sum()) > 0 else losses * 0
+
+    task = toy_task(3)
+    task.criterion = criterion
+    with pytest.raises(ConfigError, match=r"engine\.vectorize=2: .*torch says: .*item\(\)"):
+        launch(*COMMON, "method=fedavg", "engine.vectorize=2", task=task)
+    with pytest.raises(ConfigError, match=r"engine\.compile=true: use one of the two"):
+        launch(*COMMON, "method=fedavg", "engine.vectorize=2", "engine.compile=true", task=task)
 
 
 def test_tied_parameters_are_refused() -> None:
