@@ -33,11 +33,10 @@ Objective = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor | None]]
 def derivative(losses: Tensor, penalty: Tensor | None, params: Sequence[Tensor]) -> list[Tensor]:
     """The gradient of losses.mean() + penalty, each tensor with memory of its own: hooks and the step change them in place."""
     loss = losses.mean() if penalty is None else losses.mean() + penalty
-    grads, seen = list(torch.autograd.grad(loss, params, materialize_grads=True)), set()
-    for i, g in enumerate(grads):  # autograd gives the terms of a sum one buffer, and a sum's terms a broadcast number
-        if g.data_ptr() in seen or 0 in g.stride():
-            grads[i] = g.clone(memory_format=torch.contiguous_format)
-        seen.add(g.data_ptr())
+    grads = list(torch.autograd.grad(loss, params, materialize_grads=True))
+    # Autograd gives the terms of a sum one tensor, and the terms of a mean a broadcast number.
+    if len({g.data_ptr() for g in grads}) < len(grads) or any(0 in g.stride() for g in grads):
+        grads = [g.clone(memory_format=torch.contiguous_format) for g in grads]
     return grads
 
 
