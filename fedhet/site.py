@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -85,6 +86,7 @@ class Site:
         self.frozen_norms = buffers == "frozen"
         self.initial: Tree = {name: _copy(t) for name, t in state.items()}
         self._state = state
+        self._frozen: dict[str, nn.Module] = {}
         self._data: OrderedDict[int, Samples] = OrderedDict()
         self._bytes = 0
         if not self.trained:
@@ -115,6 +117,20 @@ class Site:
                 raise ValueError(f"weights {name!r} have shape {tuple(tree[name].shape)}, this model {tuple(self._state[name].shape)}")
         torch._foreach_copy_([self._state[name] for name in tree], list(tree.values()))
         return self.model
+
+    @torch.no_grad()
+    def frozen(self, key: str, tree: AnyTree) -> nn.Module:
+        """A further module like the model, with these values and else the initial ones, in eval mode and without gradients: a teacher.
+
+        There is one object for each key, which the next call overwrites.
+        """
+        if key not in self._frozen:
+            self._frozen[key] = deepcopy(self.model).requires_grad_(False)
+        module = self._frozen[key].eval()
+        state = module.state_dict()
+        values = {**self.initial, **tree}
+        torch._foreach_copy_(list(state.values()), [values[name] for name in state])
+        return module
 
     def read(self, names: list[str]) -> Tree:
         """Copies of the model's tensors of these names."""
