@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedhet import config
+from fedhet.check import one_of
 from fedhet.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -30,8 +31,11 @@ def run(overrides: Sequence[str] = (), *, task: Task | None = None) -> Run:
     return run_job(settings, task)
 
 
-def load(run_dir: str | Path) -> Module:
-    """The final global model of a run, from its folder, in eval mode. Its inputs are normalised as in training (conf/dataset).
+def load(run_dir: str | Path, weights: str = "model") -> Module:
+    """The global model of a run, from its folder, in eval mode. Its inputs are normalised as in training (conf/dataset).
+
+    Args:
+        weights: "model", the final one, or "best_val", the best one on the clients' validation data.
 
     Raises:
         ConfigError: the folder is no run, or its model was given as an object and cannot be built from the record.
@@ -44,12 +48,12 @@ def load(run_dir: str | Path) -> Module:
     folder = Path(run_dir)
     try:
         about = json.loads((folder / "partition.json").read_text())
-        weights = safetensors.torch.load_file(folder / "model.safetensors")
+        values = safetensors.torch.load_file(folder / f"{one_of('weights', weights, ('model', 'best_val'))}.safetensors")
         cfg = OmegaConf.load(folder / "config.yaml")
     except FileNotFoundError as error:
         raise ConfigError(f"{folder} is not the folder of a run that has ended: {error.filename} is missing") from error
     if "shape" not in about:
         raise ConfigError(f"{folder}: the run's model was given as an object; load model.safetensors into that model yourself")
     model: Module = instantiate(cfg.model, shape=tuple(about["shape"]), classes=len(about["classes"]))
-    model.load_state_dict(weights)
+    model.load_state_dict(values)
     return model.eval()

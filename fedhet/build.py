@@ -139,8 +139,9 @@ class Job:
         server_opt = instantiate(cfg.server_opt)
         local = {key: value for key, value in cfg.client.items() if key not in ("lr_decay", "schedule")}
         setting = Setting(self.site, LocalSettings(**local), rounds=cfg.rounds, fraction=cfg.fraction, lr_decay=cfg.client.lr_decay,
-                          schedule=cfg.client.schedule, on_failure=cfg.on_failure, eval_every=cfg.eval.every, plugins=plugins,
-                          server_opt=server_opt)
+                          schedule=cfg.client.schedule, on_failure=cfg.on_failure, eval_every=cfg.eval.every,
+                          finetune_epochs=cfg.eval.finetune_epochs, patience=cfg.early_stopping.patience,
+                          min_delta=cfg.early_stopping.min_delta, plugins=plugins, server_opt=server_opt)
         found: FedStrategy = instantiate(cfg.method, setting=setting)
         return found
 

@@ -24,6 +24,8 @@ from fedhet.trees import AnyTree
 log = logging.getLogger("fedhet")
 Done = TypeVar("Done")
 KEPT = "client.kept"  # state: tensors that are trained here and never shared
+STATE = "bytes.state"  # metric: the size of what the client now remembers
+FINETUNE = "eval.finetune_epochs"
 
 
 class FedClient(LocalTraining, NumPyClient):
@@ -115,6 +117,8 @@ class FedClient(LocalTraining, NumPyClient):
             plugin.sending(update)
         messages.check_extras(update.extras, update.metrics)
         update.keeps = self.state.commit(self.msg.round)
+        if update.keeps:
+            update.metrics[STATE] = float(self.state.nbytes)
         update.metrics |= {"seconds.train": seconds, "seconds.extras": self._opening + time.perf_counter() - began}
         return update
 
@@ -166,10 +170,21 @@ class FedClient(LocalTraining, NumPyClient):
         self._arrive(msg)
         own = self.site.task.clients[self.pid]
         metrics: dict[str, float] = {}
-        for view, build in self.views(msg).items():
+        views = self.views(msg)
+        if epochs := msg.extras.get(FINETUNE):
+            views = {**views, "finetuned": lambda: self._tuned(views["global"](), int(epochs))}  # type: ignore[arg-type]
+        for view, build in views.items():
             model = build()
             for split, samples in (("val", own.val), ("test", own.test)):
                 if samples is not None and len(samples):
                     found = score(model, self.site.prepared(samples), self.site.task)
                     metrics |= {f"{split}.{view}.{name}": value for name, value in found.items()}
         return Update(self.pid, self.num_examples, metrics=metrics)
+
+    def _tuned(self, model: nn.Module, epochs: int) -> nn.Module:
+        """The model after so many epochs of plain training on the client's own data; the next `load` overwrites it."""
+        plain = FedClient(self.site, [], self.store)  # neither the method's terms nor the plug-ins'
+        plain.msg, plain.pid, plain.local = self.msg, self.pid, self.local
+        plain._activate([])
+        plain.train_model(model, self.site.train_data(self.pid), epochs=epochs, hooks=False)
+        return model

@@ -116,6 +116,11 @@ def validate(cfg: DictConfig) -> None:
     one_of("buffers", cfg.buffers, ("average", "local", "frozen"))
     integer("eval.every", cfg.eval.every, low=1)
     boolean("eval.clients", cfg.eval.clients)
+    integer("eval.finetune_epochs", cfg.eval.finetune_epochs, low=0)
+    optional(integer, "early_stopping.patience", cfg.early_stopping.patience, low=1)
+    number("early_stopping.min_delta", cfg.early_stopping.min_delta, low=0)
+    if not cfg.eval.clients and (patience := cfg.early_stopping.patience) is not None:
+        raise ConfigError(f"early_stopping.patience={patience} needs eval.clients=true: it watches the clients' validation data")
 
     one_of("client.optimizer", cfg.client.optimizer, ("sgd", "adam"))
     number("client.lr", cfg.client.lr, open_low=0)
@@ -167,7 +172,7 @@ def _checked(cfg: DictConfig, hydra: Any, run_dir: str) -> Config:
     OmegaConf.resolve(cfg)
     for key in sorted(OmegaConf.missing_keys(cfg)):
         raise ConfigError(f"{key} has no default; write {key}=<value>")
-    groups = ("dataset", "partition", "model", "client", "method", "server_opt", "engine", "eval")
+    groups = ("dataset", "partition", "model", "client", "method", "server_opt", "engine", "eval", "early_stopping")
     for key in (*groups, *(f"plugin.{name}" for name in cfg.plugin)):
         if not isinstance(OmegaConf.select(cfg, key), DictConfig):
             raise ConfigError(f"{key}={OmegaConf.select(cfg, key)}: that is a group of settings; set {key}.<setting>=<value>")

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from math import inf, isfinite
+from math import isfinite
 
 import torch
 from torch import Tensor, nn
@@ -13,22 +12,8 @@ from torch.nn import functional
 from fedhet import optimizers, trees
 from fedhet.maths.feddisk import Masks, nll
 from fedhet.messages import LocalSettings
+from fedhet.phases import EarlyStopping
 from fedhet.trees import Tree
-
-
-@dataclass
-class EarlyStopping:
-    """Called with a loss after each round or epoch; true once `patience` in a row have not beaten the best by `tolerance`."""
-
-    patience: int
-    tolerance: float = 0.0
-    best: float = inf
-    stale: int = 0
-
-    def __call__(self, loss: float) -> bool:
-        better = loss < self.best - self.tolerance
-        self.best, self.stale = (loss, 0) if better else (self.best, self.stale + 1)
-        return self.stale >= self.patience
 
 
 def descend(what: str, losses: Callable[[Tensor], Tensor], params: Sequence[Tensor], n: int, settings: LocalSettings,

@@ -62,6 +62,10 @@ def _share(value: float | None) -> str:
     return "-" if value is None else f"{value:.4f}"
 
 
+def _accuracy(found: dict[str, float | None]) -> str:
+    return f"last {_share(found['last'])}   at the best validation {_share(found['best_val'])}   best on test {_share(found['best_test'])}"
+
+
 def size(n: float) -> str:
     """Bytes for people."""
     for unit in ("B", "kB", "MB", "GB"):
@@ -74,15 +78,17 @@ def size(n: float) -> str:
 def summary(found: dict[str, Any], folder: Path) -> None:
     """The end of a run, and where its pictures lie."""
     table = Table(title=" + ".join([found["method"], *(p for p in found["plugins"] if p != found["method"])]), show_header=False)
-    partition, accuracy, seconds = found["partition"], found["accuracy"], found["seconds"]
+    partition, seconds, state = found["partition"], found["seconds"], found["client_state"]
     rows = [
         ("data", f"{found['dataset'] or 'given'}, {partition['clients']} clients, {partition['name']}; model {found['model']}"),
         ("rounds", ", ".join(f"{p['name']} {p['rounds']}" for p in found["phases"])),
-        ("accuracy, global test set", f"last {_share(accuracy['last'])}   at the best validation {_share(accuracy['best_val'])}   "
-                                      f"best on test {_share(accuracy['best_test'])}"),
+        ("accuracy, global test set", _accuracy(found["accuracy"])),
+        *((f"accuracy, {view} models", f"{_accuracy(found[view])}   (mean of the clients' tests)")
+          for view in ("personal", "finetuned") if view in found),
         ("loss, global test set", _share(found["loss"])),
         ("seconds", f"{seconds['total']:.1f} (clients {seconds['train']:.1f}, evaluation {seconds['evaluate']:.1f})"),
         *((f"sent {way}", ", ".join(f"{kind} {size(n)}" for kind, n in kinds.items())) for way, kinds in found["bytes"].items()),
+        *([("clients remember", f"{size(state['bytes'])} in all, the largest {size(state['largest'])}")] if state["bytes"] else []),
         *([("clients that failed", str(len(found["failures"])))] if found["failures"] else []),
         *((f"figure: {path.stem}", str(path)) for path in sorted((folder / "figures").glob("*.png"))),
     ]

@@ -1,9 +1,10 @@
-"""The timetable of a run: which phase a step belongs to."""
+"""The timetable of a run: which phase a step belongs to, and when one ends early."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -53,6 +54,21 @@ class Entry:
     @property
     def header(self) -> str:
         return f"{self.piece}.{self.phase.name}" if self.piece else self.phase.name
+
+
+@dataclass
+class EarlyStopping:
+    """Called with a loss after each round or epoch; true once `patience` in a row have not beaten the best by `tolerance`."""
+
+    patience: int
+    tolerance: float = 0.0
+    best: float = inf
+    stale: int = 0
+
+    def __call__(self, loss: float) -> bool:
+        better = loss < self.best - self.tolerance
+        self.best, self.stale = (loss, 0) if better else (self.best, self.stale + 1)
+        return self.stale >= self.patience
 
 
 def locate(timetable: Sequence[Entry], server_round: int) -> tuple[int, int] | None:

@@ -112,6 +112,13 @@ class Recorder:
         pq.write_table(table, part)
         part.replace(home / f"round-{round:06d}.parquet")
 
+    def keep_best(self, strategy: FedStrategy) -> None:
+        """The global model as it now stands, the best so far by validation, in best_val.safetensors."""
+        if "global" in strategy.evaluates:
+            part = self.folder / ".best_val.part"
+            _save(part, strategy.weights["model"])
+            part.replace(self.folder / "best_val.safetensors")
+
     @contextmanager
     def ending(self, strategy: FedStrategy) -> Iterator[None]:
         """However the run inside ends, summary.json says how."""
@@ -127,9 +134,7 @@ class Recorder:
     def finish(self, status: str, *, strategy: FedStrategy, reason: str | None = None) -> None:
         """The end: the weights, and the summary."""
         for slot, tree in strategy.weights.items():
-            safetensors.torch.save_file({k: t.detach().cpu().contiguous() for k, t in tree.items()}, self.folder / f"{slot}.safetensors")
-        accuracies = [(row["acc_global"], row.get("acc_val_weighted")) for row in self.rows if row["acc_global"] is not None]
-        validated = [(val, acc) for acc, val in accuracies if val is not None]
+            _save(self.folder / f"{slot}.safetensors", tree)
         losses = [row["loss_global"] for row in self.rows if row["loss_global"] is not None]
         spent: dict[str, float] = {}
         sizes: dict[str, dict[str, int]] = {"up": {}, "down": {}}
@@ -143,18 +148,25 @@ class Recorder:
         self.summary |= {
             "status": status, "reason": reason,
             "phases": [{"name": entry.header, "rounds": executed.count(entry.header)} for entry in strategy.timetable],
-            "accuracy": {"last": accuracies[-1][0] if accuracies else None,
-                         "best_val": max(validated, key=lambda pair: pair[0])[1] if validated else None,
-                         "best_test": max(acc for acc, _ in accuracies) if accuracies else None},
+            "accuracy": self._accuracy("acc_global", "acc_val_weighted"),
+            **{view: self._accuracy(f"acc_{view}_mean", f"acc_{view}_val_weighted") for view in strategy.views if view != "global"},
             "loss": losses[-1] if losses else None,
             "seconds": {"total": time.perf_counter() - self._began,
                         **{name: spent.get(name, 0.0) for name in ("train", "evaluate", "aggregate")}},
             "communication": self._communication(strategy), "bytes": sizes,
-            "failures": self.failures, "weights_sha256": trees.sha256(strategy.weights)}
+            "client_state": strategy.client_state, "failures": self.failures, "weights_sha256": trees.sha256(strategy.weights)}
         self._write()
         self.ended = True
         self._draw()
         log.info("run folder: %s", self.folder)
+
+    def _accuracy(self, test: str, val: str) -> dict[str, float | None]:
+        """At the last evaluation, at the one that validation chooses, and the best on the test data, which no honest choice can know."""
+        found: list[tuple[float, float | None]] = [(row[test], row.get(val)) for row in self.rows if row.get(test) is not None]
+        validated = [(val, acc) for acc, val in found if val is not None]
+        return {"last": found[-1][0] if found else None,
+                "best_val": max(validated, key=lambda pair: pair[0])[1] if validated else None,
+                "best_test": max(acc for acc, _ in found) if found else None}
 
     def _communication(self, strategy: FedStrategy) -> dict[str, int | None]:
         """Effective rounds until this run's own best accuracy, and what they cost one client in numbers sent and received (FedDisk, eq. 18
@@ -184,6 +196,10 @@ class Recorder:
 
     def _write(self) -> None:
         write_json(self.folder / "summary.json", self.summary)
+
+
+def _save(path: Path, tree: trees.Tree) -> None:
+    safetensors.torch.save_file({k: t.detach().cpu().contiguous() for k, t in tree.items()}, path)
 
 
 def _numbers(tree: trees.Tree) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -15,10 +17,11 @@ from flwr.server.server import evaluate_clients, fit_clients
 from fedhet import wire
 from fedhet.errors import RunFailed
 from fedhet.messages import Broadcast, Failure, Reply, Update
-from fedhet.phases import locate
+from fedhet.phases import EarlyStopping, locate
 from fedhet.record import Recorder
 from fedhet.strategy import FedStrategy
 
+log = logging.getLogger("fedhet")
 Observer = Callable[[dict[str, Any]], None]
 
 
@@ -49,7 +52,7 @@ class Courier(Protocol):
 
 def run_rounds(strategy: FedStrategy, courier: Courier, recorder: Recorder, evaluate_clients: bool, observe: Observer) -> None:
     """Run the timetable to its end; RunFailed where a client fails and on_failure is "stop"."""
-    number = 0
+    number, select = 0, Selection(strategy, recorder)
     while locate(strategy.timetable, number + 1):
         number += 1
         clock = Clock()
@@ -69,6 +72,8 @@ def run_rounds(strategy: FedStrategy, courier: Courier, recorder: Recorder, eval
             row["seconds"]["evaluate"] = clock.seconds.get("evaluate", 0.0)
             recorder.step(row, strategy.reports())
         observe(row)
+        if strategy.due and evaluate_clients:
+            select(row)
     recorder.finish("ok", strategy=strategy)
 
 
@@ -85,7 +90,8 @@ def _row(strategy: FedStrategy, clock: Clock) -> dict[str, Any]:
         "acc_global": None, "loss_global": None, "acc_clients_mean": None, "acc_clients_weighted": None,
         "seconds": {"broadcast": spent["broadcast"], "train": share * train, "extras": share * extras, "upload": upload,
                     "aggregate": aggregate, "evaluate": 0.0},
-        "bytes": now.bytes, "failures": [vars(failure) for failure in now.failures], "metrics": now.metrics,
+        "bytes": now.bytes, "client_state": strategy.client_state, "failures": [vars(failure) for failure in now.failures],
+        "metrics": now.metrics,
     }
 
 
@@ -105,14 +111,50 @@ def _evaluate(strategy: FedStrategy, courier: Courier, recorder: Recorder, clien
         else:
             replies.append(reply)
     recorder.clients(row["round"], {reply.pid: reply.metrics for reply in replies})
-    for view in strategy.evaluates:  # the first one is "the" model of the clients' accuracies
-        kind = "" if view == strategy.evaluates[0] else f"{view}_"
-        for split, name in (("test", f"acc_{kind or 'clients_'}"), ("val", f"acc_{kind}val_")):
-            prefix = f"{split}.{view}"
-            scored = [(r.metrics[f"{prefix}.accuracy"], r.metrics[f"{prefix}.n"]) for r in replies if f"{prefix}.accuracy" in r.metrics]
-            if scored:
-                row[f"{name}mean"] = sum(a for a, _ in scored) / len(scored)
-                row[f"{name}weighted"] = sum(a * n for a, n in scored) / sum(n for _, n in scored)
+    for view in strategy.views:
+        first = [("clients", "val")] if view == strategy.views[0] else []
+        for test, val in [*first, *([(view, f"{view}_val")] if view != "global" else [])]:
+            row |= {**_means(replies, f"test.{view}", test), **_means(replies, f"val.{view}", val)}
+
+
+def _means(replies: list[Update], scored: str, name: str) -> dict[str, float]:
+    """Accuracy and loss over the clients that have this part of the data: the plain mean, and the one weighted by their samples."""
+    found = [{metric: r.metrics.get(f"{scored}.{metric}") for metric in ("accuracy", "loss", "n")} for r in replies]
+    means: dict[str, float] = {}
+    for metric, short in (("accuracy", "acc"), ("loss", "loss")):
+        pairs = [(own[metric], own["n"]) for own in found if own[metric] is not None and own["n"]]
+        if pairs:
+            means[f"{short}_{name}_mean"] = sum(value for value, _ in pairs) / len(pairs)  # type: ignore[misc]
+            means[f"{short}_{name}_weighted"] = sum(value * n for value, n in pairs) / sum(n for _, n in pairs)  # type: ignore[operator, misc]
+    return means
+
+
+class Selection:
+    """Model selection by the clients' validation data alone: the best model so far is kept, and training may stop early.
+
+    A model is judged by its accuracy on the clients' validation samples taken together, by its loss where the targets are
+    not classes.
+    """
+
+    def __init__(self, strategy: FedStrategy, recorder: Recorder) -> None:
+        self._strategy, self._recorder, setting = strategy, recorder, strategy.setting
+        self._stop = None if setting.patience is None else EarlyStopping(setting.patience, setting.min_delta)
+        self._best = math.inf
+
+    def __call__(self, row: dict[str, Any]) -> None:
+        """After an evaluation."""
+        value = -row["acc_val_weighted"] if "acc_val_weighted" in row else row.get("loss_val_weighted")
+        if value is None:
+            if self._stop:
+                raise RunFailed(f"early_stopping.patience={self._stop.patience}: no client has validation samples; see partition.split")
+            return
+        if value < self._best:
+            self._best = value
+            self._recorder.keep_best(self._strategy)
+        now = self._strategy.now
+        if self._stop and self._stop(value) and now.step < now.entry.rounds:
+            log.info("training stops after round %d: %d evaluations without a better validation", now.step, self._stop.stale)
+            self._strategy.close()
 
 
 class FlowerCourier:

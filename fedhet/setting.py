@@ -18,7 +18,8 @@ class Setting:
 
     `rounds` are training rounds; `fraction` of the clients take part in each; `lr_decay` multiplies local.lr after each
     training round, and `schedule` is "constant" or "cosine"; `on_failure` is "stop" or "skip"; evaluation takes place every `eval_every`
-    rounds and at the end.
+    rounds and at the end; `finetune_epochs` > 0 also evaluates the global model after so many epochs on a client's own data.
+    Training stops early after `patience` evaluations in a row without a validation better by more than `min_delta`; None: never.
     """
 
     site: Site
@@ -29,6 +30,9 @@ class Setting:
     schedule: str = "constant"
     on_failure: str = "stop"
     eval_every: int = 1
+    finetune_epochs: int = 0
+    patience: int | None = None
+    min_delta: float = 0.0
     plugins: Sequence[Plugin] = ()
     server_opt: ServerOptimizer | None = None
 

@@ -11,6 +11,7 @@ import os
 import shutil
 import tempfile
 import time
+from collections import OrderedDict
 from pathlib import Path
 from typing import Protocol
 
@@ -18,7 +19,9 @@ import safetensors.torch
 import torch
 from flwr.common import Array, ArrayRecord, RecordDict
 
-from fedhet.trees import Tree
+from fedhet.trees import Tree, nbytes
+
+MEMORY_BYTES = 2**29  # of states in one process
 
 
 class Store(Protocol):
@@ -58,6 +61,10 @@ class ClientState:
         self._state = state | {f"{key}/{name}": t.detach() for name, t in tree.items()}
         self._changed = True
 
+    @property
+    def nbytes(self) -> int:
+        return nbytes(self._load())
+
     def commit(self, version: int) -> bool:
         """Write the state as `version`; false where nothing has changed."""
         if self._changed:
@@ -66,18 +73,41 @@ class ClientState:
 
 
 class MemoryStore:
-    """States in this process."""
+    """States in this process; beyond `limit` bytes, those that were used longest ago go to files, which end with the process."""
 
-    def __init__(self) -> None:
-        self._states: dict[int, dict[int, Tree]] = {}
+    def __init__(self, limit: int = MEMORY_BYTES) -> None:
+        self._limit, self._bytes = limit, 0
+        self._states: OrderedDict[int, tuple[dict[int, Tree], int]] = OrderedDict()  # versions, and which of them is `keep`
+        self._spilled: tuple[tempfile.TemporaryDirectory[str], DiskStore] | None = None
 
     def load(self, pid: int, version: int) -> Tree | None:
-        return self._states.get(pid, {}).get(version)
+        if pid in self._states:
+            self._states.move_to_end(pid)
+            if (found := self._states[pid][0].get(version)) is not None:
+                return found
+        return self._spilled[1].load(pid, version) if self._spilled else None
 
     def save(self, pid: int, version: int, state: Tree, keep: int) -> None:
-        held = self._states.get(pid, {})
+        held, _ = self._states.pop(pid, ({}, 0))
         # Clones: what a client keeps must not change with the model that it was read from.
-        self._states[pid] = {v: t for v, t in held.items() if v == keep} | {version: {k: t.clone() for k, t in state.items()}}
+        versions = {v: t for v, t in held.items() if v == keep} | {version: {k: t.clone() for k, t in state.items()}}
+        self._states[pid] = versions, keep
+        self._bytes += _size(versions) - _size(held)
+        while self._bytes > self._limit and len(self._states) > 1:
+            self._spill()
+
+    def _spill(self) -> None:
+        if self._spilled is None:
+            folder = tempfile.TemporaryDirectory(prefix="fedhet-state-")
+            self._spilled = folder, DiskStore(Path(folder.name))
+        pid, (versions, keep) = self._states.popitem(last=False)
+        self._bytes -= _size(versions)
+        for version in sorted(versions):
+            self._spilled[1].save(pid, version, versions[version], keep)
+
+
+def _size(versions: dict[int, Tree]) -> int:
+    return sum(map(nbytes, versions.values()))
 
 
 class DiskStore:

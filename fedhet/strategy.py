@@ -19,7 +19,7 @@ from flwr.server.strategy import Strategy
 from torch import nn
 
 from fedhet import cohort, messages, trees, wire
-from fedhet.client import FedClient
+from fedhet.client import FINETUNE, STATE, FedClient
 from fedhet.errors import ConfigError, RunFailed
 from fedhet.inbox import Buffers, Step, accepted, normalised
 from fedhet.messages import Broadcast, Extras, Reply, Update
@@ -55,6 +55,7 @@ class FedStrategy(Strategy):
         own = [Entry("", phase, phase.rounds) for phase in self.phases()]
         self.timetable = [Entry(p.name, phase, phase.rounds) for p in self.plugins for phase in p.phases()] + own
         self.versions: dict[int, int] = {}  # pid -> the round whose client state was accepted
+        self.kept: dict[int, int] = {}  # pid -> the bytes of that state
         self.local = setting.local  # of the step in progress
         self.roster = Roster()
         self.now: Step
@@ -64,6 +65,8 @@ class FedStrategy(Strategy):
         for name, reason in self.refuses.items():
             if name in by_name:
                 raise ConfigError(f"method={self.name} refuses plugin {name!r}: {reason}")
+        if self.setting.finetune_epochs and "global" not in self.evaluates:
+            raise ConfigError(f"eval.finetune_epochs={self.setting.finetune_epochs}: method={self.name} has no global model to fine-tune")
         for plugin in self.plugins:
             for other, reason in plugin.refuses.items():
                 if other == self.name or other in by_name:
@@ -180,12 +183,16 @@ class FedStrategy(Strategy):
         self._finish_step(phase)
 
     def _finish_step(self, phase: Phase) -> None:
-        """Close the phase when it says so, or when its last step is done; its timetable entry becomes the steps executed."""
+        """Close the phase when it says so, or when its last step is done."""
         stop = phase.until() if phase.until else False
-        if stop:
-            self.timetable[self._index] = replace(self.now.entry, rounds=self.now.step)
-        if phase.after and (stop or self.now.step == self.now.entry.rounds):
-            phase.after()
+        if stop or self.now.step == self.now.entry.rounds:
+            self.close()
+
+    def close(self) -> None:
+        """End the phase in progress; its timetable entry becomes the steps executed."""
+        self.timetable[self._index] = replace(self.now.entry, rounds=self.now.step)
+        if self.now.entry.phase.after:
+            self.now.entry.phase.after()
 
     @property
     def _index(self) -> int:
@@ -212,8 +219,14 @@ class FedStrategy(Strategy):
         update.weight = self.base_weight(update)
         if update.keeps:
             self.versions[update.pid] = self.now.round
+            self.kept[update.pid] = int(update.metrics.pop(STATE, 0))
 
     # ---- evaluation
+    @property
+    def views(self) -> tuple[str, ...]:
+        """The models that clients evaluate; the first one is "the" model of the clients' accuracies."""
+        return (*self.evaluates, "finetuned") if self.setting.finetune_epochs else self.evaluates
+
     @property
     def due(self) -> bool:
         """Whether the step in progress is followed by an evaluation."""
@@ -222,7 +235,8 @@ class FedStrategy(Strategy):
 
     def evaluations(self) -> list[Broadcast]:
         """Messages that ask every client with data to evaluate the model as it now stands."""
-        msg = Broadcast("evaluate", self.now.step, self.now.round, "model", self.sent("model"), self.evaluating, self.local,
+        tuned = {FINETUNE: self.setting.finetune_epochs} if self.setting.finetune_epochs else {}
+        msg = Broadcast("evaluate", self.now.step, self.now.round, "model", self.sent("model"), {**self.evaluating, **tuned}, self.local,
                         plugins={plugin.name: plugin.digest() for plugin in self.plugins})
         return [msg.to(pid, self.versions.get(pid, 0), {}) for pid, n in enumerate(self.sizes) if n]
 
@@ -233,6 +247,11 @@ class FedStrategy(Strategy):
         if not hasattr(self, "_test"):
             self._test = self.site.prepared(self.site.task.test)
         return score(self.site.load(weights or self._slots["model"]), self._test, self.site.task)
+
+    @property
+    def client_state(self) -> dict[str, int]:
+        """What clients remember between rounds: how many of them, the bytes of all, and of the largest."""
+        return {"clients": len(self.kept), "bytes": sum(self.kept.values()), "largest": max(self.kept.values(), default=0)}
 
     def reports(self) -> dict[str, Report]:
         """What the pieces want recorded, by piece."""

@@ -32,7 +32,7 @@ from fedhet.client import FedClient
 from fedhet.errors import ConfigError
 from fedhet.maths import feddisk
 from fedhet.messages import Broadcast, LocalSettings, Update
-from fedhet.phases import Phase
+from fedhet.phases import EarlyStopping, Phase
 from fedhet.plugin import Plugin, Report
 from fedhet.site import Site
 from fedhet.strategy import FedStrategy
@@ -79,7 +79,7 @@ class FedDiskPlugin(Plugin):
         self.eps, self.min_samples = number("eps", open_low=0, open_high=0.5), whole("min_samples", low=2)
         if binarise and ratio == "raw":
             raise ConfigError("plugin.feddisk.binarise=true is for the MADEs; plugin.feddisk.ratio=raw has none")
-        self._early = density.EarlyStopping(self.made_patience)
+        self._early = EarlyStopping(self.made_patience)
         self._best: Tree = {}
         self._made_rounds = self._train_rounds = 0
         self._stop = False
@@ -190,7 +190,7 @@ class FedDiskPlugin(Plugin):
         if n >= self.min_samples:
             local, globe, own = self._compared(x, msg.weights)
             with self.client.site.seeded("feddisk.classifier", pid=pid):
-                stop = density.EarlyStopping(self.clf_patience, self.clf_tolerance)
+                stop = EarlyStopping(self.clf_patience, self.clf_tolerance)
                 p = density.classify(local, globe, own, self.clf_hidden, self.clf, stop, self._draws("classifier"))
             r = feddisk.density_ratio(p.cpu(), len(local), len(globe), self.eps)
             w = feddisk.sample_weights(r, self.lo, self.hi, self.normalise).float()

@@ -13,6 +13,7 @@ from torch import Tensor
 from fedhet import density
 from fedhet.maths import feddisk
 from fedhet.messages import LocalSettings
+from fedhet.phases import EarlyStopping
 from fedhet.trees import Tree
 
 SIZES = [(1, 3), (2, 1), (4, 9), (6, 4), (7, 50)]
@@ -207,7 +208,7 @@ def test_negative_counts_are_refused() -> None:
 
 
 def test_early_stopping_counts_what_does_not_beat_the_best() -> None:
-    stop = density.EarlyStopping(patience=2, tolerance=0.1)
+    stop = EarlyStopping(patience=2, tolerance=0.1)
     told = [stop(loss) for loss in (1.0, 0.95, 0.8, 0.75, 0.71)]
     assert told == [False, False, False, False, True]
     assert (stop.best, stop.stale) == (0.8, 2)
@@ -249,5 +250,5 @@ def test_the_classifier_estimates_a_density_ratio() -> None:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         p = density.classify(zeros, ones, torch.tensor([[0.0], [1.0]]), 50, LocalSettings(lr=0.05, epochs=100, batch_size=32),
-                             density.EarlyStopping(10, 1e-4), torch.Generator().manual_seed(0))
+                             EarlyStopping(10, 1e-4), torch.Generator().manual_seed(0))
     np.testing.assert_allclose(p, [0.2, 0.8], atol=0.05)
