@@ -17,6 +17,7 @@ from pathlib import Path
 from harness import ENVIRONMENT, HERE, Found, Goal, System, alternate, ratio
 
 GENERATED_PER_CLASS = 60
+STATEFUL = ("fedala", "ditto", "moon")  # methods whose clients remember a model
 
 # What a method adds to its host, in words; arithmetic.py times it. The plug-ins of these names are the same objects.
 WORDS = {
@@ -117,14 +118,17 @@ def memory(reps: int) -> Found:
     few, many = "1,000 clients", "10,000 clients"
     systems = alternate({few: ["memory.py", "clients", "1000", "6", "100"], many: ["memory.py", "clients", "10000", "6", "100"],
                          "growth": ["memory.py", "growth"],
-                         **{f"trees, {workers}": ["memory.py", "trees", str(workers)] for workers in (1, 2)}}, reps)
+                         **{f"trees, {workers}": ["memory.py", "trees", str(workers)] for workers in (1, 2)},
+                         **{method: ["memory.py", "states", method] for method in STATEFUL}}, reps)
     return Found([
         Goal("resident memory after round 200 by that after round 10", systems["growth"].value("growth"), 1.02),
         Goal("10,000 clients of the 2NN, 100 per round: peak beyond the imports", systems[many].value("gib"), 1.2, "GiB"),
         # A ratio of 1, with a tenth for the machine's noise.
         Goal("a round with 10,000 clients against one with 1,000, best", ratio(systems[many].best, systems[few].best), 1.1),
         *(Goal(f"clients' trees alive in the server, workers: {workers}", systems[f"trees, {workers}"].value("trees"),
-               workers + 2, "trees") for workers in (1, 2))], systems)
+               workers + 2, "trees") for workers in (1, 2)),
+        *(Goal(f"500 clients with {method}'s state of the 2NN, {systems[method].value('state') or 0:.2f} GiB of it: peak of the process",
+               systems[method].value("gib"), 3, "GiB") for method in STATEFUL)], systems)
 
 
 def start(reps: int) -> Found:

@@ -3,9 +3,11 @@
     python scripts/bench/memory.py clients NUMBER SAMPLES COHORT   {"rounds": seconds of each, "gib": peak beyond the imports}
     python scripts/bench/memory.py growth                          {"growth": resident memory after round 200 / after round 10}
     python scripts/bench/memory.py trees WORKERS                   {"trees": most of the clients' trees alive in the server}
+    python scripts/bench/memory.py states METHOD                   {"gib": peak of the process, "state": GiB of what the clients remember}
 
 `clients`: that many clients of so many samples each (60,000 at most in all), COHORT of them in each round; the peak includes
 what makes the samples. `growth`: the toy federation with all its evaluations. `trees`: W1's clients, ten in each round.
+`states`: 500 clients, all of them in each of three rounds and evaluated; the peak is the whole process's, imports included.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from typing import Any
 
 import fedhet_system
 import torch
-from workloads import SAMPLES, WORKLOADS, data
+from workloads import CLASSES, SAMPLES, WORKLOADS, criterion, data
 
 import fedhet
 import fedhet.build
@@ -54,8 +56,22 @@ def trees(workers: int) -> dict[str, Any]:
     return {"trees": max(row["fedavg.trees"] for row in rows)}
 
 
+def states(method: str) -> dict[str, Any]:
+    draw = torch.Generator().manual_seed(0)
+
+    def part(n: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.rand(n, 784, generator=draw), torch.randint(CLASSES, (n,), generator=draw)
+
+    federation = [fedhet.ClientData(part(20), None, part(5)) for _ in range(500)]
+    task = fedhet.Task(model=W1.model, criterion=criterion, clients=federation, test=None, classes=CLASSES)
+    with tempfile.TemporaryDirectory() as folder:
+        lines = [f"method={method}", "rounds=3", "eval.every=3", "client.epochs=1", "client.lr=0.05", f"hydra.run.dir={folder}/run"]
+        found = fedhet.run(lines, task=task).summary["client_state"]
+    return {"gib": _peak(), "state": found["bytes"] / 2**30}
+
+
 if __name__ == "__main__":
     fedhet_system.prepare()  # pieces.py is found by its name
     torch.set_num_threads(1)
-    questions: dict[str, Callable[..., dict[str, Any]]] = {"clients": clients, "growth": growth, "trees": trees}
-    print(json.dumps(questions[sys.argv[1]](*map(int, sys.argv[2:]))))
+    questions: dict[str, Callable[..., dict[str, Any]]] = {"clients": clients, "growth": growth, "trees": trees, "states": states}
+    print(json.dumps(questions[sys.argv[1]](*(int(word) if word.isdigit() else word for word in sys.argv[2:]))))
