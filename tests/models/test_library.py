@@ -139,9 +139,11 @@ def test_pretrained_weights_round_trip(tmp_path: Path, suffix: str, by_fedhet: b
     assert all(torch.equal(a, b) for a, b in zip(tensors.values(), model.state_dict().values(), strict=True))
 
 
-def test_a_head_of_another_size_is_left_out_and_said_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    source = net(10)
-    file = saved(source.state_dict(), tmp_path / "w.pth")
+@pytest.mark.parametrize(("classes", "lacks"), [(10, ()), (3, ("5.bias",)), (3, ("5.weight", "5.bias"))])
+def test_a_head_of_another_size_is_left_out_and_said_so(tmp_path: Path, caplog: pytest.LogCaptureFixture, classes: int,
+                                                        lacks: tuple[str, ...]) -> None:
+    source = net(classes)
+    file = saved({name: t for name, t in source.state_dict().items() if name not in lacks}, tmp_path / "w.pth")
     whole = net(3)
     head = whole[5].weight.detach().clone()
     with caplog.at_level(logging.INFO, "fedhet"):
