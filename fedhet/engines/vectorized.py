@@ -48,7 +48,7 @@ def obstacle(client: FedClient, local: LocalSettings) -> str | None:
             return f"plugin {found[0].__self__.name!r} has the hook {hook}"
     if next(client.site.model.buffers(), None) is not None:
         return "the model has buffers, which training may change (model.norm=group has none)"
-    if any(isinstance(module, _DropoutNd) for module in client.site.model.modules()):
+    if any(isinstance(module, _DropoutNd) and module.p > 0 for module in client.site.model.modules()):
         return "dropout would draw other numbers"
     return f"client.optimizer={local.optimizer} (sgd can)" if local.optimizer != "sgd" else _refused(client.site)
 

@@ -88,6 +88,17 @@ def test_batch_norm_and_workers_are_refused(launch: Launch) -> None:
         launch(*COMMON, "method=fedavg", "engine.vectorize=2", "engine.workers=2", task=toy_task())
 
 
+def test_dropout_is_refused_unless_it_drops_nothing(launch: Launch) -> None:
+    def run(p: float, k: int) -> Any:
+        task = toy_task()
+        task.model = lambda: nn.Sequential(nn.Linear(4, 3), nn.Dropout(p), nn.Linear(3, 2))
+        return launch(*COMMON, "method=fedavg", "rounds=1", f"engine.vectorize={k}", task=task)
+
+    with pytest.raises(ConfigError, match="dropout would draw other numbers"):
+        run(0.5, 2)
+    assert largest_difference(run(0, 2).weights, run(0, 0).weights) < 1e-5
+
+
 def test_a_group_that_fails_names_its_clients(launch: Launch) -> None:
     def criterion(output: Tensor, y: Tensor) -> Tensor:
         if len(y) > 1:
