@@ -23,6 +23,7 @@ from torch.nn import functional
 from fedhet import catalogue, config, display, record
 from fedhet.client import FedClient
 from fedhet.config import Config
+from fedhet.data.augment import augmentation
 from fedhet.data.federation import Federation, describe, transform
 from fedhet.errors import ConfigError, RunFailed
 from fedhet.messages import LocalSettings
@@ -95,7 +96,8 @@ class Job:
             found: torch.nn.Module = instantiate(cfg.model, shape=dataset.shape, classes=len(dataset.classes))
             return found
 
-        task = Task(model, cross_entropy, clients, dataset.test, len(dataset.classes), transform(dataset), clients.sizes)
+        task = Task(model, cross_entropy, clients, dataset.test, len(dataset.classes), transform(dataset), clients.sizes,
+                    augmentation(dataset))
         about = {"name": partition.name, "clients": len(partition.indices), "hash": partition.hash,
                  "settings": {k: v for k, v in OmegaConf.to_container(cfg.partition).items() if k != "_target_"},  # type: ignore[union-attr]
                  "seed": cfg.seed, "shape": list(dataset.shape), "classes": list(dataset.classes), "train_sizes": clients.sizes,

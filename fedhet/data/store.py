@@ -27,10 +27,13 @@ _HEADER = "header.json"
 Arrays = dict[str, np.ndarray]
 
 
-def signature(paths: Iterable[Path]) -> list[list[Any]]:
-    """What a key says of its source files: (path, bytes, nanosecond of the last change) of each."""
-    found = ((path, path.stat()) for path in paths)
-    return [[str(path.absolute()), stat.st_size, stat.st_mtime_ns] for path, stat in found]
+def signature(paths: Iterable[Path]) -> str:
+    """What a key says of its source files: a hash of each one's path, size and time of the last change."""
+    digest = hashlib.sha256()
+    for path in paths:
+        stat = path.stat()
+        digest.update(f"{path.absolute()}\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode())
+    return digest.hexdigest()
 
 
 def stored(name: str, key: Mapping[str, Any], make: Callable[[], Arrays]) -> Arrays:
