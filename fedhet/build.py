@@ -94,6 +94,10 @@ class Job:
 
         def model() -> torch.nn.Module:
             found: torch.nn.Module = instantiate(cfg.model, shape=dataset.shape, classes=len(dataset.classes))
+            if getattr(found, "text", dataset.text) != dataset.text:
+                kinds = {True: "token numbers (T,), a text", False: "numbers (C, H, W) or (F,), images or a table"}
+                raise ConfigError(f"model: {type(found).__name__} reads {kinds[not dataset.text]}; a sample of {dataset.name} is "
+                                  f"{dataset.shape}, {dataset.x.dtype}")
             return found
 
         task = Task(model, cross_entropy, clients, dataset.test, len(dataset.classes), transform(dataset), clients.sizes,

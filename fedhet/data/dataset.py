@@ -18,7 +18,7 @@ class Dataset:
 
     Args:
         x: (n, ...), all clients' samples: images (n, C, H, W), uint8 (0..255) or float32 in [0, 1]; rows of a table (n, F),
-            float32; or text (n, T), int16 or int64 token numbers.
+            float32; or text (n, T), int16 or int64 token numbers, each one of the classes, since the next token is predicted.
         y: (n,) int64, their labels in 0 .. len(classes) - 1.
         test: the global test set, of the same kind; no client sees it.
         classes: the classes' names.
@@ -29,7 +29,7 @@ class Dataset:
         augment: what changes training batches: none, or crop_flip (fedhet.data.augment), for images.
 
     Raises:
-        DataError: labels or owners out of range, an owner without samples, training and test samples of different shapes.
+        DataError: labels, tokens or owners out of range, an owner without samples, training and test samples of different shapes.
         ConfigError: `mean` or `std` does not fit the channels, a std is not positive, or `augment` is unknown.
     """
 
@@ -52,6 +52,10 @@ class Dataset:
             if len(wrong):
                 row, last = int(wrong[0]), len(self.classes) - 1
                 raise DataError(f"{self.name}: {part} sample {row} has label {int(samples.y[row])}; labels go from 0 to {last}")
+            if self.text and len(samples) and not 0 <= samples.x.min() <= samples.x.max() < len(self.classes):
+                row, at = ((samples.x < 0) | (samples.x >= len(self.classes))).nonzero()[0].tolist()
+                raise DataError(f"{self.name}: {part} sample {row} has the token {int(samples.x[row, at])}; tokens are numbers of classes, "
+                                f"0 to {len(self.classes) - 1}")
         for key in ("mean", "std"):
             values = tuple(float(value) for value in getattr(self, key))
             if len(values) not in (1, self.shape[0]):

@@ -87,9 +87,9 @@ def _constant(values: tuple[float, ...], ndim: int, device: torch.device, dtype:
         return torch.tensor(values, dtype=dtype, device=device).view(-1, *(1,) * (ndim - 2))
 
 
-def transform(dataset: Dataset) -> Callable[[Tensor], Tensor]:
-    """What turns the dataset's pixels in [0, 1] into the model's input; it can be pickled."""
-    return Normalize(dataset.mean, dataset.std)
+def transform(dataset: Dataset) -> Callable[[Tensor], Tensor] | None:
+    """What turns the dataset's pixels in [0, 1], or columns, into the model's input; it can be pickled. Tokens stay as they are."""
+    return None if dataset.text else Normalize(dataset.mean, dataset.std)
 
 
 def describe(dataset: Dataset, partition: Partition) -> np.ndarray:

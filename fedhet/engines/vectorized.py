@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import vmap
 from torch.nn.modules.dropout import _DropoutNd
 
@@ -51,6 +51,8 @@ def obstacle(client: FedClient, local: LocalSettings) -> str | None:
         return "augmentation draws for one client at a time (dataset.augment=none)"
     if any(isinstance(module, _DropoutNd) for module in client.site.model.modules()):
         return "dropout would draw other numbers"
+    if any(isinstance(module, nn.RNNBase) for module in client.site.model.modules()):
+        return "torch.func.vmap computes recurrent layers one client after another, or not at all"
     return None if local.optimizer == "sgd" else f"client.optimizer={local.optimizer} (sgd can)"
 
 

@@ -2,7 +2,8 @@
 
 from fedhet.models.base import Classifier
 from fedhet.models.cnn import CNN
+from fedhet.models.lstm import CharLSTM
 from fedhet.models.mlp import MLP
 from fedhet.models.resnet import ResNet18
 
-__all__ = ["CNN", "MLP", "Classifier", "ResNet18"]
+__all__ = ["CNN", "MLP", "CharLSTM", "Classifier", "ResNet18"]

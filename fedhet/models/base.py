@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import ClassVar
 
 from torch import Tensor, nn
 
@@ -11,6 +12,7 @@ class Classifier(nn.Module, ABC):
     """`head(features(x))`, where `head` is an `nn.Linear` from d features to the classes, the last entry of the state dictionary."""
 
     head: nn.Linear
+    text: ClassVar[bool] = False  # whether x (B, T) are token numbers
 
     @abstractmethod
     def features(self, x: Tensor) -> Tensor:
