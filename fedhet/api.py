@@ -50,6 +50,7 @@ def load(run_dir: str | Path) -> Module:
         raise ConfigError(f"{folder} is not the folder of a run that has ended: {error.filename} is missing") from error
     if "shape" not in about:
         raise ConfigError(f"{folder}: the run's model was given as an object; load model.safetensors into that model yourself")
-    model: Module = instantiate(cfg.model, shape=tuple(about["shape"]), classes=len(about["classes"]))
+    untrained = {"weights": None} if "weights" in cfg.model else {}  # the file of pretrained weights need not be there any more
+    model: Module = instantiate(cfg.model, **untrained, shape=tuple(about["shape"]), classes=len(about["classes"]))
     model.load_state_dict(weights)
     return model.eval()

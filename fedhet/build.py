@@ -104,6 +104,7 @@ class Job:
                     augmentation(dataset))
         about = {"name": partition.name, "clients": len(partition.indices), "hash": partition.hash,
                  "settings": {k: v for k, v in OmegaConf.to_container(cfg.partition).items() if k != "_target_"},  # type: ignore[union-attr]
+                 "normalised": None if dataset.text else {"mean": list(dataset.mean), "std": list(dataset.std)},
                  "seed": cfg.seed, "shape": list(dataset.shape), "classes": list(dataset.classes), "train_sizes": clients.sizes,
                  "counts": describe(dataset, partition).tolist(), "indices": [np.asarray(i).tolist() for i in partition.indices]}
         return task, about

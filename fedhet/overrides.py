@@ -6,9 +6,11 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob, IntervalSweep, Override, RangeSweep
 from hydra.errors import HydraException
+from omegaconf import OmegaConf
 
 from fedhet import catalogue
 from fedhet.check import did_you_mean
@@ -133,9 +135,22 @@ def _check_choice(override: Override) -> None:
     for name in value if isinstance(value, list) else [value]:
         if group == "plugin" and name not in choices and name in catalogue.choices("method"):
             raise ConfigError(f"unknown plugin '{name}': it is a method, and {catalogue.ONE_METHOD}; choose from: {', '.join(choices)}")
-        if name not in choices:
+        if name not in choices and not _named(group, str(name)):
             shown = "null" if name is None else name
             raise ConfigError(f"unknown {group} '{shown}'{did_you_mean(str(name), choices)}; choose from: {', '.join(choices)}")
+
+
+def _named(group: str, choice: str) -> bool:
+    """Whether the choice is `torchvision/<name>`: `torchvision` with its setting `name`. Hydra then finds it as if it had a file."""
+    family, _, name = choice.partition("/")
+    if not name or "/" in name or family not in catalogue.choices(group):
+        return False
+    settings = OmegaConf.load(catalogue.CONF / group / f"{family}.yaml")
+    if not OmegaConf.is_missing(settings, "name"):
+        return False
+    OmegaConf.update(settings, "name", name)
+    ConfigStore.instance().store(name, settings, group=f"{group}/{family}", package=group)
+    return True
 
 
 def _check_key(key: str, settings: Mapping[str, Any]) -> None:

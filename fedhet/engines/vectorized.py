@@ -49,7 +49,7 @@ def obstacle(client: FedClient, local: LocalSettings) -> str | None:
         return "the model has buffers, which training may change (model.norm=group has none)"
     if client.site.task.augment is not None:
         return "augmentation draws for one client at a time (dataset.augment=none)"
-    if any(isinstance(module, _DropoutNd) for module in client.site.model.modules()):
+    if any(isinstance(module, _DropoutNd) and module.p > 0 for module in client.site.model.modules()):
         return "dropout would draw other numbers"
     if any(isinstance(module, nn.RNNBase) for module in client.site.model.modules()):
         return "torch.func.vmap computes recurrent layers one client after another, or not at all"

@@ -1,9 +1,13 @@
 """Models: each is `head(features(x))`, with `features(x)` (B, d) what its last linear layer reads."""
 
 from fedhet.models.base import Classifier
-from fedhet.models.cnn import CNN
+from fedhet.models.cnn import CNN, FedDiskCNN, FedLExCNN
+from fedhet.models.library import Timm, Torchvision
 from fedhet.models.lstm import CharLSTM
-from fedhet.models.mlp import MLP
-from fedhet.models.resnet import ResNet18
+from fedhet.models.mlp import MLP, Logistic
+from fedhet.models.mobilenet import MobileNetV2
+from fedhet.models.resnet import ResNet18, ResNet34
+from fedhet.models.vgg import VGG16
 
-__all__ = ["CNN", "MLP", "CharLSTM", "Classifier", "ResNet18"]
+__all__ = ["CNN", "MLP", "VGG16", "CharLSTM", "Classifier", "FedDiskCNN", "FedLExCNN", "Logistic", "MobileNetV2", "ResNet18", "ResNet34",
+           "Timm", "Torchvision"]

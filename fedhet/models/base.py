@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import partial
 from typing import ClassVar
 
 from torch import Tensor, nn
+
+from fedhet import check
+from fedhet.errors import ConfigError
 
 
 class Classifier(nn.Module, ABC):
@@ -16,8 +21,25 @@ class Classifier(nn.Module, ABC):
 
     @abstractmethod
     def features(self, x: Tensor) -> Tensor:
-        """x (B, C, H, W) -> (B, d), after the last activation."""
+        """x (B, *shape) -> (B, d), what the head reads."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """x (B, C, H, W) -> logits (B, classes)."""
+        """x (B, *shape) -> logits (B, classes)."""
         return self.head(self.features(x))
+
+
+def image_shape(model: str, shape: tuple[int, ...], smallest: int = 1) -> tuple[int, int, int]:
+    """`shape`, if it is (C, H, W) with H and W of `smallest` pixels at least.
+
+    Raises:
+        ConfigError: it is not; with what the model takes, and what it is given.
+    """
+    if len(shape) != 3 or min(shape[1:]) < smallest:
+        raise ConfigError(f"model: the {model} takes images (C, H, W) of {smallest}x{smallest} or more; these samples are {tuple(shape)}")
+    return shape
+
+
+def norm_layer(norm: str, groups: int) -> Callable[[int], nn.Module]:
+    """(channels) -> batch normalisation, or group normalisation in `groups` groups, which has no running statistics to average."""
+    check.one_of("model.norm", norm, ("batch", "group"))
+    return nn.BatchNorm2d if norm == "batch" else partial(nn.GroupNorm, groups)

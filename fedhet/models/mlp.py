@@ -16,12 +16,12 @@ class MLP(Classifier):
     """Linear layers with ReLU between them; `hidden` [200, 200] is the 2NN of McMahan et al. 2017.
 
     Args:
-        shape: (C, H, W) of an input.
+        shape: of an input, any: it is flattened.
         classes: number of classes.
         hidden: the hidden layers' widths, each >= 1.
     """
 
-    def __init__(self, *, shape: tuple[int, int, int], classes: int, hidden: Sequence[int]) -> None:
+    def __init__(self, *, shape: tuple[int, ...], classes: int, hidden: Sequence[int]) -> None:
         if not all(type(width) is int and width >= 1 for width in hidden):
             raise ConfigError(f"model.hidden={list(hidden)}: each width must be an integer >= 1")
         super().__init__()
@@ -32,3 +32,10 @@ class MLP(Classifier):
 
     def features(self, x: Tensor) -> Tensor:
         return self.body(x)
+
+
+class Logistic(MLP):
+    """Multinomial logistic regression: a linear layer on the flattened input, which is its own features."""
+
+    def __init__(self, *, shape: tuple[int, ...], classes: int) -> None:
+        super().__init__(shape=shape, classes=classes, hidden=[])

@@ -1,38 +1,57 @@
-"""Residual networks for small images, torchvision's with the CIFAR stem."""
+"""torchvision's residual networks, with a stem for small images."""
 
 from __future__ import annotations
 
-from functools import partial
+from typing import ClassVar
 
 from torch import Tensor, nn
 
-from fedhet.errors import ConfigError
-from fedhet.models.base import Classifier
+from fedhet import check
+from fedhet.models.base import Classifier, image_shape, norm_layer
 
 
-class ResNet18(Classifier):
-    """torchvision's ResNet-18 with the stem for CIFAR (He et al. 2016, section 4.2): a 3x3 convolution of stride 1, no max pooling.
+class _ResNet(Classifier):
+    """torchvision's ResNet for images of `shape` (He et al. 2016); three or five of its layers halve H and W, and their average is
+    the 512 features.
 
     Args:
-        shape: (C, H, W) of an input, of any size; three stages halve H and W, and their average makes the 512 features.
+        shape: (C, H, W) of an input, of any size.
         classes: number of classes.
         norm: "batch", or "group": group normalisation, which has no running statistics to average, in 32 groups, the
             default of Wu & He 2018; Hsieh et al. 2020 recommend it where clients' labels differ.
+        stem: "cifar" (section 4.2): a 3x3 convolution of stride 1, no max pooling; "imagenet": 7x7 of stride 2, max pooling.
     """
 
-    def __init__(self, *, shape: tuple[int, int, int], classes: int, norm: str) -> None:
-        norms = {"batch": nn.BatchNorm2d, "group": partial(nn.GroupNorm, 32)}
-        if norm not in norms:
-            raise ConfigError(f"model.norm={norm!r}: must be one of {', '.join(norms)}")
-        from torchvision.models import resnet18
+    depth: ClassVar[int]
+
+    def __init__(self, *, shape: tuple[int, ...], classes: int, norm: str, stem: str = "cifar") -> None:
+        channels, _, _ = image_shape(f"ResNet-{self.depth}", shape)
+        norm_of = norm_layer(norm, groups=32)
+        check.one_of("model.stem", stem, ("cifar", "imagenet"))
+        from torchvision import models
 
         super().__init__()
-        self.body = resnet18(norm_layer=norms[norm])
-        self.body.conv1 = nn.Conv2d(shape[0], 64, kernel_size=3, padding=1, bias=False)
+        self.body = models.get_model(f"resnet{self.depth}", norm_layer=norm_of)
+        if stem == "cifar":
+            self.body.conv1 = nn.Conv2d(channels, 64, kernel_size=3, padding=1, bias=False)
+            self.body.maxpool = nn.Identity()
+        else:
+            self.body.conv1 = nn.Conv2d(channels, 64, kernel_size=7, stride=2, padding=3, bias=False)
         nn.init.kaiming_normal_(self.body.conv1.weight, mode="fan_out", nonlinearity="relu")  # as torchvision does for all convolutions
-        self.body.maxpool = nn.Identity()
         self.body.fc = nn.Identity()
         self.head = nn.Linear(512, classes)
 
     def features(self, x: Tensor) -> Tensor:
         return self.body(x)
+
+
+class ResNet18(_ResNet):
+    """ResNet-18: 11,173,962 parameters for 32x32 colour images in 10 classes."""
+
+    depth = 18
+
+
+class ResNet34(_ResNet):
+    """ResNet-34: 21,282,122 parameters for 32x32 colour images in 10 classes."""
+
+    depth = 34

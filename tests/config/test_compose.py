@@ -18,6 +18,7 @@ from fedhet.objects import check_targets
 
 # A method may fix its server optimiser, and an experiment any group: those two have tests of their own.
 GROUPS = {group: names for group, names in catalogue.groups().items() if group not in ("server_opt", "experiment")}
+NAMED = {"torchvision": "torchvision/resnet18", "timm": "timm/resnet18"}  # choices that ask for a name
 SERVER_OPTS = [name for name in catalogue.choices("server_opt") if name != "none"]
 
 
@@ -47,7 +48,7 @@ def test_the_defaults_are_the_main_job() -> None:
 @pytest.mark.parametrize("turn", range(max(map(len, GROUPS.values()))))
 def test_every_choice_composes_and_its_objects_are_trusted(turn: int) -> None:
     """Turn k takes the k-th choice of each group, from the start again where a group has fewer."""
-    chosen = {group: names[turn % len(names)] for group, names in GROUPS.items()}
+    chosen = {group: NAMED.get(name := names[turn % len(names)], name) for group, names in GROUPS.items()}
     found = compose([f"{group}={name}" for group, name in chosen.items()])
     check_targets(found.cfg)
     assert chosen.pop("plugin") in found.plugins

@@ -2,30 +2,49 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from hydra.utils import instantiate
 from omegaconf import OmegaConf
 from torch import nn
 
 from fedhet.errors import ConfigError
-from fedhet.models import CNN, MLP, Classifier, ResNet18
+from fedhet.methods.fedavg import FedAvg
+from fedhet.models import CNN, MLP, VGG16, Classifier, FedDiskCNN, FedLExCNN, Logistic, MobileNetV2, ResNet18, ResNet34
+from fedhet.objects import instantiate
+from fedhet.task import ClientData, Task
 
 CONF = Path(__file__).parents[2] / "conf" / "model"
-SHAPES = [(1, 28, 28), (3, 32, 32), (1, 8, 8), (2, 9, 13)]
+# The named ones of torchvision and timm, and those for text, have tests of their own.
+NAMES = sorted(path.stem for path in CONF.glob("*.yaml") if path.stem not in ("torchvision", "timm", "char_lstm"))
+TABLES = ("logistic", "mlp")
+SMALLEST = {"cnn": 4, "femnist_cnn": 4, "fedlex_cnn": 6, "feddisk_cnn": 16}  # pixels; the others take every size
+SHAPES = [(1, 28, 28), (3, 32, 32), (1, 64, 64), (1, 8, 8), (2, 9, 13)]
+LARGE = ("resnet34", "vgg16", "mobilenet_v2")  # tried in every shape by make test-all
+
+
+def model_of(name: str, shape: tuple[int, ...], classes: int, **settings: Any) -> Classifier:
+    model: Classifier = instantiate(OmegaConf.create({"model": OmegaConf.load(CONF / f"{name}.yaml")}).model, shape=shape, classes=classes,
+                                    **settings)
+    return model
 
 
 def parameters(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-@pytest.mark.parametrize("path", sorted(CONF.glob("*.yaml")), ids=lambda path: path.stem)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_every_model_fits_every_shape(path: Path, shape: tuple[int, int, int]) -> None:
+FITS = [pytest.param(name, shape, marks=[pytest.mark.matrix] if name in LARGE and shape != (1, 28, 28) else [])
+        for name in NAMES for shape in SHAPES if min(shape[1:]) >= SMALLEST.get(name, 1)]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "shape"), FITS)
+def test_every_model_fits_every_shape(name: str, shape: tuple[int, int, int]) -> None:
     torch.manual_seed(0)
-    model: Classifier = instantiate(OmegaConf.load(path), shape=shape, classes=7)
+    model = model_of(name, shape, 7)
     x = torch.randn(3, *shape)
     model.eval()
     features = model.features(x)
@@ -33,72 +52,174 @@ def test_every_model_fits_every_shape(path: Path, shape: tuple[int, int, int]) -
     assert torch.equal(model(x), model.head(features))
     assert model(x).shape == (3, 7)
     assert type(model.head) is nn.Linear and list(model.state_dict())[-2:] == ["head.weight", "head.bias"]
-    if path.stem != "resnet18":
+    if name not in ("logistic", "resnet18", "resnet34", "mobilenet_v2"):
         assert features.min() == 0  # after the ReLU
-    nn.functional.cross_entropy(model.train()(x), torch.tensor([0, 3, 6])).backward()
-    assert all(parameter.grad is not None and parameter.grad.abs().sum() > 0 for parameter in model.parameters())
+    model = model.train()
+    for module in model.modules():
+        module.p = 0.0 if isinstance(module, nn.Dropout) else getattr(module, "p", None)  # it would hide gradients
+    nn.functional.cross_entropy(model(x), torch.tensor([0, 3, 6])).backward()
+    assert [key for key, parameter in model.named_parameters() if parameter.grad is None or not parameter.grad.abs().sum() > 0] == []
 
 
-@pytest.mark.parametrize("path", sorted(CONF.glob("*.yaml")), ids=lambda path: path.stem)
-def test_same_seed_same_weights(path: Path) -> None:
+@pytest.mark.parametrize("name", TABLES)
+def test_tables_have_no_channels(name: str) -> None:
+    assert model_of(name, (5,), 3)(torch.randn(4, 5)).shape == (4, 3)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in TABLES])
+def test_image_models_refuse_what_is_no_image_or_too_small(name: str) -> None:
+    smallest = SMALLEST.get(name, 1)
+    refused: list[tuple[int, ...]] = [(80,), (28, 28), (1, smallest - 1, 28), (3, 28, smallest - 1)]
+    for shape in refused:
+        said = rf"^model: the .* takes images \(C, H, W\) of {smallest}x{smallest} .*{re.escape(str(shape))}$"
+        with pytest.raises(ConfigError, match=said):
+            model_of(name, shape, 10)
+    if smallest > 1:
+        assert model_of(name, (1, smallest, smallest + 3), 10).eval()(torch.zeros(1, 1, smallest, smallest + 3)).shape == (1, 10)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_same_seed_same_weights(name: str) -> None:
     trees = []
     for _ in range(2):
         torch.manual_seed(3)
-        trees.append(instantiate(OmegaConf.load(path), shape=(1, 8, 8), classes=4).state_dict())
+        trees.append(model_of(name, (1, 16, 16), 4).state_dict())
     assert all(torch.equal(a, b) for a, b in zip(trees[0].values(), trees[1].values(), strict=True))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_round_of_fedavg(name: str, federation: Callable[..., Any]) -> None:
+    """One batch at each of two clients moves every tensor that is trained, and leaves all of them finite."""
+    draw = torch.Generator().manual_seed(0)
+    clients = [ClientData((torch.rand(2, 3, 16, 16, generator=draw), torch.tensor([0, label]))) for label in (1, 2)]
+    task = Task(lambda: model_of(name, (3, 16, 16), 3), nn.CrossEntropyLoss(reduction="none"), clients, None, 3)
+    run = federation(task, FedAvg, batch_size=2, rounds=1)
+    before = dict(run.model)
+    run.run()
+    assert all(t.isfinite().all() for t in run.model.values())
+    assert not torch.equal(run.model["head.weight"], before["head.weight"])
+    assert run.model.keys() == before.keys()
+
+
+def layer(inputs: int, outputs: int, area: int = 1) -> int:
+    """Weights and biases."""
+    return (inputs * area + 1) * outputs
 
 
 def test_published_sizes() -> None:
     assert parameters(CNN(shape=(1, 28, 28), classes=10)) == 1_663_370  # McMahan et al. 2017, section 3
+    assert parameters(CNN(shape=(1, 28, 28), classes=62, hidden=2048)) == 6_603_710  # LEAF's: 5x5x32, 5x5x64, 2048, 62
     assert parameters(MLP(shape=(1, 28, 28), classes=10, hidden=[200, 200])) == 199_210
-    # torchvision's 11,689,512 less its 7x7 stem and 1000 classes, plus a 3x3 stem and 10 classes
-    size = 11_689_512 - 64 * 3 * (49 - 9) - 513 * (1000 - 10)
-    assert parameters(ResNet18(shape=(3, 32, 32), classes=10, norm="batch")) == size
-    assert parameters(ResNet18(shape=(3, 32, 32), classes=10, norm="group")) == size  # scale and shift per channel in both
+    assert parameters(Logistic(shape=(1, 28, 28), classes=10)) == layer(784, 10)
+    for shape in ((1, 28, 28), (1, 32, 32)):  # FedLEx's program: "1,663,370 parameters"
+        assert parameters(FedLExCNN(shape=shape, classes=10)) == 1_663_370
+    # FedDisk, table of communication costs: 447,000 for FEMNIST, 39,000 for chest X-rays, 12,000 for MNIST
+    for channels, side, classes, size in ((128, 28, 62, 447_406), (32, 32, 2, 39_442), (16, 28, 10, 11_178)):
+        model = FedDiskCNN(shape=(1, side, side), classes=classes, channels=channels)
+        left = {28: 4, 32: 5}[side] ** 2
+        assert parameters(model) == size
+        assert size == (layer(1, channels, 25) + layer(channels, channels, 25) + 2 * 2 * channels + layer(channels * left, 16)
+                        + layer(16, classes))
 
 
-def test_resnet_keeps_the_resolution_in_its_stem() -> None:
-    model = ResNet18(shape=(3, 32, 32), classes=10, norm="group")
-    sizes = {}
-    for name in ("maxpool", "layer1", "layer4"):
-        getattr(model.body, name).register_forward_hook(lambda _, __, out, name=name: sizes.update({name: tuple(out.shape[1:])}))
-    model(torch.zeros(1, 3, 32, 32))
-    assert sizes == {"maxpool": (64, 32, 32), "layer1": (64, 32, 32), "layer4": (512, 4, 4)}
+def test_sizes_of_torchvisions() -> None:
+    """The sizes that torchvision publishes, less their stems and classes for ImageNet, plus ours."""
+    for cls, published in ((ResNet18, 11_689_512), (ResNet34, 21_797_672)):
+        for norm in ("batch", "group"):  # scale and shift per channel in both
+            size = published - 64 * 3 * (49 - 9) - layer(512, 1000) + layer(512, 10)
+            assert parameters(cls(shape=(3, 32, 32), classes=10, norm=norm)) == size
+    assert parameters(ResNet18(shape=(3, 32, 32), classes=1000, norm="batch", stem="imagenet")) == 11_689_512
+    mobile = {"shape": (3, 32, 32), "dropout": 0.2}
+    for norm in ("batch", "group"):
+        for stem in ("cifar", "imagenet"):
+            assert parameters(MobileNetV2(classes=1000, norm=norm, stem=stem, **mobile)) == 3_504_872
+    assert parameters(MobileNetV2(classes=10, norm="group", stem="cifar", **mobile)) == 3_504_872 - layer(1280, 1000) + layer(1280, 10)
 
 
-def test_resnet_stem_is_initialised_like_the_other_convolutions() -> None:
+def test_sizes_of_vgg16() -> None:
+    with torch.device("meta"):  # sizes without values
+        for norm, published in (("none", 138_357_544), ("batch", 138_365_992)):
+            model = VGG16(shape=(3, 32, 32), classes=10, hidden=[512, 128], norm=norm, dropout=0.5)
+            convolutions = published - layer(512 * 49, 4096) - layer(4096, 4096) - layer(4096, 1000)
+            assert parameters(model) == convolutions + layer(512, 512) + layer(512, 128) + layer(128, 10)
+        assert model.head.in_features == 128
+        assert parameters(VGG16(shape=(1, 32, 32), classes=10, hidden=[512, 128], norm="none", dropout=0)) == (
+            138_357_544 - layer(512 * 49, 4096) - layer(4096, 4096) - layer(4096, 1000)
+            - 2 * 9 * 64 + layer(512, 512) + layer(512, 128) + layer(128, 10))
+
+
+def test_vgg16_is_torchvisions_where_its_layers_are() -> None:
+    """The same values in the same order: a 32x32 image leaves one pixel, whose average it is."""
+    from torchvision.models import vgg
+
     torch.manual_seed(0)
-    model = ResNet18(shape=(1, 8, 8), classes=2, norm="batch")
-    convolutions = [module for module in model.modules() if isinstance(module, nn.Conv2d)]
-    assert len(convolutions) == 20
-    for layer in convolutions:  # He et al. 2015: variance 2 / (output channels x kernel area)
-        assert layer.weight.std().item() == pytest.approx((2 / (layer.out_channels * layer.kernel_size[0] ** 2)) ** 0.5, rel=0.1)
+    ours = VGG16(shape=(3, 32, 32), classes=5, hidden=[16, 8], norm="none", dropout=0.5).eval()
+    theirs = nn.Sequential(*vgg.make_layers(vgg.cfgs["D"]), nn.Flatten(), nn.Linear(512, 16), nn.ReLU(), nn.Linear(16, 8), nn.ReLU())
+    theirs.load_state_dict(dict(zip(theirs.state_dict(), list(ours.body.state_dict().values()), strict=True)))
+    x = torch.randn(2, 3, 32, 32)
+    assert torch.equal(ours.features(x), theirs(x))
+    dropouts = [module for module in ours.body if isinstance(module, nn.Dropout)]
+    assert [module.p for module in dropouts] == [0.5, 0.5]
 
 
-def test_group_norm_has_no_buffers_and_no_batch_effects() -> None:
+def shapes_of(model: nn.Module, names: tuple[str, ...], x: torch.Tensor) -> dict[str, tuple[int, ...]]:
+    """What the named modules give for x, without the batch."""
+    found: dict[str, tuple[int, ...]] = {}
+    for name in names:
+        model.get_submodule(name).register_forward_hook(lambda _, __, out, name=name: found.update({name: tuple(out.shape[1:])}))
+    model(x)
+    return found
+
+
+def test_stems() -> None:
+    x = torch.zeros(2, 3, 32, 32)
+    for stem, first in (("cifar", 32), ("imagenet", 8)):
+        model = ResNet18(shape=(3, 32, 32), classes=10, norm="group", stem=stem)
+        assert shapes_of(model, ("body.layer1", "body.layer4"), x) == {"body.layer1": (64, first, first),
+                                                                      "body.layer4": (512, first // 8, first // 8)}
+    for stem, last in (("cifar", 2), ("imagenet", 1)):
+        mobile = MobileNetV2(shape=(3, 32, 32), classes=10, norm="group", stem=stem, dropout=0)
+        assert shapes_of(mobile, ("body.features",), x) == {"body.features": (1280, last, last)}
+
+
+@pytest.mark.parametrize("make", [lambda: ResNet18(shape=(1, 8, 8), classes=2, norm="batch"),
+                                  lambda: MobileNetV2(shape=(1, 8, 8), classes=2, norm="batch", stem="cifar", dropout=0)])
+def test_stem_is_initialised_like_the_other_convolutions(make: Callable[[], Classifier]) -> None:
     torch.manual_seed(0)
-    model = ResNet18(shape=(1, 8, 8), classes=3, norm="group").train()
-    assert not list(model.buffers())
+    convolutions = [module for module in make().modules() if isinstance(module, nn.Conv2d)]
+    for conv in convolutions:  # He et al. 2015: variance 2 / (output channels x kernel area)
+        deviation = (2 / (conv.out_channels * conv.kernel_size[0] ** 2)) ** 0.5
+        assert conv.weight.std().item() == pytest.approx(deviation, rel=0.15), conv
+    assert convolutions[0].in_channels == 1
+
+
+@pytest.mark.parametrize(("make", "groups"), [
+    (lambda norm: ResNet18(shape=(1, 8, 8), classes=3, norm=norm), 32),
+    (lambda norm: MobileNetV2(shape=(1, 8, 8), classes=3, norm=norm, stem="cifar", dropout=0), 8)])
+def test_group_norm_has_no_buffers_and_no_batch_effects(make: Callable[[str], Classifier], groups: int) -> None:
+    torch.manual_seed(0)
+    model = make("group").train()
+    assert not list(model.buffers()) and list(make("batch").buffers())
     assert not any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
-    assert {module.num_groups for module in model.modules() if isinstance(module, nn.GroupNorm)} == {32}
+    assert {module.num_groups for module in model.modules() if isinstance(module, nn.GroupNorm)} == {groups}
     x = torch.randn(4, 1, 8, 8)
     assert torch.allclose(model(x)[:1], model(x[:1]), atol=1e-5)
 
 
-def test_mlp_without_hidden_layers_is_linear() -> None:
-    model = MLP(shape=(1, 2, 3), classes=4, hidden=[])
+def test_mlp_without_hidden_layers_is_logistic_regression() -> None:
+    model = Logistic(shape=(1, 2, 3), classes=4)
     x = torch.rand(5, 1, 2, 3)
     assert torch.equal(model.features(x), x.flatten(1))
-    assert parameters(model) == 4 * 7
+    assert model.state_dict().keys() == MLP(shape=(1, 2, 3), classes=4, hidden=[]).state_dict().keys() == {"head.weight", "head.bias"}
 
 
 def test_impossible_settings() -> None:
-    for shape in ((1, 3, 28), (3, 28, 2)):
-        with pytest.raises(ConfigError, match=str(shape).replace("(", r"\(").replace(")", r"\)")):
-            CNN(shape=shape, classes=10)
-    assert CNN(shape=(1, 4, 7), classes=10)(torch.zeros(1, 1, 4, 7)).shape == (1, 10)
-    with pytest.raises(ConfigError, match=r"model\.norm='layer': must be one of batch, group"):
-        ResNet18(shape=(3, 32, 32), classes=10, norm="layer")
     for hidden in ([0], [200, 2.5], ["200"]):
         with pytest.raises(ConfigError, match=r"model\.hidden="):
             MLP(shape=(1, 8, 8), classes=10, hidden=hidden)
+    refused = [("resnet18", "norm", "layer"), ("resnet34", "stem", "none"), ("mobilenet_v2", "norm", "none"), ("mobilenet_v2", "stem", 1),
+               ("mobilenet_v2", "dropout", 1), ("vgg16", "norm", "group"), ("vgg16", "dropout", -0.1), ("vgg16", "hidden", []),
+               ("vgg16", "hidden", [0]), ("cnn", "hidden", 0), ("feddisk_cnn", "channels", 1.5)]
+    for name, key, value in refused:
+        with pytest.raises(ConfigError, match=rf"^model\.{key}={re.escape(str(value))}"):
+            model_of(name, (3, 32, 32), 10, **{key: value})
