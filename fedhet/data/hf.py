@@ -65,7 +65,7 @@ def hf(*, name: str, data_dir: str, path: str | None, subset: str | None, train:
 def _place(data_dir: str, path: str) -> Path:
     """The folder `path`, else that of the Hub's dataset `path` in Hugging Face's cache."""
     folder = Path(path)
-    hint = f"It is not in Hugging Face's cache either. Get it with: hf download --repo-type dataset {path}, or name a folder in dataset.path"
+    hint = f"Nor is it in Hugging Face's cache. Get it with: hf download --repo-type dataset {path}, or name a folder in dataset.path"
     try:
         return find(data_dir, [(str(folder.parent), [escape(folder.name)])], hint) / folder.name
     except DataError as missing:
