@@ -18,6 +18,7 @@ from fedhet.streams import generator
 from fedhet.task import Samples
 
 log = logging.getLogger("fedhet")
+CHUNK = 1024  # rows at a time where a pass needs float64
 
 Standard = Sequence[float] | str  # `dataset.mean` or `dataset.std`: "auto", or one number for each column or channel, or one for all
 Classes = int | Sequence[str] | None  # `dataset.classes`
@@ -59,7 +60,8 @@ def gather(train: Part, test: Part | None, classes: Classes, test_fraction: floa
         x, y, owners = x[rows], y[rows], None if owners is None else owners[rows]
     else:
         test_x, test_y = test.x, _places(test_labels, names, test.where[1])
-    return {"x": x, "y": y, "test_x": test_x, "test_y": test_y, "classes": names} | ({} if owners is None else owned(owners))
+    found = {"x": x, "y": y, "test_x": test_x, "test_y": test_y, "classes": names, **_moments(x)}
+    return found if owners is None else {**found, **owned(owners)}
 
 
 def owned(owners: np.ndarray) -> Arrays:
@@ -71,13 +73,12 @@ def owned(owners: np.ndarray) -> Arrays:
 def assemble(name: str, arrays: Arrays, mean: Standard = (0.0,), std: Standard = (1.0,)) -> Dataset:
     """The dataset of the arrays x, y, test_x, test_y, classes and, where samples have owners, owners and owner_names.
 
-    "auto" stands for the moments over all training samples (and the pixels of a channel); a std of 0 becomes 1.
+    "auto" stands for the arrays mean and std: those of `gather` are over all training samples.
     """
     x, y, test_x, test_y = (torch.from_numpy(arrays[key]) for key in ("x", "y", "test_x", "test_y"))
     given = {"mean": mean, "std": std}
     if "auto" in given.values():
-        found = dict(zip(given, _moments(x), strict=True))
-        given = {key: found[key] if value == "auto" else value for key, value in given.items()}
+        given = {key: arrays[key].tolist() if value == "auto" else value for key, value in given.items()}
         log.info("%s: standardised by mean %s and std %s; auto took them from all %d training samples", name, *given.values(), len(x))
     numbers = {key: _numbers(f"dataset.{key}", value) for key, value in given.items()}
     owners = arrays.get("owners")
@@ -91,11 +92,14 @@ def _numbers(key: str, values: Standard) -> tuple[float, ...]:
     return tuple(check.number(key, value) for value in values)
 
 
-def _moments(x: torch.Tensor) -> tuple[list[float], list[float]]:
-    """(means, standard deviations) per column or channel, in float64."""
-    scale = 255 if x.dtype == torch.uint8 else 1
-    pairs = [torch.std_mean(x[:, column].double() / scale, correction=0) for column in range(x.shape[1])]
-    return [float(mean) for _, mean in pairs], [float(std) or 1.0 for std, _ in pairs]
+def _moments(x: np.ndarray) -> Arrays:
+    """`mean` and `std` per column or channel, in float64; the std of a constant, 0 but for rounding, becomes 1."""
+    scale, axes = 255 if x.dtype == np.uint8 else 1, (0, *range(2, x.ndim))
+    chunks = [x[at : at + CHUNK] for at in range(0, len(x), CHUNK)]
+    mean = sum((chunk / scale).sum(axes, np.float64) for chunk in chunks) * x.shape[1] / x.size
+    centre = np.expand_dims(mean, axes)
+    std = np.sqrt(sum(((chunk / scale - centre) ** 2).sum(axes) for chunk in chunks) * x.shape[1] / x.size)
+    return {"mean": mean, "std": np.where(std <= np.finfo(np.float32).eps * np.abs(mean), 1.0, std)}
 
 
 def _named(classes: int | Sequence[str]) -> np.ndarray:

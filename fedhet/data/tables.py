@@ -43,7 +43,7 @@ def npz(*, name: str, data_dir: str, file: str, x_train: str, y_train: str, x_te
             with `text`, token numbers (n, T), each one of the classes.
         y_train, y_test: names of arrays (n,), whole numbers or text.
         owner: the name of an array (n,), each training sample's natural owner; None: there is none.
-        classes: see `fedhet.data.arrays.gather`. mean, std: see `fedhet.data.arrays.assemble`.
+        classes: see `fedhet.data.arrays.gather`. mean, std: see `fedhet.data.arrays.assemble`; not for texts.
 
     Raises:
         DataError: the file is damaged, lacks an array, or an array holds no such data; it names the array and the row.
@@ -60,7 +60,8 @@ def npz(*, name: str, data_dir: str, file: str, x_train: str, y_train: str, x_te
         return gather(train, Part(x["x_test"], arrays["y_test"], None, (where["x_test"], where["y_test"])), classes)
 
     key = {"loader": "npz", "names": names, "classes": classes, "text": text, "files": signature([path])}
-    return assemble(name, stored(name, key, make), mean, std)
+    arrays = stored(name, key, make)
+    return assemble(name, arrays) if text else assemble(name, arrays, mean, std)
 
 
 def _arrays(path: Path, names: Mapping[str, str]) -> Arrays:

@@ -131,7 +131,7 @@ def test_wrong_settings(tmp_path: Path) -> None:
 def frame(n: int = 20) -> pandas.DataFrame:
     i = np.arange(n)
     return pandas.DataFrame({"age": i + 0.5, "kind": np.where(i % 3 == 0, "b", "a"), "town": [f"t{k % 4}" for k in i], "up": i % 2 == 0,
-                             "same": 3})
+                             "same": 0.1})
 
 
 def save(data: pandas.DataFrame, path: Path) -> None:
@@ -148,7 +148,7 @@ def test_a_table_and_its_fixed_cut(tmp_path: Path, form: str) -> None:
     assert all(part.tolist() == sorted(part.tolist()) for part in rows)
     for part, y in zip(rows, (data.y, data.test.y), strict=True):
         assert y.tolist() == [int(i % 3 == 0) for i in part.tolist()]
-    assert data.x[:, 1:].tolist() == [[float(i % 2 == 0), 3] for i in rows[0].tolist()]
+    assert data.x[:, 1:].tolist() == [[float(i % 2 == 0), np.float32(0.1)] for i in rows[0].tolist()]
     assert data.owners is not None and [data.owner_names[k] for k in data.owners] == [f"t{i % 4}" for i in rows[0].tolist()]
     assert data.mean == pytest.approx(data.x.double().mean(0).tolist()) and data.std[2] == 1.0  # a constant column
     assert len(load(form, tmp_path, label="kind", features=["age"], test_fraction=0.5).test) == 10

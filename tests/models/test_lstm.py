@@ -62,8 +62,8 @@ def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Overrides: 60 windows of a text that repeats itself, three clients, a small LSTM."""
     monkeypatch.setenv("FEDHET_CACHE", str(tmp_path / "cache"))
     write_leaf(tmp_path / "shakespeare", {f"user {k}": windows("thou, ", 20) for k in range(3)}, {"user 0": windows("thou, ", 20)})
-    return [f"data_dir={tmp_path}", "dataset=shakespeare", "partition=iid", "partition.clients=3", "partition.min_size=1",
-            "client=adam", "client.lr=0.1", "model=char_lstm", "model.hidden=8", "model.layers=1", "rounds=2", "client.epochs=5", "client.batch_size=4"]  # fmt: skip
+    return [f"data_dir={tmp_path}", "dataset=shakespeare", "partition=iid", "partition.clients=3", "partition.min_size=1", "client=adam",
+            "client.lr=0.1", "model=char_lstm", "model.hidden=8", "model.layers=1", "rounds=2", "client.epochs=5", "client.batch_size=4"]
 
 
 @pytest.mark.parametrize("lines", [["method=scaffold", "plugin=[fednorm]"], ["method=fednova", "plugin=[fedlex]", "plugin.fedlex.e_exp=1"],
