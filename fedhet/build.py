@@ -22,6 +22,7 @@ from torch.nn import functional
 from fedhet import catalogue, config, display, record
 from fedhet.client import FedClient
 from fedhet.config import Config
+from fedhet.data.augment import augmentation
 from fedhet.data.configured import Configured
 from fedhet.data.federation import transform
 from fedhet.errors import ConfigError, RunFailed
@@ -92,7 +93,8 @@ class Job:
             made: torch.nn.Module = instantiate(self.config.cfg.model, shape=dataset.shape, classes=len(dataset.classes))
             return made
 
-        task = Task(model, cross_entropy, clients, dataset.test, len(dataset.classes), transform(dataset), clients.sizes)
+        task = Task(model, cross_entropy, clients, dataset.test, len(dataset.classes), transform(dataset), clients.sizes,
+                    augmentation(dataset))
         return task, found.about()
 
     @property

@@ -64,9 +64,10 @@ class Task:
         clients: the data of client 0, 1, ...; may load lazily.
         test: the global test set, a `Samples` or a pair (x, y), or None.
         classes: number of classes; 0 where the targets are not classes (no accuracy is then reported).
-        transform: (x, generator) -> model input; `generator` is None outside training, else it drives augmentation.
-            x is floating, images in [0, 1].
+        transform: x -> model input, such as normalisation; x is floating, images in [0, 1].
         sizes: training samples per client; counted from `clients` where not given.
+        augment: (model input (B, ...), generator) -> model input, for what is trained on only; the generator is the client's
+            own, on the CPU.
     """
 
     model: Callable[[], nn.Module]
@@ -74,8 +75,9 @@ class Task:
     clients: Sequence[ClientData]
     test: Samples | None
     classes: int
-    transform: Callable[[Tensor, torch.Generator | None], Tensor] | None = None
+    transform: Callable[[Tensor], Tensor] | None = None
     sizes: list[int] = field(default_factory=list)
+    augment: Callable[[Tensor, torch.Generator], Tensor] | None = None
 
     def __post_init__(self) -> None:
         self.test = _samples(self.test)

@@ -1,4 +1,4 @@
-"""`python -m fedhet.data`: the data without a run."""
+"""`python -m fedhet.data <command>`: what can be done with data outside a run."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import sys
 from collections.abc import Sequence
 
 from fedhet import cli, display
-from fedhet.data import export, keep, overview
+from fedhet.data import download, export, keep, overview
 
-COMMANDS = {"describe": overview, "partition": keep, "export": export}
+COMMANDS = {"download": download, "describe": overview, "partition": keep, "export": export}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Do what the arguments say (those of the process if None); exit codes as `python -m fedhet`."""
     lines = sys.argv[1:] if argv is None else list(argv)
-    parser = argparse.ArgumentParser(prog="python -m fedhet.data", description="The data without a run.")
+    parser = argparse.ArgumentParser(prog="python -m fedhet.data", description=__doc__)
     commands = parser.add_subparsers(metavar="command", required=True)
     for name, module in COMMANDS.items():
         about = (module.__doc__ or "").partition("\n")[0]

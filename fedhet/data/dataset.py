@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from torch import Tensor
 
+from fedhet import check
 from fedhet.errors import ConfigError, DataError
 from fedhet.task import Samples
 
@@ -25,10 +26,11 @@ class Dataset:
         owners: (n,) int64, the natural owner (writer, speaker, source) of each sample, in 0 .. len(owner_names) - 1; None
             where the data name none. The partition `natural` reads it.
         owner_names: the owners' names, each of one sample at least.
+        augment: what changes training batches: none, or crop_flip (fedhet.data.augment), for images.
 
     Raises:
         DataError: labels or owners out of range, an owner without samples, training and test samples of different shapes.
-        ConfigError: `mean` or `std` does not fit the channels, or a std is not positive.
+        ConfigError: `mean` or `std` does not fit the channels, a std is not positive, or `augment` is unknown.
     """
 
     name: str
@@ -40,6 +42,7 @@ class Dataset:
     std: tuple[float, ...] = (1.0,)
     owners: np.ndarray | None = field(default=None, compare=False, repr=False)
     owner_names: tuple[str, ...] = ()
+    augment: str = "none"
 
     def __post_init__(self) -> None:
         if self.test.x.shape[1:] != self.x.shape[1:]:
@@ -57,6 +60,7 @@ class Dataset:
         if min(self.std) <= 0:
             raise ConfigError(f"dataset.std={list(self.std)}: each must be > 0")
         self._check_owners()
+        check.one_of("dataset.augment", self.augment, ("none", "crop_flip"))
 
     def _check_owners(self) -> None:
         if self.owners is None:

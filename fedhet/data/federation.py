@@ -75,7 +75,7 @@ class Federation(Sequence[ClientData]):
 
     def _gather(self, indices: np.ndarray) -> Samples:
         rows = torch.from_numpy(indices)
-        return Samples(self._dataset.x[rows], self._dataset.y[rows])
+        return Samples(self._dataset.x.index_select(0, rows), self._dataset.y.index_select(0, rows))
 
     def _noised(self, samples: Samples, pid: int) -> Samples:
         """All of a client's samples, so that its noise does not depend on the split."""
@@ -100,14 +100,14 @@ class Federation(Sequence[ClientData]):
 
 @dataclass(frozen=True)
 class Normalize:
-    """(x - mean) / std per channel, for floating x (B, C, ...) in [0, 1] on any device. The generator is for augmentation; unused."""
+    """(x - mean) / std per channel, for floating x (B, C, ...) in [0, 1] on any device."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
-    def __call__(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    def __call__(self, x: Tensor) -> Tensor:
         mean, std = (_constant(values, x.ndim, x.device, x.dtype) for values in (self.mean, self.std))
-        return (x - mean) / std
+        return (x - mean).div_(std)
 
 
 @lru_cache
@@ -116,7 +116,7 @@ def _constant(values: tuple[float, ...], ndim: int, device: torch.device, dtype:
         return torch.tensor(values, dtype=dtype, device=device).view(-1, *(1,) * (ndim - 2))
 
 
-def transform(dataset: Dataset) -> Callable[[Tensor, torch.Generator | None], Tensor]:
+def transform(dataset: Dataset) -> Callable[[Tensor], Tensor]:
     """What turns the dataset's pixels in [0, 1] into the model's input; it can be pickled."""
     return Normalize(dataset.mean, dataset.std)
 

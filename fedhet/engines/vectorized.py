@@ -47,6 +47,8 @@ def obstacle(client: FedClient, local: LocalSettings) -> str | None:
             return f"plugin {found[0].__self__.name!r} has the hook {hook}"
     if next(client.site.model.buffers(), None) is not None:
         return "the model has buffers, which training may change (model.norm=group has none)"
+    if client.site.task.augment is not None:
+        return "augmentation draws for one client at a time (dataset.augment=none)"
     if any(isinstance(module, _DropoutNd) for module in client.site.model.modules()):
         return "dropout would draw other numbers"
     return None if local.optimizer == "sgd" else f"client.optimizer={local.optimizer} (sgd can)"
