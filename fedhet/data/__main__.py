@@ -6,27 +6,28 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from fedhet.data import download
-from fedhet.errors import ConfigError, DataError
+from fedhet import cli, display
+from fedhet.data import download, export, keep, overview
 
-COMMANDS = {"download": download}
+COMMANDS = {"download": download, "describe": overview, "partition": keep, "export": export}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Do what the arguments say; 2 where a setting or the data are wrong."""
+    """Do what the arguments say (those of the process if None); exit codes as `python -m fedhet`."""
+    lines = sys.argv[1:] if argv is None else list(argv)
     parser = argparse.ArgumentParser(prog="python -m fedhet.data", description=__doc__)
-    commands = parser.add_subparsers(required=True, metavar="command")
+    commands = parser.add_subparsers(metavar="command", required=True)
     for name, module in COMMANDS.items():
-        command = commands.add_parser(name, help=(module.__doc__ or "").partition("\n")[0])
-        module.add_arguments(command)
-        command.set_defaults(main=module.main)
-    args = parser.parse_args(argv)
+        about = (module.__doc__ or "").partition("\n")[0]
+        module.add_arguments(commands.add_parser(name, help=about, description=about))
+    if not lines or lines[0] not in COMMANDS:
+        parser.parse_args(lines)  # prints the help or what is wrong, and exits
+    args = commands.choices[lines[0]].parse_intermixed_args(lines[1:])
+    display.log_to_stderr()
     try:
-        done: int = args.main(args)
-    except (ConfigError, DataError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return done
+        return COMMANDS[lines[0]].main(args)
+    except Exception as error:  # noqa: BLE001 -- the last place that can tell it in one line
+        return cli.tell(error)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import pandas
 
 SUFFIXES = (".csv", ".parquet")
+ABOUT = ("classes", "mean", "std")  # arrays of an npz file that say what its others are; `python -m fedhet.data export` writes them
 
 
 def _path(data_dir: str, key: str, file: object) -> Path:
@@ -43,7 +44,8 @@ def npz(*, name: str, data_dir: str, file: str, x_train: str, y_train: str, x_te
             with `text`, token numbers (n, T), each one of the classes.
         y_train, y_test: names of arrays (n,), whole numbers or text.
         owner: the name of an array (n,), each training sample's natural owner; None: there is none.
-        classes: see `fedhet.data.arrays.gather`. mean, std: see `fedhet.data.arrays.assemble`; not for texts.
+        classes: see `fedhet.data.arrays.gather`; None also stands for an array `classes` in the file, the names of 0 .. C-1.
+        mean, std: see `fedhet.data.arrays.assemble`; "auto" also stands for arrays `mean` and `std` in the file. Not for texts.
 
     Raises:
         DataError: the file is damaged, lacks an array, or an array holds no such data; it names the array and the row.
@@ -57,7 +59,9 @@ def npz(*, name: str, data_dir: str, file: str, x_train: str, y_train: str, x_te
         where = {key: f"{path}, array {array!r}" for key, array in names.items()}
         x = {key: (_tokens if text else _samples)(arrays[key], where[key]) for key in ("x_train", "x_test")}
         train = Part(x["x_train"], arrays["y_train"], arrays.get("owner"), (where["x_train"], where["y_train"]))
-        return gather(train, Part(x["x_test"], arrays["y_test"], None, (where["x_test"], where["y_test"])), classes)
+        test = Part(x["x_test"], arrays["y_test"], None, (where["x_test"], where["y_test"]))
+        about = {key: arrays[key] for key in ABOUT if key in arrays and (key != "classes" or classes is None)}
+        return gather(train, test, len(about["classes"]) if "classes" in about else classes) | about
 
     key = {"loader": "npz", "names": names, "classes": classes, "text": text, "files": signature([path])}
     arrays = stored(name, key, make)
@@ -69,7 +73,7 @@ def _arrays(path: Path, names: Mapping[str, str]) -> Arrays:
         with np.load(path) as file:
             if missing := [f"{array!r} (dataset.{key})" for key, array in names.items() if array not in file.files]:
                 raise DataError(f"{path} has no array {missing[0]}; it has {', '.join(file.files)}")
-            return {key: file[array] for key, array in names.items()}
+            return {key: file[array] for key, array in ({key: key for key in ABOUT if key in file.files} | names).items()}
     except (OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile) as error:  # damaged, another format, or objects in it
         raise DataError(f"{path} is damaged, or no npz file of numbers and text: {error}") from error
 

@@ -77,6 +77,15 @@ def test_tokens(tmp_path: Path) -> None:
     assert not load("npz", tmp_path, classes=3).text
 
 
+def test_what_the_export_of_a_client_writes(tmp_path: Path) -> None:
+    """It may lack classes, and is normalised as the federation is."""
+    about = {"classes": np.array(["a", "b", "c"]), "mean": np.array([1.0, 2.0, 3.0]), "std": np.array([4.0, 5.0, 6.0])}
+    data = load("npz", write(tmp_path, y_train=np.array([2, 0, 2, 2]), y_test=np.array([0, 2]), **about))
+    assert (data.classes, data.y.tolist(), data.mean, data.std) == (("a", "b", "c"), [2, 0, 2, 2], (1, 2, 3), (4, 5, 6))
+    with pytest.raises(DataError, match=r"row 3: label 7; expected one of the classes \['0', '1', '2'\]"):
+        load("npz", write(tmp_path, **about))
+
+
 WRONG: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"x_train": np.array([[1, 2], [3, np.inf], [0, 0], [0, 0]])}, {}, r"array 'x_train', row 1: inf at \[1\]; expected finite"),
     ({"x_train": np.array([[1, 2], [3, 4], [1e39, 0], [0, 0]])}, {}, r"row 2: 1e\+39 at \[0\]"),
