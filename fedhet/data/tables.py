@@ -73,7 +73,7 @@ def _arrays(path: Path, names: Mapping[str, str]) -> Arrays:
         with np.load(path) as file:
             if missing := [f"{array!r} (dataset.{key})" for key, array in names.items() if array not in file.files]:
                 raise DataError(f"{path} has no array {missing[0]}; it has {', '.join(file.files)}")
-            return {key: file[array] for key, array in ({key: key for key in ABOUT if key in file.files} | names).items()}
+            return {key: file[key] for key in ABOUT if key in file.files} | {key: file[array] for key, array in names.items()}
     except (OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile) as error:  # damaged, another format, or objects in it
         raise DataError(f"{path} is damaged, or no npz file of numbers and text: {error}") from error
 

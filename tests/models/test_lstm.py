@@ -16,6 +16,7 @@ from fedhet.data.leaf import ALPHABET
 from fedhet.errors import ConfigError
 from fedhet.models import CharLSTM
 from fedhet.task import ClientData, Task
+from fedhet.toy import toy_task
 
 
 def lstm(**other: Any) -> CharLSTM:
@@ -108,3 +109,10 @@ def test_an_lstm_refuses_a_table(launch: Callable[..., Any], tmp_path: Path) -> 
     (tmp_path / "train.csv").write_text("a,b,label\n" + "1,2,x\n3,4,y\n" * 10)
     with pytest.raises(ConfigError, match=r"CharLSTM reads token numbers \(T,\), a text; a sample of csv is \(2,\), torch\.float32"):
         launch(f"data_dir={tmp_path}", "dataset=csv", "partition=iid", "partition.clients=2", "model=char_lstm", "method=fedavg")
+
+
+@pytest.mark.parametrize("method", ["fedgmm", "feddisk", "feddiskab"])
+def test_densities_refuse_a_table_outside_the_unit_interval(launch: Callable[..., Any], method: str) -> None:
+    task = toy_task()
+    with pytest.raises(ConfigError, match=r"models the density of inputs in \[0, 1\].*these lie in \[2, 2\]"):
+        launch(f"method={method}", task=Task(task.model, task.criterion, task.clients, (torch.full((3, 4), 2.0), torch.zeros(3).long()), 2))
