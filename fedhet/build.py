@@ -14,7 +14,6 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from omegaconf import OmegaConf
 from torch import Tensor
@@ -23,7 +22,9 @@ from torch.nn import functional
 from fedhet import catalogue, config, display, record
 from fedhet.client import FedClient
 from fedhet.config import Config
-from fedhet.data.federation import Federation, describe, transform
+from fedhet.data.augment import augmentation
+from fedhet.data.configured import Configured
+from fedhet.data.federation import transform
 from fedhet.errors import ConfigError, RunFailed
 from fedhet.messages import LocalSettings
 from fedhet.objects import find_target, instantiate
@@ -85,22 +86,20 @@ class Job:
 
     @cached_property
     def _composed(self) -> tuple[Task, dict[str, Any]]:
-        cfg = self.config.cfg
-        scheme = instantiate(cfg.partition)  # a setting that is out of range is told before any data are read
-        dataset = instantiate(cfg.dataset, data_dir=cfg.data_dir)
-        partition = scheme.assign(dataset.y.numpy(), cfg.seed)
-        clients = Federation(dataset, partition, list(cfg.partition.split), cfg.seed)
+        found = Configured.of(self.config.cfg)
+        dataset, clients = found.dataset, found.clients
 
         def model() -> torch.nn.Module:
-            found: torch.nn.Module = instantiate(cfg.model, shape=dataset.shape, classes=len(dataset.classes))
-            return found
+            made: torch.nn.Module = instantiate(self.config.cfg.model, shape=dataset.shape, classes=len(dataset.classes))
+            if getattr(made, "text", dataset.text) != dataset.text:
+                kinds = {True: "token numbers (T,), a text", False: "numbers (C, H, W) or (F,), images or a table"}
+                raise ConfigError(f"model: {type(made).__name__} reads {kinds[not dataset.text]}; a sample of {dataset.name} is "
+                                  f"{dataset.shape}, {dataset.x.dtype}")
+            return made
 
-        task = Task(model, cross_entropy, clients, dataset.test, len(dataset.classes), transform(dataset), clients.sizes)
-        about = {"name": partition.name, "clients": len(partition.indices), "hash": partition.hash,
-                 "settings": {k: v for k, v in OmegaConf.to_container(cfg.partition).items() if k != "_target_"},  # type: ignore[union-attr]
-                 "seed": cfg.seed, "shape": list(dataset.shape), "classes": list(dataset.classes), "train_sizes": clients.sizes,
-                 "counts": describe(dataset, partition).tolist(), "indices": [np.asarray(i).tolist() for i in partition.indices]}
-        return task, about
+        task = Task(model, cross_entropy, clients, dataset.test, len(dataset.classes), transform(dataset), clients.sizes,
+                    augmentation(dataset))
+        return task, found.about()
 
     @property
     def partition(self) -> dict[str, Any]:

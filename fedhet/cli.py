@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("interrupted", file=sys.stderr)
         return 130
     except Exception as error:  # noqa: BLE001 -- the last place that can tell it in one line
-        return _tell(error)
+        return tell(error)
 
 
 def _main(argv: Sequence[str]) -> int:
@@ -106,7 +106,7 @@ class Task:
             folder = Path(error.folder) if isinstance(error, RunFailed) and error.folder else None
             if os.getpid() != self.pid:
                 raise
-            self.code = _tell(error)
+            self.code = tell(error)
             self.failed.append(f"{name}: {_line(error)}")
             return float("nan")
         finally:
@@ -140,7 +140,7 @@ def _version() -> str:
         return "fedhet, not installed"
 
 
-def _tell(error: Exception) -> int:
+def tell(error: Exception) -> int:
     """Print the error and return its exit code. FEDHET_TRACEBACK=1 shows where it came from."""
     if os.environ.get("FEDHET_TRACEBACK") == "1":
         traceback.print_exception(error)

@@ -54,7 +54,7 @@ def labels(counts: np.ndarray, partition: dict[str, Any]) -> Figure:
         # One patch for a class: a bar for each of its clients takes seconds where there are many.
         axes.stairs(left + counts[:, c], edges, baseline=left, orientation="horizontal", fill=True, color=color, label=names[c])
         left = left + counts[:, c]
-    axes.set(xlabel="samples", ylabel="client", title=f"{partition['name']} partition, {clients} clients ({partition['hash']})")
+    axes.set(xlabel="samples", ylabel="client", title=_title(partition))
     axes.invert_yaxis()
     if clients <= 40:
         axes.set_yticks(np.arange(clients))
@@ -62,6 +62,31 @@ def labels(counts: np.ndarray, partition: dict[str, Any]) -> Figure:
     if classes <= 20:
         axes.legend(title="class", ncols=1, fontsize="small", loc="center left", bbox_to_anchor=(1.0, 0.5))
     return figure
+
+
+def circles(counts: np.ndarray, partition: dict[str, Any]) -> Figure:
+    """Samples per client and class as papers draw them: the area of a circle is their number; counts (clients, classes)."""
+    clients, classes = counts.shape
+    figure = Figure(figsize=(min(16.0, 2 + 0.3 * clients), min(12.0, 1.5 + 0.3 * classes)), layout="constrained")
+    axes = figure.add_subplot()
+    client, label = counts.nonzero()
+    sizes = counts[client, label]
+    cell = 72 * min(figure.get_figwidth() / (clients + 6), figure.get_figheight() / (classes + 4))  # points; the rest is margin
+    axes.scatter(client, label, s=cell**2 * sizes / max(1, sizes.max(initial=0)), linewidths=0)
+    axes.set(xlabel="client", ylabel="class", title=_title(partition), xlim=(-1, clients), ylim=(-1, classes))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_yticks(np.arange(classes), partition["classes"], fontsize="small" if classes <= 20 else "xx-small")
+    return figure
+
+
+def partition_figures(folder: Path, partition: dict[str, Any]) -> list[Path]:
+    """labels.png and circles.png of a partition.json's content; returns their paths."""
+    counts = np.array(partition["counts"])
+    return [_save(draw(counts, partition), folder / f"{draw.__name__}.png") for draw in (labels, circles)]
+
+
+def _title(partition: dict[str, Any]) -> str:
+    return f"{partition['name']} partition, {partition['clients']} clients ({partition['hash']})"
 
 
 def _save(figure: Figure, path: Path) -> Path:

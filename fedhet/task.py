@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from fedhet.errors import DataError
+from fedhet.errors import ConfigError, DataError
 
 
 @dataclass(frozen=True)
 class Samples:
-    """n samples: `x` (n, ...) is uint8 (an image, 0..255) or floating (in [0, 1] for images); `y` (n,) or (n, ...) the targets."""
+    """n samples: `x` (n, ...) is uint8 (an image, 0..255), floating (in [0, 1] for images) or token numbers; `y` (n, ...) the targets."""
 
     x: Tensor
     y: Tensor
@@ -64,9 +64,10 @@ class Task:
         clients: the data of client 0, 1, ...; may load lazily.
         test: the global test set, a `Samples` or a pair (x, y), or None.
         classes: number of classes; 0 where the targets are not classes (no accuracy is then reported).
-        transform: (x, generator) -> model input; `generator` is None outside training, else it drives augmentation.
-            x is floating, images in [0, 1].
+        transform: x -> model input, such as normalisation; x is floating, images in [0, 1], or token numbers.
         sizes: training samples per client; counted from `clients` where not given.
+        augment: (model input (B, ...), generator) -> model input, for what is trained on only; the generator is the client's
+            own, on the CPU.
     """
 
     model: Callable[[], nn.Module]
@@ -74,8 +75,9 @@ class Task:
     clients: Sequence[ClientData]
     test: Samples | None
     classes: int
-    transform: Callable[[Tensor, torch.Generator | None], Tensor] | None = None
+    transform: Callable[[Tensor], Tensor] | None = None
     sizes: list[int] = field(default_factory=list)
+    augment: Callable[[Tensor, torch.Generator], Tensor] | None = None
 
     def __post_init__(self) -> None:
         self.test = _samples(self.test)
@@ -83,3 +85,20 @@ class Task:
             self.sizes = [len(client.train) for client in self.clients]
         if not any(self.sizes):
             raise DataError(f"none of the {len(self.sizes)} clients has a training sample; at least one must")
+
+    @property
+    def inputs(self) -> Tensor:
+        """Some inputs (n, ...) as they are kept: those of the global test set, else of the first client that has any."""
+        return (self.test or next(self.clients[pid].train for pid, n in enumerate(self.sizes) if n)).x
+
+    def check_density(self, piece: str) -> None:
+        """For pieces that model the density of inputs in [0, 1]: ConfigError where `inputs` are token numbers, or lie elsewhere."""
+        x = self.inputs
+        if x.dtype == torch.uint8:
+            return
+        needs = f"plugin {piece!r} models the density of inputs in [0, 1], pixels or a table's columns"
+        if not x.is_floating_point():
+            raise ConfigError(f"{needs}; these are token numbers (a text), whose order means nothing")
+        low, high = (float(bound) for bound in x.aminmax())
+        if not (low >= 0 and high <= 1):  # also where they are NaN
+            raise ConfigError(f"{needs}; these lie in [{low:g}, {high:g}]: scale them in your file")

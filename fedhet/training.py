@@ -80,13 +80,13 @@ class LocalTraining:
         optimizer = self.optimizer(params)
         for wrap in used["optimizer"]:
             optimizer = wrap(optimizer, params)
-        orders = self.orders(len(data))
+        orders, draws = self.orders(len(data)), self._draws("augment")
         n = self._train_mode(model, len(data), size)
         steps, best, stale = 0, float("inf"), 0
         for _ in range(epochs):
             order, epoch_loss = next(orders).to(site.device)[:n], 0.0
-            for x, y, index in zip(*(t.split(size) for t in (data.x[order], data.y[order], order)), strict=True):
-                losses, grads = gradient(x, y, index)
+            for x, y, index in zip(*(t.split(size) for t in (site.gathered(data.x, order), data.y[order], order)), strict=True):
+                losses, grads = gradient(site.augmented(x, draws), y, index)
                 with torch.no_grad():
                     self.gradient(grads)
                     for hook in used["gradient"]:
@@ -105,9 +105,12 @@ class LocalTraining:
 
     def orders(self, n: int) -> Iterator[Tensor]:
         """The order of n samples in each epoch, a function of (seed, phase, step, client)."""
-        draws = torch.Generator().manual_seed(streams.integer(self.site.seed, "batches", self.msg.phase, self.msg.step, self.pid))
+        draws = self._draws("batches")
         while True:
             yield torch.randperm(n, generator=draws)
+
+    def _draws(self, purpose: str) -> torch.Generator:
+        return torch.Generator().manual_seed(streams.integer(self.site.seed, purpose, self.msg.phase, self.msg.step, self.pid))
 
     def _gradient(self, model: nn.Module, data: Samples, params: list[nn.Parameter], *, hooks: bool
                   ) -> Callable[[Tensor, Tensor, Tensor], tuple[Tensor, list[Tensor]]]:
@@ -166,9 +169,9 @@ class LocalTraining:
         """
         objective, params = self.objective(model, data), [p for p in model.parameters() if p.requires_grad]
         index = index[: self._train_mode(model, len(index), chunk)]
-        total = [torch.zeros_like(p) for p in params]
+        total, draws = [torch.zeros_like(p) for p in params], self._draws("augment")
         for part in index.split(chunk):
-            grads = derivative(*objective(data.x[part], data.y[part], part), params)
+            grads = derivative(*objective(self.site.augmented(data.x[part], draws), data.y[part], part), params)
             torch._foreach_add_(total, grads, alpha=len(part) / len(index))
         return total
 

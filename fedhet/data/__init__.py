@@ -11,12 +11,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fedhet.data.dataset import Dataset
     from fedhet.data.federation import Federation, Normalize, describe, split, transform
-    from fedhet.data.partition import Dirichlet, Iid, Partition, Pathological, Scheme, Shards
+    from fedhet.data.partition import Dirichlet, Iid, Natural, Pathological, Quantity, Shards
+    from fedhet.data.saved import Saved
+    from fedhet.data.scheme import Partition, Scheme
 
 _HOME = {
     **dict.fromkeys(("Dataset",), "fedhet.data.dataset"),
     **dict.fromkeys(("Federation", "Normalize", "describe", "split", "transform"), "fedhet.data.federation"),
-    **dict.fromkeys(("Dirichlet", "Iid", "Partition", "Pathological", "Scheme", "Shards"), "fedhet.data.partition"),
+    **dict.fromkeys(("Dirichlet", "Iid", "Natural", "Pathological", "Quantity", "Shards"), "fedhet.data.partition"),
+    **dict.fromkeys(("Saved",), "fedhet.data.saved"),
+    **dict.fromkeys(("Partition", "Scheme"), "fedhet.data.scheme"),
 }
 
 __all__ = [
@@ -24,9 +28,12 @@ __all__ = [
     "Dirichlet",
     "Federation",
     "Iid",
+    "Natural",
     "Normalize",
     "Partition",
     "Pathological",
+    "Quantity",
+    "Saved",
     "Scheme",
     "Shards",
     "describe",

@@ -15,9 +15,14 @@ import numpy as np
 log = logging.getLogger("fedhet")
 
 
+def root() -> Path:
+    """`$FEDHET_CACHE`, by default `~/.cache/fedhet`."""
+    return Path(os.environ.get("FEDHET_CACHE") or Path.home() / ".cache" / "fedhet")
+
+
 def folder() -> Path:
-    """`$FEDHET_CACHE/partitions`, by default `~/.cache/fedhet/partitions`."""
-    return Path(os.environ.get("FEDHET_CACHE") or Path.home() / ".cache" / "fedhet") / "partitions"
+    """Of the partitions."""
+    return root() / "partitions"
 
 
 def load(key: str) -> list[np.ndarray] | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from torch import Tensor
 
+from fedhet import check
 from fedhet.errors import ConfigError, DataError
 from fedhet.task import Samples
 
@@ -17,7 +18,7 @@ class Dataset:
 
     Args:
         x: (n, ...), all clients' samples: images (n, C, H, W), uint8 (0..255) or float32 in [0, 1]; rows of a table (n, F),
-            float32; or text (n, T), int16 or int64 token numbers.
+            float32; or text (n, T), int16 or int64 token numbers, each one of the classes, since the next token is predicted.
         y: (n,) int64, their labels in 0 .. len(classes) - 1.
         test: the global test set, of the same kind; no client sees it.
         classes: the classes' names.
@@ -25,10 +26,11 @@ class Dataset:
         owners: (n,) int64, the natural owner (writer, speaker, source) of each sample, in 0 .. len(owner_names) - 1; None
             where the data name none. The partition `natural` reads it.
         owner_names: the owners' names, each of one sample at least.
+        augment: what changes training batches: none, or crop_flip (fedhet.data.augment), for images.
 
     Raises:
-        DataError: labels or owners out of range, an owner without samples, training and test samples of different shapes.
-        ConfigError: `mean` or `std` does not fit the channels, or a std is not positive.
+        DataError: labels, tokens or owners out of range, an owner without samples, training and test samples of different shapes.
+        ConfigError: `mean` or `std` does not fit the channels, a std is not positive, or `augment` is unknown.
     """
 
     name: str
@@ -40,6 +42,7 @@ class Dataset:
     std: tuple[float, ...] = (1.0,)
     owners: np.ndarray | None = field(default=None, compare=False, repr=False)
     owner_names: tuple[str, ...] = ()
+    augment: str = "none"
 
     def __post_init__(self) -> None:
         if self.test.x.shape[1:] != self.x.shape[1:]:
@@ -49,6 +52,10 @@ class Dataset:
             if len(wrong):
                 row, last = int(wrong[0]), len(self.classes) - 1
                 raise DataError(f"{self.name}: {part} sample {row} has label {int(samples.y[row])}; labels go from 0 to {last}")
+            if self.text and len(samples) and not 0 <= samples.x.min() <= samples.x.max() < len(self.classes):
+                row, at = ((samples.x < 0) | (samples.x >= len(self.classes))).nonzero()[0].tolist()
+                raise DataError(f"{self.name}: {part} sample {row} has the token {int(samples.x[row, at])}; tokens are numbers of classes, "
+                                f"0 to {len(self.classes) - 1}")
         for key in ("mean", "std"):
             values = tuple(float(value) for value in getattr(self, key))
             if len(values) not in (1, self.shape[0]):
@@ -57,6 +64,7 @@ class Dataset:
         if min(self.std) <= 0:
             raise ConfigError(f"dataset.std={list(self.std)}: each must be > 0")
         self._check_owners()
+        check.one_of("dataset.augment", self.augment, ("none", "crop_flip"))
 
     def _check_owners(self) -> None:
         if self.owners is None:

@@ -1,132 +1,30 @@
-"""Who holds which samples: seeded partitions by flwr-datasets' partitioners.
+"""The schemes: who holds which samples, drawn by flwr-datasets' partitioners wherever it has one.
 
-A partition is a pure function of (labels, settings, seed). The samples are put in a seeded random order first, as
-flwr-datasets' `FederatedDataset` does, because files often come sorted by class and a partitioner cuts what it is given.
+The samples are put in a seeded random order first, as flwr-datasets' `FederatedDataset` does, because files often come
+sorted by class and a partitioner cuts what it is given.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
-import math
 import warnings
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
-from importlib.metadata import version
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from fedhet.data import cache
+from fedhet.check import one_of
+from fedhet.data.scheme import Drawn, Partition
 from fedhet.errors import ConfigError
 from fedhet.streams import generator, integer
 
 log = logging.getLogger("fedhet")
 
-_ALGORITHM = 1  # part of the cache's key: raise it when `assign` gives other indices for the same settings
-
-
-@dataclass(frozen=True)
-class Partition:
-    """Each client's samples.
-
-    Args:
-        name: the scheme's name.
-        indices: per client, the ascending int64 indices of its samples; no sample has two owners.
-        hash: 16 hex digits of the sha256 over each client's number of samples and indices, as little-endian int64.
-    """
-
-    name: str
-    indices: list[np.ndarray] = field(compare=False, repr=False)
-    hash: str = field(init=False)
-
-    def __post_init__(self) -> None:
-        digest = hashlib.sha256()
-        for indices in self.indices:
-            digest.update(len(indices).to_bytes(8, "little") + indices.astype("<i8").tobytes())
-        object.__setattr__(self, "hash", digest.hexdigest()[:16])
-
-
-def check_split(fractions: Sequence[float]) -> tuple[float, float, float]:
-    """`partition.split` as (train, validation, test); ConfigError unless they are >= 0, sum to 1 and train is > 0."""
-    values = tuple(fractions) if isinstance(fractions, Sequence) and not isinstance(fractions, str) else ()
-    numbers = len(values) == 3 and all(isinstance(value, (int, float)) and value >= 0 for value in values)
-    if not (numbers and values[0] > 0 and abs(sum(values) - 1) <= 1e-9):
-        raise ConfigError(f"partition.split={fractions}: must be three numbers >= 0, [train, val, test], with sum 1 and train > 0")
-    return values[0], values[1], values[2]
-
 
 @dataclass(frozen=True, kw_only=True)
-class Scheme(ABC):
-    """A way to deal samples out to clients; its fields are the keys `partition.<field>`.
-
-    Args:
-        name: what the run's record calls it.
-        clients: how many clients there are.
-        min_size: the fewest samples that a client may have.
-        split: each client's [train, validation, test] fractions (fedhet.data.federation.split).
-    """
-
-    name: str
-    clients: int
-    min_size: int
-    split: Sequence[float]
-
-    def __post_init__(self) -> None:
-        self._integer("clients", 1)
-        self._integer("min_size", 0)
-        object.__setattr__(self, "split", check_split(self.split))
-
-    def _integer(self, key: str, least: int) -> None:
-        value = getattr(self, key)
-        if type(value) is not int or value < least:
-            raise ConfigError(f"partition.{key}={value!r}: must be an integer >= {least}")
-
-    def assign(self, labels: np.ndarray, seed: int) -> Partition:
-        """Deals the samples with `labels` (n,) out to the clients; found in the cache, where it was done before.
-
-        Raises:
-            ConfigError: the settings are impossible for these labels; the message has the numbers.
-        """
-        labels = np.ascontiguousarray(labels, dtype="<i8")
-        n = len(labels)
-        if self.clients > n:
-            raise ConfigError(f"partition.clients={self.clients}: there are only {n} samples to share")
-        if (needed := self.clients * self.min_size) > n:
-            raise ConfigError(f"partition.min_size={self.min_size}: {self.clients} clients would need {needed} samples, there are {n}")
-        key = self._key(labels, seed)
-        if (indices := cache.load(key)) is None:
-            indices = [np.sort(part) for part in self._draw(labels, seed)]
-            self._check(indices, n)
-            cache.save(key, indices)
-        return Partition(self.name, indices)
-
-    @abstractmethod
-    def _draw(self, labels: np.ndarray, seed: int) -> list[np.ndarray]:
-        """The indices of each client's samples."""
-
-    def _settings(self) -> dict[str, Any]:
-        return {key: value for key, value in asdict(self).items() if key not in ("name", "split")}
-
-    def _key(self, labels: np.ndarray, seed: int) -> str:
-        versions = [_ALGORITHM, version("flwr-datasets"), np.__version__]  # numpy may change its streams between versions
-        named = json.dumps([type(self).__name__, self._settings(), seed, versions], sort_keys=True)
-        return hashlib.sha256(named.encode() + b"\0" + labels.tobytes()).hexdigest()
-
-    def _check(self, indices: list[np.ndarray], n: int) -> None:
-        owners = np.bincount(np.concatenate(indices), minlength=n)
-        if owners.max() > 1 or len(owners) > n:
-            raise RuntimeError(f"partition {self.name}: sample {owners.argmax()} has {owners.max()} owners; each may have one at most")
-        if (smallest := min(map(len, indices))) < self.min_size:
-            raise ConfigError(f"partition.min_size={self.min_size}: by {self._settings()} some client would get {smallest} of {n} samples")
-        if left := n - int(owners.sum()):
-            log.info("partition %s: %d of %d samples go to no client", self.name, left, n)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Iid(Scheme):
+class Iid(Drawn):
     """Equal random parts (sizes differ by one at most), cut as flwr-datasets' IidPartitioner cuts them.
 
     The partitioner itself takes 0.5 ms per client and shares no indices; its blocks are exactly `np.array_split`.
@@ -137,28 +35,29 @@ class Iid(Scheme):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Flower(Scheme):
+class _Flower(Drawn):
     """A scheme that is one of flwr-datasets' partitioners, which is imported when needed: that takes seconds."""
 
     @abstractmethod
-    def _partitioner(self, seed: int) -> Any: ...
+    def _partitioner(self, n: int, seed: int) -> Any:
+        """Made for n samples."""
 
     def _draw(self, labels: np.ndarray, seed: int) -> list[np.ndarray]:
         from datasets import Dataset
 
         order = _order(labels, seed)
-        partitioner = self._partitioner(integer(seed, "partition"))
+        partitioner = self._partitioner(len(labels), integer(seed, "partition"))
         partitioner.dataset = Dataset.from_dict({"label": labels[order], "index": order})
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("ignore")
             warnings.simplefilter("always", UserWarning)  # flwr-datasets' own; the rest is between its dependencies
             try:
-                _ = partitioner.num_partitions  # makes it assign the samples
+                partitioner.load_partition(0)  # makes it assign all samples
             except ValueError as error:
                 raise ConfigError(f"partition {self.name} of {len(labels)} samples by {self._settings()} is impossible: {error}") from error
         if caught:
             log.info("partition %s: flwr-datasets warned %d times, last: %.200s", self.name, len(caught), caught[-1].message)
-        rows = np.asarray(partitioner.dataset["index"])  # ShardPartitioner has sorted its dataset
+        rows = np.asarray(partitioner.dataset["index"][:])  # ShardPartitioner has sorted its dataset
         # All at once by a private attribute: load_partition makes a Hugging Face dataset per client, 0.5 ms each.
         assigned = partitioner._partition_id_to_indices
         return [rows[np.asarray(assigned[pid], dtype=np.int64)] for pid in range(self.clients)]
@@ -178,10 +77,9 @@ class Dirichlet(_Flower):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if type(self.alpha) not in (int, float) or not 0 < self.alpha < math.inf:
-            raise ConfigError(f"partition.alpha={self.alpha!r}: must be a number > 0")
+        self._number("alpha")
 
-    def _partitioner(self, seed: int) -> Any:
+    def _partitioner(self, n: int, seed: int) -> Any:
         from flwr_datasets.partitioner import DirichletPartitioner
 
         return DirichletPartitioner(self.clients, "label", float(self.alpha), self.min_size, shuffle=False, seed=seed)
@@ -206,7 +104,7 @@ class Pathological(_Flower):
             raise ConfigError(f"partition.classes={self.classes}: the data have only {present} classes")
         return super()._draw(labels, seed)
 
-    def _partitioner(self, seed: int) -> Any:
+    def _partitioner(self, n: int, seed: int) -> Any:
         from flwr_datasets.partitioner import PathologicalPartitioner
 
         return PathologicalPartitioner(self.clients, "label", self.classes, "first-deterministic", shuffle=False, seed=seed)
@@ -230,10 +128,88 @@ class Shards(_Flower):
             raise ConfigError(f"partition.shards={self.shards}: {self.clients} clients would need {wanted} shards of {len(labels)} samples")
         return super()._draw(labels, seed)
 
-    def _partitioner(self, seed: int) -> Any:
+    def _partitioner(self, n: int, seed: int) -> Any:
         from flwr_datasets.partitioner import ShardPartitioner
 
         return ShardPartitioner(self.clients, "label", self.shards, shuffle=False, seed=seed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quantity(_Flower):
+    """Equal label distributions, unequal sizes.
+
+    Args:
+        sizes: "dirichlet": each client has min_size samples, one at least, and the rest is shared out in proportions drawn from
+            Dirichlet(alpha), the quantity skew of NIID-Bench (https://arxiv.org/abs/2102.02079). "linear", "square",
+            "exponential": client k of 1, 2, ... has a share proportional to k, k^2 or e^k.
+        alpha: > 0, of "dirichlet"; the smaller, the more unequal.
+    """
+
+    sizes: str
+    alpha: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_of("partition.sizes", self.sizes, ("dirichlet", "linear", "square", "exponential"))
+        self._number("alpha")
+
+    def _partitioner(self, n: int, seed: int) -> Any:
+        from flwr_datasets.partitioner import ExponentialPartitioner, LinearPartitioner, SizePartitioner, SquarePartitioner
+
+        if self.sizes == "dirichlet":
+            return SizePartitioner(self._drawn_sizes(n, seed))
+        return {"linear": LinearPartitioner, "square": SquarePartitioner, "exponential": ExponentialPartitioner}[self.sizes](self.clients)
+
+    def _drawn_sizes(self, n: int, seed: int) -> list[int]:
+        least = max(self.min_size, 1)
+        shares = np.random.default_rng(seed).dirichlet([float(self.alpha)] * self.clients)
+        ends = np.floor(np.cumsum(shares) * (n - least * self.clients)).astype(int)
+        ends[-1] = n - least * self.clients  # whatever the last digits of the sum
+        return (least + np.diff(ends, prepend=0)).tolist()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Natural(_Flower):
+    """A client is a natural owner (a writer, a speaker, a source) with all its samples.
+
+    Args:
+        clients: that many owners, drawn at random; None: every owner.
+        min_size: owners with fewer samples are left out.
+
+    Clients are in the order of the owners' names in the dataset.
+    """
+
+    clients: int | None  # type: ignore[assignment]
+
+    def _integer(self, key: str, least: int) -> None:
+        if key != "clients" or self.clients is not None:
+            super()._integer(key, least)
+
+    def assign(self, labels: np.ndarray, seed: int, owners: np.ndarray | None = None, owner_names: Sequence[str] = ()) -> Partition:
+        """As `Drawn.assign`, by owner in place of label."""
+        if owners is None:
+            raise ConfigError("partition=natural: these data do not say whose samples they are; femnist (writers), shakespeare (speakers) "
+                              "and chest_xray (sources) do, and your own data with a column of owners")
+        able = len(self._able(owners))
+        wanted = able if self.clients is None else self.clients
+        if not 1 <= wanted <= able:
+            enough = f"{able} of {len(owner_names)} owners have min_size={self.min_size} samples"
+            raise ConfigError(f"partition.clients={self.clients}: {enough}")
+        drawn = Drawn.assign(replace(self, clients=wanted), owners, seed)
+        return replace(drawn, owners=tuple(owner_names[owners[indices[0]]] for indices in drawn.indices))
+
+    def _able(self, owners: np.ndarray) -> np.ndarray:
+        return np.flatnonzero(np.bincount(owners) >= max(self.min_size, 1))
+
+    def _draw(self, owners: np.ndarray, seed: int) -> list[np.ndarray]:
+        chosen = generator(seed, "partition", "owners").choice(self._able(owners), self.clients, replace=False)
+        rows = np.flatnonzero(np.isin(owners, chosen))
+        return [rows[part] for part in super()._draw(owners[rows], seed)]
+
+    def _partitioner(self, n: int, seed: int) -> Any:
+        from flwr_datasets.partitioner import GroupedNaturalIdPartitioner  # in groups of one: NaturalIdPartitioner draws a progress bar
+
+        return GroupedNaturalIdPartitioner("label", group_size=1, sort_unique_ids=True)
 
 
 def _order(labels: np.ndarray, seed: int) -> np.ndarray:

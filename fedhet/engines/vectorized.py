@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import vmap
 from torch.nn.modules.dropout import _DropoutNd
 
@@ -48,8 +48,12 @@ def obstacle(client: FedClient, local: LocalSettings) -> str | None:
             return f"plugin {found[0].__self__.name!r} has the hook {hook}"
     if next(client.site.model.buffers(), None) is not None:
         return "the model has buffers, which training may change (model.norm=group has none)"
+    if client.site.task.augment is not None:
+        return "augmentation draws for one client at a time (dataset.augment=none)"
     if any(isinstance(module, _DropoutNd) and module.p > 0 for module in client.site.model.modules()):
         return "dropout would draw other numbers"
+    if any(isinstance(module, nn.RNNBase) for module in client.site.model.modules()):
+        return "torch.func.vmap computes recurrent layers one client after another, or not at all"
     return f"client.optimizer={local.optimizer} (sgd can)" if local.optimizer != "sgd" else _refused(client.site)
 
 

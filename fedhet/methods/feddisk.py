@@ -96,6 +96,7 @@ class FedDiskPlugin(Plugin):
     # ---- server
     def setup(self) -> None:
         site, method = self.server.site, self.server.name
+        site.task.check_density(self.name)
         if self.ratio == "raw":
             if not site.simulated:
                 raise ConfigError("plugin.feddisk.ratio=raw (FedDiskAb) pools the clients' raw data; that is a simulation: run it with "
@@ -112,8 +113,7 @@ class FedDiskPlugin(Plugin):
         if self.ratio == "raw":
             return {}
         site = self.server.site
-        samples = site.task.test or next(site.task.clients[pid].train for pid, n in enumerate(self.server.sizes) if n)
-        return {SLOT: self.initial(site, samples.x[0].numel())}
+        return {SLOT: self.initial(site, site.task.inputs[0].numel())}
 
     def phases(self) -> list[Phase]:
         if self.ratio == "raw":

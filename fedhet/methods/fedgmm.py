@@ -178,6 +178,7 @@ class FedGMMPlugin(Plugin):
         task = self.server.site.task
         if not task.classes:
             raise ConfigError("plugin 'fedgmm' needs a task with classes; this one has none")
+        task.check_density(self.name)
         if self.agg_count == "augmented" and self.server.base_weight(Update(0, num_examples=2)) != 2:
             raise ConfigError(f"plugin 'fedgmm' refuses method={self.server.name} with plugin.fedgmm.agg_count=augmented: it adds drawn "
                               "samples to n_k, by which this method does not weigh clients; use agg_count=original")

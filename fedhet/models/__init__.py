@@ -3,10 +3,11 @@
 from fedhet.models.base import Classifier
 from fedhet.models.cnn import CNN, FedDiskCNN, FedLExCNN
 from fedhet.models.library import Timm, Torchvision
+from fedhet.models.lstm import CharLSTM
 from fedhet.models.mlp import MLP, Logistic
 from fedhet.models.mobilenet import MobileNetV2
 from fedhet.models.resnet import ResNet18, ResNet34
 from fedhet.models.vgg import VGG16
 
-__all__ = ["CNN", "MLP", "VGG16", "Classifier", "FedDiskCNN", "FedLExCNN", "Logistic", "MobileNetV2", "ResNet18", "ResNet34", "Timm",
-           "Torchvision"]
+__all__ = ["CNN", "MLP", "VGG16", "CharLSTM", "Classifier", "FedDiskCNN", "FedLExCNN", "Logistic", "MobileNetV2", "ResNet18", "ResNet34",
+           "Timm", "Torchvision"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
+from typing import ClassVar
 
 from torch import Tensor, nn
 
@@ -16,6 +17,7 @@ class Classifier(nn.Module, ABC):
     """`head(features(x))`, where `head` is an `nn.Linear` from d features to the classes, the last entry of the state dictionary."""
 
     head: nn.Linear
+    text: ClassVar[bool] = False  # whether x (B, T) are token numbers
 
     @abstractmethod
     def features(self, x: Tensor) -> Tensor:

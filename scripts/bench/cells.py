@@ -149,5 +149,21 @@ def server(reps: int) -> Found:
                   Goal("FedSA against the mean", found["ratio"]["fedsa"], 5)], {"server": System([found])})
 
 
+def data(reps: int) -> Found:
+    """Who holds which samples, a client's images on their way to the model, and a full-size MNIST; data.py says what runs."""
+    schemes = ("iid", "dirichlet", "pathological", "shards", "quantity", "natural")
+    systems = alternate({**{name: ["data.py", "partition", name] for name in schemes}, "client": ["data.py", "client"],
+                         "mnist": ["data.py", "mnist"]}, reps)
+    client, mnist = systems["client"], systems["mnist"]
+    notes = [f"a client's 500 images by {name}'s transforms: {usual:.0f} ms" for name in ("torchvision", "huggingface")
+             if (usual := client.value(name)) is not None]
+    return Found([
+        *(Goal(f"60,000 samples to 10,000 clients, {name}, after the imports", systems[name].value("seconds"), 5, "s") for name in schemes),
+        Goal("a client's 500 images of 32x32x3: gathered, floating, normalised; best of the repetitions' medians",
+             min((rep["ms"] for rep in client.reps), default=None), 2, "ms"),
+        Goal("loading 60,000 + 10,000 images of MNIST and touching every pixel", mnist.value("seconds"), 2, "s"),
+        Goal("its peak memory beyond the imports, by the images' size", mnist.value("memory"), 1.3)], systems, notes)
+
+
 CELLS: dict[str, Callable[[int], Found]] = {"W1": w1, "W2": w2, "W0": w0, "job": job, "methods": methods, "memory": memory,
-                                            "start": start, "server": server}
+                                            "start": start, "server": server, "data": data}

@@ -204,7 +204,7 @@ def test_data_of_a_plugin_are_trained_on_but_not_counted(federation: Federation)
     """Raw data in [0, 1] go in, normalised ones are trained on; n_k and FedNorm's latents are of the real samples."""
     task = toy_task()
     images = [ClientData(Samples((c.train.x * 255).to(torch.uint8), c.train.y)) for c in task.clients]
-    task = Task(task.model, task.criterion, images, None, 2, transform=lambda x, generator: 10 * x - 5)
+    task = Task(task.model, task.criterion, images, None, 2, transform=lambda x: 10 * x - 5)
     run = federation(task, Scaffold, plugins=lambda: [Doubling(), FedNormPlugin(z_when="before_training")])
     plain = federation(task, Scaffold, plugins=lambda: [FedNormPlugin(z_when="before_training")])
     msg, other = run.strategy.plan(1)[0], plain.strategy.plan(1)[0]

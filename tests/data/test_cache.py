@@ -17,7 +17,7 @@ INDICES = [np.array([4, 1, 2]), np.array([], dtype=np.int64), np.array([0])]
 
 
 def scheme(**keys: object) -> Iid:
-    return Iid(**{"name": "iid", "clients": 4, "min_size": 0, "split": [0.8, 0.1, 0.1], **keys})
+    return Iid(**{"name": "iid", "clients": 4, "min_size": 0, "split": [0.8, 0.1, 0.1], "noise": 0, **keys})
 
 
 def same(a: list[np.ndarray] | None, b: list[np.ndarray]) -> bool:
@@ -31,7 +31,7 @@ def test_a_hit_is_identical_and_draws_nothing(monkeypatch: pytest.MonkeyPatch) -
         raise LookupError("a miss")
 
     monkeypatch.setattr(Iid, "_draw", draw)
-    hit = scheme(name="renamed", split=[1, 0, 0]).assign(LABELS, seed=0)  # neither name nor split changes who holds what
+    hit = scheme(name="renamed", split=[1, 0, 0], noise=1).assign(LABELS, seed=0)  # neither name, split nor noise changes who holds what
     assert hit.hash == first.hash and same(hit.indices, first.indices)
     for other, labels, seed in ((scheme(), LABELS, 1), (scheme(), LABELS[::-1], 0), (scheme(clients=5), LABELS, 0)):
         with pytest.raises(LookupError):

@@ -1,0 +1,144 @@
+"""Hugging Face's formats, from local folders and its cache; the network is closed."""
+
+from __future__ import annotations
+
+import socket
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+import pytest
+import torch
+import yaml
+from PIL import Image
+
+from fedhet.data import hf
+from fedhet.data.dataset import Dataset
+from fedhet.errors import ConfigError, DataError
+
+CONF = Path(__file__).parents[2] / "conf" / "dataset"
+
+
+@pytest.fixture(autouse=True)
+def network(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Whom somebody wanted to reach, also where the failure is caught."""
+    asked: list[Any] = []
+
+    def refused(*args: Any, **kwargs: Any) -> Any:
+        asked.append(args)
+        raise OSError("no network in this test")
+
+    monkeypatch.setattr(socket, "getaddrinfo", refused)
+    monkeypatch.setattr(socket.socket, "connect", refused)
+    return asked
+
+
+def load(folder: Path | str, **keys: object) -> Dataset:
+    conf = yaml.safe_load((CONF / "hf.yaml").read_text())
+    assert conf.pop("_target_") == "fedhet.data.hf.hf"
+    return hf.hf(**{**conf, "data_dir": str(folder), **keys})
+
+
+def png(value: int, size: tuple[int, int] = (3, 2)) -> dict[str, Any]:
+    stream = BytesIO()
+    Image.new("L", size, value).save(stream, "PNG")
+    return {"bytes": stream.getvalue(), "path": None}
+
+
+def write(folder: Path, labels: Any, part: str = "train", **columns: Any) -> Path:
+    folder.mkdir(exist_ok=True)
+    pandas.DataFrame({**columns, "label": labels}).to_parquet(folder / f"{part}.parquet")
+    return folder
+
+
+def write_images(folder: Path) -> Path:
+    """Two splits of grey images with the features that `datasets` would write."""
+    import datasets
+
+    label = datasets.ClassLabel(names=["cat", "dog"])
+    kinds = datasets.Features({"photo": datasets.Image(), "label": label, "who": datasets.Value("string")})
+    for part, values in (("train", [10, 20, 30]), ("test", [40])):
+        rows = {"photo": [png(value) for value in values], "label": [0, 1, 1][: len(values)], "who": ["z", "a", "z"][: len(values)]}
+        folder.mkdir(exist_ok=True)
+        datasets.Dataset.from_dict(rows, features=kinds).to_parquet(folder / f"{part}.parquet")
+    return folder
+
+
+def test_images_with_named_classes(tmp_path: Path, network: list[Any]) -> None:
+    write_images(tmp_path / "mine")
+    data = load(tmp_path, path="mine", owner="who")
+    assert (data.shape, data.x.dtype, data.classes) == ((1, 2, 3), torch.uint8, ("cat", "dog"))
+    assert data.x[:, 0, 1, 2].tolist() == [10, 20, 30] and data.test.x[:, 0, 0, 0].tolist() == [40]
+    assert (data.y.tolist(), data.test.y.tolist(), data.owner_names) == ([0, 1, 1], [0], ("a", "z"))
+    assert data.owners is not None and data.owners.tolist() == [1, 0, 1] and network == []
+    assert load(tmp_path, path="mine", size=4).shape == (1, 4, 4)
+
+
+def test_the_fixed_cut_of_a_dataset_without_test_split(tmp_path: Path) -> None:
+    place = write(tmp_path / "t", np.arange(10) % 2, a=np.arange(10.0), b=np.ones(10), note=["n"] * 10)
+    with pytest.raises(DataError, match=r"column 'note': 'n'; expected finite numbers"):
+        load(tmp_path, path=str(place), test=None)
+    data = load("elsewhere", path=str(place), test=None, features=["a", "b"])
+    assert (data.shape, data.classes, len(data.test)) == ((2,), ("0", "1"), 2)
+    assert torch.equal(data.x[:, 0].long() % 2, data.y)
+
+
+def test_a_dataset_in_the_cache_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, network: list[Any]) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    repository = tmp_path / "datasets--somebody--pets"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text("0" * 40)
+    with pytest.raises(DataError, match=r"(?s)data not found.*somebody with pets\n.*hf download --repo-type dataset somebody/pets"):
+        load(tmp_path, path="somebody/pets")
+    (repository / "snapshots").mkdir()
+    write_images(repository / "snapshots" / ("0" * 40))
+    assert load(tmp_path, path="somebody/pets").y.tolist() == [0, 1, 1]
+    assert network == []
+
+
+def test_real_cifar100(real: str, network: list[Any]) -> None:
+    data = load(real, path="cifar100_sample", label="fine_label")
+    assert (data.shape, data.x.dtype, len(data.classes)) == ((3, 32, 32), torch.uint8, 100)
+    assert torch.bincount(data.y).tolist() == [5] * 100 and torch.bincount(data.test.y).tolist() == [1] * 100
+    assert network == []
+
+
+def test_what_is_wrong_is_named(tmp_path: Path) -> None:
+    place = write_images(tmp_path / "mine")
+    for keys, said in (
+        ({"label": "kind"}, r"mine, split 'train' has no column 'kind'; it has photo, label, who"),
+        ({"owner": "kind"}, r"split 'train' has no column 'kind'"),
+        ({"features": "who"}, r"split 'train', column 'who' holds Value\('string'\), no images; a list of columns is a table: \[who\]"),
+        ({"train": "trian"}, r"no dataset with the splits trian, test: .*'trian' is not present.*'train', 'test'"),
+        ({"subset": "tiny"}, r"mine is damaged, or no dataset.*tiny"),
+    ):
+        with pytest.raises(DataError, match=said):
+            load(tmp_path, path="mine", **keys)
+    with pytest.raises(ConfigError, match=r"dataset\.path=null"):
+        load(tmp_path)
+    with pytest.raises(ConfigError, match=r"dataset\.size=0"):
+        load(tmp_path, path="mine", size=0)
+    train = (place / "train.parquet").read_bytes()
+    (place / "train.parquet").write_bytes(train[:-9])
+    with pytest.raises(DataError, match="mine is damaged"):
+        load(tmp_path, path="mine")
+
+
+def test_wrong_rows_are_named(tmp_path: Path) -> None:
+    for i, (photos, labels, said) in enumerate((
+        ([png(1), {"bytes": b"no image", "path": None}], [0, 1], r"split 'train', row 1 is not a readable image"),
+        ([png(1), png(1, (5, 5))], [0, 1], r"split 'train', row 1 is \(C, H, W\) = \(1, 5, 5\), but .*row 0 is \(1, 2, 3\)"),
+        ([png(1), png(2)], [0, None], r"split 'train', row 1, column 'label': nothing is there"),
+    )):  # fmt: skip
+        import datasets
+
+        kinds = datasets.Features({"photo": datasets.Image(), "label": datasets.Value("int64")})
+        folder = tmp_path / str(i)
+        folder.mkdir()
+        datasets.Dataset.from_dict({"photo": photos, "label": labels}, features=kinds).to_parquet(folder / "train.parquet")
+        with pytest.raises(DataError, match=said):
+            load(tmp_path, path=folder.name, test=None, test_fraction=0.5)
