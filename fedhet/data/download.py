@@ -71,9 +71,10 @@ def _emnist() -> list[Archive]:
 
 
 # Torchvision lacks these two, and their publishers state no checksum: it is the one that many public projects check against.
-_CINIC10 = Archive(["https://datashare.ed.ac.uk/bitstream/handle/10283/3192/CINIC-10.tar.gz"], "6ee4d0c996905fe93221de577967a372", "CINIC-10")
-_TINY_IMAGENET = Archive(["http://cs231n.stanford.edu/tiny-imagenet-200.zip"], "90528d7ca1a48142e341f4ef8d21d0de",
-                         "tiny-imagenet-200", "tiny-imagenet-200")
+_CINIC10 = Archive(["https://datashare.ed.ac.uk/bitstream/handle/10283/3192/CINIC-10.tar.gz"],
+                   "6ee4d0c996905fe93221de577967a372", "CINIC-10")
+_TINY_IMAGENET = Archive(["http://cs231n.stanford.edu/tiny-imagenet-200.zip"],
+                         "90528d7ca1a48142e341f4ef8d21d0de", "tiny-imagenet-200", "tiny-imagenet-200")
 
 PUBLISHED: dict[str, Callable[[], list[Archive]]] = {
     "mnist": lambda: _of_mnist("MNIST"),

@@ -27,6 +27,7 @@ from fedhet.task import Samples
 log = logging.getLogger("fedhet")
 
 _FOLDERS = ("train/", "test/")
+_COLOURS = {"any": None, "grey": "L", "rgb": "RGB"}  # PIL's modes
 _TABLES = ("train*.parquet", "test*.parquet")
 
 
@@ -221,20 +222,18 @@ def _joined(parts: Sequence[Listing]) -> Listing:
 
 
 def image_folder(*, name: str, data_dir: str, folder: str, mean: Sequence[float], std: Sequence[float], size: int | None = None,
-                 channels: int | None = None) -> Dataset:
+                 colours: str = "any") -> Dataset:
     """The user's own images, `<data_dir>/<folder>/{train,test}/<class>/*.png` or `.jpg`; classes in alphabetical order.
 
     Args:
         size: resizes each image to (size, size); None: they must be alike.
-        channels: 1 makes all grey, 3 coloured; None: as they are.
+        colours: "grey" or "rgb" makes all so; "any": they must be alike.
     """
     check.optional(check.integer, "dataset.size", size, low=1)
-    if channels is not None:
-        check.one_of("dataset.channels", str(channels), ("1", "3"))
+    mode = _COLOURS[check.one_of("dataset.colours", colours, _COLOURS)]
     hint = f"Put your images there as {{train,test}}/<class>/*{' or *'.join(IMAGES)}, name the folder in dataset.folder"
     place = find(data_dir, [(folder, _FOLDERS)], hint)
     train = list_images(place / "train")
-    mode = None if channels is None else {1: "L", 3: "RGB"}[channels]
     return _images(name, train, list_images(place / "test", train.classes), mean, std, size=size, mode=mode)
 
 

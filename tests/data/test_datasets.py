@@ -112,11 +112,13 @@ def test_missing_data_says_where_what_and_how(tmp_path: Path, monkeypatch: pytes
         load("fashion_mnist", data_dir="data")
     for place in ("env/data/FashionMNIST", "env/FashionMNIST", "data/FashionMNIST"):
         assert f"{tmp_path / place} with raw/train-images-idx3-ubyte" in str(caught.value)
-    assert "FashionMNIST('data', download=True)" in str(caught.value)
+    assert "Get it with: python -m fedhet.data download fashion_mnist, or" in str(caught.value)
     monkeypatch.delenv("FEDHET_DATA_DIR")
     with pytest.raises(DataError) as caught:
         load("cifar10", data_dir="data")
-    assert "cifar-10-batches-py with data_batch_1" in str(caught.value) and "cifar10 with train, test" in str(caught.value)
+    assert "cifar-10-batches-py with data_batch_1" in str(caught.value) and "cifar10 with train/, test/" in str(caught.value)
+    with pytest.raises(DataError, match=f"python -m fedhet.data download mnist --data-dir {tmp_path}/x"):
+        load("mnist", data_dir=f"{tmp_path}/x")
 
 
 # ---- damaged idx files
@@ -144,7 +146,7 @@ def test_other_wrong_idx_files(tmp_path: Path) -> None:
         load("mnist", data_dir=str(tmp_path))
     idx(raw / "train-images-idx3-ubyte", np.zeros((12, 5, 6)))
     idx(raw / "t10k-labels-idx1-ubyte", np.array([0, 1, 10, 3]))
-    with pytest.raises(DataError, match="test sample 2 has label 10; labels go from 0 to 9"):
+    with pytest.raises(DataError, match="t10k-labels-idx1-ubyte: row 2 has label 10; labels go from 0 to 9"):
         load("mnist", data_dir=str(tmp_path))
 
 
@@ -183,6 +185,9 @@ def test_jpeg_and_resizing(tmp_path: Path) -> None:
         folder(tmp_path)
     data = folder(tmp_path, size=8)
     assert data.shape == (1, 8, 8)
+    assert folder(tmp_path, size=8, colours="rgb").shape == (3, 8, 8)
+    with pytest.raises(ConfigError, match=r"dataset\.colours=red"):
+        folder(tmp_path, colours="red")
     assert data.test.x[-1].unique().tolist() == [200]
     for size in (0, -1, 2.5, "8"):
         with pytest.raises(ConfigError, match=r"dataset\.size="):
@@ -274,7 +279,8 @@ def test_labels_out_of_range() -> None:
 
 
 def test_importing_is_light() -> None:
-    code = "import sys, fedhet.data.images; print({'torchvision', 'sklearn', 'PIL', 'flwr_datasets', 'datasets'} & set(sys.modules))"
+    code = ("import sys, fedhet.data.images, fedhet.data.download;"
+            "print({'torchvision', 'sklearn', 'PIL', 'pyarrow', 'flwr_datasets', 'datasets', 'filelock'} & set(sys.modules))")
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "set()"
 
 
