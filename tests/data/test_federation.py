@@ -110,7 +110,7 @@ def test_noise_has_a_stream_per_client_and_seed_and_is_drawn_once() -> None:
     ends = noisy(Partition("toy", [np.arange(50)] * 2), fractions=(1, 0, 0))  # the same samples at two clients
     order = [split(50, (1, 0, 0), 7, pid)[0].argsort() for pid in range(2)]
     raw = [(ends[pid].train.x[order[pid]] - 0.5) / ends.noise_sd(pid) for pid in range(2)]
-    assert not torch.allclose(*raw)
+    assert not torch.allclose(*raw, atol=1e-3)
     resplit = noisy(partition, fractions=(0.5, 0.5, 0))[0]  # another split, the same noise on the same sample
     assert resplit.val is not None and first.val is not None
     both = [torch.cat(held).flatten(1).sort(0).values for held in
