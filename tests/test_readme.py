@@ -52,7 +52,7 @@ def test_the_printed_commands_are_shell(block: str) -> None:
 
 def commands() -> list[list[str]]:
     lines = [line.partition("  #")[0] for block in blocks("bash") for line in block.replace("\\\n", " ").splitlines()]
-    found = [shlex.split(line)[3:] for line in lines if line.startswith("python -m fedhet")]
+    found = [shlex.split(line)[3:] for line in lines if line.startswith("python -m fedhet ")]
     for line in lines:
         if found_overrides := re.search(r"overrides='([^']*)'", line):
             found.append(shlex.split(found_overrides[1]))
