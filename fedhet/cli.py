@@ -95,12 +95,14 @@ class Task:
             name = f"job {hydra.job.num}: {name}"
             print(name, flush=True)
         try:
-            from fedhet import config
+            from fedhet import config, display
             from fedhet.build import run_job
 
+            display.log_to_stderr("fedhet.data")  # which files were found, what was left out
             run = run_job(config.of_job(cfg))
             folder = run.dir
-            last = run.summary["accuracy"]["last"]
+            accuracies = (run.summary[kind]["last"] for kind in ("accuracy", "personal") if kind in run.summary)
+            last = next((value for value in accuracies if value is not None), None)
             return float("nan") if last is None else float(last)
         except Exception as error:
             folder = Path(error.folder) if isinstance(error, RunFailed) and error.folder else None

@@ -35,13 +35,14 @@ def logged(row: dict[str, Any]) -> None:
     log.info("%s, %d clients, %.2f s", describe(row), len(row["cohort"]), sum(row["seconds"].values()))
 
 
-def log_to_stderr() -> None:
-    """For a process that Flower has started: what it logs is what the user sees of it."""
-    if not log.handlers:
+def log_to_stderr(name: str = "fedhet") -> None:
+    """For a process that Flower has started, whose log is what the user sees of it; a run shows what "fedhet.data" tells."""
+    logger = logging.getLogger(name)
+    if not logger.handlers:
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("fedhet: %(message)s"))
-        log.addHandler(handler)
-        log.setLevel(logging.INFO)
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
 
 
 @contextmanager

@@ -167,8 +167,12 @@ class Site:
 
     def prepared(self, samples: Samples) -> Samples:
         """On the device and ready for the model."""
-        samples = self.floating(samples)
-        return Samples(self.transformed(samples.x), samples.y)
+        in_place = getattr(self.task.transform, "in_place", None)
+        if in_place is None or samples.x.dtype != torch.uint8:
+            samples = self.floating(samples)
+            return Samples(self.transformed(samples.x), samples.y)
+        samples = self.floating(samples)  # a tensor that nobody else has
+        return Samples(self._laid_out(in_place(samples.x)), samples.y)
 
     def train_data(self, pid: int) -> Samples:
         """Client pid's training set, prepared; it stays on the device as long as CACHE_BYTES lasts."""

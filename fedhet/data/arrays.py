@@ -17,7 +17,7 @@ from fedhet.errors import ConfigError, DataError
 from fedhet.streams import generator
 from fedhet.task import Samples
 
-log = logging.getLogger("fedhet")
+log = logging.getLogger("fedhet.data")
 CHUNK = 1024  # rows at a time where a pass needs float64
 
 Standard = Sequence[float] | str  # `dataset.mean` or `dataset.std`: "auto", or one number for each column or channel, or one for all

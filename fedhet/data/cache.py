@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-log = logging.getLogger("fedhet")
+log = logging.getLogger("fedhet.data")
 
 
 def root() -> Path:

@@ -106,8 +106,16 @@ class Normalize:
     std: tuple[float, ...]
 
     def __call__(self, x: Tensor) -> Tensor:
-        mean, std = (_constant(values, x.ndim, x.device, x.dtype) for values in (self.mean, self.std))
+        mean, std = self._constants(x)
         return (x - mean).div_(std)
+
+    def in_place(self, x: Tensor) -> Tensor:
+        """The same on x itself: a second tensor of a client's images is memory that the system takes back and gives again each time."""
+        mean, std = self._constants(x)
+        return x.sub_(mean).div_(std)
+
+    def _constants(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return _constant(self.mean, x.ndim, x.device, x.dtype), _constant(self.std, x.ndim, x.device, x.dtype)
 
 
 @lru_cache

@@ -24,7 +24,7 @@ from fedhet.errors import ConfigError, DataError
 if TYPE_CHECKING:
     import datasets
 
-log = logging.getLogger("fedhet")
+log = logging.getLogger("fedhet.data")
 
 
 def hf(*, name: str, data_dir: str, path: str | None, subset: str | None, train: str, test: str | None, test_fraction: float,

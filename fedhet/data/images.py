@@ -24,7 +24,7 @@ from fedhet.data.store import Arrays, signature, stored
 from fedhet.errors import DataError
 from fedhet.task import Samples
 
-log = logging.getLogger("fedhet")
+log = logging.getLogger("fedhet.data")
 
 _FOLDERS = ("train/", "test/")
 _COLOURS = {"any": None, "grey": "L", "rgb": "RGB"}  # PIL's modes

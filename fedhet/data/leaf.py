@@ -16,7 +16,7 @@ from fedhet.data.files import find
 from fedhet.data.store import Arrays, signature, stored
 from fedhet.errors import DataError
 
-log = logging.getLogger("fedhet")
+log = logging.getLogger("fedhet.data")
 
 CHARACTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"  # FEMNIST's classes
 ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"  # LEAF's, for Shakespeare

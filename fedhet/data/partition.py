@@ -20,7 +20,7 @@ from fedhet.data.scheme import Drawn, Partition
 from fedhet.errors import ConfigError
 from fedhet.streams import generator, integer
 
-log = logging.getLogger("fedhet")
+log = logging.getLogger("fedhet.data")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ import numpy as np
 from fedhet.data import cache
 from fedhet.errors import ConfigError
 
-log = logging.getLogger("fedhet")
+log = logging.getLogger("fedhet.data")
 
 _ALGORITHM = 1  # part of the cache's key: raise it when `assign` gives other indices for the same settings
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from fedhet.data.cache import root
 
-log = logging.getLogger("fedhet")
+log = logging.getLogger("fedhet.data")
 
 _FORMAT = 1  # part of every key: raise it when an entry is laid out otherwise
 _HEADER = "header.json"

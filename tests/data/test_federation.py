@@ -158,3 +158,21 @@ def test_describe_counts_labels() -> None:
     assert table.sum(1).tolist() == [20, 1, 0, 18]
     for pid in range(4):
         assert table[pid].tolist() == [sum(int(i) % 4 == label for i in partition.indices[pid]) for label in range(4)]
+
+
+def test_pixels_are_normalised_where_they_were_made_and_the_shared_array_stays() -> None:
+    import torch
+
+    from fedhet.data import Normalize
+    from fedhet.site import Site
+    from fedhet.task import Samples
+    from fedhet.toy import toy_task
+
+    task = toy_task(1)
+    task.transform = Normalize((0.2,), (0.5,))
+    site = Site(task, device=torch.device("cpu"), seed=0)
+    pixels = torch.arange(24, dtype=torch.uint8).reshape(2, 1, 3, 4)
+    for x in (pixels, pixels.float() / 255):
+        before = x.clone()
+        found = site.prepared(Samples(x, torch.zeros(2))).x
+        assert torch.equal(found, (pixels.float() / 255 - 0.2) / 0.5) and torch.equal(x, before)
