@@ -64,7 +64,7 @@ class MoonPlugin(Plugin):
                 z_global, z_previous = (model.features(batch.x).flatten(1) for model in self._others)  # type: ignore[operator]
             term = contrastive(batch.z.flatten(1), z_global, z_previous, self.tau)
         else:
-            term = batch.logits.new_full((len(batch.y),), math.log(2))
+            term = torch.full((len(batch.y),), math.log(2), device=batch.y.device)
         self._terms.append(term.detach())
         return self.mu * term
 
