@@ -15,7 +15,7 @@ from fedhet.errors import ConfigError
 REFUSED = [
     # unknown choices: all that are allowed, and the nearest
     ("method=fednormm", ["unknown method 'fednormm'", "did you mean fednorm", "fedavg", "scaffold"]),
-    ("plugin=[fednormm]", ["unknown plugin 'fednormm'", "did you mean fednorm", "fednorm, fedprox"]),
+    ("plugin=[fednormm]", ["unknown plugin 'fednormm'", "did you mean fednorm", "fedntd, fedprox"]),
     ("plugin=[scaffold]", ["unknown plugin 'scaffold': it is a method", "one method, which owns the aggregation", "fedsa with fednova or "
                            "scaffold", "mean of the changes under known weights", "choose from: feddisk, fedgmm"]),
     ("plugin=[fednorm,fednova]", ["unknown plugin 'fednova': it is a method"]),
@@ -42,7 +42,7 @@ REFUSED = [
     ("client={lrr: 1}", ["unknown setting 'client.lrr'", "did you mean client.lr"]),
     ("partition.split.7=.1", ["unknown setting 'partition.split.7'"]),
     ("plugin.fedprox.mu=1", ["the plug-in fedprox is not in this run; add plugin=[fedprox]"]),
-    ("plugin.fedproxx.mu=1", ["unknown plug-in (did you mean fedprox?)", "fednorm, fedprox"]),
+    ("plugin.fedproxx.mu=1", ["unknown plug-in (did you mean fedprox?)", "fedntd, fedprox"]),
     ("plugin.fednorm.temp=1", ["unknown setting 'plugin.fednorm.temp'", "plugin.fednorm has temperature, z_when"]),
     ("server_opt.lr=1", ["unknown setting 'server_opt.lr'", "server_opt has no settings in this run"]),
     ("hydra.run.dirr=x", ["hydra.run.dirr"]),

@@ -1,0 +1,168 @@
+"""MOON."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from methods.test_by_hand import EPOCHS, LR, SIZES, Weights, each, mean, same
+from methods.three_classes import DATA, Net, backward, error, features, logits, task
+from torch import Tensor, nn
+
+from fedhet.engines.vectorized import obstacle
+from fedhet.errors import ConfigError
+from fedhet.maths.moon import contrastive
+from fedhet.messages import LocalSettings
+from fedhet.methods.fedavg import FedAvg
+from fedhet.methods.fedsgd import FedSGD
+from fedhet.methods.moon import Moon, MoonPlugin
+from fedhet.task import ClientData
+from fedhet.toy import toy_task
+
+Federation = Callable[..., Any]
+MU, TAU = 3.0, 0.7
+
+
+def moon(**options: float) -> Callable[[], list[MoonPlugin]]:
+    return lambda: [MoonPlugin(**options)]
+
+
+def cosine(z: np.ndarray, other: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Each row's cosine with the other's row, and its gradient; both 0 for zero rows."""
+    a, b = (np.maximum(np.linalg.norm(t, axis=1, keepdims=True), 1e-8) for t in (z, other))
+    s = (z * other).sum(1, keepdims=True) / (a * b)
+    return s, other / (a * b) - s * z / a**2
+
+
+def local(x: Weights, previous: Weights, pid: int) -> tuple[Weights, float]:
+    """(The local model, the term's mean) after some steps on all of the client's data."""
+    inputs, y = DATA[pid]
+    w, terms = x, []
+    for _ in range(EPOCHS):
+        z = features(w, inputs)
+        (s_g, d_g), (s_p, d_p) = (cosine(z, features(other, inputs)) for other in (x, previous))
+        terms.append(np.mean(-np.log(np.exp(s_g / TAU) / (np.exp(s_g / TAU) + np.exp(s_p / TAU)))))
+        share = np.exp(s_p / TAU) / (np.exp(s_g / TAU) + np.exp(s_p / TAU))
+        g = backward(w, inputs, error(logits(w, inputs), y), MU * share * (d_p - d_g) / TAU)
+        w = each(lambda a, b: a - LR * b, w, g)
+    return w, float(np.mean(terms))
+
+
+def test_by_hand(federation: Federation) -> None:
+    """Li, He and Song, algorithm 1: w_i^{t-1} is the client's own; who takes part for the first time has the global model."""
+    run = federation(task(), Moon, plugins=moon(mu=MU, tau=TAU), lr=LR, epochs=EPOCHS, batch_size=99, rounds=4, fraction=0.6)
+    previous: dict[int, Weights] = {}
+    for _ in range(4):
+        x = {name: t.numpy().copy() for name, t in run.model.items()}
+        heard: list[Any] = []
+        plan = run.step(lambda plan, replies, heard=heard: heard.extend(replies) or replies)
+        cohort = [msg.pid for msg in plan]
+        ends = {pid: local(x, previous.get(pid, x), pid) for pid in cohort}
+        same({name: t.numpy() for name, t in run.model.items()}, mean([ends[k][0] for k in cohort], [SIZES[k] for k in cohort]))
+        assert [reply.metrics["moon.term"] for reply in heard] == pytest.approx([ends[k][1] for k in cohort])
+        again = set(previous) & set(cohort)
+        previous |= {pid: w for pid, (w, _) in ends.items()}
+        for pid, w in previous.items():
+            kept = run.store.load(pid, run.strategy.versions[pid])
+            same({name: kept[f"moon.previous/{name}"].numpy() for name in w}, w)
+    assert again and len(previous) > len(cohort)
+
+
+def test_the_first_participation_is_fedavg(federation: Federation) -> None:
+    """The term is log 2 and pulls nowhere: the same bits; from the second on it pulls."""
+    pulled, plain = (federation(toy_task(norm=True), FedAvg, plugins=plugins, rounds=2) for plugins in (moon(), list))
+    plan = pulled.strategy.plan(1)
+    assert all(pulled.client().handle(msg).metrics["moon.term"] == pytest.approx(math.log(2)) for msg in plan)
+    for equal in (True, False):
+        pulled.step()
+        plain.step()
+        assert (pulled.sha256 == plain.sha256) is equal
+
+
+def test_mu_zero_is_fedavg_and_keeps_nothing(federation: Federation) -> None:
+    how = {"rounds": 3, "fraction": 0.75, "epochs": 2, "local": {"momentum": 0.5}}
+    off, plain = (federation(toy_task(norm=True), FedAvg, plugins=plugins, **how).run() for plugins in (moon(mu=0), list))
+    assert off.sha256 == plain.sha256 and off.strategy.versions == {}
+
+
+def test_the_method_is_the_plugin(launch: Callable[..., Any]) -> None:
+    lines = ["rounds=2", "eval.clients=false", "plugin.moon.mu=2"]
+    runs = [launch(*lines, *more, task=toy_task()) for more in (["method=moon"], ["method=fedavg", "plugin=[moon]"])]
+    assert runs[0].summary["weights_sha256"] == runs[1].summary["weights_sha256"]
+
+
+def test_each_client_has_its_own_previous_model_whoever_comes_first(federation: Federation) -> None:
+    """The clients of a process share one model and one pair of frozen ones."""
+    def backwards(plan: list[Any], replies: list[Any]) -> list[Any]:
+        return [run.client().handle(msg) for msg in reversed(plan)][::-1]
+
+    run = federation(toy_task(), FedAvg, plugins=moon(mu=5), rounds=3, lr=0.5)
+    expected = federation(toy_task(), FedAvg, plugins=moon(mu=5), rounds=3, lr=0.5).run().sha256
+    assert run.run(alter=backwards).sha256 == expected
+
+
+@pytest.mark.parametrize("buffers", ["average", "local", "frozen"])
+def test_both_others_are_in_eval_mode_with_their_own_statistics(federation: Federation, buffers: str) -> None:
+    """One batch in the second round, by modules of their own: the global model has the statistics that evaluation would use."""
+    def frozen(values: dict[str, Tensor]) -> nn.Module:
+        model = made().eval()
+        model.load_state_dict(values)
+        return model
+
+    made = toy_task(norm=True).model
+    run = federation(toy_task(norm=True), FedAvg, plugins=moon(), buffers=buffers, batch_size=99, rounds=2, lr=0.5)
+    run.step()
+    for msg in run.strategy.plan(2):
+        kept = run.store.load(msg.pid, run.strategy.versions[msg.pid])
+        own, previous = ({name.removeprefix(f"{key}/"): t for name, t in kept.items() if name.startswith(f"{key}/")}
+                         for key in ("client.kept", "moon.previous"))
+        received = {**run.site.initial, **own, **msg.weights}
+        current = frozen(received).train(buffers != "frozen")
+        x = run.site.train_data(msg.pid).x
+        z, z_global, z_previous = (m.features(x).detach() for m in (current, frozen(received), frozen({**run.site.initial, **previous})))
+        term = run.client().handle(msg).metrics["moon.term"]
+        assert term == pytest.approx(float(contrastive(z, z_global, z_previous, 0.5).mean()), rel=1e-5)
+        assert abs(term - math.log(2)) > 1e-4
+
+
+def test_a_dead_sample_has_a_finite_gradient(federation: Federation) -> None:
+    """All of its features are 0, where the cosine has no gradient."""
+    def model() -> nn.Module:
+        net = Net()
+        nn.init.constant_(net.body.bias, -1.0)
+        return net
+
+    x, y = (torch.from_numpy(a.copy()) for a in DATA[0])
+    x[0] = 0
+    toy = replace(task(), model=model, clients=[ClientData((x, y))], sizes=[len(y)])
+    run = federation(toy, FedAvg, plugins=moon(mu=2), rounds=3, lr=0.01, batch_size=2).run()
+    assert not run.site.model.features(x)[0].any() and run.site.model.features(x).any()
+    assert all(torch.isfinite(t).all() for t in run.model.values())
+
+
+def test_the_previous_model_under_fedsgd_is_the_one_received(federation: Federation) -> None:
+    """Nothing is trained at the client: one gradient is sent."""
+    run = federation(toy_task(), FedSGD, plugins=moon(), rounds=1)
+    (msg, *_) = run.step()
+    kept = run.store.load(msg.pid, run.strategy.versions[msg.pid])
+    assert all(torch.equal(kept[f"moon.previous/{name}"], t) for name, t in msg.weights.items())
+
+
+def test_a_model_without_features_is_refused_at_the_start(federation: Federation) -> None:
+    with pytest.raises(ConfigError, match=r"moon needs .*features.*Linear has no features"):
+        federation(replace(toy_task(), model=lambda: nn.Linear(4, 2)), FedAvg, plugins=moon())
+
+
+@pytest.mark.parametrize("options", [{"mu": -1}, {"mu": "much"}, {"tau": 0}, {"tau": None}])
+def test_bad_options_are_named(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=rf"plugin\.moon\.{next(iter(options))}="):
+        MoonPlugin(**options)
+
+
+def test_clients_are_not_trained_as_one(federation: Federation) -> None:
+    assert obstacle(federation(toy_task(), FedAvg, plugins=moon()).client(), LocalSettings(lr=0.1)) == "plugin 'moon' has the hook losses"

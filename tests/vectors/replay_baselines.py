@@ -1,0 +1,39 @@
+"""MOON, FedNTD and FedROD: means over the batch of the package's per-sample losses, for adapter.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from fedhet.build import cross_entropy
+from fedhet.maths.fedntd import not_true_distillation
+from fedhet.maths.fedrod import balanced_softmax
+from fedhet.maths.moon import contrastive
+from fedhet.methods.fedntd import FedNTDPlugin
+from fedhet.methods.moon import MoonPlugin
+
+Params = dict[str, Any]
+
+
+def _moon_loss(params: Params, logits: Tensor, y: Tensor, z: Tensor, z_global: Tensor, z_prev: Tensor) -> dict[str, Tensor]:
+    plugin = MoonPlugin(**params)
+    terms = contrastive(z, z_global, z_prev, plugin.tau)
+    return {"contrastive": terms.mean(), "loss": (cross_entropy(logits, y) + plugin.mu * terms).mean()}
+
+
+def _ntd_loss(params: Params, local: Tensor, glob: Tensor, y: Tensor) -> dict[str, Tensor]:
+    plugin = FedNTDPlugin(**params)
+    return {"loss": (cross_entropy(local, y) + plugin.beta * not_true_distillation(local, glob, y, plugin.tau)).mean()}
+
+
+def _balanced_softmax(params: Params, **inputs: Tensor) -> dict[str, Tensor]:
+    return {"loss": balanced_softmax(**inputs, **params).mean()}
+
+
+FUNCTIONS: dict[tuple[str, str], Callable[..., dict[str, Any]]] = {
+    ("hosts", "moon_loss"): _moon_loss,
+    ("hosts", "ntd_loss"): _ntd_loss,
+    ("hosts", "balanced_softmax"): _balanced_softmax,
+}
