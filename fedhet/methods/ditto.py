@@ -9,7 +9,7 @@ scored with that. v_k is trained after w_k, with an optimiser, random draws and 
 batches, without plug-ins: x is FedAvg's bit for bit. lam = 0 is purely local training. Default lam 1, one epoch; the paper
 tunes lam in .05 to 2.
 
-Deviation: the paper's server averages the changes uniformly; here the weights are n_k, as in FedAvg.
+The paper leaves open how the global problem is solved; here it is FedAvg, weighted by n_k.
 """
 
 from __future__ import annotations
