@@ -92,6 +92,13 @@ def test_mlp_without_hidden_layers_is_linear() -> None:
     assert parameters(model) == 4 * 7
 
 
+def test_mlp_with_batch_norm() -> None:
+    """Before each ReLU: a scale and a shift per hidden unit."""
+    model = MLP(shape=(1, 28, 28), classes=10, hidden=[200, 100], norm="batch")
+    assert [type(layer).__name__ for layer in model.body] == ["Flatten", *2 * ["Linear", "BatchNorm1d", "ReLU"]]
+    assert parameters(model) == parameters(MLP(shape=(1, 28, 28), classes=10, hidden=[200, 100])) + 2 * 300
+
+
 def test_impossible_settings() -> None:
     for shape in ((1, 3, 28), (3, 28, 2)):
         with pytest.raises(ConfigError, match=str(shape).replace("(", r"\(").replace(")", r"\)")):
@@ -99,6 +106,8 @@ def test_impossible_settings() -> None:
     assert CNN(shape=(1, 4, 7), classes=10)(torch.zeros(1, 1, 4, 7)).shape == (1, 10)
     with pytest.raises(ConfigError, match=r"model\.norm='layer': must be one of batch, group"):
         ResNet18(shape=(3, 32, 32), classes=10, norm="layer")
+    with pytest.raises(ConfigError, match=r"model\.norm=group is not allowed.*none, batch"):
+        MLP(shape=(1, 8, 8), classes=10, hidden=[4], norm="group")
     for hidden in ([0], [200, 2.5], ["200"]):
         with pytest.raises(ConfigError, match=r"model\.hidden="):
             MLP(shape=(1, 8, 8), classes=10, hidden=hidden)
