@@ -8,6 +8,7 @@ from itertools import pairwise
 
 from torch import Tensor, nn
 
+from fedhet import check
 from fedhet.errors import ConfigError
 from fedhet.models.base import Classifier
 
@@ -19,14 +20,16 @@ class MLP(Classifier):
         shape: of an input, any: it is flattened.
         classes: number of classes.
         hidden: the hidden layers' widths, each >= 1.
+        norm: "none", or "batch": batch norm before each ReLU.
     """
 
-    def __init__(self, *, shape: tuple[int, ...], classes: int, hidden: Sequence[int]) -> None:
+    def __init__(self, *, shape: tuple[int, ...], classes: int, hidden: Sequence[int], norm: str = "none") -> None:
         if not all(type(width) is int and width >= 1 for width in hidden):
             raise ConfigError(f"model.hidden={list(hidden)}: each width must be an integer >= 1")
+        batch = check.one_of("model.norm", norm, ("none", "batch")) == "batch"
         super().__init__()
         widths = [math.prod(shape), *hidden]
-        layers = [layer for a, b in pairwise(widths) for layer in (nn.Linear(a, b), nn.ReLU())]
+        layers = [layer for a, b in pairwise(widths) for layer in (nn.Linear(a, b), *([nn.BatchNorm1d(b)] if batch else []), nn.ReLU())]
         self.body = nn.Sequential(nn.Flatten(), *layers)
         self.head = nn.Linear(widths[-1], classes)
 

@@ -72,6 +72,8 @@ def test_they_are_really_trained_as_one(launch: Launch, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize(("lines", "reason"), [
     (["method=scaffold"], "ScaffoldClient has its own train"),
+    (["method=ditto"], "DittoClient has its own train"),
+    (["method=fedala"], "FedALAClient has its own train"),
     (["method=fedavg", "plugin=[fedprox]"], "plugin 'fedprox' has the hook gradient"),
     (["method=fedavg", "client=adam"], "client.optimizer=adam"),
 ])

@@ -220,7 +220,16 @@ def test_mlp_without_hidden_layers_is_logistic_regression() -> None:
     assert model.state_dict().keys() == MLP(shape=(1, 2, 3), classes=4, hidden=[]).state_dict().keys() == {"head.weight", "head.bias"}
 
 
+def test_mlp_with_batch_norm() -> None:
+    """Before each ReLU: a scale and a shift per hidden unit."""
+    model = MLP(shape=(1, 28, 28), classes=10, hidden=[200, 100], norm="batch")
+    assert [type(layer).__name__ for layer in model.body] == ["Flatten", *2 * ["Linear", "BatchNorm1d", "ReLU"]]
+    assert parameters(model) == parameters(MLP(shape=(1, 28, 28), classes=10, hidden=[200, 100])) + 2 * 300
+
+
 def test_impossible_settings() -> None:
+    with pytest.raises(ConfigError, match=r"model\.norm=group is not allowed.*none, batch"):
+        MLP(shape=(1, 8, 8), classes=10, hidden=[4], norm="group")
     for hidden in ([0], [200, 2.5], ["200"]):
         with pytest.raises(ConfigError, match=r"model\.hidden="):
             MLP(shape=(1, 8, 8), classes=10, hidden=hidden)

@@ -31,6 +31,7 @@ from fedhet.task import ClientData, Task
 
 sys.path.insert(0, str(Path(__file__).parent))  # whoever loads this file by its path finds those beside it
 import replay_baselines
+import replay_fedala
 import replay_feddisk
 import replay_fedgmm
 import replay_fedlex
@@ -189,6 +190,7 @@ _FUNCTIONS: dict[tuple[str, str], Callable[..., dict[str, Any]]] = {
     ("hosts", "scaffold_client"): _scaffold_client,
     ("hosts", "scaffold_server"): _scaffold_server,
     **replay_baselines.FUNCTIONS,
+    **replay_fedala.FUNCTIONS,
     **replay_feddisk.FUNCTIONS,
     **replay_fedgmm.FUNCTIONS,
     **replay_fedlex.FUNCTIONS,
