@@ -33,7 +33,8 @@ SETTINGS = ["rounds=2", "fraction=0.75", "client.epochs=2", "client.batch_size=5
 
 # The one place where long warm-ups are shortened.
 DENSITY = [f"plugin.feddisk.{key}=2" for key in ("made_max_rounds", "local_max_epochs", "clf_max_epochs")]
-SHORT = {"fedlex": ["plugin.fedlex.e_exp=2"], "feddisk": DENSITY, "feddiskab": DENSITY}
+GENERATOR = ["method.server_steps=2", "method.hidden=8", "method.noise_dim=4"]
+SHORT = {"fedgen": GENERATOR, "fedlex": ["plugin.fedlex.e_exp=2"], "feddisk": DENSITY, "feddiskab": DENSITY}
 
 
 @cache
