@@ -4,7 +4,8 @@
 
 Prints accuracy, rounds, seconds and bytes by payload kind. Exits with 1 where the loss does not fall from the first
 evaluation to the last, or the accuracy stays below 0.3. FedLEx with its equation taken literally runs too and is printed,
-not judged: its mask shrinks the steps so much that it hardly trains at a host's learning rate. Then FedAvg, FedNorm and
+not judged: its mask shrinks the steps so much that it hardly trains at a host's learning rate. Methods without a global model are
+judged by the means over the clients' own tests. Then FedAvg, FedNorm and
 FedGMM are held against independent measurements of the same setting (docs/methods.md, "An independent check").
 MNIST is looked for as in any run (data_dir, FEDHET_DATA_DIR) and in ../shared/data; without it only digits run, and that is said.
 """
@@ -22,11 +23,13 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+import pyarrow.parquet
 from rich.console import Console
 from rich.table import Table
 
 import fedhet
-from fedhet import catalogue, display
+from fedhet import catalogue, config, display
+from fedhet.objects import find_target
 
 ROOT = Path(__file__).parents[1]
 LEAST = 0.3
@@ -40,9 +43,17 @@ REFERENCE = {"fedavg": (0.63, 0.82, 0.02), "fednorm": (0.63, 0.82, 0.02), "fedgm
 
 def run(overrides: list[str]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """summary.json and the lines of rounds.jsonl."""
+    view = find_target(config.compose(overrides).cfg.method).evaluates[0]
     with tempfile.TemporaryDirectory() as folder, redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
-        found = fedhet.run([*overrides, "eval.clients=false", f"hydra.run.dir={folder}/run"])
-        return found.summary, [json.loads(line) for line in (found.dir / "rounds.jsonl").read_text().splitlines()]
+        found = fedhet.run([*overrides, f"eval.clients={str(view != 'global').lower()}", f"hydra.run.dir={folder}/run"])
+        rows = [json.loads(line) for line in (found.dir / "rounds.jsonl").read_text().splitlines()]
+        if view != "global":
+            own = pyarrow.parquet.read_table(found.dir / "clients").to_pandas().query("split == 'test' and model == @view")
+            means = own.groupby(["metric", "round"])["value"].mean()
+            for row in (row for row in rows if row["acc_clients_mean"] is not None):
+                row |= {"acc_global": means["accuracy", row["round"]], "loss_global": means["loss", row["round"]]}
+            found.summary["accuracy"]["last"] = rows[-1]["acc_global"]
+        return found.summary, rows
 
 
 def judge(summary: dict[str, Any], rows: list[dict[str, Any]]) -> str:

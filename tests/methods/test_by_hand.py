@@ -235,16 +235,14 @@ def test_fednorm_on_scaffold(case: Callable[..., Case]) -> None:
 @pytest.mark.parametrize("z_when", ["after_training", "before_training"])
 def test_latents_are_those_of_evaluation(federation: Callable[..., Any], z_when: str) -> None:
     """No dropout, running statistics, no augmentation; of the very weights that are sent, or of those that were received."""
-    def noisy(x: Tensor, generator: torch.Generator | None) -> Tensor:
-        return 2 * x if generator is None else torch.zeros_like(x)
-
     def model() -> nn.Module:
         made = toy_task(norm=True).model()
         made.body.append(nn.Dropout(0.5))  # type: ignore[union-attr, operator]
         return made
 
     toy = toy_task(norm=True)
-    running = federation(Task(model, toy.criterion, toy.clients, None, 2, noisy), FedNorm, plugins=lambda: [FedNormPlugin(z_when=z_when)])
+    task = Task(model, toy.criterion, toy.clients, None, 2, lambda x: 2 * x, augment=lambda x, generator: torch.zeros_like(x))
+    running = federation(task, FedNorm, plugins=lambda: [FedNormPlugin(z_when=z_when)])
     msg = running.strategy.plan(1)[0]
     update = running.client().handle(msg)
     evaluated = model().eval()
