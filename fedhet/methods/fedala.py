@@ -19,6 +19,7 @@ Defaults eta 1, s 80, p 1, threshold .1, as in FedSA's comparison and PFLlib. et
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from math import isfinite
 from statistics import pstdev
 from typing import Any
 
@@ -110,7 +111,7 @@ class FedALAClient(FedClient):
                     torch._foreach_copy_(params, fedala.start(local, received, weights))
                     total += loss.sum()
             losses.append(float(total) / len(index))
-            if len(losses) >= WINDOW and pstdev(losses[-WINDOW:]) < said[THRESHOLD]:
+            if not isfinite(losses[-1]) or (len(losses) >= WINDOW and pstdev(losses[-WINDOW:]) < said[THRESHOLD]):
                 break
         return weights
 

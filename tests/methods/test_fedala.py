@@ -13,7 +13,7 @@ from methods.test_by_hand import DATA, LR, SIZES, Case, Weights, case, gradient,
 from torch import nn
 
 from fedhet import wire
-from fedhet.errors import ConfigError
+from fedhet.errors import ConfigError, RunFailed
 from fedhet.methods.fedala import LOCAL, WEIGHTS, FedALA, FedALAClient
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fednorm import FedNormPlugin
@@ -211,6 +211,18 @@ def test_the_samples_are_drawn_afresh(federation: Federation, monkeypatch: pytes
     assert all(len(set(one)) == 6 and min(one) >= 0 and max(one) < 12 for one in drawn)
     assert all(torch.equal(torch.cat(parts[at : at + 2]), torch.cat(parts[:2])) for parts in seen for at in range(0, len(parts), 2))
     assert len({frozenset(one) for one in drawn}) == 6
+
+
+@pytest.mark.parametrize("lost", [float("nan"), float("inf")])
+def test_a_loss_that_is_not_finite_ends_the_learning(federation: Federation, lost: float) -> None:
+    """It cannot settle. What the client then sends is refused by name; an evaluation tells what it has found."""
+    factor, plain = [1.0], toy_task(2)
+    run = federation(replace(plain, criterion=lambda output, y: plain.criterion(output, y) * factor[0]), FedALA, rounds=2)
+    run.step()
+    factor[0] = lost
+    assert all(np.isnan(run.client().assess(msg).metrics["test.personal.loss"]) for msg in run.strategy.evaluations())
+    with pytest.raises(RunFailed, match="holds NaN or infinite values"):
+        run.step()
 
 
 class Counting(Plugin):
