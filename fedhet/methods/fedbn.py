@@ -77,14 +77,16 @@ class FedBN(FedStrategy):
         self.server_bn = check.one_of("method.server_bn", server_bn, ("none", "average"))
         if setting.site.frozen_norms:
             raise ConfigError("buffers=frozen: method=fedbn keeps batch norm local, statistics included; use buffers=average or local")
-        super().__init__(setting)
-        self._norms = floating(self.site.model)
+        self._norms = floating(setting.site.model)
         self._averages = self.server_bn == "average" and bool(self._norms)
         if self._averages:
-            self.evaluates, self.evaluating = ("global", "personal"), {NORMS: self._mean}
+            self.evaluates = ("global", "personal")
         elif not self._norms:
-            log.warning("fedbn: the model %s has no batch norm, so this is FedAvg", type(self.site.model).__name__)
+            log.warning("fedbn: the model %s has no batch norm, so this is FedAvg", type(setting.site.model).__name__)
             self.evaluates = FedStrategy.evaluates
+        super().__init__(setting)
+        if self._averages:
+            self.evaluating = {NORMS: self._mean}
 
     @classmethod
     def scope(cls, model: nn.Module) -> Scope:

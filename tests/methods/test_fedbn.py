@@ -152,6 +152,19 @@ def test_views_with_the_mean(federation: Federation) -> None:
         assert (found["global"] == found["personal"]) == (pid not in cohort)
 
 
+@pytest.mark.parametrize(("norm", "server_bn"), [(True, "average"), (False, "none")])
+def test_a_global_model_can_be_fine_tuned(federation: Federation, norm: bool, server_bn: str) -> None:
+    run = federation(toy_task(norm=norm), FedBN, options={"server_bn": server_bn}, finetune_epochs=5, lr=0.5)
+    run.step()
+    (found, *_) = losses(run)
+    assert run.strategy.views[-1] == "finetuned" and found["finetuned"] < found["global"]
+
+
+def test_without_a_global_model_there_is_none_to_fine_tune(federation: Federation) -> None:
+    with pytest.raises(ConfigError, match=r"eval\.finetune_epochs=5: method=fedbn has no global model"):
+        federation(toy_task(norm=True), FedBN, finetune_epochs=5)
+
+
 def test_a_bad_mean_is_the_clients_failure(federation: Federation) -> None:
     run = federation(toy_task(norm=True), FedBN, options={"server_bn": "average"}, on_failure="skip")
 
