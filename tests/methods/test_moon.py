@@ -121,6 +121,7 @@ def test_both_others_are_in_eval_mode_with_their_own_statistics(federation: Fede
         kept = run.store.load(msg.pid, run.strategy.versions[msg.pid])
         own, previous = ({name.removeprefix(f"{key}/"): t for name, t in kept.items() if name.startswith(f"{key}/")}
                          for key in ("client.kept", "moon.previous"))
+        assert set(previous) == set(run.site.initial if buffers != "frozen" else run.site.trained)
         received = {**run.site.initial, **own, **msg.weights}
         current = frozen(received).train(buffers != "frozen")
         x = run.site.train_data(msg.pid).x
