@@ -2,7 +2,8 @@
 
     x <- sum_k p_k w_k on all but batch norm, whose parameters and statistics stay with each client
 
-    down: x      up: w_k, n_k, average: `fedbn.bn`      client keeps: its batch norms      server keeps: x, average: their mean
+    down: x, average: `fedbn.send`      up: w_k, n_k, average: `fedbn.bn`      client keeps: its batch norms
+    server keeps: x, average: their mean
 
 Neither travels. Batch norms are found by type. Whoever has never taken part has the initial ones. Statistics are local
 whatever `buffers` says of others, and buffers=frozen is refused: it would take from the method what it localises. There is no
