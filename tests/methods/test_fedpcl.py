@@ -190,6 +190,18 @@ def test_models_belong_to_their_clients_whatever_the_order(federation: Callable[
     assert not any("head." in name for state in kept[0] for name in state)
 
 
+def test_prototypes_are_taken_in_eval_mode(federation: Callable[..., Any]) -> None:
+    """With the running statistics that the client's predictions use."""
+    run = federation(toy_task(norm=True), FedPCL, rounds=1).run()
+    for pid, client in enumerate(run.site.task.clients):
+        state = run.store.load(pid, run.strategy.versions[pid])
+        model = run.site.task.model().eval()
+        model.load_state_dict({**run.site.initial, **{name: state[f"client.kept/{name}"] for name in run.site.kept}})
+        z = nn.functional.normalize(model.features(client.train.x)).detach()
+        expected = torch.stack([z[client.train.y == c].mean(0) for c in range(2)])
+        torch.testing.assert_close(state["fedpcl.own/mean"], expected, rtol=1e-5, atol=1e-6)
+
+
 def test_evaluation_leaves_no_trace(federation: Callable[..., Any]) -> None:
     watched, alone = (federation(toy_task(norm=True), FedPCL, rounds=2, fraction=0.5) for _ in range(2))
     for _ in range(3):
