@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from numbers import Integral, Real
 from typing import TypeVar
 
@@ -70,6 +70,13 @@ def optional(check: Callable[..., T], name: str, value: object, **limits: float 
         return check(name, value, **limits)
     except ConfigError as error:
         raise ConfigError(f"{error}, or null") from error
+
+
+def each(check: Callable[..., T], name: str, values: object, **limits: float | None) -> tuple[T, ...]:
+    """What `check` allows, of every value in a list: `each(integer, "model.hidden", hidden, low=1)`."""
+    if isinstance(values, str) or not isinstance(values, Sequence):
+        raise _refused(name, values, "a list")
+    return tuple(check(f"{name}[{i}]", value, **limits) for i, value in enumerate(values))
 
 
 def did_you_mean(word: str, allowed: Iterable[str], sure: Iterable[str] = ()) -> str:

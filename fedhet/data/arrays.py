@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,6 +38,8 @@ class Part:
         for what, values in (("labels", self.y), ("owners", self.owners)):
             if values is not None and values.shape != (len(self.x),):
                 raise DataError(f"{self.where[0]}: {what} have shape {values.shape}; expected ({len(self.x)},), one for each sample")
+        if self.owners is not None and self.owners.dtype.kind == "f" and (missing := np.isnan(self.owners)).any():
+            raise DataError(f"{self.where[0]}, row {int(missing.argmax())}: its owner is nan; each sample needs one")
         if not len(self.x):
             raise DataError(f"{self.where[0]} has no sample")
 
@@ -76,20 +79,13 @@ def assemble(name: str, arrays: Arrays, mean: Standard = (0.0,), std: Standard =
     "auto" stands for the arrays mean and std: those of `gather` are over all training samples.
     """
     x, y, test_x, test_y = (torch.from_numpy(arrays[key]) for key in ("x", "y", "test_x", "test_y"))
-    given = {"mean": mean, "std": std}
+    given: dict[str, Any] = {"mean": mean, "std": std}
     if "auto" in given.values():
         given = {key: arrays[key].tolist() if value == "auto" else value for key, value in given.items()}
         log.info("%s: standardised by mean %s and std %s; auto took them from all %d training samples", name, *given.values(), len(x))
-    numbers = {key: _numbers(f"dataset.{key}", value) for key, value in given.items()}
     owners = arrays.get("owners")
-    return Dataset(name, x, y, Samples(test_x, test_y), tuple(arrays["classes"].tolist()), numbers["mean"], numbers["std"], owners,
+    return Dataset(name, x, y, Samples(test_x, test_y), tuple(arrays["classes"].tolist()), given["mean"], given["std"], owners,
                    () if owners is None else tuple(arrays["owner_names"].tolist()))
-
-
-def _numbers(key: str, values: Standard) -> tuple[float, ...]:
-    if isinstance(values, str) or not isinstance(values, Sequence):
-        raise ConfigError(f"{key}={values}: must be auto, or a list of numbers")
-    return tuple(check.number(key, value) for value in values)
 
 
 def _moments(x: np.ndarray) -> Arrays:
@@ -114,7 +110,8 @@ def _plain(part: Part) -> np.ndarray:
     """Labels as whole numbers or text."""
     labels, where = part.y, part.where[1]
     if labels.dtype.kind == "f":
-        wrong = labels != np.floor(labels)  # also where they are NaN
+        with np.errstate(invalid="ignore"):  # NaN and infinite ones become some number, which they do not equal
+            wrong = labels.astype(np.int64) != labels
         if wrong.any():
             row = int(wrong.argmax())
             raise DataError(f"{where}, row {row}: label {labels[row]}; expected a class: a whole number or text")

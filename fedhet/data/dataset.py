@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -38,8 +39,8 @@ class Dataset:
     y: Tensor
     test: Samples
     classes: tuple[str, ...]
-    mean: tuple[float, ...] = (0.0,)
-    std: tuple[float, ...] = (1.0,)
+    mean: Sequence[float] = (0.0,)
+    std: Sequence[float] = (1.0,)
     owners: np.ndarray | None = field(default=None, compare=False, repr=False)
     owner_names: tuple[str, ...] = ()
     augment: str = "none"
@@ -57,9 +58,10 @@ class Dataset:
                 raise DataError(f"{self.name}: {part} sample {row} has the token {int(samples.x[row, at])}; tokens are numbers of classes, "
                                 f"0 to {len(self.classes) - 1}")
         for key in ("mean", "std"):
-            values = tuple(float(value) for value in getattr(self, key))
+            values = check.each(check.number, f"dataset.{key}", getattr(self, key))
             if len(values) not in (1, self.shape[0]):
-                raise ConfigError(f"dataset.{key}={list(values)}: give one number, or one for each of the {self.shape[0]} channels")
+                what = f"the {self.shape[0]} channels or columns"
+                raise ConfigError(f"dataset.{key}={list(values)}: give one number, or one for each of {what}")
             object.__setattr__(self, key, values * (self.shape[0] // len(values)))
         if min(self.std) <= 0:
             raise ConfigError(f"dataset.std={list(self.std)}: each must be > 0")

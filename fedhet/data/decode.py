@@ -28,7 +28,7 @@ def read_images(images: Sequence[tuple[str, Path | BytesIO]], size: int | None =
     Raises:
         DataError: a file is damaged, of an unknown kind, or differs in shape from the first; it names the file.
     """
-    from PIL import Image
+    from PIL import Image, UnidentifiedImageError
 
     array = np.empty(0, np.uint8)
     for i, (name, file) in enumerate(images):
@@ -37,6 +37,8 @@ def read_images(images: Sequence[tuple[str, Path | BytesIO]], size: int | None =
                 if image.mode not in _MODES:
                     raise DataError(f"{name} is of PIL's mode {image.mode!r}; allowed are 8-bit grey and colour: {', '.join(_MODES)}")
                 kept = image.convert(mode or _MODES[image.mode])
+        except UnidentifiedImageError as error:
+            raise DataError(f"{name} is not a readable image: it is damaged, or of an unknown format") from error
         except (OSError, SyntaxError, Image.DecompressionBombError) as error:  # PIL raises SyntaxError for a broken PNG chunk
             raise DataError(f"{name} is not a readable image: {error}") from error
         if size is not None and kept.size != (size, size):
@@ -66,11 +68,14 @@ def map_idx(path: Path, ndim: int) -> np.ndarray:
     """The uint8 array of `ndim` dimensions in an idx file (http://yann.lecun.com/exdb/mnist), mapped: nothing is read yet.
 
     Raises:
-        DataError: the file is not as its header announces.
+        DataError: the file cannot be read, or is not as its header announces.
     """
     start = 4 * (1 + ndim)
-    with path.open("rb") as file:
-        header = file.read(start)
+    try:
+        with path.open("rb") as file:
+            header = file.read(start)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from error
     shape = tuple(np.frombuffer(header[4:], ">u4").tolist()) if len(header) == start else ()
     size, expected = path.stat().st_size, start + math.prod(shape)
     if header[:4] != bytes([0, 0, 8, ndim]) or size != expected:

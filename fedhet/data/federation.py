@@ -126,7 +126,7 @@ def _constant(values: tuple[float, ...], ndim: int, device: torch.device, dtype:
 
 def transform(dataset: Dataset) -> Callable[[Tensor], Tensor] | None:
     """What turns the dataset's pixels in [0, 1], or columns, into the model's input; it can be pickled. Tokens stay as they are."""
-    return None if dataset.text else Normalize(dataset.mean, dataset.std)
+    return None if dataset.text else Normalize(tuple(dataset.mean), tuple(dataset.std))
 
 
 def describe(dataset: Dataset, partition: Partition) -> np.ndarray:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedhet import check
 from fedhet.errors import DataError
 
 IMAGES = (".png", ".jpg", ".jpeg")
@@ -33,8 +34,11 @@ def find(data_dir: str, layouts: Sequence[Layout], hint: str) -> Path:
         hint: how to get the data, for the message.
 
     Raises:
+        ConfigError: the folder is no text.
         DataError: no place holds a layout; it lists the places and what was expected there.
     """
+    for folder, _ in layouts:
+        check.text("dataset.folder", folder)
     places = [(root / folder, names) for root in _roots(data_dir) for folder, names in layouts]
     for place, names in places:
         if all(any(place.glob(name)) for name in names):
@@ -66,6 +70,8 @@ def list_images(folder: Path, classes: Sequence[str] | None = None, inner: str =
     paths, labels = [], []
     for name in found:
         images = sorted(path for path in (folder / name / inner).glob("*") if path.suffix.lower() in IMAGES and path.name[0] != ".")
+        if not images and classes is None:
+            raise DataError(f"{folder / name / inner} holds no image; expected *{' or *'.join(IMAGES)}, because each folder is a class")
         paths += images
         labels += [names.index(name)] * len(images)
     if not paths:

@@ -47,6 +47,8 @@ def hf(*, name: str, data_dir: str, path: str | None, subset: str | None, train:
     """
     check.number("dataset.test_fraction", test_fraction, open_low=0, open_high=1)
     check.optional(check.integer, "dataset.size", size, low=1)
+    check.text("dataset.train", train)
+    check.optional(check.text, "dataset.test", test)
     place = _place(data_dir, check.text("dataset.path", path))
     log.info("%s: %s", name, place)
     splits = [train] if test is None else [train, test]
@@ -119,7 +121,14 @@ def _images(where: str, part: datasets.Dataset, image: str, label: str, owner: s
     if not isinstance(part.features[image], datasets.Image):
         raise DataError(f"{where}, column {image!r} holds {part.features[image]}, no images; a list of columns is a table: [{image}]")
     cells = enumerate(part.cast_column(image, datasets.Image(decode=False))[image])
-    files = [(f"{where}, row {row}", Path(cell["path"]) if cell["bytes"] is None else BytesIO(cell["bytes"])) for row, cell in cells]
+    files = [(f"{where}, row {row}", _file(cell)) for row, cell in cells]
     frame = part.remove_columns(image).to_pandas()
     return Part(read_images(files, size), values_of(frame, label, where), None if owner is None else values_of(frame, owner, where),
                 (where, f"{where}, column {label!r}"))
+
+
+def _file(cell: dict[str, Any] | None) -> Path | BytesIO:
+    """Of an image, which a file of its own or the cell holds; a missing one is an empty file."""
+    if cell is None:
+        return BytesIO()
+    return Path(cell["path"]) if cell["bytes"] is None else BytesIO(cell["bytes"])

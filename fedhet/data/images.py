@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from fedhet.data.dataset import Dataset
 from fedhet.data.decode import map_idx, read_batches, read_images, read_labels, read_parquet
 from fedhet.data.files import IMAGES, Listing, downloading, find, list_images
 from fedhet.data.store import Arrays, signature, stored
-from fedhet.errors import DataError
+from fedhet.errors import ConfigError, DataError
 from fedhet.task import Samples
 
 log = logging.getLogger("fedhet.data")
@@ -43,7 +44,7 @@ def digits(*, name: str, mean: Sequence[float], std: Sequence[float], data_dir: 
     train_x, test_x, train_y, test_y = train_test_split(bunch.images, bunch.target, test_size=0.2, stratify=bunch.target, random_state=0)
     x, test = (torch.from_numpy(part).to(torch.float32).div_(16).unsqueeze(1) for part in (train_x, test_x))
     y, test_labels = (torch.from_numpy(part).to(torch.int64) for part in (train_y, test_y))
-    return Dataset(name, x, y, Samples(test, test_labels), tuple(str(label) for label in bunch.target_names), tuple(mean), tuple(std))
+    return Dataset(name, x, y, Samples(test, test_labels), tuple(str(label) for label in bunch.target_names), mean, std)
 
 
 # ---- idx files
@@ -94,7 +95,7 @@ def _idx(name: str, files: Sequence[Path], classes: Sequence[str], mean: Sequenc
             raise DataError(f"{images} holds {len(x)} images, but the file of their labels {len(y)}; they must be as many")
         parts.append(Samples(x.mT if upright else x, torch.from_numpy(y)))
     train, test = parts
-    return Dataset(name, train.x, train.y, test, tuple(classes), tuple(mean), tuple(std))
+    return Dataset(name, train.x, train.y, test, tuple(classes), mean, std)
 
 
 # ---- CIFAR
@@ -149,12 +150,15 @@ def _cifar(name: str, place: Path, kind: Any, mean: Sequence[float], std: Sequen
         train = list_images(place / "train")
         return _images(name, train, list_images(place / "test", train.classes), mean, std, mode="RGB", augment=augment)
     x, y, test_x, test_y = (torch.from_numpy(found[key]) for key in ("x", "y", "test_x", "test_y"))
-    return Dataset(name, x, y, Samples(test_x, test_y), tuple(found["classes"].tolist()), tuple(mean), tuple(std), augment=augment)
+    return Dataset(name, x, y, Samples(test_x, test_y), tuple(found["classes"].tolist()), mean, std, augment=augment)
 
 
 def _tables(parts: Sequence[Sequence[Path]]) -> Arrays:
     """Training and test set of CIFAR-100, each of one table or more."""
     train, test = ([read_parquet(path, "img", "fine_label", 100) for path in paths] for paths in parts)
+    for path, table in zip([*parts[0], *parts[1]], [*train, *test], strict=True):
+        if table["x"].shape[1:] != train[0]["x"].shape[1:]:
+            raise DataError(f"{path} holds images (C, H, W) = {table['x'].shape[1:]}, but {parts[0][0]} {train[0]['x'].shape[1:]}")
     x, y, test_x, test_y = (np.concatenate([table[key] for table in part]) for part in (train, test) for key in ("x", "y"))
     return {"x": x, "y": y, "test_x": test_x, "test_y": test_y, "classes": train[0]["classes"]}
 
@@ -176,7 +180,13 @@ def tiny_imagenet(*, name: str, data_dir: str, folder: str, mean: Sequence[float
     place = find(data_dir, [(folder, ("train/", "val/images/", "val/val_annotations.txt"))], downloading("tiny_imagenet", data_dir))
     train = list_images(place / "train", inner="images")
     annotations, paths, labels = place / "val" / "val_annotations.txt", [], []
-    for row, line in enumerate(annotations.read_text().splitlines()):
+    try:
+        lines = annotations.read_text(encoding="utf-8").splitlines()
+    except ValueError as error:
+        raise DataError(f"{annotations} is damaged: {error}") from error
+    if not lines:
+        raise DataError(f"{annotations} is empty; expected a line for each image of {place / 'val' / 'images'}")
+    for row, line in enumerate(lines):
         file, _, rest = line.partition("\t")
         label = rest.partition("\t")[0]
         if label not in train.classes:
@@ -200,6 +210,9 @@ def chest_xray(*, name: str, data_dir: str, folder: str, sources: Sequence[str] 
         size: every image is resized to (size, size).
     """
     check.integer("dataset.size", size, low=1)
+    given = check.optional(partial(check.each, check.text), "dataset.sources", sources)
+    if given is not None and (not given or len(set(given)) < len(given)):
+        raise ConfigError(f"dataset.sources={list(given)}: must be null, or a list of different folders")
     wanted = [f"{source}/{part}" for source in sources or ["*"] for part in _FOLDERS]
     place = find(data_dir, [(folder, wanted)] + ([(folder, _FOLDERS)] if sources is None else []), downloading("chest_xray", data_dir))
     if sources is not None:
@@ -244,8 +257,7 @@ def _images(name: str, train: Listing, test: Listing, mean: Sequence[float], std
     key = {"images": signature(paths), "size": size, "mode": mode, **_decoder()}
     x = torch.from_numpy(stored(name, key, lambda: {"x": read_images([(str(path), path) for path in paths], size, mode)})["x"])
     cut = len(train.paths)
-    return Dataset(name, x[:cut], torch.tensor(train.labels), Samples(x[cut:], torch.tensor(test.labels)), train.classes, tuple(mean),
-                   tuple(std), **more)
+    return Dataset(name, x[:cut], torch.tensor(train.labels), Samples(x[cut:], torch.tensor(test.labels)), train.classes, mean, std, **more)
 
 
 def _decoder() -> dict[str, str]:

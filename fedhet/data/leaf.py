@@ -64,9 +64,11 @@ def _read(files: Sequence[Path], encode: Encoder) -> tuple[np.ndarray, np.ndarra
     for path in files:
         for user, x, y in _users(path):
             if user in sizes:
-                raise DataError(f"{path}: the user {user!r} is in another file of this folder too; each user must be in one")
+                raise DataError(f"{path}: the user {user!r} is there twice, or in another file of this folder too; expected once")
             sizes[user] = len(y)
             parts.append(encode(f"{path}, user {user!r}", x, y))
+    if not parts:
+        raise DataError(f"{', '.join(map(str, files))}: no user is there; expected one at least")
     return np.concatenate([x for x, _ in parts]), np.concatenate([y for _, y in parts]), sizes
 
 
@@ -84,6 +86,8 @@ def _users(path: Path) -> Iterator[tuple[str, list[Any], list[Any]]]:
             if not size:
                 raise DataError(f"{path}, user {user!r} has no sample; each user must have one")
             yield user, x, y
+    except DataError:
+        raise
     except (KeyError, TypeError, ValueError) as error:
         raise DataError(f"{path} is not LEAF's json, users, num_samples and user_data[user][x and y]: {error!r}") from error
 

@@ -56,11 +56,15 @@ def save(name: str, about: dict[str, Any]) -> Path:
     from fedhet.record import write_json
 
     path = place(name)
-    if path.exists() and (taken := read(name)[1]["hash"]) != about["hash"]:
-        raise ConfigError(f"--name {name}: {path} is another partition, {taken}, not {about['hash']}; choose another name or remove it")
+    if path.exists() and (taken := _identity(read(name)[1])) != (wanted := _identity(about)):
+        raise ConfigError(f"--name {name}: {path} is another partition, {taken}, not {wanted}; choose another name or remove it")
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, about, indent=None)
     return path
+
+
+def _identity(about: dict[str, Any]) -> str:
+    return ", ".join([about["hash"], *(f"{key} {about['settings'].get(key)}" for key in ("split", "noise"))])
 
 
 @dataclass(frozen=True, kw_only=True)

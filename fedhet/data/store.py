@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from fedhet.data.cache import root
+from fedhet.errors import DataError
 
 log = logging.getLogger("fedhet.data")
 
@@ -28,10 +29,17 @@ Arrays = dict[str, np.ndarray]
 
 
 def signature(paths: Iterable[Path]) -> str:
-    """What a key says of its source files: a hash of each one's path, size and time of the last change."""
+    """What a key says of its source files: a hash of each one's path, size and time of the last change.
+
+    Raises:
+        DataError: a file cannot be read.
+    """
     digest = hashlib.sha256()
     for path in paths:
-        stat = path.stat()
+        try:
+            stat = path.stat()
+        except OSError as error:  # such as a link to nowhere
+            raise DataError(f"{path} cannot be read: {error.strerror}") from error
         digest.update(f"{path.absolute()}\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode())
     return digest.hexdigest()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from glob import escape
 from pathlib import Path
@@ -60,7 +61,7 @@ def npz(*, name: str, data_dir: str, file: str, x_train: str, y_train: str, x_te
         x = {key: (_tokens if text else _samples)(arrays[key], where[key]) for key in ("x_train", "x_test")}
         train = Part(x["x_train"], arrays["y_train"], arrays.get("owner"), (where["x_train"], where["y_train"]))
         test = Part(x["x_test"], arrays["y_test"], None, (where["x_test"], where["y_test"]))
-        about = {key: arrays[key] for key in ABOUT if key in arrays and (key != "classes" or classes is None)}
+        about = {key: _about(arrays[key], key, path) for key in ABOUT if key in arrays and (key != "classes" or classes is None)}
         return gather(train, test, len(about["classes"]) if "classes" in about else classes) | about
 
     key = {"loader": "npz", "names": names, "classes": classes, "text": text, "files": signature([path])}
@@ -74,13 +75,27 @@ def _arrays(path: Path, names: Mapping[str, str]) -> Arrays:
             if missing := [f"{array!r} (dataset.{key})" for key, array in names.items() if array not in file.files]:
                 raise DataError(f"{path} has no array {missing[0]}; it has {', '.join(file.files)}")
             return {key: file[key] for key in ABOUT if key in file.files} | {key: file[array] for key, array in names.items()}
-    except (OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile) as error:  # damaged, another format, or objects in it
+    except DataError:
+        raise
+    except (OSError, ValueError, EOFError, TypeError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:  # damaged, or objects in it
         raise DataError(f"{path} is damaged, or no npz file of numbers and text: {error}") from error
+
+
+def _about(values: np.ndarray, key: str, path: Path) -> np.ndarray:
+    """The array `key` of ABOUT."""
+    if key == "classes":
+        right, expected = values.ndim == 1 and len(np.unique(values)) == len(values), "different names (C,)"
+    else:
+        right = values.ndim == 1 and values.dtype.kind in "iuf" and bool(np.isfinite(values).all()) and (key == "mean" or values.min() > 0)
+        expected = "a finite number for each channel or column" + (", > 0" if key == "std" else "")
+    if not right:
+        raise DataError(f"{path}, array {key!r} is {values.tolist()}; expected {expected}")
+    return values
 
 
 def _samples(x: np.ndarray, where: str) -> np.ndarray:
     """A table (n, F) as float32, or images (n, C, H, W) as uint8 or float32."""
-    if x.ndim not in (2, 3, 4) or x.dtype.kind not in "biuf":
+    if x.ndim not in (2, 3, 4) or 0 in x.shape[1:] or x.dtype.kind not in "biuf":
         raise DataError(f"{where} is {x.dtype} {x.shape}; expected numbers (n, F), (n, H, W) or (n, C, H, W)")
     if x.ndim == 4 and x.shape[3] in (1, 3) and x.shape[1] not in (1, 3):
         raise DataError(f"{where} is {x.shape}; channels come first, transpose(0, 3, 1, 2) puts them there")
@@ -91,14 +106,15 @@ def _samples(x: np.ndarray, where: str) -> np.ndarray:
         return images
     with np.errstate(over="ignore"):  # becomes infinite, which is told
         found = images.astype(np.float32)
-    if not (wrong := np.isfinite(found)).all():
-        at = np.argwhere(~wrong)[0]
-        raise DataError(f"{where}, row {at[0]}: {images[tuple(at)]} at {at[1:].tolist()}; expected finite numbers")
+    table = found.ndim == 2
+    if not (right := np.isfinite(found) if table else (found >= 0) & (found <= 1)).all():
+        at, expected = np.argwhere(~right)[0], "finite numbers" if table else "pixels in [0, 1], or uint8"
+        raise DataError(f"{where}, row {at[0]}: {images[tuple(at)]} at {at[1:].tolist()}; expected {expected}")
     return found
 
 
 def _tokens(x: np.ndarray, where: str) -> np.ndarray:
-    if x.ndim != 2 or x.dtype.kind not in "iu":
+    if x.ndim != 2 or not x.shape[1] or x.dtype.kind not in "iu":
         raise DataError(f"{where} is {x.dtype} {x.shape}; dataset.text=true expects token numbers (n, T)")
     return x.astype(np.int64)
 
@@ -142,9 +158,12 @@ def _frame(path: Path) -> pandas.DataFrame:
             return pandas.read_parquet(path)
         with warnings.catch_warnings():
             warnings.simplefilter("error", pandas.errors.ParserWarning)  # rows with more fields than the header
+            header = pandas.read_csv(path, header=None, nrows=1, dtype=str, index_col=False).iloc[0]
+            if header.duplicated().any():  # pandas would call the second one "<name>.1": another label among the features
+                raise ValueError(f"it names the column {header[header.duplicated()].iloc[0]!r} twice")
             return pandas.read_csv(path, low_memory=False, index_col=False)  # a column has one type, whatever its parts look like
-    except (OSError, ValueError, pandas.errors.ParserWarning) as error:  # pandas' and pyarrow's errors are such
-        raise DataError(f"{path} is damaged, or no {path.suffix[1:]} file with a header: {error}") from error
+    except (OSError, ValueError, KeyError, TypeError, pandas.errors.ParserWarning) as error:  # the third and fourth by damaged metadata
+        raise DataError(f"{path} is damaged, or no {path.suffix[1:]} file with a header: {str(error).strip()}") from error
 
 
 def columns_of(frames: Sequence[tuple[str, pandas.DataFrame]], *, features: Sequence[str] | None, label: str, owner: str | None,
@@ -182,7 +201,8 @@ def _numbers(frame: pandas.DataFrame, columns: Sequence[str], where: str) -> np.
         if not (finite := np.isfinite(x[:, j])).all():
             row = int(finite.argmin())
             (value,) = frame[column].iloc[[row]].tolist()
-            raise DataError(f"{where}, row {row}, column {column!r}: {value!r}; expected finite numbers; dataset.features chooses columns")
+            shown = repr(value)[:60]
+            raise DataError(f"{where}, row {row}, column {column!r}: {shown}; expected finite numbers; dataset.features chooses columns")
     return x
 
 
@@ -190,4 +210,7 @@ def values_of(frame: pandas.DataFrame, column: str, where: str) -> np.ndarray:
     """(n,) as numpy has them; none is missing."""
     if (missing := frame[column].isna().to_numpy()).any():
         raise DataError(f"{where}, row {int(missing.argmax())}, column {column!r}: nothing is there; expected a value")
-    return frame[column].to_numpy()
+    values = frame[column].to_numpy()
+    if values.dtype == object and (lists := [isinstance(value, (list, dict, np.ndarray)) for value in values]) and any(lists):
+        raise DataError(f"{where}, row {lists.index(True)}, column {column!r}: {values[lists.index(True)]}; expected a number or text")
+    return values

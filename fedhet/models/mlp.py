@@ -9,7 +9,6 @@ from itertools import pairwise
 from torch import Tensor, nn
 
 from fedhet import check
-from fedhet.errors import ConfigError
 from fedhet.models.base import Classifier
 
 
@@ -24,11 +23,9 @@ class MLP(Classifier):
     """
 
     def __init__(self, *, shape: tuple[int, ...], classes: int, hidden: Sequence[int], norm: str = "none") -> None:
-        if not all(type(width) is int and width >= 1 for width in hidden):
-            raise ConfigError(f"model.hidden={list(hidden)}: each width must be an integer >= 1")
+        widths = [math.prod(shape), *check.each(check.integer, "model.hidden", hidden, low=1)]
         batch = check.one_of("model.norm", norm, ("none", "batch")) == "batch"
         super().__init__()
-        widths = [math.prod(shape), *hidden]
         layers = [layer for a, b in pairwise(widths) for layer in (nn.Linear(a, b), *([nn.BatchNorm1d(b)] if batch else []), nn.ReLU())]
         self.body = nn.Sequential(nn.Flatten(), *layers)
         self.head = nn.Linear(widths[-1], classes)

@@ -28,8 +28,8 @@ class VGG16(Classifier):
 
     def __init__(self, *, shape: tuple[int, ...], classes: int, hidden: Sequence[int], norm: str, dropout: float) -> None:
         channels, _, _ = image_shape("VGG-16", shape)
-        if not hidden or not all(type(width) is int and width >= 1 for width in hidden):
-            raise ConfigError(f"model.hidden={list(hidden)}: needs one width at least, and each must be an integer >= 1")
+        if not check.each(check.integer, "model.hidden", hidden, low=1):
+            raise ConfigError("model.hidden=[]: needs one width at least")
         check.one_of("model.norm", norm, ("none", "batch"))
         check.number("model.dropout", dropout, low=0, open_high=1)
         from torchvision.models import vgg

@@ -77,3 +77,11 @@ def test_text_is_not_empty() -> None:
     for value in ("", None, 3):
         with pytest.raises(ConfigError, match="data_dir"):
             check.text("data_dir", value)
+
+
+def test_each_names_the_place_in_the_list() -> None:
+    assert check.each(check.integer, "hidden", [1, 2], low=1) == (1, 2)
+    for value, said in (([1, 0], r"hidden\[1\]=0 is not allowed; it must be a whole number >= 1"), ("12", "hidden=12 .* a list"),
+                        (None, "hidden=null")):
+        with pytest.raises(ConfigError, match=said):
+            check.each(check.integer, "hidden", value, low=1)

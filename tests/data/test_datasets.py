@@ -217,6 +217,9 @@ def test_unusable_images_are_named(tmp_path: Path) -> None:
 def test_folder_without_images(tmp_path: Path) -> None:
     for part in ("train", "test"):
         (tmp_path / "mine" / part / "a").mkdir(parents=True)
+    with pytest.raises(DataError, match="mine/train/a holds no image"):
+        folder(tmp_path)
+    (tmp_path / "mine" / "train" / "a").rmdir()
     with pytest.raises(DataError, match="mine/train holds no image"):
         folder(tmp_path)
 

@@ -7,13 +7,14 @@ import io
 import json
 import logging
 import pickle  # only to write what CIFAR-100's publisher ships
+import re
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from data.test_datasets import counts, idx, load, write_images
+from data.test_datasets import counts, folder, idx, load, write_images
 from PIL import Image
 from pyarrow import parquet
 
@@ -54,6 +55,12 @@ def test_real_chest_xray_is_owned_by_its_sources(real: str) -> None:
     assert load("chest_xray", data_dir=real, size=32).shape == (1, 32, 32)
     with pytest.raises(DataError, match="chest_xray with nobody/train/, nobody/test/"):
         load("chest_xray", data_dir=real, sources=["nobody"])
+
+
+@pytest.mark.parametrize("sources", ["kermany", [], ["a", "a"], [5]])
+def test_sources_are_different_folders(sources: object) -> None:
+    with pytest.raises(ConfigError, match=r"^dataset\.sources"):
+        load("chest_xray", data_dir="/nowhere", sources=sources)
 
 
 def test_the_second_load_decodes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,6 +149,7 @@ def test_cifar100_parquet(tmp_path: Path) -> None:
     wrong = place / "train-00001-of-00002.parquet"
     for write, said in (
         (lambda: table(wrong, [0, 100]), "row 1 has label 100; labels go from 0 to 99"),
+        (lambda: table(wrong, [0], side=16), r"\(3, 16, 16\)"),
         (lambda: table(wrong, [0, None]), "labels are float64; whole numbers"),
         (lambda: table(wrong, [1], "image"), r"has no column \['img'\]; its columns are \['image', 'fine_label'\]"),
         (lambda: table(wrong, []), "holds no row|not a readable Parquet file with images"),
@@ -192,3 +200,25 @@ def test_tiny_imagenet(tmp_path: Path) -> None:
         annotations.write_text(f"val_0.JPEG\tn02\n{line}\n")
         with pytest.raises(DataError, match=said):
             load("tiny_imagenet", data_dir=str(tmp_path))
+    for content, said in ((b"", "annotations.txt is empty"), (b"\xff", "annotations.txt is damaged")):
+        annotations.write_bytes(content)
+        with pytest.raises(DataError, match=said):
+            load("tiny_imagenet", data_dir=str(tmp_path))
+
+
+def test_a_class_without_images_and_a_link_to_nowhere(tmp_path: Path) -> None:
+    write_images(tmp_path / "mine", (4, 4, 3))
+    (tmp_path / "mine" / "train" / "b2").mkdir()  # would be a class
+    with pytest.raises(DataError, match="mine/train/b2 holds no image"):
+        folder(tmp_path)
+    (tmp_path / "mine" / "train" / "b2").rmdir()
+    (tmp_path / "mine" / "test" / "b" / "9.png").symlink_to("nowhere")
+    with pytest.raises(DataError, match=r"test/b/9\.png cannot be read: No such file"):
+        folder(tmp_path)
+
+
+@pytest.mark.parametrize(("key", "value"), [("folder", 5), ("folder", None), ("mean", "auto"), ("std", 0.5), ("mean[0]", ["x"])])
+def test_settings_of_another_kind_are_named(tmp_path: Path, key: str, value: object) -> None:
+    write_images(tmp_path / "mine", (4, 4, 3))
+    with pytest.raises(ConfigError, match=rf"^dataset\.{re.escape(key)}=.* is not allowed"):
+        load("image_folder", data_dir=str(tmp_path), **{"folder": "mine", key.partition("[")[0]: value})

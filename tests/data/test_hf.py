@@ -122,6 +122,11 @@ def test_what_is_wrong_is_named(tmp_path: Path) -> None:
         load(tmp_path)
     with pytest.raises(ConfigError, match=r"dataset\.size=0"):
         load(tmp_path, path="mine", size=0)
+    with pytest.raises(ConfigError, match=r"dataset\.train=null"):
+        load(tmp_path, path="mine", train=None)
+    with pytest.raises(DataError, match=r"column 'photo': .*; expected finite numbers") as caught:
+        load(tmp_path, path="mine", features=["photo"])
+    assert len(str(caught.value)) < 400  # not the whole image
     train = (place / "train.parquet").read_bytes()
     (place / "train.parquet").write_bytes(train[:-9])
     with pytest.raises(DataError, match="mine is damaged"):
@@ -131,6 +136,7 @@ def test_what_is_wrong_is_named(tmp_path: Path) -> None:
 def test_wrong_rows_are_named(tmp_path: Path) -> None:
     for i, (photos, labels, said) in enumerate((
         ([png(1), {"bytes": b"no image", "path": None}], [0, 1], r"split 'train', row 1 is not a readable image"),
+        ([png(1), None], [0, 1], r"split 'train', row 1 is not a readable image"),
         ([png(1), png(1, (5, 5))], [0, 1], r"split 'train', row 1 is \(C, H, W\) = \(1, 5, 5\), but .*row 0 is \(1, 2, 3\)"),
         ([png(1), png(2)], [0, None], r"split 'train', row 1, column 'label': nothing is there"),
     )):  # fmt: skip

@@ -122,6 +122,8 @@ def test_a_name_is_kept(cache_dir: Path, capsys: pytest.CaptureFixture[str]) -> 
     before = path.read_bytes()
     assert main(["partition", "--name", "two-each", "partition=iid"]) == 2
     assert f"{path} is another partition, {found.partition.hash}" in capsys.readouterr().err
+    assert main(["partition", "--name", "two-each", "partition=pathological", "partition.clients=5", "partition.noise=.1"]) == 2
+    assert "noise 0.0, not" in capsys.readouterr().err
     assert path.read_bytes() == before
     assert main(["partition", "--name", "../mine"]) == 2
     assert "--name ../mine: a name has letters" in capsys.readouterr().err

@@ -231,11 +231,12 @@ def test_impossible_settings() -> None:
     with pytest.raises(ConfigError, match=r"model\.norm=group is not allowed.*none, batch"):
         MLP(shape=(1, 8, 8), classes=10, hidden=[4], norm="group")
     for hidden in ([0], [200, 2.5], ["200"]):
-        with pytest.raises(ConfigError, match=r"model\.hidden="):
+        with pytest.raises(ConfigError, match=r"^model\.hidden\[[01]\]=.*a whole number >= 1"):
             MLP(shape=(1, 8, 8), classes=10, hidden=hidden)
     refused = [("resnet18", "norm", "layer"), ("resnet34", "stem", "none"), ("mobilenet_v2", "norm", "none"), ("mobilenet_v2", "stem", 1),
                ("mobilenet_v2", "dropout", 1), ("vgg16", "norm", "group"), ("vgg16", "dropout", -0.1), ("vgg16", "hidden", []),
-               ("vgg16", "hidden", [0]), ("cnn", "hidden", 0), ("feddisk_cnn", "channels", 1.5)]
+               ("vgg16", "hidden[0]", [0]), ("mlp", "hidden", 5), ("mlp", "hidden", None),
+               ("cnn", "hidden", 0), ("feddisk_cnn", "channels", 1.5)]
     for name, key, value in refused:
-        with pytest.raises(ConfigError, match=rf"^model\.{key}={re.escape(str(value))}"):
-            model_of(name, (3, 32, 32), 10, **{key: value})
+        with pytest.raises(ConfigError, match=rf"^model\.{re.escape(key)}="):
+            model_of(name, (3, 32, 32), 10, **{key.partition("[")[0]: value})
