@@ -204,7 +204,7 @@ def test_what_a_line_tells() -> None:
     """The global model's accuracy, else that of the clients' models."""
     row = {"phase": "train", "step": 2, "acc_global": 0.5, "loss_global": None, "acc_clients_mean": 0.25, "failures": []}
     assert describe(row) == "train 2, accuracy 0.5000"
-    assert describe(row | {"acc_global": None}) == "train 2, accuracy, mean of the clients 0.2500"
+    assert describe(row | {"acc_global": None}) == "train 2, clients' accuracy 0.2500"
     assert describe(row | {"acc_global": None, "acc_clients_mean": None}) == "train 2"
 
 
