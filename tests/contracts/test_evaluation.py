@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import fedhet
-from fedhet import state, trees
+from fedhet import trees
 from fedhet.client import FedClient
 from fedhet.display import describe
 from fedhet.errors import ConfigError, RunFailed
@@ -234,51 +234,3 @@ def test_what_clients_remember_is_charged(launch: Launch) -> None:
         assert row["client_state"] == {"clients": len(seen), "bytes": size * len(seen), "largest": size}
     assert run.summary["client_state"] == rows(run)[-1]["client_state"]
     assert launch(*SHORT, task=toy_task(5)).summary["client_state"] == {"clients": 0, "bytes": 0, "largest": 0}
-
-
-def test_states_beyond_the_limit_lie_on_disk(launch: Launch, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    lines = ["method=scaffold", "rounds=4", "fraction=0.5", "client.lr=0.1", "eval.clients=false"]
-    reference = launch(*lines, task=toy_task(6))
-    largest: list[int] = []
-
-    class Small(state.MemoryStore):
-        def __init__(self) -> None:
-            super().__init__(limit=1)
-
-        def save(self, *args: Any, **how: Any) -> None:
-            super().save(*args, **how)
-            largest.append(len(self._states))
-
-    monkeypatch.setattr("fedhet.engines.local.MemoryStore", Small)
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    spilled = launch(*lines, task=toy_task(6))
-    assert spilled.summary["weights_sha256"] == reference.summary["weights_sha256"]
-    assert max(largest) == 1 and reference.summary["client_state"]["clients"] > 2
-
-
-def test_a_full_disk_loses_no_state(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It fails for the client whose state is saved; the one whose state was to leave the memory keeps it."""
-    def full(self: Any, *args: Any, **how: Any) -> None:
-        raise OSError("no space left")
-
-    store = state.MemoryStore(limit=1)
-    store.save(0, 1, {"a": torch.ones(8)}, keep=0)
-    monkeypatch.setattr(state.DiskStore, "save", full)
-    with pytest.raises(OSError, match="no space left"):
-        store.save(1, 1, {"a": torch.ones(8)}, keep=0)
-    assert store.load(0, 1) is not None
-
-
-def test_a_spilled_state_keeps_the_version_that_the_server_accepted() -> None:
-    store = state.MemoryStore(limit=1)
-    tree = {"a": torch.zeros(8)}
-    for pid in (0, 1):
-        store.save(pid, 1, tree, keep=0)
-    store.save(0, 2, {"a": torch.ones(8)}, keep=1)
-    store.save(1, 2, tree, keep=1)  # puts client 0's second version on disk
-    for version in (1, 2):
-        found = store.load(0, version)
-        assert found is not None and torch.equal(found["a"], torch.full((8,), version - 1.0))
-    store.save(0, 3, tree, keep=2)
-    store.save(1, 3, tree, keep=2)
-    assert store.load(0, 1) is None and store.load(0, 2) is not None and store.load(0, 3) is not None
