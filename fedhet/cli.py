@@ -83,7 +83,7 @@ class Task:
         self.failed: list[str] = []
 
     def __call__(self, cfg: DictConfig) -> float:
-        """Run the job; its last accuracy, for an optimiser, or NaN where there is none."""
+        """Run the job; its best validation accuracy, for an optimiser, which must not see the tests, or NaN where there is none."""
         from hydra.core.hydra_config import HydraConfig
         from hydra.types import RunMode
 
@@ -101,9 +101,8 @@ class Task:
             display.log_to_stderr("fedhet.data")  # which files were found, what was left out
             run = run_job(config.of_job(cfg))
             folder = run.dir
-            accuracies = (run.summary[kind]["last"] for kind in ("accuracy", "personal") if kind in run.summary)
-            last = next((value for value in accuracies if value is not None), None)
-            return float("nan") if last is None else float(last)
+            best = run.summary["validation"]
+            return float("nan") if best is None else float(best)
         except Exception as error:
             folder = Path(error.folder) if isinstance(error, RunFailed) and error.folder else None
             if os.getpid() != self.pid:

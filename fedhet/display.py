@@ -23,6 +23,8 @@ def describe(row: dict[str, Any]) -> str:
     parts = [f"{row['phase']} {row['step']}"]
     if row["acc_global"] is not None:
         parts.append(f"accuracy {row['acc_global']:.4f}")
+    elif row["acc_clients_mean"] is not None:  # a method without a global model, or no global test set
+        parts.append(f"clients' accuracy {row['acc_clients_mean']:.4f}")
     if row["loss_global"] is not None:
         parts.append(f"loss {row['loss_global']:.4f}")
     if row["failures"]:

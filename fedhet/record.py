@@ -148,8 +148,9 @@ class Recorder:
         self.summary |= {
             "status": status, "reason": reason,
             "phases": [{"name": entry.header, "rounds": executed.count(entry.header)} for entry in strategy.timetable],
-            "accuracy": self._accuracy("acc_global", "acc_val_weighted"),
+            "models": list(strategy.views), "accuracy": self._accuracy("acc_global", "acc_val_weighted"),
             **{view: self._accuracy(f"acc_{view}_mean", f"acc_{view}_val_weighted") for view in strategy.views if view != "global"},
+            "validation": max((row["acc_val_weighted"] for row in self.rows if "acc_val_weighted" in row), default=None),
             "loss": losses[-1] if losses else None,
             "seconds": {"total": time.perf_counter() - self._began,
                         **{name: spent.get(name, 0.0) for name in ("train", "evaluate", "aggregate")}},

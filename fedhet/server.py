@@ -102,14 +102,18 @@ def _evaluate(strategy: FedStrategy, courier: Courier, recorder: Recorder, clien
     if not clients:
         return
     replies: list[Update] = []
+    failures: list[Failure] = []
     for reply in courier.evaluate(strategy.evaluations(), Clock()):
         if isinstance(reply, Failure):
+            failures.append(reply)
             row["failures"].append(vars(reply))
             recorder.failures.append({"round": row["round"], **vars(reply)})
             if strategy.setting.on_failure == "stop":
                 raise RunFailed(str(reply))
         else:
             replies.append(reply)
+    if not replies:
+        raise RunFailed("; ".join(map(str, failures)))
     recorder.clients(row["round"], {reply.pid: reply.metrics for reply in replies})
     for view in strategy.views:
         first = [("clients", "val")] if view == strategy.views[0] else []

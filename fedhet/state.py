@@ -100,10 +100,11 @@ class MemoryStore:
         if self._spilled is None:
             folder = tempfile.TemporaryDirectory(prefix="fedhet-state-")
             self._spilled = folder, DiskStore(Path(folder.name))
-        pid, (versions, keep) = self._states.popitem(last=False)
-        self._bytes -= _size(versions)
+        pid, (versions, keep) = next(iter(self._states.items()))
         for version in sorted(versions):
             self._spilled[1].save(pid, version, versions[version], keep)
+        self._bytes -= _size(versions)  # only now: where the disk is full, it is this message's client that fails
+        del self._states[pid]
 
 
 def _size(versions: dict[int, Tree]) -> int:

@@ -40,7 +40,7 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
 
 
 def runs(monkeypatch: pytest.MonkeyPatch, done: list[Config], job: Job) -> None:
-    """Replace the engine by `job`, called in the run folder's presence; the accuracy of a run is its seed."""
+    """Replace the engine by `job`, called in the run folder's presence; a run's validation accuracy is its seed."""
 
     def run_job(settings: Config) -> Any:
         done.append(settings)
@@ -48,7 +48,7 @@ def runs(monkeypatch: pytest.MonkeyPatch, done: list[Config], job: Job) -> None:
         job(settings)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "summary.json").touch()
-        return types.SimpleNamespace(summary={"accuracy": {"last": settings.cfg.seed}}, dir=folder)
+        return types.SimpleNamespace(summary={"validation": settings.cfg.seed or None, "accuracy": {"last": -1}}, dir=folder)
 
     stub = types.ModuleType("fedhet.build")
     stub.__dict__.update(run_job=run_job, compositions=lambda: [("fedavg", "fednorm", None), ("fednorm", "fedprox", "they quarrel")])
@@ -186,15 +186,16 @@ def test_in_another_process_the_exception_goes_on(monkeypatch: pytest.MonkeyPatc
     assert capsys.readouterr().err.endswith("error: no file\n")
 
 
-def test_an_optimiser_gets_the_last_accuracy(monkeypatch: pytest.MonkeyPatch, jobs: list[Config]) -> None:
+def test_an_optimiser_gets_the_validation_accuracy(monkeypatch: pytest.MonkeyPatch, jobs: list[Config]) -> None:
     returned: list[float] = []
     call = cli.Task.__call__
     monkeypatch.setattr(cli.Task, "__call__", lambda task, cfg: returned.append(call(task, cfg)))
     assert cli.main(["-m", "seed=4,2"]) == 0
     assert returned == [4.0, 2.0]
+    cli.main(["seed=0"])  # nobody validates
     runs(monkeypatch, [], fails(RunFailed("diverged")))
     cli.main([])
-    assert returned[2] != returned[2]  # NaN
+    assert len(returned) == 4 and all(value != value for value in returned[2:])  # NaN
 
 
 def test_a_wrong_sweep_runs_nothing(jobs: list[Config], capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,8 +13,12 @@ import torch
 from torch import nn
 
 import fedhet
-from fedhet import state, trees
+from fedhet import trees
+from fedhet.client import FedClient
+from fedhet.display import describe
 from fedhet.errors import ConfigError, RunFailed
+from fedhet.messages import Broadcast
+from fedhet.methods.fedavg import FedAvg
 from fedhet.metrics import macro_f1
 from fedhet.server import Selection
 from fedhet.toy import toy_task
@@ -153,6 +157,73 @@ def test_stopping_needs_validation_data(launch: Launch) -> None:
         launch(*SHORT, "early_stopping.patience=1", "eval.clients=false", task=validated())
 
 
+class _Fails(FedClient):
+    """FedAvg's, but some clients cannot evaluate."""
+
+    who: tuple[int, ...] = ()
+
+    def views(self, msg: Broadcast) -> dict[str, Callable[[], nn.Module]]:
+        if self.pid in self.who:
+            raise OSError("the disk is full")
+        return super().views(msg)
+
+
+def test_a_client_that_cannot_evaluate(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It stops the run, or is left out of this evaluation and reported; where nobody can evaluate, the run has failed."""
+    reference = launch(*SHORT, task=validated())
+    monkeypatch.setattr(FedAvg, "client_cls", _Fails)
+    monkeypatch.setattr(_Fails, "who", (1,))
+    with pytest.raises(RunFailed, match="client 1 failed in phase 'evaluate', step 1: OSError: the disk is full") as caught:
+        launch(*SHORT, task=validated())
+    assert len((Path(str(caught.value.folder)) / "rounds.jsonl").read_text().splitlines()) == 1  # the step itself was done
+    run = launch(*SHORT, "on_failure=skip", task=validated())
+    assert run.summary["weights_sha256"] == reference.summary["weights_sha256"]
+    assert [(f["round"], f["pid"], f["phase"]) for f in run.summary["failures"]] == [(n, 1, "evaluate") for n in (1, 2, 3)]
+    table = parquet.dataset(run.dir / "clients").to_table().to_pandas()
+    assert set(table.client) == {0, 2, 3, 4}
+    last = table[(table["round"] == 3) & (table.split == "test") & (table.metric == "accuracy")]
+    assert rows(run)[-1]["acc_clients_mean"] == pytest.approx(last.value.mean())
+    monkeypatch.setattr(_Fails, "who", range(5))
+    with pytest.raises(RunFailed, match=r"client 0 failed.*client 4 failed"):
+        launch(*SHORT, "on_failure=skip", task=validated())
+
+
+def test_stopping_in_the_middle_of_a_timetable(launch: Launch) -> None:
+    """Steps before the training, evaluations in every second round, personal models alone: the phase ends at an evaluation, once."""
+    lines = ["method=fedpcl", "rounds=9", "eval.every=2", "client.lr=1e-9", "early_stopping.patience=2"]
+    run = launch(*lines, task=validated())
+    evaluated = [row["step"] for row in rows(run) if row["acc_clients_mean"] is not None]
+    assert run.summary["phases"] == [{"name": "collect", "rounds": 1}, {"name": "train", "rounds": 6}]
+    assert evaluated == [2, 4, 6]  # such steps move no model: none is better than the first
+    assert launch(*lines, "rounds=3", task=validated()).summary["phases"][-1] == {"name": "train", "rounds": 3}
+    assert run.summary["models"] == ["personal"] and run.summary["accuracy"]["best_val"] is None
+    assert run.summary["validation"] == rows(run)[2]["acc_val_weighted"]
+
+
+def test_what_a_line_tells() -> None:
+    """The global model's accuracy, else that of the clients' models."""
+    row = {"phase": "train", "step": 2, "acc_global": 0.5, "loss_global": None, "acc_clients_mean": 0.25, "failures": []}
+    assert describe(row) == "train 2, accuracy 0.5000"
+    assert describe(row | {"acc_global": None}) == "train 2, clients' accuracy 0.2500"
+    assert describe(row | {"acc_global": None, "acc_clients_mean": None}) == "train 2"
+
+
+def test_models_that_a_run_does_not_have(launch: Launch, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    lines = ["rounds=1", "client.epochs=1", "partition.clients=2", "model.hidden=[4]"]
+    run = launch("method=fedavg", *lines, "partition.split=[.8,0,.2]")
+    assert run.summary["validation"] is None
+    with pytest.raises(ConfigError, match=r"best_val.safetensors is missing: no evaluation has chosen.*partition\.split"):
+        fedhet.load(run.dir, "best_val")
+    assert not caplog.records
+    (run.dir / "model.safetensors").unlink()
+    with pytest.raises(ConfigError, match=r"model\.safetensors is missing: the run has not ended"):
+        fedhet.load(run.dir)
+    with pytest.raises(ConfigError, match=r"not the folder of a run: .*partition\.json is missing"):
+        fedhet.load(tmp_path)
+    fedhet.load(launch("method=fedpcl", *lines).dir)
+    assert "method=fedpcl has no global model" in caplog.text
+
+
 def test_what_clients_remember_is_charged(launch: Launch) -> None:
     """SCAFFOLD keeps one number for each trained parameter, at those who took part."""
     run = launch("method=scaffold", "rounds=2", "fraction=0.4", "client.lr=0.1", task=toy_task(5))
@@ -163,38 +234,3 @@ def test_what_clients_remember_is_charged(launch: Launch) -> None:
         assert row["client_state"] == {"clients": len(seen), "bytes": size * len(seen), "largest": size}
     assert run.summary["client_state"] == rows(run)[-1]["client_state"]
     assert launch(*SHORT, task=toy_task(5)).summary["client_state"] == {"clients": 0, "bytes": 0, "largest": 0}
-
-
-def test_states_beyond_the_limit_lie_on_disk(launch: Launch, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    lines = ["method=scaffold", "rounds=4", "fraction=0.5", "client.lr=0.1", "eval.clients=false"]
-    reference = launch(*lines, task=toy_task(6))
-    largest: list[int] = []
-
-    class Small(state.MemoryStore):
-        def __init__(self) -> None:
-            super().__init__(limit=1)
-
-        def save(self, *args: Any, **how: Any) -> None:
-            super().save(*args, **how)
-            largest.append(len(self._states))
-
-    monkeypatch.setattr("fedhet.engines.local.MemoryStore", Small)
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    spilled = launch(*lines, task=toy_task(6))
-    assert spilled.summary["weights_sha256"] == reference.summary["weights_sha256"]
-    assert max(largest) == 1 and reference.summary["client_state"]["clients"] > 2
-
-
-def test_a_spilled_state_keeps_the_version_that_the_server_accepted() -> None:
-    store = state.MemoryStore(limit=1)
-    tree = {"a": torch.zeros(8)}
-    for pid in (0, 1):
-        store.save(pid, 1, tree, keep=0)
-    store.save(0, 2, {"a": torch.ones(8)}, keep=1)
-    store.save(1, 2, tree, keep=1)  # puts client 0's second version on disk
-    for version in (1, 2):
-        found = store.load(0, version)
-        assert found is not None and torch.equal(found["a"], torch.full((8,), version - 1.0))
-    store.save(0, 3, tree, keep=2)
-    store.save(1, 3, tree, keep=2)
-    assert store.load(0, 1) is None and store.load(0, 2) is not None and store.load(0, 3) is not None

@@ -13,6 +13,7 @@ from methods.plugs import Fixed
 from methods.test_by_hand import DATA, EPOCHS, LR, SIZES, Case, Weights, case, criterion, gradient, mean, same, task
 from torch import nn
 
+from fedhet import wire
 from fedhet.errors import ConfigError
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fedbabu import FedBABU
@@ -108,6 +109,19 @@ def test_nothing_moves_the_head_and_it_never_travels(launch: Callable[..., Any])
         assert torch.equal(runs[0].weights[name], runs[1].weights[name]) and runs[0].weights[name].any()
     assert not torch.equal(runs[0].weights["body.0.weight"], runs[1].weights["body.0.weight"])
     assert runs[0].summary["bytes"] == {"up": {"model": 4 * 4 * 15}, "down": {"model": 4 * 4 * 15}}
+
+
+def test_no_packed_message_has_the_head(federation: Callable[..., Any]) -> None:
+    """Nor has an evaluation's reply a tensor, though the client has just fine-tuned a head of its own."""
+    run = federation(toy_task(norm=True), FedBABU)
+    body = [tuple(t.shape) for name, t in run.model.items() if not name.startswith("head.")]
+    for msg in run.strategy.plan(1):
+        arrays, _, carried = wire.reply_arrays(run.client().handle(msg))
+        assert [array.shape for array in arrays] == [array.shape for array in wire.write_broadcast(msg)[0]] == body
+        assert not any(isinstance(value, bytes) for value in carried.values())
+    for msg in run.strategy.evaluations():
+        arrays, _, carried = wire.reply_arrays(run.client().assess(msg))
+        assert arrays == [] and not any(isinstance(value, bytes) for value in carried.values())
 
 
 def test_both_accuracies_are_recorded_and_engines_agree(launch: Callable[..., Any]) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fedhet.engines.vectorized import obstacle
 from fedhet.errors import ConfigError, RunFailed
-from fedhet.maths.fedgen import diversity, ensemble, label_shares
+from fedhet.maths.fedgen import diversity
 from fedhet.messages import Broadcast
 from fedhet.methods import fedgen
 from fedhet.methods.fedavg import FedAvg
@@ -27,28 +27,6 @@ from fedhet.toy import ToyModel, toy_task
 __all__ = ["case"]
 SMALL = {"noise_dim": 3, "hidden": 6, "server_steps": 3, "server_batch_size": 8}
 V = (0.1, 0.4, 0.2, 0.2, 0.1)
-
-
-# ---- the equations, term by term
-
-
-def test_shares_and_ensemble() -> None:
-    draw = np.random.default_rng(0)
-    counts, logits, y = np.array([[3, 0, 1], [1, 0, 0]]), draw.normal(size=(2, 4, 3)), np.array([0, 2, 2, 0])
-    shares = label_shares(torch.from_numpy(counts))
-    assert shares.tolist() == [[0.75, 0, 1], [0.25, 0, 0]]
-    expected = [sum(float(shares[k, y[b]]) * logits[k, b] for k in range(2)) for b in range(4)]
-    np.testing.assert_allclose(ensemble(torch.from_numpy(logits), shares.double(), torch.from_numpy(y)), np.stack(expected), rtol=1e-12)
-
-
-def test_diversity() -> None:
-    draw = np.random.default_rng(0)
-    z, eps = draw.normal(size=(5, 4)), draw.normal(size=(5, 3))
-    total = sum(np.abs(z[i] - z[j]).mean() * np.square(eps[i] - eps[j]).mean() for i in range(5) for j in range(5))
-    found = diversity(torch.from_numpy(z), torch.from_numpy(eps))
-    assert float(found) == pytest.approx(np.exp(-total / 25), rel=1e-10)
-    assert float(diversity(torch.from_numpy(2 * z), torch.from_numpy(eps))) < float(found)
-    assert float(diversity(torch.ones(5, 4), torch.from_numpy(eps).float())) == 1
 
 
 # ---- the client's round, by hand
