@@ -264,7 +264,8 @@ class NoFeatures(nn.Module):
         self.head = nn.Linear(4, 2)
 
 
-@pytest.mark.parametrize("changes", [{"model": lambda: nn.Sequential(nn.Linear(4, 2))}, {"model": NoFeatures}, {"classes": 0}], ids=["no head", "no features", "no classes"])
+@pytest.mark.parametrize("changes", [{"model": lambda: nn.Sequential(nn.Linear(4, 2))}, {"model": NoFeatures}, {"classes": 0}],
+                         ids=["no head", "no features", "no classes"])
 def test_what_it_needs_is_said(federation: Callable[..., Any], changes: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"method=fedgen .*features\(x\).*`head`; this is \w+ with \d classes"):
         federation(replace(toy_task(), **changes), FedGen)
