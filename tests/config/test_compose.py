@@ -199,6 +199,7 @@ def test_the_cached_configuration_is_one_object_without_a_run_folder() -> None:
     assert found.cfg == compose(["method=scaffold", "seed=3"]).cfg
 
 
+@pytest.mark.matrix
 def test_composing_is_safe_in_threads_and_keeps_a_running_hydra() -> None:
     methods = ["fedavg", "fednorm", "scaffold", "fedadam"] * 3
     with initialize_config_dir(str(CONF), version_base="1.3"):

@@ -53,7 +53,7 @@ def test_fedavg_reaches_its_biased_limit(name: str) -> None:
 
 
 @pytest.mark.parametrize(("mu", "how"), [
-    (0.5, {"method": "fedprox", "method_args": {"mu": 0.5}}),
+    pytest.param(0.5, {"method": "fedprox", "method_args": {"mu": 0.5}}, marks=pytest.mark.matrix),
     (2.0, {"method": "fedavg", "plugins": ["fedprox"], "method_args": {"plugin.fedprox.mu": 2.0}}),
 ], ids=["method", "plugin"])
 def test_fedprox_reaches_its_own_limit(mu: float, how: dict[str, Any]) -> None:
@@ -79,6 +79,7 @@ def test_scaffold_with_a_server_rate_below_one_reaches_the_optimum() -> None:
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedprox"])
+@pytest.mark.matrix
 def test_fednorm_with_constant_features_follows_its_host(method: str) -> None:
     rounds = 7  # in transit, where every weight still counts
     assert run(FIVE, method, rounds, plugins=["fednorm"]) == pytest.approx(run(FIVE, method, rounds), abs=1e-12)
@@ -106,8 +107,9 @@ class Fixed(Plugin):
 
 @pytest.mark.parametrize(("cls", "options", "expected"), [
     (Scaffold, {}, float(np.average(FIVE["b"], weights=np.array(Fixed.v) * FIVE["a"]))),
-    (Scaffold, {"control_weights": "uniform"}, optimum(FIVE)),
-    (FedAvg, {}, float(np.average(FIVE["b"], weights=Fixed.v * (1 - (1 - 0.07 * np.array(FIVE["a"])) ** 6)))),
+    pytest.param(Scaffold, {"control_weights": "uniform"}, optimum(FIVE), marks=pytest.mark.matrix),
+    pytest.param(FedAvg, {}, float(np.average(FIVE["b"], weights=Fixed.v * (1 - (1 - 0.07 * np.array(FIVE["a"])) ** 6))),
+                 marks=pytest.mark.matrix),
 ], ids=["scaffold", "scaffold-uniform-controls", "fedavg"])
 def test_the_fixed_point_of_equation_6(
     federation: Callable[..., Any], cls: type, options: dict[str, Any], expected: float

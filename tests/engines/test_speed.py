@@ -48,7 +48,7 @@ DENSITY = [f"plugin.feddisk.{key}=2" for key in ("made_max_rounds", "local_max_e
     ["method=fedavg"], ["method=fedavg", *LOCAL], ["method=fednorm"], ["method=fedbabu"], ["method=fedsa"], ["method=fedgmm"],
     ["method=feddisk", *DENSITY], ["method=fedadam", "server_opt.lr=0.01"],
 ], ids=lambda lines: lines[0].removeprefix("method=") + ("+local" if LOCAL[0] in lines else ""))
-@pytest.mark.parametrize("k", [2, 5])
+@pytest.mark.parametrize("k", [2, pytest.param(5, marks=pytest.mark.matrix)])
 def test_clients_trained_as_one_give_the_sequential_result(launch: Launch, k: int, lines: list[str]) -> None:
     """Clients of unequal sizes, last batches that are smaller, groups that do not fill."""
     one_by_one, together = (launch(*COMMON, *lines, f"engine.vectorize={n}", task=toy_task(6)) for n in (0, k))

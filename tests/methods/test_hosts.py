@@ -47,6 +47,7 @@ def test_same_bytes_with_one_worker_and_two(launch: Callable[..., Any], host: st
     assert all(torch.isfinite(t).all() for t in runs[0].weights.values())
 
 
+@pytest.mark.matrix
 def test_no_two_are_the_same(launch: Callable[..., Any]) -> None:
     """So that equal bytes are not those of a setting that nothing reads; fednorm acts on each."""
     lines = [*HOSTS.values(), ["method=fedavg"], ["method=scaffold"], ["method=sgdm", "method.momentum_state=reset"],
