@@ -32,8 +32,11 @@ Objective = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor | None]]
 
 def derivative(losses: Tensor, penalty: Tensor | None, params: Sequence[Tensor]) -> list[Tensor]:
     """The gradient of losses.mean() + penalty, each tensor with memory of its own: hooks and the step change them in place."""
-    loss = losses.mean() if penalty is None else losses.mean() + penalty
-    grads = list(torch.autograd.grad(loss, params, materialize_grads=True))
+    share = torch.full_like(losses, 1 / losses.numel())  # the mean is a constant gradient of its terms, which spares two kernels
+    if penalty is None or not penalty.requires_grad:
+        grads = list(torch.autograd.grad(losses, params, share, materialize_grads=True))
+    else:
+        grads = list(torch.autograd.grad([losses, penalty], params, [share, torch.ones_like(penalty)], materialize_grads=True))
     # Autograd gives the terms of a sum one tensor, and the terms of a mean a broadcast number.
     if len({g.data_ptr() for g in grads}) < len(grads) or any(0 in g.stride() for g in grads):
         grads = [g.clone(memory_format=torch.contiguous_format) for g in grads]
