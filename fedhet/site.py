@@ -56,6 +56,19 @@ def norms(model: nn.Module) -> list[_BatchNorm]:
     return [module for module in model.modules() if isinstance(module, _BatchNorm)]
 
 
+def feature_head(model: nn.Module, classes: int, why: str) -> nn.Linear:
+    """The model's last layer, for a method that generates or compares what it reads, by class.
+
+    Raises:
+        ConfigError: there are no classes, or no features(x) with a linear `head`; it begins with `why`.
+    """
+    head = getattr(model, "head", None)
+    if not classes or not hasattr(model, "features") or not isinstance(head, nn.Linear):
+        raise ConfigError(f"{why}: it needs a task with classes, and a model with features(x) and a linear layer `head`; this is "
+                          f"{type(model).__name__} with {classes} classes")
+    return head
+
+
 class Site:
     """One per process. The model is one object whose tensors are overwritten; clients of a process run one at a time.
 

@@ -26,13 +26,13 @@ from torch.nn import functional
 
 from fedhet import check, streams
 from fedhet.client import FedClient
-from fedhet.errors import ConfigError, RunFailed
+from fedhet.errors import RunFailed
 from fedhet.maths.fedgen import diversity, ensemble, label_shares
 from fedhet.messages import Broadcast, Extras, Update
 from fedhet.phases import Phase
 from fedhet.plugin import Report
 from fedhet.setting import Setting
-from fedhet.site import Site
+from fedhet.site import Site, feature_head
 from fedhet.strategy import FedStrategy
 from fedhet.training import Batch
 from fedhet.trees import Tree
@@ -136,12 +136,9 @@ class FedGen(FedStrategy):
         super().__init__(setting)
 
     def slots(self) -> dict[str, Tree]:
-        model, classes = self.site.model, self.site.task.classes
-        head = getattr(model, "head", None)
-        if not classes or not hasattr(model, "features") or not isinstance(head, nn.Linear):
-            raise ConfigError("method=fedgen generates the features that a model's last layer reads, for each class: it needs a task with "
-                              f"classes, and a model with features(x) and a linear layer `head`; this is {type(model).__name__} with "
-                              f"{classes} classes")
+        classes = self.site.task.classes
+        why = "method=fedgen generates the features that a model's last layer reads, for each class"
+        head = feature_head(self.site.model, classes, why)
         with self.site.seeded("fedgen.init"):
             self._generator = Generator(self.noise_dim, classes, self.hidden, head.in_features).to(self.site.device, head.weight.dtype)
         self._adam = torch.optim.Adam(self._generator.parameters(), lr=self.server_lr)

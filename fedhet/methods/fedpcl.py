@@ -33,7 +33,7 @@ from fedhet.messages import Broadcast, Extras, Update
 from fedhet.metrics import chunks
 from fedhet.phases import Phase
 from fedhet.setting import Setting
-from fedhet.site import Scope
+from fedhet.site import Scope, feature_head
 from fedhet.strategy import FedStrategy
 from fedhet.training import Batch
 from fedhet.trees import Tree
@@ -124,12 +124,8 @@ class FedPCL(FedStrategy):
                 "fedprox": alone, "moon": alone, "fedntd": alone}
 
     def slots(self) -> dict[str, Tree]:
-        model, classes = self.site.model, self.site.task.classes
-        head = getattr(model, "head", None)
-        if not classes or not hasattr(model, "features") or not isinstance(head, nn.Linear):
-            raise ConfigError("method=fedpcl compares the features that a model's last layer reads, by class: it needs a task with "
-                              f"classes, and a model with features(x) and a linear layer `head`; this is {type(model).__name__} with "
-                              f"{classes} classes")
+        classes = self.site.task.classes
+        head = feature_head(self.site.model, classes, "method=fedpcl compares the features that a model's last layer reads, by class")
         mean, has = head.weight.new_zeros(classes, head.in_features).detach(), torch.zeros(classes, dtype=torch.bool)
         return {SLOT: {"mean": mean, "has": has.to(self.site.device)}}
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from methods.plugs import noisy
 from methods.test_by_hand import DATA, EPOCHS, LR, SIZES, Case, Weights, case, each, gradient, local_sgd, mean, same, task
-from torch import nn
 
 from fedhet import wire
 from fedhet.errors import ConfigError
@@ -45,16 +44,6 @@ def test_by_hand(case: Callable[..., Case], lam: float, epochs: int) -> None:
         same(found, mean([local_sgd(x, k) for k in cohort], [SIZES[k] for k in cohort]))
         for k in range(len(SIZES)):
             same(kept(running.run, k) or first, v[k])
-
-
-def noisy(norm: bool = True) -> Task:
-    """Batch norm and dropout, which draws from the message's random stream."""
-    def model() -> nn.Module:
-        made = toy_task(norm=norm).model()
-        made.body.append(nn.Dropout(0.3))  # type: ignore[union-attr, operator]
-        return made
-
-    return replace(toy_task(), model=model)
 
 
 @pytest.mark.parametrize("buffers", ["average", "local", "frozen"])

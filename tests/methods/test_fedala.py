@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from methods.plugs import noisy
 from methods.test_by_hand import DATA, LR, SIZES, Case, Weights, case, gradient, latents, local_sgd, mean, same, task
-from torch import nn
 
 from fedhet import wire
 from fedhet.errors import ConfigError, RunFailed
@@ -114,16 +114,6 @@ def test_views(federation: Federation, p: int) -> None:
             assert [metrics["test.global.loss"], metrics["test.personal.loss"]] == pytest.approx(expected, rel=1e-9)
             differs += expected[0] != expected[1]
     assert 3 < differs < 15  # who has never taken part has nothing to mix
-
-
-def noisy() -> Task:
-    """Batch norm, whose statistics the learning of A_k must not move, and dropout, which draws from the message's stream."""
-    def model() -> nn.Module:
-        made = toy_task(norm=True).model()
-        made.body.append(nn.Dropout(0.3))  # type: ignore[union-attr, operator]
-        return made
-
-    return replace(toy_task(), model=model)
 
 
 @pytest.mark.parametrize("buffers", ["average", "local", "frozen"])
