@@ -123,13 +123,12 @@ def _evaluate(strategy: FedStrategy, courier: Courier, recorder: Recorder, clien
 
 def _means(replies: list[Update], scored: str, name: str) -> dict[str, float]:
     """Accuracy and loss over the clients that have this part of the data: the plain mean, and the one weighted by their samples."""
-    found = [{metric: r.metrics.get(f"{scored}.{metric}") for metric in ("accuracy", "loss", "n")} for r in replies]
-    means: dict[str, float] = {}
+    told, means = [r.metrics for r in replies if r.metrics.get(f"{scored}.n")], dict[str, float]()
     for metric, short in (("accuracy", "acc"), ("loss", "loss")):
-        pairs = [(own[metric], own["n"]) for own in found if own[metric] is not None and own["n"]]
+        pairs = [(found[f"{scored}.{metric}"], found[f"{scored}.n"]) for found in told if f"{scored}.{metric}" in found]
         if pairs:
-            means[f"{short}_{name}_mean"] = sum(value for value, _ in pairs) / len(pairs)  # type: ignore[misc]
-            means[f"{short}_{name}_weighted"] = sum(value * n for value, n in pairs) / sum(n for _, n in pairs)  # type: ignore[operator, misc]
+            means[f"{short}_{name}_mean"] = sum(value for value, _ in pairs) / len(pairs)
+            means[f"{short}_{name}_weighted"] = sum(value * n for value, n in pairs) / sum(n for _, n in pairs)
     return means
 
 
