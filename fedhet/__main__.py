@@ -1,8 +1,6 @@
 """`python -m fedhet`."""
 
-import sys
-
-from fedhet.cli import main
+from fedhet.cli import leave, main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

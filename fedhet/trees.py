@@ -48,7 +48,7 @@ class Sum:
         if isinstance(tree, Difference) and (not self._total or tree.old is self._old):
             self._old, self._moved, tree = tree.old, self._moved + weight, tree.new
         if not self._total:
-            self._total = {name: tree[name].double() * weight for name in tree}
+            self._total = {name: tree[name].to(torch.float64, copy=True).mul_(weight) for name in tree}
         else:
             for name, total in self._total.items():
                 total.add_(tree[name], alpha=weight)
@@ -61,11 +61,11 @@ class Sum:
             return self._total
         return {name: total.sub(self._old[name], alpha=self._moved) for name, total in self._total.items()}
 
-    def mean(self) -> Tree:
-        """sum_k w_k t_k / sum_k w_k."""
+    def mean(self, *, reuse: bool = False) -> Tree:
+        """sum_k w_k t_k / sum_k w_k; `reuse` makes it in the sum's own memory, and the sum is used up."""
         if not self.weight > 0:
             raise ValueError(f"a weighted mean needs a positive total weight, got {self.weight}")
-        means = {name: total / self.weight for name, total in self._total.items()}
+        means = {name: total.div_(self.weight) if reuse else total / self.weight for name, total in self._total.items()}
         return {name: t.sub_(self._old[name], alpha=self._moved / self.weight) for name, t in means.items()} if self._moved else means
 
 
@@ -74,7 +74,7 @@ def mean(pairs: Iterable[tuple[AnyTree, float]]) -> Tree:
     total = Sum()
     for tree, weight in pairs:
         total.add(tree, weight)
-    return total.mean()
+    return total.mean(reuse=True)
 
 
 def add(a: AnyTree, b: AnyTree, scale: float = 1.0) -> Tree:

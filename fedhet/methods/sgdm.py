@@ -78,5 +78,5 @@ class SGDM(FedStrategy):
             if self.momentum_state == "averaged":
                 d.add(update.tree(MOMENTUM, self._like), update.weight)
         if d.tree:
-            self._d = d.mean()
-        return trees.add(change.mean(), old)
+            self._d = d.mean(reuse=True)
+        return trees.add(change.mean(reuse=True), old)

@@ -170,6 +170,14 @@ def test_gradients_that_share_memory_are_told_apart() -> None:
         torch.testing.assert_close(got, torch.full((3,), float(expected)))
 
 
+def test_parameters_without_a_part_in_the_loss_get_zeros_and_a_loss_without_parameters_is_refused() -> None:
+    a, b = torch.ones(3, requires_grad=True), torch.ones(2, requires_grad=True)
+    used, unused = derivative(a * 4, None, [a, b])
+    assert torch.equal(used, torch.full((3,), 4 / 3)) and torch.equal(unused, torch.zeros(2))
+    with pytest.raises(RuntimeError, match="does not require grad"):
+        derivative(torch.ones(4), None, [a])
+
+
 def test_what_torch_cannot_vectorise_is_told_at_the_start(launch: Launch) -> None:
     def criterion(output: Tensor, y: Tensor) -> Tensor:
         losses = nn.functional.cross_entropy(output, y, reduction="none")
