@@ -126,8 +126,11 @@ class FedDiskPlugin(Plugin):
         self._train_rounds += msg.trains
 
     def check(self, update: Update) -> None:
-        if self.server.now.entry.header == "feddisk.density" and (VAL in update.extras or update.num_examples >= self.min_samples):
+        phase = self.server.now.entry.header
+        if phase == "feddisk.density" and (VAL in update.extras or update.num_examples >= self.min_samples):
             update.scalar(VAL)
+        if phase == "feddisk.weigh" and ESS not in update.metrics:
+            raise ValueError(f"it does not tell the metric {ESS!r}")
 
     def _average(self, updates: Iterator[Update], old: Tree | None) -> Tree:
         """Equation 12, by n_k whatever the host's own weights are; and how good the MADE is that the round began with."""
@@ -143,7 +146,7 @@ class FedDiskPlugin(Plugin):
             self._report = {"val_loss": loss / samples}
             self._stop = self._early(loss / samples)
             self._best = self._best if self._early.stale else old
-        return trees.add(total.mean(), old)
+        return trees.add(total.mean(reuse=True), old)
 
     def _restore(self) -> None:
         """The best MADE, unless the loss fell until the last permitted round: then the newest, which nobody has validated."""

@@ -210,11 +210,11 @@ def test_natural_draws_so_many_owners() -> None:
 def test_natural_refusals_have_the_numbers() -> None:
     with pytest.raises(ConfigError, match=r"partition=natural: .*femnist.*shakespeare.*chest_xray"):
         natural().assign(np.zeros(50), 0)
-    with pytest.raises(ConfigError, match=r"partition\.clients=5: 4 of 4 owners have min_size=0 samples"):
+    with pytest.raises(ConfigError, match=r"partition\.clients=5 with partition\.min_size=0: 4 of 4 owners"):
         natural(clients=5).assign(np.zeros(50), 0, OWNERS, NAMES)
-    with pytest.raises(ConfigError, match=r"partition\.clients=3: 2 of 4 owners have min_size=14 samples"):
+    with pytest.raises(ConfigError, match=r"partition\.clients=3 with partition\.min_size=14: 2 of 4 owners"):
         natural(clients=3, min_size=14).assign(np.zeros(50), 0, OWNERS, NAMES)
-    with pytest.raises(ConfigError, match=r"partition\.clients=None: 0 of 4 owners have min_size=31 samples"):
+    with pytest.raises(ConfigError, match=r"^partition\.min_size=31: 0 of 4 owners"):
         natural(min_size=31).assign(np.zeros(50), 0, OWNERS, NAMES)
 
 

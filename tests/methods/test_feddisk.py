@@ -225,3 +225,12 @@ def test_a_client_that_should_validate_must_say_the_loss(federation: Make) -> No
 
     with pytest.raises(RunFailed, match=r"client 2 .*feddisk\.density.*'feddisk\.val' is missing"):
         federation(toy_task(), FedAvg, plugins=plugins()).step(alter=silent)
+
+
+def test_a_client_that_weighs_must_say_its_effective_size(federation: Make) -> None:
+    def silent(plan: list[Any], replies: list[Any]) -> list[Any]:
+        replies[1].metrics.clear()
+        return replies
+
+    with pytest.raises(RunFailed, match=r"client \d .*feddisk\.weigh.*does not tell the metric 'feddisk\.ess'"):
+        federation(toy_task(), FedAvg, plugins=plugins(ratio="raw")).step(alter=silent)
