@@ -11,8 +11,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -103,11 +102,9 @@ class Task:
             name = f"job {hydra.job.num}: {name}"
             print(name, flush=True)
         try:
-            from fedhet import config
-
-            with _without_collection():
-                from fedhet import display
-                from fedhet.build import run_job
+            _import()
+            from fedhet import config, display
+            from fedhet.build import run_job
 
             display.log_to_stderr("fedhet.data")  # which files were found, what was left out
             run = run_job(config.of_job(cfg))
@@ -128,12 +125,13 @@ class Task:
                 print(f"run folder: {folder.resolve()}", flush=True)
 
 
-@contextmanager
-def _without_collection() -> Iterator[None]:
-    """For heavy imports, whose objects stay: Python would look for garbage among them again and again, a fifth of torch's import."""
+def _import() -> None:
+    """Import what a run needs, once. All of it stays, and to look for garbage in it takes a fifth of torch's import."""
+    if "fedhet.build" in sys.modules:  # what an earlier job of a sweep has left can be garbage
+        return
     gc.disable()
     try:
-        yield
+        import fedhet.build  # noqa: F401
     finally:
         gc.freeze()
         gc.enable()
