@@ -102,7 +102,7 @@ class Task:
             name = f"job {hydra.job.num}: {name}"
             print(name, flush=True)
         try:
-            _import()
+            _prepare()
             from fedhet import config, display
             from fedhet.build import run_job
 
@@ -125,9 +125,13 @@ class Task:
                 print(f"run folder: {folder.resolve()}", flush=True)
 
 
-def _import() -> None:
-    """Import what a run needs, once. All of it stays, and to look for garbage in it takes a fifth of torch's import."""
-    if "fedhet.build" in sys.modules:  # what an earlier job of a sweep has left can be garbage
+def _prepare() -> None:
+    """Import what a job needs. All of it stays, and to look for garbage in it takes a fifth of torch's import: it is frozen.
+
+    Later in a sweep drop what the job before has left: models and data in reference cycles, which Python is in no hurry to find.
+    """
+    if "fedhet.build" in sys.modules:
+        gc.collect()
         return
     gc.disable()
     try:

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
 import sys
 import types
+import weakref
 from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
@@ -92,6 +94,25 @@ def test_a_job_has_the_configuration_that_its_overrides_compose(monkeypatch: pyt
     }  # fmt: skip
     assert len({job.run_dir for job in done}) == 4
     assert all(Path(job.run_dir).parents[2].name == "multirun" for job in done)
+
+
+def test_a_job_of_a_sweep_begins_without_what_the_last_one_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    left: list[weakref.ref[Any]] = []
+
+    def job(settings: Config) -> None:
+        assert all(ref() is None for ref in left)
+        model = Path()
+        cycle: list[Any] = [model]
+        cycle.append(cycle)
+        left.append(weakref.ref(model))
+
+    runs(monkeypatch, [], job)
+    gc.disable()  # it must not depend on when Python looks for itself
+    try:
+        assert cli.main(["-m", "seed=1,2,3"]) == 0
+    finally:
+        gc.enable()
+    assert len(left) == 3
 
 
 def test_a_named_run_folder(jobs: list[Config], tmp_path: Path) -> None:
