@@ -101,9 +101,8 @@ def test_a_job_of_a_sweep_begins_without_what_the_last_one_has_left(monkeypatch:
 
     def job(settings: Config) -> None:
         assert all(ref() is None for ref in left)
-        model = Path()
-        cycle: list[Any] = [model]
-        cycle.append(cycle)
+        model = types.ModuleType("model")  # can be referenced weakly
+        model.itself = model  # type: ignore[attr-defined]
         left.append(weakref.ref(model))
 
     runs(monkeypatch, [], job)
