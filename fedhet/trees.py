@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 Tree = dict[str, Tensor]
 AnyTree = Mapping[str, Tensor]
+
+BLOCK = 2**19  # entries that a sum takes at a time: torch makes float64 copies of them first, which so stay in the cache
 
 
 class Difference(Mapping[str, Tensor]):
@@ -48,10 +50,12 @@ class Sum:
         if isinstance(tree, Difference) and (not self._total or tree.old is self._old):
             self._old, self._moved, tree = tree.old, self._moved + weight, tree.new
         if not self._total:
-            self._total = {name: tree[name].to(torch.float64, copy=True).mul_(weight) for name in tree}
+            self._total = {name: tree[name].to(torch.float64, copy=True, memory_format=torch.contiguous_format) for name in tree}
+            torch._foreach_mul_(list(self._total.values()), weight)
         else:
             for name, total in self._total.items():
-                total.add_(tree[name], alpha=weight)
+                for part, x in zip(_blocks(total), _blocks(tree[name]), strict=True):
+                    part.add_(x, alpha=weight)
         self.weight += weight
 
     @property
@@ -67,6 +71,10 @@ class Sum:
             raise ValueError(f"a weighted mean needs a positive total weight, got {self.weight}")
         means = {name: total.div_(self.weight) if reuse else total / self.weight for name, total in self._total.items()}
         return {name: t.sub_(self._old[name], alpha=self._moved / self.weight) for name, t in means.items()} if self._moved else means
+
+
+def _blocks(t: Tensor) -> Sequence[Tensor]:
+    return (t,) if t.numel() <= BLOCK else t.flatten().split(BLOCK)
 
 
 def mean(pairs: Iterable[tuple[AnyTree, float]]) -> Tree:

@@ -68,6 +68,17 @@ def test_differences_are_summed_as_they_are_also_beside_other_trees() -> None:
     np.testing.assert_allclose(total.tree["x"], np.tensordot([*weights, 1.5, 0.5], expected, 1), rtol=1e-12)
 
 
+def test_sums_do_not_depend_on_their_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a client's tensor lies otherwise in memory, as with channels_last."""
+    g = torch.Generator().manual_seed(3)
+    images = torch.randn(5, 2, 3, 4, 4, generator=g)
+    pairs = [({"x": x, "y": x[0].contiguous()}, w) for x, w in zip(images, (1.0, 0.3, 2.0, 0.7, 5.0), strict=True)]
+    whole = trees.mean(pairs)
+    monkeypatch.setattr(trees, "BLOCK", 7)
+    blocks = trees.mean(({**tree, "x": tree["x"].to(memory_format=torch.channels_last)}, w) for tree, w in pairs)
+    assert all(torch.equal(blocks[name], whole[name]) for name in whole)
+
+
 def test_a_mean_needs_a_positive_total() -> None:
     with pytest.raises(ValueError, match="positive total weight"):
         trees.mean((F32, w) for w in (0.0, 0.0))
