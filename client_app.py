@@ -1,10 +1,13 @@
 """Flower's ClientApp of a run: the same overrides string -> the client that serves one message (fedhet/build.py)."""
 
-from flwr.client import Client, ClientApp
-from flwr.common import Context
+from fedhet import lasting
 
-from fedhet.build import client_for
-from fedhet.state import DiskStore, state_folder
+with lasting.imports():
+    from flwr.client import Client, ClientApp
+    from flwr.common import Context
+
+    from fedhet.build import client_for
+    from fedhet.state import DiskStore, state_folder
 
 
 def client_fn(context: Context) -> Client:

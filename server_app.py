@@ -1,9 +1,12 @@
 """Flower's ServerApp of a run: the overrides string of the run config -> Hydra -> strategy and server (fedhet/build.py)."""
 
-from flwr.common import Context
-from flwr.server import ServerApp, ServerAppComponents
+from fedhet import lasting
 
-from fedhet.build import server_for
+with lasting.imports():
+    from flwr.common import Context
+    from flwr.server import ServerApp, ServerAppComponents
+
+    from fedhet.build import server_for
 
 
 def server_fn(context: Context) -> ServerAppComponents:

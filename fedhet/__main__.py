@@ -1,6 +1,8 @@
 """`python -m fedhet`."""
 
-from fedhet.cli import leave, main
+import sys
+
+from fedhet.cli import main
 
 if __name__ == "__main__":
-    leave(main())
+    sys.exit(main())

@@ -16,7 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from fedhet import manual
+from fedhet import lasting, manual
 from fedhet.errors import ConfigError, DataError, RunFailed
 
 if TYPE_CHECKING:
@@ -35,12 +35,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return tell(error)
 
 
-def leave(code: int) -> NoReturn:
-    """End the process. Python would first look for garbage among all that torch has made, most of a second."""
-    gc.freeze()
-    sys.exit(code)
-
-
 def _main(argv: Sequence[str]) -> int:
     args = _parser().parse_intermixed_args(argv)
     if args.help:
@@ -48,7 +42,8 @@ def _main(argv: Sequence[str]) -> int:
     elif args.version:
         print(_version())
     elif args.list:
-        from fedhet.build import compositions
+        with lasting.imports():
+            from fedhet.build import compositions
 
         print(manual.list_text(compositions()))
     else:
@@ -126,19 +121,15 @@ class Task:
 
 
 def _prepare() -> None:
-    """Import what a job needs. All of it stays, and to look for garbage in it takes a fifth of torch's import: it is frozen.
+    """Import what a job needs; later in a sweep drop what the job before has left.
 
-    Later in a sweep drop what the job before has left: models and data in reference cycles, which Python is in no hurry to find.
+    Its models and data are in reference cycles, which Python is in no hurry to find.
     """
     if "fedhet.build" in sys.modules:
         gc.collect()
         return
-    gc.disable()
-    try:
+    with lasting.imports():
         import fedhet.build  # noqa: F401
-    finally:
-        gc.freeze()
-        gc.enable()
 
 
 class _Parser(argparse.ArgumentParser):

@@ -6,8 +6,11 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from fedhet import cli, display
-from fedhet.data import download, export, keep, overview
+from fedhet import cli, lasting
+
+with lasting.imports():
+    from fedhet import display
+    from fedhet.data import download, export, keep, overview
 
 COMMANDS = {"download": download, "describe": overview, "partition": keep, "export": export}
 
@@ -31,4 +34,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    cli.leave(main())
+    sys.exit(main())
