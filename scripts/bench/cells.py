@@ -108,9 +108,9 @@ def job(reps: int) -> Found:
 
 
 def methods(reps: int) -> Found:
-    """Training rounds of each method by those of its host, FedAvg, on W1's model and its first ten clients, who take part in every
-    round and so remember something; the best of five rounds, without the first of all (FedALA's mixing settles in the second).
-    """
+    """Training rounds of each method by those of its host, FedAvg, on W1's model and its first ten clients, with five timed rounds."""
+    # All ten take part in every round: what they remember is there in every timed one. FedALA's first learning, until it settles, is
+    # in the first of these, so its best round is one of the usual ones.
     def command(method: str, workload: str = "W1") -> list[str]:
         return ["fedhet_system.py", workload, "--pixels", "--same", "rounds=6", f"method={method}", *SHORT.get(method, [])]
 
