@@ -27,9 +27,9 @@ def contrast(scores_BC: Tensor, y_B: Tensor, known_C: Tensor, denominator: str) 
 
     0 where nothing is to be told apart: the class y is not known, or no other one is.
     """
-    label = torch.zeros_like(scores_BC, dtype=torch.bool).scatter(-1, y_B.expand(scores_BC.shape[:-1])[..., None], True)
-    left_out = ~known_C | label if denominator == "others" else ~known_C
-    losses = scores_BC.masked_fill(left_out, -torch.inf).logsumexp(-1) - (scores_BC * label).sum(-1)
+    label = y_B.expand(scores_BC.shape[:-1])[..., None]
+    left_out = (~known_C).expand(scores_BC.shape).scatter(-1, label, True) if denominator == "others" else ~known_C
+    losses = scores_BC.masked_fill(left_out, -torch.inf).logsumexp(-1) - scores_BC.gather(-1, label).squeeze(-1)
     return losses.where(known_C[y_B] & (known_C.sum() > 1), 0)
 
 

@@ -1,13 +1,14 @@
 """fedhet on a workload, by its public interface. Prints JSON.
 
-    python scripts/bench/fedhet_system.py W1 [--pixels] [overrides ...]
+    python scripts/bench/fedhet_system.py W1 [--pixels] [--same] [overrides ...]
     python scripts/bench/fedhet_system.py W1 --job [overrides ...]
 
 The cohorts are fedhet's own (a function of the seed); all clients have 600 samples, so that each round is the same work.
 In process the task is given as objects. For other engines it is configured (its data by pieces.py, its model fedhet's own
 of the same layers, its partition of the same sizes), and the last round evaluates ten samples.
 
---pixels brings the samples into [0, 1], as methods that model pixels want them. --job runs `python -m fedhet` on the
+--pixels brings the samples into [0, 1], as methods that model pixels want them. --same leaves the first ten clients, who then
+take part in every round: what a method's clients remember is there from the second on. --job runs `python -m fedhet` on the
 configured task and takes the seconds from the command to its end.
 """
 
@@ -82,6 +83,7 @@ def main() -> None:
     parser.add_argument("workload", choices=WORKLOADS)
     parser.add_argument("overrides", nargs="*")
     parser.add_argument("--pixels", action="store_true")
+    parser.add_argument("--same", action="store_true")
     parser.add_argument("--job", action="store_true")
     args = parser.parse_intermixed_args()
     prepare()
@@ -93,7 +95,7 @@ def main() -> None:
         if "engine=ray" in args.overrides:
             found = rows(workload, configured(args.workload) + args.overrides, None)
         else:
-            samples = data(workload)
+            samples = data(workload)[: COHORT if args.same else CLIENTS]
             found = rows(workload, args.overrides, pixels(samples) if args.pixels else samples)
     except ConfigError as error:
         if not str(error).startswith("unknown setting"):  # of a fedhet that does not have it yet

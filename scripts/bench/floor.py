@@ -16,14 +16,19 @@ from typing import Any
 
 import torch
 import torch.multiprocessing as multiprocessing
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 from workloads import LR, WORKLOADS, Data, Workload, cohort, data
 
 Extra = Callable[[list[Tensor], list[Tensor]], object]
+Loss = Callable[[Any, Tensor, Tensor], Tensor]  # of model, inputs, targets
 
 
-def trainer(workload: Workload, samples: Data, extra: Extra | None = None) -> Any:
+def plain(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return functional.cross_entropy(model(x), y)
+
+
+def trainer(workload: Workload, samples: Data, extra: Extra | None = None, loss: Loss = plain) -> Any:
     """A function that adds the models that some clients make of `x` to `total`; `extra` gets parameters and gradients in each step."""
     model = workload.model()
     params: list[Tensor] = list(model.parameters())
@@ -36,8 +41,8 @@ def trainer(workload: Workload, samples: Data, extra: Extra | None = None) -> An
             order = torch.randperm(len(targets))
             inputs, targets = inputs[order], targets[order]
             for at in range(0, len(targets), workload.batch):
-                loss = functional.cross_entropy(model(inputs[at : at + workload.batch]), targets[at : at + workload.batch])
-                grads = torch.autograd.grad(loss, params)
+                found = loss(model, inputs[at : at + workload.batch], targets[at : at + workload.batch])
+                grads = torch.autograd.grad(found, params)
                 with torch.no_grad():
                     if extra:
                         extra(params, list(grads))

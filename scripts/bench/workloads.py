@@ -6,6 +6,8 @@ Nothing is evaluated in a timed round.
 
     W1   2NN 784-200-200-10, batch 10: 600 steps of little arithmetic, so it shows what the framework costs
     W2   the CNN of McMahan et al. (1,663,370 parameters), batch 50: 120 steps that are nearly all arithmetic
+
+"W1-norm" is W1 with batch norm before each ReLU, for FedBN.
 """
 
 from __future__ import annotations
@@ -23,9 +25,9 @@ Data = list[tuple[Tensor, Tensor]]
 
 
 class TwoNN(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, *norms: nn.Module) -> None:
         super().__init__()
-        self.body = nn.Sequential(nn.Linear(784, 200), nn.ReLU(), nn.Linear(200, 200), nn.ReLU())
+        self.body = nn.Sequential(nn.Linear(784, 200), *norms[:1], nn.ReLU(), nn.Linear(200, 200), *norms[1:], nn.ReLU())
         self.head = nn.Linear(200, CLASSES)
 
     def features(self, x: Tensor) -> Tensor:
@@ -60,7 +62,8 @@ class Workload:
     rounds: int
 
 
-WORKLOADS = {"W1": Workload(TwoNN, (784,), 10, 10), "W2": Workload(CNN, (1, 28, 28), 50, 3)}
+WORKLOADS = {"W1": Workload(TwoNN, (784,), 10, 10), "W2": Workload(CNN, (1, 28, 28), 50, 3),
+             "W1-norm": Workload(lambda: TwoNN(nn.BatchNorm1d(200), nn.BatchNorm1d(200)), (784,), 10, 10)}
 
 
 def synthetic() -> tuple[Tensor, Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -116,6 +117,13 @@ def python(code: str, cwd: Path) -> str:
                            env={"PATH": "", "PYTHONPATH": str(PACKAGE.parent), "OMP_NUM_THREADS": "1"})
     assert found.returncode == 0, found.stderr
     return found.stdout.splitlines()[-1]
+
+
+def test_every_method_is_benchmarked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """scripts/bench says what each method's own arithmetic is."""
+    monkeypatch.syspath_prepend(PACKAGE.parent / "scripts" / "bench")
+    words = importlib.import_module("cells").WORDS
+    assert {"fedavg", *words} == set(catalogue.choices("method"))
 
 
 def test_importing_the_package_loads_nothing(tmp_path: Path) -> None:
