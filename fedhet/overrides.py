@@ -25,9 +25,9 @@ def parse(lines: Sequence[str]) -> list[Override]:
     """
     if isinstance(lines, str):
         raise ConfigError(f"the overrides are a list of texts, not one text: write [{lines!r}]")
-    parsed = [_read(line) for line in lines]
+    parsed, groups = [_read(line) for line in lines], catalogue.groups()
     for override in parsed:
-        if override.key_or_group in catalogue.groups():
+        if override.key_or_group in groups:
             for line in spread(override):
                 _check_choice(_read(line))
     return parsed

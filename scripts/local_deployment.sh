@@ -132,8 +132,11 @@ root-certificates = "$work/ca.crt"
 TOML
 launch flower-superlink --host 127.0.0.1 --port "${ports[nodes]}" --enable-supernode-auth --disable-runtime-dependency-installation \
   --ssl-ca-certfile "$work/ca.crt" --ssl-certfile "$work/server.pem" --ssl-keyfile "$work/server.key" >"$work/superlink.log" 2>&1
-listening() { (: <"/dev/tcp/127.0.0.1/${ports[nodes]}") 2>/dev/null; }
-await "the SuperLink" listening
+listening() { # listening <port ...>
+  local port
+  for port; do (: <"/dev/tcp/127.0.0.1/$port") 2>/dev/null || return; done
+}
+await "the SuperLink" listening "${ports[nodes]}"
 pids+=" $(pgrep -P "$!")" # its superexec, and with it the server app, has a process group of its own
 
 # ---- the nodes, each with a home and a state folder of its own, as on a machine of its own
@@ -148,6 +151,7 @@ online() {
   flwr supernode ls deployment --format json 2>&1 | python -c \
     "import json, sys; sys.exit(sum(node['status'] == 'online' for node in json.load(sys.stdin)['nodes']) < $nodes)"
 }
+await "$nodes SuperNodes to start" listening "${ports[@]::nodes}" # cheaper to ask than Flower, whose command takes seconds of work
 await "$nodes SuperNodes" online
 
 # ---- the run. flwr run ends with 0 whatever became of it, so Flower is asked; the log can end a moment before the run

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import signal
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from composing import composed
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported, here and in the processes that tests start
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in a shell's background job; tests interrupt the processes that they start
@@ -22,18 +25,19 @@ def _one_thread() -> None:
     from fedhet.site import pin_threads
 
     pin_threads(1)
+    gc.freeze()  # what is imported by now stays: no collection need look at it
 
 
 @pytest.fixture
 def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """`fedhet.run` in a folder below tmp_path, without its figures."""
-    import fedhet
+    from fedhet.build import run_job
 
     monkeypatch.setattr("fedhet.plots.draw", lambda *args: [])
     numbers = itertools.count()
 
     def run(*overrides: str, task: Any = None) -> Any:
-        return fedhet.run([*overrides, f"hydra.run.dir={tmp_path / f'run-{next(numbers)}'}"], task=task)
+        return run_job(replace(composed(*overrides), run_dir=str(tmp_path / f"run-{next(numbers)}"), run_dir_given=True), task)
 
     return run
 

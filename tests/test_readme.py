@@ -43,6 +43,7 @@ def test_the_printed_programs_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         run = names["run"]
         assert isinstance(run, fedhet.Run)
         assert run.summary["status"] == "ok"
+    assert {path.stem for path in tmp_path.rglob("figures/*.png")} == {"accuracy", "labels"}
 
 
 @pytest.mark.parametrize("block", blocks("bash"))

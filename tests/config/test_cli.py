@@ -84,15 +84,14 @@ def test_a_job_has_the_configuration_that_its_overrides_compose(monkeypatch: pyt
     done: list[Config] = []
     composed: list[Config] = []
     runs(monkeypatch, done, lambda settings: composed.append(config.compose(settings.overrides)))
-    assert cli.main(["-m", "method=fednorm,fedadam", "plugin=[fedprox]", "seed=range(1,3)"]) == 0
-    assert len(done) == 4
+    assert cli.main(["-m", "method=fednorm,fedadam", "plugin=[fedprox]", "seed=3"]) == 0
+    assert len(done) == 2
     for job, again in zip(done, composed, strict=True):
         assert (job.cfg, job.choices, job.plugins, job.overrides) == (again.cfg, again.choices, again.plugins, again.overrides)
     assert {(job.choices["method"], job.cfg.seed, job.plugins) for job in done} == {
-        ("fednorm", 1, ("fednorm", "fedprox")), ("fednorm", 2, ("fednorm", "fedprox")),
-        ("fedadam", 1, ("fedprox",)), ("fedadam", 2, ("fedprox",)),
+        ("fednorm", 3, ("fednorm", "fedprox")), ("fedadam", 3, ("fedprox",)),
     }  # fmt: skip
-    assert len({job.run_dir for job in done}) == 4
+    assert len({job.run_dir for job in done}) == 2
     assert all(Path(job.run_dir).parents[2].name == "multirun" for job in done)
 
 

@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import multiprocessing
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from composing import composed
 from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
@@ -23,7 +25,7 @@ SERVER_OPTS = [name for name in catalogue.choices("server_opt") if name != "none
 
 
 def settings(*overrides: str) -> dict[str, Any]:
-    found: Any = OmegaConf.to_container(compose(overrides).cfg)
+    found: Any = OmegaConf.to_container(cached(overrides).cfg)
     return found
 
 
@@ -209,6 +211,18 @@ def test_composing_is_safe_in_threads_and_keeps_a_running_hydra() -> None:
         assert GlobalHydra.instance().hydra is running
     assert [(each.choices["method"], each.cfg.seed) for each in found] == [(name, seed) for seed, name in enumerate(methods)]
     assert all(each.cfg.method == compose([f"method={name}"]).cfg.method for each, name in zip(found[:4], methods[:4], strict=True))
+
+
+@pytest.mark.parametrize("overrides", [
+    (),
+    ("method=scaffold", "plugin=[fednorm]", "client.lr=.5", "plugin.fednorm.temperature=.3", "rounds=3"),
+    ("method=fedadam", "plugin=[fedprox,fednorm]", "server_opt.tau=1e-2", "eval.clients=false", "engine.vectorize=auto"),
+    ("plugin.fedprox.mu=1", "plugin=[fedprox,fednorm]", "method=fednorm", "partition.split=[.5,.25,.25]", "seed=1", "seed=2"),
+    ("method=fedlex", "model=cnn", "experiment=smoke", "client=adam", "partition=iid", "partition.clients=7", "data_dir='a b'"),
+])
+def test_the_shortcut_of_other_tests_finds_what_hydra_composes(overrides: tuple[str, ...]) -> None:
+    assert composed(*overrides) == replace(compose(overrides), run_dir="")
+    assert composed(*overrides).plugins == compose(overrides).plugins
 
 
 def test_overrides_are_a_list() -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from composing import composed
 from omegaconf import OmegaConf
 
 from fedhet import catalogue, config, trees, wire
@@ -45,7 +46,9 @@ def listed() -> tuple[list[tuple[str, str, str | None]], str]:
     handler, log = logging.StreamHandler(heard), logging.getLogger("fedhet")
     log.addHandler(handler)
     try:
-        return compositions(), heard.getvalue()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(config, "compose", lambda lines: composed(*lines))
+            return compositions(), heard.getvalue()
     finally:
         log.removeHandler(handler)
 
@@ -55,9 +58,9 @@ def refusals() -> dict[tuple[str, str], str]:
     return {(method, plugin): reason for method, plugin, reason in listed()[0] if reason is not None}
 
 
-def composed(method: str, plugin: str | None) -> Config:
+def shortened(method: str, plugin: str | None) -> Config:
     short = {line for name in (method, plugin) for line in SHORT.get(str(name), [])}
-    return config.compose([f"method={method}", f"plugin=[{plugin or ''}]", *SETTINGS, *sorted(short)])
+    return composed(f"method={method}", f"plugin=[{plugin or ''}]", *SETTINGS, *sorted(short))
 
 
 def run(settings: Config, folder: Path, task: Task) -> Any:
@@ -110,7 +113,7 @@ def pairs() -> Iterator[Any]:
 def test_runs(method: str, plugin: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two rounds on toy data: finite, repeatable, and the same bytes when nothing but messages and states passes between rounds."""
     monkeypatch.setattr("fedhet.plots.draw", lambda *args: [])
-    settings, task = composed(method, plugin), toy_task()
+    settings, task = shortened(method, plugin), toy_task()
     if plugin and (method, plugin) in refusals():
         with pytest.raises(ConfigError, match="refuses"):
             run(settings, tmp_path / "refused", task)
@@ -156,7 +159,7 @@ def test_yaml_keys_are_the_constructors(group: str, name: str) -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_method_is_named_as_its_file_or_defined_by_a_server_optimiser(name: str) -> None:
-    settings = composed(name, None)
+    settings = shortened(name, None)
     cls = find_target(settings.cfg.method)
     assert cls.name == name or settings.choices["server_opt"] == name
     assert cls.client_cls is not None and all(Job(settings, toy_task()).plugins()[i].name == p for i, p in enumerate(settings.plugins))
@@ -165,7 +168,7 @@ def test_a_method_is_named_as_its_file_or_defined_by_a_server_optimiser(name: st
 @pytest.mark.parametrize("name", PLUGINS)
 def test_a_plugin_is_named_as_its_file_and_tells_its_settings(name: str) -> None:
     """The digest must see every option, else a server and a client that differ would not notice."""
-    settings = composed("fedavg", name)
+    settings = shortened("fedavg", name)
     plugin = Job(settings, toy_task()).plugins()[0]
     assert plugin.name == name
     assert set(plugin.settings) == {key for key in settings.cfg.plugin[name] if key != "_target_"}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import sys
 import tempfile
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 
 from fedhet import config, trees
@@ -157,11 +157,10 @@ class _Job(Job):
         return super().plugins() if isinstance(self.steps, int) else [*super().plugins(), LocalSteps(self.steps)]
 
 
-def _option(chosen: tuple[str, ...], key: str) -> str:
+def _option(cfg: DictConfig, key: str) -> str:
     """Where an option lives: in the method's own yaml, in that of a plug-in, or in that of the server optimiser."""
     if "." in key:
         return key
-    cfg = config.cached(chosen).cfg
     homes = {"method": cfg.method, **{f"plugin.{name}": options for name, options in cfg.plugin.items()}, "server_opt": cfg.server_opt}
     return next((f"{home}.{key}" for home, options in homes.items() if key in options), f"method.{key}")
 
@@ -169,13 +168,18 @@ def _option(chosen: tuple[str, ...], key: str) -> str:
 def _quadratic(params: Params) -> dict[str, float]:
     steps = params["steps"]
     chosen = f"method={params['method']}", f"plugin=[{','.join(params.get('plugins', []))}]"
-    options = [f"{_option(chosen, key)}={json.dumps(value)}" for key, value in params.get("method_args", {}).items()]
+    composed = config.cached(chosen)  # one for many cases: to compose takes longer than to train
+    cfg = composed.cfg.copy()
+    OmegaConf.set_readonly(cfg, False)
+    settings = {"rounds": params["rounds"], "fraction": params.get("fraction", 1.0), "seed": params.get("seed", 0), "device": "cpu",
+                "client.lr": params["lr"], "client.epochs": steps if isinstance(steps, int) else 1, "client.batch_size": 1,
+                "eval.every": params["rounds"], "eval.clients": False,
+                **{_option(cfg, key): value for key, value in params.get("method_args", {}).items()}}
+    for key, value in settings.items():
+        OmegaConf.update(cfg, key, value)
+    config.validate(cfg)
     with tempfile.TemporaryDirectory() as home, redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
-        settings = config.compose([
-            *chosen, *options, f"rounds={params['rounds']}", f"fraction={params.get('fraction', 1.0)}", f"seed={params.get('seed', 0)}",
-            f"client.lr={params['lr']}", f"client.epochs={steps if isinstance(steps, int) else 1}", "client.batch_size=1",
-            f"eval.every={params['rounds']}", "eval.clients=false", "device=cpu", f"hydra.run.dir='{home}/run'"])
-        job = _Job(settings, quadratic(params["a"], params["b"], params.get("w0", 0.0)))
+        job = _Job(replace(composed, cfg=cfg, run_dir=f"{home}/run"), quadratic(params["a"], params["b"], params.get("w0", 0.0)))
         job.steps = steps
         return {"w": float(Run.read(local.run(job)).weights["w"])}
 
