@@ -116,9 +116,9 @@ def methods(reps: int) -> Found:
 
     norm = {f"{method}, batch norm": command(method, "W1-norm") for method in ("fedavg", "fedbn")}
     plain = {method: command(method) for method in ("fedavg", *WORDS) if method != "fedbn"}
-    systems = alternate({**plain, **norm, "arithmetic": ["arithmetic.py"]}, reps)
-    arithmetic = systems["arithmetic"]
-    own = {method: arithmetic.value(method) or 0.0 for method in WORDS}
+    systems = alternate({"floor": ["floor.py", "W1"], **plain, **norm, "arithmetic": ["arithmetic.py"]}, reps)
+    arithmetic, floor = systems["arithmetic"], ratio(systems["floor"].best, systems["fedavg"].best) or 1.0
+    own = {method: floor * (arithmetic.value(method) or 0.0) for method in WORDS}  # told by the floor's round, held against the host's
     own["fedgmm"] = arithmetic.value("generated") or 0.0  # a step on a generated sample costs what one on a real sample costs
 
     def measured(method: str) -> float | None:
