@@ -50,8 +50,7 @@ class Sum:
         if isinstance(tree, Difference) and (not self._total or tree.old is self._old):
             self._old, self._moved, tree = tree.old, self._moved + weight, tree.new
         if not self._total:
-            self._total = {name: tree[name].to(torch.float64, copy=True, memory_format=torch.contiguous_format) for name in tree}
-            torch._foreach_mul_(list(self._total.values()), weight)
+            self._total = map(lambda t: t.to(torch.float64, copy=True, memory_format=torch.contiguous_format).mul_(weight), tree)
         else:
             for name, total in self._total.items():
                 for part, x in zip(_blocks(total), _blocks(tree[name]), strict=True):
@@ -66,7 +65,7 @@ class Sum:
         return {name: total.sub(self._old[name], alpha=self._moved) for name, total in self._total.items()}
 
     def mean(self, *, reuse: bool = False) -> Tree:
-        """sum_k w_k t_k / sum_k w_k; `reuse` makes it in the sum's own memory, and the sum is used up."""
+        """sum_k w_k t_k / sum_k w_k; `reuse` makes it in the sum's own memory: the sum is used up."""
         if not self.weight > 0:
             raise ValueError(f"a weighted mean needs a positive total weight, got {self.weight}")
         means = {name: total.div_(self.weight) if reuse else total / self.weight for name, total in self._total.items()}
@@ -74,6 +73,7 @@ class Sum:
 
 
 def _blocks(t: Tensor) -> Sequence[Tensor]:
+    """The entries in pieces of at most BLOCK, in the order of a contiguous tensor."""
     return (t,) if t.numel() <= BLOCK else t.flatten().split(BLOCK)
 
 

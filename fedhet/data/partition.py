@@ -194,7 +194,7 @@ class Natural(_Flower):
         wanted = able if self.clients is None else self.clients
         if not 1 <= wanted <= able:
             asked = "" if self.clients is None else f"partition.clients={self.clients} with "
-            raise ConfigError(f"{asked}partition.min_size={self.min_size}: {able} of {len(owner_names)} owners have so many samples")
+            raise ConfigError(f"{asked}partition.min_size={self.min_size}: {able} of {len(owner_names)} owners have as many samples")
         drawn = Drawn.assign(replace(self, clients=wanted), owners, seed)
         return replace(drawn, owners=tuple(owner_names[owners[indices[0]]] for indices in drawn.indices))
 

@@ -78,4 +78,4 @@ def combine(terms: Iterable[Term]) -> tuple[Tree, float]:
         raise ValueError(f"the clients that took a step have the total weight {weight}; it must be positive")
     gain = taus / weight
     factor = total.weight / weight * gain
-    return trees.map(lambda t: t * factor, total.mean(reuse=True)), gain * unit
+    return trees.map(lambda t: t.mul_(factor), total.mean(reuse=True)), gain * unit

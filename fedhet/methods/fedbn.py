@@ -116,6 +116,6 @@ class FedBN(FedStrategy):
                 yield update
 
         new = super().merge(heard(), old)
-        self._slots["model"] = {**self._slots["model"], **trees.cast(total.mean(), self._mean)}
+        self._slots["model"] = {**self._slots["model"], **trees.cast(total.mean(reuse=True), self._mean)}
         self.evaluating = {NORMS: self._mean}
         return new

@@ -131,7 +131,7 @@ class Scaffold(FedStrategy):
         for name in self._total:
             self._total[name] = control_sum(self._total[name], [scale], [new.tree[name]], [1.0], [gone.tree[name]])
         self._share |= {pid: scale * weight for pid, weight in weights.items()}
-        return trees.add(old, dy.mean(), self.lr_g)
+        return trees.add(old, dy.mean(reuse=True), self.lr_g)
 
     def _before(self, update: Update, change: AnyTree, plus: Tree) -> Tree:
         """c_i, which the client has just replaced by c_i+."""

@@ -9,11 +9,14 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import psutil
 import pytest
+from flwr.superlink.grid import InMemoryGrid
 
 import fedhet
+from fedhet.engines import ray
 
 HERE = Path(__file__).parent
 FEDAVG = ["method=fedavg", "rounds=3"]
@@ -151,6 +154,13 @@ def test_a_task_of_objects_runs_in_process_only() -> None:
 
     with pytest.raises(fedhet.ConfigError, match="engine=ray builds the task anew in other processes"):
         fedhet.run(["engine=ray"], task=toy_task())
+
+
+@pytest.mark.parametrize(("clients", "seconds"), [(10, 0.02), (100, 0.05), (1000, 0.1)])
+def test_ray_looks_for_replies_more_often_than_flower_unless_clients_are_many(clients: int, seconds: float) -> None:
+    grid = InMemoryGrid(state_factory=MagicMock())
+    ray.hurry(grid, clients)
+    assert grid.pull_interval == seconds
 
 
 def test_engines_refuse_what_cannot_start() -> None:

@@ -172,8 +172,14 @@ def test_gradients_that_share_memory_are_told_apart() -> None:
 
 def test_parameters_without_a_part_in_the_loss_get_zeros_and_a_loss_without_parameters_is_refused() -> None:
     a, b = torch.ones(3, requires_grad=True), torch.ones(2, requires_grad=True)
-    used, unused = derivative(a * 4, None, [a, b])
-    assert torch.equal(used, torch.full((3,), 4 / 3)) and torch.equal(unused, torch.zeros(2))
+    losses = a**2 * 2
+    for penalty in (None, torch.ones(())):  # also a constant one
+        used, unused = derivative(a * 4, penalty, [a, b])
+        assert torch.equal(used, torch.full((3,), 4 / 3)) and torch.equal(unused, torch.zeros(2))
+    used, unused = derivative(losses, None, [a, b])
+    assert not used.requires_grad and not unused.requires_grad
+    with pytest.raises(RuntimeError, match="second time"):  # the graph is freed
+        derivative(losses, None, [a, b])
     with pytest.raises(RuntimeError, match="does not require grad"):
         derivative(torch.ones(4), None, [a])
 

@@ -68,6 +68,19 @@ def test_differences_are_summed_as_they_are_also_beside_other_trees() -> None:
     np.testing.assert_allclose(total.tree["x"], np.tensordot([*weights, 1.5, 0.5], expected, 1), rtol=1e-12)
 
 
+def test_the_mean_of_nothing_but_empty_trees_is_empty() -> None:
+    assert trees.mean([({}, 1.0), ({}, 2.0)]) == {}
+
+
+def test_a_mean_can_take_the_memory_of_its_sum() -> None:
+    total = trees.Sum()
+    total.add(F32, 2.0)
+    kept, at = total.mean(), total.tree["a"].data_ptr()
+    reused = total.mean(reuse=True)
+    assert kept["a"].data_ptr() != at == reused["a"].data_ptr()
+    assert all(torch.equal(kept[name], reused[name]) for name in F32)
+
+
 def test_sums_do_not_depend_on_their_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where a client's tensor lies otherwise in memory, as with channels_last."""
     g = torch.Generator().manual_seed(3)

@@ -1,0 +1,29 @@
+"""Imports of a process that is ours."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+CODE = """
+import gc
+from fedhet import lasting
+
+class Told:
+    def __del__(self):
+        print("collected")
+
+try:
+    with lasting.imports():
+        assert not gc.isenabled()
+        raise ImportError
+except ImportError:
+    assert gc.isenabled() and gc.get_freeze_count() > 0
+told = Told()
+told.itself = told
+"""
+
+
+def test_nothing_is_collected_while_importing_nor_at_the_end() -> None:
+    found = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True)
+    assert found.stdout == found.stderr == ""
