@@ -21,6 +21,7 @@ except ImportError:
     assert gc.isenabled() and gc.get_freeze_count() > 0
 told = Told()
 told.itself = told
+del told
 """
 
 
