@@ -70,7 +70,9 @@ def synthetic() -> tuple[Tensor, Tensor]:
     """x (60000, 784) float32 and y (60000,), sorted by label."""
     rng = np.random.default_rng(0)
     y = np.sort(rng.permutation(np.arange(SAMPLES) % CLASSES))
-    x = 0.5 * rng.standard_normal((CLASSES, 784), dtype=np.float32)[y] + rng.standard_normal((SAMPLES, 784), dtype=np.float32)
+    proto, x = (rng.standard_normal((n, 784), dtype=np.float32) for n in (CLASSES, SAMPLES))
+    by_class = x.reshape(CLASSES, -1, 784)
+    by_class += 0.5 * proto[:, None]
     return torch.from_numpy(x), torch.from_numpy(y)
 
 
