@@ -156,7 +156,7 @@ def test_a_task_of_objects_runs_in_process_only() -> None:
         fedhet.run(["engine=ray"], task=toy_task())
 
 
-@pytest.mark.parametrize(("clients", "seconds"), [(10, 0.02), (100, 0.05), (1000, 0.1)])
+@pytest.mark.parametrize(("clients", "seconds"), [(10, 0.02), (250, 0.05), (1000, 0.1)])
 def test_ray_looks_for_replies_more_often_than_flower_unless_clients_are_many(clients: int, seconds: float) -> None:
     grid = InMemoryGrid(state_factory=MagicMock())
     ray.hurry(grid, clients)
