@@ -37,7 +37,8 @@ def derivative(losses: Tensor, penalty: Tensor | None, params: Sequence[Tensor])
     outputs, weights = ((losses,), (share,)) if penalty is None or not penalty.requires_grad else (
         (losses, penalty), (share, torch.ones_like(penalty)))
     # torch.autograd.grad ends here too, after checks that take a tenth of a small model's step and import sympy, .4 s.
-    found = _ENGINE.run_backward(outputs, weights, False, False, tuple(params), allow_unreachable=True, accumulate_grad=False)
+    found = _ENGINE.run_backward(outputs, weights, keep_graph=False, create_graph=False, inputs=tuple(params), allow_unreachable=True,
+                                 accumulate_grad=False)
     grads = [torch.zeros_like(p) if g is None else g for g, p in zip(found, params, strict=True)]
     # Autograd gives the terms of a sum one tensor, and the terms of a mean a broadcast number.
     if len({g.data_ptr() for g in grads}) < len(grads) or any(0 in g.stride() for g in grads):
