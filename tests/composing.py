@@ -27,7 +27,7 @@ def composed(*overrides: str) -> Config:
     OmegaConf.set_readonly(cfg, False)
     with open_dict(cfg.plugin):
         for name in (name for o in parsed if o.key_or_group == "plugin" for name in o.value()):
-            cfg.plugin.setdefault(name, _by_hydra("method=fedavg", f"plugin=[{name}]").cfg.plugin[name])
+            cfg.plugin[name] = _by_hydra("method=fedavg", f"plugin=[{name}]").cfg.plugin[name]  # over a method's own settings of it
     for override in parsed:
         if override.key_or_group not in groups:
             OmegaConf.update(cfg, override.key_or_group, override.value())

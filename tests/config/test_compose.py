@@ -218,6 +218,7 @@ def test_composing_is_safe_in_threads_and_keeps_a_running_hydra() -> None:
     ("method=scaffold", "plugin=[fednorm]", "client.lr=.5", "plugin.fednorm.temperature=.3", "rounds=3"),
     ("method=fedadam", "plugin=[fedprox,fednorm]", "server_opt.tau=1e-2", "eval.clients=false", "engine.vectorize=auto"),
     ("plugin.fedprox.mu=1", "plugin=[fedprox,fednorm]", "method=fednorm", "partition.split=[.5,.25,.25]", "seed=1", "seed=2"),
+    ("method=feddiskab", "plugin=[feddisk]"),  # the plug-in's own settings are put over the method's
     ("method=fedlex", "model=cnn", "experiment=smoke", "client=adam", "partition=iid", "partition.clients=7", "data_dir='a b'"),
 ])
 def test_the_shortcut_of_other_tests_finds_what_hydra_composes(overrides: tuple[str, ...]) -> None:
