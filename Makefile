@@ -25,7 +25,8 @@ test: $(READY)  ## the tests, one real deployment among them, and coverage
 test-all: $(READY)  ## all tests, the full matrix of engines among them
 	$(BIN)/python -m pytest $(ARGS)
 
-check: $(READY)  ## ruff and mypy
+check: $(READY)  ## formatting, ruff and mypy
+	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 

@@ -1,4 +1,5 @@
-"""Flower's ClientApp of a run: the same overrides string -> the client that serves one message (fedhet/build.py)."""
+"""Flower's ClientApp of a run: the same overrides string -> the client that serves one message
+(fedhet/build.py)."""
 
 from fedhet import lasting
 

@@ -1,4 +1,5 @@
-"""Flower's ServerApp of a run: the overrides string of the run config -> Hydra -> strategy and server (fedhet/build.py)."""
+"""Flower's ServerApp of a run: the overrides string of the run config -> Hydra -> strategy and
+server (fedhet/build.py)."""
 
 from fedhet import lasting
 

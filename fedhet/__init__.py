@@ -1,9 +1,9 @@
 """fedhet: federated training when clients' data differ, as a Flower application.
 
-    import fedhet
-    run = fedhet.run(["method=scaffold", "plugin=[fednorm]", "rounds=5"])
-    run.summary["accuracy"], run.dir, run.weights
-    model = fedhet.load(run.dir)
+import fedhet
+run = fedhet.run(["method=scaffold", "plugin=[fednorm]", "rounds=5"])
+run.summary["accuracy"], run.dir, run.weights
+model = fedhet.load(run.dir)
 """
 
 from __future__ import annotations
@@ -17,10 +17,30 @@ if TYPE_CHECKING:
     from fedhet.errors import ConfigError, DataError, RunFailed
     from fedhet.task import ClientData, Samples, Task
 
-# Resolved when used: `import fedhet` stays instant, and a mistyped setting is told before torch is imported.
-_HOME = {"run": "api", "load": "api", "Run": "build", "Task": "task", "ClientData": "task", "Samples": "task",
-         "ConfigError": "errors", "DataError": "errors", "RunFailed": "errors"}
-__all__ = ["ClientData", "ConfigError", "DataError", "Run", "RunFailed", "Samples", "Task", "load", "run"]
+# Resolved when used: `import fedhet` stays instant, and a mistyped setting is told before torch is
+# imported.
+_HOME = {
+    "run": "api",
+    "load": "api",
+    "Run": "build",
+    "Task": "task",
+    "ClientData": "task",
+    "Samples": "task",
+    "ConfigError": "errors",
+    "DataError": "errors",
+    "RunFailed": "errors",
+}
+__all__ = [
+    "ClientData",
+    "ConfigError",
+    "DataError",
+    "Run",
+    "RunFailed",
+    "Samples",
+    "Task",
+    "load",
+    "run",
+]
 
 
 def __getattr__(name: str) -> Any:

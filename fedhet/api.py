@@ -22,27 +22,29 @@ log = logging.getLogger("fedhet")
 
 
 def run(overrides: Sequence[str] = (), *, task: Task | None = None) -> Run:
-    """What `python -m fedhet <overrides>` does; `task` replaces the configured dataset, partition and model.
+    """What `python -m fedhet <overrides>` does; `task` replaces the configured dataset, partition
+    and model.
 
     Raises:
         ConfigError: a setting is unknown or out of range; nothing was run.
         RunFailed: the run ended with status "failed"; `error.folder` holds what it had.
     """
-    settings = config.compose(list(overrides))  # before torch is imported: a mistyped name is told at once
+    # before torch is imported: a mistyped name is told at once
+    settings = config.compose(list(overrides))
     from fedhet.build import run_job
 
     return run_job(settings, task)
 
 
 def load(run_dir: str | Path, weights: str = "model") -> Module:
-    """The global model of a run, from its folder, in eval mode. Its inputs are normalised as in training (conf/dataset).
+    """The global model of a run, from its folder, in eval mode. Its inputs are normalised as in
+    training (conf/dataset).
 
-    Args:
-        weights: "model", the final one, or "best_val", the best one on the clients' validation data.
+    Args: weights: "model", the final one, or "best_val", the best one on the clients' validation
+        data.
 
-    Raises:
-        ConfigError: the folder is no run, or one without these weights, or its model was given as an object and cannot be built from
-            the record.
+    Raises: ConfigError: the folder is no run, or one without these weights, or its model was given
+        as an object and cannot be built from the record.
     """
     import safetensors.torch
     from omegaconf import OmegaConf
@@ -52,21 +54,41 @@ def load(run_dir: str | Path, weights: str = "model") -> Module:
     folder = Path(run_dir)
     file = folder / f"{one_of('weights', weights, ('model', 'best_val'))}.safetensors"
     try:
-        about, summary = (json.loads((folder / f"{name}.json").read_text()) for name in ("partition", "summary"))
+        about, summary = (
+            json.loads((folder / f"{name}.json").read_text()) for name in ("partition", "summary")
+        )
         cfg = OmegaConf.load(folder / "config.yaml")
     except FileNotFoundError as error:
-        raise ConfigError(f"{folder} is not the folder of a run: {error.filename} is missing") from error
+        raise ConfigError(
+            f"{folder} is not the folder of a run: {error.filename} is missing"
+        ) from error
     if not file.exists():
-        reason = "the run has not ended" if weights == "model" else (
-            "no evaluation has chosen a model; that takes a method with a global model, eval.clients=true and clients with validation "
-            "samples (partition.split)")
+        reason = (
+            "the run has not ended"
+            if weights == "model"
+            else (
+                "no evaluation has chosen a model; that takes a method with a global model,"
+                " eval.clients=true and clients with validation samples (partition.split)"
+            )
+        )
         raise ConfigError(f"{file} is missing: {reason}")
     if "shape" not in about:
-        raise ConfigError(f"{folder}: the run's model was given as an object; load model.safetensors into that model yourself")
-    untrained = {"weights": None} if "weights" in cfg.model else {}  # the file of pretrained weights need not be there any more
+        raise ConfigError(
+            f"{folder}: the run's model was given as an object; load model.safetensors into that"
+            " model yourself"
+        )
+    untrained = (
+        {"weights": None} if "weights" in cfg.model else {}
+    )  # the file of pretrained weights need not be there any more
     if "global" not in summary.get("models", ["global"]):
-        log.warning("method=%s has no global model: %s holds what its clients share, and the rest as it was initialised",
-                    summary["method"], file)
-    model: Module = instantiate(cfg.model, **untrained, shape=tuple(about["shape"]), classes=len(about["classes"]))
+        log.warning(
+            "method=%s has no global model: %s holds what its clients share, and the rest as it was"
+            " initialised",
+            summary["method"],
+            file,
+        )
+    model: Module = instantiate(
+        cfg.model, **untrained, shape=tuple(about["shape"]), classes=len(about["classes"])
+    )
     model.load_state_dict(safetensors.torch.load_file(file))
     return model.eval()

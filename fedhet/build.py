@@ -54,7 +54,8 @@ def cross_entropy(output: Tensor, y: Tensor) -> Tensor:
 
 @dataclass
 class Run:
-    """A run that has ended: its summary (summary.json), its folder, and the final global model's tensors."""
+    """A run that has ended: its summary (summary.json), its folder, and the final global model's
+    tensors."""
 
     summary: dict[str, Any]
     dir: Path
@@ -64,12 +65,17 @@ class Run:
     def read(cls, folder: Path) -> Run:
         import safetensors.torch
 
-        return cls(json.loads((folder / "summary.json").read_text()), folder, safetensors.torch.load_file(folder / "model.safetensors"))
+        return cls(
+            json.loads((folder / "summary.json").read_text()),
+            folder,
+            safetensors.torch.load_file(folder / "model.safetensors"),
+        )
 
 
 @dataclass
 class Job:
-    """What one configuration builds, each part when it is first asked for. `task` replaces dataset, partition and model."""
+    """What one configuration builds, each part when it is first asked for. `task` replaces dataset,
+    partition and model."""
 
     config: Config
     given: Task | None = None
@@ -90,15 +96,30 @@ class Job:
         dataset, clients = found.dataset, found.clients
 
         def model() -> torch.nn.Module:
-            made: torch.nn.Module = instantiate(self.config.cfg.model, shape=dataset.shape, classes=len(dataset.classes))
+            made: torch.nn.Module = instantiate(
+                self.config.cfg.model, shape=dataset.shape, classes=len(dataset.classes)
+            )
             if getattr(made, "text", dataset.text) != dataset.text:
-                kinds = {True: "token numbers (T,), a text", False: "numbers (C, H, W) or (F,), images or a table"}
-                raise ConfigError(f"model: {type(made).__name__} reads {kinds[not dataset.text]}; a sample of {dataset.name} is "
-                                  f"{dataset.shape}, {dataset.x.dtype}")
+                kinds = {
+                    True: "token numbers (T,), a text",
+                    False: "numbers (C, H, W) or (F,), images or a table",
+                }
+                raise ConfigError(
+                    f"model: {type(made).__name__} reads {kinds[not dataset.text]}; a sample of"
+                    f" {dataset.name} is {dataset.shape}, {dataset.x.dtype}"
+                )
             return made
 
-        task = Task(model, cross_entropy, clients, dataset.test, len(dataset.classes), transform(dataset), clients.sizes,
-                    augmentation(dataset))
+        task = Task(
+            model,
+            cross_entropy,
+            clients,
+            dataset.test,
+            len(dataset.classes),
+            transform(dataset),
+            clients.sizes,
+            augmentation(dataset),
+        )
         return task, found.about()
 
     @property
@@ -106,7 +127,12 @@ class Job:
         """partition.json."""
         if self.given is None:
             return self._composed[1]
-        return {"name": "task", "clients": len(self.given.sizes), "hash": None, "train_sizes": self.given.sizes}
+        return {
+            "name": "task",
+            "clients": len(self.given.sizes),
+            "hash": None,
+            "train_sizes": self.given.sizes,
+        }
 
     # ---- who trains it
     @cached_property
@@ -117,8 +143,15 @@ class Job:
     @cached_property
     def site(self) -> Site:
         cfg = self.config.cfg
-        return Site(self.task, device=choose_device(cfg.device), seed=cfg.seed, buffers=cfg.buffers, scope=self._strategy_cls.scope,
-                    simulated=self.engine != "flwr", speed=Speed(cfg.engine.compile, cfg.engine.amp, cfg.engine.channels_last))
+        return Site(
+            self.task,
+            device=choose_device(cfg.device),
+            seed=cfg.seed,
+            buffers=cfg.buffers,
+            scope=self._strategy_cls.scope,
+            simulated=self.engine != "flwr",
+            speed=Speed(cfg.engine.compile, cfg.engine.amp, cfg.engine.channels_last),
+        )
 
     def plugins(self) -> list[Plugin]:
         """New objects: a plug-in is one object on the server, and one per message at a client."""
@@ -126,7 +159,8 @@ class Job:
 
     @cached_property
     def _templates(self) -> list[Plugin]:
-        # Reading the configuration costs more than a small client's whole message, so it is done once.
+        # Reading the configuration costs more than a small client's whole message, so it is done
+        # once.
         return [instantiate(self.config.cfg.plugin[name]) for name in self.config.plugins]
 
     @cached_property
@@ -136,11 +170,24 @@ class Job:
     def strategy_with(self, plugins: list[Plugin]) -> FedStrategy:
         cfg = self.config.cfg
         server_opt = instantiate(cfg.server_opt)
-        local = {key: value for key, value in cfg.client.items() if key not in ("lr_decay", "schedule")}
-        setting = Setting(self.site, LocalSettings(**local), rounds=cfg.rounds, fraction=cfg.fraction, lr_decay=cfg.client.lr_decay,
-                          schedule=cfg.client.schedule, on_failure=cfg.on_failure, eval_every=cfg.eval.every,
-                          finetune_epochs=cfg.eval.finetune_epochs, patience=cfg.early_stopping.patience,
-                          min_delta=cfg.early_stopping.min_delta, plugins=plugins, server_opt=server_opt)
+        local = {
+            key: value for key, value in cfg.client.items() if key not in ("lr_decay", "schedule")
+        }
+        setting = Setting(
+            self.site,
+            LocalSettings(**local),
+            rounds=cfg.rounds,
+            fraction=cfg.fraction,
+            lr_decay=cfg.client.lr_decay,
+            schedule=cfg.client.schedule,
+            on_failure=cfg.on_failure,
+            eval_every=cfg.eval.every,
+            finetune_epochs=cfg.eval.finetune_epochs,
+            patience=cfg.early_stopping.patience,
+            min_delta=cfg.early_stopping.min_delta,
+            plugins=plugins,
+            server_opt=server_opt,
+        )
         found: FedStrategy = instantiate(cfg.method, setting=setting)
         return found
 
@@ -154,26 +201,54 @@ class Job:
         folder = record.claim(Path(self.config.run_dir), explicit=self.config.run_dir_given)
         log.info("run folder: %s", folder)
         objects = self.given is not None
-        about = {"method": choices["method"], "plugins": list(self.config.plugins), "server_opt": choices["server_opt"],
-                 "dataset": None if objects else choices["dataset"], "model": type(site.model).__name__ if objects else choices["model"],
-                 "partition": {key: self.partition[key] for key in ("name", "clients", "hash")},
-                 "seed": cfg.seed, "rounds": cfg.rounds, "run_dir": str(folder)}
-        environment = {"engine": self.engine, "device": str(site.device), "threads": torch.get_num_threads(),
-                       # Equal bytes for equal seeds are promised in this mode only (docs/architecture.md).
-                       "bit_exact": site.device.type == "cpu" and torch.get_num_threads() == 1 and site.speed == Speed()
-                       and not cfg.engine.vectorize}
-        return Recorder(folder, about, config=OmegaConf.to_yaml(cfg), overrides=self.config.overrides, partition=self.partition,
-                        environment=environment)
+        about = {
+            "method": choices["method"],
+            "plugins": list(self.config.plugins),
+            "server_opt": choices["server_opt"],
+            "dataset": None if objects else choices["dataset"],
+            "model": type(site.model).__name__ if objects else choices["model"],
+            "partition": {key: self.partition[key] for key in ("name", "clients", "hash")},
+            "seed": cfg.seed,
+            "rounds": cfg.rounds,
+            "run_dir": str(folder),
+        }
+        environment = {
+            "engine": self.engine,
+            "device": str(site.device),
+            "threads": torch.get_num_threads(),
+            # Equal bytes for equal seeds are promised in this mode only
+            # (docs/architecture.md).
+            "bit_exact": (
+                site.device.type == "cpu"
+                and torch.get_num_threads() == 1
+                and site.speed == Speed()
+                and not cfg.engine.vectorize
+            ),
+        }
+        return Recorder(
+            folder,
+            about,
+            config=OmegaConf.to_yaml(cfg),
+            overrides=self.config.overrides,
+            partition=self.partition,
+            environment=environment,
+        )
 
     def progress(self) -> AbstractContextManager[Observer]:
-        return display.progress(self.config.choices["method"], [entry.rounds for entry in self.strategy.timetable])
+        return display.progress(
+            self.config.choices["method"], [entry.rounds for entry in self.strategy.timetable]
+        )
 
 
 def run_job(settings: Config, task: Task | None = None) -> Run:
-    """Run a configuration in its engine and return the run; RunFailed or ConfigError where it does not end well."""
+    """Run a configuration in its engine and return the run; RunFailed or ConfigError where it does
+    not end well."""
     name = settings.cfg.engine.name
     if task is not None and name != "local":
-        raise ConfigError(f"engine={name} builds the task anew in other processes; a Task given as objects runs with engine=local")
+        raise ConfigError(
+            f"engine={name} builds the task anew in other processes; a Task given as objects runs"
+            " with engine=local"
+        )
     with pinned_threads(settings.cfg.engine.threads):
         if task is None:
             _try_settings(settings)
@@ -191,7 +266,8 @@ def run_job(settings: Config, task: Task | None = None) -> Run:
 
 
 def _try_settings(settings: Config) -> None:
-    """Refuse settings of method, plug-ins and server optimiser that do not fit, before any data are read."""
+    """Refuse settings of method, plug-ins and server optimiser that do not fit, before any data are
+    read."""
     with _quiet():
         _ = Job(settings, toy_task()).strategy
 
@@ -207,7 +283,8 @@ def _quiet() -> Iterator[None]:
 
 
 def _failed(job: Job, error: Exception) -> RunFailed:
-    """The failure as the user sees it; the record says so too, also where an engine failed outside the run's own steps."""
+    """The failure as the user sees it; the record says so too, also where an engine failed outside
+    the run's own steps."""
     reason = error.reason if isinstance(error, RunFailed) else f"{type(error).__name__}: {error}"
     if "recorder" not in vars(job):
         return RunFailed(reason, error.folder if isinstance(error, RunFailed) else None)
@@ -227,18 +304,30 @@ def _site_job(overrides: tuple[str, ...], engine: str) -> Job:
     return Job(settings, engine=engine)
 
 
-def client_for(context: Context, store: Store, overrides: tuple[str, ...] | None = None, engine: str = "flwr") -> Client:
-    """The client of one message. It hosts every partition id that its node's partition-id stands for."""
+def client_for(
+    context: Context, store: Store, overrides: tuple[str, ...] | None = None, engine: str = "flwr"
+) -> Client:
+    """The client of one message. It hosts every partition id that its node's partition-id stands
+    for."""
     try:
-        properties = {key: int(context.node_config[key]) for key in ("partition-id", "num-partitions")}
+        properties = {
+            key: int(context.node_config[key]) for key in ("partition-id", "num-partitions")
+        }
     except KeyError as error:
-        raise ConfigError(f"this SuperNode was started without {error}; give it "
-                          "--node-config 'partition-id=0 num-partitions=3' with its own number") from error
-    return _site_job(_overrides(context) if overrides is None else overrides, engine).client(store, properties).to_client()
+        raise ConfigError(
+            f"this SuperNode was started without {error}; give it "
+            "--node-config 'partition-id=0 num-partitions=3' with its own number"
+        ) from error
+    return (
+        _site_job(_overrides(context) if overrides is None else overrides, engine)
+        .client(store, properties)
+        .to_client()
+    )
 
 
 def server_for(context: Context) -> ServerAppComponents:
-    """The server of a run under `flwr run`; its folder is named by the log's first and last lines."""
+    """The server of a run under `flwr run`; its folder is named by the log's first and last
+    lines."""
     display.log_to_stderr()
     settings = config.compose(list(_overrides(context)))
     pin_threads(settings.cfg.engine.threads)
@@ -250,7 +339,9 @@ def components(job: Job, observe: Observer) -> ServerAppComponents:
 
     from fedhet.server import FedServer
 
-    server = FedServer(job.strategy, job.recorder, evaluate_clients=job.config.cfg.eval.clients, observe=observe)
+    server = FedServer(
+        job.strategy, job.recorder, evaluate_clients=job.config.cfg.eval.clients, observe=observe
+    )
     return ServerAppComponents(server=server, config=ServerConfig(num_rounds=job.config.cfg.rounds))
 
 
@@ -262,7 +353,8 @@ def _overrides(context: Context) -> tuple[str, ...]:
 
 
 def compositions() -> list[tuple[str, str, str | None]]:
-    """(method, plug-in, reason why not or None) for every pair: each is built on a toy task, so the answer is the code's own."""
+    """(method, plug-in, reason why not or None) for every pair: each is built on a toy task, so the
+    answer is the code's own."""
     rows: list[tuple[str, str, str | None]] = []
     names = catalogue.choices("plugin")
     every = Job(config.compose(["method=fedavg", f"plugin=[{','.join(names)}]"])).plugins()

@@ -1,7 +1,7 @@
 """The command line: help, checks before torch is imported, one run or a sweep by Hydra, exit codes.
 
-Exit codes: 0 ok, 1 a run failed, 2 a wrong setting or missing data, 130 interrupted by Ctrl-C or SIGTERM.
-"""
+Exit codes: 0 ok, 1 a run failed, 2 a wrong setting or missing data, 130 interrupted by Ctrl-C or
+SIGTERM."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ if TYPE_CHECKING:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Do what the arguments say (those of the process if None) and return the exit code; an error is told in a line on stderr."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: the run is recorded as interrupted
+    """Do what the arguments say (those of the process if None) and return the exit code; an error
+    is told in a line on stderr."""
+    # as Ctrl-C: the run is recorded as interrupted
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         return _main(sys.argv[1:] if argv is None else argv)
     except KeyboardInterrupt:
@@ -47,7 +49,9 @@ def _main(argv: Sequence[str]) -> int:
 
         print(manual.list_text(compositions()))
     else:
-        return _launch(args.overrides, [arg for arg in argv if arg not in args.overrides], sweep=args.multirun)
+        return _launch(
+            args.overrides, [arg for arg in argv if arg not in args.overrides], sweep=args.multirun
+        )
     return 0
 
 
@@ -61,9 +65,13 @@ def _launch(lines: list[str], flags: list[str], *, sweep: bool) -> int:
 
     task = Task()
     sys.argv = ["fedhet", *flags, *lines]  # where Hydra looks for them
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # raise errors; Hydra's other way is a traceback and sys.exit
+    os.environ["HYDRA_FULL_ERROR"] = (
+        "1"  # raise errors; Hydra's other way is a traceback and sys.exit
+    )
     try:
-        hydra.main(version_base=config.HYDRA_VERSION, config_path=str(config.CONF), config_name="config")(task)()
+        hydra.main(
+            version_base=config.HYDRA_VERSION, config_path=str(config.CONF), config_name="config"
+        )(task)()
     finally:
         GlobalHydra.instance().clear()
     if not sweep:
@@ -74,10 +82,11 @@ def _launch(lines: list[str], flags: list[str], *, sweep: bool) -> int:
 
 
 class Task:
-    """What Hydra calls for each job. A job that fails is told and noted, so that the others of a sweep still run.
+    """What Hydra calls for each job. A job that fails is told and noted, so that the others of a
+    sweep still run.
 
-    In another process, where a launcher may run it, its exception goes on instead: a note would be lost there.
-    """
+    In another process, where a launcher may run it, its exception goes on instead: a note would be
+    lost there."""
 
     def __init__(self) -> None:
         self.pid = os.getpid()
@@ -85,7 +94,8 @@ class Task:
         self.failed: list[str] = []
 
     def __call__(self, cfg: DictConfig) -> float:
-        """Run the job; its best validation accuracy, for an optimiser, which must not see the tests, or NaN where there is none."""
+        """Run the job; its best validation accuracy, for an optimiser, which must not see the
+        tests, or NaN where there is none."""
         from hydra.core.hydra_config import HydraConfig
         from hydra.types import RunMode
 
@@ -142,7 +152,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("overrides", nargs="*")
     for ours in (("-h", "--help"), ("--version",), ("--list",), ("-m", "--multirun")):
         parser.add_argument(*ours, action="store_true")
-    parser.add_argument("-c", "--cfg", choices=("job", "hydra", "all"))  # this and the rest are Hydra's
+    parser.add_argument(
+        "-c", "--cfg", choices=("job", "hydra", "all")
+    )  # this and the rest are Hydra's
     parser.add_argument("-p", "--package")
     parser.add_argument("--resolve", action="store_true")
     parser.add_argument("--hydra-help", action="store_true")
@@ -168,4 +180,6 @@ def _line(error: Exception) -> str:
     if isinstance(error, RunFailed):
         return error.reason
     known = isinstance(error, ConfigError | DataError)
-    return str(error) if known else f"{type(error).__name__}: {error} (FEDHET_TRACEBACK=1 shows where)"
+    return (
+        str(error) if known else f"{type(error).__name__}: {error} (FEDHET_TRACEBACK=1 shows where)"
+    )

@@ -1,4 +1,5 @@
-"""FedClient: the one adapter between Flower's NumPyClient and a method's client half. It trains as training.py says."""
+"""FedClient: the one adapter between Flower's NumPyClient and a method's client half. It trains as
+training.py says."""
 
 from __future__ import annotations
 
@@ -29,18 +30,25 @@ FINETUNE = "eval.finetune_epochs"
 
 
 class FedClient(LocalTraining, NumPyClient):
-    """Serves one message. Its defaults are FedAvg; a method overrides `start`, `losses`, `gradient`, ... or adds a phase.
+    """Serves one message. Its defaults are FedAvg; a method overrides `start`, `losses`,
+    `gradient`, ... or adds a phase.
 
-    Attributes, set when a message has arrived: `pid`, `msg`, `local` (this step's settings), `state` (what the client
-    remembers), `data` (its prepared training set), `model`, and after training `steps`, the optimiser steps taken.
-    """
+    Attributes, set when a message has arrived: `pid`, `msg`, `local` (this step's settings),
+    `state` (what the client remembers), `data` (its prepared training set), `model`, and after
+    training `steps`, the optimiser steps taken."""
 
     state: ClientState
     data: Samples
     model: nn.Module
     steps: int
 
-    def __init__(self, site: Site, plugins: Sequence[Plugin], store: Store, properties: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        site: Site,
+        plugins: Sequence[Plugin],
+        store: Store,
+        properties: dict[str, Any] | None = None,
+    ) -> None:
         self.site, self.plugins, self.store = site, list(plugins), store
         self._properties = properties or {}
         for plugin in self.plugins:
@@ -50,20 +58,28 @@ class FedClient(LocalTraining, NumPyClient):
     def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:
         return self._properties
 
-    def fit(self, parameters: list[np.ndarray], config: dict[str, Any]) -> tuple[list[np.ndarray], int, dict[str, Any]]:
+    def fit(
+        self, parameters: list[np.ndarray], config: dict[str, Any]
+    ) -> tuple[list[np.ndarray], int, dict[str, Any]]:
         return wire.reply_arrays(self.handle(wire.read_broadcast(parameters, config)))
 
-    def evaluate(self, parameters: list[np.ndarray], config: dict[str, Any]) -> tuple[float, int, dict[str, Any]]:
-        _, examples, metrics = wire.reply_arrays(self.assess(wire.read_broadcast(parameters, config)))
+    def evaluate(
+        self, parameters: list[np.ndarray], config: dict[str, Any]
+    ) -> tuple[float, int, dict[str, Any]]:
+        _, examples, metrics = wire.reply_arrays(
+            self.assess(wire.read_broadcast(parameters, config))
+        )
         return 0.0, examples, metrics
 
     # ---- one message
     def handle(self, msg: Broadcast) -> Reply:
-        """Serve a phase. An exception becomes a Failure that says who, where and why; the state is then as before."""
+        """Serve a phase. An exception becomes a Failure that says who, where and why; the state is
+        then as before."""
         return self._guarded(msg, self._serve)
 
     def assess(self, msg: Broadcast) -> Reply:
-        """Evaluate the views of the model on the client's own validation and test parts; nothing is changed."""
+        """Evaluate the views of the model on the client's own validation and test parts; nothing is
+        changed."""
         return self._guarded(msg, self._assess)
 
     def _guarded(self, msg: Broadcast, work: Callable[[Broadcast], Update]) -> Reply:
@@ -81,7 +97,10 @@ class FedClient(LocalTraining, NumPyClient):
     def _arrive(self, msg: Broadcast) -> None:
         mine = {plugin.name: plugin.digest() for plugin in self.plugins}
         if msg.plugins != mine:
-            raise ValueError(f"server and client differ in their plug-ins or the plug-ins' settings: {msg.plugins} there, {mine} here")
+            raise ValueError(
+                "server and client differ in their plug-ins or the plug-ins' settings:"
+                f" {msg.plugins} there, {mine} here"
+            )
         self.msg, self.pid, self.local = msg, msg.pid, msg.local
         self.state = ClientState(self.store, msg.pid, msg.version, self.site.device)
         self.steps = 0
@@ -101,7 +120,10 @@ class FedClient(LocalTraining, NumPyClient):
         owner = next((p for p in self.plugins if p.name == piece), None) if piece else self
         task = getattr(owner, phase, None)
         if task is None:
-            raise ValueError(f"phase {msg.phase!r} is not served here; the plug-ins are {[p.name for p in self.plugins]}")
+            raise ValueError(
+                f"phase {msg.phase!r} is not served here; the plug-ins are"
+                f" {[p.name for p in self.plugins]}"
+            )
         self._activate(self.plugins if msg.trains else [p for p in self.plugins if p is owner])
         self.data = self._train_data()
         for plugin in self.active:
@@ -119,7 +141,10 @@ class FedClient(LocalTraining, NumPyClient):
         update.keeps = self.state.commit(self.msg.round)
         if update.keeps:
             update.metrics[STATE] = float(self.state.nbytes)
-        update.metrics |= {"seconds.train": seconds, "seconds.extras": self._opening + time.perf_counter() - began}
+        update.metrics |= {
+            "seconds.train": seconds,
+            "seconds.extras": self._opening + time.perf_counter() - began,
+        }
         return update
 
     def _activate(self, plugins: list[Plugin]) -> None:
@@ -143,9 +168,14 @@ class FedClient(LocalTraining, NumPyClient):
         return self.reply()
 
     def start(self, msg: Broadcast) -> AnyTree:
-        """Where training starts: the received weights, and what this client keeps (or the common initial value)."""
+        """Where training starts: the received weights, and what this client keeps (or the common
+        initial value)."""
         assert msg.weights is not None
-        return {**self._own(), **msg.weights} if len(msg.weights) < len(self.site.initial) else msg.weights
+        return (
+            {**self._own(), **msg.weights}
+            if len(msg.weights) < len(self.site.initial)
+            else msg.weights
+        )
 
     def _own(self) -> AnyTree:
         return {**self.site.initial, **(self.state.get(KEPT) or {})}
@@ -182,7 +212,8 @@ class FedClient(LocalTraining, NumPyClient):
         return Update(self.pid, self.num_examples, metrics=metrics)
 
     def _tuned(self, model: nn.Module, epochs: int) -> nn.Module:
-        """The model after so many epochs of plain training on the client's own data; the next `load` overwrites it."""
+        """The model after so many epochs of plain training on the client's own data; the next
+        `load` overwrites it."""
         plain = FedClient(self.site, [], self.store)  # neither the method's terms nor the plug-ins'
         plain.msg, plain.pid, plain.local = self.msg, self.pid, self.local
         plain._activate([])

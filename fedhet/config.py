@@ -1,4 +1,5 @@
-"""The configuration: composed by Hydra from conf/, checked, and turned into objects. Imports no torch and no flwr."""
+"""The configuration: composed by Hydra from conf/, checked, and turned into objects. Imports no
+torch and no flwr."""
 
 from __future__ import annotations
 
@@ -35,12 +36,11 @@ _LOCK = threading.Lock()  # Hydra's state is one object for the process
 class Config:
     """One run's configuration.
 
-    Attributes:
-        cfg: the settings: interpolations resolved, checked, read-only, without Hydra's own.
-        choices: group -> choice, for every group but plugin (see `plugins`); a group without a choice is absent.
-        run_dir: absolute path of the run folder; "" where `cached` made it.
-        run_dir_given: whether the user named it, by hydra.run.dir=...
-        overrides: the overrides that make `cfg`, those of Hydra's own settings left out.
+    Attributes: cfg: the settings: interpolations resolved, checked, read-only, without Hydra's own.
+        choices: group -> choice, for every group but plugin (see `plugins`); a group without a
+        choice is absent. run_dir: absolute path of the run folder; "" where `cached` made it.
+        run_dir_given: whether the user named it, by hydra.run.dir=... overrides: the overrides that
+        make `cfg`, those of Hydra's own settings left out.
     """
 
     cfg: DictConfig
@@ -56,7 +56,8 @@ class Config:
 
 
 def compose(lines: Sequence[str]) -> Config:
-    """The configuration that the overrides make of conf/, checked. Safe in threads and inside a Hydra application.
+    """The configuration that the overrides make of conf/, checked. Safe in threads and inside a
+    Hydra application.
 
     Raises:
         ConfigError: an unknown name or key, a value out of range, an object that is not trusted.
@@ -68,7 +69,9 @@ def compose(lines: Sequence[str]) -> Config:
     except ConfigError:
         # Hydra does not say what would be allowed.
         settings: Any = OmegaConf.to_container(_load(overrides.choices_only(parsed)))
-        overrides.check_keys(parsed, {key: value for key, value in settings.items() if key != "hydra"})
+        overrides.check_keys(
+            parsed, {key: value for key, value in settings.items() if key != "hydra"}
+        )
         raise
     with _errors_explained():
         return _checked(cfg, cfg.hydra, str(Path(cfg.hydra.run.dir).resolve()))
@@ -91,7 +94,8 @@ def of_job(cfg: DictConfig) -> Config:
 
 
 def check(lines: Sequence[str], *, sweep: bool = False) -> list[str]:
-    """The overrides as Hydra is to get them; all their names and values checked, those of a sweep before its first run starts.
+    """The overrides as Hydra is to get them; all their names and values checked, those of a sweep
+    before its first run starts.
 
     Raises:
         ConfigError: as `compose`; for a sweep with its first run that is wrong.
@@ -101,12 +105,15 @@ def check(lines: Sequence[str], *, sweep: bool = False) -> list[str]:
         try:
             compose(run)
         except ConfigError as error:
-            raise ConfigError(f"{error} (in the sweep's run {' '.join(run)})" if sweep else str(error)) from error
+            raise ConfigError(
+                f"{error} (in the sweep's run {' '.join(run)})" if sweep else str(error)
+            ) from error
     return [str(override.input_line) for override in parsed]
 
 
 def validate(cfg: DictConfig) -> None:
-    """Check the settings that no constructor checks: those without a group, client.* and engine.*."""
+    """Check the settings that no constructor checks: those without a group, client.* and
+    engine.*."""
     integer("seed", cfg.seed, low=0, high=2**63 - 1)
     integer("rounds", cfg.rounds, low=1)
     number("fraction", cfg.fraction, open_low=0, high=1)
@@ -120,7 +127,10 @@ def validate(cfg: DictConfig) -> None:
     optional(integer, "early_stopping.patience", cfg.early_stopping.patience, low=1)
     number("early_stopping.min_delta", cfg.early_stopping.min_delta, low=0)
     if not cfg.eval.clients and (patience := cfg.early_stopping.patience) is not None:
-        raise ConfigError(f"early_stopping.patience={patience} needs eval.clients=true: it watches the clients' validation data")
+        raise ConfigError(
+            f"early_stopping.patience={patience} needs eval.clients=true: it watches the clients'"
+            " validation data"
+        )
 
     one_of("client.optimizer", cfg.client.optimizer, ("sgd", "adam"))
     number("client.lr", cfg.client.lr, open_low=0)
@@ -143,7 +153,10 @@ def validate(cfg: DictConfig) -> None:
     if cfg.engine.vectorize != "auto":
         integer("engine.vectorize", cfg.engine.vectorize, low=0)
     if cfg.engine.vectorize and cfg.engine.name != "local":
-        raise ConfigError(f"engine.vectorize={cfg.engine.vectorize} with engine={cfg.engine.name}: only engine=local trains clients as one")
+        raise ConfigError(
+            f"engine.vectorize={cfg.engine.vectorize} with engine={cfg.engine.name}: only"
+            " engine=local trains clients as one"
+        )
 
 
 def _load(texts: Sequence[str]) -> DictConfig:
@@ -159,12 +172,19 @@ def _load(texts: Sequence[str]) -> DictConfig:
 
 
 def _checked(cfg: DictConfig, hydra: Any, run_dir: str) -> Config:
-    choices = {str(group): str(name) for group, name in hydra.runtime.choices.items() if "/" not in str(group) and name is not None}
+    choices = {
+        str(group): str(name)
+        for group, name in hydra.runtime.choices.items()
+        if "/" not in str(group) and name is not None
+    }
     choices.pop("plugin", None)
     method = choices["method"]
     for group, choice in catalogue.fixed("method", method).items():
         if choices[group] != choice:
-            raise ConfigError(f"method={method} is defined by {group}={choice}; for {group}={choices[group]} use method=fedavg")
+            raise ConfigError(
+                f"method={method} is defined by {group}={choice}; for {group}={choices[group]} use"
+                " method=fedavg"
+            )
     check_hydra_targets(hydra)
     cfg = cfg.copy()
     with open_dict(cfg):
@@ -172,14 +192,33 @@ def _checked(cfg: DictConfig, hydra: Any, run_dir: str) -> Config:
     OmegaConf.resolve(cfg)
     for key in sorted(OmegaConf.missing_keys(cfg)):
         raise ConfigError(f"{key} has no default; write {key}=<value>")
-    groups = ("dataset", "partition", "model", "client", "method", "server_opt", "engine", "eval", "early_stopping")
+    groups = (
+        "dataset",
+        "partition",
+        "model",
+        "client",
+        "method",
+        "server_opt",
+        "engine",
+        "eval",
+        "early_stopping",
+    )
     for key in (*groups, *(f"plugin.{name}" for name in cfg.plugin)):
         if not isinstance(OmegaConf.select(cfg, key), DictConfig):
-            raise ConfigError(f"{key}={OmegaConf.select(cfg, key)}: that is a group of settings; set {key}.<setting>=<value>")
+            raise ConfigError(
+                f"{key}={OmegaConf.select(cfg, key)}: that is a group of settings; set"
+                f" {key}.<setting>=<value>"
+            )
     chosen = choices["server_opt"]
-    kind, own = (OmegaConf.select(found, "kind") for found in (cfg.server_opt, OmegaConf.load(CONF / "server_opt" / f"{chosen}.yaml")))
+    kind, own = (
+        OmegaConf.select(found, "kind")
+        for found in (cfg.server_opt, OmegaConf.load(CONF / "server_opt" / f"{chosen}.yaml"))
+    )
     if kind != own:
-        raise ConfigError(f"server_opt.kind={kind}: server_opt={chosen} is defined by kind={own}; choose server_opt=fed{kind}")
+        raise ConfigError(
+            f"server_opt.kind={kind}: server_opt={chosen} is defined by kind={own}; choose"
+            f" server_opt=fed{kind}"
+        )
     check_targets(cfg)
     validate(cfg)
     OmegaConf.set_readonly(cfg, True)
@@ -189,7 +228,8 @@ def _checked(cfg: DictConfig, hydra: Any, run_dir: str) -> Config:
 
 @contextmanager
 def _errors_explained() -> Iterator[None]:
-    """Hydra's and OmegaConf's errors as a ConfigError of one line, with the key and the cause that they keep apart."""
+    """Hydra's and OmegaConf's errors as a ConfigError of one line, with the key and the cause that
+    they keep apart."""
     try:
         yield
     except ConfigError:

@@ -1,4 +1,5 @@
-"""Training of the small networks that FedDisk compares densities with: MADE, and a binary classifier. Nothing here knows of rounds."""
+"""Training of the small networks that FedDisk compares densities with: MADE, and a binary
+classifier. Nothing here knows of rounds."""
 
 from __future__ import annotations
 
@@ -16,9 +17,16 @@ from fedhet.phases import EarlyStopping
 from fedhet.trees import Tree
 
 
-def descend(what: str, losses: Callable[[Tensor], Tensor], params: Sequence[Tensor], n: int, settings: LocalSettings,
-            draws: torch.Generator) -> Iterator[float]:
-    """`settings.epochs` epochs over n samples, each shuffled anew; `losses(indices)` is (B,). Yields each epoch's mean loss.
+def descend(
+    what: str,
+    losses: Callable[[Tensor], Tensor],
+    params: Sequence[Tensor],
+    n: int,
+    settings: LocalSettings,
+    draws: torch.Generator,
+) -> Iterator[float]:
+    """`settings.epochs` epochs over n samples, each shuffled anew; `losses(indices)` is (B,).
+    Yields each epoch's mean loss.
 
     Raises:
         ValueError: the loss is NaN or infinite.
@@ -37,9 +45,13 @@ def descend(what: str, losses: Callable[[Tensor], Tensor], params: Sequence[Tens
         yield total / n
 
 
-def made_epochs(what: str, made: Tree, mask: Masks, x: Tensor, settings: LocalSettings, draws: torch.Generator) -> Iterator[float]:
+def made_epochs(
+    what: str, made: Tree, mask: Masks, x: Tensor, settings: LocalSettings, draws: torch.Generator
+) -> Iterator[float]:
     """Epochs of maximum likelihood on x (n, D); `made` is changed in place."""
-    return descend(what, lambda at: nll(made, mask, x[at]), list(made.values()), len(x), settings, draws)
+    return descend(
+        what, lambda at: nll(made, mask, x[at]), list(made.values()), len(x), settings, draws
+    )
 
 
 @torch.no_grad()
@@ -47,8 +59,17 @@ def mean_nll(made: Tree, mask: Masks, x: Tensor) -> float:
     return float(nll(made, mask, x).double().mean())
 
 
-def fit_made(made: Tree, mask: Masks, x: Tensor, held: Tensor, settings: LocalSettings, patience: int, draws: torch.Generator) -> Tree:
-    """A MADE fitted to x (n, D): the epoch with the lowest loss on `held`, where `patience` more did not find a lower one."""
+def fit_made(
+    made: Tree,
+    mask: Masks,
+    x: Tensor,
+    held: Tensor,
+    settings: LocalSettings,
+    patience: int,
+    draws: torch.Generator,
+) -> Tree:
+    """A MADE fitted to x (n, D): the epoch with the lowest loss on `held`, where `patience` more
+    did not find a lower one."""
     stop, best = EarlyStopping(patience), made
     for _ in made_epochs("local MADE", made, mask, x, settings, draws):
         done = stop(mean_nll(made, mask, held))
@@ -59,14 +80,28 @@ def fit_made(made: Tree, mask: Masks, x: Tensor, held: Tensor, settings: LocalSe
     return best
 
 
-def classify(zeros: Tensor, ones: Tensor, at: Tensor, hidden: int, settings: LocalSettings, stop: EarlyStopping,
-             draws: torch.Generator) -> Tensor:
-    """(n,): P(1 | z) at the rows of `at`, by a ReLU network trained to tell `zeros` from `ones`. Initialised from torch's global stream."""
+def classify(
+    zeros: Tensor,
+    ones: Tensor,
+    at: Tensor,
+    hidden: int,
+    settings: LocalSettings,
+    stop: EarlyStopping,
+    draws: torch.Generator,
+) -> Tensor:
+    """(n,): P(1 | z) at the rows of `at`, by a ReLU network trained to tell `zeros` from `ones`.
+    Initialised from torch's global stream."""
     x = torch.cat([zeros, ones])
     y = torch.cat([x.new_zeros(len(zeros)), x.new_ones(len(ones))]).long()
     net = nn.Sequential(nn.Linear(x.shape[1], hidden), nn.ReLU(), nn.Linear(hidden, 2)).to(x.device)
-    epochs = descend("classifier", lambda i: functional.cross_entropy(net(x[i]), y[i], reduction="none"), list(net.parameters()), len(y),
-                     settings, draws)
+    epochs = descend(
+        "classifier",
+        lambda i: functional.cross_entropy(net(x[i]), y[i], reduction="none"),
+        list(net.parameters()),
+        len(y),
+        settings,
+        draws,
+    )
     for loss in epochs:
         if stop(loss):
             break

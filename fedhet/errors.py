@@ -4,7 +4,8 @@ from __future__ import annotations
 
 
 class ConfigError(ValueError):
-    """A setting is unknown, out of range or does not fit the others. The message says what is allowed."""
+    """A setting is unknown, out of range or does not fit the others. The message says what is
+    allowed."""
 
 
 class DataError(ValueError):

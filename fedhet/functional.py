@@ -1,4 +1,5 @@
-"""The gradient of a batch loss as a pure function of the parameters: what can be compiled, or vectorised over clients."""
+"""The gradient of a batch loss as a pure function of the parameters: what can be compiled, or
+vectorised over clients."""
 
 from __future__ import annotations
 
@@ -14,25 +15,37 @@ from fedhet.trees import Tree
 if TYPE_CHECKING:
     from fedhet.site import Site
 
-Gradient = Callable[[list[Tensor], Tree, Tensor, Tensor, Tensor | None], tuple[list[Tensor], Tensor, Tree]]
+Gradient = Callable[
+    [list[Tensor], Tree, Tensor, Tensor, Tensor | None], tuple[list[Tensor], Tensor, Tree]
+]
 
 
 def gradient(site: Site) -> Gradient:
-    """f(parameters, buffers, x, y, w) -> (gradients, loss, buffers after the batch), for the site's model in its present mode.
+    """f(parameters, buffers, x, y, w) -> (gradients, loss, buffers after the batch), for the site's
+    model in its present mode.
 
-    The loss is mean_b losses_b, or sum_b w_b losses_b where weights are given. Nothing that goes in is changed.
-    """
+    The loss is mean_b losses_b, or sum_b w_b losses_b where weights are given. Nothing that goes in
+    is changed."""
     names, model, criterion = site.trained, site.model, site.task.criterion
 
-    def loss(parameters: list[Tensor], buffers: Tree, x: Tensor, y: Tensor, w: Tensor | None) -> tuple[Tensor, Tree]:
+    def loss(
+        parameters: list[Tensor], buffers: Tree, x: Tensor, y: Tensor, w: Tensor | None
+    ) -> tuple[Tensor, Tree]:
         after = {name: t.clone() for name, t in buffers.items()}
         with site.autocast():
-            losses = criterion(functional_call(model, {**dict(zip(names, parameters, strict=True)), **after}, (x,)), y)
+            losses = criterion(
+                functional_call(
+                    model, {**dict(zip(names, parameters, strict=True)), **after}, (x,)
+                ),
+                y,
+            )
         return losses.mean() if w is None else (losses * w).sum(), after
 
     derived = grad_and_value(loss, has_aux=True)
 
-    def f(parameters: list[Tensor], buffers: Tree, x: Tensor, y: Tensor, w: Tensor | None) -> tuple[list[Tensor], Tensor, Tree]:
+    def f(
+        parameters: list[Tensor], buffers: Tree, x: Tensor, y: Tensor, w: Tensor | None
+    ) -> tuple[list[Tensor], Tensor, Tree]:
         grads, (value, after) = derived(parameters, buffers, x, y, w)
         return list(grads), value, after
 
@@ -42,8 +55,8 @@ def gradient(site: Site) -> Gradient:
 class Compiled:
     """`gradient` by torch.compile, for full batches: each other batch size would be compiled anew.
 
-    It is built when it is first used, and again after the model's mode has changed (dropout, frozen norms).
-    """
+    It is built when it is first used, and again after the model's mode has changed (dropout, frozen
+    norms)."""
 
     def __init__(self, site: Site) -> None:
         self._f: Gradient = torch.compile(gradient(site), dynamic=False)

@@ -1,4 +1,5 @@
-"""What comes back in a step: replies are checked before any arithmetic, counted, and only then aggregated."""
+"""What comes back in a step: replies are checked before any arithmetic, counted, and only then
+aggregated."""
 
 from __future__ import annotations
 
@@ -21,9 +22,9 @@ log = logging.getLogger("fedhet")
 class Step:
     """The step in progress and what it has counted so far.
 
-    `sent` is the slot as it travels, `old` the part of it that merges may change (shared, trainable). `bytes` by payload
-    kind; `metrics` are means over the clients that told them, `seconds` sums.
-    """
+    `sent` is the slot as it travels, `old` the part of it that merges may change (shared,
+    trainable). `bytes` by payload kind; `metrics` are means over the clients that told them,
+    `seconds` sums."""
 
     entry: Entry
     round: int
@@ -44,15 +45,21 @@ class Step:
                 self.seconds[name] = self.seconds.get(name, 0.0) + value
             else:
                 self._told[name] = self._told.get(name, 0) + 1
-                self.metrics[name] = self.metrics.get(name, 0.0) + (value - self.metrics.get(name, 0.0)) / self._told[name]
+                self.metrics[name] = (
+                    self.metrics.get(name, 0.0)
+                    + (value - self.metrics.get(name, 0.0)) / self._told[name]
+                )
 
     def count(self, way: str, sizes: dict[str, int]) -> None:
         for kind, n in sizes.items():
             self.bytes[way][kind] = self.bytes[way].get(kind, 0) + n
 
 
-def accepted(step: Step, replies: Iterable[Reply], check: Callable[[Update], None], on_failure: str) -> Iterator[Update]:
-    """The updates that pass every check, with their delta. The rest are failures: RunFailed, or left out if `on_failure` is "skip"."""
+def accepted(
+    step: Step, replies: Iterable[Reply], check: Callable[[Update], None], on_failure: str
+) -> Iterator[Update]:
+    """The updates that pass every check, with their delta. The rest are failures: RunFailed, or
+    left out if `on_failure` is "skip"."""
     for reply in replies:
         if isinstance(reply, Update):
             step.count("up", messages.payload(step.entry.phase.slot, reply.weights, reply.extras))
@@ -76,9 +83,13 @@ def _open(step: Step, update: Update) -> None:
     n = update.num_examples
     if isinstance(n, bool) or not isinstance(n, int) or n < 1:
         raise ValueError(f"num_examples is {n!r}; a whole number of at least 1 is expected")
-    if not isinstance(update.metrics, dict) or not all(isinstance(v, int | float) for v in update.metrics.values()):
+    if not isinstance(update.metrics, dict) or not all(
+        isinstance(v, int | float) for v in update.metrics.values()
+    ):
         raise ValueError(f"metrics are {update.metrics!r}; numbers by name are expected")
-    update.extras = {name: messages.on_device(value, step.device) for name, value in update.extras.items()}
+    update.extras = {
+        name: messages.on_device(value, step.device) for name, value in update.extras.items()
+    }
     if update.weights is None:
         if step.sent is not None and step.entry.phase.uploads:
             raise ValueError("the reply carries no weights")
@@ -96,14 +107,18 @@ def normalised(updates: list[Update]) -> list[Update]:
     """The updates with their weights scaled to sum 1, over those that were received."""
     total = sum(u.weight for u in updates)
     if not 0 < total < float("inf") or any(u.weight < 0 for u in updates):
-        raise RunFailed(f"the aggregation weights {[u.weight for u in updates]} must be >= 0 with a positive, finite sum")
+        raise RunFailed(
+            f"the aggregation weights {[u.weight for u in updates]} must be >= 0 with a positive,"
+            " finite sum"
+        )
     for update in updates:
         update.weight /= total
     return updates
 
 
 class Buffers:
-    """Passes updates on to a merge and combines, under their final weights, the buffers that merges never see.
+    """Passes updates on to a merge and combines, under their final weights, the buffers that merges
+    never see.
 
     Floating buffers: the weighted mean. Integer buffers (batch counters): the maximum.
     """
@@ -119,7 +134,9 @@ class Buffers:
             if floating:
                 self._mean.add(floating, update.weight)
             for name in update.buffers.keys() - floating.keys():
-                self._most[name] = torch.maximum(self._most.get(name, update.buffers[name]), update.buffers[name])
+                self._most[name] = torch.maximum(
+                    self._most.get(name, update.buffers[name]), update.buffers[name]
+                )
             yield update
 
     def values(self) -> Tree:

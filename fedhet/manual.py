@@ -1,4 +1,5 @@
-"""The texts of --help and --list, made from conf/ and from the code; plain text, so that they read well in a pipe."""
+"""The texts of --help and --list, made from conf/ and from the code; plain text, so that they read
+well in a pipe."""
 
 from __future__ import annotations
 
@@ -34,30 +35,68 @@ SHOWN = ("client", "partition", "engine")
 
 
 def help_text() -> str:
-    """What --help prints: usage, groups with their choices, the main settings with their defaults, examples."""
+    """What --help prints: usage, groups with their choices, the main settings with their defaults,
+    examples."""
     default = catalogue.defaults()
-    groups = [(group, " ".join(f"*{name}" if name == default[group] else name for name in catalogue.choices(group))) for group in default]
+    groups = [
+        (
+            group,
+            " ".join(
+                f"*{name}" if name == default[group] else name for name in catalogue.choices(group)
+            ),
+        )
+        for group in default
+    ]
     settings = [(f"{each.key}={each.value}", each.help) for each in catalogue.settings("config")]
     for group in SHOWN:
-        settings += [(f"{group}.{each.key}={each.value}", each.help) for each in catalogue.settings(f"{group}/{default[group]}")]
-    tables = ["groups (* = default)", _columns(groups), "", "settings with their defaults", _columns(settings)]
+        settings += [
+            (f"{group}.{each.key}={each.value}", each.help)
+            for each in catalogue.settings(f"{group}/{default[group]}")
+        ]
+    tables = [
+        "groups (* = default)",
+        _columns(groups),
+        "",
+        "settings with their defaults",
+        _columns(settings),
+    ]
     return "\n".join([USAGE, *tables, "", EXAMPLES])
 
 
 def list_text(rows: Sequence[tuple[str, str, str | None]]) -> str:
     """What --list prints, from (method, plug-in, why they do not compose or None)."""
-    methods, plugins = ([(name, catalogue.title(group, name)) for name in catalogue.choices(group)] for group in ("method", "plugin"))
+    methods, plugins = (
+        [(name, catalogue.title(group, name)) for name in catalogue.choices(group)]
+        for group in ("method", "plugin")
+    )
     refused = {(method, plugin): reason for method, plugin, reason in rows if reason is not None}
     names = list(dict.fromkeys(plugin for _, plugin, _ in rows))
     table = [
-        (method, "  ".join(("-" if (method, plugin) in refused else "+").ljust(len(plugin)) for plugin in names))
+        (
+            method,
+            "  ".join(
+                ("-" if (method, plugin) in refused else "+").ljust(len(plugin)) for plugin in names
+            ),
+        )
         for method in dict.fromkeys(method for method, _, _ in rows)
     ]
-    parts = ["methods: method=<name>", _columns(methods), "", "plug-ins: plugin=[<name>,...]", _columns(plugins)]
+    parts = [
+        "methods: method=<name>",
+        _columns(methods),
+        "",
+        "plug-ins: plugin=[<name>,...]",
+        _columns(plugins),
+    ]
     parts += ["", "which compose: + yes, - refused", _columns([("", "  ".join(names)), *table])]
     parts += ["", "methods do not compose with each other", _columns([("", catalogue.ONE_METHOD)])]
     if refused:
-        parts += ["", "refused", _columns([(f"{method} + {plugin}", reason) for (method, plugin), reason in refused.items()])]
+        parts += [
+            "",
+            "refused",
+            _columns(
+                [(f"{method} + {plugin}", reason) for (method, plugin), reason in refused.items()]
+            ),
+        ]
     return "\n".join(parts)
 
 
@@ -65,6 +104,12 @@ def _columns(rows: Sequence[tuple[str, str]]) -> str:
     """Two columns, the second folded at 118 characters."""
     indent = max(len(name) for name, _ in rows) + 4
     return "\n".join(
-        textwrap.fill(f"  {name}".ljust(indent) + text, 118, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
+        textwrap.fill(
+            f"  {name}".ljust(indent) + text,
+            118,
+            subsequent_indent=" " * indent,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
         for name, text in rows
     )

@@ -1,4 +1,5 @@
-"""The two messages of a step, as methods and plug-ins see them. How Flower carries them is wire.py's business."""
+"""The two messages of a step, as methods and plug-ins see them. How Flower carries them is
+wire.py's business."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ Extras = dict[str, Extra]
 
 @dataclass(frozen=True)
 class LocalSettings:
-    """How clients train in this step; sent, so that a plug-in can schedule it (conf/client/*.yaml)."""
+    """How clients train in this step; sent, so that a plug-in can schedule it
+    (conf/client/*.yaml)."""
 
     lr: float
     epochs: int = 1
@@ -33,9 +35,9 @@ class LocalSettings:
 class Broadcast:
     """Server to client.
 
-    `phase` names who serves it ("train", "fedlex.explore"); `step` counts inside the phase, `round` over the run;
-    `weights` are the shared tensors of `slot`; `version` is the client state that the server last accepted.
-    """
+    `phase` names who serves it ("train", "fedlex.explore"); `step` counts inside the phase, `round`
+    over the run; `weights` are the shared tensors of `slot`; `version` is the client state that the
+    server last accepted."""
 
     phase: str
     step: int
@@ -51,22 +53,35 @@ class Broadcast:
 
     def to(self, pid: int, version: int, private: Extras) -> Broadcast:
         """The message of one client: everything shared is handed on by reference."""
-        return replace(self, pid=pid, version=version, extras={**self.extras, **private} if private else self.extras)
-
+        return replace(
+            self,
+            pid=pid,
+            version=version,
+            extras={**self.extras, **private} if private else self.extras,
+        )
 
     def on(self, device: torch.device) -> Broadcast:
         """The message with its tensors where the client computes."""
-        weights = None if self.weights is None else {name: t.to(device) for name, t in self.weights.items()}
-        return replace(self, weights=weights, extras={name: on_device(value, device) for name, value in self.extras.items()})
+        weights = (
+            None
+            if self.weights is None
+            else {name: t.to(device) for name, t in self.weights.items()}
+        )
+        return replace(
+            self,
+            weights=weights,
+            extras={name: on_device(value, device) for name, value in self.extras.items()},
+        )
 
 
 @dataclass
 class Update:
-    """Client to server. Aggregation reads `weight`, never `num_examples` (the real training samples, always).
+    """Client to server. Aggregation reads `weight`, never `num_examples` (the real training
+    samples, always).
 
-    The client fills `weights`; the server adds `delta` (client minus server, float64, trainable names only) and
-    `buffers`. `metrics` are recorded, never used. `keeps` says that the client changed its state in this step.
-    """
+    The client fills `weights`; the server adds `delta` (client minus server, float64, trainable
+    names only) and `buffers`. `metrics` are recorded, never used. `keeps` says that the client
+    changed its state in this step."""
 
     pid: int
     num_examples: int
@@ -102,18 +117,27 @@ class Update:
     def tensor(self, name: str, ndim: int | None = None) -> Tensor:
         """The extra `name` as a finite floating tensor; ValueError where it is not one."""
         value = self._extra(name)
-        if not isinstance(value, Tensor) or not value.is_floating_point() or (ndim is not None and value.ndim != ndim):
+        if (
+            not isinstance(value, Tensor)
+            or not value.is_floating_point()
+            or (ndim is not None and value.ndim != ndim)
+        ):
             size = "" if ndim is None else f" of {ndim} dimensions"
-            raise ValueError(f"extra {name!r} is {describe(value)}; a floating tensor{size} is expected")
+            raise ValueError(
+                f"extra {name!r} is {describe(value)}; a floating tensor{size} is expected"
+            )
         if not torch.isfinite(value).all():
             raise ValueError(f"extra {name!r} holds NaN or infinite values; all must be finite")
         return value
 
     def tree(self, name: str, like: AnyTree) -> Tree:
-        """The extra `name` as a finite tree with the names and shapes of `like`; ValueError where it is not one."""
+        """The extra `name` as a finite tree with the names and shapes of `like`; ValueError where
+        it is not one."""
         value = self._extra(name)
         if not isinstance(value, dict):
-            raise ValueError(f"extra {name!r} is {describe(value)}; a tree of {len(like)} tensors is expected")
+            raise ValueError(
+                f"extra {name!r} is {describe(value)}; a tree of {len(like)} tensors is expected"
+            )
         check_tree(f"extra {name!r}", value, like)
         return value
 
@@ -147,22 +171,35 @@ def on_device(value: Extra, device: torch.device) -> Extra:
 
 
 def check_extras(extras: Extras, metrics: dict[str, float]) -> None:
-    """TypeError names an extra or metric that cannot travel, in every engine: Python's own scalars, tensors and trees can."""
+    """TypeError names an extra or metric that cannot travel, in every engine: Python's own scalars,
+    tensors and trees can."""
     for name, value in extras.items():
         tree = isinstance(value, dict) and all(isinstance(t, Tensor) for t in value.values())
-        if type(value) not in (bool, int, float, str) and not isinstance(value, Tensor) and not tree:
-            raise TypeError(f"extra {name!r} is {describe(value)}; send a bool, int, float, str, tensor or tree of tensors")
+        if (
+            type(value) not in (bool, int, float, str)
+            and not isinstance(value, Tensor)
+            and not tree
+        ):
+            raise TypeError(
+                f"extra {name!r} is {describe(value)}; send a bool, int, float, str, tensor or tree"
+                " of tensors"
+            )
     for name, number in metrics.items():
         if type(number) not in (bool, int, float):
             raise TypeError(f"metric {name!r} is {describe(number)}; a Python number is expected")
 
 
 def describe(value: object) -> str:
-    return f"a {value.dtype!s} tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+    return (
+        f"a {value.dtype!s} tensor of shape {tuple(value.shape)}"
+        if isinstance(value, Tensor)
+        else f"a {type(value).__name__}"
+    )
 
 
 def check_tree(what: str, tree: AnyTree, like: AnyTree) -> None:
-    """Refuse a tree whose names, shapes or dtypes are not those of `like`, or that is not finite."""
+    """Refuse a tree whose names, shapes or dtypes are not those of `like`, or that is not
+    finite."""
     if set(tree) != set(like):
         missing, extra = [n for n in like if n not in tree], [n for n in tree if n not in like]
         raise ValueError(f"{what}: names differ: missing {missing[:3]}, unexpected {extra[:3]}")
@@ -171,11 +208,14 @@ def check_tree(what: str, tree: AnyTree, like: AnyTree) -> None:
         if got.shape != want.shape or got.dtype != want.dtype:
             raise ValueError(f"{what}, tensor {name!r}: {describe(got)}; expected {describe(want)}")
     if bad := trees.finite(tree):
-        raise ValueError(f"{what}, tensor {bad!r}: holds NaN or infinite values; all must be finite")
+        raise ValueError(
+            f"{what}, tensor {bad!r}: holds NaN or infinite values; all must be finite"
+        )
 
 
 def payload(slot: str | None, weights: AnyTree | None, extras: Extras) -> dict[str, int]:
-    """Bytes by payload kind: the slot's name for its weights, else the extra's name. The same in every engine."""
+    """Bytes by payload kind: the slot's name for its weights, else the extra's name. The same in
+    every engine."""
     out = {slot: trees.nbytes(weights)} if slot and weights else {}
     for name, value in extras.items():
         if isinstance(value, Tensor):
@@ -183,5 +223,11 @@ def payload(slot: str | None, weights: AnyTree | None, extras: Extras) -> dict[s
         elif isinstance(value, dict):
             out[name] = trees.nbytes(value)
         else:
-            out[name] = len(value.encode()) if isinstance(value, str) else 1 if isinstance(value, bool) else 8
+            out[name] = (
+                len(value.encode())
+                if isinstance(value, str)
+                else 1
+                if isinstance(value, bool)
+                else 8
+            )
     return out

@@ -15,7 +15,8 @@ def chunks(x: Tensor, size: int = CHUNK) -> list[Tensor]:
 
 
 def macro_f1(confusion: Tensor) -> float:
-    """The mean F1 over the classes that occur in targets or predictions; `confusion` (classes, classes) counts [target, prediction]."""
+    """The mean F1 over the classes that occur in targets or predictions; `confusion` (classes,
+    classes) counts [target, prediction]."""
     hits = confusion.diag().double()
     either = (confusion.sum(0) + confusion.sum(1)).double()
     present = either > 0
@@ -24,7 +25,8 @@ def macro_f1(confusion: Tensor) -> float:
 
 @torch.no_grad()
 def score(model: nn.Module, data: Samples, task: Task) -> dict[str, float]:
-    """`loss` and `n`; for classes also `accuracy` and `f1` (macro), all as plain numbers. `data` is ready for the model."""
+    """`loss` and `n`; for classes also `accuracy` and `f1` (macro), all as plain numbers. `data` is
+    ready for the model."""
     model.eval()
     total = torch.zeros((), dtype=torch.float64, device=data.y.device)
     confusion = torch.zeros(task.classes**2, dtype=torch.int64, device=data.y.device)
@@ -32,7 +34,9 @@ def score(model: nn.Module, data: Samples, task: Task) -> dict[str, float]:
         output = model(x)
         total += task.criterion(output, y).double().sum()
         if task.classes:
-            confusion += torch.bincount(y * task.classes + output.argmax(1), minlength=task.classes**2)
+            confusion += torch.bincount(
+                y * task.classes + output.argmax(1), minlength=task.classes**2
+            )
     found = {"loss": float(total) / len(data), "n": float(len(data))}
     if task.classes:
         square = confusion.reshape(task.classes, task.classes)

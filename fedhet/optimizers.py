@@ -1,4 +1,5 @@
-"""Local optimisers that take a list of gradients, so that hooks can change it between backward and step."""
+"""Local optimisers that take a list of gradients, so that hooks can change it between backward and
+step."""
 
 from __future__ import annotations
 
@@ -17,18 +18,22 @@ class Optimizer(Protocol):
 
 
 def clip_norm(grads: list[Tensor], limit: float) -> None:
-    """Scale the gradient in place to an L2 norm of at most `limit` (torch.nn.utils.clip_grad_norm_)."""
+    """Scale the gradient in place to an L2 norm of at most `limit`
+    (torch.nn.utils.clip_grad_norm_)."""
     norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
     torch._foreach_mul_(grads, (limit / (norm + 1e-6)).clamp(max=1.0))
 
 
 class SGD:
-    """torch.optim.SGD without its per-step bookkeeping, the same bits: g += wd w; d = momentum d + g; w -= lr d.
+    """torch.optim.SGD without its per-step bookkeeping, the same bits: g += wd w; d = momentum d +
+    g; w -= lr d.
 
-    `buffers` are the d to start from, changed in place; without them d starts with the first gradient.
-    """
+    `buffers` are the d to start from, changed in place; without them d starts with the first
+    gradient."""
 
-    def __init__(self, params: Sequence[Tensor], settings: LocalSettings, buffers: list[Tensor] | None = None) -> None:
+    def __init__(
+        self, params: Sequence[Tensor], settings: LocalSettings, buffers: list[Tensor] | None = None
+    ) -> None:
         self.params: list[Tensor] = list(params)
         self.settings = settings
         self.buffers = buffers
@@ -52,7 +57,9 @@ class SGD:
 class Torch:
     """Any torch optimiser."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, params: Sequence[nn.Parameter], clip: float | None) -> None:
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, params: Sequence[nn.Parameter], clip: float | None
+    ) -> None:
         self.optimizer, self.params, self.clip = optimizer, list(params), clip
 
     def step(self, grads: list[Tensor]) -> None:
@@ -65,9 +72,14 @@ class Torch:
 
 
 def make(settings: LocalSettings, params: Sequence[nn.Parameter]) -> Optimizer:
-    """The optimiser of conf/client: "sgd", or "adam" (torch.optim.Adam, L2 weight decay, default betas)."""
+    """The optimiser of conf/client: "sgd", or "adam" (torch.optim.Adam, L2 weight decay, default
+    betas)."""
     if settings.optimizer == "sgd":
         return SGD(params, settings)
     if settings.optimizer == "adam":
-        return Torch(torch.optim.Adam(params, lr=settings.lr, weight_decay=settings.weight_decay), params, settings.clip)
+        return Torch(
+            torch.optim.Adam(params, lr=settings.lr, weight_decay=settings.weight_decay),
+            params,
+            settings.clip,
+        )
     raise ValueError(f"client.optimizer={settings.optimizer!r}; known are sgd and adam")

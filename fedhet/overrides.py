@@ -1,4 +1,5 @@
-"""The overrides `key=value` of a command line: read, checked against conf/ and, for sweeps, spread out into single runs."""
+"""The overrides `key=value` of a command line: read, checked against conf/ and, for sweeps, spread
+out into single runs."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from fedhet.errors import ConfigError
 
 
 def parse(lines: Sequence[str]) -> list[Override]:
-    """The overrides in their order, a leading + dropped: only known keys may be given, so to add is to set.
+    """The overrides in their order, a leading + dropped: only known keys may be given, so to add is
+    to set.
 
     Raises:
         ConfigError: a text is no override, or names an unknown choice of a group.
@@ -49,7 +51,8 @@ def single(parsed: Sequence[Override]) -> list[str]:
 
 
 def spread(override: Override) -> list[str]:
-    """A sweep as one text for each value, of a range or an interval its two ends only; another override as it is."""
+    """A sweep as one text for each value, of a range or an interval its two ends only; another
+    override as it is."""
     sweep = override.value()
     if not override.is_sweep_override():
         return [str(override.input_line)]
@@ -68,11 +71,14 @@ def spread(override: Override) -> list[str]:
 def runs_of_sweep(parsed: Sequence[Override]) -> Iterator[list[str]]:
     """Single runs that use every combination of the groups' choices, and every other value once.
 
-    That is enough to check names and ranges, for which no two settings depend on each other; it keeps long sweeps quick to check.
-    """
+    That is enough to check names and ranges, for which no two settings depend on each other; it
+    keeps long sweeps quick to check."""
     values = [spread(override) for override in parsed]
     groups = catalogue.groups()
-    combined = [each if override.key_or_group in groups else each[:1] for override, each in zip(parsed, values, strict=True)]
+    combined = [
+        each if override.key_or_group in groups else each[:1]
+        for override, each in zip(parsed, values, strict=True)
+    ]
     yield from map(list, itertools.product(*combined))
     for position, each in enumerate(values):
         for line in each[len(combined[position]) :]:
@@ -82,7 +88,11 @@ def runs_of_sweep(parsed: Sequence[Override]) -> Iterator[list[str]]:
 def choices_only(parsed: Sequence[Override]) -> list[str]:
     """The overrides that choose from a group."""
     groups = catalogue.groups()
-    chosen = [override for override in parsed if override.key_or_group in groups and not isinstance(override.value(), dict)]
+    chosen = [
+        override
+        for override in parsed
+        if override.key_or_group in groups and not isinstance(override.value(), dict)
+    ]
     return [str(override.input_line) for override in chosen]
 
 
@@ -108,19 +118,30 @@ def _read(line: str) -> Override:
     if not override.key_or_group:
         raise ConfigError(f"cannot read {line!r}: no key before the =")
     if override.is_delete():
-        raise ConfigError(f"{line!r}: a setting cannot be deleted; give it another value, such as plugin=[] or server_opt=none")
+        raise ConfigError(
+            f"{line!r}: a setting cannot be deleted; give it another value, such as plugin=[] or"
+            " server_opt=none"
+        )
     if override.package is not None:
-        raise ConfigError(f"{line!r}: a choice has its fixed place; write {override.key_or_group}=... without @{override.package}")
+        raise ConfigError(
+            f"{line!r}: a choice has its fixed place; write {override.key_or_group}=... without"
+            f" @{override.package}"
+        )
     return override
 
 
 def _unreadable(line: str, error: Exception) -> str:
     if "=" not in line:
-        known = [f"{group}={line}" for group, choices in catalogue.groups().items() if line in choices]
+        known = [
+            f"{group}={line}" for group, choices in catalogue.groups().items() if line in choices
+        ]
         return f"cannot read {line!r}: write key=value{did_you_mean(line, (), known)}"
     start = getattr(error.__cause__, "startIndex", None)
     reason = str(error).splitlines()[0] if start is None else f"unexpected {line[start:]!r}"
-    return f"cannot read {line!r}: {reason}; text with special characters is quoted twice, as in \"key='a, b'\""
+    return (
+        f"cannot read {line!r}: {reason}; text with special characters is quoted twice, as in"
+        " \"key='a, b'\""
+    )
 
 
 def _check_choice(override: Override) -> None:
@@ -129,19 +150,29 @@ def _check_choice(override: Override) -> None:
     if isinstance(value, dict):
         return  # settings, not a choice
     if isinstance(value, list) and group != "plugin":
-        raise ConfigError(f"{override.input_line!r}: {group} takes one choice, not a list; choose from: {', '.join(choices)}")
+        raise ConfigError(
+            f"{override.input_line!r}: {group} takes one choice, not a list; choose from:"
+            f" {', '.join(choices)}"
+        )
     if value is None and group in catalogue.defaults() and catalogue.defaults()[group] is None:
         return  # as in config.yaml
     for name in value if isinstance(value, list) else [value]:
         if group == "plugin" and name not in choices and name in catalogue.choices("method"):
-            raise ConfigError(f"unknown plugin '{name}': it is a method, and {catalogue.ONE_METHOD}; choose from: {', '.join(choices)}")
+            raise ConfigError(
+                f"unknown plugin '{name}': it is a method, and {catalogue.ONE_METHOD}; choose from:"
+                f" {', '.join(choices)}"
+            )
         if name not in choices and not _named(group, str(name)):
             shown = "null" if name is None else name
-            raise ConfigError(f"unknown {group} '{shown}'{did_you_mean(str(name), choices)}; choose from: {', '.join(choices)}")
+            raise ConfigError(
+                f"unknown {group} '{shown}'{did_you_mean(str(name), choices)}; choose from:"
+                f" {', '.join(choices)}"
+            )
 
 
 def _named(group: str, choice: str) -> bool:
-    """Whether the choice is `torchvision/<name>`: `torchvision` with its setting `name`. Hydra then finds it as if it had a file."""
+    """Whether the choice is `torchvision/<name>`: `torchvision` with its setting `name`. Hydra then
+    finds it as if it had a file."""
     family, _, name = choice.partition("/")
     if not name or "/" in name or family not in catalogue.choices(group):
         return False
@@ -170,11 +201,18 @@ def _unknown(key: str, above: str, level: Any, settings: Mapping[str, Any]) -> s
         name, plugins = key.split(".")[1], catalogue.choices("plugin")
         if name in plugins:
             return f"{key!r}: the plug-in {name} is not in this run; add plugin=[{name}]"
-        return f"{key!r}: unknown plug-in{did_you_mean(name, plugins)}; choose from: {', '.join(plugins)}"
+        return (
+            f"{key!r}: unknown plug-in{did_you_mean(name, plugins)}; choose from:"
+            f" {', '.join(plugins)}"
+        )
     top = list(dict.fromkeys([*catalogue.groups(), *settings]))
     leaves = [leaf for leaf in _leaves(settings) if not leaf.endswith("_target_")]
     namesakes = [leaf for leaf in leaves if leaf.rpartition(".")[2] == key.rpartition(".")[2]]
-    message = f"unknown setting {key!r}{did_you_mean(key, leaves if above else [*top, *leaves], namesakes)}; {above or 'the top level'}"
+    message = (
+        "unknown setting"
+        f" {key!r}{did_you_mean(key, leaves if above else [*top, *leaves], namesakes)};"
+        f" {above or 'the top level'}"
+    )
     if not isinstance(level, Mapping):
         return f"{message} has nothing below it"
     allowed = [name for name in level if name != "_target_"] if above else top

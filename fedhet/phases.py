@@ -18,17 +18,14 @@ Merge = Callable[["Iterator[Update]", "Tree | None"], "Tree | None"]
 class Phase:
     """One kind of step. It is served, on both sides, by the object that declared it.
 
-    Args:
-        name: the client method that serves it; on the wire "<plug-in>.<name>", or just the name for the method's own.
-        rounds: at most so many steps.
-        merge: (updates, old value of the slot) -> its new value, or None to keep it.
-        slot: which named weights travel; None for none.
-        cohort: None = the run's fraction, 1.0 = everyone, 20 = a count.
-        trains: it trains the model, so the hooks of all plug-ins run in it.
-        evaluate: the model is evaluated after its steps.
-        until: asked after each merge; true ends the phase early.
-        after: server work once the phase is over.
-        uploads: the replies carry the slot's weights; False where it only travels down.
+    Args: name: the client method that serves it; on the wire "<plug-in>.<name>", or just the name
+        for the method's own. rounds: at most so many steps. merge: (updates, old value of the slot)
+        -> its new value, or None to keep it. slot: which named weights travel; None for none.
+        cohort: None = the run's fraction, 1.0 = everyone, 20 = a count. trains: it trains the
+        model, so the hooks of all plug-ins run in it. evaluate: the model is evaluated after its
+        steps. until: asked after each merge; true ends the phase early. after: server work once the
+        phase is over. uploads: the replies carry the slot's weights; False where it only travels
+        down.
     """
 
     name: str
@@ -58,7 +55,8 @@ class Entry:
 
 @dataclass
 class EarlyStopping:
-    """Called with a loss after each round or epoch; true once `patience` in a row have not beaten the best by `tolerance`."""
+    """Called with a loss after each round or epoch; true once `patience` in a row have not beaten
+    the best by `tolerance`."""
 
     patience: int
     tolerance: float = 0.0
@@ -72,7 +70,8 @@ class EarlyStopping:
 
 
 def locate(timetable: Sequence[Entry], server_round: int) -> tuple[int, int] | None:
-    """(index of the entry, 1-based step inside it) of the 1-based `server_round`; None past the end."""
+    """(index of the entry, 1-based step inside it) of the 1-based `server_round`; None past the
+    end."""
     for index, entry in enumerate(timetable):
         if server_round <= entry.rounds:
             return index, server_round

@@ -1,8 +1,9 @@
-"""A plug-in adjusts what travels and what is trained; it never aggregates. Every hook defaults to doing nothing.
+"""A plug-in adjusts what travels and what is trained; it never aggregates. Every hook defaults to
+doing nothing.
 
-One class holds both halves. Each side makes its own object: the server one for the run, a client one per message, so
-nothing leaks from one client into the next; what a client must remember goes through `self.client.state`.
-"""
+One class holds both halves. Each side makes its own object: the server one for the run, a client
+one per message, so nothing leaks from one client into the next; what a client must remember goes
+through `self.client.state`."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ class Plugin:
     """The hooks, in the order in which a step meets them."""
 
     name: ClassVar[str]
-    needs_all: bool = False  # `incoming` gets a list of all updates, else an iterator that is read once
+    # `incoming` gets a list of all updates, else an iterator that is read once
+    needs_all: bool = False
     server: FedStrategy
     client: FedClient
     settings: Mapping[str, Any] = {}
@@ -43,7 +45,9 @@ class Plugin:
 
     def digest(self) -> str:
         """Identifies the settings, so that a server and a client that differ notice."""
-        return hashlib.sha256(json.dumps(dict(self.settings), sort_keys=True, default=str).encode()).hexdigest()[:12]
+        return hashlib.sha256(
+            json.dumps(dict(self.settings), sort_keys=True, default=str).encode()
+        ).hexdigest()[:12]
 
     # ---- server half
     def setup(self) -> None:
@@ -54,7 +58,8 @@ class Plugin:
         return {}
 
     def phases(self) -> list[Phase]:
-        """Its own phases, before the training; each is served by the method of the phase's name on this class."""
+        """Its own phases, before the training; each is served by the method of the phase's name on
+        this class."""
         return []
 
     def outgoing(self, msg: Broadcast, cohort: list[int]) -> None:
@@ -63,7 +68,9 @@ class Plugin:
     def check(self, update: Update) -> None:
         """Refuse a bad extra with a ValueError; it counts as that client's failure."""
 
-    def incoming(self, updates: Iterator[Update], old: Tree | None) -> Iterator[Update] | list[Update]:
+    def incoming(
+        self, updates: Iterator[Update], old: Tree | None
+    ) -> Iterator[Update] | list[Update]:
         """Before the merge: change `update.weight`, or the update."""
         return updates
 
@@ -103,7 +110,8 @@ class Plugin:
         """Add, in place, the gradient of a term of the loss; one tensor per trained parameter."""
 
     def scale(self, grads: list[Tensor]) -> None:
-        """Scale the whole gradient in place: after every `gradient`, before clipping, weight decay and the step."""
+        """Scale the whole gradient in place: after every `gradient`, before clipping, weight decay
+        and the step."""
 
     def sending(self, update: Update) -> None:
         """Before the reply leaves: add to `update.extras` or `update.metrics`."""

@@ -50,7 +50,13 @@ class Courier(Protocol):
     def evaluate(self, plan: list[Broadcast], clock: Clock) -> Iterable[Reply]: ...
 
 
-def run_rounds(strategy: FedStrategy, courier: Courier, recorder: Recorder, evaluate_clients: bool, observe: Observer) -> None:
+def run_rounds(
+    strategy: FedStrategy,
+    courier: Courier,
+    recorder: Recorder,
+    evaluate_clients: bool,
+    observe: Observer,
+) -> None:
     """Run the timetable to its end; RunFailed where a client fails and on_failure is "stop"."""
     number, select = 0, Selection(strategy, recorder)
     while locate(strategy.timetable, number + 1):
@@ -62,7 +68,9 @@ def run_rounds(strategy: FedStrategy, courier: Courier, recorder: Recorder, eval
             try:
                 strategy.settle(courier.train(plan, clock))
             finally:
-                recorder.failures += [{"round": number, **vars(failure)} for failure in strategy.now.failures]
+                recorder.failures += [
+                    {"round": number, **vars(failure)} for failure in strategy.now.failures
+                ]
         row = _row(strategy, clock)
         try:
             if strategy.due:
@@ -78,7 +86,8 @@ def run_rounds(strategy: FedStrategy, courier: Courier, recorder: Recorder, eval
 
 
 def _row(strategy: FedStrategy, clock: Clock) -> dict[str, Any]:
-    """One line of rounds.jsonl. Client seconds are scaled to the wall time that the server spent waiting for clients."""
+    """One line of rounds.jsonl. Client seconds are scaled to the wall time that the server spent
+    waiting for clients."""
     now, spent = strategy.now, clock.seconds
     train, extras = now.seconds.get("seconds.train", 0.0), now.seconds.get("seconds.extras", 0.0)
     waited = spent.get("clients", 0.0)
@@ -86,17 +95,34 @@ def _row(strategy: FedStrategy, clock: Clock) -> dict[str, Any]:
     upload = spent.get("upload", 0.0) + waited - share * (train + extras)
     aggregate = spent["step"] - spent["broadcast"] - waited - spent.get("upload", 0.0)
     return {
-        "phase": now.entry.header, "step": now.step, "round": now.round, "cohort": now.cohort,
-        "acc_global": None, "loss_global": None, "acc_clients_mean": None, "acc_clients_weighted": None,
-        "seconds": {"broadcast": spent["broadcast"], "train": share * train, "extras": share * extras, "upload": upload,
-                    "aggregate": aggregate, "evaluate": 0.0},
-        "bytes": now.bytes, "client_state": strategy.client_state, "failures": [vars(failure) for failure in now.failures],
+        "phase": now.entry.header,
+        "step": now.step,
+        "round": now.round,
+        "cohort": now.cohort,
+        "acc_global": None,
+        "loss_global": None,
+        "acc_clients_mean": None,
+        "acc_clients_weighted": None,
+        "seconds": {
+            "broadcast": spent["broadcast"],
+            "train": share * train,
+            "extras": share * extras,
+            "upload": upload,
+            "aggregate": aggregate,
+            "evaluate": 0.0,
+        },
+        "bytes": now.bytes,
+        "client_state": strategy.client_state,
+        "failures": [vars(failure) for failure in now.failures],
         "metrics": now.metrics,
     }
 
 
-def _evaluate(strategy: FedStrategy, courier: Courier, recorder: Recorder, clients: bool, row: dict[str, Any]) -> None:
-    """Add what the global test set and, if `clients`, the clients' own data say to the step's row."""
+def _evaluate(
+    strategy: FedStrategy, courier: Courier, recorder: Recorder, clients: bool, row: dict[str, Any]
+) -> None:
+    """Add what the global test set and, if `clients`, the clients' own data say to the step's
+    row."""
     found = strategy.evaluate_global()
     row |= {"acc_global": found.get("accuracy"), "loss_global": found.get("loss")}
     if not clients:
@@ -122,46 +148,65 @@ def _evaluate(strategy: FedStrategy, courier: Courier, recorder: Recorder, clien
 
 
 def _means(replies: list[Update], scored: str, name: str) -> dict[str, float]:
-    """Accuracy and loss over the clients that have this part of the data: the plain mean, and the one weighted by their samples."""
+    """Accuracy and loss over the clients that have this part of the data: the plain mean, and the
+    one weighted by their samples."""
     told, means = [r.metrics for r in replies if r.metrics.get(f"{scored}.n")], dict[str, float]()
     for metric, short in (("accuracy", "acc"), ("loss", "loss")):
-        pairs = [(found[f"{scored}.{metric}"], found[f"{scored}.n"]) for found in told if f"{scored}.{metric}" in found]
+        pairs = [
+            (found[f"{scored}.{metric}"], found[f"{scored}.n"])
+            for found in told
+            if f"{scored}.{metric}" in found
+        ]
         if pairs:
             means[f"{short}_{name}_mean"] = sum(value for value, _ in pairs) / len(pairs)
-            means[f"{short}_{name}_weighted"] = sum(value * n for value, n in pairs) / sum(n for _, n in pairs)
+            means[f"{short}_{name}_weighted"] = sum(value * n for value, n in pairs) / sum(
+                n for _, n in pairs
+            )
     return means
 
 
 class Selection:
-    """Model selection by the clients' validation data alone: the best model so far is kept, and training may stop early.
+    """Model selection by the clients' validation data alone: the best model so far is kept, and
+    training may stop early.
 
-    A model is judged by its accuracy on the clients' validation samples taken together, by its loss where the targets are
-    not classes.
-    """
+    A model is judged by its accuracy on the clients' validation samples taken together, by its loss
+    where the targets are not classes."""
 
     def __init__(self, strategy: FedStrategy, recorder: Recorder) -> None:
         self._strategy, self._recorder, setting = strategy, recorder, strategy.setting
-        self._stop = None if setting.patience is None else EarlyStopping(setting.patience, setting.min_delta)
+        self._stop = (
+            None if setting.patience is None else EarlyStopping(setting.patience, setting.min_delta)
+        )
         self._best = math.inf
 
     def __call__(self, row: dict[str, Any]) -> None:
         """After an evaluation."""
-        value = -row["acc_val_weighted"] if "acc_val_weighted" in row else row.get("loss_val_weighted")
+        value = (
+            -row["acc_val_weighted"] if "acc_val_weighted" in row else row.get("loss_val_weighted")
+        )
         if value is None:
             if self._stop:
-                raise RunFailed(f"early_stopping.patience={self._stop.patience}: no client has validation samples; see partition.split")
+                raise RunFailed(
+                    f"early_stopping.patience={self._stop.patience}: no client has validation"
+                    " samples; see partition.split"
+                )
             return
         if value < self._best:
             self._best = value
             self._recorder.keep_best(self._strategy)
         now = self._strategy.now
         if self._stop and self._stop(value) and now.step < now.entry.rounds:
-            log.info("training stops after round %d: %d evaluations without a better validation", now.step, self._stop.stale)
+            log.info(
+                "training stops after round %d: %d evaluations without a better validation",
+                now.step,
+                self._stop.stale,
+            )
             self._strategy.close()
 
 
 class FlowerCourier:
-    """Flower's own transport: a thread per message of the cohort, else only cpus + 4 clients would train at a time."""
+    """Flower's own transport: a thread per message of the cohort, else only cpus + 4 clients would
+    train at a time."""
 
     def __init__(self, server: Server, strategy: FedStrategy) -> None:
         self._server, self._strategy = server, strategy
@@ -172,12 +217,22 @@ class FlowerCourier:
     def evaluate(self, plan: list[Broadcast], clock: Clock) -> Iterator[Reply]:
         return self._exchange(plan, clock, wire.evaluate_ins, evaluate_clients)
 
-    def _exchange(self, plan: list[Broadcast], clock: Clock, pack: Callable[..., Any], carry: Callable[..., Any]) -> Iterator[Reply]:
+    def _exchange(
+        self,
+        plan: list[Broadcast],
+        clock: Clock,
+        pack: Callable[..., Any],
+        carry: Callable[..., Any],
+    ) -> Iterator[Reply]:
         with clock("broadcast"):
             packer, manager = wire.Packer(), self._server.client_manager()
-            instructions = [(self._strategy.roster.proxy(msg.pid, manager), pack(msg, packer)) for msg in plan]
+            instructions = [
+                (self._strategy.roster.proxy(msg.pid, manager), pack(msg, packer)) for msg in plan
+            ]
         with clock("clients"):
-            results, failures = carry(instructions, max_workers=len(plan), timeout=None, group_id=plan[0].round)
+            results, failures = carry(
+                instructions, max_workers=len(plan), timeout=None, group_id=plan[0].round
+            )
         replies = self._strategy.roster.in_order({msg.pid: msg for msg in plan}, results, failures)
         while True:
             with clock("upload"):
@@ -188,17 +243,36 @@ class FlowerCourier:
 
 
 class FedServer(Server):
-    """Runs the timetable instead of a fixed number of rounds, so that a phase can end early, and records the run."""
+    """Runs the timetable instead of a fixed number of rounds, so that a phase can end early, and
+    records the run."""
 
-    def __init__(self, strategy: FedStrategy, recorder: Recorder, *, evaluate_clients: bool, observe: Observer) -> None:
+    def __init__(
+        self,
+        strategy: FedStrategy,
+        recorder: Recorder,
+        *,
+        evaluate_clients: bool,
+        observe: Observer,
+    ) -> None:
         super().__init__(client_manager=SimpleClientManager(), strategy=strategy)
-        self._fed, self._recorder, self._evaluate_clients, self._observe = strategy, recorder, evaluate_clients, observe
+        self._fed, self._recorder, self._evaluate_clients, self._observe = (
+            strategy,
+            recorder,
+            evaluate_clients,
+            observe,
+        )
 
     def fit(self, num_rounds: int, timeout: float | None) -> tuple[History, float]:
         """Flower calls this with its own number of rounds, which the timetable replaces."""
         began = time.perf_counter()
         with self._recorder.ending(self._fed):
-            run_rounds(self._fed, FlowerCourier(self, self._fed), self._recorder, self._evaluate_clients, self._observe)
+            run_rounds(
+                self._fed,
+                FlowerCourier(self, self._fed),
+                self._recorder,
+                self._evaluate_clients,
+                self._observe,
+            )
         return History(), time.perf_counter() - began
 
     def disconnect_all_clients(self, timeout: float | None) -> None:

@@ -16,11 +16,12 @@ from fedhet.site import Site
 class Setting:
     """What every strategy is built with, so that a method's constructor names only its own options.
 
-    `rounds` are training rounds; `fraction` of the clients take part in each; `lr_decay` multiplies local.lr after each
-    training round, and `schedule` is "constant" or "cosine"; `on_failure` is "stop" or "skip"; evaluation takes place every `eval_every`
-    rounds and at the end; `finetune_epochs` > 0 also evaluates the global model after so many epochs on a client's own data.
-    Training stops early after `patience` evaluations in a row without a validation better by more than `min_delta`; None: never.
-    """
+    `rounds` are training rounds; `fraction` of the clients take part in each; `lr_decay` multiplies
+    local.lr after each training round, and `schedule` is "constant" or "cosine"; `on_failure` is
+    "stop" or "skip"; evaluation takes place every `eval_every` rounds and at the end;
+    `finetune_epochs` > 0 also evaluates the global model after so many epochs on a client's own
+    data. Training stops early after `patience` evaluations in a row without a validation better by
+    more than `min_delta`; None: never."""
 
     site: Site
     local: LocalSettings
@@ -37,6 +38,11 @@ class Setting:
     server_opt: ServerOptimizer | None = None
 
     def rate(self, step: int) -> float:
-        """The factor on local.lr in training round `step`, which counts from 1; cosine: from 1 in the first towards 0 after the last."""
+        """The factor on local.lr in training round `step`, which counts from 1; cosine: from 1 in
+        the first towards 0 after the last."""
         factor = self.lr_decay ** (step - 1)
-        return factor * 0.5 * (1 + math.cos(math.pi * (step - 1) / self.rounds)) if self.schedule == "cosine" else factor
+        return (
+            factor * 0.5 * (1 + math.cos(math.pi * (step - 1) / self.rounds))
+            if self.schedule == "cosine"
+            else factor
+        )

@@ -1,4 +1,5 @@
-"""What the clients of one process share: the task, the device, one model, and the data that stay on the device."""
+"""What the clients of one process share: the task, the device, one model, and the data that stay on
+the device."""
 
 from __future__ import annotations
 
@@ -24,16 +25,17 @@ from fedhet.trees import AnyTree, Tree
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-CACHE_BYTES = 2**30  # prepared data that stay on the device; the least recently used client leaves first
+# prepared data that stay on the device; the least recently used client leaves first
+CACHE_BYTES = 2**30
 
 
 @dataclass(frozen=True)
 class Speed:
-    """How the local steps are computed (conf/engine/*.yaml); each changes the last bits, so the defaults are off.
+    """How the local steps are computed (conf/engine/*.yaml); each changes the last bits, so the
+    defaults are off.
 
-    compile: the gradient of the batch loss by torch.compile. amp: forward passes in bfloat16 where torch.autocast allows.
-    channels_last: images and convolutions in NHWC.
-    """
+    compile: the gradient of the batch loss by torch.compile. amp: forward passes in bfloat16 where
+    torch.autocast allows. channels_last: images and convolutions in NHWC."""
 
     compile: bool = False
     amp: bool = False
@@ -44,8 +46,8 @@ class Speed:
 class Scope:
     """Which names a client trains, and which it shares.
 
-    Trained and not shared: kept by the client. Shared: averaged by the server. Neither: the common initial value, never sent.
-    """
+    Trained and not shared: kept by the client. Shared: averaged by the server. Neither: the common
+    initial value, never sent."""
 
     trained: Callable[[str], bool] = lambda name: True
     shared: Callable[[str], bool] = lambda name: True
@@ -59,26 +61,43 @@ def norms(model: nn.Module) -> list[_BatchNorm]:
 def feature_head(model: nn.Module, classes: int, why: str) -> nn.Linear:
     """The model's last layer, for a method that generates or compares what it reads, by class.
 
-    Raises:
-        ConfigError: there are no classes, or no features(x) with a linear `head`; it begins with `why`.
+    Raises: ConfigError: there are no classes, or no features(x) with a linear `head`; it begins
+        with `why`.
     """
     head = getattr(model, "head", None)
     if not classes or not hasattr(model, "features") or not isinstance(head, nn.Linear):
-        raise ConfigError(f"{why}: it needs a task with classes, and a model with features(x) and a linear layer `head`; this is "
-                          f"{type(model).__name__} with {classes} classes")
+        raise ConfigError(
+            f"{why}: it needs a task with classes, and a model with features(x) and a linear layer"
+            f" `head`; this is {type(model).__name__} with {classes} classes"
+        )
     return head
 
 
 class Site:
-    """One per process. The model is one object whose tensors are overwritten; clients of a process run one at a time.
+    """One per process. The model is one object whose tensors are overwritten; clients of a process
+    run one at a time.
 
-    `simulated`: all clients are known to be processes of this machine or cluster; under `flwr run` they may be real ones.
-    """
+    `simulated`: all clients are known to be processes of this machine or cluster; under `flwr run`
+    they may be real ones."""
 
-    def __init__(self, task: Task, *, device: torch.device, seed: int, buffers: str = "average",
-                 scope: Callable[[nn.Module], Scope] = lambda model: Scope(), simulated: bool = True,
-                 speed: Speed = Speed()) -> None:
-        self.task, self.device, self.seed, self.simulated, self.speed = task, device, seed, simulated, speed
+    def __init__(
+        self,
+        task: Task,
+        *,
+        device: torch.device,
+        seed: int,
+        buffers: str = "average",
+        scope: Callable[[nn.Module], Scope] = lambda model: Scope(),
+        simulated: bool = True,
+        speed: Speed = Speed(),
+    ) -> None:
+        self.task, self.device, self.seed, self.simulated, self.speed = (
+            task,
+            device,
+            seed,
+            simulated,
+            speed,
+        )
         with self.seeded("init"):
             self.model = task.model().to(device)
         if speed.channels_last:
@@ -86,13 +105,21 @@ class Site:
         rules = scope(self.model)
         state = self.model.state_dict(keep_vars=True)
         parameters = dict(self.model.named_parameters())
-        if tied := [name for name, t in state.items() if isinstance(t, nn.Parameter) and name not in parameters]:
-            raise ConfigError(f"the model {type(self.model).__name__} has {tied[0]!r} tied to another parameter: each would be averaged by "
-                              "itself; give it one name")
+        if tied := [
+            name
+            for name, t in state.items()
+            if isinstance(t, nn.Parameter) and name not in parameters
+        ]:
+            raise ConfigError(
+                f"the model {type(self.model).__name__} has {tied[0]!r} tied to another parameter:"
+                " each would be averaged by itself; give it one name"
+            )
         self.trained = [n for n, p in parameters.items() if p.requires_grad and rules.trained(n)]
         averaged = [n for n in state if n not in parameters and buffers == "average"]
         self.shared = [n for n in state if (n in self.trained or n in averaged) and rules.shared(n)]
-        kept = [n for n in state if n in self.trained or (n not in parameters and buffers != "frozen")]
+        kept = [
+            n for n in state if n in self.trained or (n not in parameters and buffers != "frozen")
+        ]
         self.kept = [n for n in kept if n not in self.shared]
         for name, parameter in parameters.items():
             parameter.requires_grad_(name in self.trained)
@@ -112,10 +139,12 @@ class Site:
 
     @contextmanager
     def seeded(self, purpose: str, phase: str = "", step: int = 0, pid: int = -1) -> Iterator[None]:
-        """Global random draws (initialisation, dropout) come from this stream; the caller's own state is put back."""
+        """Global random draws (initialisation, dropout) come from this stream; the caller's own
+        state is put back."""
         with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
             seed = streams.integer(self.seed, purpose, phase, step, pid)
-            torch.default_generator.manual_seed(seed)  # torch.manual_seed visits every backend: 0.2 ms for each message
+            # torch.manual_seed visits every backend: 0.2 ms for each message
+            torch.default_generator.manual_seed(seed)
             if self.device.type == "cuda":
                 torch.cuda.manual_seed(seed)
             yield
@@ -124,16 +153,23 @@ class Site:
     def load(self, tree: AnyTree) -> nn.Module:
         """The model with these values; names that the tree lacks keep what they have."""
         if unknown := [name for name in tree if name not in self._state]:
-            raise ValueError(f"the weights name {unknown[:3]}, which this model does not have; it has {list(self._state)[:3]} ...")
+            raise ValueError(
+                f"the weights name {unknown[:3]}, which this model does not have; it has"
+                f" {list(self._state)[:3]} ..."
+            )
         for name in tree:
             if tree[name].shape != self._state[name].shape:
-                raise ValueError(f"weights {name!r} have shape {tuple(tree[name].shape)}, this model {tuple(self._state[name].shape)}")
+                raise ValueError(
+                    f"weights {name!r} have shape {tuple(tree[name].shape)}, this model"
+                    f" {tuple(self._state[name].shape)}"
+                )
         torch._foreach_copy_([self._state[name] for name in tree], list(tree.values()))
         return self.model
 
     @torch.no_grad()
     def frozen(self, key: str, tree: AnyTree) -> nn.Module:
-        """A further module like the model, with these values and else the initial ones, in eval mode and without gradients: a teacher.
+        """A further module like the model, with these values and else the initial ones, in eval
+        mode and without gradients: a teacher.
 
         There is one object for each key, which the next call overwrites.
         """
@@ -152,7 +188,11 @@ class Site:
     # ---- the local steps
     def autocast(self) -> AbstractContextManager[object]:
         """In which training's forward passes run."""
-        return torch.autocast(self.device.type, dtype=torch.bfloat16) if self.speed.amp else nullcontext()
+        return (
+            torch.autocast(self.device.type, dtype=torch.bfloat16)
+            if self.speed.amp
+            else nullcontext()
+        )
 
     @cached_property
     def compiled(self) -> Compiled:
@@ -162,7 +202,11 @@ class Site:
     def floating(self, samples: Samples) -> Samples:
         """On the device, images in [0, 1]."""
         samples = samples.to(self.device)
-        return Samples(samples.x.float().div_(255), samples.y) if samples.x.dtype == torch.uint8 else samples
+        return (
+            Samples(samples.x.float().div_(255), samples.y)
+            if samples.x.dtype == torch.uint8
+            else samples
+        )
 
     def transformed(self, x: Tensor) -> Tensor:
         return self._laid_out(x if self.task.transform is None else self.task.transform(x))
@@ -176,7 +220,11 @@ class Site:
         return x if self.task.augment is None else self._laid_out(self.task.augment(x, generator))
 
     def _laid_out(self, x: Tensor) -> Tensor:
-        return x.contiguous(memory_format=torch.channels_last) if self.speed.channels_last and x.ndim == 4 else x
+        return (
+            x.contiguous(memory_format=torch.channels_last)
+            if self.speed.channels_last and x.ndim == 4
+            else x
+        )
 
     def prepared(self, samples: Samples) -> Samples:
         """On the device and ready for the model."""
@@ -188,7 +236,8 @@ class Site:
         return Samples(self._laid_out(in_place(samples.x)), samples.y)
 
     def train_data(self, pid: int) -> Samples:
-        """Client pid's training set, prepared; it stays on the device as long as CACHE_BYTES lasts."""
+        """Client pid's training set, prepared; it stays on the device as long as CACHE_BYTES
+        lasts."""
         if pid not in self._data:
             data = self.prepared(self.task.clients[pid].train)
             self._bytes += data.x.nbytes
@@ -204,7 +253,8 @@ def _copy(t: Tensor) -> Tensor:
 
 
 def pin_threads(threads: int) -> None:
-    """The number of threads that arithmetic uses, in this process; it decides the last bits of every sum."""
+    """The number of threads that arithmetic uses, in this process; it decides the last bits of
+    every sum."""
     torch.set_num_threads(threads)
     threadpool_limits(limits=threads)
 
@@ -224,5 +274,9 @@ def pinned_threads(threads: int) -> Iterator[None]:
 def choose_device(name: str) -> torch.device:
     """auto | cpu | cuda; ConfigError where cuda is asked for and missing."""
     if name == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device=cuda, but torch finds no CUDA device here; use device=cpu or device=auto")
-    return torch.device("cuda" if name == "cuda" or (name == "auto" and torch.cuda.is_available()) else "cpu")
+        raise ConfigError(
+            "device=cuda, but torch finds no CUDA device here; use device=cpu or device=auto"
+        )
+    return torch.device(
+        "cuda" if name == "cuda" or (name == "auto" and torch.cuda.is_available()) else "cpu"
+    )

@@ -1,9 +1,9 @@
 """What a client remembers from one participation to the next.
 
-A client's state is one flat tree of "<piece>.<name>/<tensor>". A store keeps it by client and by version: the version
-is the round in which the server accepted it, and the server names it in every message. So an update that was left out
-does not advance the state, and a state that was lost is noticed.
-"""
+A client's state is one flat tree of "<piece>.<name>/<tensor>". A store keeps it by client and by
+version: the version is the round in which the server accepted it, and the server names it in every
+message. So an update that was left out does not advance the state, and a state that was lost is
+noticed."""
 
 from __future__ import annotations
 
@@ -25,16 +25,20 @@ MEMORY_BYTES = 2**29  # of states in one process
 
 
 class Store(Protocol):
-    """Where states lie. `save` keeps `version` and `keep`, and may forget every other version of the client."""
+    """Where states lie. `save` keeps `version` and `keep`, and may forget every other version of
+    the client."""
 
     def load(self, pid: int, version: int) -> Tree | None: ...
     def save(self, pid: int, version: int, state: Tree, keep: int) -> None: ...
 
 
 class ClientState:
-    """One client's state during one message: read, change, and commit only when the work has succeeded."""
+    """One client's state during one message: read, change, and commit only when the work has
+    succeeded."""
 
-    def __init__(self, store: Store, pid: int, version: int, device: torch.device | None = None) -> None:
+    def __init__(
+        self, store: Store, pid: int, version: int, device: torch.device | None = None
+    ) -> None:
         self.pid, self.version, self.device = pid, version, device
         self._store = store
         self._state: Tree | None = None
@@ -46,14 +50,20 @@ class ClientState:
             if self.version:
                 found = self._store.load(self.pid, self.version)
                 if found is None:
-                    raise ValueError(f"client {self.pid}: its state of round {self.version} is gone from this machine; "
-                                     "it must be reached where it ran before, with its state folder")
+                    raise ValueError(
+                        f"client {self.pid}: its state of round {self.version} is gone from this"
+                        " machine; it must be reached where it ran before, with its state folder"
+                    )
                 self._state = {name: t.to(self.device) for name, t in found.items()}
         return self._state
 
     def get(self, key: str) -> Tree | None:
         """The tree kept under "<piece>.<name>", or None where there is none yet."""
-        found = {name.removeprefix(f"{key}/"): t for name, t in self._load().items() if name.startswith(f"{key}/")}
+        found = {
+            name.removeprefix(f"{key}/"): t
+            for name, t in self._load().items()
+            if name.startswith(f"{key}/")
+        }
         return found or None
 
     def put(self, key: str, tree: Tree) -> None:
@@ -73,11 +83,13 @@ class ClientState:
 
 
 class MemoryStore:
-    """States in this process; beyond `limit` bytes, those that were used longest ago go to files, which end with the process."""
+    """States in this process; beyond `limit` bytes, those that were used longest ago go to files,
+    which end with the process."""
 
     def __init__(self, limit: int = MEMORY_BYTES) -> None:
         self._limit, self._bytes = limit, 0
-        self._states: OrderedDict[int, tuple[dict[int, Tree], int]] = OrderedDict()  # versions, and which of them is `keep`
+        # versions, and which of them is `keep`
+        self._states: OrderedDict[int, tuple[dict[int, Tree], int]] = OrderedDict()
         self._spilled: tuple[tempfile.TemporaryDirectory[str], DiskStore] | None = None
 
     def load(self, pid: int, version: int) -> Tree | None:
@@ -90,7 +102,9 @@ class MemoryStore:
     def save(self, pid: int, version: int, state: Tree, keep: int) -> None:
         held, _ = self._states.pop(pid, ({}, 0))
         # Clones: what a client keeps must not change with the model that it was read from.
-        versions = {v: t for v, t in held.items() if v == keep} | {version: {k: t.clone() for k, t in state.items()}}
+        versions = {v: t for v, t in held.items() if v == keep} | {
+            version: {k: t.clone() for k, t in state.items()}
+        }
         self._states[pid] = versions, keep
         self._bytes += _size(versions) - _size(held)
         while self._bytes > self._limit and len(self._states) > 1:
@@ -103,7 +117,8 @@ class MemoryStore:
         pid, (versions, keep) = next(iter(self._states.items()))
         for version in sorted(versions):
             self._spilled[1].save(pid, version, versions[version], keep)
-        self._bytes -= _size(versions)  # only now: where the disk is full, it is this message's client that fails
+        # only now: where the disk is full, it is this message's client that fails
+        self._bytes -= _size(versions)
         del self._states[pid]
 
 
@@ -112,7 +127,8 @@ def _size(versions: dict[int, Tree]) -> int:
 
 
 class DiskStore:
-    """States as safetensors files, for clients that share a node or whose process ends after each message."""
+    """States as safetensors files, for clients that share a node or whose process ends after each
+    message."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -125,7 +141,9 @@ class DiskStore:
         home = self._folder / str(pid)
         home.mkdir(parents=True, exist_ok=True)
         part = home / f"{version}.{os.getpid()}.part"
-        part.write_bytes(safetensors.torch.save({k: t.cpu().contiguous() for k, t in state.items()}))
+        part.write_bytes(
+            safetensors.torch.save({k: t.cpu().contiguous() for k, t in state.items()})
+        )
         part.replace(home / f"{version}.safetensors")
         for old in home.glob("*.safetensors"):
             if int(old.stem) not in (version, keep):
@@ -133,7 +151,8 @@ class DiskStore:
 
 
 class ContextStore:
-    """States in Flower's `context.state`, which Ray carries to whichever worker serves the client; one client per node."""
+    """States in Flower's `context.state`, which Ray carries to whichever worker serves the client;
+    one client per node."""
 
     def __init__(self, record: RecordDict) -> None:
         self._record = record
@@ -145,9 +164,15 @@ class ContextStore:
         return {name: torch.from_numpy(array.numpy()) for name, array in record.items()}
 
     def save(self, pid: int, version: int, state: Tree, keep: int) -> None:
-        for key in [k for k in self._record.array_records if k.startswith(f"fedhet.{pid}.") and not k.endswith(f".{keep}")]:
+        for key in [
+            k
+            for k in self._record.array_records
+            if k.startswith(f"fedhet.{pid}.") and not k.endswith(f".{keep}")
+        ]:
             del self._record[key]
-        self._record[f"fedhet.{pid}.{version}"] = ArrayRecord({k: Array(t.cpu().numpy()) for k, t in state.items()})
+        self._record[f"fedhet.{pid}.{version}"] = ArrayRecord(
+            {k: Array(t.cpu().numpy()) for k, t in state.items()}
+        )
 
 
 STATE_DAYS = 7
@@ -155,12 +180,19 @@ MARK = ".fedhet"
 
 
 def state_folder(run_id: int | str) -> Path:
-    """Where client processes of a Flower run keep state: below $FEDHET_STATE_DIR, or the user's own folder below the temporary one.
+    """Where client processes of a Flower run keep state: below $FEDHET_STATE_DIR, or the user's own
+    folder below the temporary one.
 
-    Runs that nothing has touched for STATE_DAYS days are removed when another run starts on the machine: only folders
-    that carry our mark, in a folder of our own, whatever else lies beside them.
-    """
-    root = Path(os.environ.get("FEDHET_STATE_DIR") or Path(tempfile.gettempdir()) / f"fedhet-{os.getuid()}") / "fedhet-state"
+    Runs that nothing has touched for STATE_DAYS days are removed when another run starts on the
+    machine: only folders that carry our mark, in a folder of our own, whatever else lies beside
+    them."""
+    root = (
+        Path(
+            os.environ.get("FEDHET_STATE_DIR")
+            or Path(tempfile.gettempdir()) / f"fedhet-{os.getuid()}"
+        )
+        / "fedhet-state"
+    )
     home = root / str(run_id)
     if not home.exists():
         root.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -1,8 +1,9 @@
-"""Seeded random streams: every random draw has its own, so that nothing that is added moves another draw.
+"""Seeded random streams: every random draw has its own, so that nothing that is added moves another
+draw.
 
-A stream is named by (seed, purpose, phase, step, pid), where step counts inside the phase. Two methods with one seed
-therefore see the same clients, batches and initial weights, with or without a warm-up phase.
-"""
+A stream is named by (seed, purpose, phase, step, pid), where step counts inside the phase. Two
+methods with one seed therefore see the same clients, batches and initial weights, with or without a
+warm-up phase."""
 
 from __future__ import annotations
 
@@ -17,6 +18,8 @@ def integer(seed: int, purpose: str, phase: str = "", step: int = 0, pid: int = 
     return int.from_bytes(hashlib.sha256(name).digest()[:8], "little") >> 1
 
 
-def generator(seed: int, purpose: str, phase: str = "", step: int = 0, pid: int = -1) -> np.random.Generator:
+def generator(
+    seed: int, purpose: str, phase: str = "", step: int = 0, pid: int = -1
+) -> np.random.Generator:
     """A numpy generator on the stream."""
     return np.random.default_rng(integer(seed, purpose, phase, step, pid))

@@ -15,7 +15,9 @@ class ToyModel(nn.Module):
 
     def __init__(self, norm: bool = False) -> None:
         super().__init__()
-        self.body = nn.Sequential(nn.Linear(4, 3), *([nn.BatchNorm1d(3)] if norm else []), nn.Tanh())
+        self.body = nn.Sequential(
+            nn.Linear(4, 3), *([nn.BatchNorm1d(3)] if norm else []), nn.Tanh()
+        )
         self.head = nn.Linear(3, 2)
 
     def features(self, x: Tensor) -> Tensor:
@@ -42,5 +44,8 @@ def _samples(n: int, pid: int, seed: int) -> Samples:
 def toy_task(clients: int = 4, *, norm: bool = False, equal: bool = False, seed: int = 0) -> Task:
     """Client k has 12 + 4 k training samples (12 if `equal`), 5 to validate and 5 to test."""
     sizes = [12 + (0 if equal else 4 * pid) for pid in range(clients)]
-    data = [ClientData(_samples(n, pid, seed), _samples(5, pid, seed), _samples(6, pid, seed)) for pid, n in enumerate(sizes)]
+    data = [
+        ClientData(_samples(n, pid, seed), _samples(5, pid, seed), _samples(6, pid, seed))
+        for pid, n in enumerate(sizes)
+    ]
     return Task(lambda: ToyModel(norm), _criterion, data, _samples(40, 1, seed + 1), 2)

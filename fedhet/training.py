@@ -1,4 +1,5 @@
-"""The only training loop: local epochs of mini-batches, with the points at which methods and plug-ins change it."""
+"""The only training loop: local epochs of mini-batches, with the points at which methods and
+plug-ins change it."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from fedhet.task import Samples
 
 @dataclass(slots=True)
 class Batch:
-    """One mini-batch: inputs x (B, ...), targets y, positions `index` in the training set, features z (B, d) or None, logits."""
+    """One mini-batch: inputs x (B, ...), targets y, positions `index` in the training set, features
+    z (B, d) or None, logits."""
 
     x: Tensor
     y: Tensor
@@ -32,13 +34,26 @@ Objective = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor | None]]
 
 
 def derivative(losses: Tensor, penalty: Tensor | None, params: Sequence[Tensor]) -> list[Tensor]:
-    """The gradient of losses.mean() + penalty, each tensor with memory of its own: hooks and the step change them in place."""
-    share = torch.full_like(losses, 1 / losses.numel())  # the mean is a constant gradient of its terms, which spares two kernels
-    outputs, weights = ((losses,), (share,)) if penalty is None or not penalty.requires_grad else (
-        (losses, penalty), (share, torch.ones_like(penalty)))
-    # torch.autograd.grad ends here too, after checks that take a tenth of a small model's step and import sympy, .4 s.
-    found = _ENGINE.run_backward(outputs, weights, keep_graph=False, create_graph=False, inputs=tuple(params), allow_unreachable=True,
-                                 accumulate_grad=False)
+    """The gradient of losses.mean() + penalty, each tensor with memory of its own: hooks and the
+    step change them in place."""
+    # the mean is a constant gradient of its terms, which spares two kernels
+    share = torch.full_like(losses, 1 / losses.numel())
+    outputs, weights = (
+        ((losses,), (share,))
+        if penalty is None or not penalty.requires_grad
+        else ((losses, penalty), (share, torch.ones_like(penalty)))
+    )
+    # torch.autograd.grad ends here too, after checks that take a tenth of a small model's step and
+    # import sympy, .4 s.
+    found = _ENGINE.run_backward(
+        outputs,
+        weights,
+        keep_graph=False,
+        create_graph=False,
+        inputs=tuple(params),
+        allow_unreachable=True,
+        accumulate_grad=False,
+    )
     grads = [torch.zeros_like(p) if g is None else g for g, p in zip(found, params, strict=True)]
     # Autograd gives the terms of a sum one tensor, and the terms of a mean a broadcast number.
     if len({g.data_ptr() for g in grads}) < len(grads) or any(0 in g.stride() for g in grads):
@@ -73,12 +88,20 @@ class LocalTraining:
         return optimizers.make(self.local, params)
 
     # ---- the loop
-    def train_model(self, model: nn.Module, data: Samples, *, epochs: int, patience: int | None = None, hooks: bool = True) -> int:
+    def train_model(
+        self,
+        model: nn.Module,
+        data: Samples,
+        *,
+        epochs: int,
+        patience: int | None = None,
+        hooks: bool = True,
+    ) -> int:
         """Train in place and return the number of optimiser steps.
 
-        The batch loss is that of `objective`. `patience` stops after so many epochs without a lower epoch-mean loss.
-        `hooks=False` leaves out the plug-ins, for loops that the server never sees.
-        """
+        The batch loss is that of `objective`. `patience` stops after so many epochs without a lower
+        epoch-mean loss. `hooks=False` leaves out the plug-ins, for loops that the server never
+        sees."""
         site, size = self.site, self.local.batch_size
         used = self._hooks if hooks else self.overridden(())
         params = [p for p in model.parameters() if p.requires_grad]
@@ -91,7 +114,10 @@ class LocalTraining:
         steps, best, stale = 0, float("inf"), 0
         for _ in range(epochs):
             order, epoch_loss = next(orders).to(site.device)[:n], 0.0
-            for x, y, index in zip(*(t.split(size) for t in (site.gathered(data.x, order), data.y[order], order)), strict=True):
+            for x, y, index in zip(
+                *(t.split(size) for t in (site.gathered(data.x, order), data.y[order], order)),
+                strict=True,
+            ):
                 losses, grads = gradient(site.augmented(x, draws), y, index)
                 with torch.no_grad():
                     self.gradient(grads)
@@ -116,44 +142,64 @@ class LocalTraining:
             yield torch.randperm(n, generator=draws)
 
     def _draws(self, purpose: str) -> torch.Generator:
-        return torch.Generator().manual_seed(streams.integer(self.site.seed, purpose, self.msg.phase, self.msg.step, self.pid))
+        return torch.Generator().manual_seed(
+            streams.integer(self.site.seed, purpose, self.msg.phase, self.msg.step, self.pid)
+        )
 
-    def _gradient(self, model: nn.Module, data: Samples, params: list[nn.Parameter], *, hooks: bool
-                  ) -> Callable[[Tensor, Tensor, Tensor], tuple[Tensor, list[Tensor]]]:
-        """(x, y, positions) of a batch -> (what has the batch loss for its mean, the loss's gradient)."""
+    def _gradient(
+        self, model: nn.Module, data: Samples, params: list[nn.Parameter], *, hooks: bool
+    ) -> Callable[[Tensor, Tensor, Tensor], tuple[Tensor, list[Tensor]]]:
+        """(x, y, positions) of a batch -> (what has the batch loss for its mean, the loss's
+        gradient)."""
         objective = self.objective(model, data, hooks=hooks)
 
         def eager(x: Tensor, y: Tensor, index: Tensor) -> tuple[Tensor, list[Tensor]]:
             losses, penalty = objective(x, y, index)
-            return losses.detach() if penalty is None else (losses.mean() + penalty).detach(), derivative(losses, penalty, params)
+            return (
+                losses.detach() if penalty is None else (losses.mean() + penalty).detach()
+            ), derivative(losses, penalty, params)
 
         own = self.site.parameters  # a fine-tuning may train others
         same = len(params) == len(own) and all(a is b for a, b in zip(params, own, strict=True))
         if not (self.site.speed.compile and same and self.plain(hooks)):
             return eager
-        weights, size, compiled = self.sample_weights(data) if hooks else None, self.local.batch_size, self.site.compiled
+        weights, size, compiled = (
+            self.sample_weights(data) if hooks else None,
+            self.local.batch_size,
+            self.site.compiled,
+        )
 
         def fast(x: Tensor, y: Tensor, index: Tensor) -> tuple[Tensor, list[Tensor]]:
             if len(y) < size:
                 return eager(x, y, index)
-            return compiled(x, y, None if weights is None else weights[index] / size)  # partial batches would be compiled anew
+            # partial batches would be compiled anew
+            return compiled(x, y, None if weights is None else weights[index] / size)
 
         return fast
 
     def plain(self, hooks: bool = True) -> bool:
-        """Whether the batch loss is the criterion's (weighted) mean: no loss or penalty of the method's or a plug-in's own."""
-        own = any(getattr(type(self), name) is not getattr(LocalTraining, name) for name in ("losses", "penalty", "objective"))
+        """Whether the batch loss is the criterion's (weighted) mean: no loss or penalty of the
+        method's or a plug-in's own."""
+        own = any(
+            getattr(type(self), name) is not getattr(LocalTraining, name)
+            for name in ("losses", "penalty", "objective")
+        )
         return not own and not (hooks and (self._hooks["losses"] or self._hooks["penalty"]))
 
     def objective(self, model: nn.Module, data: Samples, *, hooks: bool = True) -> Objective:
-        """The batch loss, mean_b(w_b (losses_b + plug-ins' losses_b)) + penalties, in its two parts.
+        """The batch loss, mean_b(w_b (losses_b + plug-ins' losses_b)) + penalties, in its two
+        parts.
 
-        Returns: (x, y, positions in `data`) of a batch -> (the terms of the mean (B,), the sum of the penalties or None).
-        """
+        Returns: (x, y, positions in `data`) of a batch -> (the terms of the mean (B,), the sum of
+        the penalties or None)."""
         used = self._hooks if hooks else self.overridden(())
         weights = self.sample_weights(data) if hooks else None
         features = getattr(model, "features", None)
-        penalties = [p for p in (self.penalty, *used["penalty"]) if getattr(p, "__func__", None) is not LocalTraining.penalty]
+        penalties = [
+            p
+            for p in (self.penalty, *used["penalty"])
+            if getattr(p, "__func__", None) is not LocalTraining.penalty
+        ]
 
         def terms(x: Tensor, y: Tensor, index: Tensor) -> tuple[Tensor, Tensor | None]:
             with self.site.autocast():
@@ -164,28 +210,40 @@ class LocalTraining:
                 losses = losses + hook(batch)
             if weights is not None:
                 losses = losses * weights[index]
-            return losses, sum((penalty(batch) for penalty in penalties), torch.zeros((), device=x.device)) if penalties else None
+            return losses, (
+                sum((penalty(batch) for penalty in penalties), torch.zeros((), device=x.device))
+                if penalties
+                else None
+            )
 
         return terms
 
-    def full_gradient(self, model: nn.Module, data: Samples, index: Tensor, chunk: int) -> list[Tensor]:
-        """The gradient of `objective` over the samples at `index`, in train mode, before every gradient hook; the model stays.
+    def full_gradient(
+        self, model: nn.Module, data: Samples, index: Tensor, chunk: int
+    ) -> list[Tensor]:
+        """The gradient of `objective` over the samples at `index`, in train mode, before every
+        gradient hook; the model stays.
 
-        It is summed over chunks of so many samples: exact, but for batch norm, which normalises each chunk by itself.
-        """
-        objective, params = self.objective(model, data), [p for p in model.parameters() if p.requires_grad]
+        It is summed over chunks of so many samples: exact, but for batch norm, which normalises
+        each chunk by itself."""
+        objective, params = (
+            self.objective(model, data),
+            [p for p in model.parameters() if p.requires_grad],
+        )
         index = index[: self._train_mode(model, len(index), chunk)]
         total, draws = [torch.zeros_like(p) for p in params], self._draws("augment")
         for part in index.split(chunk):
-            grads = derivative(*objective(self.site.augmented(data.x[part], draws), data.y[part], part), params)
+            grads = derivative(
+                *objective(self.site.augmented(data.x[part], draws), data.y[part], part), params
+            )
             torch._foreach_add_(total, grads, alpha=len(part) / len(index))
         return total
 
     def _train_mode(self, model: nn.Module, n: int, size: int) -> int:
         """Set the mode and return how many of n samples to use in batches of this size.
 
-        Batch norm cannot train on one sample: a trailing single one is left out, or batch norm runs in eval mode.
-        """
+        Batch norm cannot train on one sample: a trailing single one is left out, or batch norm runs
+        in eval mode."""
         model.train()
         found = norms(model)
         single = bool(found) and (n % size == 1 or size == 1)
@@ -206,6 +264,10 @@ class LocalTraining:
         return total
 
     def overridden(self, plugins: Sequence[Plugin]) -> dict[str, list[Any]]:
-        """hook name -> the bound methods that do something, so that a step pays only for what is used."""
+        """hook name -> the bound methods that do something, so that a step pays only for what is
+        used."""
         hooks = ("optimizer", "losses", "penalty", "gradient", "scale")
-        return {h: [getattr(p, h) for p in plugins if getattr(type(p), h) is not getattr(Plugin, h)] for h in hooks}
+        return {
+            h: [getattr(p, h) for p in plugins if getattr(type(p), h) is not getattr(Plugin, h)]
+            for h in hooks
+        }

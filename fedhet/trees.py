@@ -12,11 +12,14 @@ from torch import Tensor
 Tree = dict[str, Tensor]
 AnyTree = Mapping[str, Tensor]
 
-BLOCK = 2**19  # entries that a sum takes at a time: torch makes float64 copies of them first, which so stay in the cache
+# entries that a sum takes at a time: torch makes float64 copies of them first, which so stay in the
+# cache
+BLOCK = 2**19
 
 
 class Difference(Mapping[str, Tensor]):
-    """new - old, formed in float64 one tensor at a time, when it is read: K clients cost K float32 trees, not K float64 ones."""
+    """new - old, formed in float64 one tensor at a time, when it is read: K clients cost K float32
+    trees, not K float64 ones."""
 
     def __init__(self, new: AnyTree, old: AnyTree) -> None:
         self.new, self.old = new, old
@@ -32,10 +35,11 @@ class Difference(Mapping[str, Tensor]):
 
 
 class Sum:
-    """A running weighted sum in float64: sum_k w_k t_k. Its memory does not depend on the number of trees.
+    """A running weighted sum in float64: sum_k w_k t_k. Its memory does not depend on the number of
+    trees.
 
-    Differences from the first one's old tree are summed as sum_k w_k new_k - (sum_k w_k) old: half of the memory traffic.
-    """
+    Differences from the first one's old tree are summed as sum_k w_k new_k - (sum_k w_k) old: half
+    of the memory traffic."""
 
     def __init__(self) -> None:
         self.weight = 0.0
@@ -50,7 +54,12 @@ class Sum:
         if isinstance(tree, Difference) and (not self._total or tree.old is self._old):
             self._old, self._moved, tree = tree.old, self._moved + weight, tree.new
         if not self._total:
-            self._total = map(lambda t: t.to(torch.float64, copy=True, memory_format=torch.contiguous_format).mul_(weight), tree)
+            self._total = map(
+                lambda t: t.to(
+                    torch.float64, copy=True, memory_format=torch.contiguous_format
+                ).mul_(weight),
+                tree,
+            )
         else:
             for name, total in self._total.items():
                 for part, x in zip(_blocks(total), _blocks(tree[name]), strict=True):
@@ -62,14 +71,28 @@ class Sum:
         """sum_k w_k t_k; empty where nothing was added."""
         if not self._moved:
             return self._total
-        return {name: total.sub(self._old[name], alpha=self._moved) for name, total in self._total.items()}
+        return {
+            name: total.sub(self._old[name], alpha=self._moved)
+            for name, total in self._total.items()
+        }
 
     def mean(self, *, reuse: bool = False) -> Tree:
-        """sum_k w_k t_k / sum_k w_k; `reuse` makes it in the sum's own memory: the sum is used up."""
+        """sum_k w_k t_k / sum_k w_k; `reuse` makes it in the sum's own memory: the sum is used
+        up."""
         if not self.weight > 0:
             raise ValueError(f"a weighted mean needs a positive total weight, got {self.weight}")
-        means = {name: total.div_(self.weight) if reuse else total / self.weight for name, total in self._total.items()}
-        return {name: t.sub_(self._old[name], alpha=self._moved / self.weight) for name, t in means.items()} if self._moved else means
+        means = {
+            name: total.div_(self.weight) if reuse else total / self.weight
+            for name, total in self._total.items()
+        }
+        return (
+            {
+                name: t.sub_(self._old[name], alpha=self._moved / self.weight)
+                for name, t in means.items()
+            }
+            if self._moved
+            else means
+        )
 
 
 def _blocks(t: Tensor) -> Sequence[Tensor]:
@@ -87,8 +110,14 @@ def mean(pairs: Iterable[tuple[AnyTree, float]]) -> Tree:
 
 def add(a: AnyTree, b: AnyTree, scale: float = 1.0) -> Tree:
     """a + scale b, in float64."""
-    return {name: a[name].double().add_(b[name], alpha=scale) if a[name].dtype != torch.float64
-            else a[name].add(b[name], alpha=scale) for name in a}
+    return {
+        name: (
+            a[name].double().add_(b[name], alpha=scale)
+            if a[name].dtype != torch.float64
+            else a[name].add(b[name], alpha=scale)
+        )
+        for name in a
+    }
 
 
 def map(f: Callable[[Tensor], Tensor], tree: AnyTree) -> Tree:
@@ -112,8 +141,11 @@ def pick(tree: AnyTree, names: Iterable[str]) -> Tree:
 def finite(tree: AnyTree) -> str | None:
     """The first name that holds a NaN or an infinity, or None."""
     floating = {name: tree[name] for name in tree if tree[name].is_floating_point()}
-    # A sum is one pass, and one answer for all tensors; it can overflow on finite values, so only then is each entry looked at.
-    if not floating or torch.isfinite(torch.stack([t.sum().double() for t in floating.values()]).sum()):
+    # A sum is one pass, and one answer for all tensors; it can overflow on finite values, so only
+    # then is each entry looked at.
+    if not floating or torch.isfinite(
+        torch.stack([t.sum().double() for t in floating.values()]).sum()
+    ):
         return None
     return next((name for name, t in floating.items() if not torch.isfinite(t).all()), None)
 
@@ -128,6 +160,8 @@ def sha256(slots: Mapping[str, AnyTree]) -> str:
     for slot in sorted(slots):
         for name in sorted(slots[slot]):
             t = slots[slot][name].detach().cpu().contiguous()
-            h.update(f"{slot}|{name}|{str(t.dtype).removeprefix('torch.')}|{tuple(t.shape)}|".encode())
+            h.update(
+                f"{slot}|{name}|{str(t.dtype).removeprefix('torch.')}|{tuple(t.shape)}|".encode()
+            )
             h.update(t.reshape(-1).view(torch.uint8).numpy().tobytes() if t.numel() else b"")
     return h.hexdigest()

@@ -1,9 +1,9 @@
 """The only code that knows how Flower carries messages.
 
-The parameter list holds the slot's weights. Extras ride in Flower's config (down) and metrics (up) dictionaries: scalars
-as they are, tensors and trees as safetensors bytes under "fedhet.<name>". What is too large for one unchunked object
-rides behind the slot in the parameter list, announced in the header. The header is JSON under the key "fedhet".
-"""
+The parameter list holds the slot's weights. Extras ride in Flower's config (down) and metrics (up)
+dictionaries: scalars as they are, tensors and trees as safetensors bytes under "fedhet.<name>".
+What is too large for one unchunked object rides behind the slot in the parameter list, announced in
+the header. The header is JSON under the key "fedhet"."""
 
 from __future__ import annotations
 
@@ -16,15 +16,33 @@ from typing import Any
 import numpy as np
 import safetensors.torch
 import torch
-from flwr.common import EvaluateIns, EvaluateRes, FitIns, FitRes, Parameters, ndarrays_to_parameters, parameters_to_ndarrays
+from flwr.common import (
+    EvaluateIns,
+    EvaluateRes,
+    FitIns,
+    FitRes,
+    Parameters,
+    ndarrays_to_parameters,
+    parameters_to_ndarrays,
+)
 from torch import Tensor
 
 from fedhet import trees
-from fedhet.messages import Broadcast, Extra, Extras, Failure, LocalSettings, Reply, Update, check_extras
+from fedhet.messages import (
+    Broadcast,
+    Extra,
+    Extras,
+    Failure,
+    LocalSettings,
+    Reply,
+    Update,
+    check_extras,
+)
 from fedhet.trees import AnyTree, Tree
 
 HEADER = "fedhet"
-INLINE_LIMIT = 32 * 2**20  # bytes of one extra in a config or metrics dictionary; Flower sends those unchunked
+# bytes of one extra in a config or metrics dictionary; Flower sends those unchunked
+INLINE_LIMIT = 32 * 2**20
 
 
 def _array(t: Tensor) -> np.ndarray:
@@ -35,7 +53,8 @@ Piece = tuple[list[np.ndarray], dict[str, Any], dict[str, list[str]], list[str]]
 
 
 def _encode(name: str, value: Extra) -> Piece:
-    """(arrays behind the slot, dictionary entries, {name: a tree's names}, [name] if it rides behind the slot) of one extra."""
+    """(arrays behind the slot, dictionary entries, {name: a tree's names}, [name] if it rides
+    behind the slot) of one extra."""
     check_extras({name: value}, {})
     if not isinstance(value, Tensor | dict):
         return [], {f"{HEADER}.{name}": value}, {}, []
@@ -46,21 +65,35 @@ def _encode(name: str, value: Extra) -> Piece:
     return [], {f"{HEADER}.{name}": coded}, {name: list(tree)}, []
 
 
-def _seal(header: dict[str, Any], weights: AnyTree | None, names: dict[str, list[str]], behind: list[str]) -> str:
-    # A phase without a slot sends None, which an empty parameter list alone would not tell from an empty tree. The names
-    # of trees are said because safetensors sorts them, and a tree is in state-dict order in every engine.
-    return json.dumps({**header, "names": None if weights is None else list(weights), "trees": names, "behind": behind})
+def _seal(
+    header: dict[str, Any], weights: AnyTree | None, names: dict[str, list[str]], behind: list[str]
+) -> str:
+    # A phase without a slot sends None, which an empty parameter list alone would not tell from an
+    # empty tree. The names of trees are said because safetensors sorts them, and a tree is in
+    # state-dict order in every engine.
+    return json.dumps(
+        {
+            **header,
+            "names": None if weights is None else list(weights),
+            "trees": names,
+            "behind": behind,
+        }
+    )
 
 
-def pack(weights: AnyTree | None, extras: Extras, header: dict[str, Any]) -> tuple[list[np.ndarray], dict[str, Any]]:
-    """(parameter list, config or metrics dictionary) of one message; TypeError names an extra that cannot travel."""
+def pack(
+    weights: AnyTree | None, extras: Extras, header: dict[str, Any]
+) -> tuple[list[np.ndarray], dict[str, Any]]:
+    """(parameter list, config or metrics dictionary) of one message; TypeError names an extra that
+    cannot travel."""
     arrays = [_array(t) for t in (weights or {}).values()]
     more, carried, names, behind = _join(_encode(name, value) for name, value in extras.items())
     return arrays + more, {**carried, HEADER: _seal(header, weights, names, behind)}
 
 
-def _join(pieces: Iterable[tuple[list[Any], dict[str, Any], dict[str, list[str]], list[str]]]) -> tuple[list[Any], dict[str, Any],
-                                                                                                 dict[str, list[str]], list[str]]:
+def _join(
+    pieces: Iterable[tuple[list[Any], dict[str, Any], dict[str, list[str]], list[str]]],
+) -> tuple[list[Any], dict[str, Any], dict[str, list[str]], list[str]]:
     arrays: list[Any] = []
     carried: dict[str, Any] = {}
     names: dict[str, list[str]] = {}
@@ -73,14 +106,21 @@ def _join(pieces: Iterable[tuple[list[Any], dict[str, Any], dict[str, list[str]]
     return arrays, carried, names, behind
 
 
-def unpack(arrays: list[np.ndarray], carried: dict[str, Any]) -> tuple[Tree | None, Extras, dict[str, Any]]:
-    """The inverse of `pack`: (weights, extras, header); ValueError where the message is not one of ours or damaged."""
+def unpack(
+    arrays: list[np.ndarray], carried: dict[str, Any]
+) -> tuple[Tree | None, Extras, dict[str, Any]]:
+    """The inverse of `pack`: (weights, extras, header); ValueError where the message is not one of
+    ours or damaged."""
     header = read_header(carried)
     names, inside, behind = header.pop("names"), header.pop("trees"), header.pop("behind")
     expected = len(names or []) + sum(len(inside[name]) for name in behind)
     if len(arrays) != expected:
-        raise ValueError(f"the message carries {len(arrays)} arrays but its header names {expected}")
-    tensors = iter([torch.from_numpy(np.ascontiguousarray(a) if a.ndim else a.copy()) for a in arrays])
+        raise ValueError(
+            f"the message carries {len(arrays)} arrays but its header names {expected}"
+        )
+    tensors = iter(
+        [torch.from_numpy(np.ascontiguousarray(a) if a.ndim else a.copy()) for a in arrays]
+    )
     weights = None if names is None else {name: next(tensors) for name in names}
     extras: Extras = {}
     for key, value in carried.items():
@@ -94,7 +134,8 @@ def unpack(arrays: list[np.ndarray], carried: dict[str, Any]) -> tuple[Tree | No
 
 def read_header(carried: Any) -> dict[str, Any]:
     """The header of a message; ValueError where there is none."""
-    text = carried.get(HEADER) if isinstance(carried, Mapping) else None  # what Flower hands over is no dict
+    # what Flower hands over is no dict
+    text = carried.get(HEADER) if isinstance(carried, Mapping) else None
     header = json.loads(text) if isinstance(text, str) else None
     if not isinstance(header, dict):
         raise ValueError(f"not a fedhet message: it has no header under {HEADER!r}")
@@ -111,13 +152,25 @@ def _decode(name: str, value: bytes, keys: list[str]) -> Tensor | Tree:
     except safetensors.SafetensorError as error:
         raise ValueError(f"extra {name!r} is damaged: {error}") from error
     if set(tree) != set(keys):
-        raise ValueError(f"extra {name!r} is damaged: it holds {sorted(tree)[:3]}, its header names {sorted(keys)[:3]}")
+        raise ValueError(
+            f"extra {name!r} is damaged: it holds {sorted(tree)[:3]}, its header names"
+            f" {sorted(keys)[:3]}"
+        )
     return _unwrap({key: tree[key] for key in keys})
 
 
 def _header(msg: Broadcast) -> dict[str, Any]:
-    return {"phase": msg.phase, "step": msg.step, "round": msg.round, "slot": msg.slot, "local": asdict(msg.local),
-            "trains": msg.trains, "plugins": msg.plugins, "pid": msg.pid, "version": msg.version}
+    return {
+        "phase": msg.phase,
+        "step": msg.step,
+        "round": msg.round,
+        "slot": msg.slot,
+        "local": asdict(msg.local),
+        "trains": msg.trains,
+        "plugins": msg.plugins,
+        "pid": msg.pid,
+        "version": msg.version,
+    }
 
 
 class Packer:
@@ -129,8 +182,14 @@ class Packer:
 
     def __call__(self, msg: Broadcast) -> tuple[Parameters, dict[str, Any]]:
         weights = self._once("", msg.weights, self._weights) if msg.weights else []
-        more, carried, names, behind = _join(self._once(name, value, partial(self._extra, name)) for name, value in msg.extras.items())
-        return Parameters(weights + more, "numpy.ndarray"), {**carried, HEADER: _seal(_header(msg), msg.weights, names, behind)}
+        more, carried, names, behind = _join(
+            self._once(name, value, partial(self._extra, name))
+            for name, value in msg.extras.items()
+        )
+        return Parameters(weights + more, "numpy.ndarray"), {
+            **carried,
+            HEADER: _seal(_header(msg), msg.weights, names, behind),
+        }
 
     def _once(self, name: str, value: Any, make: Callable[[Any], Any]) -> Any:
         if not isinstance(value, Tensor | dict):
@@ -144,7 +203,9 @@ class Packer:
         return ndarrays_to_parameters([_array(t) for t in weights.values()]).tensors
 
     @staticmethod
-    def _extra(name: str, value: Extra) -> tuple[list[bytes], dict[str, Any], dict[str, list[str]], list[str]]:
+    def _extra(
+        name: str, value: Extra
+    ) -> tuple[list[bytes], dict[str, Any], dict[str, list[str]], list[str]]:
         arrays, entries, names, behind = _encode(name, value)
         return ndarrays_to_parameters(arrays).tensors, entries, names, behind
 
@@ -165,7 +226,9 @@ def write_broadcast(msg: Broadcast) -> tuple[list[np.ndarray], dict[str, Any]]:
 def read_broadcast(arrays: list[np.ndarray], config: dict[str, Any]) -> Broadcast:
     """The client's side of `fit_ins`."""
     weights, extras, header = unpack(arrays, config)
-    return Broadcast(**{**header, "local": LocalSettings(**header["local"])}, weights=weights, extras=extras)
+    return Broadcast(
+        **{**header, "local": LocalSettings(**header["local"])}, weights=weights, extras=extras
+    )
 
 
 def reply_arrays(reply: Reply) -> tuple[list[np.ndarray], int, dict[str, Any]]:
@@ -173,12 +236,17 @@ def reply_arrays(reply: Reply) -> tuple[list[np.ndarray], int, dict[str, Any]]:
     if isinstance(reply, Failure):
         arrays, metrics = pack(None, {}, {"failure": asdict(reply)})
         return arrays, 0, metrics
-    arrays, metrics = pack(reply.weights, reply.extras, {"pid": reply.pid, "metrics": reply.metrics, "keeps": reply.keeps})
+    arrays, metrics = pack(
+        reply.weights,
+        reply.extras,
+        {"pid": reply.pid, "metrics": reply.metrics, "keeps": reply.keeps},
+    )
     return arrays, reply.num_examples, metrics
 
 
 def read_reply(msg: Broadcast, reply: tuple[list[np.ndarray], int, dict[str, Any]]) -> Reply:
-    """The inverse of `reply_arrays`; whatever cannot be read is a Failure of the client that `msg` went to."""
+    """The inverse of `reply_arrays`; whatever cannot be read is a Failure of the client that `msg`
+    went to."""
     arrays, num_examples, metrics = reply
     try:
         weights, extras, header = unpack(arrays, metrics)
@@ -202,4 +270,6 @@ def read_result(msg: Broadcast, res: FitRes | EvaluateRes) -> Reply:
 
 
 def _unreadable(msg: Broadcast, error: Exception) -> Failure:
-    return Failure(msg.pid, msg.phase, msg.step, f"unreadable reply: {type(error).__name__}: {error}")
+    return Failure(
+        msg.pid, msg.phase, msg.step, f"unreadable reply: {type(error).__name__}: {error}"
+    )

@@ -1,4 +1,5 @@
-"""What the tests share: runs in folders of their own, and a federation that is advanced step by step."""
+"""What the tests share: runs in folders of their own, and a federation that is advanced step by
+step."""
 
 from __future__ import annotations
 
@@ -14,14 +15,18 @@ from typing import Any
 import pytest
 from composing import composed
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported, here and in the processes that tests start
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in a shell's background job; tests interrupt the processes that they start
+os.environ.setdefault(
+    "OMP_NUM_THREADS", "1"
+)  # before torch is imported, here and in the processes that tests start
+# in a shell's background job; tests interrupt the processes that they start
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread() -> None:
-    """Tests that call the classes themselves are held to the same bits as runs, which pin their threads."""
+    """Tests that call the classes themselves are held to the same bits as runs, which pin their
+    threads."""
     from fedhet.site import pin_threads
 
     pin_threads(1)
@@ -37,20 +42,40 @@ def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any
     numbers = itertools.count()
 
     def run(*overrides: str, task: Any = None) -> Any:
-        return run_job(replace(composed(*overrides), run_dir=str(tmp_path / f"run-{next(numbers)}"), run_dir_given=True), task)
+        return run_job(
+            replace(
+                composed(*overrides),
+                run_dir=str(tmp_path / f"run-{next(numbers)}"),
+                run_dir_given=True,
+            ),
+            task,
+        )
 
     return run
 
 
 class Federation:
-    """A strategy and its clients in this process, from their constructors: nothing between a test and the classes.
+    """A strategy and its clients in this process, from their constructors: nothing between a test
+    and the classes.
 
-    `options` are the strategy's own; `local` further LocalSettings; `setting` those of `fedhet.strategy.Setting`.
-    """
+    `options` are the strategy's own; `local` further LocalSettings; `setting` those of
+    `fedhet.strategy.Setting`."""
 
-    def __init__(self, task: Any, cls: type, *, plugins: Callable[[], Sequence[Any]] = list, seed: int = 0, buffers: str = "average",
-                 options: dict[str, Any] | None = None, lr: float = 0.1, epochs: int = 1, batch_size: int = 4,
-                 local: dict[str, Any] | None = None, **setting: Any) -> None:
+    def __init__(
+        self,
+        task: Any,
+        cls: type,
+        *,
+        plugins: Callable[[], Sequence[Any]] = list,
+        seed: int = 0,
+        buffers: str = "average",
+        options: dict[str, Any] | None = None,
+        lr: float = 0.1,
+        epochs: int = 1,
+        batch_size: int = 4,
+        local: dict[str, Any] | None = None,
+        **setting: Any,
+    ) -> None:
         import torch
 
         from fedhet.messages import LocalSettings
@@ -58,14 +83,20 @@ class Federation:
         from fedhet.site import Site
         from fedhet.state import MemoryStore
 
-        self.site = Site(task, device=torch.device("cpu"), seed=seed, buffers=buffers, scope=cls.scope)
+        self.site = Site(
+            task, device=torch.device("cpu"), seed=seed, buffers=buffers, scope=cls.scope
+        )
         settings = LocalSettings(lr=lr, epochs=epochs, batch_size=batch_size, **local or {})
-        self.strategy = cls(Setting(self.site, settings, plugins=plugins(), **setting), **options or {})
+        self.strategy = cls(
+            Setting(self.site, settings, plugins=plugins(), **setting), **options or {}
+        )
         self.store = MemoryStore()
         self.client = lambda: cls.client_cls(self.site, plugins(), self.store)
         self.round = 0
 
-    def step(self, alter: Callable[[list[Any], list[Any]], Iterable[Any]] = lambda plan, replies: replies) -> list[Any]:
+    def step(
+        self, alter: Callable[[list[Any], list[Any]], Iterable[Any]] = lambda plan, replies: replies
+    ) -> list[Any]:
         """One step; `alter` changes what the server hears. Returns the messages."""
         self.round += 1
         plan = self.strategy.plan(self.round)

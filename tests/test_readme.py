@@ -26,12 +26,23 @@ def test_the_printed_method_is_a_method(tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "printed_median.py").write_text(code)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("FEDHET_TRUST", "printed_median")
-    chosen = ["method=fedavg", "method._target_=printed_median.FedMedian", "plugin=[fedprox]", "rounds=2"]
+    chosen = [
+        "method=fedavg",
+        "method._target_=printed_median.FedMedian",
+        "plugin=[fedprox]",
+        "rounds=2",
+    ]
     one = fedhet.run([*chosen, f"hydra.run.dir={tmp_path}/one"], task=toy_task(1))
-    plain = fedhet.run(["method=fedprox", "rounds=2", f"hydra.run.dir={tmp_path}/plain"], task=toy_task(1))
-    assert one.summary["weights_sha256"] == plain.summary["weights_sha256"]  # the median of one client is its weights
+    plain = fedhet.run(
+        ["method=fedprox", "rounds=2", f"hydra.run.dir={tmp_path}/plain"], task=toy_task(1)
+    )
+    assert (
+        one.summary["weights_sha256"] == plain.summary["weights_sha256"]
+    )  # the median of one client is its weights
     three = fedhet.run([*chosen, f"hydra.run.dir={tmp_path}/three"], task=toy_task(3))
-    mean = fedhet.run(["method=fedprox", "rounds=2", f"hydra.run.dir={tmp_path}/mean"], task=toy_task(3))
+    mean = fedhet.run(
+        ["method=fedprox", "rounds=2", f"hydra.run.dir={tmp_path}/mean"], task=toy_task(3)
+    )
     assert three.summary["weights_sha256"] != mean.summary["weights_sha256"]
 
 
@@ -48,11 +59,20 @@ def test_the_printed_programs_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("block", blocks("bash"))
 def test_the_printed_commands_are_shell(block: str) -> None:
-    assert subprocess.run(["bash", "-n"], input=block, text=True, capture_output=True, check=False).stderr == ""
+    assert (
+        subprocess.run(
+            ["bash", "-n"], input=block, text=True, capture_output=True, check=False
+        ).stderr
+        == ""
+    )
 
 
 def commands() -> list[list[str]]:
-    lines = [line.partition("  #")[0] for block in blocks("bash") for line in block.replace("\\\n", " ").splitlines()]
+    lines = [
+        line.partition("  #")[0]
+        for block in blocks("bash")
+        for line in block.replace("\\\n", " ").splitlines()
+    ]
     found = [shlex.split(line)[3:] for line in lines if line.startswith("python -m fedhet ")]
     for line in lines:
         if found_overrides := re.search(r"overrides='([^']*)'", line):

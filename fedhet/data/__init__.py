@@ -1,7 +1,7 @@
 """Datasets, partitions, and the federations they make.
 
-Names are resolved on first use (PEP 562), so that checking a partition's settings does not import torch.
-"""
+Names are resolved on first use (PEP 562), so that checking a partition's settings does not import
+torch."""
 
 from __future__ import annotations
 
@@ -17,8 +17,13 @@ if TYPE_CHECKING:
 
 _HOME = {
     **dict.fromkeys(("Dataset",), "fedhet.data.dataset"),
-    **dict.fromkeys(("Federation", "Normalize", "describe", "split", "transform"), "fedhet.data.federation"),
-    **dict.fromkeys(("Dirichlet", "Iid", "Natural", "Pathological", "Quantity", "Shards"), "fedhet.data.partition"),
+    **dict.fromkeys(
+        ("Federation", "Normalize", "describe", "split", "transform"), "fedhet.data.federation"
+    ),
+    **dict.fromkeys(
+        ("Dirichlet", "Iid", "Natural", "Pathological", "Quantity", "Shards"),
+        "fedhet.data.partition",
+    ),
     **dict.fromkeys(("Saved",), "fedhet.data.saved"),
     **dict.fromkeys(("Partition", "Scheme"), "fedhet.data.scheme"),
 }

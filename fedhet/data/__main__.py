@@ -16,7 +16,8 @@ COMMANDS = {"download": download, "describe": overview, "partition": keep, "expo
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Do what the arguments say (those of the process if None); exit codes as `python -m fedhet`."""
+    """Do what the arguments say (those of the process if None); exit codes as `python -m
+    fedhet`."""
     lines = sys.argv[1:] if argv is None else list(argv)
     parser = argparse.ArgumentParser(prog="python -m fedhet.data", description=__doc__)
     commands = parser.add_subparsers(metavar="command", required=True)

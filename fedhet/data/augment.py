@@ -14,7 +14,8 @@ PADDING = 4
 
 @dataclass(frozen=True)
 class CropFlip:
-    """A random crop of each image after padding it by PADDING black pixels, then a mirror image of half of them.
+    """A random crop of each image after padding it by PADDING black pixels, then a mirror image of
+    half of them.
 
     It is for images that are already normalised: `black` is each channel's value of a black pixel.
     """
@@ -22,7 +23,8 @@ class CropFlip:
     black: tuple[float, ...]
 
     def __call__(self, x: Tensor, generator: torch.Generator) -> Tensor:
-        """(B, C, H, W) -> new images of the same shape; all draws come from `generator`, a CPU one on every device."""
+        """(B, C, H, W) -> new images of the same shape; all draws come from `generator`, a CPU one
+        on every device."""
         b, c, h, w = x.shape
         dy, dx = torch.randint(0, 2 * PADDING + 1, (2, b, 1, 1), generator=generator).to(x.device)
         mirrored = torch.randint(0, 2, (b, 1, 1), generator=generator).to(x.device)
@@ -30,9 +32,12 @@ class CropFlip:
         padded.copy_(x.new_tensor(self.black).view(c, 1, 1))
         inner = padded[..., PADDING:-PADDING, PADDING:-PADDING]
         inner[0], inner[1] = x, x.flip(-1)
-        # Where each row of a crop begins in `padded`; it lies there in one piece, so that rows are gathered, not pixels.
+        # Where each row of a crop begins in `padded`; it lies there in one piece, so that rows are
+        # gathered, not pixels.
         image, line = padded[0, 0, 0].numel(), padded.shape[-1]
-        rows = torch.arange(b * c, device=x.device).view(b, c, 1) * image + mirrored * (b * c * image)
+        rows = torch.arange(b * c, device=x.device).view(b, c, 1) * image + mirrored * (
+            b * c * image
+        )
         rows = rows + (torch.arange(h, device=x.device) + dy) * line + dx
         return padded.view(-1).unfold(0, w, 1).index_select(0, rows.flatten()).view(b, c, h, w)
 

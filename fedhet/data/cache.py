@@ -1,4 +1,5 @@
-"""Assigned partitions on disk: in a real deployment every message is a new process, and flwr-datasets takes seconds to import."""
+"""Assigned partitions on disk: in a real deployment every message is a new process, and
+flwr-datasets takes seconds to import."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ def folder() -> Path:
 
 
 def load(key: str) -> list[np.ndarray] | None:
-    """The index arrays saved as `key`; None where there are none, or they are damaged (which is logged)."""
+    """The index arrays saved as `key`; None where there are none, or they are damaged (which is
+    logged)."""
     path = folder() / f"{key}.npz"
     try:
         with np.load(path) as file:
@@ -36,14 +38,23 @@ def load(key: str) -> list[np.ndarray] | None:
         problem = "its digest is another"
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         return None
-    except (OSError, ValueError, KeyError, EOFError, RuntimeError, TypeError, zipfile.BadZipFile) as error:  # what a damaged npz raises
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        EOFError,
+        RuntimeError,
+        TypeError,
+        zipfile.BadZipFile,
+    ) as error:  # what a damaged npz raises
         problem = str(error)
     log.warning("the cached partition %s is damaged (%s): it is made anew", path, problem)
     return None
 
 
 def save(key: str, indices: list[np.ndarray]) -> None:
-    """Saves the index arrays; concurrent processes may save the same key. A folder that cannot be written is logged once."""
+    """Saves the index arrays; concurrent processes may save the same key. A folder that cannot be
+    written is logged once."""
     path = folder() / f"{key}.npz"
     flat, ends = np.concatenate(indices), np.cumsum([len(part) for part in indices])
     try:
@@ -62,4 +73,8 @@ def _digest(indices: np.ndarray, ends: np.ndarray) -> str:
 
 @cache  # once per folder
 def _unwritable(place: Path, error: str) -> None:
-    log.warning("partitions are not cached, each process makes its own: %s cannot be written (%s)", place, error)
+    log.warning(
+        "partitions are not cached, each process makes its own: %s cannot be written (%s)",
+        place,
+        error,
+    )

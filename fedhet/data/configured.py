@@ -25,22 +25,44 @@ class Configured:
 
     @classmethod
     def of(cls, cfg: DictConfig) -> Configured:
-        scheme = instantiate(cfg.partition)  # a setting that is out of range is told before any data are read
+        # a setting that is out of range is told before any data are read
+        scheme = instantiate(cfg.partition)
         dataset = instantiate(cfg.dataset, data_dir=cfg.data_dir)
-        return cls(cfg, scheme, dataset, scheme.assign(dataset.y.numpy(), cfg.seed, dataset.owners, dataset.owner_names))
+        return cls(
+            cfg,
+            scheme,
+            dataset,
+            scheme.assign(dataset.y.numpy(), cfg.seed, dataset.owners, dataset.owner_names),
+        )
 
     @cached_property
     def clients(self) -> Federation:
-        return Federation(self.dataset, self.partition, self.scheme.split, self.cfg.seed, self.scheme.noise)
+        return Federation(
+            self.dataset, self.partition, self.scheme.split, self.cfg.seed, self.scheme.noise
+        )
 
     def about(self) -> dict[str, Any]:
-        """partition.json: the partition, what made it, and what it is like; `partition=saved` reads it."""
+        """partition.json: the partition, what made it, and what it is like; `partition=saved` reads
+        it."""
         given: Any = OmegaConf.to_container(self.cfg.partition)
         settings = {key: value for key, value in given.items() if key != "_target_"}
-        return {"name": self.partition.name, "clients": len(self.partition.indices), "hash": self.partition.hash,
-                "settings": {**settings, "split": list(self.scheme.split), "noise": self.scheme.noise},
-                "seed": self.cfg.seed, "samples": len(self.dataset.y), "labels": labels_digest(self.dataset.y.numpy()),
-                "normalised": None if self.dataset.text else {"mean": list(self.dataset.mean), "std": list(self.dataset.std)},
-                "shape": list(self.dataset.shape), "classes": list(self.dataset.classes), "owners": list(self.partition.owners),
-                "train_sizes": self.clients.sizes, "counts": describe(self.dataset, self.partition).tolist(),
-                "indices": [indices.tolist() for indices in self.partition.indices]}
+        return {
+            "name": self.partition.name,
+            "clients": len(self.partition.indices),
+            "hash": self.partition.hash,
+            "settings": {**settings, "split": list(self.scheme.split), "noise": self.scheme.noise},
+            "seed": self.cfg.seed,
+            "samples": len(self.dataset.y),
+            "labels": labels_digest(self.dataset.y.numpy()),
+            "normalised": (
+                None
+                if self.dataset.text
+                else {"mean": list(self.dataset.mean), "std": list(self.dataset.std)}
+            ),
+            "shape": list(self.dataset.shape),
+            "classes": list(self.dataset.classes),
+            "owners": list(self.partition.owners),
+            "train_sizes": self.clients.sizes,
+            "counts": describe(self.dataset, self.partition).tolist(),
+            "indices": [indices.tolist() for indices in self.partition.indices],
+        }

@@ -1,7 +1,7 @@
 """Get a dataset from its publisher: checked, and unpacked where the loaders look for it.
 
-Nothing else in fedhet downloads. A file is put in place only when it is whole: an interrupted download leaves nothing behind.
-"""
+Nothing else in fedhet downloads. A file is put in place only when it is whole: an interrupted
+download leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -23,9 +23,12 @@ _CHUNK = 2**18
 _TIMEOUT = 30.0  # seconds without a byte
 
 BY_HAND = {
-    "chest_xray": "Its sources have licences and log-ins of their own. Put each as <source>/{train,test}/{NORMAL,PNEUMONIA}/*.png or .jpg "
-                  "into the folder chest_xray. Kermany et al.: https://doi.org/10.17632/rscbjbr9sj ; NIH ChestX-ray8: "
-                  "https://nihcc.app.box.com/v/ChestXray-NIHCC",
+    "chest_xray": (
+        "Its sources have licences and log-ins of their own. Put each as"
+        " <source>/{train,test}/{NORMAL,PNEUMONIA}/*.png or .jpg into the folder chest_xray."
+        " Kermany et al.: https://doi.org/10.17632/rscbjbr9sj ; NIH ChestX-ray8:"
+        " https://nihcc.app.box.com/v/ChestXray-NIHCC"
+    ),
     "digits": "It comes with scikit-learn; there is nothing to get.",
     "femnist": "Make it with LEAF's own programs, https://github.com/TalwalkarLab/leaf",
     "shakespeare": "Make it with LEAF's own programs, https://github.com/TalwalkarLab/leaf",
@@ -54,7 +57,10 @@ def _of_mnist(name: str) -> list[Archive]:
 
     kind = getattr(datasets, name)
     files = [(file, md5, file.removesuffix(".gz")) for file, md5 in kind.resources]
-    return [Archive([mirror + file for mirror in kind.mirrors], md5, f"{name}/raw/{unzipped}", unzipped) for file, md5, unzipped in files]
+    return [
+        Archive([mirror + file for mirror in kind.mirrors], md5, f"{name}/raw/{unzipped}", unzipped)
+        for file, md5, unzipped in files
+    ]
 
 
 def _of_cifar(name: str) -> list[Archive]:
@@ -70,11 +76,19 @@ def _emnist() -> list[Archive]:
     return [Archive([EMNIST.url], EMNIST.md5, "EMNIST/raw", "gzip")]
 
 
-# Torchvision lacks these two, and their publishers state no checksum: it is the one that many public projects check against.
-_CINIC10 = Archive(["https://datashare.ed.ac.uk/bitstream/handle/10283/3192/CINIC-10.tar.gz"],
-                   "6ee4d0c996905fe93221de577967a372", "CINIC-10")
-_TINY_IMAGENET = Archive(["http://cs231n.stanford.edu/tiny-imagenet-200.zip"],
-                         "90528d7ca1a48142e341f4ef8d21d0de", "tiny-imagenet-200", "tiny-imagenet-200")
+# Torchvision lacks these two, and their publishers state no checksum: it is the one that many
+# public projects check against.
+_CINIC10 = Archive(
+    ["https://datashare.ed.ac.uk/bitstream/handle/10283/3192/CINIC-10.tar.gz"],
+    "6ee4d0c996905fe93221de577967a372",
+    "CINIC-10",
+)
+_TINY_IMAGENET = Archive(
+    ["http://cs231n.stanford.edu/tiny-imagenet-200.zip"],
+    "90528d7ca1a48142e341f4ef8d21d0de",
+    "tiny-imagenet-200",
+    "tiny-imagenet-200",
+)
 
 PUBLISHED: dict[str, Callable[[], list[Archive]]] = {
     "mnist": lambda: _of_mnist("MNIST"),
@@ -88,22 +102,34 @@ PUBLISHED: dict[str, Callable[[], list[Archive]]] = {
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("dataset", help=f"{', '.join(PUBLISHED)}; for others it says how to get them by hand")
-    parser.add_argument("--data-dir", default=os.environ.get("FEDHET_DATA_DIR") or "data",
-                        help="the folder to put it in, as the setting data_dir (default: FEDHET_DATA_DIR, else data)")
-    parser.add_argument("--mirror", metavar="URL", help="get the files from this folder instead; the checksums stay the publisher's")
+    parser.add_argument(
+        "dataset", help=f"{', '.join(PUBLISHED)}; for others it says how to get them by hand"
+    )
+    parser.add_argument(
+        "--data-dir",
+        default=os.environ.get("FEDHET_DATA_DIR") or "data",
+        help=(
+            "the folder to put it in, as the setting data_dir (default: FEDHET_DATA_DIR, else data)"
+        ),
+    )
+    parser.add_argument(
+        "--mirror",
+        metavar="URL",
+        help="get the files from this folder instead; the checksums stay the publisher's",
+    )
 
 
 def main(args: Namespace) -> int:
     """Get the dataset; 0 where it then is there.
 
-    Raises:
-        DataError: no address gave a file with the published checksum; or the dataset is one to get by hand.
-        ConfigError: no dataset has this name.
+    Raises: DataError: no address gave a file with the published checksum; or the dataset is one to
+        get by hand. ConfigError: no dataset has this name.
     """
     check.one_of("dataset", args.dataset, catalogue.choices("dataset"))
     if args.dataset not in PUBLISHED:
-        how = BY_HAND.get(args.dataset, "These are your own data; docs/data.md says how to lay them out")
+        how = BY_HAND.get(
+            args.dataset, "These are your own data; docs/data.md says how to lay them out"
+        )
         raise DataError(f"{args.dataset} cannot be downloaded by this command. {how}")
     root = Path(args.data_dir).expanduser().absolute()
     for archive in PUBLISHED[args.dataset]():
@@ -136,8 +162,11 @@ def _get(archive: Archive, place: Path, root: Path, mirror: str | None) -> None:
             problems.append(f"{url}: its md5 is {md5}, {got.stat().st_size} bytes")
         else:
             tried = "".join(f"\n  {problem}" for problem in problems)
-            raise DataError(f"no address gave {file} with md5 {archive.md5}:{tried}\nWithout a connection: get it on another machine, and "
-                            f"serve its folder to --mirror, or unpack it so that {place} is there")
+            raise DataError(
+                f"no address gave {file} with md5 {archive.md5}:{tried}\nWithout a connection: get"
+                " it on another machine, and serve its folder to --mirror, or unpack it so that"
+                f" {place} is there"
+            )
         unpacked.mkdir()
         extract_archive(str(got), str(unpacked), remove_finished=True)
         found = unpacked / archive.inner
@@ -148,13 +177,31 @@ def _get(archive: Archive, place: Path, root: Path, mirror: str | None) -> None:
 
 
 def _fetch(url: str, to: Path) -> str:
-    """Copies what is at `url` into the file `to`, with a progress bar on a terminal, and returns its md5."""
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+    """Copies what is at `url` into the file `to`, with a progress bar on a terminal, and returns
+    its md5."""
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
 
     digest = hashlib.md5(usedforsecurity=False)
-    columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn()
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
     request = urllib.request.Request(url, headers={"User-Agent": "fedhet"})
-    with urllib.request.urlopen(request, timeout=_TIMEOUT) as answer, to.open("wb") as file, Progress(*columns) as bar:
+    with (
+        urllib.request.urlopen(request, timeout=_TIMEOUT) as answer,
+        to.open("wb") as file,
+        Progress(*columns) as bar,
+    ):
         task = bar.add_task(to.name, total=answer.length)
         while chunk := answer.read(_CHUNK):
             digest.update(chunk)

@@ -21,17 +21,21 @@ def _roots(data_dir: str) -> list[Path]:
         return [path]
     env = os.environ.get("FEDHET_DATA_DIR")
     base = [Path(env).expanduser().absolute()] if env else []
-    return [*(root / path for root in base), *(base if data_dir == "data" else []), Path.cwd() / path]
+    return [
+        *(root / path for root in base),
+        *(base if data_dir == "data" else []),
+        Path.cwd() / path,
+    ]
 
 
 def find(data_dir: str, layouts: Sequence[Layout], hint: str) -> Path:
     """The first folder that holds everything that one of `layouts` asks for.
 
-    Args:
-        data_dir: an absolute folder, or a relative one: it is then looked for under the environment's FEDHET_DATA_DIR (the
-            default "data" also stands for FEDHET_DATA_DIR itself) and then under the working directory.
-        layouts: pairs (folder under data_dir, the names or patterns of what it must hold), the preferred first.
-        hint: how to get the data, for the message.
+    Args: data_dir: an absolute folder, or a relative one: it is then looked for under the
+        environment's FEDHET_DATA_DIR (the default "data" also stands for FEDHET_DATA_DIR itself)
+        and then under the working directory. layouts: pairs (folder under data_dir, the names or
+        patterns of what it must hold), the preferred first. hint: how to get the data, for the
+        message.
 
     Raises:
         ConfigError: the folder is no text.
@@ -44,12 +48,18 @@ def find(data_dir: str, layouts: Sequence[Layout], hint: str) -> Path:
         if all(any(place.glob(name)) for name in names):
             return place
     looked = "".join(f"\n  {place} with {', '.join(names)}" for place, names in places)
-    raise DataError(f"data not found (data_dir={data_dir!r}). Looked for:{looked}\n{hint}, or set data_dir or FEDHET_DATA_DIR")
+    raise DataError(
+        f"data not found (data_dir={data_dir!r}). Looked for:{looked}\n{hint}, or set data_dir or"
+        " FEDHET_DATA_DIR"
+    )
 
 
 def downloading(dataset: str, data_dir: str) -> str:
-    """The hint for a dataset that has a publisher: the command that gets it, or says how to get it by hand."""
-    return f"Get it with: python -m fedhet.data download {dataset}" + (f" --data-dir {data_dir}" if data_dir != "data" else "")
+    """The hint for a dataset that has a publisher: the command that gets it, or says how to get it
+    by hand."""
+    return f"Get it with: python -m fedhet.data download {dataset}" + (
+        f" --data-dir {data_dir}" if data_dir != "data" else ""
+    )
 
 
 @dataclass(frozen=True)
@@ -62,18 +72,37 @@ class Listing:
 
 
 def list_images(folder: Path, classes: Sequence[str] | None = None, inner: str = "") -> Listing:
-    """The images of `<folder>/<class>/<inner>`, all in alphabetical order; `classes` fixes what is allowed."""
-    found = tuple(sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith(".")))
+    """The images of `<folder>/<class>/<inner>`, all in alphabetical order; `classes` fixes what is
+    allowed."""
+    found = tuple(
+        sorted(
+            entry.name
+            for entry in folder.iterdir()
+            if entry.is_dir() and not entry.name.startswith(".")
+        )
+    )
     names = found if classes is None else tuple(classes)
     if unknown := sorted(set(found) - set(names)):
-        raise DataError(f"{folder} has the class folders {unknown}, which the training images lack; their classes are {list(names)}")
+        raise DataError(
+            f"{folder} has the class folders {unknown}, which the training images lack; their"
+            f" classes are {list(names)}"
+        )
     paths, labels = [], []
     for name in found:
-        images = sorted(path for path in (folder / name / inner).glob("*") if path.suffix.lower() in IMAGES and path.name[0] != ".")
+        images = sorted(
+            path
+            for path in (folder / name / inner).glob("*")
+            if path.suffix.lower() in IMAGES and path.name[0] != "."
+        )
         if not images and classes is None:
-            raise DataError(f"{folder / name / inner} holds no image; expected *{' or *'.join(IMAGES)}, because each folder is a class")
+            raise DataError(
+                f"{folder / name / inner} holds no image; expected *{' or *'.join(IMAGES)}, because"
+                " each folder is a class"
+            )
         paths += images
         labels += [names.index(name)] * len(images)
     if not paths:
-        raise DataError(f"{folder} holds no image; expected {folder}/<class>/*{' or *'.join(IMAGES)}")
+        raise DataError(
+            f"{folder} holds no image; expected {folder}/<class>/*{' or *'.join(IMAGES)}"
+        )
     return Listing(paths, labels, names)

@@ -6,7 +6,9 @@ import argparse
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("overrides", nargs="*", help="as of a run: dataset=mnist partition=shards seed=1 ...")
+    parser.add_argument(
+        "overrides", nargs="*", help="as of a run: dataset=mnist partition=shards seed=1 ..."
+    )
     parser.add_argument("--name", required=True, help="letters, digits and _ . + -")
 
 
@@ -18,6 +20,8 @@ def main(args: argparse.Namespace) -> int:
     saved.place(args.name)  # a name that is not allowed is told before any data are read
     about = Configured.of(config.compose(args.overrides).cfg).about()
     path = saved.save(args.name, about)
-    print(f"partition {about['name']} {about['hash']}, {about['clients']} clients: {path}\n"
-          f"use it with partition=saved partition.name={args.name}")
+    print(
+        f"partition {about['name']} {about['hash']}, {about['clients']} clients: {path}\n"
+        f"use it with partition=saved partition.name={args.name}"
+    )
     return 0

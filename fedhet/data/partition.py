@@ -1,8 +1,7 @@
 """The schemes: who holds which samples, drawn by flwr-datasets' partitioners wherever it has one.
 
-The samples are put in a seeded random order first, as flwr-datasets' `FederatedDataset` does, because files often come
-sorted by class and a partitioner cuts what it is given.
-"""
+The samples are put in a seeded random order first, as flwr-datasets' `FederatedDataset` does,
+because files often come sorted by class and a partitioner cuts what it is given."""
 
 from __future__ import annotations
 
@@ -25,10 +24,11 @@ log = logging.getLogger("fedhet.data")
 
 @dataclass(frozen=True, kw_only=True)
 class Iid(Drawn):
-    """Equal random parts (sizes differ by one at most), cut as flwr-datasets' IidPartitioner cuts them.
+    """Equal random parts (sizes differ by one at most), cut as flwr-datasets' IidPartitioner cuts
+    them.
 
-    The partitioner itself takes 0.5 ms per client and shares no indices; its blocks are exactly `np.array_split`.
-    """
+    The partitioner itself takes 0.5 ms per client and shares no indices; its blocks are exactly
+    `np.array_split`."""
 
     def _draw(self, labels: np.ndarray, seed: int) -> list[np.ndarray]:
         return np.array_split(_order(labels, seed), self.clients)
@@ -36,7 +36,8 @@ class Iid(Drawn):
 
 @dataclass(frozen=True, kw_only=True)
 class _Flower(Drawn):
-    """A scheme that is one of flwr-datasets' partitioners, which is imported when needed: that takes seconds."""
+    """A scheme that is one of flwr-datasets' partitioners, which is imported when needed: that
+    takes seconds."""
 
     @abstractmethod
     def _partitioner(self, n: int, seed: int) -> Any:
@@ -50,28 +51,42 @@ class _Flower(Drawn):
         partitioner.dataset = Dataset.from_dict({"label": labels[order], "index": order})
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("ignore")
-            warnings.simplefilter("always", UserWarning)  # flwr-datasets' own; the rest is between its dependencies
+            warnings.simplefilter(
+                "always", UserWarning
+            )  # flwr-datasets' own; the rest is between its dependencies
             try:
                 partitioner.load_partition(0)  # makes it assign all samples
             except ValueError as error:
-                raise ConfigError(f"partition {self.name} of {len(labels)} samples by {self._settings()} is impossible: {error}") from error
+                raise ConfigError(
+                    f"partition {self.name} of {len(labels)} samples by {self._settings()} is"
+                    f" impossible: {error}"
+                ) from error
         if caught:
-            log.info("partition %s: flwr-datasets warned %d times, last: %.200s", self.name, len(caught), caught[-1].message)
-        rows = np.asarray(partitioner.dataset["index"][:])  # ShardPartitioner has sorted its dataset
-        # All at once by a private attribute: load_partition makes a Hugging Face dataset per client, 0.5 ms each.
+            log.info(
+                "partition %s: flwr-datasets warned %d times, last: %.200s",
+                self.name,
+                len(caught),
+                caught[-1].message,
+            )
+        rows = np.asarray(
+            partitioner.dataset["index"][:]
+        )  # ShardPartitioner has sorted its dataset
+        # All at once by a private attribute: load_partition makes a Hugging Face dataset per
+        # client, 0.5 ms each.
         assigned = partitioner._partition_id_to_indices
         return [rows[np.asarray(assigned[pid], dtype=np.int64)] for pid in range(self.clients)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dirichlet(_Flower):
-    """Each class is divided in proportions drawn from Dirichlet(alpha), https://arxiv.org/abs/1905.12022 without balancing.
+    """Each class is divided in proportions drawn from Dirichlet(alpha),
+    https://arxiv.org/abs/1905.12022 without balancing.
 
     Args:
         alpha: > 0; small: few clients hold a class, large: all hold equal shares.
 
-    It is drawn anew until every client has min_size samples, after the first time 10 times at most (flwr-datasets' limit).
-    """
+    It is drawn anew until every client has min_size samples, after the first time 10 times at most
+    (flwr-datasets' limit)."""
 
     alpha: float
 
@@ -82,16 +97,18 @@ class Dirichlet(_Flower):
     def _partitioner(self, n: int, seed: int) -> Any:
         from flwr_datasets.partitioner import DirichletPartitioner
 
-        return DirichletPartitioner(self.clients, "label", float(self.alpha), self.min_size, shuffle=False, seed=seed)
+        return DirichletPartitioner(
+            self.clients, "label", float(self.alpha), self.min_size, shuffle=False, seed=seed
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pathological(_Flower):
-    """Every client holds samples of exactly `classes` classes, each class divided equally among its holders.
+    """Every client holds samples of exactly `classes` classes, each class divided equally among its
+    holders.
 
-    Client p has class p mod C, so that with C clients or more no class is left out; its other classes are drawn at random
-    (flwr-datasets' "first-deterministic").
-    """
+    Client p has class p mod C, so that with C clients or more no class is left out; its other
+    classes are drawn at random (flwr-datasets' "first-deterministic")."""
 
     classes: int
 
@@ -101,21 +118,26 @@ class Pathological(_Flower):
 
     def _draw(self, labels: np.ndarray, seed: int) -> list[np.ndarray]:
         if self.classes > (present := len(np.unique(labels))):
-            raise ConfigError(f"partition.classes={self.classes}: the data have only {present} classes")
+            raise ConfigError(
+                f"partition.classes={self.classes}: the data have only {present} classes"
+            )
         return super()._draw(labels, seed)
 
     def _partitioner(self, n: int, seed: int) -> Any:
         from flwr_datasets.partitioner import PathologicalPartitioner
 
-        return PathologicalPartitioner(self.clients, "label", self.classes, "first-deterministic", shuffle=False, seed=seed)
+        return PathologicalPartitioner(
+            self.clients, "label", self.classes, "first-deterministic", shuffle=False, seed=seed
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shards(_Flower):
-    """McMahan et al. 2017: sorted by label, cut into clients * shards equal shards, each client given `shards` random ones.
+    """McMahan et al. 2017: sorted by label, cut into clients * shards equal shards, each client
+    given `shards` random ones.
 
-    What is left after cutting, fewer samples than there are shards, or than a few shards hold, goes to no client.
-    """
+    What is left after cutting, fewer samples than there are shards, or than a few shards hold, goes
+    to no client."""
 
     shards: int
 
@@ -125,7 +147,10 @@ class Shards(_Flower):
 
     def _draw(self, labels: np.ndarray, seed: int) -> list[np.ndarray]:
         if (wanted := self.clients * self.shards) > len(labels):
-            raise ConfigError(f"partition.shards={self.shards}: {self.clients} clients would need {wanted} shards of {len(labels)} samples")
+            raise ConfigError(
+                f"partition.shards={self.shards}: {self.clients} clients would need {wanted} shards"
+                f" of {len(labels)} samples"
+            )
         return super()._draw(labels, seed)
 
     def _partitioner(self, n: int, seed: int) -> Any:
@@ -138,11 +163,11 @@ class Shards(_Flower):
 class Quantity(_Flower):
     """Equal label distributions, unequal sizes.
 
-    Args:
-        sizes: "dirichlet": each client has min_size samples, one at least, and the rest is shared out in proportions drawn from
-            Dirichlet(alpha), the quantity skew of NIID-Bench (https://arxiv.org/abs/2102.02079). "linear", "square",
-            "exponential": client k of 1, 2, ... has a share proportional to k, k^2 or e^k.
-        alpha: > 0, of "dirichlet"; the smaller, the more unequal.
+    Args: sizes: "dirichlet": each client has min_size samples, one at least, and the rest is shared
+        out in proportions drawn from Dirichlet(alpha), the quantity skew of NIID-Bench
+        (https://arxiv.org/abs/2102.02079). "linear", "square", "exponential": client k of 1, 2, ...
+        has a share proportional to k, k^2 or e^k. alpha: > 0, of "dirichlet"; the smaller, the more
+        unequal.
     """
 
     sizes: str
@@ -154,11 +179,20 @@ class Quantity(_Flower):
         self._number("alpha")
 
     def _partitioner(self, n: int, seed: int) -> Any:
-        from flwr_datasets.partitioner import ExponentialPartitioner, LinearPartitioner, SizePartitioner, SquarePartitioner
+        from flwr_datasets.partitioner import (
+            ExponentialPartitioner,
+            LinearPartitioner,
+            SizePartitioner,
+            SquarePartitioner,
+        )
 
         if self.sizes == "dirichlet":
             return SizePartitioner(self._drawn_sizes(n, seed))
-        return {"linear": LinearPartitioner, "square": SquarePartitioner, "exponential": ExponentialPartitioner}[self.sizes](self.clients)
+        return {
+            "linear": LinearPartitioner,
+            "square": SquarePartitioner,
+            "exponential": ExponentialPartitioner,
+        }[self.sizes](self.clients)
 
     def _drawn_sizes(self, n: int, seed: int) -> list[int]:
         least = max(self.min_size, 1)
@@ -185,29 +219,46 @@ class Natural(_Flower):
         if key != "clients" or self.clients is not None:
             super()._integer(key, least)
 
-    def assign(self, labels: np.ndarray, seed: int, owners: np.ndarray | None = None, owner_names: Sequence[str] = ()) -> Partition:
+    def assign(
+        self,
+        labels: np.ndarray,
+        seed: int,
+        owners: np.ndarray | None = None,
+        owner_names: Sequence[str] = (),
+    ) -> Partition:
         """As `Drawn.assign`, by owner in place of label."""
         if owners is None:
-            raise ConfigError("partition=natural: these data do not say whose samples they are; femnist (writers), shakespeare (speakers) "
-                              "and chest_xray (sources) do, and your own data with a column of owners")
+            raise ConfigError(
+                "partition=natural: these data do not say whose samples they are; femnist"
+                " (writers), shakespeare (speakers) and chest_xray (sources) do, and your own data"
+                " with a column of owners"
+            )
         able = len(self._able(owners))
         wanted = able if self.clients is None else self.clients
         if not 1 <= wanted <= able:
             asked = "" if self.clients is None else f"partition.clients={self.clients} with "
-            raise ConfigError(f"{asked}partition.min_size={self.min_size}: {able} of {len(owner_names)} owners have as many samples")
+            raise ConfigError(
+                f"{asked}partition.min_size={self.min_size}: {able} of {len(owner_names)} owners"
+                " have as many samples"
+            )
         drawn = Drawn.assign(replace(self, clients=wanted), owners, seed)
-        return replace(drawn, owners=tuple(owner_names[owners[indices[0]]] for indices in drawn.indices))
+        return replace(
+            drawn, owners=tuple(owner_names[owners[indices[0]]] for indices in drawn.indices)
+        )
 
     def _able(self, owners: np.ndarray) -> np.ndarray:
         return np.flatnonzero(np.bincount(owners) >= max(self.min_size, 1))
 
     def _draw(self, owners: np.ndarray, seed: int) -> list[np.ndarray]:
-        chosen = generator(seed, "partition", "owners").choice(self._able(owners), self.clients, replace=False)
+        chosen = generator(seed, "partition", "owners").choice(
+            self._able(owners), self.clients, replace=False
+        )
         rows = np.flatnonzero(np.isin(owners, chosen))
         return [rows[part] for part in super()._draw(owners[rows], seed)]
 
     def _partitioner(self, n: int, seed: int) -> Any:
-        from flwr_datasets.partitioner import GroupedNaturalIdPartitioner  # in groups of one: NaturalIdPartitioner draws a progress bar
+        # in groups of one: NaturalIdPartitioner draws a progress bar
+        from flwr_datasets.partitioner import GroupedNaturalIdPartitioner
 
         return GroupedNaturalIdPartitioner("label", group_size=1, sort_unique_ids=True)
 

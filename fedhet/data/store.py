@@ -1,7 +1,8 @@
-"""Decoded arrays on disk: the first process to need a dataset decodes it, every later one maps the same pages of memory.
+"""Decoded arrays on disk: the first process to need a dataset decodes it, every later one maps the
+same pages of memory.
 
-Each entry is a folder `$FEDHET_CACHE/data/<hash of its key>` of one .npy file per array and a header. Any may be deleted.
-"""
+Each entry is a folder `$FEDHET_CACHE/data/<hash of its key>` of one .npy file per array and a
+header. Any may be deleted."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ Arrays = dict[str, np.ndarray]
 
 
 def signature(paths: Iterable[Path]) -> str:
-    """What a key says of its source files: a hash of each one's path, size and time of the last change.
+    """What a key says of its source files: a hash of each one's path, size and time of the last
+    change.
 
     Raises:
         DataError: a file cannot be read.
@@ -45,16 +47,16 @@ def signature(paths: Iterable[Path]) -> str:
 
 
 def stored(name: str, key: Mapping[str, Any], make: Callable[[], Arrays]) -> Arrays:
-    """The arrays that `make` returns, mapped from disk; it is called only where no earlier process has left them.
+    """The arrays that `make` returns, mapped from disk; it is called only where no earlier process
+    has left them.
 
-    Args:
-        name: the dataset's, for messages.
-        key: all that decides the arrays, as JSON: the loader, its settings, `signature` of the source files.
-        make: decodes the data into named arrays (numbers or fixed-width text, no objects).
+    Args: name: the dataset's, for messages. key: all that decides the arrays, as JSON: the loader,
+        its settings, `signature` of the source files. make: decodes the data into named arrays
+        (numbers or fixed-width text, no objects).
 
-    The arrays can be written to, which changes neither the disk nor other processes; `torch.from_numpy` does not copy them.
-    A damaged entry is made anew, and a cache that cannot be written is left out; both are logged.
-    """
+    The arrays can be written to, which changes neither the disk nor other processes;
+    `torch.from_numpy` does not copy them. A damaged entry is made anew, and a cache that cannot be
+    written is left out; both are logged."""
     from filelock import FileLock
 
     named = json.dumps([_FORMAT, name, key], sort_keys=True)
@@ -77,17 +79,25 @@ def _load(place: Path, named: str) -> Arrays | None:
         if not place.is_dir():
             return None
         header = json.loads((place / _HEADER).read_text())
-        arrays = {name: np.asarray(np.load(place / f"{name}.npy", mmap_mode="c")) for name in header["arrays"]}
-        if header["key"] != named or {name: _describe(array) for name, array in arrays.items()} != header["arrays"]:
+        arrays = {
+            name: np.asarray(np.load(place / f"{name}.npy", mmap_mode="c"))
+            for name in header["arrays"]
+        }
+        if (
+            header["key"] != named
+            or {name: _describe(array) for name, array in arrays.items()} != header["arrays"]
+        ):
             raise ValueError("its header describes other arrays")
         return arrays
-    except (OSError, ValueError, KeyError, TypeError, EOFError) as error:  # what a damaged header or array raises
+    # what a damaged header or array raises
+    except (OSError, ValueError, KeyError, TypeError, EOFError) as error:
         log.warning("the cached data %s are damaged (%s): they are made anew", place, error)
     return None
 
 
 def _save(place: Path, named: str, arrays: Arrays) -> Arrays:
-    """Saves the arrays and maps them; in memory as they are where that fails. The caller holds the lock of `place`."""
+    """Saves the arrays and maps them; in memory as they are where that fails. The caller holds the
+    lock of `place`."""
     try:
         shutil.rmtree(place, ignore_errors=True)  # a damaged entry
         with tempfile.TemporaryDirectory(dir=place.parent) as scratch:
@@ -95,7 +105,14 @@ def _save(place: Path, named: str, arrays: Arrays) -> Arrays:
             whole.mkdir()
             for name, array in arrays.items():
                 np.save(whole / f"{name}.npy", array, allow_pickle=False)
-            (whole / _HEADER).write_text(json.dumps({"key": named, "arrays": {name: _describe(array) for name, array in arrays.items()}}))
+            (whole / _HEADER).write_text(
+                json.dumps(
+                    {
+                        "key": named,
+                        "arrays": {name: _describe(array) for name, array in arrays.items()},
+                    }
+                )
+            )
             whole.replace(place)  # atomic: a reader sees the whole entry or none
     except OSError as error:
         _unwritable(place.parent, str(error))
@@ -109,4 +126,8 @@ def _describe(array: np.ndarray) -> list[Any]:
 
 @cache  # once per folder
 def _unwritable(place: Path, error: str) -> None:
-    log.warning("decoded data are not cached, each process decodes its own: %s cannot be written (%s)", place, error)
+    log.warning(
+        "decoded data are not cached, each process decodes its own: %s cannot be written (%s)",
+        place,
+        error,
+    )

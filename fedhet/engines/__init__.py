@@ -1,1 +1,2 @@
-"""Where clients run: in this process (local), under Flower's simulation on Ray (ray), or through `flwr run` (flwr)."""
+"""Where clients run: in this process (local), under Flower's simulation on Ray (ray), or through
+`flwr run` (flwr)."""

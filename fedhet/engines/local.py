@@ -1,8 +1,9 @@
-"""The in-process engine: the same strategy and client classes, with messages handed over by reference. Needs no Ray.
+"""The in-process engine: the same strategy and client classes, with messages handed over by
+reference. Needs no Ray.
 
-With more than one worker, persistent processes serve the clients, longest first, and tensors travel in shared memory; the
-replies are put back in order, so the sums, and the final bytes, are those of one worker.
-"""
+With more than one worker, persistent processes serve the clients, longest first, and tensors travel
+in shared memory; the replies are put back in order, so the sums, and the final bytes, are those of
+one worker."""
 
 from __future__ import annotations
 
@@ -31,7 +32,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("fedhet")
 END_SECONDS = 5.0  # for a worker to end by itself
-AHEAD_BYTES = 2**28  # of replies that wait for those before them; beyond it a worker waits too, where as many wait as there are workers
+# of replies that wait for those before them; beyond it a worker waits too, where as many wait as
+# there are workers
+AHEAD_BYTES = 2**28
 
 
 def run(job: Job) -> Path:
@@ -40,12 +43,18 @@ def run(job: Job) -> Path:
     if engine.workers is None:
         raise ConfigError("engine.workers=null: engine=local needs a number of worker processes")
     if engine.workers > 1 and engine.vectorize:
-        raise ConfigError(f"engine.vectorize={engine.vectorize} with engine.workers={engine.workers}: use one of the two")
+        raise ConfigError(
+            f"engine.vectorize={engine.vectorize} with engine.workers={engine.workers}: use one of"
+            " the two"
+        )
     if engine.compile and engine.vectorize:
-        raise ConfigError(f"engine.vectorize={engine.vectorize} with engine.compile=true: use one of the two")
+        raise ConfigError(
+            f"engine.vectorize={engine.vectorize} with engine.compile=true: use one of the two"
+        )
     workers = min(engine.workers, len(job.task.sizes))
     courier: LocalCourier | PoolCourier = _in_process(job)
-    recorder = job.recorder  # built before the workers are forked and the clock of the first step runs
+    # built before the workers are forked and the clock of the first step runs
+    recorder = job.recorder
     with ExitStack() as stack:
         if workers > 1:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="fedhet-state-"))
@@ -66,7 +75,8 @@ def _in_process(job: Job) -> LocalCourier:
 
 
 class LocalCourier:
-    """Calls the clients one after another as the merge asks for their replies: one update is alive at a time."""
+    """Calls the clients one after another as the merge asks for their replies: one update is alive
+    at a time."""
 
     def __init__(self, make: Callable[[], FedClient]) -> None:
         self._make = make
@@ -83,12 +93,18 @@ class LocalCourier:
 
 
 class PoolCourier:
-    """Hands messages to worker processes, one at a time to each, and the next one as soon as a reply is in."""
+    """Hands messages to worker processes, one at a time to each, and the next one as soon as a
+    reply is in."""
 
     def __init__(self, workers: int, job: Job, folder: Path) -> None:
-        # A forked worker shares the data at no cost, but CUDA, other platforms than Linux, and OpenMP's threads cannot be forked:
-        # a child that computes with several of them would wait for ever.
-        self._forked = sys.platform == "linux" and job.site.device.type == "cpu" and job.config.cfg.engine.threads == 1
+        # A forked worker shares the data at no cost, but CUDA, other platforms than Linux, and
+        # OpenMP's threads cannot be forked: a child that computes with several of them would wait
+        # for ever.
+        self._forked = (
+            sys.platform == "linux"
+            and job.site.device.type == "cpu"
+            and job.config.cfg.engine.threads == 1
+        )
         self._context: Any = multiprocessing.get_context("fork" if self._forked else "spawn")
         self._job, self._folder, self._count = job, folder, workers
         self._workers: dict[Connection, Any] = {}
@@ -113,7 +129,8 @@ class PoolCourier:
 
     def _start(self) -> Connection:
         here, there = self._context.Pipe()
-        # A forked worker has copies of our ends of all pipes; with its own open it would never hear that we have gone.
+        # A forked worker has copies of our ends of all pipes; with its own open it would never hear
+        # that we have gone.
         inherited = [*self._workers, here] if self._forked else []
         self._started += 1
         self._replies[here] = self._folder / f"reply-{self._started}"
@@ -155,8 +172,16 @@ class PoolCourier:
                     try:
                         with clock("upload"):
                             reply = connection.recv()
-                            done[at] = found = self._reader[connection].message(reply) if isinstance(reply, Update) else reply
-                            sizes[at] = sum(payload("weights", found.weights, found.extras).values()) if isinstance(found, Update) else 0
+                            done[at] = found = (
+                                self._reader[connection].message(reply)
+                                if isinstance(reply, Update)
+                                else reply
+                            )
+                            sizes[at] = (
+                                sum(payload("weights", found.weights, found.extras).values())
+                                if isinstance(found, Update)
+                                else 0
+                            )
                         idle.append(connection)
                     except (EOFError, OSError):
                         done[at] = self._died(connection, plan[at])
@@ -186,10 +211,17 @@ class PoolCourier:
         return code
 
     def _died(self, connection: Connection, msg: Broadcast) -> Failure:
-        return Failure(msg.pid, msg.phase, msg.step, f"its worker process died (exit code {self._bury(connection)})")
+        return Failure(
+            msg.pid,
+            msg.phase,
+            msg.step,
+            f"its worker process died (exit code {self._bury(connection)})",
+        )
 
 
-def _work(connection: Connection, job: Job, folder: Path, replies: Path, inherited: list[Connection]) -> None:
+def _work(
+    connection: Connection, job: Job, folder: Path, replies: Path, inherited: list[Connection]
+) -> None:
     """A worker process: serve messages until the pipe is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends us
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -206,7 +238,8 @@ def _work(connection: Connection, job: Job, folder: Path, replies: Path, inherit
         try:
             reply: Reply = getattr(job.client(store), call)(reader.message(msg))
             found = writer.message(reply) if isinstance(reply, Update) else reply
-        except Exception as error:  # the client's own are replies already: these are the worker's, a full disk among them
+        # the client's own are replies already: these are the worker's, a full disk among them
+        except Exception as error:
             log.debug("client %d", msg.pid, exc_info=True)
             found = Failure(msg.pid, msg.phase, msg.step, f"{type(error).__name__}: {error}")
         connection.send(found)

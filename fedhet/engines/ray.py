@@ -1,4 +1,5 @@
-"""Flower's own simulation on Ray: one SuperNode per client, so each client's state travels in its node's context."""
+"""Flower's own simulation on Ray: one SuperNode per client, so each client's state travels in its
+node's context."""
 
 from __future__ import annotations
 
@@ -48,14 +49,23 @@ def run(job: Job) -> Path:
     level = logger.level
     logger.setLevel(logging.WARNING)
     logger.addFilter(_not_deprecation)
-    warnings.filterwarnings("ignore", message=".*RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", category=FutureWarning)
-    init_args: dict[str, Any] = {"address": engine.address} if engine.address else {"include_dashboard": False}
+    warnings.filterwarnings(
+        "ignore", message=".*RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", category=FutureWarning
+    )
+    init_args: dict[str, Any] = (
+        {"address": engine.address} if engine.address else {"include_dashboard": False}
+    )
     try:
         with job.progress() as observe:
             run_simulation(
-                App(server_fn=lambda context: components(job, observe)), ClientApp(client_fn=client_fn),
+                App(server_fn=lambda context: components(job, observe)),
+                ClientApp(client_fn=client_fn),
                 num_supernodes=len(job.task.sizes),
-                backend_config={"client_resources": {"num_cpus": engine.num_cpus, "num_gpus": engine.num_gpus}, "init_args": init_args})
+                backend_config={
+                    "client_resources": {"num_cpus": engine.num_cpus, "num_gpus": engine.num_gpus},
+                    "init_args": init_args,
+                },
+            )
     finally:
         job.strategy.roster.cancelled = True
         logger.setLevel(level)
@@ -64,7 +74,8 @@ def run(job: Job) -> Path:
 
 
 def hurry(grid: Grid, clients: int) -> None:
-    """Let Flower's simulation look for replies more often than it does by itself, if clients are few.
+    """Let Flower's simulation look for replies more often than it does by itself, if clients are
+    few.
 
     Each waits in a thread of its own that looks: 5000 looks a second take a quarter of a core.
     """
@@ -75,12 +86,14 @@ def hurry(grid: Grid, clients: int) -> None:
 
 
 def _not_deprecation(line: logging.LogRecord) -> bool:
-    """Flower prints half a page on its `run_simulation`, which still is the only way to run a simulation in a process."""
+    """Flower prints half a page on its `run_simulation`, which still is the only way to run a
+    simulation in a process."""
     return not str(line.msg).startswith("DEPRECATED FEATURE")
 
 
 def _check_resources(engine: Any) -> None:
-    """Flower waits for ever on a backend that cannot start one client, so what can never fit is refused here."""
+    """Flower waits for ever on a backend that cannot start one client, so what can never fit is
+    refused here."""
     cpus, gpus, where = _cluster(engine.address) if engine.address else _here()
     if engine.num_cpus > cpus:
         raise ConfigError(f"engine.num_cpus={engine.num_cpus} per client, but {where} has {cpus:g}")
@@ -100,7 +113,9 @@ def _cluster(address: str) -> tuple[float, float, str]:
     try:
         ray.init(address, logging_level=logging.ERROR, log_to_driver=False)
     except (ConnectionError, RuntimeError, ValueError) as error:
-        raise ConfigError(f"engine.address={address}: no Ray cluster answers there: {error}") from error
+        raise ConfigError(
+            f"engine.address={address}: no Ray cluster answers there: {error}"
+        ) from error
     try:
         found = ray.cluster_resources()
         return found.get("CPU", 0.0), found.get("GPU", 0.0), f"the cluster at {address}"

@@ -1,8 +1,8 @@
-"""Tensors of messages between processes of one machine: they lie in a file that all of them map into their memory.
+"""Tensors of messages between processes of one machine: they lie in a file that all of them map
+into their memory.
 
-What goes through a pipe is the message with a `Slice` in place of each tensor, so that a model is written once for a
-whole cohort and read where it lies.
-"""
+What goes through a pipe is the message with a `Slice` in place of each tensor, so that a model is
+written once for a whole cohort and read where it lies."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ class Slice(NamedTuple):
 
 
 class Writer:
-    """Lays the tensors of messages into files `<path>.0`, `<path>.1`, ..., each at least twice as large as the last one.
+    """Lays the tensors of messages into files `<path>.0`, `<path>.1`, ..., each at least twice as
+    large as the last one.
 
     What it has written stays until `clear`. A tensor that several messages share is written once.
     """
@@ -40,7 +41,8 @@ class Writer:
     def __init__(self, path: Path) -> None:
         self._path, self._number, self._size, self._used = path, -1, 0, 0
         self._memory = torch.empty(0, dtype=torch.uint8)
-        self._written: dict[int, tuple[Tensor, Slice]] = {}  # the tensor beside its slice, so that its id cannot be another's
+        # the tensor beside its slice, so that its id cannot be another's
+        self._written: dict[int, tuple[Tensor, Slice]] = {}
 
     def clear(self) -> None:
         """Forget what was written; the readers must be done with it."""
@@ -68,10 +70,16 @@ class Writer:
         return self._written[id(tensor)][1]
 
     def _grow(self, needed: int) -> None:
-        self._number, self._size, self._used = self._number + 1, max(2 * self._size, needed, 2**20), 0
+        self._number, self._size, self._used = (
+            self._number + 1,
+            max(2 * self._size, needed, 2**20),
+            0,
+        )
         path = self._file(self._number)
         with path.open("wb") as file:
-            if hasattr(os, "posix_fallocate"):  # a full disk is an error here, and would end the process on first use
+            if hasattr(
+                os, "posix_fallocate"
+            ):  # a full disk is an error here, and would end the process on first use
                 os.posix_fallocate(file.fileno(), 0, self._size)
         self._memory = _mapping(str(path), self._size)
 
@@ -84,7 +92,8 @@ class Reader:
         self._open: tuple[str, Tensor] = "", torch.empty(0)
 
     def message(self, message: Message) -> Message:
-        """The message with its tensors: copies, or views of the shared memory that nobody may change."""
+        """The message with its tensors: copies, or views of the shared memory that nobody may
+        change."""
         return _mapped(message, self._get)
 
     def _get(self, where: Slice) -> Tensor:

@@ -1,8 +1,9 @@
-"""Several clients of this process trained as one, by torch.func.vmap over their parameters and batches.
+"""Several clients of this process trained as one, by torch.func.vmap over their parameters and
+batches.
 
-On a GPU the steps of a small model wait for kernel launches, and k clients then cost little more than one. The result is
-that of one client after another up to rounding; on a CPU it is no faster (docs/performance.md).
-"""
+On a GPU the steps of a small model wait for kernel launches, and k clients then cost little more
+than one. The result is that of one client after another up to rounding; on a CPU it is no faster
+(docs/performance.md)."""
 
 from __future__ import annotations
 
@@ -50,20 +51,34 @@ def obstacle(client: FedClient, local: LocalSettings) -> str | None:
         return "the model has buffers, which training may change (model.norm=group has none)"
     if client.site.task.augment is not None:
         return "augmentation draws for one client at a time (dataset.augment=none)"
-    if any(isinstance(module, _DropoutNd) and module.p > 0 for module in client.site.model.modules()):
+    if any(
+        isinstance(module, _DropoutNd) and module.p > 0 for module in client.site.model.modules()
+    ):
         return "dropout would draw other numbers"
     if any(isinstance(module, nn.RNNBase) for module in client.site.model.modules()):
         return "torch.func.vmap computes recurrent layers one client after another, or not at all"
-    return f"client.optimizer={local.optimizer} (sgd can)" if local.optimizer != "sgd" else _refused(client.site)
+    return (
+        f"client.optimizer={local.optimizer} (sgd can)"
+        if local.optimizer != "sgd"
+        else _refused(client.site)
+    )
 
 
 def _refused(site: Site) -> str | None:
-    """Why torch cannot vectorise this model and criterion, found by one gradient of a client's first sample; or None."""
+    """Why torch cannot vectorise this model and criterion, found by one gradient of a client's
+    first sample; or None."""
     first = site.train_data(max(range(len(site.task.sizes)), key=site.task.sizes.__getitem__))
     x, y = first.x[None, :1], first.y[None, :1]
     try:
-        _vectorised(site)([p[None] for p in site.parameters], dict(site.model.named_buffers()), x, y, torch.ones(1, 1, device=site.device))
-    except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:  # what vmap raises for what it has no rule for
+        _vectorised(site)(
+            [p[None] for p in site.parameters],
+            dict(site.model.named_buffers()),
+            x,
+            y,
+            torch.ones(1, 1, device=site.device),
+        )
+    # what vmap raises for what it has no rule for
+    except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
         return f"torch says: {str(error).strip().splitlines()[0]}"
     return None
 
@@ -102,40 +117,66 @@ class VectorCourier(LocalCourier):
     def _together(self, plan: list[Broadcast]) -> list[Reply]:
         clients = [self._make() for _ in plan]
         opened: list[Member | Failure] = [
-            client.guarded(msg, lambda c=client, m=msg: member(c, m)) for client, msg in zip(clients, plan, strict=True)]  # type: ignore[misc]
+            client.guarded(msg, lambda c=client, m=msg: member(c, m))
+            for client, msg in zip(clients, plan, strict=True)
+        ]  # type: ignore[misc]
         # Longest first, so that those that still train are always the first ones.
-        group = sorted((one for one in opened if isinstance(one, Member)), key=lambda one: -len(one.batches))
+        group = sorted(
+            (one for one in opened if isinstance(one, Member)), key=lambda one: -len(one.batches)
+        )
         began = time.perf_counter()
         try:
             ends = dict(zip(map(id, group), train_together(group), strict=True)) if group else {}
         except Exception as error:  # of all of them: their arithmetic is one
             log.debug("clients %s", [one.client.pid for one in group], exc_info=True)
-            ends, cause = {}, f"{type(error).__name__}: {error} (in a group of {len(group)}, engine.vectorize)"
-            opened = [one if isinstance(one, Failure) else Failure(msg.pid, msg.phase, msg.step, cause)
-                      for one, msg in zip(opened, plan, strict=True)]
+            ends, cause = (
+                {},
+                f"{type(error).__name__}: {error} (in a group of {len(group)}, engine.vectorize)",
+            )
+            opened = [
+                one if isinstance(one, Failure) else Failure(msg.pid, msg.phase, msg.step, cause)
+                for one, msg in zip(opened, plan, strict=True)
+            ]
         seconds = (time.perf_counter() - began) / max(1, len(group))
-        return [one if isinstance(one, Failure) else
-                one.client.guarded(msg, lambda one=one: self._closed(one, ends[id(one)], seconds))  # type: ignore[misc]
-                for one, msg in zip(opened, plan, strict=True)]
+        return [
+            (
+                one
+                if isinstance(one, Failure)
+                else one.client.guarded(
+                    msg, lambda one=one: self._closed(one, ends[id(one)], seconds)
+                )
+            )  # type: ignore[misc]
+            for one, msg in zip(opened, plan, strict=True)
+        ]
 
     @staticmethod
     def _closed(one: Member, end: list[Tensor], seconds: float) -> Reply:
         client = one.client
-        client.model = client.site.load({**one.start, **dict(zip(client.site.trained, end, strict=True))})
+        client.model = client.site.load(
+            {**one.start, **dict(zip(client.site.trained, end, strict=True))}
+        )
         client.steps = len(one.batches)
         return client.close(client.reply(), seconds)
 
 
 def courier(job: Job, store: Store) -> LocalCourier:
-    """The courier that engine.vectorize asks for; ConfigError where the number is given and the clients cannot train as one."""
+    """The courier that engine.vectorize asks for; ConfigError where the number is given and the
+    clients cannot train as one."""
     wanted, device = job.config.cfg.engine.vectorize, job.site.device
     k = (AUTO if device.type == "cuda" else 0) if wanted == "auto" else int(wanted)
     if k and (reason := obstacle(job.client(store), job.strategy.setting.local)):
         if wanted != "auto":
-            raise ConfigError(f"engine.vectorize={wanted}: these clients cannot train as one: {reason}; use engine.vectorize=0 or auto")
+            raise ConfigError(
+                f"engine.vectorize={wanted}: these clients cannot train as one: {reason}; use"
+                " engine.vectorize=0 or auto"
+            )
         log.info("engine.vectorize=auto: one client after another, because %s", reason)
         k = 0
-    return VectorCourier(lambda: job.client(store), k) if k > 1 else LocalCourier(lambda: job.client(store))
+    return (
+        VectorCourier(lambda: job.client(store), k)
+        if k > 1
+        else LocalCourier(lambda: job.client(store))
+    )
 
 
 def member(client: FedClient, msg: Broadcast) -> Member:
@@ -145,11 +186,14 @@ def member(client: FedClient, msg: Broadcast) -> Member:
     n, size = len(client.data), client.local.batch_size
     orders = itertools.islice(client.orders(n), client.local.epochs)
     batches = [batch for order in orders for batch in order.split(size)]
-    return Member(client, client.start(msg), client.data, client.sample_weights(client.data), batches)
+    return Member(
+        client, client.start(msg), client.data, client.sample_weights(client.data), batches
+    )
 
 
 def train_together(group: list[Member]) -> list[list[Tensor]]:
-    """The trained parameters of each; all take their first step together, those with more batches go on alone."""
+    """The trained parameters of each; all take their first step together, those with more batches
+    go on alone."""
     site, local = group[0].client.site, group[0].client.local
     device, k = site.device, len(group)
     values = [{**site.initial, **one.start} for one in group]
@@ -157,14 +201,19 @@ def train_together(group: list[Member]) -> list[list[Tensor]]:
     site.load(values[0])  # for what nobody trains
     buffers = dict(site.model.named_buffers())
     most = max(len(one.data) for one in group)
-    x, y = (torch.stack([_padded(part(one.data), most) for one in group]) for part in (lambda d: d.x, lambda d: d.y))
+    x, y = (
+        torch.stack([_padded(part(one.data), most) for one in group])
+        for part in (lambda d: d.x, lambda d: d.y)
+    )
     width = max(len(batch) for one in group for batch in one.batches)
     index = torch.zeros(k, len(group[0].batches), width, dtype=torch.int64)
     weights = torch.zeros(index.shape, dtype=torch.float32)
     for row, one in enumerate(group):
         for t, batch in enumerate(one.batches):
             index[row, t, : len(batch)] = batch
-            weights[row, t, : len(batch)] = (1.0 if one.weights is None else one.weights[batch.to(device)].cpu()) / len(batch)
+            weights[row, t, : len(batch)] = (
+                1.0 if one.weights is None else one.weights[batch.to(device)].cpu()
+            ) / len(batch)
     index, weights = index.to(device), weights.to(device)
     lengths = [len(one.batches) for one in group]
     rows = torch.arange(k, device=device)[:, None]

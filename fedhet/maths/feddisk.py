@@ -1,8 +1,9 @@
-"""FedDisk (Nguyen, Wu and Chang, "Federated learning for distribution skewed data using sample weights"), equations 2 and 11 to 19.
+"""FedDisk (Nguyen, Wu and Chang, "Federated learning for distribution skewed data using sample
+weights"), equations 2 and 11 to 19.
 
-MADE: Germain et al. 2015, "MADE: Masked autoencoder for distribution estimation", one hidden layer, natural order.
-D inputs in [0, 1], H hidden units, n samples; a MADE is the tree W1 (H, D), b1 (H,), W2 (D, H), b2 (D,).
-"""
+MADE: Germain et al. 2015, "MADE: Masked autoencoder for distribution estimation", one hidden layer,
+natural order. D inputs in [0, 1], H hidden units, n samples; a MADE is the tree W1 (H, D), b1 (H,),
+W2 (D, H), b2 (D,)."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ from fedhet.trees import AnyTree, Tree
 
 
 class Masks(NamedTuple):
-    """Hidden degrees m (H,), and the 0/1 masks M1 (H, D), M2 (D, H) that always multiply the weights."""
+    """Hidden degrees m (H,), and the 0/1 masks M1 (H, D), M2 (D, H) that always multiply the
+    weights."""
 
     degrees: Tensor
     m1: Tensor
@@ -25,10 +27,11 @@ class Masks(NamedTuple):
 
 
 def masks(dim: int, hidden: int, draw: np.random.Generator | None = None) -> Masks:
-    """M1[k, d] = 1 iff m(k) >= d, M2[d, k] = 1 iff d > m(k), with d = 1..D: output d sees x_<d only, output 1 nothing.
+    """M1[k, d] = 1 iff m(k) >= d, M2[d, k] = 1 iff d > m(k), with d = 1..D: output d sees x_<d
+    only, output 1 nothing.
 
-    m(k) = 1 + floor(k (D - 1) / H), evenly spread over 1..D-1, or uniform draws from there with `draw`.
-    """
+    m(k) = 1 + floor(k (D - 1) / H), evenly spread over 1..D-1, or uniform draws from there with
+    `draw`."""
     if dim < 1 or hidden < 1:
         raise ValueError(f"a MADE with {dim} inputs and {hidden} hidden units; both must be >= 1")
     even = 1 + torch.arange(hidden) * (dim - 1) // hidden
@@ -41,7 +44,10 @@ def initial(dim: int, hidden: int, draw: torch.Generator) -> Tree:
     """Weights and biases uniform in +-1/sqrt(fan-in), torch's own for linear layers."""
     shapes = {"W1": (hidden, dim), "b1": (hidden,), "W2": (dim, hidden), "b2": (dim,)}
     fan_in = {"W1": dim, "b1": dim, "W2": hidden, "b2": hidden}
-    return {name: (2 * torch.rand(shape, generator=draw) - 1) / fan_in[name] ** 0.5 for name, shape in shapes.items()}
+    return {
+        name: (2 * torch.rand(shape, generator=draw) - 1) / fan_in[name] ** 0.5
+        for name, shape in shapes.items()
+    }
 
 
 def logits(made: AnyTree, mask: Masks, x: Tensor) -> Tensor:
@@ -51,19 +57,27 @@ def logits(made: AnyTree, mask: Masks, x: Tensor) -> Tensor:
 
 
 def nll(made: AnyTree, mask: Masks, x: Tensor) -> Tensor:
-    """(n,): sum_d BCE(x_d, out_d), the negative log likelihood of binary x; grey x are soft targets. See `check_pixels`."""
-    return functional.binary_cross_entropy_with_logits(logits(made, mask, x), x, reduction="none").sum(1)
+    """(n,): sum_d BCE(x_d, out_d), the negative log likelihood of binary x; grey x are soft
+    targets. See `check_pixels`."""
+    return functional.binary_cross_entropy_with_logits(
+        logits(made, mask, x), x, reduction="none"
+    ).sum(1)
 
 
 def check_pixels(x: Tensor) -> None:
-    """ValueError where a value lies outside [0, 1]: the cross entropy of a probability is undefined there."""
+    """ValueError where a value lies outside [0, 1]: the cross entropy of a probability is undefined
+    there."""
     if not ((x >= 0) & (x <= 1)).all():
-        raise ValueError(f"inputs between {float(x.min())} and {float(x.max())}; FedDisk needs finite values in [0, 1]")
+        raise ValueError(
+            f"inputs between {float(x.min())} and {float(x.max())}; FedDisk needs finite values in"
+            " [0, 1]"
+        )
 
 
 @torch.no_grad()
 def sample(made: AnyTree, mask: Masks, uniforms: Tensor) -> Tensor:
-    """Ancestral draws: x_d = 1 iff U_d < P(x_d = 1 | x_<d). uniforms (n, D) in [0, 1) -> x (n, D); O(nHD)."""
+    """Ancestral draws: x_d = 1 iff U_d < P(x_d = 1 | x_<d). uniforms (n, D) in [0, 1) -> x (n, D);
+    O(nHD)."""
     columns, rows = (made["W1"] * mask.m1).T.contiguous(), made["W2"] * mask.m2
     hidden = made["b1"].expand(len(uniforms), -1).clone()
     x = torch.empty_like(uniforms)
@@ -74,19 +88,26 @@ def sample(made: AnyTree, mask: Masks, uniforms: Tensor) -> Tensor:
 
 
 def density_ratio(p: Tensor, n_local: int, n_global: int, eps: float) -> Tensor:
-    """r = p / (1 - p) n_local / n_global (eq. 16), float64. p (n,) = P(global | z), clipped to [eps, 1 - eps]."""
+    """r = p / (1 - p) n_local / n_global (eq. 16), float64. p (n,) = P(global | z), clipped to
+    [eps, 1 - eps]."""
     if n_local < 1 or n_global < 1:
-        raise ValueError(f"a classifier trained on {n_local} local and {n_global} global samples; both must be >= 1")
+        raise ValueError(
+            f"a classifier trained on {n_local} local and {n_global} global samples; both must be"
+            " >= 1"
+        )
     if p.ndim != 1 or not len(p):
         raise ValueError(f"probabilities of shape {tuple(p.shape)}; expected (n,) with n >= 1")
     if bad := (~((p >= 0) & (p <= 1))).nonzero().flatten().tolist():
-        raise ValueError(f"{p[bad[0]]} at position {bad[0]} is not a probability; all must lie in [0, 1]")
+        raise ValueError(
+            f"{p[bad[0]]} at position {bad[0]} is not a probability; all must lie in [0, 1]"
+        )
     p = p.double().clamp(eps, 1 - eps)
     return p / (1 - p) * (n_local / n_global)
 
 
 def sample_weights(r: Tensor, lo: float, hi: float, normalise: str) -> Tensor:
-    """w_k(x_i) (eq. 11): r clipped to [lo, hi], then mean 1, or scaled to [0, 2] ("minmax2"), or left as it is ("none")."""
+    """w_k(x_i) (eq. 11): r clipped to [lo, hi], then mean 1, or scaled to [0, 2] ("minmax2"), or
+    left as it is ("none")."""
     r = r.clamp(lo, hi)
     if normalise == "none":
         return r
@@ -101,21 +122,27 @@ def effective_size(w: Tensor) -> float:
 
 
 def comm_cost(clf: int, clf_rounds: int, made: int = 0, made_rounds: int = 0) -> int:
-    """2 (eps_1 E_1 + eps_2 E_2) (eq. 19; eq. 18 without a MADE): numbers that one client sends and receives.
+    """2 (eps_1 E_1 + eps_2 E_2) (eq. 19; eq. 18 without a MADE): numbers that one client sends and
+    receives.
 
     `made` and `clf` count the weights that travel one way in a round.
     """
     if min(clf, clf_rounds, made, made_rounds) < 0:
-        raise ValueError(f"sizes {made}, {clf} and rounds {made_rounds}, {clf_rounds}; all must be >= 0")
+        raise ValueError(
+            f"sizes {made}, {clf} and rounds {made_rounds}, {clf_rounds}; all must be >= 0"
+        )
     return 2 * (made * made_rounds + clf * clf_rounds)
 
 
 def effective_rounds(accuracy: Tensor, target: float | None = None) -> int | None:
-    """The first round (from 1) whose accuracy reaches `target`, by default the best of `accuracy` (T,) itself; None = never.
+    """The first round (from 1) whose accuracy reaches `target`, by default the best of `accuracy`
+    (T,) itself; None = never.
 
-    FedDisk's effective communication rounds are E_1 plus this, with the best that any competitor ever reaches as target.
-    """
+    FedDisk's effective communication rounds are E_1 plus this, with the best that any competitor
+    ever reaches as target."""
     if accuracy.ndim != 1 or not len(accuracy) or not torch.isfinite(accuracy).all():
-        raise ValueError(f"accuracies of shape {tuple(accuracy.shape)}; expected finite ones (T,) with T >= 1")
+        raise ValueError(
+            f"accuracies of shape {tuple(accuracy.shape)}; expected finite ones (T,) with T >= 1"
+        )
     reached = (accuracy >= (accuracy.max() if target is None else target)).nonzero().flatten()
     return int(reached[0]) + 1 if len(reached) else None

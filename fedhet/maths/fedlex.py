@@ -1,4 +1,5 @@
-"""FedLEx (Internò et al. 2024, "Federated loss exploration"), equations 3, 4 and 6. Trees as in fedhet/trees.py; results in float64."""
+"""FedLEx (Internò et al. 2024, "Federated loss exploration"), equations 3, 4 and 6. Trees as in
+fedhet/trees.py; results in float64."""
 
 from __future__ import annotations
 
@@ -20,38 +21,65 @@ def deviation(initial: AnyTree, final: AnyTree, dtype: torch.dtype = torch.float
     Raises:
         ValueError: an entry is not finite, also in `dtype`: the exploration has diverged.
     """
-    found = {name: (initial[name].double() - final[name].double()).square().to(dtype) for name in initial}
+    found = {
+        name: (initial[name].double() - final[name].double()).square().to(dtype) for name in initial
+    }
     if bad := trees.finite(found):
-        raise ValueError(f"the deviation of tensor {bad!r} holds NaN or infinite values: the exploration has diverged")
+        raise ValueError(
+            f"the deviation of tensor {bad!r} holds NaN or infinite values: the exploration has"
+            " diverged"
+        )
     return found
 
 
 def normalised(d: AnyTree, scope: str = "tensor") -> Tree:
-    """(D - min)/(max - min), over each tensor or over the whole model; 1 where D is constant (max - min <= 1e-12 max), as 0/0 otherwise."""
+    """(D - min)/(max - min), over each tensor or over the whole model; 1 where D is constant (max -
+    min <= 1e-12 max), as 0/0 otherwise."""
     found: Tree = {}
     for names in [[name] for name in d] if scope == "tensor" else [list(d)]:
-        low, high = min(float(d[name].min()) for name in names), max(float(d[name].max()) for name in names)
+        low, high = (
+            min(float(d[name].min()) for name in names),
+            max(float(d[name].max()) for name in names),
+        )
         for name in names:
             double = d[name].double()
-            found[name] = torch.ones_like(double) if high - low <= 1e-12 * high else (double - low) / (high - low)
+            found[name] = (
+                torch.ones_like(double)
+                if high - low <= 1e-12 * high
+                else (double - low) / (high - low)
+            )
     return found
 
 
-def global_guidance(deviations: Sequence[AnyTree], *, scope: str = "tensor", order: str = "normalise_then_mean") -> Tree:
-    """G in [0, 1] from the explorers' D (eq. 4): each normalised, then the mean; or the mean of all D, normalised.
+def global_guidance(
+    deviations: Sequence[AnyTree], *, scope: str = "tensor", order: str = "normalise_then_mean"
+) -> Tree:
+    """G in [0, 1] from the explorers' D (eq. 4): each normalised, then the mean; or the mean of all
+    D, normalised.
 
-    Raises:
-        ValueError: no explorer, names that differ, a D that is negative or not finite, an unknown scope or order.
+    Raises: ValueError: no explorer, names that differ, a D that is negative or not finite, an
+        unknown scope or order.
     """
     if scope not in SCOPES or order not in ORDERS:
-        raise ValueError(f"scope={scope!r}, order={order!r}; known are {', '.join(SCOPES)} and {', '.join(ORDERS)}")
+        raise ValueError(
+            f"scope={scope!r}, order={order!r}; known are {', '.join(SCOPES)} and"
+            f" {', '.join(ORDERS)}"
+        )
     if not deviations or not deviations[0]:
-        raise ValueError(f"{len(deviations)} explorers, {len(deviations[0]) if deviations else 0} tensors; at least one of each is needed")
+        raise ValueError(
+            f"{len(deviations)} explorers, {len(deviations[0]) if deviations else 0} tensors; at"
+            " least one of each is needed"
+        )
     for explorer, d in enumerate(deviations):
         if d.keys() != deviations[0].keys():
-            raise ValueError(f"explorer {explorer} has the tensors {list(d)[:3]} ...; the first has {list(deviations[0])[:3]} ...")
+            raise ValueError(
+                f"explorer {explorer} has the tensors {list(d)[:3]} ...; the first has"
+                f" {list(deviations[0])[:3]} ..."
+            )
         if bad := trees.finite(d) or negative(d):
-            raise ValueError(f"explorer {explorer}, tensor {bad!r}: deviations must be finite and >= 0")
+            raise ValueError(
+                f"explorer {explorer}, tensor {bad!r}: deviations must be finite and >= 0"
+            )
     if order == "mean_then_normalise":
         return normalised(trees.mean((d, 1.0) for d in deviations), scope)
     return trees.mean((normalised(d, scope), 1.0) for d in deviations)
@@ -63,8 +91,10 @@ def negative(d: AnyTree) -> str | None:
 
 
 def adjusted(guidance: AnyTree, rescale: str = "none", g_min: float = 0.0) -> Tree:
-    """rescale="mean1": G / mean(G) per tensor, 1 where G is 0 throughout, as 0/0 otherwise: with scope="model" a tensor that holds nothing
-    but the model's smallest D. Then G <- g_min + (1 - g_min) G: a share g_min of the host's own step, which is G = 1."""
+    """rescale="mean1": G / mean(G) per tensor, 1 where G is 0 throughout, as 0/0 otherwise: with
+    scope="model" a tensor that holds nothing but the model's smallest D. Then G <- g_min + (1 -
+    g_min) G: a share g_min of the host's own step, which is G = 1."""
+
     def adjust(g: Tensor) -> Tensor:
         if rescale == "mean1":
             mean = g.mean()
@@ -74,12 +104,19 @@ def adjusted(guidance: AnyTree, rescale: str = "none", g_min: float = 0.0) -> Tr
     return trees.map(adjust, guidance)
 
 
-def contributors(explorers: Sequence[int], participants: Collection[int], *, first: bool, refresh: str = "participants",
-                 empty: str = "previous") -> list[int] | None:
-    """Whose D make up this round's G: all in the first round, then the explorers among the participants (algorithm 2).
+def contributors(
+    explorers: Sequence[int],
+    participants: Collection[int],
+    *,
+    first: bool,
+    refresh: str = "participants",
+    empty: str = "previous",
+) -> list[int] | None:
+    """Whose D make up this round's G: all in the first round, then the explorers among the
+    participants (algorithm 2).
 
-    Where there is none: everyone's (`empty="all"`), or None = G stays. `refresh="all"`: everyone's, always.
-    """
+    Where there is none: everyone's (`empty="all"`), or None = G stays. `refresh="all"`: everyone's,
+    always."""
     if first or refresh == "all":
         return list(explorers)
     present = [pid for pid in explorers if pid in participants]
@@ -91,6 +128,10 @@ def mask_gradient(grads: list[Tensor], guidance: Sequence[Tensor]) -> None:
     torch._foreach_mul_(grads, list(guidance))
 
 
-def mask_step(params: Sequence[Tensor], before: Sequence[Tensor], guidance: Sequence[Tensor]) -> None:
+def mask_step(
+    params: Sequence[Tensor], before: Sequence[Tensor], guidance: Sequence[Tensor]
+) -> None:
     """W <- W_before + G (W - W_before), in place; exact where G is 0 or 1."""
-    torch._foreach_copy_(list(params), torch._foreach_lerp(list(before), list(params), list(guidance)))
+    torch._foreach_copy_(
+        list(params), torch._foreach_lerp(list(before), list(params), list(guidance))
+    )

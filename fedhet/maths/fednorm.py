@@ -1,4 +1,5 @@
-"""FedNorm (Kundalwal et al., Client Contribution Normalization), equations 3 to 8. Shapes: R participants, d features."""
+"""FedNorm (Kundalwal et al., Client Contribution Normalization), equations 3 to 8. Shapes: R
+participants, d features."""
 
 from __future__ import annotations
 
@@ -18,9 +19,11 @@ class Contribution(NamedTuple):
 
 
 def similarity(z: Tensor) -> Tensor:
-    """S_rp = cos(z_r, z_p), S_rr = 1 (eq. 3, 4); a zero vector has cosine 0 with all others. z (R, d) -> (R, R), float64."""
+    """S_rp = cos(z_r, z_p), S_rr = 1 (eq. 3, 4); a zero vector has cosine 0 with all others. z (R,
+    d) -> (R, R), float64."""
     z = z.double()
-    scaled = z / z.abs().amax(1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)  # no overflow in the norm
+    # no overflow in the norm
+    scaled = z / z.abs().amax(1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
     norm = scaled.norm(dim=1, keepdim=True)
     unit = torch.where(norm > 0, scaled / norm.clamp_min(torch.finfo(torch.float64).tiny), 0.0)
     s = unit @ unit.T
@@ -29,7 +32,8 @@ def similarity(z: Tensor) -> Tensor:
 
 
 def contribution(z: Tensor, nu: Tensor, temperature: float) -> Contribution:
-    """Lambda_r = sum_{q != r} e^{a_q} / sum_q e^{a_q}, a_r = sum_p S_rp / T (eq. 5, 8); w_r ~ Lambda_r nu_r (eq. 6, 7).
+    """Lambda_r = sum_{q != r} e^{a_q} / sum_q e^{a_q}, a_r = sum_p S_rp / T (eq. 5, 8); w_r ~
+    Lambda_r nu_r (eq. 6, 7).
 
     Args:
         z: (R, d) mean latents, finite. nu: (R,) the host's weights, >= 0, not all zero.
@@ -39,7 +43,10 @@ def contribution(z: Tensor, nu: Tensor, temperature: float) -> Contribution:
     if not (math.isfinite(temperature) and temperature > 0):
         raise ValueError(f"temperature={temperature}; it must be positive and finite")
     if z.ndim != 2 or nu.shape != z.shape[:1] or len(nu) == 0:
-        raise ValueError(f"latents of shape {tuple(z.shape)} and weights of shape {tuple(nu.shape)}; expected (R, d) and (R,)")
+        raise ValueError(
+            f"latents of shape {tuple(z.shape)} and weights of shape {tuple(nu.shape)}; expected"
+            " (R, d) and (R,)"
+        )
     if bad := (~torch.isfinite(z).all(1)).nonzero().flatten().tolist():
         raise ValueError(f"the mean latents of participants {bad} hold NaN or infinite values")
     nu = nu.double()
@@ -50,10 +57,13 @@ def contribution(z: Tensor, nu: Tensor, temperature: float) -> Contribution:
         return Contribution(s, torch.zeros_like(nu), torch.ones_like(nu))
     rows = s.sum(1)
     gap = rows.max() - rows  # shifting cancels in eq. 5
-    # Row sums carry a rounding of about R 1e-15. Divided by a tiny T it would tell apart clients that are equally central.
+    # Row sums carry a rounding of about R 1e-15. Divided by a tiny T it would tell apart clients
+    # that are equally central.
     gap = torch.where(gap > len(nu) * 1e-14, gap, 0.0)
     a = (-gap / temperature).clamp_min(-1e300)  # a tiny T must not overflow
     # Leave-one-out log-sum-exp: 1 - softmax(a) would cancel where one client dominates.
-    others = a.expand(len(a), len(a)).masked_fill(torch.eye(len(a), dtype=torch.bool, device=a.device), -torch.inf)
+    others = a.expand(len(a), len(a)).masked_fill(
+        torch.eye(len(a), dtype=torch.bool, device=a.device), -torch.inf
+    )
     log_factors = others.logsumexp(1) - a.logsumexp(0)
     return Contribution(s, log_factors.exp(), (log_factors + nu.log()).softmax(0))

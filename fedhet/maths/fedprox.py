@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 
-def add_proximal(grads: list[Tensor], params: Sequence[Tensor], anchors: Sequence[Tensor], mu: float) -> None:
+def add_proximal(
+    grads: list[Tensor], params: Sequence[Tensor], anchors: Sequence[Tensor], mu: float
+) -> None:
     """g <- g + mu (w - x), in place."""
     torch._foreach_add_(grads, torch._foreach_sub(list(params), list(anchors)), alpha=mu)

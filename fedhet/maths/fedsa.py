@@ -1,8 +1,9 @@
-"""FedSA (Wang et al., The key of parameter skew in federated learning), equations 2 to 15: the aggregation of one tensor.
+"""FedSA (Wang et al., The key of parameter skew in federated learning), equations 2 to 15: the
+aggregation of one tensor.
 
-Shapes: K participants, M entries of the tensor, H of them of high dispersion, S clusters. W is K tensors of M entries,
-or one (K, M) tensor. Arithmetic in float64, in blocks of entries that stay in the cache; sums over clients in their order.
-"""
+Shapes: K participants, M entries of the tensor, H of them of high dispersion, S clusters. W is K
+tensors of M entries, or one (K, M) tensor. Arithmetic in float64, in blocks of entries that stay in
+the cache; sums over clients in their order."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ TIE = 1e-12  # similarities that differ by less are equal
 
 @dataclass(frozen=True)
 class Options:
-    """The options of conf/method/fedsa.yaml that the equations read; ConfigError where one is out of range."""
+    """The options of conf/method/fedsa.yaml that the equations read; ConfigError where one is out
+    of range."""
 
     cv_t: float = 0.2
     sim_t: float = 0.2
@@ -38,14 +40,17 @@ class Options:
         check.number("method.sim_t", self.sim_t, low=0, high=1)
         check.integer("method.C", self.C, low=1)
         check.integer("method.S", self.S, low=1)
-        check.optional(check.number, "method.cv_clip_quantile", self.cv_clip_quantile, open_low=0, high=1)
+        check.optional(
+            check.number, "method.cv_clip_quantile", self.cv_clip_quantile, open_low=0, high=1
+        )
         check.one_of("method.mic_scale", self.mic_scale, ("entry", "layer", "none"))
         check.one_of("method.alpha_mode", self.alpha_mode, ("normalised", "shrink"))
         check.one_of("method.threshold", self.threshold, ("at_full", "always"))
 
 
 class Aggregate(NamedTuple):
-    """w (M,), cv (M,), high (H,) positions; for these mic (K, H) and mac (S, H), classes from 1; sim (K, K); clusters of clients."""
+    """w (M,), cv (M,), high (H,) positions; for these mic (K, H) and mac (S, H), classes from 1;
+    sim (K, K); clusters of clients."""
 
     w: Tensor
     cv: Tensor
@@ -56,7 +61,9 @@ class Aggregate(NamedTuple):
     clusters: list[list[int]]
 
 
-def aggregate_tensor(W: Sequence[Tensor] | Tensor, options: Options, weights: Tensor | None = None) -> Aggregate:
+def aggregate_tensor(
+    W: Sequence[Tensor] | Tensor, options: Options, weights: Tensor | None = None
+) -> Aggregate:
     """FedSA's value of one tensor, flat, float64.
 
     Args:
@@ -84,7 +91,8 @@ def aggregate_tensor(W: Sequence[Tensor] | Tensor, options: Options, weights: Te
     counts = class_counts(mac, options.C)
     for span in at if clusters else []:
         alpha = cluster_weights(mac[:, span], counts, options)
-        w[high[span]] = (alpha * cluster_means(_block(W, high[span]), clusters, weights)).sum(0)  # eq. 13, 15
+        # eq. 13, 15
+        w[high[span]] = (alpha * cluster_means(_block(W, high[span]), clusters, weights)).sum(0)
     return Aggregate(w, cv, high, mic, mac, sim, clusters)
 
 
@@ -106,8 +114,11 @@ def _mean(rows: Tensor) -> Tensor:
     return total.div_(len(rows))
 
 
-def _dispersion(W: Sequence[Tensor] | Tensor, weights: Tensor | None, *, scaled: bool) -> tuple[Tensor, Tensor, float]:
-    """The mean (eq. 2, 7), the coefficient of variation (eq. 3, 4), and if `scaled` the largest squared deviation of all."""
+def _dispersion(
+    W: Sequence[Tensor] | Tensor, weights: Tensor | None, *, scaled: bool
+) -> tuple[Tensor, Tensor, float]:
+    """The mean (eq. 2, 7), the coefficient of variation (eq. 3, 4), and if `scaled` the largest
+    squared deviation of all."""
     w = torch.empty(len(W[0]), dtype=torch.float64, device=W[0].device)
     cv, top = torch.empty_like(w), w.new_zeros(())
     for span in _spans(len(w), len(W)):
@@ -120,9 +131,12 @@ def _dispersion(W: Sequence[Tensor] | Tensor, weights: Tensor | None, *, scaled:
         torch.div(_mean(s).sqrt_(), mu.abs_(), out=cv[span])
     if not torch.isfinite(w).all():
         bad = [k for k, values in enumerate(W) if not torch.isfinite(values).all()]
-        raise ValueError(f"the weights of participants {bad} hold NaN or infinite values; all must be finite")
+        raise ValueError(
+            f"the weights of participants {bad} hold NaN or infinite values; all must be finite"
+        )
     cv.nan_to_num_(nan=0.0, posinf=math.inf)  # 0/0: all zero, no spread
-    # A mean of zero with some spread: as dispersed as the most dispersed entry that can be compared.
+    # A mean of zero with some spread: as dispersed as the most dispersed entry that can be
+    # compared.
     finite = cv.isfinite()
     if not finite.all():
         cv[~finite] = cv[finite].max() if finite.any() else 1.0
@@ -134,10 +148,11 @@ def _weighted(rows: Tensor, weights: Tensor) -> Tensor:
 
 
 def high_dispersion(cv: Tensor, options: Options) -> Tensor:
-    """Positions of the entries whose cv, scaled to [0, 1] over the tensor, exceeds cv_t (eq. 5, 6); none where all cv are equal.
+    """Positions of the entries whose cv, scaled to [0, 1] over the tensor, exceeds cv_t (eq. 5, 6);
+    none where all cv are equal.
 
-    A cv has a 1/|mean| tail, so about 1/cv_t entries exceed cv_t, whatever M is; cv_clip_quantile cuts the tail first.
-    """
+    A cv has a 1/|mean| tail, so about 1/cv_t entries exceed cv_t, whatever M is; cv_clip_quantile
+    cuts the tail first."""
     if options.cv_clip_quantile is not None and len(cv):
         cv = cv.clamp(max=_quantile(cv, options.cv_clip_quantile))
     if not len(cv) or cv.max() == cv.min():
@@ -154,7 +169,8 @@ def _quantile(x: Tensor, q: float) -> float:
 
 
 def micro_classes(block: Tensor, options: Options, top: float) -> Tensor:
-    """MIC (eq. 8, 9): 1 + #{c in 1..C-1 : u > c/C}, u the squared deviation by its largest at the entry (or in the layer: `top`).
+    """MIC (eq. 8, 9): 1 + #{c in 1..C-1 : u > c/C}, u the squared deviation by its largest at the
+    entry (or in the layer: `top`).
 
     block (K, b) -> (K, b) in 1..C; not scaled (mic_scale=none), a deviation above 1 is in class C.
     """
@@ -170,13 +186,16 @@ def micro_classes(block: Tensor, options: Options, top: float) -> Tensor:
 def cluster(sim: Tensor, options: Options) -> tuple[list[list[int]], list[int]]:
     """Clusters of clients in the order of their opening, and the clients in none.
 
-    Until there are S clusters, the most similar of all (free client, cluster) and (free, free) pairs joins, or opens one;
-    then each free client joins the cluster that is most similar to it, if that exceeds sim_t, and else stays alone.
-    A similarity to a cluster is the mean over its members. Of equal pairs, a client with a cluster comes first, then the
-    lower index. threshold=always asks every pair to exceed sim_t, not only those after the S-th cluster.
-    """
+    Until there are S clusters, the most similar of all (free client, cluster) and (free, free)
+    pairs joins, or opens one; then each free client joins the cluster that is most similar to it,
+    if that exceeds sim_t, and else stays alone. A similarity to a cluster is the mean over its
+    members. Of equal pairs, a client with a cluster comes first, then the lower index.
+    threshold=always asks every pair to exceed sim_t, not only those after the S-th cluster."""
     if sim.ndim != 2 or sim.shape[0] != sim.shape[1] or not torch.isfinite(sim).all():
-        raise ValueError(f"similarities of shape {tuple(sim.shape)}; a square matrix of finite values is expected")
+        raise ValueError(
+            f"similarities of shape {tuple(sim.shape)}; a square matrix of finite values is"
+            " expected"
+        )
     clients, clusters = len(sim), list[list[int]]()
     pairs = sim.double().masked_fill(torch.ones_like(sim, dtype=torch.bool).tril(), -math.inf)
     free = torch.ones(clients, dtype=torch.bool, device=sim.device)
@@ -184,7 +203,11 @@ def cluster(sim: Tensor, options: Options) -> tuple[list[list[int]], list[int]]:
     def to_clusters() -> Tensor:
         """(K, clusters), -inf for a client that is not free."""
         means = [sim[:, members].double().mean(1) for members in clusters]
-        return torch.stack(means, 1).masked_fill(~free[:, None], -math.inf) if means else sim.new_empty(clients, 0).double()
+        return (
+            torch.stack(means, 1).masked_fill(~free[:, None], -math.inf)
+            if means
+            else sim.new_empty(clients, 0).double()
+        )
 
     while free.any() and len(clusters) < options.S:
         joins, opens = to_clusters(), pairs.where(free & free[:, None], -math.inf)
@@ -201,7 +224,8 @@ def cluster(sim: Tensor, options: Options) -> tuple[list[list[int]], list[int]]:
             new = list(divmod(at - joins.numel(), clients))
             clusters.append(new)
         free[new] = False
-    if len(clusters) == options.S:  # as they stand now, so that the order of the remaining clients does not matter
+    # as they stand now, so that the order of the remaining clients does not matter
+    if len(clusters) == options.S:
         joins = to_clusters()
         for client in free.nonzero().flatten().tolist():
             best = float(joins[client].max())
@@ -212,8 +236,12 @@ def cluster(sim: Tensor, options: Options) -> tuple[list[list[int]], list[int]]:
 
 
 def macro_classes(mic: Tensor, clusters: Sequence[list[int]], C: int) -> Tensor:
-    """MAC (eq. 11): the most frequent MIC in each cluster, of equal ones the smaller. (K, b) -> (S, b)."""
-    found = [torch.stack([(mic[members] == c).sum(0) for c in range(1, C + 1)]).argmax(0) + 1 for members in clusters]
+    """MAC (eq. 11): the most frequent MIC in each cluster, of equal ones the smaller. (K, b) -> (S,
+    b)."""
+    found = [
+        torch.stack([(mic[members] == c).sum(0) for c in range(1, C + 1)]).argmax(0) + 1
+        for members in clusters
+    ]
     return torch.stack(found) if found else mic[:0]
 
 
@@ -223,14 +251,27 @@ def class_counts(mac: Tensor, C: int) -> Tensor:
 
 
 def cluster_weights(mac: Tensor, counts: Tensor, options: Options) -> Tensor:
-    """alpha (eq. 14): n_sc of the cluster's class at the entry, over the sum across clusters. (S, b) -> (S, b).
+    """alpha (eq. 14): n_sc of the cluster's class at the entry, over the sum across clusters. (S,
+    b) -> (S, b).
 
-    alpha_mode=shrink divides by S times the number of high entries instead: the weights then sum to less than 1.
-    """
+    alpha_mode=shrink divides by S times the number of high entries instead: the weights then sum to
+    less than 1."""
     alpha = counts.gather(1, mac.long() - 1)
     return alpha / (alpha.sum(0) if options.alpha_mode == "normalised" else counts.sum())
 
 
-def cluster_means(block: Tensor, clusters: Sequence[list[int]], weights: Tensor | None = None) -> Tensor:
-    """wbar (eq. 12): the mean of each cluster's members, plain also where all of them have weight 0. (K, b) -> (S, b)."""
-    return torch.stack([_mean(block[m]) if weights is None or not weights[m].any() else _weighted(block[m], weights[m]) for m in clusters])
+def cluster_means(
+    block: Tensor, clusters: Sequence[list[int]], weights: Tensor | None = None
+) -> Tensor:
+    """wbar (eq. 12): the mean of each cluster's members, plain also where all of them have weight
+    0. (K, b) -> (S, b)."""
+    return torch.stack(
+        [
+            (
+                _mean(block[m])
+                if weights is None or not weights[m].any()
+                else _weighted(block[m], weights[m])
+            )
+            for m in clusters
+        ]
+    )

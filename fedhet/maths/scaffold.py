@@ -13,12 +13,20 @@ def correction(c: Tensor, c_i: Tensor) -> Tensor:
 
 
 def control_change(c: Tensor, dy: Tensor, steps_lr: float) -> Tensor:
-    """Option II: c_i+ - c_i = -c - dy / (steps lr), where dy = y - x after `steps` plain SGD steps of rate lr."""
+    """Option II: c_i+ - c_i = -c - dy / (steps lr), where dy = y - x after `steps` plain SGD steps
+    of rate lr."""
     return (dy / -steps_lr).sub_(c)
 
 
-def control_sum(total: Tensor, shares: Sequence[float], c_plus: Sequence[Tensor], before: Sequence[float], c_i: Sequence[Tensor]) -> Tensor:
-    """A <- A + sum_i (lambda_i,new c_i+ - lambda_i,old c_i); the server control is c = A / sum_j lambda_j over all clients.
+def control_sum(
+    total: Tensor,
+    shares: Sequence[float],
+    c_plus: Sequence[Tensor],
+    before: Sequence[float],
+    c_i: Sequence[Tensor],
+) -> Tensor:
+    """A <- A + sum_i (lambda_i,new c_i+ - lambda_i,old c_i); the server control is c = A / sum_j
+    lambda_j over all clients.
 
     lambda = 1 everywhere is the original rule c <- c + (1/N) sum_i dc_i.
     """

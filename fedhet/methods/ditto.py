@@ -1,13 +1,14 @@
-"""Ditto (Li et al. 2021, "Ditto: fair and robust federated learning through personalization", algorithm 1).
+"""Ditto (Li et al. 2021, "Ditto: fair and robust federated learning through personalization",
+algorithm 1).
 
     x by FedAvg; beside it, at each participant, `plocal_epochs` epochs of v_k <- v_k - lr (g_k(v_k) + lam (v_k - x_t))
 
     down: x, `ditto.lam`, `ditto.epochs`      up: w_k, n_k      client keeps: v_k      server keeps: x
 
-x_t is the model as it was received in this round. v_k starts at the common initial model; who has never taken part is
-scored with that. v_k is trained after w_k, with an optimiser, random draws and batch norm statistics of its own, on the same
-batches, without plug-ins: x is FedAvg's bit for bit. lam = 0 is purely local training. Default lam 1, one epoch; the paper
-tunes lam in .05 to 2.
+x_t is the model as it was received in this round. v_k starts at the common initial model; who has
+never taken part is scored with that. v_k is trained after w_k, with an optimiser, random draws and
+batch norm statistics of its own, on the same batches, without plug-ins: x is FedAvg's bit for bit.
+lam = 0 is purely local training. Default lam 1, one epoch; the paper tunes lam in .05 to 2.
 
 The paper leaves open how the global problem is solved; here it is FedAvg, weighted by n_k.
 """
@@ -51,7 +52,9 @@ class DittoClient(FedClient):
         site = self.site
         said: Mapping[str, Any] = msg.extras
         self._lam, self._anchors = said[LAM], [msg.weights[name] for name in site.trained]
-        self.train_model(site.load(self._v()), site.train_data(self.pid), epochs=said[EPOCHS], hooks=False)
+        self.train_model(
+            site.load(self._v()), site.train_data(self.pid), epochs=said[EPOCHS], hooks=False
+        )
         self._anchors = None
         return site.read([*site.shared, *site.kept])
 

@@ -1,20 +1,23 @@
-"""FedALA (Zhang et al. 2023, "FedALA: adaptive local aggregation for personalized federated learning", algorithm 1).
+"""FedALA (Zhang et al. 2023, "FedALA: adaptive local aggregation for personalized federated
+learning", algorithm 1).
 
-    start_k = w_k + (x - w_k) A_k on the top p layers, x below, with w_k the client's own last local model
-    A_k <- clip(A_k - eta grad(start_k) (x - w_k), 0, 1) on s % of the local data, start_k formed anew for each batch
-    then E epochs of local SGD from start_k; the server as in FedAvg
+    start_k = w_k + (x - w_k) A_k on the top p layers, x below, with w_k the client's own last local
+    model A_k <- clip(A_k - eta grad(start_k) (x - w_k), 0, 1) on s % of the local data, start_k
+    formed anew for each batch then E epochs of local SGD from start_k; the server as in FedAvg
 
     down: x, `fedala.*` (the options)      up: w_k, n_k      client keeps: w_k and A_k of the top layers      server keeps: x
 
-In its first participation, or while x is still w_k, a client starts from x. The next one learns A_k, from ones, until the
-standard deviation of the last 10 epochs' losses is below `threshold`; later ones take one epoch. A layer is a module with
-trained parameters of its own, batch norm included; layers count in the model's order. A_k is learnt in train mode, without
-plug-ins, on samples and dropout masks from streams of its own; the batch norm statistics that this leaves are discarded.
+In its first participation, or while x is still w_k, a client starts from x. The next one learns
+A_k, from ones, until the standard deviation of the last 10 epochs' losses is below `threshold`;
+later ones take one epoch. A layer is a module with trained parameters of its own, batch norm
+included; layers count in the model's order. A_k is learnt in train mode, without plug-ins, on
+samples and dropout masks from streams of its own; the batch norm statistics that this leaves are
+discarded.
 
-Evaluated are x ("global") and start_k ("personal"), for which a client learns A_k on the x that it is to be scored with, as
-it would to train, and forgets it. Deviations: at most `max_epochs` epochs (the paper has no limit); an epoch's loss is its mean.
-Defaults eta 1, s 80, p 1, threshold .1, as in FedSA's comparison and PFLlib. eta = 0 is FedAvg, bit for bit.
-"""
+Evaluated are x ("global") and start_k ("personal"), for which a client learns A_k on the x that it
+is to be scored with, as it would to train, and forgets it. Deviations: at most `max_epochs` epochs
+(the paper has no limit); an epoch's loss is its mean. Defaults eta 1, s 80, p 1, threshold .1, as
+in FedSA's comparison and PFLlib. eta = 0 is FedAvg, bit for bit."""
 
 from __future__ import annotations
 
@@ -38,7 +41,9 @@ from fedhet.strategy import FedStrategy
 from fedhet.training import derivative
 from fedhet.trees import AnyTree
 
-ETA, SHARE, LAYERS, THRESHOLD, EPOCHS = (f"fedala.{name}" for name in ("eta", "s", "layers", "threshold", "max_epochs"))
+ETA, SHARE, LAYERS, THRESHOLD, EPOCHS = (
+    f"fedala.{name}" for name in ("eta", "s", "layers", "threshold", "max_epochs")
+)
 LOCAL, WEIGHTS = "fedala.w", "fedala.A"
 WINDOW = 10  # epochs whose losses must have settled
 
@@ -61,14 +66,23 @@ class FedALAClient(FedClient):
         return update
 
     def start(self, msg: Broadcast) -> AnyTree:
-        received, local, weights = super().start(msg), self.state.get(LOCAL), self.state.get(WEIGHTS)
+        received, local, weights = (
+            super().start(msg),
+            self.state.get(LOCAL),
+            self.state.get(WEIGHTS),
+        )
         if local is None or weights is None:
             return received
-        mixed = fedala.start(*([tree[name] for name in weights] for tree in (local, received, weights)))
+        mixed = fedala.start(
+            *([tree[name] for name in weights] for tree in (local, received, weights))
+        )
         return {**received, **dict(zip(weights, mixed, strict=True))}
 
     def views(self, msg: Broadcast) -> dict[str, Callable[[], nn.Module]]:
-        return {"global": lambda: self.site.load(super(FedALAClient, self).start(msg)), "personal": lambda: self._personal(msg)}
+        return {
+            "global": lambda: self.site.load(super(FedALAClient, self).start(msg)),
+            "personal": lambda: self._personal(msg),
+        }
 
     def _personal(self, msg: Broadcast) -> nn.Module:
         self._learn(msg)  # what an evaluation puts into the state is never committed
@@ -80,24 +94,39 @@ class FedALAClient(FedClient):
         return [name for layer in layers(self.site)[-count:] for name in layer]
 
     def _learn(self, msg: Broadcast) -> None:
-        """Adapt A_k to the received weights, in the state; the model that this leaves behind is overwritten by the next load."""
+        """Adapt A_k to the received weights, in the state; the model that this leaves behind is
+        overwritten by the next load."""
         assert msg.weights is not None
         local, known, top = self.state.get(LOCAL), self.state.get(WEIGHTS), self._top(msg)
         if local is None or all(torch.equal(local[name], msg.weights[name]) for name in top):
             return
         own, received = ([tree[name] for name in top] for tree in (local, msg.weights))
-        weights = [torch.ones_like(t) if known is None else known[name] for name, t in zip(top, own, strict=True)]
+        weights = [
+            torch.ones_like(t) if known is None else known[name]
+            for name, t in zip(top, own, strict=True)
+        ]
         with self.site.seeded("fedala", msg.phase, msg.step, msg.pid):
             learned = self._adapted(msg, weights, own, received, settle=known is None)
         self.state.put(WEIGHTS, dict(zip(top, learned, strict=True)))
 
-    def _adapted(self, msg: Broadcast, weights: list[Tensor], local: list[Tensor], received: list[Tensor], settle: bool) -> list[Tensor]:
+    def _adapted(
+        self,
+        msg: Broadcast,
+        weights: list[Tensor],
+        local: list[Tensor],
+        received: list[Tensor],
+        settle: bool,
+    ) -> list[Tensor]:
         """A_k after one epoch over the drawn samples, or after as many as it takes to settle."""
         said: Mapping[str, Any] = msg.extras
         model, data = self.site.load(self.start(msg)), self.site.train_data(self.pid)
         params: list[Tensor] = [p for name, p in model.named_parameters() if name in self._top(msg)]
-        draws = torch.Generator().manual_seed(streams.integer(self.site.seed, "fedala.samples", msg.phase, msg.step, msg.pid))
-        index = torch.randperm(len(data), generator=draws)[: max(1, round(len(data) * said[SHARE] / 100))].to(self.site.device)
+        draws = torch.Generator().manual_seed(
+            streams.integer(self.site.seed, "fedala.samples", msg.phase, msg.step, msg.pid)
+        )
+        index = torch.randperm(len(data), generator=draws)[
+            : max(1, round(len(data) * said[SHARE] / 100))
+        ].to(self.site.device)
         index = index[: self._train_mode(model, len(index), self.local.batch_size)]
         objective = self.objective(model, data, hooks=False)
         losses: list[float] = []
@@ -111,7 +140,9 @@ class FedALAClient(FedClient):
                     torch._foreach_copy_(params, fedala.start(local, received, weights))
                     total += loss.sum()
             losses.append(float(total) / len(index))
-            if not isfinite(losses[-1]) or (len(losses) >= WINDOW and pstdev(losses[-WINDOW:]) < said[THRESHOLD]):
+            if not isfinite(losses[-1]) or (
+                len(losses) >= WINDOW and pstdev(losses[-WINDOW:]) < said[THRESHOLD]
+            ):
                 break
         return weights
 
@@ -123,14 +154,28 @@ class FedALA(FedStrategy):
     client_cls = FedALAClient
     evaluates = ("global", "personal")
 
-    def __init__(self, setting: Setting, *, eta: float = 1.0, s: float = 80.0, p: int | str = 1, threshold: float = 0.1,
-                 max_epochs: int = 100) -> None:
+    def __init__(
+        self,
+        setting: Setting,
+        *,
+        eta: float = 1.0,
+        s: float = 80.0,
+        p: int | str = 1,
+        threshold: float = 0.1,
+        max_epochs: int = 100,
+    ) -> None:
         self.eta = check.number("method.eta", eta, low=0)
         self.s = check.number("method.s", s, open_low=0, high=100)
         self.p = len(layers(setting.site)) if p == "all" else _count("method.p", p)
         self.threshold = check.number("method.threshold", threshold, low=0)
         self.max_epochs = check.integer("method.max_epochs", max_epochs, low=1)
-        self.evaluating = {ETA: self.eta, SHARE: self.s, LAYERS: self.p, THRESHOLD: self.threshold, EPOCHS: self.max_epochs}
+        self.evaluating = {
+            ETA: self.eta,
+            SHARE: self.s,
+            LAYERS: self.p,
+            THRESHOLD: self.threshold,
+            EPOCHS: self.max_epochs,
+        }
         super().__init__(setting)
 
     def shared(self, phase: Phase, step: int, cohort: list[int]) -> Extras:

@@ -4,8 +4,8 @@
 
     down: x      up: w_k, n_k      client keeps: nothing      server keeps: x
 
-FedAvgM, FedAdam, FedYogi and FedAdagrad are this method with a server optimiser (fedhet/server_opt.py).
-"""
+FedAvgM, FedAdam, FedYogi and FedAdagrad are this method with a server optimiser
+(fedhet/server_opt.py)."""
 
 from __future__ import annotations
 

@@ -1,15 +1,17 @@
-"""FedBABU (Oh, Kim and Yun 2022, "FedBABU: toward enhanced representation for federated image classification").
+"""FedBABU (Oh, Kim and Yun 2022, "FedBABU: toward enhanced representation for federated image
+classification").
 
-    the body (all but the last linear layer) by FedAvg; the head keeps its common initial value, at every client
-    personal model: body and head, fine-tuned for `finetune_epochs` on the client's own training data
+    the body (all but the last linear layer) by FedAvg; the head keeps its common initial value, at
+    every client personal model: body and head, fine-tuned for `finetune_epochs` on the client's own
+    training data
 
     down: x_body      up: w_body, n_k      client keeps: nothing      server keeps: x_body and the head as it was initialised
 
-The head is the parameters of the module `model.head`. It is no parameter of the local optimiser, so neither weight decay nor
-momentum moves it, and it never travels. At every evaluation the received model ("global") and its fine-tuned form
-("personal") are scored: fine-tuning uses the local settings of the round, without plug-ins, and leaves no trace.
-Default 5 epochs of everything (`full`), as in the paper.
-"""
+The head is the parameters of the module `model.head`. It is no parameter of the local optimiser, so
+neither weight decay nor momentum moves it, and it never travels. At every evaluation the received
+model ("global") and its fine-tuned form ("personal") are scored: fine-tuning uses the local
+settings of the round, without plug-ins, and leaves no trace. Default 5 epochs of everything
+(`full`), as in the paper."""
 
 from __future__ import annotations
 
@@ -35,7 +37,8 @@ class FedBABUClient(FedClient):
         return {**super().views(msg), "personal": lambda: self._fine_tuned(msg)}
 
     def _fine_tuned(self, msg: Broadcast) -> nn.Module:
-        """The site's model, fine-tuned; like every model it is overwritten, head included, when the next one is loaded."""
+        """The site's model, fine-tuned; like every model it is overwritten, head included, when the
+        next one is loaded."""
         site, epochs, part = self.site, msg.extras[EPOCHS], msg.extras[PART]
         assert isinstance(epochs, int)
         model = site.load(self.start(msg))
@@ -60,7 +63,9 @@ class FedBABU(FedStrategy):
     client_cls = FedBABUClient
     evaluates = ("global", "personal")
 
-    def __init__(self, setting: Setting, *, finetune_epochs: int = 5, finetune: str = "full") -> None:
+    def __init__(
+        self, setting: Setting, *, finetune_epochs: int = 5, finetune: str = "full"
+    ) -> None:
         self.finetune_epochs = check.integer("method.finetune_epochs", finetune_epochs, low=0)
         self.finetune = check.one_of("method.finetune", finetune, ("full", "head", "body"))
         self.evaluating = {EPOCHS: self.finetune_epochs, PART: self.finetune}
@@ -70,8 +75,10 @@ class FedBABU(FedStrategy):
     def scope(cls, model: nn.Module) -> Scope:
         head = getattr(model, HEAD.rstrip("."), None)
         if not isinstance(head, nn.Module) or not list(head.parameters()):
-            raise ConfigError("method=fedbabu freezes the head of the model, a module `head` with parameters; "
-                              f"{type(model).__name__} has none")
+            raise ConfigError(
+                "method=fedbabu freezes the head of the model, a module `head` with parameters; "
+                f"{type(model).__name__} has none"
+            )
         return Scope(trained=_in_body, shared=_in_body)
 
 

@@ -1,19 +1,20 @@
-"""FedBN (Li et al. 2021, "FedBN: federated learning on non-IID features via local batch normalization", algorithm 1).
+"""FedBN (Li et al. 2021, "FedBN: federated learning on non-IID features via local batch
+normalization", algorithm 1).
 
     x <- sum_k p_k w_k on all but batch norm, whose parameters and statistics stay with each client
 
-    down: x, average: `fedbn.send`      up: w_k, n_k, average: `fedbn.bn`      client keeps: its batch norms
-    server keeps: x, average: their mean
+    down: x, average: `fedbn.send`      up: w_k, n_k, average: `fedbn.bn`      client keeps: its
+    batch norms server keeps: x, average: their mean
 
-Neither travels. Batch norms are found by type. Whoever has never taken part has the initial ones. Statistics are local
-whatever `buffers` says of others, and buffers=frozen is refused: it would take from the method what it localises. There is no
-global model, so only the personal ones are evaluated; acc_global is null. A model without batch norm has nothing to keep:
-that is FedAvg, bit for bit, and is said once.
+Neither travels. Batch norms are found by type. Whoever has never taken part has the initial ones.
+Statistics are local whatever `buffers` says of others, and buffers=frozen is refused: it would take
+from the method what it localises. There is no global model, so only the personal ones are
+evaluated; acc_global is null. A model without batch norm has nothing to keep: that is FedAvg, bit
+for bit, and is said once.
 
-`server_bn=average` changes no training: clients also send their batch norms, and the server keeps the mean of the round's
-participants, weighted as w_k. With it x is a global model, which is evaluated and saved, and clients that have never taken part are
-evaluated with it.
-"""
+`server_bn=average` changes no training: clients also send their batch norms, and the server keeps
+the mean of the round's participants, weighted as w_k. With it x is a global model, which is
+evaluated and saved, and clients that have never taken part are evaluated with it."""
 
 from __future__ import annotations
 
@@ -77,13 +78,19 @@ class FedBN(FedStrategy):
     def __init__(self, setting: Setting, *, server_bn: str = "none") -> None:
         self.server_bn = check.one_of("method.server_bn", server_bn, ("none", "average"))
         if setting.site.frozen_norms:
-            raise ConfigError("buffers=frozen: method=fedbn keeps batch norm local, statistics included; use buffers=average or local")
+            raise ConfigError(
+                "buffers=frozen: method=fedbn keeps batch norm local, statistics included; use"
+                " buffers=average or local"
+            )
         self._norms = floating(setting.site.model)
         self._averages = self.server_bn == "average" and bool(self._norms)
         if self._averages:
             self.evaluates = ("global", "personal")
         elif not self._norms:
-            log.warning("fedbn: the model %s has no batch norm, so this is FedAvg", type(setting.site.model).__name__)
+            log.warning(
+                "fedbn: the model %s has no batch norm, so this is FedAvg",
+                type(setting.site.model).__name__,
+            )
             self.evaluates = FedStrategy.evaluates
         super().__init__(setting)
         if self._averages:
@@ -116,6 +123,9 @@ class FedBN(FedStrategy):
                 yield update
 
         new = super().merge(heard(), old)
-        self._slots["model"] = {**self._slots["model"], **trees.cast(total.mean(reuse=True), self._mean)}
+        self._slots["model"] = {
+            **self._slots["model"],
+            **trees.cast(total.mean(reuse=True), self._mean),
+        }
         self.evaluating = {NORMS: self._mean}
         return new

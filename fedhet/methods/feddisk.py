@@ -1,21 +1,25 @@
-"""FedDisk (Nguyen, Wu and Chang, "Federated learning for distribution skewed data using sample weights"): a wrapper of any host.
+"""FedDisk (Nguyen, Wu and Chang, "Federated learning for distribution skewed data using sample
+weights"): a wrapper of any host.
 
-    MADE_g <- sum_k (n_k / n) MADE_k, until the n-weighted validation loss stops falling (eq. 12); MADE_k: on the client's own data
-    h: a classifier of label 0 = local against 1 = global; r_i = h_i / (1 - h_i) n_local / n_global (eq. 16)
-    w_i = clip(r_i, lo, hi) / mean; the host then trains on (1/|B|) sum_b w_b l_b (eq. 10)
+    MADE_g <- sum_k (n_k / n) MADE_k, until the n-weighted validation loss stops falling (eq. 12);
+    MADE_k: on the client's own data h: a classifier of label 0 = local against 1 = global; r_i =
+    h_i / (1 - h_i) n_local / n_global (eq. 16) w_i = clip(r_i, lo, hi) / mean; the host then trains
+    on (1/|B|) sum_b w_b l_b (eq. 10)
 
-    down: `density` slot (phase density, then weigh), then the host's      up: `density` slot, `feddisk.val` (density), then the host's
-    client keeps: w (n_k floats)      server keeps: the best global MADE, E_1
+    down: `density` slot (phase density, then weigh), then the host's      up: `density` slot,
+    `feddisk.val` (density), then the host's client keeps: w (n_k floats)      server keeps: the
+    best global MADE, E_1
 
-What the classifier sees (`ratio`): `sampled` (section 5.5) draws n_k points from each MADE, takes z = MADE_k's outputs of both and
-evaluates at z_i of the client's own samples, a density-ratio estimate; `outputs` (5.3, literally) sees both MADEs' outputs of the
-same x_i and tells the networks apart, so w is mostly 1; `raw` is FedDiskAb: own pixels against n_k drawn from the union of
-all clients' data, which no real federation has: simulation only.
+What the classifier sees (`ratio`): `sampled` (section 5.5) draws n_k points from each MADE, takes z
+= MADE_k's outputs of both and evaluates at z_i of the client's own samples, a density-ratio
+estimate; `outputs` (5.3, literally) sees both MADEs' outputs of the same x_i and tells the networks
+apart, so w is mostly 1; `raw` is FedDiskAb: own pixels against n_k drawn from the union of all
+clients' data, which no real federation has: simulation only.
 
-Masks and the first weights are functions of the run's seed, so local MADEs start where the global one does and nothing
-but weights travels. Deviations: Adam 1e-3 for the MADEs (the authors' program; the paper prints SGD .01); a patience of
-3 rounds; the clip and the mean of 1, which keeps the learning rate's meaning, are not in the paper.
-"""
+Masks and the first weights are functions of the run's seed, so local MADEs start where the global
+one does and nothing but weights travels. Deviations: Adam 1e-3 for the MADEs (the authors' program;
+the paper prints SGD .01); a patience of 3 rounds; the clip and the mean of 1, which keeps the
+learning rate's meaning, are not in the paper."""
 
 from __future__ import annotations
 
@@ -49,12 +53,34 @@ class FedDiskPlugin(Plugin):
 
     name = "feddisk"
 
-    def __init__(self, *, ratio: str = "sampled", hidden: int = 50, masks: str = "even", features: str = "outputs", binarise: bool = False,
-                 made_optimizer: str = "adam", made_lr: float = 1e-3, made_batch_size: int = 64, made_local_epochs: int = 2,
-                 made_patience: int = 3, made_max_rounds: int = 500, local_patience: int = 5, local_max_epochs: int = 500,
-                 clf_hidden: int = 100, clf_lr: float = 0.01, clf_batch_size: int = 32, clf_patience: int = 10,
-                 clf_tolerance: float = 1e-4, clf_max_epochs: int = 200, normalise: str = "mean1", lo: float = 0.1, hi: float = 10.0,
-                 eps: float = 1e-6, min_samples: int = 10) -> None:
+    def __init__(
+        self,
+        *,
+        ratio: str = "sampled",
+        hidden: int = 50,
+        masks: str = "even",
+        features: str = "outputs",
+        binarise: bool = False,
+        made_optimizer: str = "adam",
+        made_lr: float = 1e-3,
+        made_batch_size: int = 64,
+        made_local_epochs: int = 2,
+        made_patience: int = 3,
+        made_max_rounds: int = 500,
+        local_patience: int = 5,
+        local_max_epochs: int = 500,
+        clf_hidden: int = 100,
+        clf_lr: float = 0.01,
+        clf_batch_size: int = 32,
+        clf_patience: int = 10,
+        clf_tolerance: float = 1e-4,
+        clf_max_epochs: int = 200,
+        normalise: str = "mean1",
+        lo: float = 0.1,
+        hi: float = 10.0,
+        eps: float = 1e-6,
+        min_samples: int = 10,
+    ) -> None:
         self.settings = {name: value for name, value in locals().items() if name != "self"}
 
         def word(name: str, *allowed: str) -> str:
@@ -66,19 +92,46 @@ class FedDiskPlugin(Plugin):
         def number(name: str, **limits: float) -> float:
             return check.number(f"plugin.feddisk.{name}", self.settings[name], **limits)
 
-        self.ratio, self.masks = word("ratio", "sampled", "outputs", "raw"), word("masks", "even", "random")
-        self.features, self.normalise = word("features", "outputs", "conditional"), word("normalise", "mean1", "minmax2", "none")
-        self.binarise, self.hidden = check.boolean("plugin.feddisk.binarise", binarise), whole("hidden")
-        self.made = LocalSettings(number("made_lr", open_low=0), whole("made_local_epochs"), whole("made_batch_size"),
-                                  optimizer=word("made_optimizer", "adam", "sgd"))
+        self.ratio, self.masks = (
+            word("ratio", "sampled", "outputs", "raw"),
+            word("masks", "even", "random"),
+        )
+        self.features, self.normalise = (
+            word("features", "outputs", "conditional"),
+            word("normalise", "mean1", "minmax2", "none"),
+        )
+        self.binarise, self.hidden = (
+            check.boolean("plugin.feddisk.binarise", binarise),
+            whole("hidden"),
+        )
+        self.made = LocalSettings(
+            number("made_lr", open_low=0),
+            whole("made_local_epochs"),
+            whole("made_batch_size"),
+            optimizer=word("made_optimizer", "adam", "sgd"),
+        )
         self.made_patience, self.made_max_rounds = whole("made_patience"), whole("made_max_rounds")
-        self.local, self.local_patience = replace(self.made, epochs=whole("local_max_epochs")), whole("local_patience")
-        self.clf = LocalSettings(number("clf_lr", open_low=0), whole("clf_max_epochs"), whole("clf_batch_size"))
-        self.clf_hidden, self.clf_patience, self.clf_tolerance = whole("clf_hidden"), whole("clf_patience"), number("clf_tolerance", low=0)
+        self.local, self.local_patience = (
+            replace(self.made, epochs=whole("local_max_epochs")),
+            whole("local_patience"),
+        )
+        self.clf = LocalSettings(
+            number("clf_lr", open_low=0), whole("clf_max_epochs"), whole("clf_batch_size")
+        )
+        self.clf_hidden, self.clf_patience, self.clf_tolerance = (
+            whole("clf_hidden"),
+            whole("clf_patience"),
+            number("clf_tolerance", low=0),
+        )
         self.lo, self.hi = number("lo", open_low=0, high=1), number("hi", low=1)
-        self.eps, self.min_samples = number("eps", open_low=0, open_high=0.5), whole("min_samples", low=2)
+        self.eps, self.min_samples = (
+            number("eps", open_low=0, open_high=0.5),
+            whole("min_samples", low=2),
+        )
         if binarise and ratio == "raw":
-            raise ConfigError("plugin.feddisk.binarise=true is for the MADEs; plugin.feddisk.ratio=raw has none")
+            raise ConfigError(
+                "plugin.feddisk.binarise=true is for the MADEs; plugin.feddisk.ratio=raw has none"
+            )
         self._early = EarlyStopping(self.made_patience)
         self._best: Tree = {}
         self._made_rounds = self._train_rounds = 0
@@ -86,7 +139,11 @@ class FedDiskPlugin(Plugin):
         self._report: Report = {}
 
     def mask(self, dim: int, seed: int) -> feddisk.Masks:
-        return feddisk.masks(dim, self.hidden, streams.generator(seed, "feddisk.masks") if self.masks == "random" else None)
+        return feddisk.masks(
+            dim,
+            self.hidden,
+            streams.generator(seed, "feddisk.masks") if self.masks == "random" else None,
+        )
 
     def initial(self, site: Site, dim: int) -> Tree:
         """The common first MADE."""
@@ -99,15 +156,27 @@ class FedDiskPlugin(Plugin):
         site.task.check_density(self.name)
         if self.ratio == "raw":
             if not site.simulated:
-                raise ConfigError("plugin.feddisk.ratio=raw (FedDiskAb) pools the clients' raw data; that is a simulation: run it with "
-                                  "engine=local or engine=ray")
-            log.warning("feddisk: ratio=raw (FedDiskAb) pools the raw data of all clients; it is a simulation, not federated learning")
+                raise ConfigError(
+                    "plugin.feddisk.ratio=raw (FedDiskAb) pools the clients' raw data; that is a"
+                    " simulation: run it with engine=local or engine=ray"
+                )
+            log.warning(
+                "feddisk: ratio=raw (FedDiskAb) pools the raw data of all clients; it is a"
+                " simulation, not federated learning"
+            )
         elif method == "feddiskab":
-            raise ConfigError(f"method=feddiskab is FedDisk with plugin.feddisk.ratio=raw and refuses ratio={self.ratio}; "
-                              "leave plugin=[feddisk] and the ratio out, or use method=feddisk")
+            raise ConfigError(
+                "method=feddiskab is FedDisk with plugin.feddisk.ratio=raw and refuses"
+                f" ratio={self.ratio}; leave plugin=[feddisk] and the ratio out, or use"
+                " method=feddisk"
+            )
         elif max(self.server.sizes) < self.min_samples:
-            log.warning("feddisk: every client has fewer than min_samples=%d samples: all weights are 1, and nobody validates the global "
-                        "MADE, so all made_max_rounds=%d rounds are run", self.min_samples, self.made_max_rounds)
+            log.warning(
+                "feddisk: every client has fewer than min_samples=%d samples: all weights are 1,"
+                " and nobody validates the global MADE, so all made_max_rounds=%d rounds are run",
+                self.min_samples,
+                self.made_max_rounds,
+            )
 
     def slots(self) -> dict[str, Tree]:
         if self.ratio == "raw":
@@ -118,8 +187,18 @@ class FedDiskPlugin(Plugin):
     def phases(self) -> list[Phase]:
         if self.ratio == "raw":
             return [Phase("weigh", 1, self._weighed, slot=None, cohort=1.0)]
-        return [Phase("density", self.made_max_rounds, self._average, slot=SLOT, cohort=1.0, until=lambda: self._stop, after=self._restore),
-                Phase("weigh", 1, self._weighed, slot=SLOT, cohort=1.0, uploads=False)]
+        return [
+            Phase(
+                "density",
+                self.made_max_rounds,
+                self._average,
+                slot=SLOT,
+                cohort=1.0,
+                until=lambda: self._stop,
+                after=self._restore,
+            ),
+            Phase("weigh", 1, self._weighed, slot=SLOT, cohort=1.0, uploads=False),
+        ]
 
     def outgoing(self, msg: Broadcast, cohort: list[int]) -> None:
         self._report = {}
@@ -127,13 +206,16 @@ class FedDiskPlugin(Plugin):
 
     def check(self, update: Update) -> None:
         phase = self.server.now.entry.header
-        if phase == "feddisk.density" and (VAL in update.extras or update.num_examples >= self.min_samples):
+        if phase == "feddisk.density" and (
+            VAL in update.extras or update.num_examples >= self.min_samples
+        ):
             update.scalar(VAL)
         if phase == "feddisk.weigh" and ESS not in update.metrics:
             raise ValueError(f"it does not tell the metric {ESS!r}")
 
     def _average(self, updates: Iterator[Update], old: Tree | None) -> Tree:
-        """Equation 12, by n_k whatever the host's own weights are; and how good the MADE is that the round began with."""
+        """Equation 12, by n_k whatever the host's own weights are; and how good the MADE is that
+        the round began with."""
         assert old is not None
         total, loss, samples = trees.Sum(), 0.0, 0
         for update in updates:
@@ -149,7 +231,8 @@ class FedDiskPlugin(Plugin):
         return trees.add(total.mean(reuse=True), old)
 
     def _restore(self) -> None:
-        """The best MADE, unless the loss fell until the last permitted round: then the newest, which nobody has validated."""
+        """The best MADE, unless the loss fell until the last permitted round: then the newest,
+        which nobody has validated."""
         if self._early.stale:
             self.server.weights[SLOT] = self._best
 
@@ -158,17 +241,34 @@ class FedDiskPlugin(Plugin):
         low = [pid for pid, share in found.items() if share < 0.5]
         if low:
             worst = min(low, key=found.__getitem__)
-            log.warning("feddisk: the effective sample size is below n_k / 2 for %d of %d clients, the lowest %.2f n_k for client %d: "
-                        "the weights make their updates noisier", len(low), len(found), found[worst], worst)
+            log.warning(
+                "feddisk: the effective sample size is below n_k / 2 for %d of %d clients, the"
+                " lowest %.2f n_k for client %d: the weights make their updates noisier",
+                len(low),
+                len(found),
+                found[worst],
+                worst,
+            )
         shares = torch.tensor(list(found.values()), dtype=torch.float64)
-        self._report = {"ess": shares, "pids": torch.tensor(list(found)), "ess_mean": float(shares.mean()), "ess_min": float(shares.min()),
-                        "unweighted": sum(self.server.sizes[pid] < self.min_samples for pid in found)}
+        self._report = {
+            "ess": shares,
+            "pids": torch.tensor(list(found)),
+            "ess_mean": float(shares.mean()),
+            "ess_min": float(shares.min()),
+            "unweighted": sum(self.server.sizes[pid] < self.min_samples for pid in found),
+        }
 
     def report(self) -> Report:
-        """E1 and equation 19 so far; in `density` the validation loss, in `weigh` each client's ESS / n_k."""
-        sizes = {slot: sum(t.numel() for t in self.server.sent(slot).values() if t.is_floating_point())
-                 for slot in ("model", SLOT) if slot in self.server.weights}
-        cost = feddisk.comm_cost(sizes["model"], self._train_rounds, sizes.get(SLOT, 0), self._made_rounds)
+        """E1 and equation 19 so far; in `density` the validation loss, in `weigh` each client's ESS
+        / n_k."""
+        sizes = {
+            slot: sum(t.numel() for t in self.server.sent(slot).values() if t.is_floating_point())
+            for slot in ("model", SLOT)
+            if slot in self.server.weights
+        }
+        cost = feddisk.comm_cost(
+            sizes["model"], self._train_rounds, sizes.get(SLOT, 0), self._made_rounds
+        )
         return {**self._report, "E1": self._made_rounds, "cost": cost}
 
     # ---- client
@@ -181,12 +281,15 @@ class FedDiskPlugin(Plugin):
         update = Update(client.pid, client.num_examples)
         if len(held):
             update.extras[VAL] = density.mean_nll(made, mask, held)
-        *_, update.metrics["feddisk.nll"] = density.made_epochs("global MADE", made, mask, train, self.made, self._draws("made"))
+        *_, update.metrics["feddisk.nll"] = density.made_epochs(
+            "global MADE", made, mask, train, self.made, self._draws("made")
+        )
         update.weights = trees.map(Tensor.detach, made)
         return update
 
     def weigh(self, msg: Broadcast) -> Update:
-        """This client's sample weights, which it keeps; the local MADE and the classifier are forgotten."""
+        """This client's sample weights, which it keeps; the local MADE and the classifier are
+        forgotten."""
         x, pid = self._inputs(), self.client.pid
         n = len(x)
         w = torch.ones(n)
@@ -194,17 +297,23 @@ class FedDiskPlugin(Plugin):
             local, globe, own = self._compared(x, msg.weights)
             with self.client.site.seeded("feddisk.classifier", pid=pid):
                 stop = EarlyStopping(self.clf_patience, self.clf_tolerance)
-                p = density.classify(local, globe, own, self.clf_hidden, self.clf, stop, self._draws("classifier"))
+                p = density.classify(
+                    local, globe, own, self.clf_hidden, self.clf, stop, self._draws("classifier")
+                )
             r = feddisk.density_ratio(p.cpu(), len(local), len(globe), self.eps)
             w = feddisk.sample_weights(r, self.lo, self.hi, self.normalise).float()
         self.client.state.put(KEPT, {"w": w})
         return Update(pid, n, metrics={ESS: feddisk.effective_size(w.double()) / n})
 
     def sample_weights(self, data: Samples) -> Tensor:
-        """(n,): the weights of the client's own samples, which come first; samples that another plug-in has added get 1."""
+        """(n,): the weights of the client's own samples, which come first; samples that another
+        plug-in has added get 1."""
         kept = self.client.state.get(KEPT)
         if kept is None:
-            raise ValueError("it has no sample weights: phase 'feddisk.weigh' has not reached it, or failed there")
+            raise ValueError(
+                "it has no sample weights: phase 'feddisk.weigh' has not reached it, or failed"
+                " there"
+            )
         w = kept["w"]
         if len(data) < len(w):
             raise ValueError(f"it trains on {len(data)} samples, but has weights for {len(w)}")
@@ -216,11 +325,14 @@ class FedDiskPlugin(Plugin):
         return torch.Generator().manual_seed(streams.integer(client.site.seed, *name))
 
     def _inputs(self) -> Tensor:
-        """(n, D) in [0, 1], before any normalisation; with `binarise` one Bernoulli draw of each, the same in every phase."""
+        """(n, D) in [0, 1], before any normalisation; with `binarise` one Bernoulli draw of each,
+        the same in every phase."""
         site, pid = self.client.site, self.client.pid
         x = self._pixels(pid)
         if self.binarise:
-            draws = torch.Generator().manual_seed(streams.integer(site.seed, "feddisk.binarise", pid=pid))
+            draws = torch.Generator().manual_seed(
+                streams.integer(site.seed, "feddisk.binarise", pid=pid)
+            )
             x = (torch.rand(x.shape, generator=draws).to(site.device) < x).float()
         return x
 
@@ -230,7 +342,9 @@ class FedDiskPlugin(Plugin):
         try:
             feddisk.check_pixels(x)
         except ValueError as error:
-            raise ValueError(f"the data of client {pid}: {error}") from error  # which may be another's, from whose data this one draws
+            raise ValueError(
+                f"the data of client {pid}: {error}"
+            ) from error  # which may be another's, from whose data this one draws
         return x
 
     def _mask(self, x: Tensor) -> feddisk.Masks:
@@ -243,7 +357,9 @@ class FedDiskPlugin(Plugin):
     def _split(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """(training part, held-out part); clients below `min_samples` hold out nothing."""
         n = len(x)
-        order = streams.generator(self.client.site.seed, "feddisk.split", pid=self.client.pid).permutation(n)
+        order = streams.generator(
+            self.client.site.seed, "feddisk.split", pid=self.client.pid
+        ).permutation(n)
         held = max(1, int(HELD_OUT * n + 0.5)) if n >= self.min_samples else 0
         return x[torch.from_numpy(order[held:])], x[torch.from_numpy(order[:held])]
 
@@ -253,26 +369,43 @@ class FedDiskPlugin(Plugin):
         return out if self.features == "outputs" else x * out + (1 - x) * (1 - out)
 
     def _compared(self, x: Tensor, received: Tree | None) -> tuple[Tensor, Tensor, Tensor]:
-        """What the classifier sees: local features (label 0), global ones (label 1), and where it is evaluated, at the n own samples."""
+        """What the classifier sees: local features (label 0), global ones (label 1), and where it
+        is evaluated, at the n own samples."""
         if received is None:
             return x, self._pooled(len(x)), x
         mask, globe = self._mask(x), trees.map(lambda t: t.to(x.device), received)
-        local = density.fit_made(self._trainable(self.initial(self.client.site, x.shape[1])), mask, *self._split(x), self.local,
-                                 self.local_patience, self._draws("local"))
+        local = density.fit_made(
+            self._trainable(self.initial(self.client.site, x.shape[1])),
+            mask,
+            *self._split(x),
+            self.local,
+            self.local_patience,
+            self._draws("local"),
+        )
         own = self._features(local, mask, x)
         if self.ratio == "outputs":
             return own, self._features(globe, mask, x), own
         draws = self._draws("samples")
-        drawn = [feddisk.sample(made, mask, torch.rand(x.shape, generator=draws).to(x.device)) for made in (local, globe)]
+        drawn = [
+            feddisk.sample(made, mask, torch.rand(x.shape, generator=draws).to(x.device))
+            for made in (local, globe)
+        ]
         return self._features(local, mask, drawn[0]), self._features(local, mask, drawn[1]), own
 
     def _pooled(self, n: int) -> Tensor:
         """FedDiskAb: n samples of the union of all clients' training data, without replacement."""
         sizes = self.client.site.task.sizes
-        chosen = streams.generator(self.client.site.seed, "feddisk.pool", pid=self.client.pid).choice(sum(sizes), n, replace=False)
+        chosen = streams.generator(
+            self.client.site.seed, "feddisk.pool", pid=self.client.pid
+        ).choice(sum(sizes), n, replace=False)
         owner = np.repeat(np.arange(len(sizes)), sizes)
         row = np.arange(sum(sizes)) - np.repeat(np.cumsum([0, *sizes[:-1]]), sizes)
-        return torch.cat([self._pixels(pid)[torch.from_numpy(row[chosen[owner[chosen] == pid]])] for pid in np.unique(owner[chosen])])
+        return torch.cat(
+            [
+                self._pixels(pid)[torch.from_numpy(row[chosen[owner[chosen] == pid]])]
+                for pid in np.unique(owner[chosen])
+            ]
+        )
 
 
 class FedDiskClient(FedClient):

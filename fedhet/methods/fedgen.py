@@ -1,20 +1,22 @@
-"""FedGen (Zhu, Hong and Zhou 2021, "Data-free knowledge distillation for heterogeneous federated learning").
+"""FedGen (Zhu, Hong and Zhou 2021, "Data-free knowledge distillation for heterogeneous federated
+learning").
 
-    G(eps, y): noise and a label -> features, what the head reads.  The server trains it on the clients' heads h_k, frozen:
-    min_G CE(sum_k a_k^y h_k(G(eps, y)), y) + eta exp(-mean_ij |z_i - z_j|_1 |eps_i - eps_j|^2)
-    a_k^y = n_k^y / sum_j n_j^y       y ~ the labels of all clients, eps ~ N(0, I)
-    client: CE(h(f(x)), y) + lam CE(h(G(eps, y')), y'), y' drawn for each batch, as many as it has samples;  x <- sum_k p_k w_k
+    G(eps, y): noise and a label -> features, what the head reads.  The server trains it on the
+    clients' heads h_k, frozen: min_G CE(sum_k a_k^y h_k(G(eps, y)), y) + eta exp(-mean_ij |z_i -
+    z_j|_1 |eps_i - eps_j|^2) a_k^y = n_k^y / sum_j n_j^y       y ~ the labels of all clients, eps ~
+    N(0, I) client: CE(h(f(x)), y) + lam CE(h(G(eps, y')), y'), y' drawn for each batch, as many as
+    it has samples;  x <- sum_k p_k w_k
 
     down: x; from round 2 on `fedgen.generator`, `fedgen.law`, `fedgen.noise`, `fedgen.lam`, `fedgen.kl`
     up: w_k, n_k, `fedgen.counts` (classes)
     client keeps: nothing      server keeps: x, G (slot `generator`) and its Adam's moments, every client's last label counts
 
-Privacy: each client's label counts leave it, and the law, their sum, goes to all. Labels that no participant of the round has
-are not drawn by the server, those that no client has shown yet by nobody.
-Deviations: each distance of the diversity term is a mean over coordinates (as in the authors' program). Defaults:
-normal noise (the programs: uniform) and lam 1, constant (the authors: 10, decay .98 and kl 10); noise_dim, hidden and server_lr
-are those of the FedSA paper, server_steps PFLlib's. `kl` is the factor of KL(h(G(eps, y)) || h(f(x))), the first without gradient.
-"""
+Privacy: each client's label counts leave it, and the law, their sum, goes to all. Labels that no
+participant of the round has are not drawn by the server, those that no client has shown yet by
+nobody. Deviations: each distance of the diversity term is a mean over coordinates (as in the
+authors' program). Defaults: normal noise (the programs: uniform) and lam 1, constant (the authors:
+10, decay .98 and kl 10); noise_dim, hidden and server_lr are those of the FedSA paper, server_steps
+PFLlib's. `kl` is the factor of KL(h(G(eps, y)) || h(f(x))), the first without gradient."""
 
 from __future__ import annotations
 
@@ -47,15 +49,23 @@ class Generator(nn.Module):
     def __init__(self, noise_dim: int, classes: int, hidden: int, width: int) -> None:
         super().__init__()
         self.noise_dim, self.classes = noise_dim, classes
-        self.layers = nn.Sequential(nn.Linear(noise_dim + classes, hidden), nn.BatchNorm1d(hidden), nn.ReLU(), nn.Linear(hidden, width))
+        self.layers = nn.Sequential(
+            nn.Linear(noise_dim + classes, hidden),
+            nn.BatchNorm1d(hidden),
+            nn.ReLU(),
+            nn.Linear(hidden, width),
+        )
 
     def forward(self, noise: Tensor, y: Tensor) -> Tensor:
-        found: Tensor = self.layers(torch.cat([noise, functional.one_hot(y, self.classes).to(noise.dtype)], 1))
+        found: Tensor = self.layers(
+            torch.cat([noise, functional.one_hot(y, self.classes).to(noise.dtype)], 1)
+        )
         return found
 
     @classmethod
     def of(cls, tree: Tree, classes: int) -> Generator:
-        """The received generator, in eval mode. Nothing is initialised: that would draw from the stream that dropout uses."""
+        """The received generator, in eval mode. Nothing is initialised: that would draw from the
+        stream that dropout uses."""
         hidden, inputs = tree["layers.0.weight"].shape
         with torch.device("meta"):
             made = cls(inputs - classes, classes, hidden, len(tree["layers.3.weight"]))
@@ -66,9 +76,26 @@ class Generator(nn.Module):
 class Source:
     """Noise and labels from a stream of their own, drawn on the CPU: every device sees the same."""
 
-    def __init__(self, site: Site, phase: str, step: int, pid: int, *, law: Tensor, noise: str, like: Generator) -> None:
-        self._draws = torch.Generator().manual_seed(streams.integer(site.seed, "fedgen", phase, step, pid))
-        self._law, self._uniform, self._dim, self._device = law.cpu(), noise == "uniform", like.noise_dim, site.device
+    def __init__(
+        self,
+        site: Site,
+        phase: str,
+        step: int,
+        pid: int,
+        *,
+        law: Tensor,
+        noise: str,
+        like: Generator,
+    ) -> None:
+        self._draws = torch.Generator().manual_seed(
+            streams.integer(site.seed, "fedgen", phase, step, pid)
+        )
+        self._law, self._uniform, self._dim, self._device = (
+            law.cpu(),
+            noise == "uniform",
+            like.noise_dim,
+            site.device,
+        )
         self._dtype = next(like.parameters()).dtype
 
     def noise(self, n: int) -> Tensor:
@@ -76,23 +103,39 @@ class Source:
         return draw(n, self._dim, generator=self._draws, dtype=self._dtype).to(self._device)
 
     def labels(self, n: int) -> Tensor:
-        return torch.multinomial(self._law, n, replacement=True, generator=self._draws).to(self._device)
+        return torch.multinomial(self._law, n, replacement=True, generator=self._draws).to(
+            self._device
+        )
 
 
 class FedGenClient(FedClient):
     """FedAvg, with generated features in each batch once there is a generator."""
 
-    _generator: Generator | None = None  # none in round 1, nor where a plug-in trains in a phase of its own
+    # none in round 1, nor where a plug-in trains in a phase of its own
+    _generator: Generator | None = None
 
     def train(self, msg: Broadcast) -> Update:
         site, received = self.site, msg.extras.get(GENERATOR)
         if isinstance(received, dict):
             law, noise, lam, kl = (msg.extras[name] for name in (LAW, NOISE, LAM, KL))
-            assert isinstance(law, Tensor) and isinstance(noise, str) and isinstance(lam, float) and isinstance(kl, float)
-            self._generator, self._lam, self._kl = Generator.of(received, site.task.classes), lam, kl
-            self._source = Source(site, msg.phase, msg.step, self.pid, law=law, noise=noise, like=self._generator)
+            assert (
+                isinstance(law, Tensor)
+                and isinstance(noise, str)
+                and isinstance(lam, float)
+                and isinstance(kl, float)
+            )
+            self._generator, self._lam, self._kl = (
+                Generator.of(received, site.task.classes),
+                lam,
+                kl,
+            )
+            self._source = Source(
+                site, msg.phase, msg.step, self.pid, law=law, noise=noise, like=self._generator
+            )
         update = super().train(msg)
-        update.extras[COUNTS] = site.task.clients[self.pid].train.y.bincount(minlength=site.task.classes).cpu()
+        update.extras[COUNTS] = (
+            site.task.clients[self.pid].train.y.bincount(minlength=site.task.classes).cpu()
+        )
         return update
 
     def losses(self, batch: Batch) -> Tensor:
@@ -100,8 +143,12 @@ class FedGenClient(FedClient):
         if self._generator is None or not self._kl:
             return own
         with torch.no_grad():
-            target = self.model.head(self._generator(self._source.noise(len(batch.y)), batch.y)).softmax(1)  # type: ignore[operator]
-        return own + self._kl * functional.kl_div(batch.logits.log_softmax(1), target, reduction="none").sum(1)
+            target = self.model.head(
+                self._generator(self._source.noise(len(batch.y)), batch.y)
+            ).softmax(1)  # type: ignore[operator]
+        return own + self._kl * functional.kl_div(
+            batch.logits.log_softmax(1), target, reduction="none"
+        ).sum(1)
 
     def penalty(self, batch: Batch) -> Tensor:
         if self._generator is None or not self._lam:
@@ -118,10 +165,26 @@ class FedGen(FedStrategy):
     client_cls = FedGenClient
     needs_all = True
 
-    def __init__(self, setting: Setting, *, lam: float = 1.0, kl: float = 0.0, decay: float = 1.0, eta: float = 1.0,
-                 ensemble: str = "labels", noise: str = "normal", noise_dim: int = 512, hidden: int = 512, server_steps: int = 1000,
-                 server_lr: float = 0.005, server_batch_size: int = 32) -> None:
-        self.lam, self.kl = check.number("method.lam", lam, low=0), check.number("method.kl", kl, low=0)
+    def __init__(
+        self,
+        setting: Setting,
+        *,
+        lam: float = 1.0,
+        kl: float = 0.0,
+        decay: float = 1.0,
+        eta: float = 1.0,
+        ensemble: str = "labels",
+        noise: str = "normal",
+        noise_dim: int = 512,
+        hidden: int = 512,
+        server_steps: int = 1000,
+        server_lr: float = 0.005,
+        server_batch_size: int = 32,
+    ) -> None:
+        self.lam, self.kl = (
+            check.number("method.lam", lam, low=0),
+            check.number("method.kl", kl, low=0),
+        )
         self.decay = check.number("method.decay", decay, open_low=0, high=1)
         self.eta = check.number("method.eta", eta, low=0)
         self.ensemble = check.one_of("method.ensemble", ensemble, ("labels", "samples"))
@@ -130,7 +193,9 @@ class FedGen(FedStrategy):
         self.hidden = check.integer("method.hidden", hidden, low=1)
         self.server_steps = check.integer("method.server_steps", server_steps, low=0)
         self.server_lr = check.number("method.server_lr", server_lr, open_low=0)
-        self.server_batch_size = check.integer("method.server_batch_size", server_batch_size, low=2)  # for its batch norm
+        self.server_batch_size = check.integer(
+            "method.server_batch_size", server_batch_size, low=2
+        )  # for its batch norm
         self._counts: dict[int, Tensor] = {}  # by client, those of its last participation
         self._report: Report = {}
         super().__init__(setting)
@@ -140,7 +205,9 @@ class FedGen(FedStrategy):
         why = "method=fedgen generates the features that a model's last layer reads, for each class"
         head = feature_head(self.site.model, classes, why)
         with self.site.seeded("fedgen.init"):
-            self._generator = Generator(self.noise_dim, classes, self.hidden, head.in_features).to(self.site.device, head.weight.dtype)
+            self._generator = Generator(self.noise_dim, classes, self.hidden, head.in_features).to(
+                self.site.device, head.weight.dtype
+            )
         self._adam = torch.optim.Adam(self._generator.parameters(), lr=self.server_lr)
         return {SLOT: self._snapshot()}
 
@@ -151,7 +218,13 @@ class FedGen(FedStrategy):
         faded = self.decay ** (step - 1)
         if step == 1 or not (self.lam or self.kl):
             return {}
-        return {GENERATOR: self.weights[SLOT], LAW: self._law(), NOISE: self.noise, LAM: self.lam * faded, KL: self.kl * faded}
+        return {
+            GENERATOR: self.weights[SLOT],
+            LAW: self._law(),
+            NOISE: self.noise,
+            LAM: self.lam * faded,
+            KL: self.kl * faded,
+        }
 
     def _law(self) -> Tensor:
         """(classes,): how many of each label all clients have that have shown theirs."""
@@ -162,9 +235,17 @@ class FedGen(FedStrategy):
 
     def _received(self, update: Update) -> Tensor:
         counts, classes = update.extras.get(COUNTS), self.site.task.classes
-        if not isinstance(counts, Tensor) or counts.is_floating_point() or counts.shape != (classes,) or (counts < 0).any() \
-                or int(counts.sum()) != update.num_examples:
-            raise ValueError(f"extra {COUNTS!r} is {counts}; {classes} whole numbers >= 0 with sum {update.num_examples} are expected")
+        if (
+            not isinstance(counts, Tensor)
+            or counts.is_floating_point()
+            or counts.shape != (classes,)
+            or (counts < 0).any()
+            or int(counts.sum()) != update.num_examples
+        ):
+            raise ValueError(
+                f"extra {COUNTS!r} is {counts}; {classes} whole numbers >= 0 with sum"
+                f" {update.num_examples} are expected"
+            )
         return counts
 
     def merge(self, updates: Iterator[Update], old: Tree | None) -> Tree | None:
@@ -176,11 +257,20 @@ class FedGen(FedStrategy):
         """`server_steps` steps of Adam against the heads that have just been received."""
         here = torch.stack([self._received(update) for update in updates])
         self._counts |= {update.pid: counts for update, counts in zip(updates, here, strict=True)}
-        source = Source(self.site, self.now.entry.header, self.now.step, -1, law=self._law() * (here.sum(0) > 0), noise=self.noise,
-                        like=self._generator)
+        source = Source(
+            self.site,
+            self.now.entry.header,
+            self.now.step,
+            -1,
+            law=self._law() * (here.sum(0) > 0),
+            noise=self.noise,
+            like=self._generator,
+        )
         W_KCd, b_KC = (self._stacked(updates, f"head.{name}") for name in ("weight", "bias"))
         weights = W_KCd.new_tensor([update.weight for update in updates])
-        shares = (label_shares(here) if self.ensemble == "labels" else weights[:, None].expand(here.shape)).to(W_KCd.dtype)
+        shares = (
+            label_shares(here) if self.ensemble == "labels" else weights[:, None].expand(here.shape)
+        ).to(W_KCd.dtype)
         total = torch.zeros((), device=self.site.device)
         self._generator.train()
         for _ in range(self.server_steps):
@@ -197,12 +287,18 @@ class FedGen(FedStrategy):
         mean = float(total) / max(1, self.server_steps)
         self.weights[SLOT] = self._snapshot()
         if not torch.isfinite(total):
-            raise RunFailed(f"round {self.now.round}: the loss of the generator is {mean}; a smaller method.server_lr may help")
+            raise RunFailed(
+                f"round {self.now.round}: the loss of the generator is {mean}; a smaller"
+                " method.server_lr may help"
+            )
         self._report = {"generator_loss": mean}
 
     def _stacked(self, updates: list[Update], name: str) -> Tensor:
-        """(K, ...): every client's tensor; what is not shared has its initial value, and a head without bias the bias 0."""
-        initial = self.site.initial.get(name, self.site.initial["head.weight"].new_zeros(self.site.task.classes))
+        """(K, ...): every client's tensor; what is not shared has its initial value, and a head
+        without bias the bias 0."""
+        initial = self.site.initial.get(
+            name, self.site.initial["head.weight"].new_zeros(self.site.task.classes)
+        )
         return torch.stack([(update.weights or {}).get(name, initial) for update in updates])
 
     def report(self) -> Report:

@@ -1,16 +1,18 @@
-"""FedNorm (Kundalwal et al., "Client contribution normalization for enhanced federated learning"): a wrapper of any host.
+"""FedNorm (Kundalwal et al., "Client contribution normalization for enhanced federated learning"):
+a wrapper of any host.
 
-    z_r = mean over the client's training samples of the input of the last linear layer, trained local model, eval mode
-    S_rp = cos(z_r, z_p), S_rr = 1 (eq. 3, 4)      Lambda_r = 1 - softmax(sum_p S_rp / T)_r (eq. 5, 8)
-    w_r = Lambda_r nu_r / sum_q Lambda_q nu_q, in place of the host's weights nu (eq. 6, 7)
+    z_r = mean over the client's training samples of the input of the last linear layer, trained
+    local model, eval mode S_rp = cos(z_r, z_p), S_rr = 1 (eq. 3, 4)      Lambda_r = 1 -
+    softmax(sum_p S_rp / T)_r (eq. 5, 8) w_r = Lambda_r nu_r / sum_q Lambda_q nu_q, in place of the
+    host's weights nu (eq. 6, 7)
 
     down: what the host sends      up: what the host sends, `fednorm.z` (d,)      client keeps: nothing      server keeps: nothing
 
-It raises the weight of outliers, by design: it is no defence against a poisoned or broken client. With uniform nu no
-weight exceeds 1/(R-1), and with two participants the weights are the host's. The paper prints no value for T, only
-"less than 1" (which sharpens the softmax); the default is .5. It computes z both before and in the last epoch of
-training; the default here is after training, with the model that is sent.
-"""
+It raises the weight of outliers, by design: it is no defence against a poisoned or broken client.
+With uniform nu no weight exceeds 1/(R-1), and with two participants the weights are the host's. The
+paper prints no value for T, only "less than 1" (which sharpens the softmax); the default is .5. It
+computes z both before and in the last epoch of training; the default here is after training, with
+the model that is sent."""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ class FedNormPlugin(Plugin):
 
     def __init__(self, *, temperature: float = 0.5, z_when: str = "after_training") -> None:
         self.temperature = check.number("plugin.fednorm.temperature", temperature, open_low=0)
-        self.z_when = check.one_of("plugin.fednorm.z_when", z_when, ("after_training", "before_training"))
+        self.z_when = check.one_of(
+            "plugin.fednorm.z_when", z_when, ("after_training", "before_training")
+        )
         self.settings = {"temperature": self.temperature, "z_when": self.z_when}
         self._dim: int | None = None
         self._report: Report = {}
@@ -58,11 +62,15 @@ class FedNormPlugin(Plugin):
 
     @torch.no_grad()
     def _latents(self) -> Tensor:
-        """(d,) float32: the mean of features(x) over all real training samples, without augmentation."""
+        """(d,) float32: the mean of features(x) over all real training samples, without
+        augmentation."""
         site = self.client.site
         features = getattr(site.model, "features", None)
         if features is None:
-            raise ValueError(f"fednorm needs a model with features(x) and head(f); {type(site.model).__name__} has no features")
+            raise ValueError(
+                f"fednorm needs a model with features(x) and head(f); {type(site.model).__name__}"
+                " has no features"
+            )
         site.model.eval()
         data = site.train_data(self.client.pid)
         total = sum(features(x).flatten(1).sum(0, dtype=torch.float64) for x in chunks(data.x))
@@ -82,14 +90,26 @@ class FedNormPlugin(Plugin):
     def incoming(self, updates: Iterator[Update], old: Tree | None) -> list[Update]:
         out = list(updates)
         if len(out) == 2 and not self._told:
-            log.info("fednorm: with two participants its weights are the host's, so it does nothing in such rounds")
+            log.info(
+                "fednorm: with two participants its weights are the host's, so it does nothing in"
+                " such rounds"
+            )
             self._told = True
         z = torch.stack([update.tensor(Z).cpu() for update in out])
-        found = contribution(z, torch.tensor([update.weight for update in out], dtype=torch.float64), self.temperature)
+        found = contribution(
+            z,
+            torch.tensor([update.weight for update in out], dtype=torch.float64),
+            self.temperature,
+        )
         for update, weight in zip(out, found.weights.tolist(), strict=True):
             update.weight = weight
-        self._report = {"similarity": found.similarity, "factors": found.factors, "weights": found.weights,
-                        "pids": torch.tensor([update.pid for update in out]), "weight_max": float(found.weights.max())}
+        self._report = {
+            "similarity": found.similarity,
+            "factors": found.factors,
+            "weights": found.weights,
+            "pids": torch.tensor([update.pid for update in out]),
+            "weight_max": float(found.weights.max()),
+        }
         return out
 
     def report(self) -> Report:

@@ -1,14 +1,15 @@
-"""FedNTD (Lee et al. 2022, "Preservation of the global knowledge by not-true distillation in federated learning").
+"""FedNTD (Lee et al. 2022, "Preservation of the global knowledge by not-true distillation in
+federated learning").
 
-    min_w F_k(w) + beta tau^2 mean_i KL(q(x; x_i) || q(w; x_i)), with q the softmax of logits / tau over the
-    C - 1 classes other than the label, and x the model received
+    min_w F_k(w) + beta tau^2 mean_i KL(q(x; x_i) || q(w; x_i)), with q the softmax of logits / tau
+    over the C - 1 classes other than the label, and x the model received
 
     down: x      up: w_k, n_k      client keeps: nothing      server keeps: x
 
-What the global model knows of the classes that a client lacks is kept, while the label is learnt freely. The received model
-is in eval mode and without gradients. With two classes one is left and the term is 0; one class is refused. beta = 0 is FedAvg,
-bit for bit. Defaults: beta 1, tau 1, as in the paper. The factor tau^2 is in the authors' program, not in the paper's equation.
-"""
+What the global model knows of the classes that a client lacks is kept, while the label is learnt
+freely. The received model is in eval mode and without gradients. With two classes one is left and
+the term is 0; one class is refused. beta = 0 is FedAvg, bit for bit. Defaults: beta 1, tau 1, as in
+the paper. The factor tau^2 is in the authors' program, not in the paper's equation."""
 
 from __future__ import annotations
 
@@ -42,13 +43,18 @@ class FedNTDPlugin(Plugin):
     def setup(self) -> None:
         classes = self.server.site.task.classes
         if classes < 2:
-            raise ConfigError(f"fedntd distils the classes other than the label: the task has {classes} classes; 2 or more are needed")
+            raise ConfigError(
+                f"fedntd distils the classes other than the label: the task has {classes} classes;"
+                " 2 or more are needed"
+            )
 
     # ---- client
     def received(self, msg: Broadcast) -> None:
         assert msg.weights is not None
         if self.beta:
-            self._global = self.client.site.frozen(GLOBAL, {**(self.client.state.get(KEPT) or {}), **msg.weights})
+            self._global = self.client.site.frozen(
+                GLOBAL, {**(self.client.state.get(KEPT) or {}), **msg.weights}
+            )
 
     def losses(self, batch: Batch) -> Tensor:
         if self._global is None:

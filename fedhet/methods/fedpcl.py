@@ -1,20 +1,24 @@
-"""FedPCL (Tan et al. 2022, "Federated learning from pre-trained models: a contrastive learning approach").
+"""FedPCL (Tan et al. 2022, "Federated learning from pre-trained models: a contrastive learning
+approach").
 
-    z = f(x) / |f(x)|, f: all but the last layer       C_k^c = mean of z over client k's training samples of class c, after training
-    server: C^c = mean of C_k^c over the clients that have c      each client's own set, missing classes filled with C^c
-    loss: L(z, C) + 1/K' sum_p L(z, C_p),  L(z, P) = -z.P_y/tau + log sum_c exp(z.P_c/tau);  prediction: argmax_c cos(z, C_k^c)
+    z = f(x) / |f(x)|, f: all but the last layer       C_k^c = mean of z over client k's training
+    samples of class c, after training server: C^c = mean of C_k^c over the clients that have c
+    each client's own set, missing classes filled with C^c loss: L(z, C) + 1/K' sum_p L(z, C_p),
+    L(z, P) = -z.P_y/tau + log sum_c exp(z.P_c/tau);  prediction: argmax_c cos(z, C_k^c)
 
-    collect  down: `fedpcl.renormalise`      up: `fedpcl.prototypes` (classes x d; which classes it has)
-    train    down: `fedpcl.prototypes` (C, and the sets of the K' clients of the last step), `fedpcl.tau`, ...  up: `fedpcl.prototypes`
-    client keeps: its whole model but the last layer, its prototypes       server keeps: C (slot `prototypes`), the K' sets
+    collect  down: `fedpcl.renormalise`      up: `fedpcl.prototypes` (classes x d; which classes it
+    has) train    down: `fedpcl.prototypes` (C, and the sets of the K' clients of the last step),
+    `fedpcl.tau`, ...  up: `fedpcl.prototypes` client keeps: its whole model but the last layer, its
+    prototypes       server keeps: C (slot `prototypes`), the K' sets
 
-No weights travel and no model is shared: the model slot keeps its initial value, from which every client starts, and only
-personal models are scored. All clients collect once, without training; the C^c of a class that no participant has stays as it was. So a
-class is unknown only where its owners failed: its column is left out, and its samples have loss 0.
-Deviations: the paper trains a projection on frozen pre-trained encoders; here all that `features` reads is trained, as in the FedDisk
-paper's comparison. A model that freezes its encoder (requires_grad) and ends `features` with a projection is the paper's. Defaults: tau
-.07 as in the paper; gradients are clipped at 10 as in PFLlib.
-"""
+No weights travel and no model is shared: the model slot keeps its initial value, from which every
+client starts, and only personal models are scored. All clients collect once, without training; the
+C^c of a class that no participant has stays as it was. So a class is unknown only where its owners
+failed: its column is left out, and its samples have loss 0. Deviations: the paper trains a
+projection on frozen pre-trained encoders; here all that `features` reads is trained, as in the
+FedDisk paper's comparison. A model that freezes its encoder (requires_grad) and ends `features`
+with a projection is the paper's. Defaults: tau .07 as in the paper; gradients are clipped at 10 as
+in PFLlib."""
 
 from __future__ import annotations
 
@@ -58,20 +62,39 @@ class FedPCLClient(FedClient):
 
     def collect(self, msg: Broadcast) -> Update:
         """The phase `collect`: the prototypes of the initial model."""
-        own = self._prototypes(self.site.load(self.start(msg)), renormalise=bool(msg.extras[RENORMALISE]))
+        own = self._prototypes(
+            self.site.load(self.start(msg)), renormalise=bool(msg.extras[RENORMALISE])
+        )
         self.state.put(OWN, own)
         return Update(self.pid, self.num_examples, extras={PROTOTYPES: own})
 
     def train(self, msg: Broadcast) -> Update:
         update = super().train(msg)
-        own = update.extras[PROTOTYPES] = self._prototypes(self.model, renormalise=bool(msg.extras[RENORMALISE]))
+        own = update.extras[PROTOTYPES] = self._prototypes(
+            self.model, renormalise=bool(msg.extras[RENORMALISE])
+        )
         self.state.put(OWN, own)
         return update
 
     def losses(self, batch: Batch) -> Tensor:
-        shared, tau, denominator = (self.msg.extras[name] for name in (PROTOTYPES, TAU, DENOMINATOR))
-        assert isinstance(shared, dict) and isinstance(tau, float) and isinstance(denominator, str) and batch.z is not None
-        return maths.losses(normalize(batch.z), batch.y, shared["mean"], shared["clients"], shared["has"], tau, denominator)
+        shared, tau, denominator = (
+            self.msg.extras[name] for name in (PROTOTYPES, TAU, DENOMINATOR)
+        )
+        assert (
+            isinstance(shared, dict)
+            and isinstance(tau, float)
+            and isinstance(denominator, str)
+            and batch.z is not None
+        )
+        return maths.losses(
+            normalize(batch.z),
+            batch.y,
+            shared["mean"],
+            shared["clients"],
+            shared["has"],
+            tau,
+            denominator,
+        )
 
     @torch.no_grad()
     def _prototypes(self, model: nn.Module, renormalise: bool = False) -> Tree:
@@ -87,10 +110,15 @@ class FedPCLClient(FedClient):
 
     def _nearest(self, msg: Broadcast) -> nn.Module:
         model, shared = self.site.load(self.start(msg)), msg.extras.get(PROTOTYPES)
-        own = self.state.get(OWN) or self._prototypes(model)  # none where its part in `collect` has failed
+        # none where its part in `collect` has failed
+        own = self.state.get(OWN) or self._prototypes(model)
         if not isinstance(shared, dict):
             return Nearest(model, own["mean"], own["has"])
-        return Nearest(model, torch.where(own["has"][:, None], own["mean"], shared["mean"]), own["has"] | shared["has"])
+        return Nearest(
+            model,
+            torch.where(own["has"][:, None], own["mean"], shared["mean"]),
+            own["has"] | shared["has"],
+        )
 
 
 class FedPCL(FedStrategy):
@@ -100,15 +128,26 @@ class FedPCL(FedStrategy):
     client_cls = FedPCLClient
     evaluates = ("personal",)
 
-    def __init__(self, setting: Setting, *, tau: float = 0.07, clip: float | None = 10.0, denominator: str = "all",
-                 renormalise: bool = False, unseen: str = "exclude") -> None:
+    def __init__(
+        self,
+        setting: Setting,
+        *,
+        tau: float = 0.07,
+        clip: float | None = 10.0,
+        denominator: str = "all",
+        renormalise: bool = False,
+        unseen: str = "exclude",
+    ) -> None:
         self.tau = check.number("method.tau", tau, open_low=0)
         self.clip = check.optional(check.number, "method.clip", clip, open_low=0)
         self.denominator = check.one_of("method.denominator", denominator, maths.DENOMINATORS)
         self.renormalise = check.boolean("method.renormalise", renormalise)
         self.unseen = check.one_of("method.unseen", unseen, ("exclude", "global"))
         if setting.server_opt is not None:
-            raise ConfigError("method=fedpcl has no global model that a server optimiser could step; use server_opt=none")
+            raise ConfigError(
+                "method=fedpcl has no global model that a server optimiser could step; use"
+                " server_opt=none"
+            )
         if setting.local.clip is None:
             setting = replace(setting, local=replace(setting.local, clip=self.clip))
         super().__init__(setting)
@@ -120,13 +159,25 @@ class FedPCL(FedStrategy):
     @property
     def refuses(self) -> dict[str, str]:
         alone = "clients of this method receive no model, so there is none that it could hold on to"
-        return {"fednorm": "this method averages no weights", "fedlex": "this method's clients share no parameter that could be explored",
-                "fedprox": alone, "moon": alone, "fedntd": alone}
+        return {
+            "fednorm": "this method averages no weights",
+            "fedlex": "this method's clients share no parameter that could be explored",
+            "fedprox": alone,
+            "moon": alone,
+            "fedntd": alone,
+        }
 
     def slots(self) -> dict[str, Tree]:
         classes = self.site.task.classes
-        head = feature_head(self.site.model, classes, "method=fedpcl compares the features that a model's last layer reads, by class")
-        mean, has = head.weight.new_zeros(classes, head.in_features).detach(), torch.zeros(classes, dtype=torch.bool)
+        head = feature_head(
+            self.site.model,
+            classes,
+            "method=fedpcl compares the features that a model's last layer reads, by class",
+        )
+        mean, has = (
+            head.weight.new_zeros(classes, head.in_features).detach(),
+            torch.zeros(classes, dtype=torch.bool),
+        )
         return {SLOT: {"mean": mean, "has": has.to(self.site.device)}}
 
     def phases(self) -> list[Phase]:
@@ -138,8 +189,12 @@ class FedPCL(FedStrategy):
     def shared(self, phase: Phase, step: int, cohort: list[int]) -> Extras:
         if not phase.trains:
             return {RENORMALISE: self.renormalise}
-        return {PROTOTYPES: {**self.weights[SLOT], "clients": self._clients}, TAU: self.tau, DENOMINATOR: self.denominator,
-                RENORMALISE: self.renormalise}
+        return {
+            PROTOTYPES: {**self.weights[SLOT], "clients": self._clients},
+            TAU: self.tau,
+            DENOMINATOR: self.denominator,
+            RENORMALISE: self.renormalise,
+        }
 
     def check(self, update: Update) -> None:
         update.tree(PROTOTYPES, self.weights[SLOT])
@@ -150,7 +205,9 @@ class FedPCL(FedStrategy):
         sets = [update.tree(PROTOTYPES, before) for update in updates]
         means, has = (torch.stack([one[name] for one in sets]) for name in ("mean", "has"))
         mean, found = maths.pooled(means, has)
-        mean = torch.where(found[:, None], normalize(mean) if self.renormalise else mean, before["mean"]).to(means.dtype)
+        mean = torch.where(
+            found[:, None], normalize(mean) if self.renormalise else mean, before["mean"]
+        ).to(means.dtype)
         self.weights[SLOT] = {"mean": mean, "has": before["has"] | found}
         self._clients = torch.where(has[..., None], means, mean)
         if self.unseen == "global":

@@ -1,13 +1,13 @@
-"""FedProx (Li et al. 2020, "Federated optimization in heterogeneous networks"): FedAvg with a proximal term.
+"""FedProx (Li et al. 2020, "Federated optimization in heterogeneous networks"): FedAvg with a
+proximal term.
 
     min_w F_k(w) + mu/2 |w - x|^2 (eq. 2), so each local gradient is g + mu (w - x), with x the weights received this round
 
     down: x      up: w_k, n_k      client keeps: nothing      server keeps: x
 
-Deviations: participants are weighted by n_k (the paper samples in proportion to n_k and averages uniformly, equal in
-expectation); inexactness gamma and stragglers are not modelled. Default mu .01 (the papers here use .001 to 1);
-plain SGD needs lr mu < 2. mu = 0 is FedAvg, bit for bit.
-"""
+Deviations: participants are weighted by n_k (the paper samples in proportion to n_k and averages
+uniformly, equal in expectation); inexactness gamma and stragglers are not modelled. Default mu .01
+(the papers here use .001 to 1); plain SGD needs lr mu < 2. mu = 0 is FedAvg, bit for bit."""
 
 from __future__ import annotations
 

@@ -1,18 +1,21 @@
-"""FedROD (Chen and Chao 2022, "On bridging generic and personalized federated learning for image classification").
+"""FedROD (Chen and Chao 2022, "On bridging generic and personalized federated learning for image
+classification").
 
-    generic head, body: FedAvg of  mean_i CE(g(x_i) + gamma log n_k, y_i)      personal head h_k: mean_i CE([g(x_i)] + h_k([z_i]), y_i)
-    prediction: global g(x) = head(z), personal g(x) + h_k(z), with z = features(x), n_k the client's label counts, [] without gradient
+    generic head, body: FedAvg of  mean_i CE(g(x_i) + gamma log n_k, y_i)      personal head h_k:
+    mean_i CE([g(x_i)] + h_k([z_i]), y_i) prediction: global g(x) = head(z), personal g(x) + h_k(z),
+    with z = features(x), n_k the client's label counts, [] without gradient
 
     down: x, `fedrod.gamma`, `fedrod.init`      up: w_k, n_k      client keeps: h_k      server keeps: x
 
-The balanced softmax makes every client train towards balanced classes; the personal head, a linear layer like the model's
-head, learns what the client's own classes add to that. Both take one step per batch, each with its own local optimiser, and x is
-what it would be without the personal head, which never leaves the client. gamma = 0 makes x FedAvg's, bit for bit.
-n_k counts the set that is trained on, so samples that a plug-in has drawn are in it; a class without samples gets no probability.
-Both losses are cross entropies, whatever the task's criterion, but for a plug-in's own phase, which trains on that.
-Defaults: gamma 1; h_k starts from zeros, so that a client's first personal prediction is the global one (`copy`: from the common
-initial head). The paper's hypernetwork for the personal heads is not implemented.
-"""
+The balanced softmax makes every client train towards balanced classes; the personal head, a linear
+layer like the model's head, learns what the client's own classes add to that. Both take one step
+per batch, each with its own local optimiser, and x is what it would be without the personal head,
+which never leaves the client. gamma = 0 makes x FedAvg's, bit for bit. n_k counts the set that is
+trained on, so samples that a plug-in has drawn are in it; a class without samples gets no
+probability. Both losses are cross entropies, whatever the task's criterion, but for a plug-in's own
+phase, which trains on that. Defaults: gamma 1; h_k starts from zeros, so that a client's first
+personal prediction is the global one (`copy`: from the common initial head). The paper's
+hypernetwork for the personal heads is not implemented."""
 
 from __future__ import annotations
 
@@ -53,7 +56,12 @@ class Personal(nn.Module):
 class BothHeads:
     """Steps the model with the gradient that it is given, and the personal head with its own."""
 
-    def __init__(self, generic: optimizers.Optimizer, personal: optimizers.Optimizer, gradient: Callable[[], list[Tensor]]) -> None:
+    def __init__(
+        self,
+        generic: optimizers.Optimizer,
+        personal: optimizers.Optimizer,
+        gradient: Callable[[], list[Tensor]],
+    ) -> None:
         self.generic, self.personal, self.gradient = generic, personal, gradient
 
     def step(self, grads: list[Tensor]) -> None:
@@ -64,7 +72,9 @@ class BothHeads:
 class FedRODClient(FedClient):
     """FedAvg under the balanced softmax; beside it, batch by batch, the personal head."""
 
-    _head: nn.Module  # set in the phase `train`, as are the label counts and, for each batch, the personal head's loss
+    # set in the phase `train`, as are the label counts and, for each batch, the personal head's
+    # loss
+    _head: nn.Module
     _counts: Tensor
     _personal: Tensor
 
@@ -80,7 +90,9 @@ class FedRODClient(FedClient):
         if not isinstance(gamma, float):  # a plug-in's own phase
             return super().losses(batch)
         assert batch.z is not None
-        self._personal = functional.cross_entropy(batch.logits.detach() + self._head(batch.z.detach()), batch.y)
+        self._personal = functional.cross_entropy(
+            batch.logits.detach() + self._head(batch.z.detach()), batch.y
+        )
         return balanced_softmax(batch.logits, batch.y, self._counts, gamma)
 
     def optimizer(self, params: list[nn.Parameter]) -> optimizers.Optimizer:
@@ -88,7 +100,11 @@ class FedRODClient(FedClient):
         if GAMMA not in self.msg.extras:
             return generic
         own = list(self._head.parameters())
-        return BothHeads(generic, optimizers.make(self.local, own), lambda: list(torch.autograd.grad(self._personal, own)))
+        return BothHeads(
+            generic,
+            optimizers.make(self.local, own),
+            lambda: list(torch.autograd.grad(self._personal, own)),
+        )
 
     def _personal_head(self, msg: Broadcast) -> nn.Module:
         """What this client keeps, else the initial values."""
@@ -100,7 +116,10 @@ class FedRODClient(FedClient):
         return head.requires_grad_()
 
     def views(self, msg: Broadcast) -> dict[str, Callable[[], nn.Module]]:
-        return {**super().views(msg), "personal": lambda: Personal(self.site.load(self.start(msg)), self._personal_head(msg))}
+        return {
+            **super().views(msg),
+            "personal": lambda: Personal(self.site.load(self.start(msg)), self._personal_head(msg)),
+        }
 
 
 class FedROD(FedStrategy):
@@ -115,11 +134,17 @@ class FedROD(FedStrategy):
         self.init = check.one_of("method.init", init, ("zeros", "copy"))
         self.evaluating = {INIT: self.init}
         model, classes = setting.site.model, setting.site.task.classes
-        if not hasattr(model, "features") or not isinstance(getattr(model, "head", None), nn.Linear):
-            raise ConfigError("method=fedrod adds a personal head to the model's: it needs features(x) and a linear layer `head`, which "
-                              f"{type(model).__name__} has not")
+        if not hasattr(model, "features") or not isinstance(
+            getattr(model, "head", None), nn.Linear
+        ):
+            raise ConfigError(
+                "method=fedrod adds a personal head to the model's: it needs features(x) and a"
+                f" linear layer `head`, which {type(model).__name__} has not"
+            )
         if not classes:
-            raise ConfigError("method=fedrod balances the classes of the clients; this task has none")
+            raise ConfigError(
+                "method=fedrod balances the classes of the clients; this task has none"
+            )
         super().__init__(setting)
 
     def shared(self, phase: Phase, step: int, cohort: list[int]) -> Extras:

@@ -2,15 +2,15 @@
 
     x <- x - lr (sum_k p_k g_k + weight_decay x),      g_k = the gradient of client k's local loss at x, over all its samples
 
-    down: x, `fedsgd.chunk` (0: batches=1)      up: n_k, `fedsgd.g`, `fedsgd.buffers` (batch norm only)
-    client keeps: nothing      server keeps: x
+    down: x, `fedsgd.chunk` (0: batches=1)      up: n_k, `fedsgd.g`, `fedsgd.buffers` (batch norm
+    only) client keeps: nothing      server keeps: x
 
-Without weight decay and momentum it is FedAvg with one epoch of one batch, to rounding. The step is the server's: so are
-the rate (client.lr) and client.weight_decay, while client.epochs means nothing; server_opt gives momentum. Plug-ins change
-g_k as they change any gradient, then client.clip bounds it. `chunk` samples go through the model at a time: exact, but for
-batch norm, whose statistics are then each chunk's; where a client's data fit into one chunk they are those of all data.
-`batches=1` takes one random mini-batch of client.batch_size instead.
-"""
+Without weight decay and momentum it is FedAvg with one epoch of one batch, to rounding. The step is
+the server's: so are the rate (client.lr) and client.weight_decay, while client.epochs means
+nothing; server_opt gives momentum. Plug-ins change g_k as they change any gradient, then
+client.clip bounds it. `chunk` samples go through the model at a time: exact, but for batch norm,
+whose statistics are then each chunk's; where a client's data fit into one chunk they are those of
+all data. `batches=1` takes one random mini-batch of client.batch_size instead."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ from fedhet.trees import AnyTree, Tree
 CHUNK, GRADIENT, BUFFERS = "fedsgd.chunk", "fedsgd.g", "fedsgd.buffers"
 
 
-def server_step(x: AnyTree, gradients: Iterable[tuple[AnyTree, float]], lr: float, weight_decay: float = 0.0) -> Tree:
+def server_step(
+    x: AnyTree, gradients: Iterable[tuple[AnyTree, float]], lr: float, weight_decay: float = 0.0
+) -> Tree:
     """x - lr (sum_k p_k g_k / sum_k p_k + weight_decay x) of (g_k, p_k), in float64."""
     return trees.add(x, trees.add(trees.mean(gradients), x, weight_decay), -lr)
 
@@ -41,8 +43,11 @@ class FedSGDClient(FedClient):
 
     def train(self, msg: Broadcast) -> Update:
         self.model = self.site.load(self.start(msg))
-        draws = torch.Generator().manual_seed(streams.integer(self.site.seed, "batches", msg.phase, msg.step, self.pid))
-        index = torch.randperm(len(self.data), generator=draws).to(self.site.device)  # the batches that FedAvg would draw
+        draws = torch.Generator().manual_seed(
+            streams.integer(self.site.seed, "batches", msg.phase, msg.step, self.pid)
+        )
+        # the batches that FedAvg would draw
+        index = torch.randperm(len(self.data), generator=draws).to(self.site.device)
         chunk = msg.extras[CHUNK]
         assert isinstance(chunk, int)
         if not chunk:
@@ -74,14 +79,20 @@ class FedSGD(FedStrategy):
         self.chunk = check.integer("method.chunk", chunk, low=1)
         local = setting.local
         if local.optimizer != "sgd" or local.momentum:
-            raise ConfigError(f"client.optimizer={local.optimizer}, client.momentum={local.momentum}: method=fedsgd takes its steps on the "
-                              "server; use client=sgd with client.momentum=0, and server_opt=fedavgm or another one")
+            raise ConfigError(
+                f"client.optimizer={local.optimizer}, client.momentum={local.momentum}:"
+                " method=fedsgd takes its steps on the server; use client=sgd with"
+                " client.momentum=0, and server_opt=fedavgm or another one"
+            )
         super().__init__(setting)
         self._like = trees.pick(self.site.initial, self.site.trained)
-        self._buffers = trees.pick(self.site.initial, [name for name in self.site.shared if name not in self._like])
+        self._buffers = trees.pick(
+            self.site.initial, [name for name in self.site.shared if name not in self._like]
+        )
 
     def phases(self) -> list[Phase]:
-        return [replace(phase, uploads=False) for phase in super().phases()]  # gradients come instead of weights
+        # gradients come instead of weights
+        return [replace(phase, uploads=False) for phase in super().phases()]
 
     def shared(self, phase: Phase, step: int, cohort: list[int]) -> Extras:
         return {CHUNK: self.chunk if self.batches == "full" else 0}
@@ -89,7 +100,8 @@ class FedSGD(FedStrategy):
     def check(self, update: Update) -> None:
         update.tree(GRADIENT, self._like)
         if self._buffers:
-            update.buffers = update.tree(BUFFERS, self._buffers)  # beside every merge, as if they had come with weights
+            # beside every merge, as if they had come with weights
+            update.buffers = update.tree(BUFFERS, self._buffers)
 
     def merge(self, updates: Iterator[Update], old: Tree | None) -> Tree | None:
         assert old is not None

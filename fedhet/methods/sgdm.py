@@ -1,14 +1,15 @@
-"""SGDM: momentum federated learning (Liu et al. 2020, "Accelerating federated learning via momentum gradient descent").
+"""SGDM: momentum federated learning (Liu et al. 2020, "Accelerating federated learning via momentum
+gradient descent").
 
     client: d <- gamma d + g;  w <- w - lr d      server: x = sum_k p_k w_k;  d = sum_k p_k d_k
 
     down: x, `sgdm.d`      up: w_k, n_k, `sgdm.d`      client keeps: nothing      server keeps: x, d (0 at first)
 
-Heavy ball without dampening, on the clients; whoever takes part later starts from the d that the server then holds. With
-one client it is centralised heavy ball. p_k are the weights as they stand (FedNorm's, say), on both averages. Weight decay
-is added to g. `momentum_state=reset` starts every client from d = 0 and sends none: FedAvg with client.momentum.
-client.momentum must be 0, since gamma is that momentum, and the client's optimiser SGD. gamma .9 is not from the papers.
-"""
+Heavy ball without dampening, on the clients; whoever takes part later starts from the d that the
+server then holds. With one client it is centralised heavy ball. p_k are the weights as they stand
+(FedNorm's, say), on both averages. Weight decay is added to g. `momentum_state=reset` starts every
+client from d = 0 and sends none: FedAvg with client.momentum. client.momentum must be 0, since
+gamma is that momentum, and the client's optimiser SGD. gamma .9 is not from the papers."""
 
 from __future__ import annotations
 
@@ -30,20 +31,27 @@ MOMENTUM = "sgdm.d"
 
 
 class SGDMClient(FedClient):
-    """SGD with momentum local.momentum = gamma, from the d that is sent, else (a plug-in's phase, reset) from 0."""
+    """SGD with momentum local.momentum = gamma, from the d that is sent, else (a plug-in's phase,
+    reset) from 0."""
 
     _d: Tree | None = None
 
     def train(self, msg: Broadcast) -> Update:
         d = msg.extras.get(MOMENTUM)
-        self._d = {name: d[name].to(self.site.device, copy=True) for name in self.site.trained} if isinstance(d, dict) else None
+        self._d = (
+            {name: d[name].to(self.site.device, copy=True) for name in self.site.trained}
+            if isinstance(d, dict)
+            else None
+        )
         update = super().train(msg)
         if self._d is not None:
             update.extras[MOMENTUM] = self._d
         return update
 
     def optimizer(self, params: list[nn.Parameter]) -> optimizers.Optimizer:
-        return optimizers.SGD(params, self.local, None if self._d is None else list(self._d.values()))
+        return optimizers.SGD(
+            params, self.local, None if self._d is None else list(self._d.values())
+        )
 
 
 class SGDM(FedStrategy):
@@ -52,19 +60,27 @@ class SGDM(FedStrategy):
     name = "sgdm"
     client_cls = SGDMClient
 
-    def __init__(self, setting: Setting, *, gamma: float = 0.9, momentum_state: str = "averaged") -> None:
+    def __init__(
+        self, setting: Setting, *, gamma: float = 0.9, momentum_state: str = "averaged"
+    ) -> None:
         self.gamma = check.number("method.gamma", gamma, low=0, open_high=1)
-        self.momentum_state = check.one_of("method.momentum_state", momentum_state, ("averaged", "reset"))
+        self.momentum_state = check.one_of(
+            "method.momentum_state", momentum_state, ("averaged", "reset")
+        )
         local = setting.local
         if local.optimizer != "sgd" or local.momentum:
-            raise ConfigError(f"client.optimizer={local.optimizer}, client.momentum={local.momentum}: method=sgdm is SGD with its own "
-                              "momentum; use client=sgd, client.momentum=0 and method.gamma")
+            raise ConfigError(
+                f"client.optimizer={local.optimizer}, client.momentum={local.momentum}: method=sgdm"
+                " is SGD with its own momentum; use client=sgd, client.momentum=0 and method.gamma"
+            )
         super().__init__(replace(setting, local=replace(local, momentum=self.gamma)))
         self._like = trees.pick(self.site.initial, self.site.trained)
         self._d = trees.zeros(self._like)
 
     def shared(self, phase: Phase, step: int, cohort: list[int]) -> Extras:
-        return {MOMENTUM: trees.cast(self._d, self._like)} if self.momentum_state == "averaged" else {}
+        return (
+            {MOMENTUM: trees.cast(self._d, self._like)} if self.momentum_state == "averaged" else {}
+        )
 
     def check(self, update: Update) -> None:
         if self.momentum_state == "averaged":

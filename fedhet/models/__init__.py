@@ -1,4 +1,5 @@
-"""Models: each is `head(features(x))`, with `features(x)` (B, d) what its last linear layer reads."""
+"""Models: each is `head(features(x))`, with `features(x)` (B, d) what its last linear layer
+reads."""
 
 from fedhet.models.base import Classifier
 from fedhet.models.cnn import CNN, FedDiskCNN, FedLExCNN
@@ -9,5 +10,18 @@ from fedhet.models.mobilenet import MobileNetV2
 from fedhet.models.resnet import ResNet18, ResNet34
 from fedhet.models.vgg import VGG16
 
-__all__ = ["CNN", "MLP", "VGG16", "CharLSTM", "Classifier", "FedDiskCNN", "FedLExCNN", "Logistic", "MobileNetV2", "ResNet18", "ResNet34",
-           "Timm", "Torchvision"]
+__all__ = [
+    "CNN",
+    "MLP",
+    "VGG16",
+    "CharLSTM",
+    "Classifier",
+    "FedDiskCNN",
+    "FedLExCNN",
+    "Logistic",
+    "MobileNetV2",
+    "ResNet18",
+    "ResNet34",
+    "Timm",
+    "Torchvision",
+]

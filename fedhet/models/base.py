@@ -14,7 +14,8 @@ from fedhet.errors import ConfigError
 
 
 class Classifier(nn.Module, ABC):
-    """`head(features(x))`, where `head` is an `nn.Linear` from d features to the classes, the last entry of the state dictionary."""
+    """`head(features(x))`, where `head` is an `nn.Linear` from d features to the classes, the last
+    entry of the state dictionary."""
 
     head: nn.Linear
     text: ClassVar[bool] = False  # whether x (B, T) are token numbers
@@ -35,11 +36,15 @@ def image_shape(model: str, shape: tuple[int, ...], smallest: int = 1) -> tuple[
         ConfigError: it is not; with what the model takes, and what it is given.
     """
     if len(shape) != 3 or min(shape[1:]) < smallest:
-        raise ConfigError(f"model: the {model} takes images (C, H, W) of {smallest}x{smallest} or more; these samples are {tuple(shape)}")
+        raise ConfigError(
+            f"model: the {model} takes images (C, H, W) of {smallest}x{smallest} or more; these"
+            f" samples are {tuple(shape)}"
+        )
     return shape
 
 
 def norm_layer(norm: str, groups: int) -> Callable[[int], nn.Module]:
-    """(channels) -> batch normalisation, or group normalisation in `groups` groups, which has no running statistics to average."""
+    """(channels) -> batch normalisation, or group normalisation in `groups` groups, which has no
+    running statistics to average."""
     check.one_of("model.norm", norm, ("batch", "group"))
     return nn.BatchNorm2d if norm == "batch" else partial(nn.GroupNorm, groups)

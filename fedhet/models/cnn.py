@@ -9,10 +9,12 @@ from fedhet.models.base import Classifier, image_shape
 
 
 class CNN(Classifier):
-    """The CNN of McMahan et al. 2017: two 5x5 convolutions (32, 64 channels), each with ReLU and 2x2 max pooling, and a hidden layer.
+    """The CNN of McMahan et al. 2017: two 5x5 convolutions (32, 64 channels), each with ReLU and
+    2x2 max pooling, and a hidden layer.
 
-    With 512 hidden units it has 1,663,370 parameters for 28x28 grey images in 10 classes, as in the paper. With 2048 it is
-    LEAF's for FEMNIST (Caldas et al. 2018): 6,603,710 parameters in 62 classes.
+    With 512 hidden units it has 1,663,370 parameters for 28x28 grey images in 10 classes, as in the
+    paper. With 2048 it is LEAF's for FEMNIST (Caldas et al. 2018): 6,603,710 parameters in 62
+    classes.
 
     Args:
         shape: (C, H, W) of an input; H and W are 4 at least, for the two poolings.
@@ -42,10 +44,11 @@ class CNN(Classifier):
 
 
 class FedLExCNN(Classifier):
-    """The two-layer CNN of FedLEx's published program: McMahan's in 1,663,370 parameters, for images of every size.
+    """The two-layer CNN of FedLEx's published program: McMahan's in 1,663,370 parameters, for
+    images of every size.
 
-    The paper names McMahan et al. 2017 only. The program pads convolutions and poolings by one pixel, and averages what they
-    leave to 7x7.
+    The paper names McMahan et al. 2017 only. The program pads convolutions and poolings by one
+    pixel, and averages what they leave to 7x7.
 
     Args:
         shape: (C, H, W) of an input; H and W are 6 at least.
@@ -74,10 +77,12 @@ class FedLExCNN(Classifier):
 
 
 class FedDiskCNN(Classifier):
-    """The CNN of FedDisk: two 5x5 convolutions without padding, each with 2x2 max pooling and batch norm, and a layer of 16.
+    """The CNN of FedDisk: two 5x5 convolutions without padding, each with 2x2 max pooling and batch
+    norm, and a layer of 16.
 
-    The paper's table counts 447,000 parameters for FEMNIST (128 channels; 447,406 here), 39,000 for chest X-rays (32; 39,442 at
-    1x32x32) and 12,000 for MNIST (16; 11,178 here). It does not name the activations: ReLU after each layer.
+    The paper's table counts 447,000 parameters for FEMNIST (128 channels; 447,406 here), 39,000 for
+    chest X-rays (32; 39,442 at 1x32x32) and 12,000 for MNIST (16; 11,178 here). It does not name
+    the activations: ReLU after each layer.
 
     Args:
         shape: (C, H, W) of an input; H and W are 16 at least.

@@ -12,10 +12,11 @@ from fedhet.models.base import Classifier
 
 
 class CharLSTM(Classifier):
-    """The next character of a window, as LEAF (Caldas et al. 2018) and McMahan et al. 2017 predict it.
+    """The next character of a window, as LEAF (Caldas et al. 2018) and McMahan et al. 2017 predict
+    it.
 
-    An embedding, LSTM layers, and a linear layer on the last state. 819,920 parameters with the defaults of conf/ and 80
-    characters (torch's LSTM adds two biases where theirs add one).
+    An embedding, LSTM layers, and a linear layer on the last state. 819,920 parameters with the
+    defaults of conf/ and 80 characters (torch's LSTM adds two biases where theirs add one).
 
     Args:
         shape: (T,), the length of a window.
@@ -27,9 +28,14 @@ class CharLSTM(Classifier):
 
     text: ClassVar[bool] = True
 
-    def __init__(self, *, shape: tuple[int, ...], classes: int, embedding: int, hidden: int, layers: int) -> None:
+    def __init__(
+        self, *, shape: tuple[int, ...], classes: int, embedding: int, hidden: int, layers: int
+    ) -> None:
         if len(shape) != 1:
-            raise ConfigError(f"model: the CharLSTM reads text, windows of (T,) token numbers; these samples are {tuple(shape)}")
+            raise ConfigError(
+                "model: the CharLSTM reads text, windows of (T,) token numbers; these samples are"
+                f" {tuple(shape)}"
+            )
         for key, value in (("embedding", embedding), ("hidden", hidden), ("layers", layers)):
             check.integer(f"model.{key}", value, low=1)
         super().__init__()

@@ -22,11 +22,17 @@ class MLP(Classifier):
         norm: "none", or "batch": batch norm before each ReLU.
     """
 
-    def __init__(self, *, shape: tuple[int, ...], classes: int, hidden: Sequence[int], norm: str = "none") -> None:
+    def __init__(
+        self, *, shape: tuple[int, ...], classes: int, hidden: Sequence[int], norm: str = "none"
+    ) -> None:
         widths = [math.prod(shape), *check.each(check.integer, "model.hidden", hidden, low=1)]
         batch = check.one_of("model.norm", norm, ("none", "batch")) == "batch"
         super().__init__()
-        layers = [layer for a, b in pairwise(widths) for layer in (nn.Linear(a, b), *([nn.BatchNorm1d(b)] if batch else []), nn.ReLU())]
+        layers = [
+            layer
+            for a, b in pairwise(widths)
+            for layer in (nn.Linear(a, b), *([nn.BatchNorm1d(b)] if batch else []), nn.ReLU())
+        ]
         self.body = nn.Sequential(nn.Flatten(), *layers)
         self.head = nn.Linear(widths[-1], classes)
 
@@ -35,7 +41,8 @@ class MLP(Classifier):
 
 
 class Logistic(MLP):
-    """Multinomial logistic regression: a linear layer on the flattened input, which is its own features."""
+    """Multinomial logistic regression: a linear layer on the flattened input, which is its own
+    features."""
 
     def __init__(self, *, shape: tuple[int, ...], classes: int) -> None:
         super().__init__(shape=shape, classes=classes, hidden=[])

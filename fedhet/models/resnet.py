@@ -11,20 +11,21 @@ from fedhet.models.base import Classifier, image_shape, norm_layer
 
 
 class _ResNet(Classifier):
-    """torchvision's ResNet for images of `shape` (He et al. 2016); three or five of its layers halve H and W, and their average is
-    the 512 features.
+    """torchvision's ResNet for images of `shape` (He et al. 2016); three or five of its layers
+    halve H and W, and their average is the 512 features.
 
-    Args:
-        shape: (C, H, W) of an input, of any size.
-        classes: number of classes.
-        norm: "batch", or "group": group normalisation, which has no running statistics to average, in 32 groups, the
-            default of Wu & He 2018; Hsieh et al. 2020 recommend it where clients' labels differ.
-        stem: "cifar" (section 4.2): a 3x3 convolution of stride 1, no max pooling; "imagenet": 7x7 of stride 2, max pooling.
+    Args: shape: (C, H, W) of an input, of any size. classes: number of classes. norm: "batch", or
+        "group": group normalisation, which has no running statistics to average, in 32 groups, the
+        default of Wu & He 2018; Hsieh et al. 2020 recommend it where clients' labels differ. stem:
+        "cifar" (section 4.2): a 3x3 convolution of stride 1, no max pooling; "imagenet": 7x7 of
+        stride 2, max pooling.
     """
 
     depth: ClassVar[int]
 
-    def __init__(self, *, shape: tuple[int, ...], classes: int, norm: str, stem: str = "cifar") -> None:
+    def __init__(
+        self, *, shape: tuple[int, ...], classes: int, norm: str, stem: str = "cifar"
+    ) -> None:
         channels, _, _ = image_shape(f"ResNet-{self.depth}", shape)
         norm_of = norm_layer(norm, groups=32)
         check.one_of("model.stem", stem, ("cifar", "imagenet"))
@@ -36,8 +37,12 @@ class _ResNet(Classifier):
             self.body.conv1 = nn.Conv2d(channels, 64, kernel_size=3, padding=1, bias=False)
             self.body.maxpool = nn.Identity()
         else:
-            self.body.conv1 = nn.Conv2d(channels, 64, kernel_size=7, stride=2, padding=3, bias=False)
-        nn.init.kaiming_normal_(self.body.conv1.weight, mode="fan_out", nonlinearity="relu")  # as torchvision does for all convolutions
+            self.body.conv1 = nn.Conv2d(
+                channels, 64, kernel_size=7, stride=2, padding=3, bias=False
+            )
+        nn.init.kaiming_normal_(
+            self.body.conv1.weight, mode="fan_out", nonlinearity="relu"
+        )  # as torchvision does for all convolutions
         self.body.fc = nn.Identity()
         self.head = nn.Linear(512, classes)
 

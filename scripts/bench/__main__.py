@@ -2,10 +2,9 @@
 
     python scripts/bench [--check] [--only W1 ...] [--reps N] [--json PATH]
 
-cells.py has the cells and their goals. Each system runs in processes of its own, in alternation, with one thread; a system
-that is not installed is skipped. --check exits with code 1 where a goal is missed. The other scripts also run alone, and say
-what they measure.
-"""
+cells.py has the cells and their goals. Each system runs in processes of its own, in alternation,
+with one thread; a system that is not installed is skipped. --check exits with code 1 where a goal
+is missed. The other scripts also run alone, and say what they measure."""
 
 from __future__ import annotations
 
@@ -19,8 +18,12 @@ from harness import plain, show
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="exit with code 1 where a goal is missed")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="exit with code 1 where a goal is missed"
+    )
     parser.add_argument("--only", nargs="+", choices=CELLS, default=list(CELLS), help="these cells")
     parser.add_argument("--reps", type=int, default=3, help="repetitions of every system")
     parser.add_argument("--json", type=Path, help="write all figures here, after each cell")

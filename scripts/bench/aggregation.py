@@ -1,15 +1,18 @@
-"""What the server's aggregation costs, next to fedhet's own float64 weighted mean of the same trees.
+"""What the server's aggregation costs, next to fedhet's own float64 weighted mean of the same
+trees.
 
     python scripts/bench/aggregation.py [--clients 20] [--reps 5] [--json PATH]
 
-Trees of ResNet-18's 11.2 million trained parameters: one initialisation, plus noise of standard deviation 0.01 per client.
-One thread; the pieces alternate. Times are noisy: read the ratios to the mean, each the median over the repetitions.
+Trees of ResNet-18's 11.2 million trained parameters: one initialisation, plus noise of standard
+deviation 0.01 per client. One thread; the pieces alternate. Times are noisy: read the ratios to the
+mean, each the median over the repetitions.
 
-"copy" is the plain copy of the same trees, one after another into one tree of their size: what the memory itself costs.
-"fednorm" is what the plug-in adds to a mean, "fedadam" what the server optimiser adds to any method.
+"copy" is the plain copy of the same trees, one after another into one tree of their size: what the
+memory itself costs. "fednorm" is what the plug-in adds to a mean, "fedadam" what the server
+optimiser adds to any method.
 
-Also prints the most memory that one aggregation takes, in a process of its own: the clients' trees and all that is made
-of them, not the imports and the model, as a multiple of the clients' trees.
+Also prints the most memory that one aggregation takes, in a process of its own: the clients' trees
+and all that is made of them, not the imports and the model, as a multiple of the clients' trees.
 """
 
 from __future__ import annotations
@@ -41,7 +44,13 @@ from fedhet.task import ClientData, Task
 def server(clients: int) -> FedSA:
     """A strategy with ResNet-18; its clients never train."""
     data = [ClientData((torch.zeros(1, 3, 32, 32), torch.zeros(1, dtype=torch.int64)))] * clients  # type: ignore[arg-type]
-    task = Task(lambda: ResNet18(shape=(3, 32, 32), classes=10, norm="batch"), lambda output, y: output[:, 0], data, None, 10)
+    task = Task(
+        lambda: ResNet18(shape=(3, 32, 32), classes=10, norm="batch"),
+        lambda output, y: output[:, 0],
+        data,
+        None,
+        10,
+    )
     return FedSA(Setting(Site(task, device=torch.device("cpu"), seed=0), LocalSettings(lr=0.1)))
 
 
@@ -51,9 +60,15 @@ def received(strategy: FedSA, clients: int) -> list[Update]:
     old = trees.pick(strategy.site.initial, strategy.site.trained)
     updates = []
     for pid in range(clients):
-        weights = {name: torch.randn(t.shape, generator=draw).mul_(0.01).add_(t) for name, t in old.items()}
+        weights = {
+            name: torch.randn(t.shape, generator=draw).mul_(0.01).add_(t) for name, t in old.items()
+        }
         latents: Extras = {Z: torch.rand(512, generator=draw)}
-        updates.append(Update(pid, 1, weights, latents, weight=1 / clients, delta=trees.Difference(weights, old)))
+        updates.append(
+            Update(
+                pid, 1, weights, latents, weight=1 / clients, delta=trees.Difference(weights, old)
+            )
+        )
     return updates
 
 
@@ -73,13 +88,16 @@ def aggregations(strategy: FedSA, updates: list[Update]) -> dict[str, Callable[[
     """What needs all updates; each answers with what it has made of them."""
     old = strategy.site.initial
     fednorm = FedNormPlugin()
-    return {"mean": lambda: trees.mean((update.change, update.weight) for update in updates),
-            "fedsa": lambda: strategy.merge(iter(updates), trees.pick(old, strategy.site.trained)),
-            "fednorm": lambda: fednorm.incoming(iter(updates), old)}
+    return {
+        "mean": lambda: trees.mean((update.change, update.weight) for update in updates),
+        "fedsa": lambda: strategy.merge(iter(updates), trees.pick(old, strategy.site.trained)),
+        "fednorm": lambda: fednorm.incoming(iter(updates), old),
+    }
 
 
 def memory(piece: str, clients: int) -> float:
-    """Most resident memory during one aggregation, by the size of the clients' trees; in a process of its own."""
+    """Most resident memory during one aggregation, by the size of the clients' trees; in a process
+    of its own."""
     code = """
 import resource, sys
 sys.path.insert(0, sys.argv[1])
@@ -95,11 +113,15 @@ peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 print((peak - before) / sum(trees.nbytes(update.weights) for update in updates))
 """
     command = [sys.executable, "-c", code, str(Path(__file__).parent), piece, str(clients)]
-    return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[-1])
+    return float(
+        subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[-1]
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--clients", type=int, default=20)
     parser.add_argument("--reps", type=int, default=5)
     parser.add_argument("--json", type=Path)
@@ -120,20 +142,32 @@ def main() -> None:
             began = time.perf_counter()
             piece()
             spent[name].append(time.perf_counter() - began)
-    seconds = {name: statistics.median(times[1:]) for name, times in spent.items()}  # the first fills caches and states
+    # the first fills caches and states
+    seconds = {name: statistics.median(times[1:]) for name, times in spent.items()}
 
     def ratio(name: str, base: str) -> float:
-        return statistics.median(a / b for a, b in zip(spent[name][1:], spent[base][1:], strict=True))
+        return statistics.median(
+            a / b for a, b in zip(spent[name][1:], spent[base][1:], strict=True)
+        )
 
     ratios, of_copy = {name: ratio(name, "mean") for name in measured}, ratio("mean", "copy")
     entries = sum(strategy.site.initial[name].numel() for name in strategy.site.trained)
-    print(f"{args.clients} clients, {entries:,} entries, {strategy.report()['frac_high']:.2%} of them of high dispersion")
+    print(
+        f"{args.clients} clients, {entries:,} entries, {strategy.report()['frac_high']:.2%} of them"
+        " of high dispersion"
+    )
     for name in measured:
         peak = f"   peak memory {peaks[name]:.2f} x the clients' trees" if name in peaks else ""
         print(f"{name:8} {seconds[name]:.4f} s   {ratios[name]:.2f} x the mean{peak}")
     print(f"the mean takes {of_copy:.2f} x the plain copy of the same {moved:,} bytes")
     if args.json:
-        found = {"seconds": seconds, "ratio": ratios, "of_copy": of_copy, "bytes": moved, "peak": peaks}
+        found = {
+            "seconds": seconds,
+            "ratio": ratios,
+            "of_copy": of_copy,
+            "bytes": moved,
+            "peak": peaks,
+        }
         args.json.write_text(json.dumps(found, indent=1) + "\n")
 
 

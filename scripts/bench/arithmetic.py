@@ -2,12 +2,13 @@
 
     python scripts/bench/arithmetic.py
 
-{method: its arithmetic in a round by the floor's round, "generated": FedGMM's generated samples for each real one, "latents":
-what FedNorm's latents take, in inference passes over the client's data}. A round is ten clients of 60 steps. Only what the
-method's equations need is done; WORDS (cells.py) says what. What a step adds is timed where it happens, as the floor with it
-less the floor without it (terms.py): its operands push the model out of the caches. Everything is timed client by client, in
-alternation, by the processor's clock, and the best time counts: another process disturbs that least.
-"""
+{method: its arithmetic in a round by the floor's round, "generated": FedGMM's generated samples for
+each real one, "latents": what FedNorm's latents take, in inference passes over the client's data}.
+A round is ten clients of 60 steps. Only what the method's equations need is done; WORDS (cells.py)
+says what. What a step adds is timed where it happens, as the floor with it less the floor without
+it (terms.py): its operands push the model out of the caches. Everything is timed client by client,
+in alternation, by the processor's clock, and the best time counts: another process disturbs that
+least."""
 
 from __future__ import annotations
 
@@ -34,8 +35,11 @@ from fedhet.task import ClientData, Samples, Task
 REPS = 5
 
 
-def alternating(pieces: dict[str, Callable[[int], object]], clients: Iterable[int] = range(COHORT)) -> dict[str, float]:
-    """Seconds of each piece: the sum over the clients of the best of REPS times, after one that is not counted."""
+def alternating(
+    pieces: dict[str, Callable[[int], object]], clients: Iterable[int] = range(COHORT)
+) -> dict[str, float]:
+    """Seconds of each piece: the sum over the clients of the best of REPS times, after one that is
+    not counted."""
     spent = dict.fromkeys(pieces, 0.0)
     for k in clients:
         found: dict[str, list[float]] = {name: [] for name in pieces}
@@ -56,24 +60,45 @@ def on_trees() -> tuple[float, float]:
     total = [p.double() for p in cohort[0]]
 
     def add(k: int) -> None:
-        torch._foreach_add_(total, [new.double().sub_(old) for new, old in zip(cohort[k + 1], cohort[0], strict=True)], alpha=0.1)
+        torch._foreach_add_(
+            total,
+            [new.double().sub_(old) for new, old in zip(cohort[k + 1], cohort[0], strict=True)],
+            alpha=0.1,
+        )
 
-    return alternating({"": add})[""], alternating({"": lambda k: torch._foreach_mul_(total, 0.9)}, [0])[""]
+    return (
+        alternating({"": add})[""],
+        alternating({"": lambda k: torch._foreach_mul_(total, 0.9)}, [0])[""],
+    )
 
 
 @torch.no_grad()
 def passes(samples: Data) -> tuple[float, float]:
-    """Seconds of an inference pass over the cohort's data, and of one that ends with the means of its features by class."""
+    """Seconds of an inference pass over the cohort's data, and of one that ends with the means of
+    its features by class."""
     model = TwoNN().eval()
-    found = alternating({"logits": lambda k: model(samples[k][0]),
-                         "prototypes": lambda k: fedpcl.prototypes(normalize(model.features(samples[k][0])), samples[k][1], CLASSES)})
+    found = alternating(
+        {
+            "logits": lambda k: model(samples[k][0]),
+            "prototypes": lambda k: fedpcl.prototypes(
+                normalize(model.features(samples[k][0])), samples[k][1], CLASSES
+            ),
+        }
+    )
     return found["logits"], found["prototypes"]
 
 
 def generating() -> float:
     """Seconds of FedGen's steps on its generator in a round."""
-    made, (weights, biases) = generator(), (torch.stack([t] * COHORT) for t in TwoNN().head.parameters())
-    adam, law, shares = torch.optim.Adam(made.parameters(), lr=0.005), torch.ones(CLASSES), torch.full((COHORT, CLASSES), 1 / COHORT)
+    made, (weights, biases) = (
+        generator(),
+        (torch.stack([t] * COHORT) for t in TwoNN().head.parameters()),
+    )
+    adam, law, shares = (
+        torch.optim.Adam(made.parameters(), lr=0.005),
+        torch.ones(CLASSES),
+        torch.full((COHORT, CLASSES), 1 / COHORT),
+    )
 
     def train(_: int) -> None:
         for _ in range(SERVER_STEPS):
@@ -90,13 +115,32 @@ def generating() -> float:
 
 def own(samples: Data) -> dict[str, float]:
     """Each method's own arithmetic in a round, by the floor's round."""
-    local, (mean, operation), (logits, prototypes) = alternating(loops(samples)), on_trees(), passes(samples)
+    local, (mean, operation), (logits, prototypes) = (
+        alternating(loops(samples)),
+        on_trees(),
+        passes(samples),
+    )
     floor = local["floor"]
     steps = {name: seconds - floor for name, seconds in local.items()}
-    steps |= {"feddiskab": steps["feddisk"], "ditto": local["fedprox"], "fedala": local["fedala"]}  # two have further steps
-    rounds = {"fednorm": logits, "fedpcl": prototypes, "fedgen": generating(), "fedsa": 5 * mean, "sgdm": mean, "scaffold": 5 * mean,
-              "fedavgm": 3 * operation, **dict.fromkeys(("fedadam", "fedyogi", "fedadagrad"), 12 * operation)}
-    return {method: max(0.0, steps.get(method, 0.0) + rounds.get(method, 0.0)) / floor for method in WORDS}
+    steps |= {
+        "feddiskab": steps["feddisk"],
+        "ditto": local["fedprox"],
+        "fedala": local["fedala"],
+    }  # two have further steps
+    rounds = {
+        "fednorm": logits,
+        "fedpcl": prototypes,
+        "fedgen": generating(),
+        "fedsa": 5 * mean,
+        "sgdm": mean,
+        "scaffold": 5 * mean,
+        "fedavgm": 3 * operation,
+        **dict.fromkeys(("fedadam", "fedyogi", "fedadagrad"), 12 * operation),
+    }
+    return {
+        method: max(0.0, steps.get(method, 0.0) + rounds.get(method, 0.0)) / floor
+        for method in WORDS
+    }
 
 
 def generated(samples: Data) -> float:
@@ -109,12 +153,20 @@ def generated(samples: Data) -> float:
 @torch.no_grad()
 def latents(samples: Data) -> float:
     """The median over clients of FedNorm's time by that of a plain pass."""
-    task = Task(W1.model, criterion, [ClientData(Samples(*pair)) for pair in samples], None, CLASSES)
+    task = Task(
+        W1.model, criterion, [ClientData(Samples(*pair)) for pair in samples], None, CLASSES
+    )
     site, plugin = Site(task, device=torch.device("cpu"), seed=0), FedNormPlugin()
     client, found = FedNormClient(site, [plugin], MemoryStore()), []
     for client.pid, (x, y) in enumerate(samples):
         update = Update(client.pid, len(y))
-        spent = alternating({"latents": lambda _, update=update: plugin.sending(update), "pass": lambda _, x=x: site.model(x)}, [0])  # type: ignore[misc]
+        spent = alternating(
+            {
+                "latents": lambda _, update=update: plugin.sending(update),
+                "pass": lambda _, x=x: site.model(x),
+            },
+            [0],
+        )  # type: ignore[misc]
         found.append(spent["latents"] / spent["pass"])
     return statistics.median(found)
 
@@ -122,4 +174,6 @@ def latents(samples: Data) -> float:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     clients = pixels(data(W1)[:COHORT])
-    print(json.dumps({**own(clients), "generated": generated(clients), "latents": latents(clients)}))
+    print(
+        json.dumps({**own(clients), "generated": generated(clients), "latents": latents(clients)})
+    )

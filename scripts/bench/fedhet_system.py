@@ -3,14 +3,15 @@
     python scripts/bench/fedhet_system.py W1 [--pixels] [--same] [overrides ...]
     python scripts/bench/fedhet_system.py W1 --job [overrides ...]
 
-The cohorts are fedhet's own (a function of the seed); all clients have 600 samples, so that each round is the same work.
-In process the task is given as objects. For other engines it is configured (its data by pieces.py, its model fedhet's own
-of the same layers, its partition of the same sizes), and the last round evaluates ten samples.
+The cohorts are fedhet's own (a function of the seed); all clients have 600 samples, so that each
+round is the same work. In process the task is given as objects. For other engines it is configured
+(its data by pieces.py, its model fedhet's own of the same layers, its partition of the same sizes),
+and the last round evaluates ten samples.
 
---pixels brings the samples into [0, 1], as methods that model pixels want them. --same leaves the first ten clients, who then
-take part in every round: what a method's clients remember is there from the second on. --job runs `python -m fedhet` on the
-configured task and takes the seconds from the command to its end.
-"""
+--pixels brings the samples into [0, 1], as methods that model pixels want them. --same leaves the
+first ten clients, who then take part in every round: what a method's clients remember is there from
+the second on. --job runs `python -m fedhet` on the configured task and takes the seconds from the
+command to its end."""
 
 from __future__ import annotations
 
@@ -25,7 +26,18 @@ from pathlib import Path
 from typing import Any
 
 from harness import ABSENT, ENVIRONMENT
-from workloads import CLASSES, CLIENTS, COHORT, LR, SHARDS, WORKLOADS, Data, Workload, criterion, data
+from workloads import (
+    CLASSES,
+    CLIENTS,
+    COHORT,
+    LR,
+    SHARDS,
+    WORKLOADS,
+    Data,
+    Workload,
+    criterion,
+    data,
+)
 
 import fedhet
 from fedhet.errors import ConfigError
@@ -40,26 +52,51 @@ def prepare() -> None:
 
 def settings(workload: Workload, folder: str, clients: int, overrides: list[str]) -> list[str]:
     """The overrides of a run, those given last in place of the usual ones."""
-    usual = {"method": "fedavg", "rounds": workload.rounds + 1, "fraction": COHORT / clients, "eval.clients": "false", "client.epochs": 1,
-             "client.lr": LR, "client.batch_size": workload.batch, "hydra.run.dir": f"{folder}/run"}
-    return [f"{key}={value}" for key, value in (usual | dict(line.split("=", 1) for line in overrides)).items()]
+    usual = {
+        "method": "fedavg",
+        "rounds": workload.rounds + 1,
+        "fraction": COHORT / clients,
+        "eval.clients": "false",
+        "client.epochs": 1,
+        "client.lr": LR,
+        "client.batch_size": workload.batch,
+        "hydra.run.dir": f"{folder}/run",
+    }
+    return [
+        f"{key}={value}"
+        for key, value in (usual | dict(line.split("=", 1) for line in overrides)).items()
+    ]
 
 
 def configured(name: str) -> list[str]:
     """The workload's data, partition and model as overrides."""
-    return ["dataset._target_=pieces.dataset", f"dataset.name={name}", "dataset.mean=[0.0]", "dataset.std=[1.0]", "eval.every=1000",
-            "partition=shards", f"partition.clients={CLIENTS}", f"partition.shards={SHARDS // CLIENTS}", "partition.split=[1.0,0.0,0.0]",
-            f"model={MODELS[name]}"]
+    return [
+        "dataset._target_=pieces.dataset",
+        f"dataset.name={name}",
+        "dataset.mean=[0.0]",
+        "dataset.std=[1.0]",
+        "eval.every=1000",
+        "partition=shards",
+        f"partition.clients={CLIENTS}",
+        f"partition.shards={SHARDS // CLIENTS}",
+        "partition.split=[1.0,0.0,0.0]",
+        f"model={MODELS[name]}",
+    ]
 
 
 def rows(workload: Workload, overrides: list[str], samples: Data | None) -> list[dict[str, Any]]:
-    """The timed rounds of a run, as rounds.jsonl has them; without samples the overrides configure the task."""
+    """The timed rounds of a run, as rounds.jsonl has them; without samples the overrides configure
+    the task."""
     task = None
     if samples:
         clients = [fedhet.ClientData(fedhet.Samples(*pair)) for pair in samples]
-        task = fedhet.Task(model=workload.model, criterion=criterion, clients=clients, test=None, classes=CLASSES)
+        task = fedhet.Task(
+            model=workload.model, criterion=criterion, clients=clients, test=None, classes=CLASSES
+        )
     with tempfile.TemporaryDirectory() as folder:
-        done = fedhet.run(settings(workload, folder, len(samples or range(CLIENTS)), overrides), task=task)
+        done = fedhet.run(
+            settings(workload, folder, len(samples or range(CLIENTS)), overrides), task=task
+        )
         found = [json.loads(line) for line in (done.dir / "rounds.jsonl").read_text().splitlines()]
     return [row for row in found if row["phase"] == "train"][1:]
 
@@ -74,12 +111,20 @@ def job(name: str, overrides: list[str]) -> float:
     with tempfile.TemporaryDirectory() as folder:
         lines = settings(WORKLOADS[name], folder, CLIENTS, configured(name) + overrides)
         began = time.perf_counter()
-        subprocess.run([sys.executable, "-m", "fedhet", *lines], env=ENVIRONMENT, stdout=subprocess.DEVNULL, check=True, cwd=Path(folder))
+        subprocess.run(
+            [sys.executable, "-m", "fedhet", *lines],
+            env=ENVIRONMENT,
+            stdout=subprocess.DEVNULL,
+            check=True,
+            cwd=Path(folder),
+        )
         return time.perf_counter() - began
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("workload", choices=WORKLOADS)
     parser.add_argument("overrides", nargs="*")
     parser.add_argument("--pixels", action="store_true")

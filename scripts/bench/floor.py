@@ -2,9 +2,9 @@
 
     python scripts/bench/floor.py W1 [--workers 2] [--rounds N]
 
-Resident tensors, one model for each worker, one gather for each epoch, `autograd.grad`, an in-place step, a running
-weighted sum. Two workers are two processes with shared memory between them, each with half of the cohort.
-"""
+Resident tensors, one model for each worker, one gather for each epoch, `autograd.grad`, an in-place
+step, a running weighted sum. Two workers are two processes with shared memory between them, each
+with half of the cohort."""
 
 from __future__ import annotations
 
@@ -28,8 +28,11 @@ def plain(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return functional.cross_entropy(model(x), y)
 
 
-def trainer(workload: Workload, samples: Data, extra: Extra | None = None, loss: Loss = plain) -> Any:
-    """A function that adds the models that some clients make of `x` to `total`; `extra` gets parameters and gradients in each step."""
+def trainer(
+    workload: Workload, samples: Data, extra: Extra | None = None, loss: Loss = plain
+) -> Any:
+    """A function that adds the models that some clients make of `x` to `total`; `extra` gets
+    parameters and gradients in each step."""
     model = workload.model()
     params: list[Tensor] = list(model.parameters())
 
@@ -41,7 +44,9 @@ def trainer(workload: Workload, samples: Data, extra: Extra | None = None, loss:
             order = torch.randperm(len(targets))
             inputs, targets = inputs[order], targets[order]
             for at in range(0, len(targets), workload.batch):
-                found = loss(model, inputs[at : at + workload.batch], targets[at : at + workload.batch])
+                found = loss(
+                    model, inputs[at : at + workload.batch], targets[at : at + workload.batch]
+                )
                 grads = torch.autograd.grad(found, params)
                 with torch.no_grad():
                     if extra:
@@ -53,7 +58,9 @@ def trainer(workload: Workload, samples: Data, extra: Extra | None = None, loss:
     return train
 
 
-def work(workload: Workload, samples: Data, x: list[Tensor], total: list[Tensor], pipe: Any) -> None:
+def work(
+    workload: Workload, samples: Data, x: list[Tensor], total: list[Tensor], pipe: Any
+) -> None:
     torch.set_num_threads(1)
     train = trainer(workload, samples)
     while (clients := pipe.recv()) is not None:
@@ -73,7 +80,9 @@ def run(workload: Workload, workers: int, rounds: int) -> list[float]:
         pipes = []
         for total in totals:
             here, there = multiprocessing.Pipe()
-            multiprocessing.get_context("fork").Process(target=work, args=(workload, samples, x, total, there), daemon=True).start()
+            multiprocessing.get_context("fork").Process(
+                target=work, args=(workload, samples, x, total, there), daemon=True
+            ).start()
             pipes.append(here)
     else:
         train, totals = trainer(workload, samples), [[torch.zeros_like(t) for t in x]]
@@ -98,7 +107,9 @@ def run(workload: Workload, workers: int, rounds: int) -> list[float]:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("workload", choices=WORKLOADS)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--rounds", type=int, help="timed rounds; the workload's own by default")

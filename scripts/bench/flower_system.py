@@ -1,20 +1,26 @@
-"""Stock Flower on a workload, as its own users write it: `NumPyClient`, `FedAvg` and `run_simulation` on Ray. Prints JSON.
+"""Stock Flower on a workload, as its own users write it: `NumPyClient`, `FedAvg` and
+`run_simulation` on Ray. Prints JSON.
 
     python scripts/bench/flower_system.py W1 [--workers 2] [--no-accuracy]
 
-{"rounds": [seconds of each timed round], "total": seconds from process start until Ray is down, "accuracy": of the final
-model on all samples, computed after that}. A round lasts from one end of `aggregate_fit` to the next, so the strategy, the
-engine and the way there and back are in it; the first round, in which the actors load the data, is not in "rounds".
-Exits with code 3 where Flower or Ray is absent.
+{"rounds": [seconds of each timed round], "total": seconds from process start until Ray is down,
+"accuracy": of the final model on all samples, computed after that}. A round lasts from one end of
+`aggregate_fit` to the next, so the strategy, the engine and the way there and back are in it; the
+first round, in which the actors load the data, is not in "rounds". Exits with code 3 where Flower
+or Ray is absent.
 
 How the run differs from fedhet's own:
 
--   every client is trained through Flower's engine: parameters go as NumPy arrays through messages and Ray to one of
-    `--workers` actors and back, a `Net()` is built per call, and the server keeps all replies until the last has come;
--   local steps are the plain loop (`torch.optim.SGD`, `backward`) on index batches of a permutation per epoch. There is
-    no `DataLoader` and the samples stay in the actor process, so this is already faster than Flower's quickstart;
--   the cohorts are `workloads.cohort`, not fedhet's own; the order of samples is each actor's own generator's;
--   Flower's engine hands out messages and collects replies every 0.1 s, which quantises the seconds of a round.
+-   every client is trained through Flower's engine: parameters go as NumPy arrays through messages
+    and Ray to one of `--workers` actors and back, a `Net()` is built per call, and the server keeps
+    all replies until the last has come;
+-   local steps are the plain loop (`torch.optim.SGD`, `backward`) on index batches of a permutation
+    per epoch. There is no `DataLoader` and the samples stay in the actor process, so this is
+    already faster than Flower's quickstart;
+-   the cohorts are `workloads.cohort`, not fedhet's own; the order of samples is each actor's own
+    generator's;
+-   Flower's engine hands out messages and collects replies every 0.1 s, which quantises the seconds
+    of a round.
 """
 
 from __future__ import annotations
@@ -27,7 +33,11 @@ import os
 import sys
 import time
 
-os.environ |= {"OMP_NUM_THREADS": "1", "FLWR_TELEMETRY_ENABLED": "0", "RAY_DEDUP_LOGS": "0"}  # before torch, Flower and Ray
+os.environ |= {
+    "OMP_NUM_THREADS": "1",
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "RAY_DEDUP_LOGS": "0",
+}  # before torch, Flower and Ray
 for package in ("flwr", "ray"):
     if importlib.util.find_spec(package) is None:
         print(f"{package} is not installed: pip install -r requirements.txt", file=sys.stderr)
@@ -36,7 +46,16 @@ for package in ("flwr", "ray"):
 import psutil  # noqa: E402
 import torch  # noqa: E402
 from flwr.client import Client, ClientApp, NumPyClient  # noqa: E402
-from flwr.common import Context, FitIns, FitRes, NDArrays, Parameters, Scalar, ndarrays_to_parameters, parameters_to_ndarrays  # noqa: E402
+from flwr.common import (  # noqa: E402
+    Context,
+    FitIns,
+    FitRes,
+    NDArrays,
+    Parameters,
+    Scalar,
+    ndarrays_to_parameters,
+    parameters_to_ndarrays,
+)
 from flwr.server import ServerApp, ServerAppComponents, ServerConfig  # noqa: E402
 from flwr.server.client_manager import ClientManager  # noqa: E402
 from flwr.server.client_proxy import ClientProxy  # noqa: E402
@@ -54,7 +73,12 @@ def get_weights(net: nn.Module) -> NDArrays:
 
 
 def set_weights(net: nn.Module, arrays: NDArrays) -> None:
-    net.load_state_dict({name: torch.from_numpy(array) for name, array in zip(net.state_dict(), arrays, strict=True)})
+    net.load_state_dict(
+        {
+            name: torch.from_numpy(array)
+            for name, array in zip(net.state_dict(), arrays, strict=True)
+        }
+    )
 
 
 class FlowerClient(NumPyClient):
@@ -62,9 +86,15 @@ class FlowerClient(NumPyClient):
         torch.set_num_threads(1)
         if name not in CACHE:
             CACHE[name] = data(WORKLOADS[name])
-        self.samples, self.batch, self.net = CACHE[name], WORKLOADS[name].batch, WORKLOADS[name].model()
+        self.samples, self.batch, self.net = (
+            CACHE[name],
+            WORKLOADS[name].batch,
+            WORKLOADS[name].model(),
+        )
 
-    def fit(self, parameters: NDArrays, config: dict[str, Scalar]) -> tuple[NDArrays, int, dict[str, Scalar]]:
+    def fit(
+        self, parameters: NDArrays, config: dict[str, Scalar]
+    ) -> tuple[NDArrays, int, dict[str, Scalar]]:
         set_weights(self.net, parameters)
         x, y = self.samples[int(config["partition"])]
         optimizer = torch.optim.SGD(self.net.parameters(), lr=LR)
@@ -78,25 +108,42 @@ class FlowerClient(NumPyClient):
 class Cohorts(FedAvg):
     """FedAvg on the cohorts of the benchmark, which notes when each round ended.
 
-    A Flower server does not know which node holds which partition. So any ten nodes are taken, as FedAvg does, and each
-    is told in its config which partition to train; all partitions are in every actor, so that the work is the same.
-    """
+    A Flower server does not know which node holds which partition. So any ten nodes are taken, as
+    FedAvg does, and each is told in its config which partition to train; all partitions are in
+    every actor, so that the work is the same."""
 
     def __init__(self, initial: Parameters) -> None:
-        # The minimum, because the fraction is of the nodes that happen to be there when the first round begins.
-        super().__init__(fraction_fit=COHORT / CLIENTS, min_fit_clients=COHORT, fraction_evaluate=0.0, min_available_clients=CLIENTS,
-                         initial_parameters=initial)
+        # The minimum, because the fraction is of the nodes that happen to be there when the first
+        # round begins.
+        super().__init__(
+            fraction_fit=COHORT / CLIENTS,
+            min_fit_clients=COHORT,
+            fraction_evaluate=0.0,
+            min_available_clients=CLIENTS,
+            initial_parameters=initial,
+        )
         self.ends: list[float] = []
         self.parameters = initial
 
-    def configure_fit(self, server_round: int, parameters: Parameters, client_manager: ClientManager) -> list[tuple[ClientProxy, FitIns]]:
+    def configure_fit(
+        self, server_round: int, parameters: Parameters, client_manager: ClientManager
+    ) -> list[tuple[ClientProxy, FitIns]]:
         chosen = super().configure_fit(server_round, parameters, client_manager)
-        return [(node, FitIns(parameters, {"partition": k})) for (node, _), k in zip(chosen, cohort(server_round), strict=True)]
+        return [
+            (node, FitIns(parameters, {"partition": k}))
+            for (node, _), k in zip(chosen, cohort(server_round), strict=True)
+        ]
 
-    def aggregate_fit(self, server_round: int, results: list[tuple[ClientProxy, FitRes]],
-                      failures: list[tuple[ClientProxy, FitRes] | BaseException]) -> tuple[Parameters | None, dict[str, Scalar]]:
+    def aggregate_fit(
+        self,
+        server_round: int,
+        results: list[tuple[ClientProxy, FitRes]],
+        failures: list[tuple[ClientProxy, FitRes] | BaseException],
+    ) -> tuple[Parameters | None, dict[str, Scalar]]:
         if failures or len(results) != COHORT:
-            raise RuntimeError(f"round {server_round}: {len(results)} replies, {len(failures)} failures")
+            raise RuntimeError(
+                f"round {server_round}: {len(results)} replies, {len(failures)} failures"
+            )
         parameters, metrics = super().aggregate_fit(server_round, results, failures)
         assert parameters is not None
         self.parameters = parameters
@@ -116,11 +163,22 @@ def run(name: str, workers: int) -> tuple[list[float], nn.Module]:
         return FlowerClient(name).to_client()
 
     def server_fn(_: Context) -> ServerAppComponents:
-        return ServerAppComponents(strategy=strategy, config=ServerConfig(num_rounds=workload.rounds + 1))
+        return ServerAppComponents(
+            strategy=strategy, config=ServerConfig(num_rounds=workload.rounds + 1)
+        )
 
-    init = {"num_cpus": workers, "address": "local", "logging_level": logging.ERROR, "log_to_driver": False}
-    run_simulation(ServerApp(server_fn=server_fn), ClientApp(client_fn=client_fn), num_supernodes=CLIENTS,
-                   backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}, "init_args": init})
+    init = {
+        "num_cpus": workers,
+        "address": "local",
+        "logging_level": logging.ERROR,
+        "log_to_driver": False,
+    }
+    run_simulation(
+        ServerApp(server_fn=server_fn),
+        ClientApp(client_fn=client_fn),
+        num_supernodes=CLIENTS,
+        backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}, "init_args": init},
+    )
     set_weights(net, parameters_to_ndarrays(strategy.parameters))
     return [end - began for began, end in zip(strategy.ends, strategy.ends[1:], strict=False)], net
 
@@ -128,14 +186,22 @@ def run(name: str, workers: int) -> tuple[list[float], nn.Module]:
 @torch.no_grad()
 def accuracy(net: nn.Module, workload: Workload) -> float:
     samples = data(workload)
-    return sum(int((net(x).argmax(1) == y).sum()) for x, y in samples) / sum(len(y) for _, y in samples)
+    return sum(int((net(x).argmax(1) == y).sum()) for x, y in samples) / sum(
+        len(y) for _, y in samples
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("workload", choices=WORKLOADS)
     parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--no-accuracy", action="store_true", help="leave it out: for W2 it takes as long as several rounds")
+    parser.add_argument(
+        "--no-accuracy",
+        action="store_true",
+        help="leave it out: for W2 it takes as long as several rounds",
+    )
     args = parser.parse_args()
     torch.set_num_threads(1)
     rounds, net = run(args.workload, args.workers)
@@ -145,6 +211,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    import flower_system  # not this `__main__`, whose functions Ray would send by value and whose cache no actor would keep
+    # not this `__main__`, whose functions Ray would send by value and whose cache no actor would
+    # keep
+    import flower_system
 
     flower_system.main()

@@ -1,4 +1,5 @@
-"""What the benchmarks put into fedhet by `_target_`; the environment variable FEDHET_TRUST names this module."""
+"""What the benchmarks put into fedhet by `_target_`; the environment variable FEDHET_TRUST names
+this module."""
 
 from __future__ import annotations
 
@@ -20,10 +21,19 @@ from fedhet.trees import Tree
 
 
 def dataset(*, name: str, data_dir: str, mean: Sequence[float], std: Sequence[float]) -> Dataset:
-    """The synthetic samples as a configured dataset, for engines that build the task in other processes."""
+    """The synthetic samples as a configured dataset, for engines that build the task in other
+    processes."""
     x, y = synthetic()
     x = x.reshape(-1, 1, 28, 28)
-    return Dataset(name, x, y, Samples(x[:CLASSES], y[:CLASSES]), tuple(map(str, range(CLASSES))), tuple(mean), tuple(std))
+    return Dataset(
+        name,
+        x,
+        y,
+        Samples(x[:CLASSES], y[:CLASSES]),
+        tuple(map(str, range(CLASSES))),
+        tuple(mean),
+        tuple(std),
+    )
 
 
 class IdleClient(FedClient):
@@ -48,14 +58,16 @@ class Resident(FedAvg):
 
 
 class Streaming(FedAvg):
-    """Counts how many clients' trees live in the server's process while it sums them, those that wait for their turn included."""
+    """Counts how many clients' trees live in the server's process while it sums them, those that
+    wait for their turn included."""
 
     def merge(self, updates: Iterator[Update], old: Tree | None) -> Tree | None:
         self._most = 0
         return super().merge(self._watched(updates), old)
 
     def _watched(self, updates: Iterator[Update]) -> Iterator[Update]:
-        known: dict[int, weakref.ref[Tensor]] = {}  # a tensor of each tree, which may outlive its message
+        # a tensor of each tree, which may outlive its message
+        known: dict[int, weakref.ref[Tensor]] = {}
         for update in updates:
             for each in gc.get_objects():
                 if type(each) is Update and each.weights:

@@ -2,9 +2,9 @@
 
     python scripts/bench/start.py
 
-`help` is `python -m fedhet --help` to its end. `first` is from `python -m fedhet` (the embedded digits, the default method)
-until the first line of its rounds.jsonl, one round and its evaluation; the run is then stopped.
-"""
+`help` is `python -m fedhet --help` to its end. `first` is from `python -m fedhet` (the embedded
+digits, the default method) until the first line of its rounds.jsonl, one round and its evaluation;
+the run is then stopped."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ def to_first_round() -> float:
         run = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         while not (lines.exists() and lines.stat().st_size):
             if run.poll() is not None:
-                raise SystemExit(f"python -m fedhet ended with exit code {run.returncode} before its first round")
+                raise SystemExit(
+                    f"python -m fedhet ended with exit code {run.returncode} before its first round"
+                )
             time.sleep(0.005)
         spent = time.perf_counter() - began
         run.terminate()

@@ -1,4 +1,5 @@
-"""What methods do in each step, as plain torch in the floor's loop on W1. The equations are fedhet.maths'."""
+"""What methods do in each step, as plain torch in the floor's loop on W1. The equations are
+fedhet.maths'."""
 
 from __future__ import annotations
 
@@ -37,9 +38,13 @@ def gradients(x: list[Tensor]) -> dict[str, Extra]:
         torch._foreach_mul_(d, 0.9)
         torch._foreach_add_(d, grads)
 
-    return {"sgdm": momentum, "fedprox": lambda params, grads: add_proximal(grads, params, x, 0.01),
-            "fedlex": lambda params, grads: torch._foreach_mul_(grads, d), "scaffold": lambda params, grads: torch._foreach_add_(grads, d),
-            "feddisk": lambda params, grads: losses * weights[index]}
+    return {
+        "sgdm": momentum,
+        "fedprox": lambda params, grads: add_proximal(grads, params, x, 0.01),
+        "fedlex": lambda params, grads: torch._foreach_mul_(grads, d),
+        "scaffold": lambda params, grads: torch._foreach_add_(grads, d),
+        "feddisk": lambda params, grads: losses * weights[index],
+    }
 
 
 def objectives() -> dict[str, Loss]:
@@ -80,11 +85,17 @@ def objectives() -> dict[str, Loss]:
 def loops(samples: Data) -> dict[str, Callable[[int], object]]:
     """A client's local steps, by method; "fedala" is what precedes them. "floor" adds nothing."""
     x, total = ([p.detach().clone() for p in TwoNN().parameters()] for _ in range(2))
-    trainers = {"floor": trainer(W1, samples), **{name: trainer(W1, samples, extra) for name, extra in gradients(x).items()},
-                **{name: trainer(W1, samples, loss=loss) for name, loss in objectives().items()}}
+    trainers = {
+        "floor": trainer(W1, samples),
+        **{name: trainer(W1, samples, extra) for name, extra in gradients(x).items()},
+        **{name: trainer(W1, samples, loss=loss) for name, loss in objectives().items()},
+    }
     body, local = TwoNN().body, [t.clone() for t in x[HEAD]]
     weights = [torch.ones_like(t) for t in local]
-    means, known = normalize(torch.randn(COHORT + 1, CLASSES, WIDTH), dim=-1), torch.ones(CLASSES, dtype=torch.bool)
+    means, known = (
+        normalize(torch.randn(COHORT + 1, CLASSES, WIDTH), dim=-1),
+        torch.ones(CLASSES, dtype=torch.bool),
+    )
 
     def contrast(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         return fedpcl.losses(normalize(model(x)), y, means[0], means[1:], known, 0.07, "all").mean()
@@ -98,13 +109,18 @@ def loops(samples: Data) -> dict[str, Callable[[int], object]]:
         weights[:] = fedala.step(weights, grads, local, x[HEAD], 1.0)
         torch._foreach_copy_(params, fedala.start(local, x[HEAD], weights))
 
-    drawn = [(inputs[: len(y) * 8 // 10], y[: len(y) * 8 // 10]) for inputs, y in samples]  # FedALA's s is 80 %
+    # FedALA's s is 80 %
+    drawn = [(inputs[: len(y) * 8 // 10], y[: len(y) * 8 // 10]) for inputs, y in samples]
 
     def clip(params: list[Tensor], grads: list[Tensor]) -> None:
         clip_norm(grads, 10.0)
 
-    parts = {"fedpcl": (BODY, trainer(replace(W1, model=lambda: TwoNN().body), samples, clip, contrast)),
-             "fedala": (HEAD, trainer(replace(W1, model=lambda: TwoNN().head), drawn, mix, top))}
+    parts = {
+        "fedpcl": (BODY, trainer(replace(W1, model=lambda: TwoNN().body), samples, clip, contrast)),
+        "fedala": (HEAD, trainer(replace(W1, model=lambda: TwoNN().head), drawn, mix, top)),
+    }
     parts |= {name: (slice(None), train) for name, train in trainers.items()}
-    return {name: lambda k, part=part, train=train: train(x[part], [k], total[part], 0.1)  # type: ignore[misc]
-            for name, (part, train) in parts.items()}
+    return {
+        name: lambda k, part=part, train=train: train(x[part], [k], total[part], 0.1)  # type: ignore[misc]
+        for name, (part, train) in parts.items()
+    }

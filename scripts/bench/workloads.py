@@ -1,11 +1,13 @@
-"""What the benchmarks train: the same synthetic samples, models, cohorts and settings for every system.
+"""What the benchmarks train: the same synthetic samples, models, cohorts and settings for every
+system.
 
-60,000 MNIST-like samples (784 floats, ten classes), sorted by label into 200 shards of 300, two for each of 100 clients
-(McMahan's pathological split). Ten clients take part in each round, drawn by `cohort`. SGD at rate .05, one local epoch.
-Nothing is evaluated in a timed round.
+60,000 MNIST-like samples (784 floats, ten classes), sorted by label into 200 shards of 300, two for
+each of 100 clients (McMahan's pathological split). Ten clients take part in each round, drawn by
+`cohort`. SGD at rate .05, one local epoch. Nothing is evaluated in a timed round.
 
-    W1   2NN 784-200-200-10, batch 10: 600 steps of little arithmetic, so it shows what the framework costs
-    W2   the CNN of McMahan et al. (1,663,370 parameters), batch 50: 120 steps that are nearly all arithmetic
+    W1   2NN 784-200-200-10, batch 10: 600 steps of little arithmetic, so it shows what the
+    framework costs W2   the CNN of McMahan et al. (1,663,370 parameters), batch 50: 120 steps that
+    are nearly all arithmetic
 
 "W1-norm" is W1 with batch norm before each ReLU, for FedBN.
 """
@@ -27,7 +29,9 @@ Data = list[tuple[Tensor, Tensor]]
 class TwoNN(nn.Module):
     def __init__(self, *norms: nn.Module) -> None:
         super().__init__()
-        self.body = nn.Sequential(nn.Linear(784, 200), *norms[:1], nn.ReLU(), nn.Linear(200, 200), *norms[1:], nn.ReLU())
+        self.body = nn.Sequential(
+            nn.Linear(784, 200), *norms[:1], nn.ReLU(), nn.Linear(200, 200), *norms[1:], nn.ReLU()
+        )
         self.head = nn.Linear(200, CLASSES)
 
     def features(self, x: Tensor) -> Tensor:
@@ -41,8 +45,16 @@ class CNN(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.body = nn.Sequential(
-            nn.Conv2d(1, 32, 5, padding="same"), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(32, 64, 5, padding="same"), nn.ReLU(),
-            nn.MaxPool2d(2), nn.Flatten(), nn.Linear(3136, 512), nn.ReLU())
+            nn.Conv2d(1, 32, 5, padding="same"),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(32, 64, 5, padding="same"),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(3136, 512),
+            nn.ReLU(),
+        )
         self.head = nn.Linear(512, CLASSES)
 
     def features(self, x: Tensor) -> Tensor:
@@ -62,8 +74,11 @@ class Workload:
     rounds: int
 
 
-WORKLOADS = {"W1": Workload(TwoNN, (784,), 10, 10), "W2": Workload(CNN, (1, 28, 28), 50, 3),
-             "W1-norm": Workload(lambda: TwoNN(nn.BatchNorm1d(200), nn.BatchNorm1d(200)), (784,), 10, 10)}
+WORKLOADS = {
+    "W1": Workload(TwoNN, (784,), 10, 10),
+    "W2": Workload(CNN, (1, 28, 28), 50, 3),
+    "W1-norm": Workload(lambda: TwoNN(nn.BatchNorm1d(200), nn.BatchNorm1d(200)), (784,), 10, 10),
+}
 
 
 def synthetic() -> tuple[Tensor, Tensor]:
@@ -78,7 +93,9 @@ def synthetic() -> tuple[Tensor, Tensor]:
 
 def parts(clients: int = CLIENTS) -> list[Tensor]:
     """The samples of each client: two shards of the sorted ones."""
-    shards = np.arange(SAMPLES).reshape(2 * clients, -1)[np.random.default_rng(1).permutation(2 * clients)]
+    shards = np.arange(SAMPLES).reshape(2 * clients, -1)[
+        np.random.default_rng(1).permutation(2 * clients)
+    ]
     return list(torch.from_numpy(shards.reshape(clients, -1)))
 
 
@@ -90,7 +107,9 @@ def data(workload: Workload, clients: int = CLIENTS) -> Data:
 
 def cohort(number: int) -> list[int]:
     """The clients of round `number`, which counts from 1."""
-    return [int(k) for k in np.random.RandomState(1000 + number).choice(CLIENTS, COHORT, replace=False)]
+    return [
+        int(k) for k in np.random.RandomState(1000 + number).choice(CLIENTS, COHORT, replace=False)
+    ]
 
 
 def criterion(output: Tensor, y: Tensor) -> Tensor:

@@ -18,7 +18,9 @@ def test_a_number_in_its_range_is_returned_as_a_float(value: float) -> None:
 
 @pytest.mark.parametrize("value", [True, "1", None, math.nan, math.inf, -math.inf, [1], 1j])
 def test_what_is_no_finite_number_is_refused(value: object) -> None:
-    with pytest.raises(ConfigError, match=r"^plugin\.x\.mu=.* is not allowed; it must be a number >= 0$"):
+    with pytest.raises(
+        ConfigError, match=r"^plugin\.x\.mu=.* is not allowed; it must be a number >= 0$"
+    ):
         check.number("plugin.x.mu", value, low=0)
 
 
@@ -33,7 +35,9 @@ def test_what_is_no_finite_number_is_refused(value: object) -> None:
         ({"low": 0, "open_high": 1}, [0, 0.9], [-0.1, 1], ">= 0 and < 1"),
     ],
 )
-def test_open_and_closed_ends(limits: dict[str, float], inside: list[float], outside: list[float], said: str) -> None:
+def test_open_and_closed_ends(
+    limits: dict[str, float], inside: list[float], outside: list[float], said: str
+) -> None:
     for value in inside:
         assert check.number("k", value, **limits) == value
     for value in outside:
@@ -59,7 +63,13 @@ def test_only_true_and_false_are_booleans(value: object) -> None:
 def test_one_of_offers_the_nearest_word() -> None:
     words = ("average", "local", "frozen")
     assert check.one_of("buffers", "local", words) == "local"
-    with pytest.raises(ConfigError, match=r"buffers=frosen is not allowed \(did you mean frozen\?\); choose from: average, local, frozen"):
+    with pytest.raises(
+        ConfigError,
+        match=(
+            r"buffers=frosen is not allowed \(did you mean frozen\?\); choose from: average, local,"
+            r" frozen"
+        ),
+    ):
         check.one_of("buffers", "frosen", words)
     with pytest.raises(ConfigError, match="buffers=null is not allowed; choose"):
         check.one_of("buffers", None, words)
@@ -68,7 +78,9 @@ def test_one_of_offers_the_nearest_word() -> None:
 def test_optional_lets_null_through_and_says_so() -> None:
     assert check.optional(check.number, "clip", None, open_low=0) is None
     assert check.optional(check.number, "clip", 2, open_low=0) == 2.0
-    with pytest.raises(ConfigError, match="clip=0 is not allowed; it must be a number > 0, or null"):
+    with pytest.raises(
+        ConfigError, match="clip=0 is not allowed; it must be a number > 0, or null"
+    ):
         check.optional(check.number, "clip", 0, open_low=0)
 
 
@@ -81,7 +93,10 @@ def test_text_is_not_empty() -> None:
 
 def test_each_names_the_place_in_the_list() -> None:
     assert check.each(check.integer, "hidden", [1, 2], low=1) == (1, 2)
-    for value, said in (([1, 0], r"hidden\[1\]=0 is not allowed; it must be a whole number >= 1"), ("12", "hidden=12 .* a list"),
-                        (None, "hidden=null")):
+    for value, said in (
+        ([1, 0], r"hidden\[1\]=0 is not allowed; it must be a whole number >= 1"),
+        ("12", "hidden=12 .* a list"),
+        (None, "hidden=null"),
+    ):
         with pytest.raises(ConfigError, match=said):
             check.each(check.integer, "hidden", value, low=1)

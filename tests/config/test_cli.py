@@ -42,7 +42,8 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
 
 
 def runs(monkeypatch: pytest.MonkeyPatch, done: list[Config], job: Job) -> None:
-    """Replace the engine by `job`, called in the run folder's presence; a run's validation accuracy is its seed."""
+    """Replace the engine by `job`, called in the run folder's presence; a run's validation accuracy
+    is its seed."""
 
     def run_job(settings: Config) -> Any:
         done.append(settings)
@@ -50,14 +51,21 @@ def runs(monkeypatch: pytest.MonkeyPatch, done: list[Config], job: Job) -> None:
         job(settings)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "summary.json").touch()
-        return types.SimpleNamespace(summary={"validation": settings.cfg.seed or None, "accuracy": {"last": -1}}, dir=folder)
+        return types.SimpleNamespace(
+            summary={"validation": settings.cfg.seed or None, "accuracy": {"last": -1}}, dir=folder
+        )
 
     stub = types.ModuleType("fedhet.build")
-    stub.__dict__.update(run_job=run_job, compositions=lambda: [("fedavg", "fednorm", None), ("fednorm", "fedprox", "they quarrel")])
+    stub.__dict__.update(
+        run_job=run_job,
+        compositions=lambda: [("fedavg", "fednorm", None), ("fednorm", "fedprox", "they quarrel")],
+    )
     monkeypatch.setitem(sys.modules, "fedhet.build", stub)
 
 
-def fails(error: BaseException, when: Callable[[Config], bool] = lambda _: True, keep: bool = False) -> Job:
+def fails(
+    error: BaseException, when: Callable[[Config], bool] = lambda _: True, keep: bool = False
+) -> Job:
     def job(settings: Config) -> None:
         if when(settings):
             if keep:
@@ -70,16 +78,24 @@ def fails(error: BaseException, when: Callable[[Config], bool] = lambda _: True,
 def test_a_run(jobs: list[Config], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["method=scaffold", "+plugin=[fednorm]", "client.lr=.3"]) == 0
     (job,) = jobs
-    assert (job.choices["method"], job.plugins, job.cfg.client.lr) == ("scaffold", ("fednorm",), 0.3)
+    assert (job.choices["method"], job.plugins, job.cfg.client.lr) == (
+        "scaffold",
+        ("fednorm",),
+        0.3,
+    )
     assert job.overrides == ("method=scaffold", "plugin=[fednorm]", "client.lr=.3")
     said = capsys.readouterr()
     assert said.out.splitlines()[-1] == f"run folder: {job.run_dir}"
     assert said.err == ""
     assert Path(job.run_dir).is_absolute()
-    assert [path.name for path in Path(job.run_dir).iterdir()] == ["summary.json"]  # nothing of Hydra's
+    assert [path.name for path in Path(job.run_dir).iterdir()] == [
+        "summary.json"
+    ]  # nothing of Hydra's
 
 
-def test_a_job_has_the_configuration_that_its_overrides_compose(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_has_the_configuration_that_its_overrides_compose(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """What client processes rely on; and composing works inside Hydra's own run."""
     done: list[Config] = []
     composed: list[Config] = []
@@ -87,15 +103,23 @@ def test_a_job_has_the_configuration_that_its_overrides_compose(monkeypatch: pyt
     assert cli.main(["-m", "method=fednorm,fedadam", "plugin=[fedprox]", "seed=3"]) == 0
     assert len(done) == 2
     for job, again in zip(done, composed, strict=True):
-        assert (job.cfg, job.choices, job.plugins, job.overrides) == (again.cfg, again.choices, again.plugins, again.overrides)
+        assert (job.cfg, job.choices, job.plugins, job.overrides) == (
+            again.cfg,
+            again.choices,
+            again.plugins,
+            again.overrides,
+        )
     assert {(job.choices["method"], job.cfg.seed, job.plugins) for job in done} == {
-        ("fednorm", 3, ("fednorm", "fedprox")), ("fedadam", 3, ("fedprox",)),
-    }  # fmt: skip
+        ("fednorm", 3, ("fednorm", "fedprox")),
+        ("fedadam", 3, ("fedprox",)),
+    }
     assert len({job.run_dir for job in done}) == 2
     assert all(Path(job.run_dir).parents[2].name == "multirun" for job in done)
 
 
-def test_a_job_of_a_sweep_begins_without_what_the_last_one_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_of_a_sweep_begins_without_what_the_last_one_has_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     left: list[weakref.ref[Any]] = []
 
     def job(settings: Config) -> None:
@@ -121,7 +145,15 @@ def test_a_named_run_folder(jobs: list[Config], tmp_path: Path) -> None:
 def test_job_folders_of_a_sweep_are_short_and_flat(jobs: list[Config]) -> None:
     assert (
         cli.main(
-            ["-m", "data_dir=/a/b/c", "seed=0,1", *(f"{key}=1" for key in ("rounds", "fraction", "client.epochs", "client.batch_size"))]
+            [
+                "-m",
+                "data_dir=/a/b/c",
+                "seed=0,1",
+                *(
+                    f"{key}=1"
+                    for key in ("rounds", "fraction", "client.epochs", "client.batch_size")
+                ),
+            ]
         )
         == 0
     )
@@ -137,11 +169,19 @@ def test_job_folders_of_a_sweep_are_short_and_flat(jobs: list[Config]) -> None:
         (RunFailed("client 3 sent NaN"), 1, "error: client 3 sent NaN\n"),
         (ConfigError("these do not fit"), 2, "error: these do not fit\n"),
         (DataError("no file"), 2, "error: no file\n"),
-        (ZeroDivisionError("oh"), 1, "error: ZeroDivisionError: oh (FEDHET_TRACEBACK=1 shows where)\n"),
+        (
+            ZeroDivisionError("oh"),
+            1,
+            "error: ZeroDivisionError: oh (FEDHET_TRACEBACK=1 shows where)\n",
+        ),
     ],
 )
 def test_a_run_that_fails(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception, code: int, said: str
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: Exception,
+    code: int,
+    said: str,
 ) -> None:
     done: list[Config] = []
     runs(monkeypatch, done, fails(error))
@@ -151,14 +191,18 @@ def test_a_run_that_fails(
     assert not Path(done[0].run_dir).exists()  # nothing was recorded, so no empty folder stays
 
 
-def test_a_traceback_on_request(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_traceback_on_request(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     runs(monkeypatch, [], fails(ZeroDivisionError("oh")))
     monkeypatch.setenv("FEDHET_TRACEBACK", "1")
     assert cli.main([]) == 1
     assert "Traceback" in capsys.readouterr().err
 
 
-def test_a_failed_run_that_left_a_folder(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_failed_run_that_left_a_folder(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     runs(monkeypatch, [], fails(RunFailed("a client died", str(tmp_path))))
     assert cli.main([]) == 1
     said = capsys.readouterr()
@@ -168,7 +212,10 @@ def test_a_failed_run_that_left_a_folder(monkeypatch: pytest.MonkeyPatch, capsys
 
 @pytest.mark.parametrize(("how", "flags"), [(signal.SIGINT, []), (signal.SIGTERM, ["-m"])])
 def test_an_interrupted_run_keeps_its_folder(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], how: signal.Signals, flags: list[str]
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    how: signal.Signals,
+    flags: list[str],
 ) -> None:
     done: list[Config] = []
 
@@ -184,7 +231,9 @@ def test_an_interrupted_run_keeps_its_folder(
     assert said.err == "interrupted\n"
 
 
-def test_a_failing_job_does_not_stop_a_sweep(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failing_job_does_not_stop_a_sweep(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     done: list[Config] = []
     runs(monkeypatch, done, fails(RunFailed("diverged"), lambda settings: settings.cfg.seed == 1))
     assert cli.main(["-m", "seed=0,1,2"]) == 1
@@ -197,15 +246,21 @@ def test_a_failing_job_does_not_stop_a_sweep(monkeypatch: pytest.MonkeyPatch, ca
     assert "job 2: seed=2" in said.out
 
 
-def test_in_another_process_the_exception_goes_on(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_in_another_process_the_exception_goes_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A launcher's process: its note would be lost, so Hydra must carry the exception back."""
     runs(monkeypatch, [], fails(DataError("no file"), lambda settings: settings.cfg.seed == 1))
-    monkeypatch.setattr(cli.Task, "pid", property(lambda task: -1, lambda task, value: None), raising=False)
+    monkeypatch.setattr(
+        cli.Task, "pid", property(lambda task: -1, lambda task, value: None), raising=False
+    )
     assert cli.main(["-m", "seed=0,1"]) == 2
     assert capsys.readouterr().err.endswith("error: no file\n")
 
 
-def test_an_optimiser_gets_the_validation_accuracy(monkeypatch: pytest.MonkeyPatch, jobs: list[Config]) -> None:
+def test_an_optimiser_gets_the_validation_accuracy(
+    monkeypatch: pytest.MonkeyPatch, jobs: list[Config]
+) -> None:
     returned: list[float] = []
     call = cli.Task.__call__
     monkeypatch.setattr(cli.Task, "__call__", lambda task, cfg: returned.append(call(task, cfg)))
@@ -231,7 +286,9 @@ def test_unknown_options(argv: list[str], capsys: pytest.CaptureFixture[str]) ->
     assert capsys.readouterr().err.endswith("see python -m fedhet --help\n")
 
 
-def test_hydra_prints_the_configuration_wherever_the_option_stands(jobs: list[Config], capsys: pytest.CaptureFixture[str]) -> None:
+def test_hydra_prints_the_configuration_wherever_the_option_stands(
+    jobs: list[Config], capsys: pytest.CaptureFixture[str]
+) -> None:
     for argv in (["--cfg", "job", "seed=3"], ["seed=3", "-c", "job"]):
         assert cli.main(argv) == 0
         assert "\nseed: 3\n" in capsys.readouterr().out
@@ -252,7 +309,11 @@ def test_list(jobs: list[Config], capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_help_comes_without_torch() -> None:
     done = subprocess.run(
-        [sys.executable, "-X", "importtime", "-m", "fedhet", "--help"], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-X", "importtime", "-m", "fedhet", "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
     )
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert "fedhet.cli" in imported
@@ -265,7 +326,15 @@ def test_help_names_every_choice_and_setting(capsys: pytest.CaptureFixture[str])
     words = said.replace("*", "").split()
     for group, choices in catalogue.groups().items():
         assert {group, *choices} <= set(words)
-    for key in ("seed=0", "rounds=20", "fraction=1.0", "client.lr=0.2", "partition.alpha=0.3", "engine.workers=1", "eval.every=1"):
+    for key in (
+        "seed=0",
+        "rounds=20",
+        "fraction=1.0",
+        "client.lr=0.2",
+        "partition.alpha=0.3",
+        "engine.workers=1",
+        "eval.every=1",
+    ):
         assert key in words
     assert "*fednorm" in said
     assert "flwr run ." in said
@@ -273,7 +342,12 @@ def test_help_names_every_choice_and_setting(capsys: pytest.CaptureFixture[str])
 
 
 def test_wrong_names_from_the_shell() -> None:
-    done = subprocess.run([sys.executable, "-m", "fedhet", "method=fednormm"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-m", "fedhet", "method=fednormm"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("error: unknown method 'fednormm' (did you mean fednorm")
     assert len(done.stderr.splitlines()) == 1

@@ -28,7 +28,16 @@ del told
 
 def test_triton_finds_no_leaks_at_the_end(tmp_path: Path) -> None:
     """torch.optim imports it; what is left uncollected is told as a leak."""
-    command = [sys.executable, "-m", "fedhet", "rounds=1", "client=adam", "eval.clients=false", "partition.clients=2", "hydra.run.dir=run"]
+    command = [
+        sys.executable,
+        "-m",
+        "fedhet",
+        "rounds=1",
+        "client=adam",
+        "eval.clients=false",
+        "partition.clients=2",
+        "hydra.run.dir=run",
+    ]
     found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert "leaked" not in found.stderr
 

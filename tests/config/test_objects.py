@@ -14,7 +14,9 @@ from fedhet.objects import check_targets, find_target, instantiate
 
 
 class Piece:
-    def __init__(self, *, size: int, shape: tuple[int, ...] = (), where: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self, *, size: int, shape: tuple[int, ...] = (), where: dict[str, Any] | None = None
+    ) -> None:
         if size < 0:
             raise ValueError(f"size={size} is below 0")
         if size == 0:
@@ -44,7 +46,9 @@ def package(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def node(**settings: Any) -> DictConfig:
-    return OmegaConf.create({"plugin": {"mine": {"_target_": "trustme.pieces.Piece", **settings}}}).plugin.mine
+    return OmegaConf.create(
+        {"plugin": {"mine": {"_target_": "trustme.pieces.Piece", **settings}}}
+    ).plugin.mine
 
 
 def test_an_object_gets_its_settings_and_the_callers_as_plain_values() -> None:
@@ -63,20 +67,33 @@ def test_no_target_is_no_object() -> None:
 @pytest.mark.parametrize(
     ("settings", "error", "said"),
     [
-        ({"size": 1, "colour": 2}, ConfigError, "plugin.mine does not fit trustme.pieces.Piece: .*colour"),
+        (
+            {"size": 1, "colour": 2},
+            ConfigError,
+            "plugin.mine does not fit trustme.pieces.Piece: .*colour",
+        ),
         ({}, ConfigError, "plugin.mine does not fit trustme.pieces.Piece: .*size"),
         ({"size": -1}, ConfigError, "plugin.mine: size=-1 is below 0"),
         ({"size": 0}, DataError, "^nothing there$"),
         ({"size": 99}, ConfigError, "plugin.mine: a bug"),
     ],
 )
-def test_errors_of_a_constructor_name_the_key(settings: dict[str, Any], error: type[Exception], said: str) -> None:
+def test_errors_of_a_constructor_name_the_key(
+    settings: dict[str, Any], error: type[Exception], said: str
+) -> None:
     with pytest.raises(error, match=said):
         instantiate(node(**settings))
 
 
 @pytest.mark.parametrize(
-    "target", ["trustme.pieces.Piec", "trustme.nothing.Piece", "trustme.pieces.number", "trustme.pieces.Popen", "trustme"]
+    "target",
+    [
+        "trustme.pieces.Piec",
+        "trustme.nothing.Piece",
+        "trustme.pieces.number",
+        "trustme.pieces.Popen",
+        "trustme",
+    ],
 )
 def test_a_target_must_be_a_class_of_its_package(target: str) -> None:
     with pytest.raises(ConfigError, match=f"plugin.mine._target_={target}: there is no such class"):
@@ -84,12 +101,18 @@ def test_a_target_must_be_a_class_of_its_package(target: str) -> None:
 
 
 def test_what_fedhet_imports_cannot_be_reached_through_it() -> None:
-    for target in ("fedhet.objects.os.system", "fedhet.objects.importlib", "fedhet.objects.DictConfig"):
+    for target in (
+        "fedhet.objects.os.system",
+        "fedhet.objects.importlib",
+        "fedhet.objects.DictConfig",
+    ):
         with pytest.raises(ConfigError, match="no such class"):
             find_target(OmegaConf.create({"_target_": target}))
 
 
-def test_a_missing_dependency_is_not_a_wrong_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_missing_dependency_is_not_a_wrong_name(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     (tmp_path / "trustme_too.py").write_text("import not_there\nclass Piece: ...\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("FEDHET_TRUST", "trustme_too")
@@ -113,18 +136,26 @@ def test_a_missing_dependency_is_not_a_wrong_name(monkeypatch: pytest.MonkeyPatc
         ("mine", 3, False),
     ],
 )
-def test_what_is_trusted(monkeypatch: pytest.MonkeyPatch, trust: str, target: object, trusted: bool) -> None:
+def test_what_is_trusted(
+    monkeypatch: pytest.MonkeyPatch, trust: str, target: object, trusted: bool
+) -> None:
     monkeypatch.setenv("FEDHET_TRUST", trust)
     cfg = OmegaConf.create({"a": [{"b": {"_target_": target}}], "c": {"_target_": None}})
     if trusted:
         check_targets(cfg)
     else:
-        with pytest.raises(ConfigError, match=rf"a\.0\.b\._target_={target} is not trusted; allowed: fedhet\.\*.*FEDHET_TRUST"):
+        with pytest.raises(
+            ConfigError,
+            match=rf"a\.0\.b\._target_={target} is not trusted; allowed: fedhet\.\*.*FEDHET_TRUST",
+        ):
             check_targets(cfg)
 
 
 def test_a_configuration_cannot_name_other_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert compose(["method._target_=trustme.pieces.Piece"]).cfg.method._target_ == "trustme.pieces.Piece"
+    assert (
+        compose(["method._target_=trustme.pieces.Piece"]).cfg.method._target_
+        == "trustme.pieces.Piece"
+    )
     monkeypatch.delenv("FEDHET_TRUST")
     for override in (
         "method._target_=trustme.pieces.Piece",
@@ -154,17 +185,27 @@ def test_hydras_own_settings_cannot_name_other_code(override: str) -> None:
 
 
 def test_logging_factories_cannot_name_other_code(own_conf: Path) -> None:
-    """ "()" is how Python's logging settings name a function to call; only a file can write that key."""
+    """ "()" is how Python's logging settings name a function to call; only a file can write that
+    key."""
     for factory, trusted in (("os.system", False), ("logging.Formatter", True)):
         (own_conf / "experiment" / "logged.yaml").write_text(
-            f"# @package _global_\nhydra: {{job_logging: {{formatters: {{mine: {{(): {factory}}}}}}}}}\n"
+            "# @package _global_\nhydra: {job_logging: {formatters: {mine: {():"
+            f" {factory}}}}}}}}}\n"
         )
         if trusted:
             compose(["experiment=logged"])
         else:
-            with pytest.raises(ConfigError, match=r"hydra.job_logging.formatters.mine.\(\)=os.system is not trusted"):
+            with pytest.raises(
+                ConfigError,
+                match=r"hydra.job_logging.formatters.mine.\(\)=os.system is not trusted",
+            ):
                 compose(["experiment=logged"])
 
 
 def test_hydras_own_code_is_trusted() -> None:
-    compose(["hydra/job_logging=default", "hydra.launcher._target_=hydra._internal.core_plugins.basic_launcher.BasicLauncher"])
+    compose(
+        [
+            "hydra/job_logging=default",
+            "hydra.launcher._target_=hydra._internal.core_plugins.basic_launcher.BasicLauncher",
+        ]
+    )

@@ -14,10 +14,21 @@ from fedhet.errors import ConfigError
 
 REFUSED = [
     # unknown choices: all that are allowed, and the nearest
-    ("method=fednormm", ["unknown method 'fednormm'", "did you mean fednorm", "fedavg", "scaffold"]),
+    (
+        "method=fednormm",
+        ["unknown method 'fednormm'", "did you mean fednorm", "fedavg", "scaffold"],
+    ),
     ("plugin=[fednormm]", ["unknown plugin 'fednormm'", "did you mean fednorm", "fedntd, fedprox"]),
-    ("plugin=[scaffold]", ["unknown plugin 'scaffold': it is a method", "one method, which owns the aggregation", "fedsa with fednova or "
-                           "scaffold", "mean of the changes under known weights", "choose from: feddisk, fedgmm"]),
+    (
+        "plugin=[scaffold]",
+        [
+            "unknown plugin 'scaffold': it is a method",
+            "one method, which owns the aggregation",
+            "fedsa with fednova or scaffold",
+            "mean of the changes under known weights",
+            "choose from: feddisk, fedgmm",
+        ],
+    ),
     ("plugin=[fednorm,fednova]", ["unknown plugin 'fednova': it is a method"]),
     ("plugin=[fednorm,zzz]", ["unknown plugin 'zzz'"]),
     ("dataset=digit", ["unknown dataset 'digit'", "did you mean digits?", "mnist"]),
@@ -32,7 +43,14 @@ REFUSED = [
     ("method=[fedavg,fednorm]", ["method takes one choice", "fedavg"]),
     ("hydra/launcher=nowhere", ["hydra/launcher/nowhere"]),
     # unknown keys: the nearest, and those allowed at that level
-    ("client.lrr=1", ["unknown setting 'client.lrr'", "did you mean client.lr", "client has optimizer, lr, epochs, batch_size"]),
+    (
+        "client.lrr=1",
+        [
+            "unknown setting 'client.lrr'",
+            "did you mean client.lr",
+            "client has optimizer, lr, epochs, batch_size",
+        ],
+    ),
     ("+client.lrr=1", ["unknown setting 'client.lrr'", "did you mean client.lr"]),
     ("++newkey=1", ["unknown setting 'newkey'", "the top level has", "rounds", "method"]),
     ("lr=1", ["unknown setting 'lr'", "did you mean client.lr?"]),
@@ -43,8 +61,14 @@ REFUSED = [
     ("partition.split.7=.1", ["unknown setting 'partition.split.7'"]),
     ("plugin.fedprox.mu=1", ["the plug-in fedprox is not in this run; add plugin=[fedprox]"]),
     ("plugin.fedproxx.mu=1", ["unknown plug-in (did you mean fedprox?)", "fedntd, fedprox"]),
-    ("plugin.fednorm.temp=1", ["unknown setting 'plugin.fednorm.temp'", "plugin.fednorm has temperature, z_when"]),
-    ("server_opt.lr=1", ["unknown setting 'server_opt.lr'", "server_opt has no settings in this run"]),
+    (
+        "plugin.fednorm.temp=1",
+        ["unknown setting 'plugin.fednorm.temp'", "plugin.fednorm has temperature, z_when"],
+    ),
+    (
+        "server_opt.lr=1",
+        ["unknown setting 'server_opt.lr'", "server_opt has no settings in this run"],
+    ),
     ("hydra.run.dirr=x", ["hydra.run.dirr"]),
     # no overrides at all
     ("fedavg", ["cannot read 'fedavg'", "write key=value", "did you mean method=fedavg?"]),
@@ -73,7 +97,13 @@ def test_what_is_said(override: str, said: list[str]) -> None:
 
 
 def test_right_overrides_are_not_blamed_for_a_wrong_one() -> None:
-    right = ["partition.split.0=.7", "client={lr: 1}", "experiment=smoke", "hydra.run.dir=x", "plugin.fednorm.temperature=1"]
+    right = [
+        "partition.split.0=.7",
+        "client={lr: 1}",
+        "experiment=smoke",
+        "hydra.run.dir=x",
+        "plugin.fednorm.temperature=1",
+    ]
     with pytest.raises(ConfigError, match="unknown setting 'newkey'"):
         compose([*right, "newkey=1"])
 
@@ -92,7 +122,9 @@ for override in json.loads(sys.argv[1]):
 print(sorted({"torch", "flwr", "numpy", "sklearn"} & set(sys.modules)))
 """
     overrides = json.dumps([override for override, _ in REFUSED[::6]] + ["client.lr=-1"])
-    done = subprocess.run([sys.executable, "-c", program, overrides], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program, overrides], capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "[]"
 
 
@@ -151,9 +183,20 @@ def test_ranges(composed: DictConfig, key: str) -> None:
 
 def test_every_setting_without_a_constructor_is_checked(composed: DictConfig) -> None:
     cfg = composed
-    groups = {"dataset", "partition", "model", "method", "plugin", "server_opt"}  # their constructors check
-    keys = {f"{key}.{inner}" if OmegaConf.is_dict(cfg[key]) else str(key) for key in cfg if key not in groups
-            for inner in (cfg[key] if OmegaConf.is_dict(cfg[key]) else [""])}  # fmt: skip
+    groups = {
+        "dataset",
+        "partition",
+        "model",
+        "method",
+        "plugin",
+        "server_opt",
+    }  # their constructors check
+    keys = {
+        f"{key}.{inner}" if OmegaConf.is_dict(cfg[key]) else str(key)
+        for key in cfg
+        if key not in groups
+        for inner in (cfg[key] if OmegaConf.is_dict(cfg[key]) else [""])
+    }
     assert keys - {"engine.name"} == set(RANGES)
 
 
@@ -184,16 +227,25 @@ def test_sweeps_that_are_right(sweep: list[str]) -> None:
     [
         (["method=fedavg,fednormm"], ["unknown method 'fednormm'", "did you mean fednorm"]),
         (["method=choice(fedavg,fednormm)"], ["unknown method 'fednormm'"]),
-        (["plugin=[fednorm],[fednorm,fedprx]"], ["unknown plugin 'fedprx'", "did you mean fedprox"]),
+        (
+            ["plugin=[fednorm],[fednorm,fedprx]"],
+            ["unknown plugin 'fedprx'", "did you mean fedprox"],
+        ),
         (["method=range(0,3)"], ["unknown method '0'"]),
         (["method=glob(zzz*)"], ["no value to run"]),
         (["method=fedavg,fednorm", "client.lrr=1,2"], ["client.lrr", "did you mean client.lr"]),
-        (["method=fednorm,fedavg", "plugin.fednorm.temperature=.1"], ["add plugin=[fednorm]", "in the sweep's run method=fedavg"]),
+        (
+            ["method=fednorm,fedavg", "plugin.fednorm.temperature=.1"],
+            ["add plugin=[fednorm]", "in the sweep's run method=fedavg"],
+        ),
         (["client.lr=.1,-1"], ["client.lr=-1 is not allowed"]),
         (["seed=range(-1,3)"], ["seed=-1 is not allowed"]),
         (["seed=range(3,0,-1)", "rounds=range(5,-1,-1)"], ["rounds=0 is not allowed"]),
         (["client.lr=interval(0,1)"], ["client.lr=0.0 is not allowed"]),
-        (["method=fedadam,fedavg", "server_opt=none,fedadam"], ["method=fedadam is defined by server_opt=fedadam"]),
+        (
+            ["method=fedadam,fedavg", "server_opt=none,fedadam"],
+            ["method=fedadam is defined by server_opt=fedadam"],
+        ),
         (["seed=0,1", "newkey=1"], ["unknown setting 'newkey'"]),
     ],
 )

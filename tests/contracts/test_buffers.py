@@ -35,12 +35,21 @@ def kept(update: Update, name: str) -> Tensor:
     return update.weights[name]
 
 
-@pytest.mark.parametrize("plugins", [list, lambda: [FedNormPlugin(temperature=0.05)]], ids=["fedavg", "fednorm"])
-@pytest.mark.parametrize("server_opt", [None, FedAvgM(beta=0.9, lr=3.0), FedOpt(kind="adam", lr=5.0)], ids=["none", "momentum", "adam"])
+@pytest.mark.parametrize(
+    "plugins", [list, lambda: [FedNormPlugin(temperature=0.05)]], ids=["fedavg", "fednorm"]
+)
+@pytest.mark.parametrize(
+    "server_opt",
+    [None, FedAvgM(beta=0.9, lr=3.0), FedOpt(kind="adam", lr=5.0)],
+    ids=["none", "momentum", "adam"],
+)
 def test_average(federation: Federation, plugins: Any, server_opt: ServerOptimizer | None) -> None:
-    """Under the weights of the parameters, whatever the server optimiser does to those; counters: the largest."""
+    """Under the weights of the parameters, whatever the server optimiser does to those; counters:
+    the largest."""
     heard: list[Update] = []
-    run = federation(toy_task(norm=True), FedAvg, plugins=plugins, server_opt=server_opt, rounds=3, epochs=2)
+    run = federation(
+        toy_task(norm=True), FedAvg, plugins=plugins, server_opt=server_opt, rounds=3, epochs=2
+    )
     for _ in range(3):
         run.step(listening(heard))
         total = sum(update.weight for update in heard)
@@ -67,7 +76,9 @@ class Names(ServerOptimizer):
 
 @pytest.mark.parametrize("cls", [FedAvg, Scaffold])
 @pytest.mark.parametrize("buffers", ["average", "local", "frozen"])
-def test_server_optimisers_see_parameters_only(federation: Federation, cls: type, buffers: str) -> None:
+def test_server_optimisers_see_parameters_only(
+    federation: Federation, cls: type, buffers: str
+) -> None:
     names = Names()
     run = federation(toy_task(norm=True), cls, server_opt=names, buffers=buffers)
     run.step()
@@ -86,7 +97,10 @@ def test_local(federation: Federation) -> None:
     own = [run.store.load(pid, 2) for pid in range(4)]
     for pid, state in enumerate(own):
         assert int(state[f"client.kept/{COUNT}"]) == 2 * (3 + pid)  # both rounds' batches
-    assert all(not torch.equal(own[0][f"client.kept/{MEAN}"], state[f"client.kept/{MEAN}"]) for state in own[1:])
+    assert all(
+        not torch.equal(own[0][f"client.kept/{MEAN}"], state[f"client.kept/{MEAN}"])
+        for state in own[1:]
+    )
 
 
 def test_local_statistics_are_those_that_a_client_is_evaluated_with(federation: Federation) -> None:
@@ -98,11 +112,18 @@ def test_local_statistics_are_those_that_a_client_is_evaluated_with(federation: 
         assert isinstance(update, Update), update
         losses.append(update.metrics["test.global.loss"])
         state = run.store.load(msg.pid, 1)
-        model = run.site.load({**run.model, **{name: state[f"client.kept/{name}"] for name in (MEAN, VAR, COUNT)}}).eval()
+        model = run.site.load(
+            {**run.model, **{name: state[f"client.kept/{name}"] for name in (MEAN, VAR, COUNT)}}
+        ).eval()
         test = run.site.task.clients[msg.pid].test
         expected = float(run.site.task.criterion(model(test.x), test.y).detach().double().mean())
         assert losses[-1] == pytest.approx(expected, rel=1e-6)
-        shared = float(run.site.task.criterion(run.site.load(run.model).eval()(test.x), test.y).detach().double().mean())
+        shared = float(
+            run.site.task.criterion(run.site.load(run.model).eval()(test.x), test.y)
+            .detach()
+            .double()
+            .mean()
+        )
         assert abs(losses[-1] - shared) > 1e-4
 
 
@@ -115,7 +136,9 @@ def test_frozen(federation: Federation) -> None:
     run.step()
     assert not {MEAN, VAR, COUNT} & {*(plan[0].weights or {}), *(heard[0].weights or {})}
     assert all(torch.equal(run.site.read([name])[name], start[name]) for name in (MEAN, VAR, COUNT))
-    assert not torch.equal(run.model["body.1.weight"], start["body.1.weight"])  # the affine part is a parameter
+    assert not torch.equal(
+        run.model["body.1.weight"], start["body.1.weight"]
+    )  # the affine part is a parameter
     assert not run.strategy.versions
 
 
@@ -123,18 +146,25 @@ def lone(n: int, norm: bool) -> Task:
     """One client with n samples."""
     task = toy_task(1, norm=norm)
     train = task.clients[0].train
-    return Task(task.model, task.criterion, [ClientData(Samples(train.x[:n], train.y[:n]))], None, 2)
+    return Task(
+        task.model, task.criterion, [ClientData(Samples(train.x[:n], train.y[:n]))], None, 2
+    )
 
 
-@pytest.mark.parametrize(("n", "size", "steps", "counted"), [
-    (12, 4, 3, 3),
-    (9, 4, 2, 2),   # a trailing single is dropped, as the client has another batch
-    (1, 4, 1, 0),   # it has not: the statistics stay as they are
-    (5, 1, 5, 0),   # batches of one throughout
-    (2, 2, 1, 1),
-])
+@pytest.mark.parametrize(
+    ("n", "size", "steps", "counted"),
+    [
+        (12, 4, 3, 3),
+        (9, 4, 2, 2),  # a trailing single is dropped, as the client has another batch
+        (1, 4, 1, 0),  # it has not: the statistics stay as they are
+        (5, 1, 5, 0),  # batches of one throughout
+        (2, 2, 1, 1),
+    ],
+)
 @pytest.mark.parametrize("norm", [True, False])
-def test_a_batch_of_one(federation: Federation, n: int, size: int, steps: int, counted: int, norm: bool) -> None:
+def test_a_batch_of_one(
+    federation: Federation, n: int, size: int, steps: int, counted: int, norm: bool
+) -> None:
     """Batch norm cannot train on a single sample; a model without it takes every batch."""
     heard: list[Update] = []
     run = federation(lone(n, norm), Scaffold, batch_size=size, epochs=2)

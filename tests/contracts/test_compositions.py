@@ -1,4 +1,5 @@
-"""Every method alone and with every plug-in, found in conf/: a new yaml is tested without writing a test."""
+"""Every method alone and with every plug-in, found in conf/: a new yaml is tested without writing a
+test."""
 
 from __future__ import annotations
 
@@ -30,18 +31,34 @@ from fedhet.toy import toy_task
 from fedhet.trees import Tree
 
 METHODS, PLUGINS = catalogue.choices("method"), catalogue.choices("plugin")
-SETTINGS = ["rounds=2", "fraction=0.75", "client.epochs=2", "client.batch_size=5", "eval.every=2", "engine.workers=1", "device=cpu"]
+SETTINGS = [
+    "rounds=2",
+    "fraction=0.75",
+    "client.epochs=2",
+    "client.batch_size=5",
+    "eval.every=2",
+    "engine.workers=1",
+    "device=cpu",
+]
 
 
 # The one place where long warm-ups are shortened.
-DENSITY = [f"plugin.feddisk.{key}=2" for key in ("made_max_rounds", "local_max_epochs", "clf_max_epochs")]
+DENSITY = [
+    f"plugin.feddisk.{key}=2" for key in ("made_max_rounds", "local_max_epochs", "clf_max_epochs")
+]
 GENERATOR = ["method.server_steps=2", "method.hidden=8", "method.noise_dim=4"]
-SHORT = {"fedgen": GENERATOR, "fedlex": ["plugin.fedlex.e_exp=2"], "feddisk": DENSITY, "feddiskab": DENSITY}
+SHORT = {
+    "fedgen": GENERATOR,
+    "fedlex": ["plugin.fedlex.e_exp=2"],
+    "feddisk": DENSITY,
+    "feddiskab": DENSITY,
+}
 
 
 @cache
 def listed() -> tuple[list[tuple[str, str, str | None]], str]:
-    """What `python -m fedhet --list` prints, once for all tests: it builds every pair. And what the log heard meanwhile."""
+    """What `python -m fedhet --list` prints, once for all tests: it builds every pair. And what the
+    log heard meanwhile."""
     heard = io.StringIO()
     handler, log = logging.StreamHandler(heard), logging.getLogger("fedhet")
     log.addHandler(handler)
@@ -55,7 +72,9 @@ def listed() -> tuple[list[tuple[str, str, str | None]], str]:
 
 def refusals() -> dict[tuple[str, str], str]:
     """(method, plug-in) -> why not."""
-    return {(method, plugin): reason for method, plugin, reason in listed()[0] if reason is not None}
+    return {
+        (method, plugin): reason for method, plugin, reason in listed()[0] if reason is not None
+    }
 
 
 def shortened(method: str, plugin: str | None) -> Config:
@@ -70,12 +89,19 @@ def run(settings: Config, folder: Path, task: Task) -> Any:
 
 def flat(msg: Broadcast | Update) -> dict[str, Tree]:
     """Every tensor of a message."""
-    extras = {name: {"": value} if isinstance(value, torch.Tensor) else value for name, value in msg.extras.items()}
-    return {"weights": msg.weights or {}, **{name: value for name, value in extras.items() if isinstance(value, dict)}}
+    extras = {
+        name: {"": value} if isinstance(value, torch.Tensor) else value
+        for name, value in msg.extras.items()
+    }
+    return {
+        "weights": msg.weights or {},
+        **{name: value for name, value in extras.items() if isinstance(value, dict)},
+    }
 
 
 class Apart:
-    """As if every message were served by a process of its own: nothing is shared but bytes on the wire and states on disk."""
+    """As if every message were served by a process of its own: nothing is shared but bytes on the
+    wire and states on disk."""
 
     def __init__(self, settings: Config, task: Task, folder: Path) -> None:
         self.settings, self.task, self.store = settings, task, DiskStore(folder)
@@ -88,7 +114,9 @@ class Apart:
             received = wire.read_broadcast([array.copy() for array in arrays], carried)
             reply = Job(self.settings, self.task).client(self.store).handle(received)
             assert isinstance(reply, Update), reply
-            assert trees.sha256(flat(received)) == before == trees.sha256(flat(msg)), "a client changed what it was sent"
+            assert trees.sha256(flat(received)) == before == trees.sha256(flat(msg)), (
+                "a client changed what it was sent"
+            )
             yield wire.read_reply(msg, wire.reply_arrays(reply))
 
     def run(self) -> Apart:
@@ -100,18 +128,24 @@ class Apart:
 
 
 def pairs() -> Iterator[Any]:
-    """In the matrix: pairs of a method that only presets a plug-in or a server optimiser, which run other methods' classes, and every
-    second one of the others, so that each method and each plug-in still meets half of the other side."""
+    """In the matrix: pairs of a method that only presets a plug-in or a server optimiser, which run
+    other methods' classes, and every second one of the others, so that each method and each plug-in
+    still meets half of the other side."""
     for i, method in enumerate(METHODS):
         preset = OmegaConf.load(catalogue.CONF / "method" / f"{method}.yaml").get("defaults")
         yield pytest.param(method, None)
         for j, plugin in enumerate(PLUGINS):
-            yield pytest.param(method, plugin, marks=[pytest.mark.matrix] if preset or (i + j) % 2 else [])
+            yield pytest.param(
+                method, plugin, marks=[pytest.mark.matrix] if preset or (i + j) % 2 else []
+            )
 
 
 @pytest.mark.parametrize(("method", "plugin"), list(pairs()))
-def test_runs(method: str, plugin: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two rounds on toy data: finite, repeatable, and the same bytes when nothing but messages and states passes between rounds."""
+def test_runs(
+    method: str, plugin: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two rounds on toy data: finite, repeatable, and the same bytes when nothing but messages and
+    states passes between rounds."""
     monkeypatch.setattr("fedhet.plots.draw", lambda *args: [])
     settings, task = shortened(method, plugin), toy_task()
     if plugin and (method, plugin) in refusals():
@@ -122,10 +156,19 @@ def test_runs(method: str, plugin: str | None, tmp_path: Path, monkeypatch: pyte
     assert done.summary["status"] == "ok" and done.summary["failures"] == []
     fresh = Job(settings, task).strategy
     assert trees.finite(done.weights) is None
-    assert torch.isfinite(torch.tensor(done.summary["loss"])) if "global" in fresh.evaluates else done.summary["loss"] is None
+    assert (
+        torch.isfinite(torch.tensor(done.summary["loss"]))
+        if "global" in fresh.evaluates
+        else done.summary["loss"] is None
+    )
     assert done.summary["phases"][-1] == {"name": "train", "rounds": 2}
-    moved = any(not torch.equal(fresh.site.initial[name], tensor) for name, tensor in done.weights.items())
-    assert moved is bool(fresh.site.shared) and trees.sha256(fresh.weights) != done.summary["weights_sha256"]
+    moved = any(
+        not torch.equal(fresh.site.initial[name], tensor) for name, tensor in done.weights.items()
+    )
+    assert (
+        moved is bool(fresh.site.shared)
+        and trees.sha256(fresh.weights) != done.summary["weights_sha256"]
+    )
 
     apart = Apart(settings, task, tmp_path / "state").run()
     assert trees.sha256(apart.strategy.weights) == done.summary["weights_sha256"]
@@ -137,22 +180,34 @@ def test_runs(method: str, plugin: str | None, tmp_path: Path, monkeypatch: pyte
 def test_all_that_is_listed_is_built_and_nothing_else_is_said() -> None:
     """FedDiskAb's warning belongs to a run."""
     rows, heard = listed()
-    assert {(method, plugin) for method, plugin, _ in rows} == {(m, p) for m in METHODS for p in PLUGINS}
+    assert {(method, plugin) for method, plugin, _ in rows} == {
+        (m, p) for m in METHODS for p in PLUGINS
+    }
     assert heard == ""
 
 
-@pytest.mark.parametrize(("group", "name"), [(g, name) for g in ("method", "plugin", "server_opt") for name in catalogue.choices(g)])
+@pytest.mark.parametrize(
+    ("group", "name"),
+    [(g, name) for g in ("method", "plugin", "server_opt") for name in catalogue.choices(g)],
+)
 def test_yaml_keys_are_the_constructors(group: str, name: str) -> None:
-    """The yaml shows every option, with the constructor's default, and nothing else; all are keyword-only."""
+    """The yaml shows every option, with the constructor's default, and nothing else; all are
+    keyword-only."""
     node = OmegaConf.load(catalogue.CONF / group / f"{name}.yaml")
     node = node.get(group, node)  # a file that also presets other groups' settings
     if node._target_ is None:
         return
-    options = {key: value for key, value in OmegaConf.to_container(node).items() if key not in ("_target_", "defaults")}
+    options = {
+        key: value
+        for key, value in OmegaConf.to_container(node).items()
+        if key not in ("_target_", "defaults")
+    }
     parameters = dict(inspect.signature(find_target(node)).parameters)
     parameters.pop("setting", None)
     assert set(options) == set(parameters)
-    assert all(parameter.kind is inspect.Parameter.KEYWORD_ONLY for parameter in parameters.values())
+    assert all(
+        parameter.kind is inspect.Parameter.KEYWORD_ONLY for parameter in parameters.values()
+    )
     if group != "server_opt":  # one class serves several of its files, with defaults of their own
         assert options == {key: parameter.default for key, parameter in parameters.items()}
 
@@ -162,7 +217,9 @@ def test_a_method_is_named_as_its_file_or_defined_by_a_server_optimiser(name: st
     settings = shortened(name, None)
     cls = find_target(settings.cfg.method)
     assert cls.name == name or settings.choices["server_opt"] == name
-    assert cls.client_cls is not None and all(Job(settings, toy_task()).plugins()[i].name == p for i, p in enumerate(settings.plugins))
+    assert cls.client_cls is not None and all(
+        Job(settings, toy_task()).plugins()[i].name == p for i, p in enumerate(settings.plugins)
+    )
 
 
 @pytest.mark.parametrize("name", PLUGINS)

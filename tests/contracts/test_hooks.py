@@ -69,21 +69,32 @@ class Noting(Plugin):
 
 
 def test_the_order_of_hooks(federation: Federation) -> None:
-    """Forward on the way out, reversed on the way back; shared work once per step, not per client."""
+    """Forward on the way out, reversed on the way back; shared work once per step, not per
+    client."""
     notes: list[str] = []
-    run = federation(toy_task(1), FedAvg, plugins=lambda: [Noting("a", notes), Noting("b", notes)], batch_size=12)
+    run = federation(
+        toy_task(1), FedAvg, plugins=lambda: [Noting("a", notes), Noting("b", notes)], batch_size=12
+    )
     run.step()
     both = ["outgoing", "received", "losses", "penalty", "gradient", "scale"]
     back = ["sending", "incoming", "merged"]
-    assert notes == [f"{hook} {name}" for hook in both for name in "ab"] + [f"{hook} {name}" for hook in back for name in "ba"]
+    assert notes == [f"{hook} {name}" for hook in both for name in "ab"] + [
+        f"{hook} {name}" for hook in back for name in "ba"
+    ]
     notes.clear()
     run = federation(toy_task(3), FedAvg, plugins=lambda: [Noting("a", notes)])
     run.step()
-    assert [notes.count(f"{hook} a") for hook in ("outgoing", "received", "sending", "incoming", "merged")] == [1, 3, 3, 1, 1]
+    assert [
+        notes.count(f"{hook} a")
+        for hook in ("outgoing", "received", "sending", "incoming", "merged")
+    ] == [1, 3, 3, 1, 1]
 
 
 def test_noting_changes_nothing(federation: Federation) -> None:
-    assert federation(toy_task(), FedAvg, plugins=lambda: [Noting("a", [])]).run().sha256 == federation(toy_task(), FedAvg).run().sha256
+    assert (
+        federation(toy_task(), FedAvg, plugins=lambda: [Noting("a", [])]).run().sha256
+        == federation(toy_task(), FedAvg).run().sha256
+    )
 
 
 class Schedule(Plugin):
@@ -95,7 +106,8 @@ class Schedule(Plugin):
 
 @pytest.mark.parametrize("cls", [FedAvg, Scaffold])
 def test_a_plugin_can_schedule_the_local_settings(federation: Federation, cls: type) -> None:
-    """As lr_decay does, on both sides; that servers compute with the decayed rate is shown by test_controls and test_fednova."""
+    """As lr_decay does, on both sides; that servers compute with the decayed rate is shown by
+    test_controls and test_fednova."""
     found = federation(toy_task(), cls, plugins=lambda: [Schedule()], rounds=3).run()
     assert found.sha256 == federation(toy_task(), cls, rounds=3, lr_decay=0.5).run().sha256
 
@@ -110,7 +122,15 @@ def test_the_cosine_schedule(federation: Federation) -> None:
         def outgoing(self, msg: Broadcast, cohort: list[int]) -> None:
             seen.append(msg.local.lr)
 
-    federation(toy_task(), FedAvg, plugins=lambda: [Seeing()], rounds=3, lr=0.4, lr_decay=0.5, schedule="cosine").run()
+    federation(
+        toy_task(),
+        FedAvg,
+        plugins=lambda: [Seeing()],
+        rounds=3,
+        lr=0.4,
+        lr_decay=0.5,
+        schedule="cosine",
+    ).run()
     assert seen == pytest.approx([0.4, 0.75 * 0.2, 0.25 * 0.1])
 
 
@@ -152,7 +172,14 @@ class Downhill(Plugin):
 
 
 def test_sample_weights_multiply_losses_and_not_penalties(federation: Federation) -> None:
-    run = federation(toy_task(1), FedAvg, plugins=lambda: [Nothing(), Downhill()], lr=0.25, batch_size=4, epochs=2)
+    run = federation(
+        toy_task(1),
+        FedAvg,
+        plugins=lambda: [Nothing(), Downhill()],
+        lr=0.25,
+        batch_size=4,
+        epochs=2,
+    )
     before = trees.map(torch.clone, run.model)
     run.step()
     for name in before:  # two epochs of 12 samples in batches of 4
@@ -168,8 +195,12 @@ class ByIndex(Plugin):
         return data.y.float()
 
     def losses(self, batch: Batch) -> Tensor:
-        assert torch.equal(self.client.data.x[batch.index], batch.x) and torch.equal(self.client.data.y[batch.index], batch.y)
-        assert batch.z is not None and torch.equal(self.client.site.model.head(batch.z), batch.logits)
+        assert torch.equal(self.client.data.x[batch.index], batch.x) and torch.equal(
+            self.client.data.y[batch.index], batch.y
+        )
+        assert batch.z is not None and torch.equal(
+            self.client.site.model.head(batch.z), batch.logits
+        )
         return torch.zeros(len(batch.y))
 
 
@@ -183,8 +214,10 @@ class ByLoss(Plugin):
 
 
 def test_sample_weights_find_their_samples_in_every_batch(federation: Federation) -> None:
-    by_index, by_loss, plain = (federation(toy_task(), FedAvg, plugins=plugins, epochs=3).run()
-                                for plugins in (lambda: [ByIndex()], lambda: [ByLoss()], list))
+    by_index, by_loss, plain = (
+        federation(toy_task(), FedAvg, plugins=plugins, epochs=3).run()
+        for plugins in (lambda: [ByIndex()], lambda: [ByLoss()], list)
+    )
     for name, tensor in by_loss.model.items():
         torch.testing.assert_close(by_index.model[name], tensor, rtol=1e-5, atol=1e-6)
     assert float((plain.model["head.bias"] - by_loss.model["head.bias"]).abs().max()) > 0.01
@@ -196,16 +229,22 @@ class Doubling(Plugin):
     name = "doubling"
 
     def data(self, raw: Samples) -> Samples:
-        assert float(raw.x.min()) >= 0 and 0.5 < float(raw.x.max()) <= 1  # images, before normalisation
+        # images, before normalisation
+        assert float(raw.x.min()) >= 0 and 0.5 < float(raw.x.max()) <= 1
         return Samples(torch.cat([raw.x, raw.x]), torch.cat([raw.y, raw.y]))
 
 
 def test_data_of_a_plugin_are_trained_on_but_not_counted(federation: Federation) -> None:
-    """Raw data in [0, 1] go in, normalised ones are trained on; n_k and FedNorm's latents are of the real samples."""
+    """Raw data in [0, 1] go in, normalised ones are trained on; n_k and FedNorm's latents are of
+    the real samples."""
     task = toy_task()
-    images = [ClientData(Samples((c.train.x * 255).to(torch.uint8), c.train.y)) for c in task.clients]
+    images = [
+        ClientData(Samples((c.train.x * 255).to(torch.uint8), c.train.y)) for c in task.clients
+    ]
     task = Task(task.model, task.criterion, images, None, 2, transform=lambda x: 10 * x - 5)
-    run = federation(task, Scaffold, plugins=lambda: [Doubling(), FedNormPlugin(z_when="before_training")])
+    run = federation(
+        task, Scaffold, plugins=lambda: [Doubling(), FedNormPlugin(z_when="before_training")]
+    )
     plain = federation(task, Scaffold, plugins=lambda: [FedNormPlugin(z_when="before_training")])
     msg, other = run.strategy.plan(1)[0], plain.strategy.plan(1)[0]
     client = run.client()
@@ -233,13 +272,18 @@ class Choosy(FedAvg):
         return {"lonely": "no company"}
 
 
-@pytest.mark.parametrize(("cls", "plugins", "said"), [
-    (FedAvg, lambda: [Lonely(), FedProxPlugin()], "'lonely' refuses 'fedprox': it pulls"),
-    (FedAvg, lambda: [FedProxPlugin(), Lonely()], "'lonely' refuses 'fedprox': it pulls"),
-    (Scaffold, lambda: [Lonely()], "'lonely' refuses 'scaffold': it corrects"),
-    (Choosy, lambda: [Lonely()], "choosy refuses plugin 'lonely': no company"),
-])
-def test_refusals(federation: Federation, cls: type, plugins: Callable[[], list[Plugin]], said: str) -> None:
+@pytest.mark.parametrize(
+    ("cls", "plugins", "said"),
+    [
+        (FedAvg, lambda: [Lonely(), FedProxPlugin()], "'lonely' refuses 'fedprox': it pulls"),
+        (FedAvg, lambda: [FedProxPlugin(), Lonely()], "'lonely' refuses 'fedprox': it pulls"),
+        (Scaffold, lambda: [Lonely()], "'lonely' refuses 'scaffold': it corrects"),
+        (Choosy, lambda: [Lonely()], "choosy refuses plugin 'lonely': no company"),
+    ],
+)
+def test_refusals(
+    federation: Federation, cls: type, plugins: Callable[[], list[Plugin]], said: str
+) -> None:
     with pytest.raises(ConfigError, match=said):
         federation(toy_task(), cls, plugins=plugins)
 
@@ -254,12 +298,16 @@ class Halving(Plugin):
 
 
 def test_merged_comes_after_the_merge(federation: Federation) -> None:
-    half, full = (federation(toy_task(), FedAvg, plugins=plugins) for plugins in (lambda: [Halving()], list))
+    half, full = (
+        federation(toy_task(), FedAvg, plugins=plugins) for plugins in (lambda: [Halving()], list)
+    )
     start = trees.map(torch.clone, full.model)
     half.step()
     full.step()
     for name in start:
-        torch.testing.assert_close(half.model[name], (full.model[name] + start[name]) / 2, rtol=1e-6, atol=1e-7)
+        torch.testing.assert_close(
+            half.model[name], (full.model[name] + start[name]) / 2, rtol=1e-6, atol=1e-7
+        )
 
 
 class Zeroing(Plugin):
@@ -274,7 +322,9 @@ class Zeroing(Plugin):
 
 
 @pytest.mark.parametrize("needs_all", [False, True])
-def test_aggregation_reads_the_weight_and_never_the_number_of_samples(federation: Federation, needs_all: bool) -> None:
+def test_aggregation_reads_the_weight_and_never_the_number_of_samples(
+    federation: Federation, needs_all: bool
+) -> None:
     """Also of buffers."""
     Zeroing.needs_all = needs_all
     run = federation(toy_task(norm=True), FedAvg, plugins=lambda: [Zeroing()])
@@ -286,7 +336,11 @@ def test_aggregation_reads_the_weight_and_never_the_number_of_samples(federation
 
     run.step(listen)
     for name, tensor in run.model.items():
-        expected = heard[0].weights[name] if tensor.is_floating_point() else max(u.weights[name] for u in heard.values())  # type: ignore[index]
+        expected = (
+            heard[0].weights[name]
+            if tensor.is_floating_point()
+            else max(u.weights[name] for u in heard.values())
+        )  # type: ignore[index]
         assert torch.equal(tensor, expected)
 
 
@@ -304,5 +358,11 @@ class Weighing(FedAvg):
 def test_weights_sum_to_one_over_those_who_replied(federation: Federation) -> None:
     """12, 16 and 24 samples; the client with 20 is left out."""
     run = federation(toy_task(), Weighing, on_failure="skip")
-    run.step(lambda plan, replies: [Failure(2, "train", 1, "gone") if reply.pid == 2 else reply for reply in replies])
-    assert run.strategy.weights_seen == {pid: pytest.approx(n / 52, rel=1e-15) for pid, n in ((3, 24), (1, 16), (0, 12))}
+    run.step(
+        lambda plan, replies: [
+            Failure(2, "train", 1, "gone") if reply.pid == 2 else reply for reply in replies
+        ]
+    )
+    assert run.strategy.weights_seen == {
+        pid: pytest.approx(n / 52, rel=1e-15) for pid, n in ((3, 24), (1, 16), (0, 12))
+    }

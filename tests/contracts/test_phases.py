@@ -1,8 +1,9 @@
-"""Phases, a second slot, early stopping, extras both ways and client state, by a strategy made for the purpose.
+"""Phases, a second slot, early stopping, extras both ways and client state, by a strategy made for
+the purpose.
 
-`explore`: everyone sends how far one epoch takes each weight; the model stays. `density`: a second slot moves half way to
-the mean of the data, until it moves no more; afterwards its best value is put back. `train`: gradients are masked.
-"""
+`explore`: everyone sends how far one epoch takes each weight; the model stays. `density`: a second
+slot moves half way to the mean of the data, until it moves no more; afterwards its best value is
+put back. `train`: gradients are masked."""
 
 from __future__ import annotations
 
@@ -36,13 +37,19 @@ class ThreeClient(FedClient):
     def explore(self, msg: Broadcast) -> Update:
         assert msg.weights is not None and msg.extras["three.pid"] == self.pid
         self.train_model(self.site.load(self.start(msg)), self.data, epochs=1)
-        far = trees.map(lambda d: d.square().float(), trees.Difference(self.site.read(self.site.trained), msg.weights))
+        far = trees.map(
+            lambda d: d.square().float(),
+            trees.Difference(self.site.read(self.site.trained), msg.weights),
+        )
         return Update(self.pid, self.num_examples, extras={"three.far": far})
 
     def density(self, msg: Broadcast) -> Update:
         assert msg.weights is not None
         mean = msg.weights["mean"]
-        moved = {"mean": mean + (self.data.x.double().mean(0) - mean) / 2, "seen": msg.weights["seen"] + self.pid}
+        moved = {
+            "mean": mean + (self.data.x.double().mean(0) - mean) / 2,
+            "seen": msg.weights["seen"] + self.pid,
+        }
         return Update(self.pid, self.num_examples, moved)
 
     def train(self, msg: Broadcast) -> Update:
@@ -70,8 +77,14 @@ class Three(FedStrategy):
         return {"density": {"mean": torch.zeros(4, dtype=torch.float64), "seen": torch.tensor(0)}}
 
     def phases(self) -> list[Phase]:
-        density = Phase("density", 20, self.walk, "density", 1.0, until=self.still, after=self.restore)
-        return [Phase("explore", 1, self.note, cohort=1.0, uploads=False), density, *super().phases()]
+        density = Phase(
+            "density", 20, self.walk, "density", 1.0, until=self.still, after=self.restore
+        )
+        return [
+            Phase("explore", 1, self.note, cohort=1.0, uploads=False),
+            density,
+            *super().phases(),
+        ]
 
     def private(self, phase: Phase, pid: int) -> Extras:
         return {"three.pid": pid} if phase.name == "explore" else {}
@@ -79,7 +92,12 @@ class Three(FedStrategy):
     def shared(self, phase: Phase, step: int, cohort: list[int]) -> Extras:
         if phase.name != "train":
             return {}
-        return {"three.mask": trees.map(lambda d: (d > d.median()).float(), trees.mean((far, 1.0) for far in self.far.values()))}
+        return {
+            "three.mask": trees.map(
+                lambda d: (d > d.median()).float(),
+                trees.mean((far, 1.0) for far in self.far.values()),
+            )
+        }
 
     def note(self, updates: Iterator[Update], old: Tree | None) -> Tree | None:
         self.far = {update.pid: update.tree("three.far", self.site.initial) for update in updates}
@@ -110,22 +128,44 @@ def test_three_phases(federation: Callable[..., Any]) -> None:
     assert all(torch.equal(run.model[name], start[name]) for name in start) and not strategy.due
     assert all((far["head.bias"] > 0).all() for far in strategy.far.values())
     assert strategy.now.bytes["up"] == {"three.far": CLIENTS * trees.nbytes(start)}
-    assert strategy.now.bytes["down"] == {"model": CLIENTS * trees.nbytes(start), "three.pid": CLIENTS * 8}
+    assert strategy.now.bytes["down"] == {
+        "model": CLIENTS * trees.nbytes(start),
+        "three.pid": CLIENTS * 8,
+    }
 
-    # w <- w + (m - w)/2 goes through m (1 - 2^-t), m the mean of all samples, so it moves by m 2^-t in step t.
+    # w <- w + (m - w)/2 goes through m (1 - 2^-t), m the mean of all samples, so it moves by m 2^-t
+    # in step t.
     m = torch.cat([client.train.x for client in task.clients]).double().mean(0)
     steps = next(t for t in range(2, 20) if float(m.max()) * 0.5**t < TOLERANCE)
     for t in range(1, steps + 1):
         plan = run.step()
-        assert plan[0].phase == "density" and plan[0].step == t and plan[0].slot == "density" and list(plan[0].weights) == ["mean", "seen"]
+        assert (
+            plan[0].phase == "density"
+            and plan[0].step == t
+            and plan[0].slot == "density"
+            and list(plan[0].weights) == ["mean", "seen"]
+        )
         torch.testing.assert_close(strategy.path[-1], m * (1 - 0.5**t), rtol=1e-9, atol=1e-12)
-        assert int(strategy.weights["density"]["seen"]) == 4 * t  # whole numbers: the largest of the replies
-    assert strategy.closed == [1 + steps] and torch.equal(strategy.weights["density"]["mean"], strategy.path[1])
-    assert [(entry.header, entry.rounds) for entry in strategy.timetable] == [("explore", 1), ("density", steps), ("train", 3)]
+        assert (
+            int(strategy.weights["density"]["seen"]) == 4 * t
+        )  # whole numbers: the largest of the replies
+    assert strategy.closed == [1 + steps] and torch.equal(
+        strategy.weights["density"]["mean"], strategy.path[1]
+    )
+    assert [(entry.header, entry.rounds) for entry in strategy.timetable] == [
+        ("explore", 1),
+        ("density", steps),
+        ("train", 3),
+    ]
 
     density = strategy.weights["density"]
     plan = run.step()
-    assert (plan[0].phase, plan[0].step, plan[0].round, len(plan)) == ("train", 1, 2 + steps, 2) and strategy.due
+    assert (plan[0].phase, plan[0].step, plan[0].round, len(plan)) == (
+        "train",
+        1,
+        2 + steps,
+        2,
+    ) and strategy.due
     mask = plan[0].extras["three.mask"]
     for name in mask:  # masked entries stay where they were, the others move
         moved = run.model[name] != start[name]
@@ -136,20 +176,30 @@ def test_three_phases(federation: Callable[..., Any]) -> None:
         strategy.plan(run.round + 1)
 
 
-def test_a_phase_that_is_never_still_ends_after_its_rounds(federation: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_phase_that_is_never_still_ends_after_its_rounds(
+    federation: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Three, "still", lambda self: False)
     strategy = federation(toy_task(CLIENTS), Three, rounds=1).run().strategy
     assert [entry.rounds for entry in strategy.timetable] == [1, 20, 1] and strategy.closed == [21]
 
 
 def test_server_optimisers_act_on_the_training_only(federation: Callable[..., Any]) -> None:
-    plain, slow = (federation(toy_task(CLIENTS), Three, rounds=1, server_opt=opt).run() for opt in (None, FedAvgM(lr=0.5)))
-    assert torch.equal(slow.strategy.weights["density"]["mean"], plain.strategy.weights["density"]["mean"])
+    plain, slow = (
+        federation(toy_task(CLIENTS), Three, rounds=1, server_opt=opt).run()
+        for opt in (None, FedAvgM(lr=0.5))
+    )
+    assert torch.equal(
+        slow.strategy.weights["density"]["mean"], plain.strategy.weights["density"]["mean"]
+    )
     assert slow.sha256 != plain.sha256
 
 
-def test_everything_survives_the_wire(federation: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same bytes when every message passes through Flower's types, with extras inline and as blocks."""
+def test_everything_survives_the_wire(
+    federation: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same bytes when every message passes through Flower's types, with extras inline and as
+    blocks."""
     expected = federation(toy_task(CLIENTS), Three, rounds=2).run().sha256
     for limit in (0, 2**25):
         monkeypatch.setattr(wire, "INLINE_LIMIT", limit)
@@ -157,7 +207,10 @@ def test_everything_survives_the_wire(federation: Callable[..., Any], monkeypatc
 
         def carried(plan: list[Broadcast], replies: list[Any], run: Any = run) -> list[Any]:
             packer = wire.Packer()
-            return [wire.read_result(msg, run.client().to_client().fit(wire.fit_ins(msg, packer))) for msg in plan]
+            return [
+                wire.read_result(msg, run.client().to_client().fit(wire.fit_ins(msg, packer)))
+                for msg in plan
+            ]
 
         assert run.run(alter=carried).sha256 == expected
 
@@ -171,7 +224,12 @@ def test_a_density_that_is_bad_names_client_phase_and_step(federation: Callable[
         replies[1].weights["mean"] = replies[1].weights["mean"].float()
         return replies
 
-    with pytest.raises(RunFailed, match=r"client 3 failed in phase 'density', step 2: weights, tensor 'mean'.*float32.*float64"):
+    with pytest.raises(
+        RunFailed,
+        match=(
+            r"client 3 failed in phase 'density', step 2: weights, tensor 'mean'.*float32.*float64"
+        ),
+    ):
         run.step(damage)
 
 
@@ -181,15 +239,20 @@ def test_weights_in_a_phase_without_a_slot_are_refused(federation: Callable[...,
             return [Phase("density", 1, lambda updates, old: None, slot=None)]
 
     run = federation(toy_task(CLIENTS), Slotless)
-    with pytest.raises(RunFailed, match=r"client 4 failed in phase 'density', step 1: .*carries weights"):
-        run.step(lambda plan, replies: [Update(msg.pid, 5, {"mean": torch.zeros(4)}) for msg in plan])
+    with pytest.raises(
+        RunFailed, match=r"client 4 failed in phase 'density', step 1: .*carries weights"
+    ):
+        run.step(
+            lambda plan, replies: [Update(msg.pid, 5, {"mean": torch.zeros(4)}) for msg in plan]
+        )
 
 
 # ---- phases of plug-ins
 
 
 class Gauge(Plugin):
-    """Before the training: every client tells its largest input, the server remembers the overall one and sends it along."""
+    """Before the training: every client tells its largest input, the server remembers the overall
+    one and sends it along."""
 
     name = "gauge"
 
@@ -200,7 +263,11 @@ class Gauge(Plugin):
         return [Phase("fit", self.rounds, self.collect, slot=None, cohort=1.0)]
 
     def fit(self, msg: Broadcast) -> Update:
-        return Update(self.client.pid, self.client.num_examples, extras={"gauge.most": float(self.client.data.x.max())})
+        return Update(
+            self.client.pid,
+            self.client.num_examples,
+            extras={"gauge.most": float(self.client.data.x.max())},
+        )
 
     def collect(self, updates: Iterator[Update], old: Tree | None) -> Tree | None:
         self.most = max(update.scalar("gauge.most") for update in updates)
@@ -231,16 +298,29 @@ class Witness(Plugin):
 def test_phases_of_plugins_come_first_and_are_theirs_alone(federation: Callable[..., Any]) -> None:
     Witness.seen.clear()
     run = federation(toy_task(CLIENTS), Three, plugins=lambda: [Witness(), Gauge(2)], rounds=1)
-    assert [(e.header, e.rounds) for e in run.strategy.timetable] == [("gauge.fit", 2), ("explore", 1), ("density", 20), ("train", 1)]
+    assert [(e.header, e.rounds) for e in run.strategy.timetable] == [
+        ("gauge.fit", 2),
+        ("explore", 1),
+        ("density", 20),
+        ("train", 1),
+    ]
     plan = run.step()
-    assert (plan[0].phase, plan[0].weights, plan[0].extras, len(plan)) == ("gauge.fit", None, {}, CLIENTS)
+    assert (plan[0].phase, plan[0].weights, plan[0].extras, len(plan)) == (
+        "gauge.fit",
+        None,
+        {},
+        CLIENTS,
+    )
     assert run.strategy.now.bytes == {"down": {}, "up": {"gauge.most": 8 * CLIENTS}}
     run.run()
     assert Witness.seen == {"train", "out train"}
 
 
 def test_warm_ups_do_not_move_the_training(federation: Callable[..., Any]) -> None:
-    plain, warm = federation(toy_task(), FedAvg, rounds=2), federation(toy_task(), FedAvg, plugins=lambda: [Gauge(3)], rounds=2)
+    plain, warm = (
+        federation(toy_task(), FedAvg, rounds=2),
+        federation(toy_task(), FedAvg, plugins=lambda: [Gauge(3)], rounds=2),
+    )
     assert plain.run().sha256 == warm.run().sha256 and warm.round == 5
 
 
@@ -272,11 +352,18 @@ class Counting(FedAvg):
 
 
 @pytest.mark.parametrize("kind", ["memory", "disk", "context"])
-def test_state_advances_only_where_the_server_accepted(federation: Callable[..., Any], tmp_path: Path, kind: str) -> None:
+def test_state_advances_only_where_the_server_accepted(
+    federation: Callable[..., Any], tmp_path: Path, kind: str
+) -> None:
     run = federation(toy_task(3), Counting, seed=7, rounds=6, on_failure="skip")
-    run.store = {"memory": MemoryStore, "disk": lambda: DiskStore(tmp_path), "context": lambda: ContextStore(RecordDict())}[kind]()
+    run.store = {
+        "memory": MemoryStore,
+        "disk": lambda: DiskStore(tmp_path),
+        "context": lambda: ContextStore(RecordDict()),
+    }[kind]()
 
-    def lost(plan: list[Broadcast], replies: list[Any]) -> list[Any]:  # client 2 has done its work, but the reply is damaged
+    # client 2 has done its work, but the reply is damaged
+    def lost(plan: list[Broadcast], replies: list[Any]) -> list[Any]:
         for reply in replies:
             if reply.pid == 2:
                 reply.num_examples = 0
@@ -286,8 +373,16 @@ def test_state_advances_only_where_the_server_accepted(federation: Callable[...,
     for alter in (None, None, lost, lost, None, None):
         run.step(*([alter] if alter else []))
         counts.append(dict(sorted(run.strategy.counts.items())))
-    # Client 1 raised in its second participation, after it had counted; client 2 was left out in rounds 3 and 4.
-    assert counts == [{0: 1, 1: 1, 2: 1}, {0: 2, 2: 2}, {0: 3, 1: 2}, {0: 4, 1: 3}, {0: 5, 1: 4, 2: 3}, {0: 6, 1: 5, 2: 4}]
+    # Client 1 raised in its second participation, after it had counted; client 2 was left out in
+    # rounds 3 and 4.
+    assert counts == [
+        {0: 1, 1: 1, 2: 1},
+        {0: 2, 2: 2},
+        {0: 3, 1: 2},
+        {0: 4, 1: 3},
+        {0: 5, 1: 4, 2: 3},
+        {0: 6, 1: 5, 2: 4},
+    ]
     assert run.strategy.versions == {0: 6, 1: 6, 2: 6}
 
 
@@ -295,7 +390,9 @@ def test_a_lost_state_is_told(federation: Callable[..., Any]) -> None:
     run = federation(toy_task(3), Counting, rounds=2)
     run.step()
     run.store = MemoryStore()
-    with pytest.raises(RunFailed, match=r"client 2 failed in phase 'train', step 2: .*state of round 1 is gone"):
+    with pytest.raises(
+        RunFailed, match=r"client 2 failed in phase 'train', step 2: .*state of round 1 is gone"
+    ):
         run.step()
 
 

@@ -16,7 +16,9 @@ from fedhet.toy import toy_task
 Launch = Callable[..., Any]
 
 
-def test_states_beyond_the_limit_lie_on_disk(launch: Launch, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_states_beyond_the_limit_lie_on_disk(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     lines = ["method=scaffold", "rounds=4", "fraction=0.5", "client.lr=0.1", "eval.clients=false"]
     reference = launch(*lines, task=toy_task(6))
     largest: list[int] = []
@@ -37,7 +39,9 @@ def test_states_beyond_the_limit_lie_on_disk(launch: Launch, monkeypatch: pytest
 
 
 def test_a_full_disk_loses_no_state(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It fails for the client whose state is saved; the one whose state was to leave the memory keeps it."""
+    """It fails for the client whose state is saved; the one whose state was to leave the memory
+    keeps it."""
+
     def full(self: Any, *args: Any, **how: Any) -> None:
         raise OSError("no space left")
 
@@ -61,12 +65,15 @@ def test_a_spilled_state_keeps_the_version_that_the_server_accepted() -> None:
         assert found is not None and torch.equal(found["a"], torch.full((8,), version - 1.0))
     store.save(0, 3, tree, keep=2)
     store.save(1, 3, tree, keep=2)
-    assert store.load(0, 1) is None and store.load(0, 2) is not None and store.load(0, 3) is not None
+    assert (
+        store.load(0, 1) is None and store.load(0, 2) is not None and store.load(0, 3) is not None
+    )
 
 
 @pytest.mark.parametrize("limit", [1, 60, 200])
 def test_a_store_is_what_a_dictionary_is(limit: int) -> None:
-    """Whoever takes part, changes nothing, or is left out: a client reads what the server last accepted."""
+    """Whoever takes part, changes nothing, or is left out: a client reads what the server last
+    accepted."""
     draw, store = random.Random(limit), state.MemoryStore(limit)
     accepted: dict[int, tuple[int, float]] = {}
     for version in range(1, 40):

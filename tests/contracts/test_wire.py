@@ -1,4 +1,5 @@
-"""Messages survive Flower's wire form, and whatever cannot be read is a failure with a name, never a crash."""
+"""Messages survive Flower's wire form, and whatever cannot be read is a failure with a name, never
+a crash."""
 
 from __future__ import annotations
 
@@ -21,37 +22,57 @@ from fedhet.methods.scaffold import Scaffold
 from fedhet.toy import toy_task
 
 WEIGHTS = {
-    "w": torch.arange(6.0).reshape(2, 3), "scalar": torch.tensor(2.5, dtype=torch.float64), "n": torch.tensor(7),
+    "w": torch.arange(6.0).reshape(2, 3),
+    "scalar": torch.tensor(2.5, dtype=torch.float64),
+    "n": torch.tensor(7),
     "empty": torch.zeros(0, 3),
 }
 EXTRAS: Extras = {
-    "flag": True, "count": 3, "rate": -0.5, "text": "Grüße, 'x\"",
-    "vector": torch.tensor([1.0, -2.0]), "half": torch.tensor([1.5], dtype=torch.float16), "transposed": torch.arange(6.0).reshape(2, 3).T,
-    "tree": {"b": torch.ones(2, 2), "c": torch.tensor(4, dtype=torch.int64), "a": torch.zeros(1)}, "one": {"only": torch.zeros(1)},
+    "flag": True,
+    "count": 3,
+    "rate": -0.5,
+    "text": "Grüße, 'x\"",
+    "vector": torch.tensor([1.0, -2.0]),
+    "half": torch.tensor([1.5], dtype=torch.float16),
+    "transposed": torch.arange(6.0).reshape(2, 3).T,
+    "tree": {"b": torch.ones(2, 2), "c": torch.tensor(4, dtype=torch.int64), "a": torch.zeros(1)},
+    "one": {"only": torch.zeros(1)},
 }
 LOCAL = LocalSettings(lr=0.1, epochs=3, clip=1.0)
-MESSAGE = Broadcast("fedlex.explore", 2, 5, "model", WEIGHTS, EXTRAS, LOCAL, True, {"fedlex": "abc"}, 4, 3)
+MESSAGE = Broadcast(
+    "fedlex.explore", 2, 5, "model", WEIGHTS, EXTRAS, LOCAL, True, {"fedlex": "abc"}, 4, 3
+)
 
 
 def same(found: Any, expected: Any, ordered: bool = True) -> bool:
     """Equal in type, names and their order, dtype, shape and content."""
     if isinstance(expected, dict):
-        names = isinstance(found, dict) and (list(found) == list(expected) if ordered else set(found) == set(expected))
+        names = isinstance(found, dict) and (
+            list(found) == list(expected) if ordered else set(found) == set(expected)
+        )
         return names and all(same(found[name], expected[name]) for name in expected)
     if isinstance(expected, Tensor):
-        alike = isinstance(found, Tensor) and (found.dtype, found.shape) == (expected.dtype, expected.shape)
+        alike = isinstance(found, Tensor) and (found.dtype, found.shape) == (
+            expected.dtype,
+            expected.shape,
+        )
         return alike and torch.equal(found, expected)
     return type(found) is type(expected) and found == expected
 
 
 @pytest.mark.parametrize("limit", [0, 8, 24, 2**25], ids=lambda n: f"inline-{n}")
 @pytest.mark.parametrize("weights", [WEIGHTS, {}, None], ids=["weights", "empty", "none"])
-def test_a_broadcast_comes_back(monkeypatch: pytest.MonkeyPatch, limit: int, weights: trees.Tree | None) -> None:
+def test_a_broadcast_comes_back(
+    monkeypatch: pytest.MonkeyPatch, limit: int, weights: trees.Tree | None
+) -> None:
     """Also where extras ride as named blocks behind the slot; through both writers."""
     monkeypatch.setattr(wire, "INLINE_LIMIT", limit)
     msg = replace(MESSAGE, weights=weights)
     ins = wire.fit_ins(msg, wire.Packer())
-    for arrays, config in (wire.write_broadcast(msg), (parameters_to_ndarrays(ins.parameters), ins.config)):
+    for arrays, config in (
+        wire.write_broadcast(msg),
+        (parameters_to_ndarrays(ins.parameters), ins.config),
+    ):
         got = wire.read_broadcast(arrays, config)
         assert same(got.weights, weights) and same(got.extras, EXTRAS, ordered=False)
         assert replace(got, weights=None, extras={}) == replace(msg, weights=None, extras={})
@@ -64,9 +85,15 @@ def test_an_update_comes_back(monkeypatch: pytest.MonkeyPatch, limit: int) -> No
     monkeypatch.setattr(wire, "INLINE_LIMIT", limit)
     reply = Update(4, 17, WEIGHTS, EXTRAS, {"loss": 0.25}, keeps=True)
     arrays, examples, metrics = wire.reply_arrays(reply)
-    assert isinstance(arrays, list) and type(examples) is int and isinstance(metrics, dict)  # what NumPyClient insists on
+    # what NumPyClient insists on
+    assert isinstance(arrays, list) and type(examples) is int and isinstance(metrics, dict)
     got = wire.read_reply(MESSAGE, (arrays, examples, metrics))
-    assert isinstance(got, Update) and (got.pid, got.num_examples, got.metrics, got.keeps) == (4, 17, {"loss": 0.25}, True)
+    assert isinstance(got, Update) and (got.pid, got.num_examples, got.metrics, got.keeps) == (
+        4,
+        17,
+        {"loss": 0.25},
+        True,
+    )
     assert same(got.weights, WEIGHTS) and same(got.extras, EXTRAS, ordered=False)
 
 
@@ -76,22 +103,41 @@ def test_a_failure_comes_back() -> None:
 
 
 @pytest.mark.parametrize("limit", [0, 2**25])
-def test_what_a_cohort_shares_is_packed_once_and_arrives_under_every_name(monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
+def test_what_a_cohort_shares_is_packed_once_and_arrives_under_every_name(
+    monkeypatch: pytest.MonkeyPatch, limit: int
+) -> None:
     """The same tensor under two names, and the weights themselves as an extra."""
     monkeypatch.setattr(wire, "INLINE_LIMIT", limit)
     shared = torch.arange(4.0)
     packer = wire.Packer()
     for pid in (0, 1):
-        msg = replace(MESSAGE, pid=pid, extras={"first": shared, "second": shared, "third": WEIGHTS, "own": torch.tensor([float(pid)])})
+        msg = replace(
+            MESSAGE,
+            pid=pid,
+            extras={
+                "first": shared,
+                "second": shared,
+                "third": WEIGHTS,
+                "own": torch.tensor([float(pid)]),
+            },
+        )
         ins = wire.fit_ins(msg, packer)
         got = wire.read_broadcast(parameters_to_ndarrays(ins.parameters), ins.config)
-        assert got.pid == pid and same(got.weights, WEIGHTS) and same(got.extras, msg.extras, ordered=False)
+        assert (
+            got.pid == pid
+            and same(got.weights, WEIGHTS)
+            and same(got.extras, msg.extras, ordered=False)
+        )
 
 
-@pytest.mark.parametrize("value", [np.float64(1.5), np.float32(1.5), np.int64(3), np.bool_(True), np.ones(2), [1.0], None],
-                         ids=lambda value: type(value).__name__)
+@pytest.mark.parametrize(
+    "value",
+    [np.float64(1.5), np.float32(1.5), np.int64(3), np.bool_(True), np.ones(2), [1.0], None],
+    ids=lambda value: type(value).__name__,
+)
 def test_only_pythons_own_scalars_travel(value: Any) -> None:
-    """A numpy scalar passes in one engine and fails in another: it is refused with its name, or leaves as Python's own type."""
+    """A numpy scalar passes in one engine and fails in another: it is refused with its name, or
+    leaves as Python's own type."""
     try:
         _, carried = wire.pack(None, {"extra": value}, {})
     except TypeError as error:
@@ -109,8 +155,18 @@ def test_received_tensors_can_be_written_to() -> None:
 
 def test_bytes_are_counted_by_kind() -> None:
     counted = payload("model", WEIGHTS, EXTRAS)
-    assert counted == {"model": 6 * 4 + 8 + 8 + 0, "flag": 1, "count": 8, "rate": 8, "text": 12, "vector": 8, "half": 2,
-                       "transposed": 24, "tree": 4 * 4 + 8 + 4, "one": 4}
+    assert counted == {
+        "model": 6 * 4 + 8 + 8 + 0,
+        "flag": 1,
+        "count": 8,
+        "rate": 8,
+        "text": 12,
+        "vector": 8,
+        "half": 2,
+        "transposed": 24,
+        "tree": 4 * 4 + 8 + 4,
+        "one": 4,
+    }
     assert payload(None, None, {}) == {}
 
 
@@ -122,27 +178,36 @@ def result(run: Any) -> tuple[Broadcast, FitRes]:
     return msg, run.client().to_client().fit(wire.fit_ins(msg, wire.Packer()))
 
 
-@pytest.mark.parametrize(("change", "said"), [
-    (lambda h: h["names"].pop(), "arrays but its header names"),
-    (lambda h: h.update(names=None), "arrays but its header names"),
-    (lambda h: h.update(names=5), "unreadable reply"),
-    (lambda h: h.pop("names"), "unreadable reply"),
-    (lambda h: h.pop("metrics"), "unreadable reply"),
-    (lambda h: h.pop("keeps"), "unreadable reply"),
-    (lambda h: h.update(behind=["scaffold.c_plus"]), "arrays but its header names"),
-    (lambda h: h.update(behind=["x"]), "unreadable reply"),
-    (lambda h: h.update(behind=3), "unreadable reply"),
-    (lambda h: h["trees"]["scaffold.c_plus"].pop(), "scaffold.c_plus"),
-    (lambda h: h.pop("trees"), "unreadable reply"),
-    (lambda h: h.update(pid=99), "signed by client 99"),
-])
-def test_a_damaged_header(federation: Callable[..., Any], change: Callable[[dict[str, Any]], Any], said: str) -> None:
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda h: h["names"].pop(), "arrays but its header names"),
+        (lambda h: h.update(names=None), "arrays but its header names"),
+        (lambda h: h.update(names=5), "unreadable reply"),
+        (lambda h: h.pop("names"), "unreadable reply"),
+        (lambda h: h.pop("metrics"), "unreadable reply"),
+        (lambda h: h.pop("keeps"), "unreadable reply"),
+        (lambda h: h.update(behind=["scaffold.c_plus"]), "arrays but its header names"),
+        (lambda h: h.update(behind=["x"]), "unreadable reply"),
+        (lambda h: h.update(behind=3), "unreadable reply"),
+        (lambda h: h["trees"]["scaffold.c_plus"].pop(), "scaffold.c_plus"),
+        (lambda h: h.pop("trees"), "unreadable reply"),
+        (lambda h: h.update(pid=99), "signed by client 99"),
+    ],
+)
+def test_a_damaged_header(
+    federation: Callable[..., Any], change: Callable[[dict[str, Any]], Any], said: str
+) -> None:
     msg, res = result(federation(toy_task(), Scaffold))
     header = json.loads(str(res.metrics[wire.HEADER]))
     change(header)
     res.metrics[wire.HEADER] = json.dumps(header)
     failure = wire.read_result(msg, res)
-    assert isinstance(failure, Failure) and (failure.pid, failure.phase, failure.step) == (msg.pid, "train", 1)
+    assert isinstance(failure, Failure) and (failure.pid, failure.phase, failure.step) == (
+        msg.pid,
+        "train",
+        1,
+    )
     assert said in failure.cause
 
 
@@ -153,17 +218,24 @@ def test_damaged_tensors(federation: Callable[..., Any]) -> None:
     failure = wire.read_result(msg, res)
     assert isinstance(failure, Failure) and "scaffold.c_plus" in failure.cause
     res.metrics = intact
-    res.parameters = Parameters([res.parameters.tensors[0][:-3], *res.parameters.tensors[1:]], "numpy.ndarray")
+    res.parameters = Parameters(
+        [res.parameters.tensors[0][:-3], *res.parameters.tensors[1:]], "numpy.ndarray"
+    )
     failure = wire.read_result(msg, res)
     assert isinstance(failure, Failure) and "unreadable reply" in failure.cause
 
 
-def test_any_damage_is_a_failure_or_an_update_that_passes_all_checks(federation: Callable[..., Any]) -> None:
-    """Random bytes of a reply are changed; the step must end, with finite weights, and blame nobody else."""
+def test_any_damage_is_a_failure_or_an_update_that_passes_all_checks(
+    federation: Callable[..., Any],
+) -> None:
+    """Random bytes of a reply are changed; the step must end, with finite weights, and blame nobody
+    else."""
     draw = random.Random(0)
     blamed = 0
     for trial in range(90):
-        run = federation(toy_task(3), Scaffold, plugins=lambda: [FedNormPlugin()], on_failure="skip", rounds=1)
+        run = federation(
+            toy_task(3), Scaffold, plugins=lambda: [FedNormPlugin()], on_failure="skip", rounds=1
+        )
         plan = run.strategy.plan(1)
         found = [run.client().to_client().fit(wire.fit_ins(msg, wire.Packer())) for msg in plan]
         victim = trial % 3
@@ -178,7 +250,9 @@ def test_any_damage_is_a_failure_or_an_update_that_passes_all_checks(federation:
             else:
                 res.metrics[where] = flipped(value, draw)  # type: ignore[arg-type]
         res.parameters = Parameters(tensors, "numpy.ndarray")
-        run.strategy.settle(wire.read_result(msg, res) for msg, res in zip(plan, found, strict=True))
+        run.strategy.settle(
+            wire.read_result(msg, res) for msg, res in zip(plan, found, strict=True)
+        )
         assert trees.finite(run.model) is None
         assert all(failure.pid == plan[victim].pid for failure in run.strategy.now.failures)
         blamed += len(run.strategy.now.failures)
@@ -187,4 +261,4 @@ def test_any_damage_is_a_failure_or_an_update_that_passes_all_checks(federation:
 
 def flipped(value: bytes, draw: random.Random) -> bytes:
     at = draw.randrange(len(value))
-    return value[:at] + bytes([value[at] ^ (1 << draw.randrange(8))]) + value[at + 1:]
+    return value[:at] + bytes([value[at] ^ (1 << draw.randrange(8))]) + value[at + 1 :]

@@ -13,8 +13,11 @@ def write_leaf(folder: Path, train: Users, test: Users, file: str = "all_data_0.
     """`folder/{train,test}/<file>` of users -> (x, y); returns the training file."""
     for part, users in (("train", train), ("test", test)):
         (folder / part).mkdir(parents=True, exist_ok=True)
-        content = {"users": list(users), "num_samples": [len(y) for _, y in users.values()],
-                   "user_data": {user: {"x": x, "y": y} for user, (x, y) in users.items()}}
+        content = {
+            "users": list(users),
+            "num_samples": [len(y) for _, y in users.values()],
+            "user_data": {user: {"x": x, "y": y} for user, (x, y) in users.items()},
+        }
         (folder / part / file).write_text(json.dumps(content))
     return folder / "train" / file
 

@@ -1,4 +1,5 @@
-"""The partitions' cache: a hit is the same, damage is noticed, an unwritable folder does no harm."""
+"""The partitions' cache: a hit is the same, damage is noticed, an unwritable folder does no
+harm."""
 
 from __future__ import annotations
 
@@ -17,11 +18,17 @@ INDICES = [np.array([4, 1, 2]), np.array([], dtype=np.int64), np.array([0])]
 
 
 def scheme(**keys: object) -> Iid:
-    return Iid(**{"name": "iid", "clients": 4, "min_size": 0, "split": [0.8, 0.1, 0.1], "noise": 0, **keys})
+    return Iid(
+        **{"name": "iid", "clients": 4, "min_size": 0, "split": [0.8, 0.1, 0.1], "noise": 0, **keys}
+    )
 
 
 def same(a: list[np.ndarray] | None, b: list[np.ndarray]) -> bool:
-    return a is not None and len(a) == len(b) and all(x.dtype == y.dtype and np.array_equal(x, y) for x, y in zip(a, b, strict=True))
+    return (
+        a is not None
+        and len(a) == len(b)
+        and all(x.dtype == y.dtype and np.array_equal(x, y) for x, y in zip(a, b, strict=True))
+    )
 
 
 def test_a_hit_is_identical_and_draws_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,15 +38,23 @@ def test_a_hit_is_identical_and_draws_nothing(monkeypatch: pytest.MonkeyPatch) -
         raise LookupError("a miss")
 
     monkeypatch.setattr(Iid, "_draw", draw)
-    hit = scheme(name="renamed", split=[1, 0, 0], noise=1).assign(LABELS, seed=0)  # neither name, split nor noise changes who holds what
+    hit = scheme(name="renamed", split=[1, 0, 0], noise=1).assign(
+        LABELS, seed=0
+    )  # neither name, split nor noise changes who holds what
     assert hit.hash == first.hash and same(hit.indices, first.indices)
-    for other, labels, seed in ((scheme(), LABELS, 1), (scheme(), LABELS[::-1], 0), (scheme(clients=5), LABELS, 0)):
+    for other, labels, seed in (
+        (scheme(), LABELS, 1),
+        (scheme(), LABELS[::-1], 0),
+        (scheme(clients=5), LABELS, 0),
+    ):
         with pytest.raises(LookupError):
             other.assign(labels, seed)
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04", b"nonsense", "cut", "npy", "other"])
-def test_a_damaged_file_is_made_anew(cache_dir: Path, caplog: pytest.LogCaptureFixture, content: bytes | str) -> None:
+def test_a_damaged_file_is_made_anew(
+    cache_dir: Path, caplog: pytest.LogCaptureFixture, content: bytes | str
+) -> None:
     first = scheme().assign(LABELS, seed=0)
     (path,) = cache_dir.iterdir()
     whole = path.read_bytes()
@@ -57,7 +72,8 @@ def test_a_damaged_file_is_made_anew(cache_dir: Path, caplog: pytest.LogCaptureF
     again = scheme().assign(LABELS, seed=0)
     assert same(again.indices, first.indices) and again.hash == first.hash
     assert f"{path} is damaged" in caplog.text
-    assert [entry.name for entry in cache_dir.iterdir()] == [path.name]  # overwritten, and no litter
+    # overwritten, and no litter
+    assert [entry.name for entry in cache_dir.iterdir()] == [path.name]
     assert same(cache.load(path.stem), first.indices)
 
 
@@ -69,7 +85,9 @@ def test_no_flipped_byte_passes(cache_dir: Path) -> None:
     for position in range(len(whole)):
         mask = (0x01, 0xFF)[position % 2]
         path.write_bytes(whole[:position] + bytes([whole[position] ^ mask]) + whole[position + 1 :])
-        assert (found := cache.load("key")) is None or same(found, INDICES)  # some bytes of a zip, such as dates, do not matter
+        assert (found := cache.load("key")) is None or same(
+            found, INDICES
+        )  # some bytes of a zip, such as dates, do not matter
 
 
 def test_concurrent_saves_and_loads() -> None:
@@ -81,7 +99,9 @@ def test_concurrent_saves_and_loads() -> None:
         assert all(same(found, INDICES) for found in pool.map(turn, range(64)))
 
 
-def test_unwritable_folder_is_logged_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_unwritable_folder_is_logged_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "file").write_text("not a folder")
     monkeypatch.setenv("FEDHET_CACHE", str(tmp_path / "file"))
     caplog.set_level(logging.INFO, "fedhet")

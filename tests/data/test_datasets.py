@@ -36,15 +36,22 @@ def counts(y: torch.Tensor) -> list[int]:
 
 @pytest.mark.parametrize(
     ("name", "shape", "train", "test"),
-    [("mnist", (1, 28, 28), 700, 200), ("fashion_mnist", (1, 28, 28), 700, 200), ("cifar10", (3, 32, 32), 250, 50)],
+    [
+        ("mnist", (1, 28, 28), 700, 200),
+        ("fashion_mnist", (1, 28, 28), 700, 200),
+        ("cifar10", (3, 32, 32), 250, 50),
+    ],
 )
-def test_real_subsets_have_the_counts_of_their_readme(real: str, name: str, shape: tuple[int, ...], train: int, test: int) -> None:
+def test_real_subsets_have_the_counts_of_their_readme(
+    real: str, name: str, shape: tuple[int, ...], train: int, test: int
+) -> None:
     data = load(name, data_dir=real)
     assert data.shape == shape
     assert data.x.dtype == data.test.x.dtype == torch.uint8
     assert counts(data.y) == [train] * 10
     assert counts(data.test.y) == [test] * 10
-    # mean and std of the yaml are those of the full sets; evenly spaced subsets of the training set come close
+    # mean and std of the yaml are those of the full sets; evenly spaced subsets of the training set
+    # come close
     pixels = data.x.float().div(255).transpose(0, 1).flatten(1)
     assert pixels.mean(1).numpy() == pytest.approx(data.mean, abs=0.01)
     assert pixels.std(1).numpy() == pytest.approx(data.std, abs=0.01)
@@ -64,18 +71,26 @@ def test_digits_are_a_fixed_stratified_cut() -> None:
     assert torch.equal(data.x, again.x) and torch.equal(data.test.y, again.test.y)
     assert data.shape == (1, 8, 8) and data.x.dtype == torch.float32
     every = torch.cat([data.x, data.test.x]).mul(16).flatten(1)
-    assert sorted(map(tuple, every.tolist())) == sorted(map(tuple, load_digits().data.tolist()))  # every image once
+    # every image once
+    assert sorted(map(tuple, every.tolist())) == sorted(map(tuple, load_digits().data.tolist()))
     total = counts(torch.from_numpy(load_digits().target))
     assert len(data.test) == 360
-    assert all(abs(part - 0.2 * whole) <= 1 for part, whole in zip(counts(data.test.y), total, strict=True))
-    assert (round(float(data.x.mean()), 2), round(float(data.x.std()), 2)) == (data.mean[0], data.std[0])
+    assert all(
+        abs(part - 0.2 * whole) <= 1 for part, whole in zip(counts(data.test.y), total, strict=True)
+    )
+    assert (round(float(data.x.mean()), 2), round(float(data.x.std()), 2)) == (
+        data.mean[0],
+        data.std[0],
+    )
 
 
 # ---- where files are looked for
 
 
 def idx(path: Path, array: np.ndarray) -> None:
-    header = bytes([0, 0, 8, array.ndim]) + b"".join(size.to_bytes(4, "big") for size in array.shape)
+    header = bytes([0, 0, 8, array.ndim]) + b"".join(
+        size.to_bytes(4, "big") for size in array.shape
+    )
     path.write_bytes(header + array.astype(np.uint8).tobytes())
 
 
@@ -93,19 +108,27 @@ def test_places_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     work.mkdir()
     monkeypatch.chdir(work)
     monkeypatch.setenv("FEDHET_DATA_DIR", str(env))
-    for value, place in ((3, work / "data"), (2, env), (1, env / "data")):  # the later written, the sooner found
+    for value, place in (
+        (3, work / "data"),
+        (2, env),
+        (1, env / "data"),
+    ):  # the later written, the sooner found
         write_mnist(place / "MNIST", value)
         data = load("mnist", data_dir="data")
         assert int(data.x.max()) == int(data.x.min()) == value
         assert data.x.shape == (12, 1, 5, 6)
-    assert int(load("mnist", data_dir=str(work / "data")).x.max()) == 3  # absolute: there and nowhere else
+    assert (
+        int(load("mnist", data_dir=str(work / "data")).x.max()) == 3
+    )  # absolute: there and nowhere else
     write_mnist(env / "mine" / "digits", 4)
     assert int(load("mnist", data_dir="mine", folder="digits").x.max()) == 4
     with pytest.raises(DataError, match="not found"):
         load("mnist", data_dir="MNIST")  # FEDHET_DATA_DIR itself stands for the default name only
 
 
-def test_missing_data_says_where_what_and_how(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_data_says_where_what_and_how(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FEDHET_DATA_DIR", str(tmp_path / "env"))
     with pytest.raises(DataError) as caught:
@@ -116,15 +139,27 @@ def test_missing_data_says_where_what_and_how(tmp_path: Path, monkeypatch: pytes
     monkeypatch.delenv("FEDHET_DATA_DIR")
     with pytest.raises(DataError) as caught:
         load("cifar10", data_dir="data")
-    assert "cifar-10-batches-py with data_batch_1" in str(caught.value) and "cifar10 with train/, test/" in str(caught.value)
-    with pytest.raises(DataError, match=f"python -m fedhet.data download mnist --data-dir {tmp_path}/x"):
+    assert "cifar-10-batches-py with data_batch_1" in str(
+        caught.value
+    ) and "cifar10 with train/, test/" in str(caught.value)
+    with pytest.raises(
+        DataError, match=f"python -m fedhet.data download mnist --data-dir {tmp_path}/x"
+    ):
         load("mnist", data_dir=f"{tmp_path}/x")
 
 
 # ---- damaged idx files
 
 
-@pytest.mark.parametrize("file", ["train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"])
+@pytest.mark.parametrize(
+    "file",
+    [
+        "train-images-idx3-ubyte",
+        "train-labels-idx1-ubyte",
+        "t10k-images-idx3-ubyte",
+        "t10k-labels-idx1-ubyte",
+    ],
+)
 @pytest.mark.parametrize("length", [0, 2, 6, -1])
 def test_truncated_idx_file_is_named(tmp_path: Path, file: str, length: int) -> None:
     path = write_mnist(tmp_path / "MNIST") / file
@@ -146,7 +181,9 @@ def test_other_wrong_idx_files(tmp_path: Path) -> None:
         load("mnist", data_dir=str(tmp_path))
     idx(raw / "train-images-idx3-ubyte", np.zeros((12, 5, 6)))
     idx(raw / "t10k-labels-idx1-ubyte", np.array([0, 1, 10, 3]))
-    with pytest.raises(DataError, match="t10k-labels-idx1-ubyte: row 2 has label 10; labels go from 0 to 9"):
+    with pytest.raises(
+        DataError, match="t10k-labels-idx1-ubyte: row 2 has label 10; labels go from 0 to 9"
+    ):
         load("mnist", data_dir=str(tmp_path))
 
 
@@ -159,7 +196,9 @@ def write_images(folder: Path, shape: tuple[int, ...], suffix: str = ".png") -> 
             place = folder / part / name
             place.mkdir(parents=True)
             for i in range(per_class):
-                Image.fromarray(np.full(shape, 10 * label + i, np.uint8)).save(place / f"{i}{suffix}")
+                Image.fromarray(np.full(shape, 10 * label + i, np.uint8)).save(
+                    place / f"{i}{suffix}"
+                )
 
 
 def folder(tmp_path: Path, **keys: object) -> Dataset:
@@ -167,21 +206,30 @@ def folder(tmp_path: Path, **keys: object) -> Dataset:
 
 
 @pytest.mark.parametrize(("shape", "channels"), [((4, 6), 1), ((4, 6, 3), 3)])
-def test_image_folder_keeps_pixels_and_sorts_classes(tmp_path: Path, shape: tuple[int, ...], channels: int) -> None:
+def test_image_folder_keeps_pixels_and_sorts_classes(
+    tmp_path: Path, shape: tuple[int, ...], channels: int
+) -> None:
     write_images(tmp_path / "mine", shape)
     (tmp_path / "mine" / "train" / "a" / "notes.txt").write_text("not an image")
     data = folder(tmp_path)
     assert (data.classes, data.shape) == (("a", "b", "c"), (channels, 4, 6))
     assert data.mean == (0.5,) * channels  # one number stands for all channels
-    assert (data.y.tolist(), data.test.y.tolist()) == ([0, 0, 0, 1, 1, 1, 2, 2, 2], [0, 0, 1, 1, 2, 2])
+    assert (data.y.tolist(), data.test.y.tolist()) == (
+        [0, 0, 0, 1, 1, 1, 2, 2, 2],
+        [0, 0, 1, 1, 2, 2],
+    )
     assert data.x[:, 0, 0, 0].tolist() == [10, 11, 12, 0, 1, 2, 20, 21, 22]
     assert data.test.x[:, -1, -1, -1].tolist() == [10, 11, 0, 1, 20, 21]
 
 
 def test_jpeg_and_resizing(tmp_path: Path) -> None:
     write_images(tmp_path / "mine", (4, 6), ".JPG")
-    Image.fromarray(np.full((9, 5), 200, np.uint8)).save(tmp_path / "mine" / "test" / "c" / "large.jpeg")
-    with pytest.raises(DataError, match=r"large.jpeg is \(C, H, W\) = \(1, 9, 5\), but .*a/0.JPG is \(1, 4, 6\)"):
+    Image.fromarray(np.full((9, 5), 200, np.uint8)).save(
+        tmp_path / "mine" / "test" / "c" / "large.jpeg"
+    )
+    with pytest.raises(
+        DataError, match=r"large.jpeg is \(C, H, W\) = \(1, 9, 5\), but .*a/0.JPG is \(1, 4, 6\)"
+    ):
         folder(tmp_path)
     data = folder(tmp_path, size=8)
     assert data.shape == (1, 8, 8)
@@ -237,16 +285,22 @@ def write_batches(place: Path, monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
     for i, (file, _) in enumerate(CIFAR10.train_list + CIFAR10.test_list):
         content = {"data": pixels[2 * i : 2 * i + 2].reshape(2, -1), "labels": [i, 9 - i]}
         (place / file).write_bytes(pickle.dumps(content))
-    (place / "batches.meta").write_bytes(pickle.dumps({"label_names": [f"class {i}" for i in range(10)]}))
+    (place / "batches.meta").write_bytes(
+        pickle.dumps({"label_names": [f"class {i}" for i in range(10)]})
+    )
     for path in place.iterdir():
         sums[path.name] = hashlib.md5(path.read_bytes()).hexdigest()
-    monkeypatch.setattr(CIFAR10, "train_list", [[file, sums[file]] for file, _ in CIFAR10.train_list])
+    monkeypatch.setattr(
+        CIFAR10, "train_list", [[file, sums[file]] for file, _ in CIFAR10.train_list]
+    )
     monkeypatch.setattr(CIFAR10, "test_list", [[file, sums[file]] for file, _ in CIFAR10.test_list])
     monkeypatch.setattr(CIFAR10, "meta", {**CIFAR10.meta, "md5": sums["batches.meta"]})
     return pixels
 
 
-def test_cifar10_prefers_torchvisions_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_cifar10_prefers_torchvisions_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     write_images(tmp_path / "cifar10", (32, 32, 3))
     caplog.set_level(logging.INFO, "fedhet")
     assert load("cifar10", data_dir=str(tmp_path)).classes == ("a", "b", "c")
@@ -255,7 +309,9 @@ def test_cifar10_prefers_torchvisions_batches(tmp_path: Path, monkeypatch: pytes
     pixels = write_batches(place, monkeypatch)
     data = load("cifar10", data_dir=str(tmp_path))
     assert f"torchvision's batches in {place}" in caplog.text
-    assert np.array_equal(data.x.numpy(), pixels[:10]) and np.array_equal(data.test.x.numpy(), pixels[10:])
+    assert np.array_equal(data.x.numpy(), pixels[:10]) and np.array_equal(
+        data.test.x.numpy(), pixels[10:]
+    )
     assert (data.y.tolist(), data.test.y.tolist()) == ([0, 9, 1, 8, 2, 7, 3, 6, 4, 5], [5, 4])
     assert data.classes[3] == "class 3"
     place.rename(tmp_path / "elsewhere")
@@ -270,7 +326,13 @@ def test_cifar10_prefers_torchvisions_batches(tmp_path: Path, monkeypatch: pytes
 
 
 def test_wrong_mean_or_std() -> None:
-    for keys in ({"mean": [0.1, 0.2]}, {"mean": []}, {"std": [1, 1, 1]}, {"std": [0.0]}, {"std": [-1]}):
+    for keys in (
+        {"mean": [0.1, 0.2]},
+        {"mean": []},
+        {"std": [1, 1, 1]},
+        {"std": [0.0]},
+        {"std": [-1]},
+    ):
         with pytest.raises(ConfigError, match=f"dataset.{next(iter(keys))}="):
             load("digits", **keys)
 
@@ -282,9 +344,16 @@ def test_labels_out_of_range() -> None:
 
 
 def test_importing_is_light() -> None:
-    code = ("import sys, fedhet.data.images, fedhet.data.download;"
-            "print({'torchvision', 'sklearn', 'PIL', 'pyarrow', 'flwr_datasets', 'datasets', 'filelock'} & set(sys.modules))")
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "set()"
+    code = (
+        "import sys, fedhet.data.images, fedhet.data.download;print({'torchvision', 'sklearn',"
+        " 'PIL', 'pyarrow', 'flwr_datasets', 'datasets', 'filelock'} & set(sys.modules))"
+    )
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        == "set()"
+    )
 
 
 def test_every_yaml_names_its_loader() -> None:
@@ -292,4 +361,6 @@ def test_every_yaml_names_its_loader() -> None:
         conf = OmegaConf.load(path)
         module, _, loader = conf["_target_"].rpartition(".")
         assert conf["name"] == path.stem and (module != images.__name__ or loader == path.stem)
-    assert instantiate(OmegaConf.load(CONF / "digits.yaml"), data_dir="data").name == "digits"  # Hydra's own lists do
+    assert (
+        instantiate(OmegaConf.load(CONF / "digits.yaml"), data_dir="data").name == "digits"
+    )  # Hydra's own lists do

@@ -1,4 +1,5 @@
-"""Downloads from a server on loopback: checked, unpacked, put in place whole or not at all, and what is said when that fails."""
+"""Downloads from a server on loopback: checked, unpacked, put in place whole or not at all, and
+what is said when that fails."""
 
 from __future__ import annotations
 
@@ -45,7 +46,8 @@ def md5(path: Path) -> str:
 
 @pytest.fixture
 def mnist(served: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """MNIST's four files on the server, which torchvision then names as the publisher; returns the folder."""
+    """MNIST's four files on the server, which torchvision then names as the publisher; returns the
+    folder."""
     folder, url = served
     resources = []
     for file in sorted(write_mnist(tmp_path / "source", 7).iterdir()):
@@ -57,7 +59,9 @@ def mnist(served: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPa
     return folder
 
 
-def test_mnist_from_its_second_mirror(mnist: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mnist_from_its_second_mirror(
+    mnist: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     data_dir = tmp_path / "data"
     assert main(["download", "mnist", "--data-dir", str(data_dir)]) == 0
     data = load("mnist", data_dir=str(data_dir))
@@ -70,7 +74,9 @@ def test_mnist_from_its_second_mirror(mnist: Path, tmp_path: Path, capsys: pytes
     assert capsys.readouterr().out.count("is already there") == 4
 
 
-def test_default_folder_is_where_runs_look(mnist: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_folder_is_where_runs_look(
+    mnist: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("FEDHET_DATA_DIR", raising=False)
     assert main(["download", "mnist"]) == 0
@@ -82,7 +88,11 @@ def test_default_folder_is_where_runs_look(mnist: Path, tmp_path: Path, monkeypa
 
 @pytest.mark.parametrize("damage", ["cut", "other", "gone"])
 def test_nothing_is_put_in_place_unless_it_is_whole(
-    mnist: Path, served: tuple[Path, str], tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: str
+    mnist: Path,
+    served: tuple[Path, str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    damage: str,
 ) -> None:
     bad = mnist / "t10k-labels-idx1-ubyte.gz"
     good = bad.read_bytes()
@@ -93,8 +103,13 @@ def test_nothing_is_put_in_place_unless_it_is_whole(
     assert main(["download", "mnist", "--data-dir", str(data_dir)]) == 2
     said = capsys.readouterr().err
     assert f"no address gave {bad.name} with md5 {hashlib.md5(good).hexdigest()}" in said
-    assert f"{served[1]}gone/{bad.name}: HTTP Error 404" in said  # both addresses, and what was wrong with each
-    assert f"{served[1]}{bad.name}: " + ("HTTP Error 404" if damage == "gone" else "its md5 is") in said
+    assert (
+        f"{served[1]}gone/{bad.name}: HTTP Error 404" in said
+    )  # both addresses, and what was wrong with each
+    assert (
+        f"{served[1]}{bad.name}: " + ("HTTP Error 404" if damage == "gone" else "its md5 is")
+        in said
+    )
     assert not (data_dir / "MNIST" / "raw" / "t10k-labels-idx1-ubyte").exists()
     assert [path.name for path in data_dir.iterdir() if path.name != "MNIST"] == []
     bad.write_bytes(good)  # a second try gets what is missing
@@ -116,14 +131,20 @@ def tar(folder: Path, to: Path, arcname: str) -> None:
         file.add(folder, arcname)
 
 
-def test_every_kind_of_archive(served: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_kind_of_archive(
+    served: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A tar with a folder (CIFAR), one without (CINIC-10), a zip of zipped files (EMNIST)."""
     folder, url = served
     write_images(tmp_path / "images", (32, 32, 3))
     tar(tmp_path / "images", folder / "cifar-10-python.tar.gz", "cifar-10-batches-py")
     monkeypatch.setattr(datasets.CIFAR10, "tgz_md5", md5(folder / "cifar-10-python.tar.gz"))
     tar(tmp_path / "images", folder / "CINIC-10.tar.gz", ".")
-    monkeypatch.setattr(download, "_CINIC10", Archive(["http://x/CINIC-10.tar.gz"], md5(folder / "CINIC-10.tar.gz"), "CINIC-10"))
+    monkeypatch.setattr(
+        download,
+        "_CINIC10",
+        Archive(["http://x/CINIC-10.tar.gz"], md5(folder / "CINIC-10.tar.gz"), "CINIC-10"),
+    )
     with zipfile.ZipFile(folder / "gzip.zip", "w") as file:
         for i, inner in enumerate(sorted(write_mnist(tmp_path / "source").iterdir())):
             part, what = ("test", "train")[i // 2], inner.name.partition("-")[2]
@@ -139,11 +160,18 @@ def test_every_kind_of_archive(served: tuple[Path, str], tmp_path: Path, monkeyp
 
 
 def test_published_addresses_are_torchvisions() -> None:
-    """Each file of a dataset has an address and a checksum, and becomes what its loader looks for."""
+    """Each file of a dataset has an address and a checksum, and becomes what its loader looks
+    for."""
     for name, archives in download.PUBLISHED.items():
         for archive in archives():
-            assert all(url.startswith("http") for url in archive.urls) and len(archive.md5) == 32, name
-    files = [f"MNIST/raw/{part}-{what}-ubyte" for part in ("t10k", "train") for what in ("images-idx3", "labels-idx1")]
+            assert all(url.startswith("http") for url in archive.urls) and len(archive.md5) == 32, (
+                name
+            )
+    files = [
+        f"MNIST/raw/{part}-{what}-ubyte"
+        for part in ("t10k", "train")
+        for what in ("images-idx3", "labels-idx1")
+    ]
     assert sorted(archive.gives for archive in download.PUBLISHED["mnist"]()) == files
 
 

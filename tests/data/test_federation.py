@@ -13,7 +13,14 @@ from fedhet.data import Dataset, Federation, Normalize, Partition, describe, spl
 from fedhet.errors import ConfigError
 from fedhet.task import Samples
 
-FRACTIONS = [[0.8, 0.1, 0.1], [1, 0, 0], [0.2, 0.4, 0.4], [0.75, 0, 0.25], [0.001, 0.999, 0], [0.85, 0.15, 0.0]]
+FRACTIONS = [
+    [0.8, 0.1, 0.1],
+    [1, 0, 0],
+    [0.2, 0.4, 0.4],
+    [0.75, 0, 0.25],
+    [0.001, 0.999, 0],
+    [0.85, 0.15, 0.0],
+]
 
 
 @pytest.mark.parametrize("fractions", FRACTIONS)
@@ -37,7 +44,9 @@ def test_split_has_a_stream_per_client_and_seed() -> None:
     assert len({tuple(order(seed=seed, pid=pid)) for seed in range(3) for pid in range(3)}) == 9
 
 
-@pytest.mark.parametrize("fractions", [[0.8, 0.2], [0.8, 0.1, 0.2], [0, 0.5, 0.5], [1.2, -0.1, -0.1], []])
+@pytest.mark.parametrize(
+    "fractions", [[0.8, 0.2], [0.8, 0.1, 0.2], [0, 0.5, 0.5], [1.2, -0.1, -0.1], []]
+)
 def test_wrong_fractions(fractions: list[float]) -> None:
     with pytest.raises(ConfigError, match=r"partition\.split="):
         split(10, fractions, seed=0, pid=0)
@@ -64,18 +73,31 @@ def test_clients_hold_their_own_samples() -> None:
         rows = torch.cat([part.x[:, 0, 0, 0] for part in held]).long()
         assert sorted(rows.tolist()) == sorted(partition.indices[pid].tolist())
         assert torch.equal(torch.cat([part.y for part in held]), rows % 4)
-        assert all(part.x.dtype == torch.uint8 and part.x.shape[1:] == data.shape and part.y.dtype == torch.int64 for part in held)
+        assert all(
+            part.x.dtype == torch.uint8
+            and part.x.shape[1:] == data.shape
+            and part.y.dtype == torch.int64
+            for part in held
+        )
     assert [len(client.train) for client in federation] == federation.sizes == [16, 1, 0, 14]
     assert federation[1].val is None and federation[1].test is None
-    assert torch.equal(federation[-1].train.x, federation[3].train.x)  # the same client, not another stream
+    # the same client, not another stream
+    assert torch.equal(federation[-1].train.x, federation[3].train.x)
     with pytest.raises(IndexError):
         federation[4]
 
 
-def noisy(partition: Partition, seed: int = 7, fractions: tuple[float, ...] = (0.8, 0.1, 0.1), value: float = 0.5) -> Federation:
+def noisy(
+    partition: Partition,
+    seed: int = 7,
+    fractions: tuple[float, ...] = (0.8, 0.1, 0.1),
+    value: float = 0.5,
+) -> Federation:
     """All samples are grey images of one value, float32."""
     x = torch.full((40_000, 1, 4, 4), value)
-    data = Dataset("grey", x, torch.arange(len(x)) % 4, Samples(x[:4], torch.arange(4)), ("a", "b", "c", "d"))
+    data = Dataset(
+        "grey", x, torch.arange(len(x)) % 4, Samples(x[:4], torch.arange(4)), ("a", "b", "c", "d")
+    )
     return Federation(data, partition, fractions, seed, noise=0.01)
 
 
@@ -83,17 +105,22 @@ def test_noise_has_the_variance_of_its_client() -> None:
     federation = noisy(Partition("toy", np.array_split(np.arange(40_000), 4)))
     for pid, client in enumerate(federation):
         assert federation.noise_sd(pid) == pytest.approx(math.sqrt(0.01 * (pid + 1) / 4))
-        for part in (client.train, client.val, client.test):  # feature skew is the client's own, in every part
+        # feature skew is the client's own, in every part
+        for part in (client.train, client.val, client.test):
             assert part is not None and part.x.dtype == torch.float32
-            assert float(part.x.mean()) == pytest.approx(0.5, abs=0.004)  # 5 standard deviations of the smallest part
+            # 5 standard deviations of the smallest part
+            assert float(part.x.mean()) == pytest.approx(0.5, abs=0.004)
             assert float(part.x.var()) == pytest.approx(0.01 * (pid + 1) / 4, rel=0.06)
-    assert torch.equal(federation._dataset.x.unique(), torch.tensor([0.5]))  # the samples of all are untouched
+    # the samples of all are untouched
+    assert torch.equal(federation._dataset.x.unique(), torch.tensor([0.5]))
 
 
 def test_noise_is_clipped_and_starts_from_the_pixels() -> None:
     few = Partition("toy", [np.arange(1000)])
     bright = noisy(few, value=1.0)[0].train.x
-    assert float(bright.max()) == 1 and float((bright == 1).float().mean()) == pytest.approx(0.5, abs=0.03)
+    assert float(bright.max()) == 1 and float((bright == 1).float().mean()) == pytest.approx(
+        0.5, abs=0.03
+    )
     data = toy()
     mixed = Federation(data, parts(), [1, 0, 0], seed=0, noise=1e-8)[0].train
     plain = Federation(data, parts(), [1, 0, 0], seed=0)[0].train
@@ -104,23 +131,41 @@ def test_noise_has_a_stream_per_client_and_seed_and_is_drawn_once() -> None:
     partition = Partition("toy", [np.arange(50), np.arange(50, 100)])
     first = noisy(partition)[0]
     again = noisy(partition)[0]
-    assert torch.equal(first.train.x, again.train.x) and first.test is not None and again.test is not None
+    assert (
+        torch.equal(first.train.x, again.train.x)
+        and first.test is not None
+        and again.test is not None
+    )
     assert torch.equal(first.test.x, again.test.x)
     assert not torch.equal(first.train.x, noisy(partition, seed=8)[0].train.x)
-    ends = noisy(Partition("toy", [np.arange(50)] * 2), fractions=(1, 0, 0))  # the same samples at two clients
+    ends = noisy(
+        Partition("toy", [np.arange(50)] * 2), fractions=(1, 0, 0)
+    )  # the same samples at two clients
     order = [split(50, (1, 0, 0), 7, pid)[0].argsort() for pid in range(2)]
     raw = [(ends[pid].train.x[order[pid]] - 0.5) / ends.noise_sd(pid) for pid in range(2)]
     assert not torch.allclose(*raw, atol=1e-3)
-    resplit = noisy(partition, fractions=(0.5, 0.5, 0))[0]  # another split, the same noise on the same sample
+    # another split, the same noise on the same sample
+    resplit = noisy(partition, fractions=(0.5, 0.5, 0))[0]
     assert resplit.val is not None and first.val is not None
-    both = [torch.cat(held).flatten(1).sort(0).values for held in
-            ((first.train.x, first.val.x, first.test.x), (resplit.train.x, resplit.val.x))]
+    both = [
+        torch.cat(held).flatten(1).sort(0).values
+        for held in ((first.train.x, first.val.x, first.test.x), (resplit.train.x, resplit.val.x))
+    ]
     assert torch.equal(*both)
 
 
 def test_noise_is_for_images() -> None:
-    table = Dataset("table", torch.zeros(4, 3), torch.zeros(4).long(), Samples(torch.zeros(1, 3), torch.zeros(1).long()), ("a",))
-    with pytest.raises(ConfigError, match=r"partition\.noise=0\.1: noise is for images .* of table have shape \(3,\)"):
+    table = Dataset(
+        "table",
+        torch.zeros(4, 3),
+        torch.zeros(4).long(),
+        Samples(torch.zeros(1, 3), torch.zeros(1).long()),
+        ("a",),
+    )
+    with pytest.raises(
+        ConfigError,
+        match=r"partition\.noise=0\.1: noise is for images .* of table have shape \(3,\)",
+    ):
         Federation(table, Partition("toy", [np.arange(4)]), [1, 0, 0], seed=0, noise=0.1)
 
 
@@ -128,7 +173,8 @@ def test_sizes_gather_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     federation = Federation(toy(), parts(), [0.5, 0.25, 0.25], seed=0)
     monkeypatch.delattr(Federation, "_gather")
     assert federation.parts[:2] == [(10, 5, 5), (1, 0, 0)]
-    assert federation.sizes == [10, 1, 0, 8]  # of 18: floor(4.5 + .5) = 5 each to validation and test
+    # of 18: floor(4.5 + .5) = 5 each to validation and test
+    assert federation.sizes == [10, 1, 0, 8]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -137,18 +183,24 @@ def test_normalize_per_channel(dtype: torch.dtype) -> None:
     here.send(transform(toy()))
     normalize = there.recv()
     x = torch.rand(5, 2, 1, 3, dtype=dtype)
-    with torch.inference_mode():  # a first use in evaluation must not spoil the constants for training
+    # a first use in evaluation must not spoil the constants for training
+    with torch.inference_mode():
         normalize(x)
     z = normalize(x.requires_grad_())
     assert z.dtype == dtype
     z.sum().backward()
-    assert torch.allclose(z[:, 0], (x[:, 0] - 0.1) / 0.5) and torch.allclose(z[:, 1], (x[:, 1] - 0.2) / 2)
+    assert torch.allclose(z[:, 0], (x[:, 0] - 0.1) / 0.5) and torch.allclose(
+        z[:, 1], (x[:, 1] - 0.2) / 2
+    )
     assert x.grad is not None and torch.allclose(x.grad[:, 0], torch.tensor(2.0, dtype=dtype))
 
 
 def test_normalize_of_vectors() -> None:
     x = torch.rand(5, 3)
-    assert torch.allclose(Normalize((0.0, 0.5, 1.0), (1.0, 2.0, 4.0))(x), (x - torch.tensor([0, 0.5, 1])) / torch.tensor([1, 2, 4]))
+    assert torch.allclose(
+        Normalize((0.0, 0.5, 1.0), (1.0, 2.0, 4.0))(x),
+        (x - torch.tensor([0, 0.5, 1])) / torch.tensor([1, 2, 4]),
+    )
 
 
 def test_describe_counts_labels() -> None:
@@ -157,7 +209,9 @@ def test_describe_counts_labels() -> None:
     assert table.shape == (4, 4) and table.dtype == np.int64
     assert table.sum(1).tolist() == [20, 1, 0, 18]
     for pid in range(4):
-        assert table[pid].tolist() == [sum(int(i) % 4 == label for i in partition.indices[pid]) for label in range(4)]
+        assert table[pid].tolist() == [
+            sum(int(i) % 4 == label for i in partition.indices[pid]) for label in range(4)
+        ]
 
 
 def test_pixels_are_normalised_where_they_were_made_and_the_shared_array_stays() -> None:

@@ -58,9 +58,15 @@ def write_images(folder: Path) -> Path:
     import datasets
 
     label = datasets.ClassLabel(names=["cat", "dog"])
-    kinds = datasets.Features({"photo": datasets.Image(), "label": label, "who": datasets.Value("string")})
+    kinds = datasets.Features(
+        {"photo": datasets.Image(), "label": label, "who": datasets.Value("string")}
+    )
     for part, values in (("train", [10, 20, 30]), ("test", [40])):
-        rows = {"photo": [png(value) for value in values], "label": [0, 1, 1][: len(values)], "who": ["z", "a", "z"][: len(values)]}
+        rows = {
+            "photo": [png(value) for value in values],
+            "label": [0, 1, 1][: len(values)],
+            "who": ["z", "a", "z"][: len(values)],
+        }
         folder.mkdir(exist_ok=True)
         datasets.Dataset.from_dict(rows, features=kinds).to_parquet(folder / f"{part}.parquet")
     return folder
@@ -77,7 +83,9 @@ def test_images_with_named_classes(tmp_path: Path, network: list[Any]) -> None:
 
 
 def test_the_fixed_cut_of_a_dataset_without_test_split(tmp_path: Path) -> None:
-    place = write(tmp_path / "t", np.arange(10) % 2, a=np.arange(10.0), b=np.ones(10), note=["n"] * 10)
+    place = write(
+        tmp_path / "t", np.arange(10) % 2, a=np.arange(10.0), b=np.ones(10), note=["n"] * 10
+    )
     with pytest.raises(DataError, match=r"column 'note': 'n'; expected finite numbers"):
         load(tmp_path, path=str(place), test=None)
     data = load("elsewhere", path=str(place), test=None, features=["a", "b"])
@@ -85,14 +93,22 @@ def test_the_fixed_cut_of_a_dataset_without_test_split(tmp_path: Path) -> None:
     assert torch.equal(data.x[:, 0].long() % 2, data.y)
 
 
-def test_a_dataset_in_the_cache_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, network: list[Any]) -> None:
+def test_a_dataset_in_the_cache_of_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, network: list[Any]
+) -> None:
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     repository = tmp_path / "datasets--somebody--pets"
     (repository / "refs").mkdir(parents=True)
     (repository / "refs" / "main").write_text("0" * 40)
-    with pytest.raises(DataError, match=r"(?s)data not found.*somebody with pets\n.*hf download --repo-type dataset somebody/pets"):
+    with pytest.raises(
+        DataError,
+        match=(
+            r"(?s)data not found.*somebody with pets\n.*hf download --repo-type dataset"
+            r" somebody/pets"
+        ),
+    ):
         load(tmp_path, path="somebody/pets")
     (repository / "snapshots").mkdir()
     write_images(repository / "snapshots" / ("0" * 40))
@@ -103,7 +119,10 @@ def test_a_dataset_in_the_cache_of_the_hub(tmp_path: Path, monkeypatch: pytest.M
 def test_real_cifar100(real: str, network: list[Any]) -> None:
     data = load(real, path="cifar100_sample", label="fine_label")
     assert (data.shape, data.x.dtype, len(data.classes)) == ((3, 32, 32), torch.uint8, 100)
-    assert torch.bincount(data.y).tolist() == [5] * 100 and torch.bincount(data.test.y).tolist() == [1] * 100
+    assert (
+        torch.bincount(data.y).tolist() == [5] * 100
+        and torch.bincount(data.test.y).tolist() == [1] * 100
+    )
     assert network == []
 
 
@@ -112,8 +131,17 @@ def test_what_is_wrong_is_named(tmp_path: Path) -> None:
     for keys, said in (
         ({"label": "kind"}, r"mine, split 'train' has no column 'kind'; it has photo, label, who"),
         ({"owner": "kind"}, r"split 'train' has no column 'kind'"),
-        ({"features": "who"}, r"split 'train', column 'who' holds Value\('string'\), no images; a list of columns is a table: \[who\]"),
-        ({"train": "trian"}, r"no dataset with the splits trian, test: .*'trian' is not present.*'train', 'test'"),
+        (
+            {"features": "who"},
+            (
+                r"split 'train', column 'who' holds Value\('string'\), no images; a list of columns"
+                r" is a table: \[who\]"
+            ),
+        ),
+        (
+            {"train": "trian"},
+            r"no dataset with the splits trian, test: .*'trian' is not present.*'train', 'test'",
+        ),
         ({"subset": "tiny"}, r"mine is damaged, or no dataset.*tiny"),
     ):
         with pytest.raises(DataError, match=said):
@@ -134,17 +162,33 @@ def test_what_is_wrong_is_named(tmp_path: Path) -> None:
 
 
 def test_wrong_rows_are_named(tmp_path: Path) -> None:
-    for i, (photos, labels, said) in enumerate((
-        ([png(1), {"bytes": b"no image", "path": None}], [0, 1], r"split 'train', row 1 is not a readable image"),
-        ([png(1), None], [0, 1], r"split 'train', row 1 is not a readable image"),
-        ([png(1), png(1, (5, 5))], [0, 1], r"split 'train', row 1 is \(C, H, W\) = \(1, 5, 5\), but .*row 0 is \(1, 2, 3\)"),
-        ([png(1), png(2)], [0, None], r"split 'train', row 1, column 'label': nothing is there"),
-    )):  # fmt: skip
+    for i, (photos, labels, said) in enumerate(
+        (
+            (
+                [png(1), {"bytes": b"no image", "path": None}],
+                [0, 1],
+                r"split 'train', row 1 is not a readable image",
+            ),
+            ([png(1), None], [0, 1], r"split 'train', row 1 is not a readable image"),
+            (
+                [png(1), png(1, (5, 5))],
+                [0, 1],
+                r"split 'train', row 1 is \(C, H, W\) = \(1, 5, 5\), but .*row 0 is \(1, 2, 3\)",
+            ),
+            (
+                [png(1), png(2)],
+                [0, None],
+                r"split 'train', row 1, column 'label': nothing is there",
+            ),
+        )
+    ):
         import datasets
 
         kinds = datasets.Features({"photo": datasets.Image(), "label": datasets.Value("int64")})
         folder = tmp_path / str(i)
         folder.mkdir()
-        datasets.Dataset.from_dict({"photo": photos, "label": labels}, features=kinds).to_parquet(folder / "train.parquet")
+        datasets.Dataset.from_dict({"photo": photos, "label": labels}, features=kinds).to_parquet(
+            folder / "train.parquet"
+        )
         with pytest.raises(DataError, match=said):
             load(tmp_path, path=folder.name, test=None, test_fraction=0.5)

@@ -32,9 +32,15 @@ def published(real: str, title: str, label: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("name", "title", "users"), [("femnist", "FEMNIST", "Samples per writer"), ("shakespeare", "Shakespeare", "Windows per speaker")]
+    ("name", "title", "users"),
+    [
+        ("femnist", "FEMNIST", "Samples per writer"),
+        ("shakespeare", "Shakespeare", "Windows per speaker"),
+    ],
 )
-def test_real_users_have_the_counts_of_their_readme(real: str, name: str, title: str, users: str) -> None:
+def test_real_users_have_the_counts_of_their_readme(
+    real: str, name: str, title: str, users: str
+) -> None:
     data = load(name, real)
     assert data.owners is not None
     held = dict(zip(data.owner_names, np.bincount(data.owners).tolist(), strict=True))
@@ -45,25 +51,46 @@ def test_real_users_have_the_counts_of_their_readme(real: str, name: str, title:
 
 def test_real_femnist(real: str) -> None:
     data = load("femnist", real)
-    assert (data.shape, data.x.dtype, data.test.x.dtype, len(data.classes)) == ((1, 28, 28), torch.uint8, torch.uint8, 62)
+    assert (data.shape, data.x.dtype, data.test.x.dtype, len(data.classes)) == (
+        (1, 28, 28),
+        torch.uint8,
+        torch.uint8,
+        62,
+    )
     for part, y in (("Train per class", data.y), ("Test per class", data.test.y)):
         said = [int(entry.split(":")[1]) for entry in published(real, "FEMNIST", part)[0].split()]
         assert torch.bincount(y, minlength=62).tolist() == said
     pixels = data.x.float().div(255)
-    assert (float(pixels.mean()), float(pixels.std())) == pytest.approx((data.mean[0], data.std[0]), abs=0.005)
+    assert (float(pixels.mean()), float(pixels.std())) == pytest.approx(
+        (data.mean[0], data.std[0]), abs=0.005
+    )
     content = json.loads(next(Path(real, "femnist", "train").iterdir()).read_text())
     user = content["users"][3]
     own = data.x[torch.from_numpy(data.owners == data.owner_names.index(user))]
-    assert own.flatten(1).div(255).numpy() == pytest.approx(np.array(content["user_data"][user]["x"]), abs=5e-5)  # in the file's order
+    assert own.flatten(1).div(255).numpy() == pytest.approx(
+        np.array(content["user_data"][user]["x"]), abs=5e-5
+    )  # in the file's order
 
 
 def test_real_shakespeare(real: str) -> None:
     data = load("shakespeare", real)
-    assert (data.text, data.shape, data.x.dtype, len(data.classes)) == (True, (80,), torch.int16, 80)
+    assert (data.text, data.shape, data.x.dtype, len(data.classes)) == (
+        True,
+        (80,),
+        torch.int16,
+        80,
+    )
     content = json.loads(next(Path(real, "shakespeare", "train").iterdir()).read_text())
-    whole = [row for user in content["users"] for row in zip(*content["user_data"][user].values(), strict=True)]
+    whole = [
+        row
+        for user in content["users"]
+        for row in zip(*content["user_data"][user].values(), strict=True)
+    ]
     for i in (0, 937, 938, len(whole) - 1):
-        assert ("".join(data.classes[token] for token in data.x[i]), data.classes[data.y[i]]) == whole[i]
+        assert (
+            "".join(data.classes[token] for token in data.x[i]),
+            data.classes[data.y[i]],
+        ) == whole[i]
 
 
 def image(level: int) -> list[float]:
@@ -74,19 +101,31 @@ def small() -> dict[str, tuple[Users, Users]]:
     """dataset -> (train, test)."""
     speak = {"HAMLET": windows("To be, or not to be: ", 3), "Ghost": windows("Mark me.\n", 2)}
     draw = {"w2": ([image(0), image(255)], [61, 0]), "w1": ([image(7)], [9])}
-    return {"femnist": (draw, {"w1": ([image(9)], [1])}), "shakespeare": (speak, {"Ghost": windows("List!", 1)})}
+    return {
+        "femnist": (draw, {"w1": ([image(9)], [1])}),
+        "shakespeare": (speak, {"Ghost": windows("List!", 1)}),
+    }
 
 
 def test_several_files_are_one_dataset(tmp_path: Path) -> None:
     train, test = small()["femnist"]
     write_leaf(tmp_path / "femnist", train, test, "b.json")
-    write_leaf(tmp_path / "femnist", {"w0": ([image(3)], [5])}, {"new": ([image(4)], [6])}, "a.json")
+    write_leaf(
+        tmp_path / "femnist", {"w0": ([image(3)], [5])}, {"new": ([image(4)], [6])}, "a.json"
+    )
     data = load("femnist", tmp_path)
     assert data.x[:, 0, 5, 5].tolist() == [3, 0, 255, 7] and data.y.tolist() == [5, 61, 0, 9]
-    assert data.owner_names == ("w0", "w1", "w2") and data.owners is not None and data.owners.tolist() == [0, 2, 2, 1]
-    assert data.test.x[:, 0, 0, 0].tolist() == [4, 9] and data.test.y.tolist() == [6, 1]  # the union of all users' test samples
+    assert (
+        data.owner_names == ("w0", "w1", "w2")
+        and data.owners is not None
+        and data.owners.tolist() == [0, 2, 2, 1]
+    )
+    # the union of all users' test samples
+    assert data.test.x[:, 0, 0, 0].tolist() == [4, 9] and data.test.y.tolist() == [6, 1]
     write_leaf(tmp_path / "femnist", {"w2": ([image(3)], [5])}, {}, "c.json")
-    with pytest.raises(DataError, match=r"c\.json: the user 'w2' is there twice, or in another file"):
+    with pytest.raises(
+        DataError, match=r"c\.json: the user 'w2' is there twice, or in another file"
+    ):
         load("femnist", tmp_path)
 
 
@@ -99,7 +138,11 @@ def set_y(value: Any) -> Any:
 
 
 WRONG = [
-    ("femnist", set_x(image(0)[1:]), r"user 'w2', row 1: expected 784 pixels, not list of length 783"),
+    (
+        "femnist",
+        set_x(image(0)[1:]),
+        r"user 'w2', row 1: expected 784 pixels, not list of length 783",
+    ),
     ("femnist", set_x("a" * 784), r"row 1: expected 784 pixels, not str"),
     ("femnist", set_x([*image(0)[1:], 0.5]), r"row 1: pixel 783 is 0.5; expected one of 0, 1/255"),
     ("femnist", set_x([*image(0)[1:], float("nan")]), r"row 1: pixel 783 is nan"),
@@ -108,14 +151,34 @@ WRONG = [
     ("femnist", set_x([*image(0)[1:], [0]]), r"user 'w2': expected pixels"),
     ("femnist", set_y(62), r"user 'w2', row 1: label 62; expected a whole number from 0 to 61"),
     ("femnist", set_y("a"), r"row 1: label 'a'"),
-    ("shakespeare", set_x("a" * 79), r"user 'HAMLET', row 2: expected 80 characters and the next one, not str of length 79"),
-    ("shakespeare", set_x("a" * 79 + "$"), r"user 'HAMLET', row 2: the character '\$' is not among LEAF's 80"),
+    (
+        "shakespeare",
+        set_x("a" * 79),
+        r"user 'HAMLET', row 2: expected 80 characters and the next one, not str of length 79",
+    ),
+    (
+        "shakespeare",
+        set_x("a" * 79 + "$"),
+        r"user 'HAMLET', row 2: the character '\$' is not among LEAF's 80",
+    ),
     ("shakespeare", set_x("a" * 79 + "\u00e9"), r"row 2: the character 'é'"),
-    ("shakespeare", set_y(""), r"row 2: expected 80 characters and the next one, not str of length 80 and str of length 0"),
+    (
+        "shakespeare",
+        set_y(""),
+        r"row 2: expected 80 characters and the next one, not str of length 80 and str of length 0",
+    ),
     ("shakespeare", set_y("@"), r"row 2: the character '@'"),
     ("shakespeare", set_y(3), r"row 2: .* and 3"),
-    ("femnist", lambda content, user: content["user_data"][user]["x"].pop(), r"^[^(]*user 'w2': 1 x and 2 y, but num_samples is 2"),
-    ("femnist", lambda content, user: content["user_data"].pop(user), r"is not LEAF's json.*KeyError\('w2'\)"),
+    (
+        "femnist",
+        lambda content, user: content["user_data"][user]["x"].pop(),
+        r"^[^(]*user 'w2': 1 x and 2 y, but num_samples is 2",
+    ),
+    (
+        "femnist",
+        lambda content, user: content["user_data"].pop(user),
+        r"is not LEAF's json.*KeyError\('w2'\)",
+    ),
     ("femnist", lambda content, user: content["num_samples"].pop(), r"is not LEAF's json"),
     ("femnist", lambda content, user: content.pop("users"), r"is not LEAF's json.*users"),
 ]
@@ -142,7 +205,9 @@ def test_users_without_samples_and_broken_files(tmp_path: Path) -> None:
         load("femnist", tmp_path)
     for content in (b"{", b"", b"\xff\xfe", path.read_bytes()[:-9]):
         path.write_bytes(content)
-        with pytest.raises(DataError, match=f"{path} is damaged or cut short: expected LEAF's json"):
+        with pytest.raises(
+            DataError, match=f"{path} is damaged or cut short: expected LEAF's json"
+        ):
             load("femnist", tmp_path)
     path.write_text("[]")
     with pytest.raises(DataError, match=f"{path} is not LEAF's json"):
@@ -150,5 +215,10 @@ def test_users_without_samples_and_broken_files(tmp_path: Path) -> None:
     path.unlink()
     with pytest.raises(DataError, match=r"train holds no \*\.json"):
         load("femnist", tmp_path)
-    with pytest.raises(DataError, match=r"(?s)data not found.*shakespeare with train, test\nMake it with LEAF's preprocess\.sh"):
+    with pytest.raises(
+        DataError,
+        match=(
+            r"(?s)data not found.*shakespeare with train, test\nMake it with LEAF's preprocess\.sh"
+        ),
+    ):
         load("shakespeare", tmp_path)

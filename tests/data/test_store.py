@@ -1,4 +1,5 @@
-"""The decoded arrays on disk: decoded once, mapped without copies, made anew when damaged, left out when they cannot be written."""
+"""The decoded arrays on disk: decoded once, mapped without copies, made anew when damaged, left out
+when they cannot be written."""
 
 from __future__ import annotations
 
@@ -13,11 +14,17 @@ import torch
 
 from fedhet.data.store import Arrays, signature, stored
 
-ARRAYS = {"x": np.arange(24, dtype=np.uint8).reshape(2, 3, 4), "names": np.array(["a", "bcd"]), "none": np.zeros((0, 5), np.float32)}
+ARRAYS = {
+    "x": np.arange(24, dtype=np.uint8).reshape(2, 3, 4),
+    "names": np.array(["a", "bcd"]),
+    "none": np.zeros((0, 5), np.float32),
+}
 
 
 def same(found: Arrays) -> bool:
-    return list(found) == list(ARRAYS) and all(found[k].dtype == v.dtype and np.array_equal(found[k], v) for k, v in ARRAYS.items())
+    return list(found) == list(ARRAYS) and all(
+        found[k].dtype == v.dtype and np.array_equal(found[k], v) for k, v in ARRAYS.items()
+    )
 
 
 def miss() -> Arrays:
@@ -41,7 +48,9 @@ def test_arrays_are_made_once_and_mapped(cache_dir: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["cut", "gone", "other shape", "no header", "empty header"])
-def test_a_damaged_entry_is_made_anew(cache_dir: Path, caplog: pytest.LogCaptureFixture, damage: str) -> None:
+def test_a_damaged_entry_is_made_anew(
+    cache_dir: Path, caplog: pytest.LogCaptureFixture, damage: str
+) -> None:
     stored("toy", {}, lambda: ARRAYS)
     place = entry(cache_dir)
     if damage == "cut":
@@ -68,7 +77,9 @@ def test_concurrent_processes_decode_once() -> None:
     assert len(calls) == 1
 
 
-def test_unwritable_cache_is_logged_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_unwritable_cache_is_logged_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "file").write_text("not a folder")
     monkeypatch.setenv("FEDHET_CACHE", str(tmp_path / "file"))
     caplog.set_level(logging.INFO, "fedhet")
@@ -77,7 +88,9 @@ def test_unwritable_cache_is_logged_once(tmp_path: Path, monkeypatch: pytest.Mon
     assert len(caplog.records) == 1 and str(tmp_path / "file") in caplog.text
 
 
-def test_a_full_disk_falls_back_to_memory(monkeypatch: pytest.MonkeyPatch, cache_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_full_disk_falls_back_to_memory(
+    monkeypatch: pytest.MonkeyPatch, cache_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 

@@ -1,4 +1,5 @@
-"""A plug-in that fails on purpose: client 3 in step 2. Named by `plugin.fednorm._target_` with FEDHET_TRUST=faulty."""
+"""A plug-in that fails on purpose: client 3 in step 2. Named by `plugin.fednorm._target_` with
+FEDHET_TRUST=faulty."""
 
 from __future__ import annotations
 

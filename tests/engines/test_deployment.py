@@ -1,4 +1,5 @@
-"""A SuperLink and SuperNodes as real processes, with TLS and node keys: scripts/local_deployment.sh, which starts and ends them."""
+"""A SuperLink and SuperNodes as real processes, with TLS and node keys:
+scripts/local_deployment.sh, which starts and ends them."""
 
 from __future__ import annotations
 
@@ -20,20 +21,49 @@ import fedhet
 pytestmark = pytest.mark.deployment
 SCRIPT = Path(__file__).parents[2] / "scripts" / "local_deployment.sh"
 SECONDS = 600  # on a busy machine; a quiet one needs a tenth
-# Client state and partial participation: three of four clients in each round, on three nodes, so that one can get two messages.
-OVERRIDES = ["method=scaffold", "plugin=[fednorm]", "partition.clients=4", "fraction=.75", "rounds=2", "eval.clients=false", "seed=2"]
-FEDLEX = ["method=fedlex", "plugin.fedlex.c_exp=2", "plugin.fedlex.e_exp=2", "fraction=.3", "rounds=2", "eval.clients=false", "seed=2"]
+# Client state and partial participation: three of four clients in each round, on three nodes, so
+# that one can get two messages.
+OVERRIDES = [
+    "method=scaffold",
+    "plugin=[fednorm]",
+    "partition.clients=4",
+    "fraction=.75",
+    "rounds=2",
+    "eval.clients=false",
+    "seed=2",
+]
+FEDLEX = [
+    "method=fedlex",
+    "plugin.fedlex.c_exp=2",
+    "plugin.fedlex.e_exp=2",
+    "fraction=.3",
+    "rounds=2",
+    "eval.clients=false",
+    "seed=2",
+]
 
 
 @contextmanager
 def deployment(home: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """The script, in a folder whose name needs quoting and with its work folder in `home`. At the end nothing that it started runs."""
+    """The script, in a folder whose name needs quoting and with its work folder in `home`. At the
+    end nothing that it started runs."""
     here = home / "a folder, with 'quotes'"
     here.mkdir()
-    environment = os.environ | {"TMPDIR": str(home), "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])}
+    environment = os.environ | {
+        "TMPDIR": str(home),
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+    }
     environment.pop("VIRTUAL_ENV", None)
-    process = subprocess.Popen([str(SCRIPT), *arguments], cwd=here, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                               stderr=subprocess.PIPE, text=True, start_new_session=True)
+    process = subprocess.Popen(
+        [str(SCRIPT), *arguments],
+        cwd=here,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
     with process:
         try:
             yield process
@@ -44,7 +74,8 @@ def deployment(home: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def started_below(home: Path) -> list[str]:
-    """The command lines of Flower's processes whose FLWR_HOME is below `home`; all that the script starts inherit one."""
+    """The command lines of Flower's processes whose FLWR_HOME is below `home`; all that the script
+    starts inherit one."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -63,19 +94,32 @@ def read(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "summary.json").read_text())
 
 
-@pytest.mark.parametrize("overrides", [OVERRIDES, pytest.param(FEDLEX, marks=pytest.mark.matrix)], ids=["scaffold-fednorm", "fedlex"])
-def test_three_nodes_give_the_bytes_of_the_in_process_engine(tmp_path: Path, overrides: list[str]) -> None:
+@pytest.mark.parametrize(
+    "overrides",
+    [OVERRIDES, pytest.param(FEDLEX, marks=pytest.mark.matrix)],
+    ids=["scaffold-fednorm", "fedlex"],
+)
+def test_three_nodes_give_the_bytes_of_the_in_process_engine(
+    tmp_path: Path, overrides: list[str]
+) -> None:
     home = tmp_path / "home"
     home.mkdir()
     with deployment(home, *overrides, "hydra.run.dir=../../run") as process:
         said, log = process.communicate(timeout=SECONDS)
         assert process.returncode == 0, log
     assert run_folder(said) == tmp_path / "run"
-    found, expected = read(tmp_path / "run"), fedhet.run([*overrides, f"hydra.run.dir={tmp_path / 'expected'}"]).summary
+    found, expected = (
+        read(tmp_path / "run"),
+        fedhet.run([*overrides, f"hydra.run.dir={tmp_path / 'expected'}"]).summary,
+    )
     assert found["status"] == "ok"
-    assert {key: found[key] for key in ("weights_sha256", "accuracy", "loss", "bytes")} == \
-           {key: expected[key] for key in ("weights_sha256", "accuracy", "loss", "bytes")}
-    *_, first, second = (set(json.loads(line)["cohort"]) for line in (tmp_path / "run" / "rounds.jsonl").read_text().splitlines())
+    assert {key: found[key] for key in ("weights_sha256", "accuracy", "loss", "bytes")} == {
+        key: expected[key] for key in ("weights_sha256", "accuracy", "loss", "bytes")
+    }
+    *_, first, second = (
+        set(json.loads(line)["cohort"])
+        for line in (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()
+    )
     assert first & second  # a state was read again, in a new process on the same node
 
 
@@ -92,7 +136,9 @@ def test_a_setting_that_the_server_app_refuses_fails_with_its_reason(tmp_path: P
 def test_an_interrupted_run_leaves_its_folder_and_no_process(tmp_path: Path) -> None:
     with deployment(tmp_path, "--nodes", "1", "method=fedavg", "hydra.run.dir=run") as process:
         assert process.stderr
-        assert any("fedhet: run folder" in line for line in process.stderr)  # the server app is at work
+        assert any(
+            "fedhet: run folder" in line for line in process.stderr
+        )  # the server app is at work
         assert started_below(tmp_path)
         process.send_signal(signal.SIGINT)
         said, _ = process.communicate(timeout=SECONDS)

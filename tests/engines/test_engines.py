@@ -1,4 +1,5 @@
-"""One configuration, one result, whatever carries it; and what happens when a client or its process fails."""
+"""One configuration, one result, whatever carries it; and what happens when a client or its process
+fails."""
 
 from __future__ import annotations
 
@@ -45,12 +46,16 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, A
 
 
 @RUNS
-def test_two_workers_give_the_same_bytes(tmp_path: Path, reference: dict[str, dict[str, Any]], overrides: list[str]) -> None:
+def test_two_workers_give_the_same_bytes(
+    tmp_path: Path, reference: dict[str, dict[str, Any]], overrides: list[str]
+) -> None:
     same(summary(tmp_path / "run", *overrides, "engine.workers=2"), reference[overrides[0]])
     assert not multiprocessing.active_children()
 
 
-def test_a_seed_repeats_and_another_does_not(tmp_path: Path, reference: dict[str, dict[str, Any]]) -> None:
+def test_a_seed_repeats_and_another_does_not(
+    tmp_path: Path, reference: dict[str, dict[str, Any]]
+) -> None:
     same(summary(tmp_path / "a", *SCAFFOLD), reference[SCAFFOLD[0]])
     other = summary(tmp_path / "b", *SCAFFOLD, "seed=1")
     assert other["weights_sha256"] != reference[SCAFFOLD[0]]["weights_sha256"]
@@ -58,46 +63,69 @@ def test_a_seed_repeats_and_another_does_not(tmp_path: Path, reference: dict[str
 
 @pytest.fixture
 def faulty(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """FedAvg with the plug-in of faulty.py, which processes that are started here can import too."""
+    """FedAvg with the plug-in of faulty.py, which processes that are started here can import
+    too."""
     monkeypatch.setenv("FEDHET_TRUST", "faulty")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]))
     monkeypatch.syspath_prepend(str(HERE))
-    return ["method=fedavg", "plugin=[fednorm]", "plugin.fednorm._target_=faulty.Faulty", "rounds=3", "client.epochs=1"]
+    return [
+        "method=fedavg",
+        "plugin=[fednorm]",
+        "plugin.fednorm._target_=faulty.Faulty",
+        "rounds=3",
+        "client.epochs=1",
+    ]
 
 
-CAUSES = {"raise": "OSError: the disk is full", "nonfinite": "NaN or infinite", "shape": "expected a float32 tensor of shape",
-          "extra": "'fednorm.z' holds NaN or infinite values"}
+CAUSES = {
+    "raise": "OSError: the disk is full",
+    "nonfinite": "NaN or infinite",
+    "shape": "expected a float32 tensor of shape",
+    "extra": "'fednorm.z' holds NaN or infinite values",
+}
 
 
 @pytest.mark.parametrize("how", CAUSES)
 def test_a_failing_client_stops_the_run(tmp_path: Path, faulty: list[str], how: str) -> None:
     folder = tmp_path / "run"
-    with pytest.raises(fedhet.RunFailed, match="client 3 failed in phase 'train', step 2") as caught:
+    with pytest.raises(
+        fedhet.RunFailed, match="client 3 failed in phase 'train', step 2"
+    ) as caught:
         summary(folder, *faulty, f"plugin.fednorm.z_when={how}")
     assert CAUSES[how].removeprefix("expected a float32") in caught.value.reason
     kept = json.loads((folder / "summary.json").read_text())
     assert kept["status"] == "failed"
     assert kept["reason"] == caught.value.reason
-    assert [(f["round"], f["pid"], f["phase"], f["step"]) for f in kept["failures"]] == [(2, 3, "train", 2)]
+    assert [(f["round"], f["pid"], f["phase"], f["step"]) for f in kept["failures"]] == [
+        (2, 3, "train", 2)
+    ]
     assert len((folder / "rounds.jsonl").read_text().splitlines()) == 1  # the round before is kept
     assert (folder / "model.safetensors").exists()
 
 
-def test_a_failing_client_is_left_out_and_reported_and_the_bytes_are_the_same_however_it_failed(tmp_path: Path, faulty: list[str]) -> None:
+def test_a_failing_client_is_left_out_and_reported_and_the_bytes_are_the_same_however_it_failed(
+    tmp_path: Path, faulty: list[str]
+) -> None:
     hashes = {}
     for how in CAUSES:
         found = summary(tmp_path / how, *faulty, f"plugin.fednorm.z_when={how}", "on_failure=skip")
         assert found["status"] == "ok", how
         assert [(f["round"], f["pid"]) for f in found["failures"]] == [(2, 3)], how
-        rows = [json.loads(line) for line in (tmp_path / how / "rounds.jsonl").read_text().splitlines()]
+        rows = [
+            json.loads(line) for line in (tmp_path / how / "rounds.jsonl").read_text().splitlines()
+        ]
         assert [len(row["failures"]) for row in rows] == [0, 1, 0], how
         hashes[how] = found["weights_sha256"]
     assert len(set(hashes.values())) == 1, hashes
 
 
-def test_a_worker_process_that_dies_is_noticed_and_replaced(tmp_path: Path, faulty: list[str]) -> None:
+def test_a_worker_process_that_dies_is_noticed_and_replaced(
+    tmp_path: Path, faulty: list[str]
+) -> None:
     dies = [*faulty, "plugin.fednorm.z_when=exit", "engine.workers=2"]
-    with pytest.raises(fedhet.RunFailed, match=r"client 3 .*its worker process died \(exit code 7\)"):
+    with pytest.raises(
+        fedhet.RunFailed, match=r"client 3 .*its worker process died \(exit code 7\)"
+    ):
         summary(tmp_path / "stop", *dies)
     found = summary(tmp_path / "skip", *dies, "on_failure=skip")
     raised = summary(tmp_path / "raise", *faulty, "plugin.fednorm.z_when=raise", "on_failure=skip")
@@ -107,65 +135,113 @@ def test_a_worker_process_that_dies_is_noticed_and_replaced(tmp_path: Path, faul
 
 
 def descendants() -> list[str]:
-    return [" ".join(child.cmdline()) for child in psutil.Process().children(recursive=True) if child.status() != psutil.STATUS_ZOMBIE]
+    return [
+        " ".join(child.cmdline())
+        for child in psutil.Process().children(recursive=True)
+        if child.status() != psutil.STATUS_ZOMBIE
+    ]
 
 
 # Warm-up phases, masks down, a second slot, sample weights kept by the clients.
-FEDLEX = ["method=fedlex", "plugin.fedlex.c_exp=3", "plugin.fedlex.e_exp=2", "client.lr=.05", "fraction=.5", "rounds=2"]
-FEDDISK = ["method=feddisk", "rounds=2", *(f"plugin.feddisk.{key}=2" for key in ("made_max_rounds", "local_max_epochs", "clf_max_epochs"))]
+FEDLEX = [
+    "method=fedlex",
+    "plugin.fedlex.c_exp=3",
+    "plugin.fedlex.e_exp=2",
+    "client.lr=.05",
+    "fraction=.5",
+    "rounds=2",
+]
+FEDDISK = [
+    "method=feddisk",
+    "rounds=2",
+    *(
+        f"plugin.feddisk.{key}=2"
+        for key in ("made_max_rounds", "local_max_epochs", "clf_max_epochs")
+    ),
+]
 
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("overrides", [FEDLEX, FEDDISK], ids=["fedlex", "feddisk"])
 def test_warm_ups_give_the_same_bytes_under_ray(tmp_path: Path, overrides: list[str]) -> None:
-    same(summary(tmp_path / "ray", *overrides, "engine=ray"), summary(tmp_path / "local", *overrides))
+    same(
+        summary(tmp_path / "ray", *overrides, "engine=ray"), summary(tmp_path / "local", *overrides)
+    )
 
 
 @pytest.mark.matrix
 @RUNS
-def test_ray_gives_the_same_bytes(tmp_path: Path, reference: dict[str, dict[str, Any]], overrides: list[str]) -> None:
+def test_ray_gives_the_same_bytes(
+    tmp_path: Path, reference: dict[str, dict[str, Any]], overrides: list[str]
+) -> None:
     same(summary(tmp_path / "run", *overrides, "engine=ray"), reference[overrides[0]])
 
 
 @pytest.mark.matrix
 def test_a_ray_worker_that_dies_ends_the_run_failed(tmp_path: Path, faulty: list[str]) -> None:
-    with pytest.raises(fedhet.RunFailed, match="client 3 failed in phase 'train', step 2: no reply"):
+    with pytest.raises(
+        fedhet.RunFailed, match="client 3 failed in phase 'train', step 2: no reply"
+    ):
         summary(tmp_path / "run", *faulty, "plugin.fednorm.z_when=exit", "engine=ray")
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "failed"
 
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("nodes", [2, 10])
-def test_flwr_run_gives_the_same_bytes_with_any_number_of_nodes(tmp_path: Path, reference: dict[str, dict[str, Any]], nodes: int) -> None:
+def test_flwr_run_gives_the_same_bytes_with_any_number_of_nodes(
+    tmp_path: Path, reference: dict[str, dict[str, Any]], nodes: int
+) -> None:
     folder = tmp_path / "a folder, with 'quotes'"
-    same(fedhet.run([*SCAFFOLD, "engine=flwr", f"engine.workers={nodes}", f'hydra.run.dir="{folder}"']).summary, reference[SCAFFOLD[0]])
+    same(
+        fedhet.run(
+            [*SCAFFOLD, "engine=flwr", f"engine.workers={nodes}", f'hydra.run.dir="{folder}"']
+        ).summary,
+        reference[SCAFFOLD[0]],
+    )
     time.sleep(1)
     assert not [line for line in descendants() if "flower" in line or "ray" in line]
 
 
 @pytest.mark.matrix
 def test_flwr_run_tells_the_true_status(tmp_path: Path, faulty: list[str]) -> None:
-    with pytest.raises(fedhet.RunFailed, match="client 3 failed in phase 'train', step 2: OSError: the disk is full"):
-        summary(tmp_path / "run", *faulty, "plugin.fednorm.z_when=raise", "engine=flwr", "engine.workers=2")
+    with pytest.raises(
+        fedhet.RunFailed,
+        match="client 3 failed in phase 'train', step 2: OSError: the disk is full",
+    ):
+        summary(
+            tmp_path / "run",
+            *faulty,
+            "plugin.fednorm.z_when=raise",
+            "engine=flwr",
+            "engine.workers=2",
+        )
 
 
 def test_a_task_of_objects_runs_in_process_only() -> None:
     from fedhet.toy import toy_task
 
-    with pytest.raises(fedhet.ConfigError, match="engine=ray builds the task anew in other processes"):
+    with pytest.raises(
+        fedhet.ConfigError, match="engine=ray builds the task anew in other processes"
+    ):
         fedhet.run(["engine=ray"], task=toy_task())
 
 
 @pytest.mark.parametrize(("clients", "seconds"), [(10, 0.02), (250, 0.05), (1000, 0.1)])
-def test_ray_looks_for_replies_more_often_than_flower_unless_clients_are_many(clients: int, seconds: float) -> None:
+def test_ray_looks_for_replies_more_often_than_flower_unless_clients_are_many(
+    clients: int, seconds: float
+) -> None:
     grid = InMemoryGrid(state_factory=MagicMock())
     ray.hurry(grid, clients)
     assert grid.pull_interval == seconds
 
 
 def test_engines_refuse_what_cannot_start() -> None:
-    with pytest.raises(fedhet.ConfigError, match=r"engine.num_cpus=4096.* per client, but this machine has"):
+    with pytest.raises(
+        fedhet.ConfigError, match=r"engine.num_cpus=4096.* per client, but this machine has"
+    ):
         fedhet.run(["engine=ray", "engine.num_cpus=4096"])
     if sys.platform == "linux":
-        with pytest.raises(fedhet.ConfigError, match=r"engine.num_cpus=0.5: `flwr run` takes whole CPUs"):
+        with pytest.raises(
+            fedhet.ConfigError, match=r"engine.num_cpus=0.5: `flwr run` takes whole CPUs"
+        ):
             fedhet.run(["engine=flwr", "engine.num_cpus=.5"])

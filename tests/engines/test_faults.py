@@ -1,4 +1,5 @@
-"""What goes wrong around the clients: worker processes that die, state folders, engines that do not start, threads."""
+"""What goes wrong around the clients: worker processes that die, state folders, engines that do not
+start, threads."""
 
 from __future__ import annotations
 
@@ -47,11 +48,15 @@ def test_a_worker_that_dies_while_idle_is_replaced_and_nothing_is_lost(tmp_path:
 
 def run_elsewhere(folder: Path, *overrides: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "fedhet", *overrides, f"hydra.run.dir={folder}"]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder.parent)
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder.parent
+    )
 
 
 def test_workers_end_without_a_word(tmp_path: Path) -> None:
-    with run_elsewhere(tmp_path / "run", "method=fedavg", "rounds=2", "engine.workers=2", "eval.clients=false") as process:
+    with run_elsewhere(
+        tmp_path / "run", "method=fedavg", "rounds=2", "engine.workers=2", "eval.clients=false"
+    ) as process:
         said, errors = process.communicate(timeout=120)
     assert process.returncode == 0
     assert said.splitlines()[-1] == f"run folder: {tmp_path / 'run'}"
@@ -60,7 +65,9 @@ def test_workers_end_without_a_word(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux only")
 def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
-    with run_elsewhere(tmp_path / "run", "method=fedavg", "rounds=100000", "engine.workers=2", "eval.clients=false") as process:
+    with run_elsewhere(
+        tmp_path / "run", "method=fedavg", "rounds=100000", "engine.workers=2", "eval.clients=false"
+    ) as process:
         rounds = tmp_path / "run" / "rounds.jsonl"
         deadline = time.monotonic() + 120
         while not (rounds.exists() and rounds.stat().st_size):
@@ -90,7 +97,9 @@ def test_old_states_go_and_nothing_else(tmp_path: Path, monkeypatch: pytest.Monk
     assert Path.cwd() not in state.state_folder("empty").parents
 
 
-def test_an_engine_that_fails_to_start_is_a_failed_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_fails_to_start_is_a_failed_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(*args: object) -> None:
         raise OSError("no more processes")
 
@@ -104,28 +113,46 @@ def test_an_engine_that_fails_to_start_is_a_failed_run(tmp_path: Path, monkeypat
 def test_a_run_gives_the_threads_back(tmp_path: Path) -> None:
     torch.set_num_threads(2)
     try:
-        fedhet.run(["method=fedavg", "rounds=1", f"hydra.run.dir={tmp_path / 'run'}"], task=toy_task())
+        fedhet.run(
+            ["method=fedavg", "rounds=1", f"hydra.run.dir={tmp_path / 'run'}"], task=toy_task()
+        )
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(1)
 
 
-def test_an_extra_that_cannot_travel_fails_alike_in_every_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_extra_that_cannot_travel_fails_alike_in_every_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import numpy as np
 
     from fedhet.methods.fednorm import FedNormPlugin
 
-    monkeypatch.setattr(FedNormPlugin, "sending", lambda self, update: update.extras.update({"fednorm.z": np.float32(1)}))
+    monkeypatch.setattr(
+        FedNormPlugin,
+        "sending",
+        lambda self, update: update.extras.update({"fednorm.z": np.float32(1)}),
+    )
     reasons = set()
     for workers in (1, 2):
         with pytest.raises(fedhet.RunFailed) as caught:
-            fedhet.run(["method=fednorm", f"engine.workers={workers}", f"hydra.run.dir={tmp_path}/{workers}"], task=toy_task())
+            fedhet.run(
+                [
+                    "method=fednorm",
+                    f"engine.workers={workers}",
+                    f"hydra.run.dir={tmp_path}/{workers}",
+                ],
+                task=toy_task(),
+            )
         reasons.add(caught.value.reason)
     assert len(reasons) == 1 and "extra 'fednorm.z' is a float32" in reasons.pop()
 
 
-def test_replies_that_wait_for_a_slow_client_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first client of a cohort is the slowest: what the others have sent meanwhile is held back by bytes, never below the workers."""
+def test_replies_that_wait_for_a_slow_client_are_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first client of a cohort is the slowest: what the others have sent meanwhile is held back
+    by bytes, never below the workers."""
     from fedhet.client import FedClient
     from fedhet.engines import local
     from fedhet.methods.fedavg import FedAvgClient

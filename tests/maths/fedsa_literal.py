@@ -1,4 +1,5 @@
-"""FedSA's section 3 read literally, entry by entry, in numpy and lists: what the package is compared with."""
+"""FedSA's section 3 read literally, entry by entry, in numpy and lists: what the package is
+compared with."""
 
 from __future__ import annotations
 
@@ -12,12 +13,18 @@ def similarity(sim: np.ndarray, client: int, members: list[int]) -> float:
 
 
 def cluster(sim: np.ndarray, S: int, sim_t: float) -> list[list[int]]:
-    """Steps 1 to 3 below equation 10, with the ties of the ruling; fractions are rounded so that equal ones are equal."""
+    """Steps 1 to 3 below equation 10, with the ties of the ruling; fractions are rounded so that
+    equal ones are equal."""
     clusters: list[list[int]] = []
     free = list(range(len(sim)))
     while free and len(clusters) < S:
-        # (similarity, a client with a cluster before two clients, indices): the smallest tuple is taken
-        found = [(-round(similarity(sim, k, c), 9), 0, k, s) for k in free for s, c in enumerate(clusters)]
+        # (similarity, a client with a cluster before two clients, indices): the smallest tuple is
+        # taken
+        found = [
+            (-round(similarity(sim, k, c), 9), 0, k, s)
+            for k in free
+            for s, c in enumerate(clusters)
+        ]
         found += [(-round(float(sim[i, j]), 9), 1, i, j) for i in free for j in free if i < j]
         if not found:
             break
@@ -33,13 +40,24 @@ def cluster(sim: np.ndarray, S: int, sim_t: float) -> list[list[int]]:
         for k in free:
             best = max(round(similarity(sim, k, c), 9) for c in clusters)
             if best > round(sim_t, 9):
-                joins.append((k, next(s for s, c in enumerate(clusters) if round(similarity(sim, k, c), 9) == best)))
+                joins.append(
+                    (
+                        k,
+                        next(
+                            s
+                            for s, c in enumerate(clusters)
+                            if round(similarity(sim, k, c), 9) == best
+                        ),
+                    )
+                )
         for k, s in joins:
             clusters[s].append(k)
     return clusters
 
 
-def aggregate(W: np.ndarray, cv_t: float = 0.2, sim_t: float = 0.2, C: int = 4, S: int = 4) -> dict[str, Any]:
+def aggregate(
+    W: np.ndarray, cv_t: float = 0.2, sim_t: float = 0.2, C: int = 4, S: int = 4
+) -> dict[str, Any]:
     """W (K, M), no entry with a mean of zero."""
     K, M = W.shape
     mu = [sum(W[:, m]) / K for m in range(M)]  # eq. 2
@@ -55,7 +73,12 @@ def aggregate(W: np.ndarray, cv_t: float = 0.2, sim_t: float = 0.2, C: int = 4, 
         for k in range(K):
             u = s[k][m] / max(s[p][m] for p in range(K))
             mic[k][m] = next(c for c in range(1, C + 1) if u <= c / C)  # eq. 8, 9
-    sim = np.array([[1 - sum(mic[a][m] != mic[b][m] for m in high) / len(high) for b in range(K)] for a in range(K)])  # eq. 10
+    sim = np.array(
+        [
+            [1 - sum(mic[a][m] != mic[b][m] for m in high) / len(high) for b in range(K)]
+            for a in range(K)
+        ]
+    )  # eq. 10
     clusters = cluster(sim, S, sim_t)
     mac = []
     for members in clusters:  # eq. 11
@@ -65,5 +88,7 @@ def aggregate(W: np.ndarray, cv_t: float = 0.2, sim_t: float = 0.2, C: int = 4, 
     for m in high:
         n = [sum(own[q] == own[m] for q in high) for own in mac]
         alpha[m] = [x / sum(n) for x in n]  # eq. 14
-        w[m] = sum(a * np.mean([W[k, m] for k in c]) for a, c in zip(alpha[m], clusters, strict=True))  # eq. 12, 15
+        w[m] = sum(
+            a * np.mean([W[k, m] for k in c]) for a, c in zip(alpha[m], clusters, strict=True)
+        )  # eq. 12, 15
     return {"w": w, "high": high, "clusters": [sorted(c) for c in clusters], "alpha": alpha}

@@ -1,4 +1,5 @@
-"""FedDisk: MADE is a normalised autoregressive density, weights are what equation 16 and the ruling say, costs are the paper's."""
+"""FedDisk: MADE is a normalised autoregressive density, weights are what equation 16 and the ruling
+say, costs are the paper's."""
 
 from __future__ import annotations
 
@@ -64,7 +65,9 @@ def test_the_jacobian_is_strictly_lower_triangular(dim: int, hidden: int, kind: 
     mask, weights = mask_of(dim, hidden, kind), made(dim, hidden)
     weights["b1"] = weights["b1"].abs() + 10  # every ReLU open: a path is a derivative
     x = torch.rand(dim, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    jacobian = torch.autograd.functional.jacobian(lambda v: feddisk.logits(weights, mask, v[None])[0], x)
+    jacobian = torch.autograd.functional.jacobian(
+        lambda v: feddisk.logits(weights, mask, v[None])[0], x
+    )
     assert torch.count_nonzero(jacobian.triu()) == 0
     assert torch.equal(jacobian != 0, mask.m2 @ mask.m1 != 0)
     if hidden >= dim and kind == "even":
@@ -100,8 +103,15 @@ def test_sampling_is_the_definition_step_by_step(dim: int, hidden: int, kind: st
 def test_samples_have_the_density() -> None:
     dim, n = 3, 40_000
     weights, mask = made(dim, 12), feddisk.masks(dim, 12)
-    x = feddisk.sample(weights, mask, torch.rand(n, dim, dtype=torch.float64, generator=torch.Generator().manual_seed(4)))
-    seen = torch.bincount((x @ torch.tensor([4.0, 2.0, 1.0], dtype=torch.float64)).long(), minlength=8) / n
+    x = feddisk.sample(
+        weights,
+        mask,
+        torch.rand(n, dim, dtype=torch.float64, generator=torch.Generator().manual_seed(4)),
+    )
+    seen = (
+        torch.bincount((x @ torch.tensor([4.0, 2.0, 1.0], dtype=torch.float64)).long(), minlength=8)
+        / n
+    )
     p = (-feddisk.nll(weights, mask, cube(dim))).exp()
     assert p.max() / p.min() > 3
     assert ((seen - p).abs() < 5 * (p * (1 - p) / n).sqrt()).all()
@@ -131,9 +141,14 @@ def test_weights_read_literally(seed: int) -> None:
     np.testing.assert_allclose(found, r, rtol=1e-12)
     clipped = [min(max(each, lo), hi) for each in r]
     mean, low, high = sum(clipped) / len(clipped), min(clipped), max(clipped)
-    for normalise, expected in [("mean1", [c / mean for c in clipped]), ("none", clipped),
-                                ("minmax2", [2 * (c - low) / (high - low) for c in clipped])]:
-        np.testing.assert_allclose(feddisk.sample_weights(found, lo, hi, normalise), expected, rtol=1e-12, atol=1e-15)
+    for normalise, expected in [
+        ("mean1", [c / mean for c in clipped]),
+        ("none", clipped),
+        ("minmax2", [2 * (c - low) / (high - low) for c in clipped]),
+    ]:
+        np.testing.assert_allclose(
+            feddisk.sample_weights(found, lo, hi, normalise), expected, rtol=1e-12, atol=1e-15
+        )
     assert low == lo and high == hi  # the clip was at work
 
 
@@ -144,7 +159,9 @@ def test_weights_have_mean_one_and_a_bounded_range(seed: int) -> None:
     w = feddisk.sample_weights(r, lo, hi, "mean1")
     assert float(w.mean()) == pytest.approx(1, rel=1e-12)
     assert float(w.max() / w.min()) <= hi / lo * (1 + 1e-12)
-    assert (w.argsort() == draw_p(seed).argsort()).all() or float(r.max()) > hi or float(r.min()) < lo
+    assert (
+        (w.argsort() == draw_p(seed).argsort()).all() or float(r.max()) > hi or float(r.min()) < lo
+    )
     assert 1 <= feddisk.effective_size(w) <= len(w)
 
 
@@ -152,7 +169,9 @@ def test_weights_have_mean_one_and_a_bounded_range(seed: int) -> None:
 def test_a_constant_probability_gives_ones(p: float) -> None:
     r = feddisk.density_ratio(torch.full((9,), p), 3, 4, 1e-6)
     for normalise in ("mean1", "minmax2"):
-        assert torch.equal(feddisk.sample_weights(r, 0.1, 10.0, normalise), torch.ones(9, dtype=torch.float64))
+        assert torch.equal(
+            feddisk.sample_weights(r, 0.1, 10.0, normalise), torch.ones(9, dtype=torch.float64)
+        )
 
 
 def test_effective_size() -> None:
@@ -174,12 +193,18 @@ def test_no_probability_is_refused() -> None:
 # ---- communication
 
 
-@pytest.mark.parametrize(("made", "clf", "rounds", "other", "costs"), [
-    (102_000, 39_000, (80, 100), 440, (24.1e6, 34.3e6)),
-    (614_000, 447_000, (15, 105), 1015, (112e6, 907e6)),
-    (47_000, 12_000, (70, 85), 500, (8.6e6, 12.0e6)),
-], ids=["x-ray", "femnist", "mnist"])
-def test_the_costs_of_the_paper(made: int, clf: int, rounds: tuple[int, int], other: int, costs: tuple[float, float]) -> None:
+@pytest.mark.parametrize(
+    ("made", "clf", "rounds", "other", "costs"),
+    [
+        (102_000, 39_000, (80, 100), 440, (24.1e6, 34.3e6)),
+        (614_000, 447_000, (15, 105), 1015, (112e6, 907e6)),
+        (47_000, 12_000, (70, 85), 500, (8.6e6, 12.0e6)),
+    ],
+    ids=["x-ray", "femnist", "mnist"],
+)
+def test_the_costs_of_the_paper(
+    made: int, clf: int, rounds: tuple[int, int], other: int, costs: tuple[float, float]
+) -> None:
     """Tables 1 and 2 into equations 18 and 19 give what Figure 6 and the text say."""
     first, second = rounds
     assert feddisk.comm_cost(clf, second, made, first) == pytest.approx(costs[0], rel=5e-3)
@@ -193,7 +218,9 @@ def test_effective_rounds() -> None:
     assert feddisk.effective_rounds(accuracy, 0.71) is None
 
 
-@pytest.mark.parametrize("accuracy", [torch.empty(0), torch.tensor([0.5, math.nan]), torch.ones(2, 2)])
+@pytest.mark.parametrize(
+    "accuracy", [torch.empty(0), torch.tensor([0.5, math.nan]), torch.ones(2, 2)]
+)
 def test_accuracies_that_are_none_are_refused(accuracy: Tensor) -> None:
     with pytest.raises(ValueError, match="accuracies of shape"):
         feddisk.effective_rounds(accuracy)
@@ -216,29 +243,50 @@ def test_early_stopping_counts_what_does_not_beat_the_best() -> None:
 
 def test_a_loss_that_is_not_finite_is_told() -> None:
     w = torch.ones(1, requires_grad=True)
-    epochs = density.descend("thing", lambda at: w * torch.tensor(math.nan), [w], 3, LocalSettings(lr=0.1), torch.Generator())
+    epochs = density.descend(
+        "thing",
+        lambda at: w * torch.tensor(math.nan),
+        [w],
+        3,
+        LocalSettings(lr=0.1),
+        torch.Generator(),
+    )
     with pytest.raises(ValueError, match="loss of the thing is nan"):
         next(epochs)
 
 
 @pytest.mark.parametrize("patience", [3, 1000])
 def test_the_local_made_is_the_epoch_that_was_best_on_the_held_out_part(patience: int) -> None:
-    """The same epochs again, all of them: what is returned is the best of those up to the first that `patience` did not beat."""
+    """The same epochs again, all of them: what is returned is the best of those up to the first
+    that `patience` did not beat."""
     g = torch.Generator().manual_seed(0)
-    left, flips = torch.rand(40, 4, generator=g).round(), (torch.rand(40, 4, generator=g) < 0.2).float()
+    left, flips = (
+        torch.rand(40, 4, generator=g).round(),
+        (torch.rand(40, 4, generator=g) < 0.2).float(),
+    )
     data = torch.cat([left, (left - flips).abs()], 1)  # the right half is a noisy copy of the left
     x, held, mask = data[:20], data[20:], feddisk.masks(8, 20)
     settings = LocalSettings(lr=0.02, epochs=120, batch_size=4, optimizer="adam")
 
     def fresh() -> Tree:
-        return {name: t.requires_grad_() for name, t in feddisk.initial(8, 20, torch.Generator().manual_seed(1)).items()}
+        return {
+            name: t.requires_grad_()
+            for name, t in feddisk.initial(8, 20, torch.Generator().manual_seed(1)).items()
+        }
 
-    found = density.fit_made(fresh(), mask, x, held, settings, patience, torch.Generator().manual_seed(2))
+    found = density.fit_made(
+        fresh(), mask, x, held, settings, patience, torch.Generator().manual_seed(2)
+    )
     again, losses, states = fresh(), [], []
     for _ in density.made_epochs("x", again, mask, x, settings, torch.Generator().manual_seed(2)):
         losses.append(density.mean_nll(again, mask, held))
         states.append({name: t.detach().clone() for name, t in again.items()})
-    best = next(i for i in range(120) if losses[i] < min([*losses[:i], math.inf]) and losses[i] <= min(losses[i : i + 1 + patience]))
+    best = next(
+        i
+        for i in range(120)
+        if losses[i] < min([*losses[:i], math.inf])
+        and losses[i] <= min(losses[i : i + 1 + patience])
+    )
     assert 0 < best < 116 and losses[-1] > losses[best]  # the case is one of over-fitting
     assert all(torch.equal(found[name], states[best][name]) for name in found)
 
@@ -249,6 +297,13 @@ def test_the_classifier_estimates_a_density_ratio() -> None:
     ones = torch.tensor([[0.0]] * 20 + [[1.0]] * 80)
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        p = density.classify(zeros, ones, torch.tensor([[0.0], [1.0]]), 50, LocalSettings(lr=0.05, epochs=100, batch_size=32),
-                             EarlyStopping(10, 1e-4), torch.Generator().manual_seed(0))
+        p = density.classify(
+            zeros,
+            ones,
+            torch.tensor([[0.0], [1.0]]),
+            50,
+            LocalSettings(lr=0.05, epochs=100, batch_size=32),
+            EarlyStopping(10, 1e-4),
+            torch.Generator().manual_seed(0),
+        )
     np.testing.assert_allclose(p, [0.2, 0.8], atol=0.05)

@@ -10,7 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedhet.maths.fedlex import adjusted, contributors, deviation, global_guidance, mask_gradient, mask_step
+from fedhet.maths.fedlex import (
+    adjusted,
+    contributors,
+    deviation,
+    global_guidance,
+    mask_gradient,
+    mask_step,
+)
 from fedhet.trees import Tree
 
 SHAPES = {"w": (4, 3), "b": (3,), "k": (2, 2, 2)}
@@ -20,8 +27,18 @@ NAN, INF = float("nan"), float("inf")
 def draw(seed: int, explorers: int = 5) -> list[Tree]:
     """Squares over several orders of magnitude, as explorations give them."""
     g = torch.Generator().manual_seed(seed)
-    return [{name: (torch.randn(shape, generator=g, dtype=torch.float64) * 10.0 ** torch.randn(shape, generator=g)).square()
-             for name, shape in SHAPES.items()} for _ in range(explorers)]
+    return [
+        {
+            name: (
+                (
+                    torch.randn(shape, generator=g, dtype=torch.float64)
+                    * 10.0 ** torch.randn(shape, generator=g)
+                ).square()
+            )
+            for name, shape in SHAPES.items()
+        }
+        for _ in range(explorers)
+    ]
 
 
 def same(found: Tree, expected: Tree, rtol: float = 1e-12) -> None:
@@ -31,15 +48,28 @@ def same(found: Tree, expected: Tree, rtol: float = 1e-12) -> None:
 
 
 def test_deviation() -> None:
-    found = deviation({"a": torch.tensor([1.0, -2.0]), "b": torch.tensor(0.5)}, {"a": torch.tensor([1.0, 1.0]), "b": torch.tensor(0.0)})
-    assert found["a"].tolist() == [0.0, 9.0] and found["b"].item() == 0.25 and found["a"].dtype == torch.float64
+    found = deviation(
+        {"a": torch.tensor([1.0, -2.0]), "b": torch.tensor(0.5)},
+        {"a": torch.tensor([1.0, 1.0]), "b": torch.tensor(0.0)},
+    )
+    assert (
+        found["a"].tolist() == [0.0, 9.0]
+        and found["b"].item() == 0.25
+        and found["a"].dtype == torch.float64
+    )
 
 
-@pytest.mark.parametrize(("final", "dtype"), [(NAN, torch.float64), (INF, torch.float64), (1e25, torch.float32)])
+@pytest.mark.parametrize(
+    ("final", "dtype"), [(NAN, torch.float64), (INF, torch.float64), (1e25, torch.float32)]
+)
 def test_a_diverged_exploration_is_told(final: float, dtype: torch.dtype) -> None:
     """Also where only the square overflows in the type that is sent."""
     with pytest.raises(ValueError, match=r"'b'.*diverged"):
-        deviation({"a": torch.zeros(2), "b": torch.zeros(2)}, {"a": torch.ones(2), "b": torch.tensor([0.0, final])}, dtype)
+        deviation(
+            {"a": torch.zeros(2), "b": torch.zeros(2)},
+            {"a": torch.ones(2), "b": torch.tensor([0.0, final])},
+            dtype,
+        )
 
 
 @pytest.mark.parametrize("scope", ["tensor", "model"])
@@ -66,9 +96,16 @@ def test_bounds_and_permutation(seed: int, scope: str, order: str) -> None:
     assert all(float(g.min()) >= 0 and float(g.max()) <= 1 for g in found.values())
     same(found, global_guidance(explorers[::-1], scope=scope, order=order))
     one = global_guidance(explorers[:1], scope=scope, order=order)
-    assert {float(t.min()) for t in one.values()} | {float(t.max()) for t in one.values()} >= {0.0, 1.0}
+    assert {float(t.min()) for t in one.values()} | {float(t.max()) for t in one.values()} >= {
+        0.0,
+        1.0,
+    }
     same(one, global_guidance(explorers[:1] * 3, scope=scope, order=order))
-    assert all(torch.equal(d[name], old[name]) for d, old in zip(explorers, before, strict=True) for name in d)
+    assert all(
+        torch.equal(d[name], old[name])
+        for d, old in zip(explorers, before, strict=True)
+        for name in d
+    )
 
 
 def test_every_tensor_spans_zero_to_one_in_the_authors_order() -> None:
@@ -95,7 +132,10 @@ def test_a_constant_tensor_is_neutral_for_its_explorer(value: float) -> None:
     second = {"a": torch.tensor([0.0, 1.0, 4.0]), "one": torch.tensor([0.0])}
     found = global_guidance([first, second])
     assert found["a"].tolist() == [0.5, 0.625, 1.0] and found["one"].tolist() == [1.0]
-    near, far = (global_guidance([{"a": torch.tensor([1.0, 1.0 + d], dtype=torch.float64)}])["a"] for d in (1e-13, 1e-11))
+    near, far = (
+        global_guidance([{"a": torch.tensor([1.0, 1.0 + d], dtype=torch.float64)}])["a"]
+        for d in (1e-13, 1e-11)
+    )
     assert near.tolist() == [1.0, 1.0] and far.tolist() == [0.0, 1.0]
 
 
@@ -113,34 +153,55 @@ def test_rescaling_and_the_floor() -> None:
     assert all(torch.equal(g, guidance[name]) for name, g in adjusted(guidance).items())
     for name, g in adjusted(guidance, "mean1").items():
         assert float(g.mean()) == pytest.approx(1, rel=1e-12)
-        torch.testing.assert_close(g / g.max(), guidance[name] / guidance[name].max(), rtol=1e-12, atol=0)
+        torch.testing.assert_close(
+            g / g.max(), guidance[name] / guidance[name].max(), rtol=1e-12, atol=0
+        )
     floored = adjusted(guidance, g_min=0.25)
     for name, g in floored.items():
         torch.testing.assert_close(g, 0.25 + 0.75 * guidance[name], rtol=1e-12, atol=0)
     both = adjusted(guidance, "mean1", 0.25)
-    assert all(float(g.mean()) == pytest.approx(1, rel=1e-12) and float(g.min()) >= 0.25 for g in both.values())
+    assert all(
+        float(g.mean()) == pytest.approx(1, rel=1e-12) and float(g.min()) >= 0.25
+        for g in both.values()
+    )
 
 
 def test_a_tensor_whose_mask_is_zero_throughout_is_rescaled_to_one() -> None:
-    """Over the whole model "b" holds nothing but the smallest D, so that G / mean(G) would be 0/0."""
-    guidance = global_guidance([{"a": torch.tensor([0.0, 1.0, 4.0]), "b": torch.tensor([0.0, 0.0])}], scope="model")
+    """Over the whole model "b" holds nothing but the smallest D, so that G / mean(G) would be
+    0/0."""
+    guidance = global_guidance(
+        [{"a": torch.tensor([0.0, 1.0, 4.0]), "b": torch.tensor([0.0, 0.0])}], scope="model"
+    )
     assert guidance["b"].tolist() == [0.0, 0.0]
     found = adjusted(guidance, "mean1")
-    assert found["b"].tolist() == [1.0, 1.0] and found["a"].tolist() == pytest.approx([0.0, 0.6, 2.4])
-    assert adjusted(guidance)["b"].tolist() == [0.0, 0.0] and adjusted(guidance, "mean1", 0.25)["b"].tolist() == [1.0, 1.0]
+    assert found["b"].tolist() == [1.0, 1.0] and found["a"].tolist() == pytest.approx(
+        [0.0, 0.6, 2.4]
+    )
+    assert adjusted(guidance)["b"].tolist() == [0.0, 0.0] and adjusted(guidance, "mean1", 0.25)[
+        "b"
+    ].tolist() == [1.0, 1.0]
 
 
-@pytest.mark.parametrize(("participants", "how", "expected"), [
-    ([4, 2, 0], {"first": True}, [7, 2, 5]),
-    ([4, 2, 0], {"first": False}, [2]),
-    ([5, 4, 7], {"first": False}, [7, 5]),  # in the explorers' order, whatever the participants'
-    ([0, 1], {"first": False}, None),
-    ([0, 1], {"first": True}, [7, 2, 5]),
-    ([0, 1], {"first": False, "empty": "all"}, [7, 2, 5]),
-    ([2, 1], {"first": False, "empty": "all"}, [2]),
-    ([2, 1], {"first": False, "refresh": "all"}, [7, 2, 5]),
-])
-def test_whose_deviations_count(participants: list[int], how: dict[str, Any], expected: list[int] | None) -> None:
+@pytest.mark.parametrize(
+    ("participants", "how", "expected"),
+    [
+        ([4, 2, 0], {"first": True}, [7, 2, 5]),
+        ([4, 2, 0], {"first": False}, [2]),
+        (
+            [5, 4, 7],
+            {"first": False},
+            [7, 5],
+        ),  # in the explorers' order, whatever the participants'
+        ([0, 1], {"first": False}, None),
+        ([0, 1], {"first": True}, [7, 2, 5]),
+        ([0, 1], {"first": False, "empty": "all"}, [7, 2, 5]),
+        ([2, 1], {"first": False, "empty": "all"}, [2]),
+        ([2, 1], {"first": False, "refresh": "all"}, [7, 2, 5]),
+    ],
+)
+def test_whose_deviations_count(
+    participants: list[int], how: dict[str, Any], expected: list[int] | None
+) -> None:
     assert contributors([7, 2, 5], participants, **how) == expected
 
 
@@ -152,7 +213,10 @@ def test_masks() -> None:
 
 def test_a_masked_step_is_exact_at_zero_and_one() -> None:
     g = torch.Generator().manual_seed(0)
-    before, after = (torch.randn(500, generator=g) * 10.0 ** torch.randint(-15, 15, (500,), generator=g) for _ in range(2))
+    before, after = (
+        torch.randn(500, generator=g) * 10.0 ** torch.randint(-15, 15, (500,), generator=g)
+        for _ in range(2)
+    )
     for mask, expected in ((torch.zeros(500), before), (torch.ones(500), after)):
         w = after.clone()
         mask_step([w], [before], [mask])
@@ -165,16 +229,21 @@ def test_a_masked_step_is_exact_at_zero_and_one() -> None:
 GOOD = {"a": torch.tensor([0.0, 1.0])}
 
 
-@pytest.mark.parametrize(("deviations", "how", "said"), [
-    ([], {}, "0 explorers"),
-    ([{}], {}, "0 tensors"),
-    ([GOOD, {"a": torch.tensor([0.0, NAN])}], {}, "explorer 1, tensor 'a'"),
-    ([{"a": torch.tensor([0.0, INF])}, GOOD], {}, "explorer 0, tensor 'a'"),
-    ([GOOD, {"a": torch.tensor([0.0, -1e-9])}], {}, "explorer 1, tensor 'a'.*>= 0"),
-    ([GOOD, {"b": torch.ones(2)}], {}, "explorer 1 has the tensors"),
-    ([GOOD], {"scope": "layer"}, "scope='layer'"),
-    ([GOOD], {"order": "mean"}, "order='mean'"),
-])
-def test_bad_input_is_named(deviations: Sequence[dict[str, Tensor]], how: dict[str, str], said: str) -> None:
+@pytest.mark.parametrize(
+    ("deviations", "how", "said"),
+    [
+        ([], {}, "0 explorers"),
+        ([{}], {}, "0 tensors"),
+        ([GOOD, {"a": torch.tensor([0.0, NAN])}], {}, "explorer 1, tensor 'a'"),
+        ([{"a": torch.tensor([0.0, INF])}, GOOD], {}, "explorer 0, tensor 'a'"),
+        ([GOOD, {"a": torch.tensor([0.0, -1e-9])}], {}, "explorer 1, tensor 'a'.*>= 0"),
+        ([GOOD, {"b": torch.ones(2)}], {}, "explorer 1 has the tensors"),
+        ([GOOD], {"scope": "layer"}, "scope='layer'"),
+        ([GOOD], {"order": "mean"}, "order='mean'"),
+    ],
+)
+def test_bad_input_is_named(
+    deviations: Sequence[dict[str, Tensor]], how: dict[str, str], said: str
+) -> None:
     with pytest.raises(ValueError, match=said):
         global_guidance(deviations, **how)

@@ -10,7 +10,8 @@ from fedhet.maths.fednova import Term, combine, normaliser
 
 
 def moved(steps: int, momentum: float = 0.0, eta_mu: float = 0.0) -> float:
-    """x - w after `steps` steps of rate 1 on a constant gradient 1, momentum from zero, the pull eta_mu (w - x)."""
+    """x - w after `steps` steps of rate 1 on a constant gradient 1, momentum from zero, the pull
+    eta_mu (w - x)."""
     x = d = 0.0
     for _ in range(steps):
         d = momentum * d + 1.0 - eta_mu * x  # x counts the way gone, against which the term pulls
@@ -19,7 +20,11 @@ def moved(steps: int, momentum: float = 0.0, eta_mu: float = 0.0) -> float:
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2, 7, 50])
-@pytest.mark.parametrize("kind", [{}, {"momentum": 0.5}, {"momentum": 0.9}, {"eta_mu": 0.01}, {"eta_mu": 0.7}, {"eta_mu": 1.5}], ids=str)
+@pytest.mark.parametrize(
+    "kind",
+    [{}, {"momentum": 0.5}, {"momentum": 0.9}, {"eta_mu": 0.01}, {"eta_mu": 0.7}, {"eta_mu": 1.5}],
+    ids=str,
+)
 def test_it_is_the_way_under_a_constant_gradient(steps: int, kind: dict[str, float]) -> None:
     assert normaliser(steps, **kind) == pytest.approx(moved(steps, **kind), rel=1e-12)
 
@@ -34,24 +39,43 @@ def test_a_proximal_term_that_vanishes_is_plain_sgd(steps: int, eta_mu: float) -
 @pytest.mark.parametrize("steps", [1, 10, 999, 4096])
 @pytest.mark.parametrize("short", [1e-5, 1e-8, 1e-16])
 def test_momentum_near_one_is_the_triangular_number(steps: int, short: float) -> None:
-    """sum_j (1 - rho^j)/(1 - rho) with rho = 1 - short: j - j (j - 1)/2 short + ..., so tau (tau + 1)/2 - (tau^3 - tau)/6 short + ..."""
+    """sum_j (1 - rho^j)/(1 - rho) with rho = 1 - short: j - j (j - 1)/2 short + ..., so tau (tau +
+    1)/2 - (tau^3 - tau)/6 short + ..."""
     expected = steps * (steps + 1) / 2 - (steps**3 - steps) / 6 * short
-    assert normaliser(steps, momentum=1 - short) == pytest.approx(expected, rel=max(1e-12, (steps * short) ** 2))
+    assert normaliser(steps, momentum=1 - short) == pytest.approx(
+        expected, rel=max(1e-12, (steps * short) ** 2)
+    )
 
 
-@pytest.mark.parametrize("kind", [{"momentum": 1 - 2.0**-53}, {"eta_mu": 5e-324}, {"eta_mu": 1 - 2.0**-53}, {"eta_mu": 1.0},
-                                  {"eta_mu": 2 - 2.0**-52}], ids=str)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        {"momentum": 1 - 2.0**-53},
+        {"eta_mu": 5e-324},
+        {"eta_mu": 1 - 2.0**-53},
+        {"eta_mu": 1.0},
+        {"eta_mu": 2 - 2.0**-52},
+    ],
+    ids=str,
+)
 def test_it_is_zero_without_a_step_and_only_then(kind: dict[str, float]) -> None:
     """By which `combine` knows whom to leave out."""
     assert normaliser(0, **kind) == 0
     assert all(normaliser(steps, **kind) > 0 for steps in range(1, 60))
 
 
-@pytest.mark.parametrize(("kind", "said"), [
-    ({"steps": -1}, "steps=-1"), ({"steps": 2.5}, "steps=2.5"), ({"steps": 3, "momentum": 1.0}, "momentum=1"),
-    ({"steps": 3, "eta_mu": 2.0}, "lr mu=2"), ({"steps": 3, "eta_mu": -0.1}, "lr mu=-0.1"),
-    ({"steps": 3, "momentum": 0.9, "eta_mu": 0.1}, "no agreed formula"), ({"steps": 3, "momentum": float("nan")}, "momentum=nan"),
-])
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ({"steps": -1}, "steps=-1"),
+        ({"steps": 2.5}, "steps=2.5"),
+        ({"steps": 3, "momentum": 1.0}, "momentum=1"),
+        ({"steps": 3, "eta_mu": 2.0}, "lr mu=2"),
+        ({"steps": 3, "eta_mu": -0.1}, "lr mu=-0.1"),
+        ({"steps": 3, "momentum": 0.9, "eta_mu": 0.1}, "no agreed formula"),
+        ({"steps": 3, "momentum": float("nan")}, "momentum=nan"),
+    ],
+)
 def test_what_has_no_formula_is_refused(kind: dict[str, float], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         normaliser(**kind)  # type: ignore[arg-type]
@@ -59,15 +83,23 @@ def test_what_has_no_formula_is_refused(kind: dict[str, float], said: str) -> No
 
 def terms(a: list[float], weights: list[float]) -> list[Term]:
     g = torch.Generator().manual_seed(1)
-    return [Term({"x": torch.randn(5, generator=g)}, w, one, one) for one, w in zip(a, weights, strict=True)]
+    return [
+        Term({"x": torch.randn(5, generator=g)}, w, one, one)
+        for one, w in zip(a, weights, strict=True)
+    ]
 
 
-@pytest.mark.parametrize("weights", [[3.0, 8.0, 5.0], [0.1, 0.7, 0.2]], ids=["integers", "fractions"])
+@pytest.mark.parametrize(
+    "weights", [[3.0, 8.0, 5.0], [0.1, 0.7, 0.2]], ids=["integers", "fractions"]
+)
 @pytest.mark.parametrize("a", [7.0, 10 / 3], ids=str)
 def test_equal_work_is_the_weighted_mean_bit_for_bit(weights: list[float], a: float) -> None:
     given = terms([a] * 3, weights)
     found, tau_eff = combine(given)
-    assert torch.equal(found["x"], trees.mean((t.change, t.weight) for t in given)["x"]) and tau_eff == a
+    assert (
+        torch.equal(found["x"], trees.mean((t.change, t.weight) for t in given)["x"])
+        and tau_eff == a
+    )
 
 
 def test_only_ratios_of_weights_count_and_the_order_does_not() -> None:

@@ -30,14 +30,22 @@ def test_losses_by_loops(denominator: str) -> None:
 
 
 @pytest.mark.parametrize("denominator", maths.DENOMINATORS)
-@pytest.mark.parametrize("known", [KNOWN, torch.tensor([True, False, False, False]), torch.zeros(4, dtype=torch.bool)], ids=str)
+@pytest.mark.parametrize(
+    "known",
+    [KNOWN, torch.tensor([True, False, False, False]), torch.zeros(4, dtype=torch.bool)],
+    ids=str,
+)
 def test_what_nobody_knows_has_neither_loss_nor_gradient(denominator: str, known: Tensor) -> None:
     scores = torch.randn(2, 4, 4, generator=torch.Generator().manual_seed(0)).requires_grad_()
     losses = maths.contrast(scores, torch.arange(4), known, denominator)
     (grad,) = torch.autograd.grad(losses.sum(), scores)
     told = known & (known.sum() > 1)
     assert torch.isfinite(losses).all() and torch.equal(losses != 0, told.expand(2, 4))
-    assert torch.isfinite(grad).all() and torch.equal(grad.abs().sum((0, 2)) > 0, told) and not grad[..., ~known].any()
+    assert (
+        torch.isfinite(grad).all()
+        and torch.equal(grad.abs().sum((0, 2)) > 0, told)
+        and not grad[..., ~known].any()
+    )
 
 
 def test_rows_are_classes_so_perfect_features_have_almost_no_loss() -> None:
@@ -53,7 +61,10 @@ def test_rows_are_classes_so_perfect_features_have_almost_no_loss() -> None:
     assert torch.equal(pooled, mean) and found.all()
     sets = torch.where(owned[..., None], means, pooled).float()
     assert float(maths.losses(corners[y], y, pooled.float(), sets, found, 0.07, "all").max()) < 1e-4
-    assert float(maths.losses(corners[y], y.roll(1), pooled.float(), sets, found, 0.07, "all").mean()) > 10
+    assert (
+        float(maths.losses(corners[y], y.roll(1), pooled.float(), sets, found, 0.07, "all").mean())
+        > 10
+    )
 
 
 def test_prototypes_are_plain_means_over_samples_and_over_clients() -> None:
@@ -61,7 +72,14 @@ def test_prototypes_are_plain_means_over_samples_and_over_clients() -> None:
     z, y = draw.normal(size=(6, 2)), np.array([2, 0, 2, 2, 0, 2])
     mean, _ = maths.prototypes(torch.from_numpy(z), torch.from_numpy(y), 3)
     np.testing.assert_allclose(mean[[0, 2]], [z[y == 0].mean(0), z[y == 2].mean(0)], rtol=1e-12)
-    means, owned = torch.randn(3, 3, 2).double(), torch.tensor([[1, 0, 0], [1, 1, 0], [1, 1, 0]]).bool()
+    means, owned = (
+        torch.randn(3, 3, 2).double(),
+        torch.tensor([[1, 0, 0], [1, 1, 0], [1, 1, 0]]).bool(),
+    )
     pooled, found = maths.pooled(means, owned)
-    np.testing.assert_allclose(pooled, torch.stack([means[:, 0].mean(0), means[1:, 1].mean(0), torch.zeros(2).double()]), rtol=1e-12)
+    np.testing.assert_allclose(
+        pooled,
+        torch.stack([means[:, 0].mean(0), means[1:, 1].mean(0), torch.zeros(2).double()]),
+        rtol=1e-12,
+    )
     assert found.tolist() == [True, True, False]

@@ -18,17 +18,25 @@ SEEDS = range(8)
 
 
 def draw(seed: int, clients: int = 9, entries: int = 60, spread: float = 0.5) -> Tensor:
-    """Values around a point per entry; even clients scatter more at even entries, odd ones at odd entries."""
+    """Values around a point per entry; even clients scatter more at even entries, odd ones at odd
+    entries."""
     g = torch.Generator().manual_seed(seed)
     more = 1 + 3 * ((torch.arange(clients)[:, None] + torch.arange(entries)) % 2 == 0).double()
-    return torch.randn(entries, generator=g).double() + spread * more * torch.randn(clients, entries, generator=g).double()
+    return (
+        torch.randn(entries, generator=g).double()
+        + spread * more * torch.randn(clients, entries, generator=g).double()
+    )
 
 
 @pytest.mark.parametrize("seed", range(40))
 def test_the_equations_read_literally(seed: int) -> None:
     pick = np.random.default_rng(seed)
-    options = {"cv_t": float(pick.choice([0.0, 0.02, 0.05, 0.2])), "sim_t": float(pick.choice([0.0, 0.2, 0.4, 0.7, 1.0])),
-               "C": int(pick.integers(1, 9)), "S": int(pick.integers(1, 7))}
+    options = {
+        "cv_t": float(pick.choice([0.0, 0.02, 0.05, 0.2])),
+        "sim_t": float(pick.choice([0.0, 0.2, 0.4, 0.7, 1.0])),
+        "C": int(pick.integers(1, 9)),
+        "S": int(pick.integers(1, 7)),
+    }
     W = draw(seed, int(pick.integers(2, 14)), int(pick.integers(2, 50)))
     expected, found = literal(W.numpy(), **options), aggregate_tensor(W, Options(**options))
     assert found.high.tolist() == expected["high"]
@@ -37,16 +45,19 @@ def test_the_equations_read_literally(seed: int) -> None:
 
 
 def test_a_case_by_hand() -> None:
-    """Three clients agree but for one entry; at the two high entries the deviants fall into the classes 1, 1, 4 and 4, 1, 1."""
+    """Three clients agree but for one entry; at the two high entries the deviants fall into the
+    classes 1, 1, 4 and 4, 1, 1."""
     W = torch.tensor([[1.0, 1.0, 4.0], [1.0, 1.0, 1.0], [1.0, 4.0, 1.0]])
     found = aggregate_tensor(W, Options(cv_t=0.1, S=1))
     # mu = 1, 2, 2; the squared deviations of the middle entry are 1, 1, 4, so u = 1/4, 1/4, 1.
     assert found.high.tolist() == [1, 2]
     assert found.mic.tolist() == [[1, 4], [1, 1], [4, 1]]
     assert found.sim[0].tolist() == [1.0, 0.5, 0.0]
-    assert found.clusters == [[0, 1, 2]]  # (0, 1) opens; client 2 is similar to it by (0 + 1/2) / 2 = .25 > .2
+    # (0, 1) opens; client 2 is similar to it by (0 + 1/2) / 2 = .25 > .2
+    assert found.clusters == [[0, 1, 2]]
     assert found.w.tolist() == [1.0, 2.0, 2.0]
-    alone = aggregate_tensor(W, Options(cv_t=0.1, S=1, sim_t=0.25))  # not more than .25: client 2 stays out
+    # not more than .25: client 2 stays out
+    alone = aggregate_tensor(W, Options(cv_t=0.1, S=1, sim_t=0.25))
     assert alone.clusters == [[0, 1]]
     assert alone.w.tolist() == [1.0, 1.0, 2.5]
 
@@ -61,7 +72,16 @@ def test_scales_do_not_matter(seed: int) -> None:
         torch.testing.assert_close(scaled.w, found.w * scale, rtol=1e-12, atol=0)
 
 
-@pytest.mark.parametrize("options", [{}, {"mic_scale": "layer"}, {"mic_scale": "none"}, {"cv_clip_quantile": 0.9}, {"threshold": "always"}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"mic_scale": "layer"},
+        {"mic_scale": "none"},
+        {"cv_clip_quantile": 0.9},
+        {"threshold": "always"},
+    ],
+)
 def test_the_result_lies_between_the_clients(options: dict[str, Any]) -> None:
     changed = 0
     for seed in SEEDS:
@@ -85,7 +105,9 @@ def test_weights_of_the_clusters_sum_to_one_or_shrink(seed: int) -> None:
     W = draw(seed)
     alpha = alphas(W, Options(cv_t=0.02))
     assert len(alpha) > 1 and (alpha > 0).all()
-    torch.testing.assert_close(alpha.sum(0), torch.ones(alpha.shape[1]).double(), rtol=1e-14, atol=0)
+    torch.testing.assert_close(
+        alpha.sum(0), torch.ones(alpha.shape[1]).double(), rtol=1e-14, atol=0
+    )
     shrunk = alphas(W, Options(cv_t=0.02, alpha_mode="shrink"))
     assert (shrunk.sum(0) <= 1 + 1e-14).all() and float(shrunk.sum(0).min()) < 1
     torch.testing.assert_close(shrunk / shrunk.sum(0), alpha, rtol=1e-12, atol=0)
@@ -105,17 +127,22 @@ def test_few_clients(options: dict[str, Any]) -> None:
     one = draw(0, clients=1)
     assert torch.equal(aggregate_tensor(one, Options(**options)).w, one[0])
     two = draw(1, clients=2)  # equal deviations: one cluster
-    torch.testing.assert_close(aggregate_tensor(two, Options(**options)).w, two.mean(0), rtol=1e-14, atol=1e-16)
+    torch.testing.assert_close(
+        aggregate_tensor(two, Options(**options)).w, two.mean(0), rtol=1e-14, atol=1e-16
+    )
     three = draw(2, clients=3)  # fewer than clusters
     assert len(aggregate_tensor(three, Options(S=5, cv_t=0.01)).clusters) == 1
 
 
 @pytest.mark.parametrize("clients", [3, 6, 10, 17, 20])
 def test_identical_clients_keep_their_value(clients: int) -> None:
-    """To float32's last bit, although the mean of K equal float64 values may be off by one of its own."""
+    """To float32's last bit, although the mean of K equal float64 values may be off by one of its
+    own."""
     values = draw(3, clients=1).float()
     for options in (Options(), Options(cv_t=0.0), Options(cv_clip_quantile=0.5)):
-        assert torch.equal(aggregate_tensor(values.expand(clients, -1), options).w.float(), values[0])
+        assert torch.equal(
+            aggregate_tensor(values.expand(clients, -1), options).w.float(), values[0]
+        )
 
 
 def test_one_class_or_one_cluster_is_the_mean_of_the_clustered() -> None:
@@ -125,14 +152,18 @@ def test_one_class_or_one_cluster_is_the_mean_of_the_clustered() -> None:
     torch.testing.assert_close(found.w, W.mean(0), rtol=1e-13, atol=1e-15)
     found = aggregate_tensor(W, Options(S=1, cv_t=0.02, sim_t=0.5))
     assert 1 < len(found.clusters[0]) < len(W)
-    torch.testing.assert_close(found.w[found.high], W[found.clusters[0]].mean(0)[found.high], rtol=1e-13, atol=1e-15)
+    torch.testing.assert_close(
+        found.w[found.high], W[found.clusters[0]].mean(0)[found.high], rtol=1e-13, atol=1e-15
+    )
 
 
 def test_means_of_zero() -> None:
     """With spread: as the largest finite cv; without: cv 0."""
     W = torch.tensor([[1.0, 0.0, 1.0, 5.0], [-1.0, 0.0, 3.0, 5.5], [0.0, 0.0, 2.0, 4.5]])
     cv = aggregate_tensor(W, Options()).cv
-    assert float(cv[1]) == 0 and float(cv[0]) == float(cv[2]) == pytest.approx((2 / 3) ** 0.5 / 2, rel=1e-12)
+    assert float(cv[1]) == 0 and float(cv[0]) == float(cv[2]) == pytest.approx(
+        (2 / 3) ** 0.5 / 2, rel=1e-12
+    )
     assert aggregate_tensor(W[:2, :1], Options()).cv.tolist() == [1.0]
     assert not len(aggregate_tensor(torch.tensor([[1.0, -1.0], [-1.0, 1.0]]), Options(cv_t=0)).high)
     assert aggregate_tensor(torch.zeros(3, 0), Options()).w.shape == (0,)
@@ -140,17 +171,25 @@ def test_means_of_zero() -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_blocks_do_not_matter(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    W, options = draw(seed, entries=301), Options(cv_t=0.01, cv_clip_quantile=0.9, mic_scale="layer")
+    W, options = (
+        draw(seed, entries=301),
+        Options(cv_t=0.01, cv_clip_quantile=0.9, mic_scale="layer"),
+    )
     weights = torch.rand(len(W), generator=torch.Generator().manual_seed(seed)).double()
     whole = aggregate_tensor(W, options, weights)
     monkeypatch.setattr(fedsa, "BLOCK", 7 * len(W))
     parts = aggregate_tensor(list(W), options, weights)
-    assert torch.equal(whole.w, parts.w) and torch.equal(whole.mic, parts.mic) and whole.clusters == parts.clusters
+    assert (
+        torch.equal(whole.w, parts.w)
+        and torch.equal(whole.mic, parts.mic)
+        and whole.clusters == parts.clusters
+    )
 
 
 @pytest.mark.parametrize("clients", [5, 20, 37])
 def test_sums_follow_the_clients_order(clients: int) -> None:
-    """As a loop would sum, so that another number of threads or another version's kernels change nothing."""
+    """As a loop would sum, so that another number of threads or another version's kernels change
+    nothing."""
     W = draw(5, clients=clients)
     total = np.zeros(W.shape[1])
     for row in W.numpy():
@@ -163,14 +202,18 @@ def test_the_cut_quantile(q: float) -> None:
     W = draw(6, entries=500)
     plain, cut = aggregate_tensor(W, Options()), aggregate_tensor(W, Options(cv_clip_quantile=q))
     cv = np.minimum(plain.cv.numpy(), np.quantile(plain.cv.numpy(), q))
-    assert cut.high.tolist() == np.flatnonzero((cv - cv.min()) / (cv.max() - cv.min()) > 0.2).tolist()
+    assert (
+        cut.high.tolist() == np.flatnonzero((cv - cv.min()) / (cv.max() - cv.min()) > 0.2).tolist()
+    )
     assert torch.equal(plain.cv, cut.cv) and (q == 1.0) == (len(cut.high) == len(plain.high))
 
 
 def test_literally_few_entries_are_high_whatever_the_size() -> None:
     """Some 1/cv_t of them: a coefficient of variation has a 1/|mean| tail."""
     for entries in (1000, 100_000):
-        counts = [len(aggregate_tensor(draw(seed, entries=entries), Options()).high) for seed in SEEDS]
+        counts = [
+            len(aggregate_tensor(draw(seed, entries=entries), Options()).high) for seed in SEEDS
+        ]
         assert min(counts) >= 1 and max(counts) < 60 and 2 < np.mean(counts) < 20
 
 
@@ -179,15 +222,28 @@ def test_client_weights_count_in_the_means_only(seed: int) -> None:
     W, options = draw(seed), Options(cv_t=0.02)
     weights = torch.rand(len(W), generator=torch.Generator().manual_seed(seed)).double() + 0.1
     plain, weighted = aggregate_tensor(W, options), aggregate_tensor(W, options, weights)
-    assert torch.equal(plain.cv, weighted.cv) and torch.equal(plain.mic, weighted.mic) and plain.clusters == weighted.clusters
+    assert (
+        torch.equal(plain.cv, weighted.cv)
+        and torch.equal(plain.mic, weighted.mic)
+        and plain.clusters == weighted.clusters
+    )
     mean = (weights[:, None] * W).sum(0) / weights.sum()
     low = torch.ones(W.shape[1], dtype=torch.bool)
     low[plain.high] = False
     torch.testing.assert_close(weighted.w[low], mean[low], rtol=1e-12, atol=1e-14)
     alpha = fedsa.cluster_weights(plain.mac, fedsa.class_counts(plain.mac, options.C), options)
-    clustered = torch.stack([(weights[m, None] * W[m]).sum(0) / weights[m].sum() for m in plain.clusters])[:, plain.high]
-    torch.testing.assert_close(weighted.w[plain.high], (alpha * clustered).sum(0), rtol=1e-12, atol=1e-14)
-    torch.testing.assert_close(aggregate_tensor(W, options, torch.full((len(W),), 3.0).double()).w, plain.w, rtol=1e-13, atol=1e-15)
+    clustered = torch.stack(
+        [(weights[m, None] * W[m]).sum(0) / weights[m].sum() for m in plain.clusters]
+    )[:, plain.high]
+    torch.testing.assert_close(
+        weighted.w[plain.high], (alpha * clustered).sum(0), rtol=1e-12, atol=1e-14
+    )
+    torch.testing.assert_close(
+        aggregate_tensor(W, options, torch.full((len(W),), 3.0).double()).w,
+        plain.w,
+        rtol=1e-13,
+        atol=1e-15,
+    )
 
 
 def test_a_cluster_without_weight_counts_plainly() -> None:
@@ -197,13 +253,23 @@ def test_a_cluster_without_weight_counts_plainly() -> None:
     assert len(found.clusters) > 1 and torch.isfinite(found.w).all()
 
 
-@pytest.mark.parametrize(("scale", "expected"), [("entry", [[4, 4], [1, 1], [1, 1]]), ("layer", [[1, 4], [1, 1], [1, 1]]),
-                                                 ("none", [[4, 4], [2, 4], [2, 4]])])
+@pytest.mark.parametrize(
+    ("scale", "expected"),
+    [
+        ("entry", [[4, 4], [1, 1], [1, 1]]),
+        ("layer", [[1, 4], [1, 1], [1, 1]]),
+        ("none", [[4, 4], [2, 4], [2, 4]]),
+    ],
+)
 def test_scales_of_the_micro_classes(scale: str, expected: list[list[int]]) -> None:
-    """Deviations 1.2, -.6, -.6 and 6, -3, -3: squares 1.44, .36, .36 and 36, 9, 9; a quarter of the largest is class 1."""
+    """Deviations 1.2, -.6, -.6 and 6, -3, -3: squares 1.44, .36, .36 and 36, 9, 9; a quarter of the
+    largest is class 1."""
     block = torch.tensor([[1.2, 6.0], [-0.6, -3.0], [-0.6, -3.0]]).double()
     exact = torch.round(block * 64) / 64
-    assert fedsa.micro_classes(exact - exact.mean(0), Options(mic_scale=scale), 36.5).tolist() == expected
+    assert (
+        fedsa.micro_classes(exact - exact.mean(0), Options(mic_scale=scale), 36.5).tolist()
+        == expected
+    )
 
 
 def test_macro_classes_take_the_smaller_of_equally_frequent() -> None:
@@ -217,7 +283,9 @@ def test_macro_classes_take_the_smaller_of_equally_frequent() -> None:
 def similarities(seed: int, clients: int = 9, levels: int = 6) -> Tensor:
     """Symmetric, with many equal values."""
     g = torch.Generator().manual_seed(seed)
-    upper = (torch.randint(0, levels, (clients, clients), generator=g).double() / (levels - 1)).triu(1)
+    upper = (
+        torch.randint(0, levels, (clients, clients), generator=g).double() / (levels - 1)
+    ).triu(1)
     return upper + upper.T + torch.eye(clients).double()
 
 
@@ -230,13 +298,18 @@ def test_every_client_is_in_one_cluster_or_in_none(seed: int, S: int, threshold:
     assert sorted([k for members in clusters for k in members] + rest) == list(range(len(sim)))
     assert len(clusters) <= S and all(len(members) > 1 for members in clusters)
     if threshold == "always":
-        assert all(float(sim[k, [m for m in members if m != k]].max()) > 0.5 for members in clusters for k in members)
+        assert all(
+            float(sim[k, [m for m in members if m != k]].max()) > 0.5
+            for members in clusters
+            for k in members
+        )
     elif len(clusters) < S:
         assert not rest
 
 
 def test_rounding_does_not_break_ties() -> None:
-    """Similarities within 1e-12 are equal: the older cluster wins, and none exceeds a sim_t that it equals."""
+    """Similarities within 1e-12 are equal: the older cluster wins, and none exceeds a sim_t that it
+    equals."""
     sim = torch.eye(7).double()
     sim[0, 1] = sim[2, 3] = 0.9
     sim[[0, 1], 4], sim[[2, 3], 4] = 0.2, 0.2 + 1e-13
@@ -253,7 +326,10 @@ def test_the_threshold_from_the_start() -> None:
     assert cluster(sim, Options(S=4, sim_t=0.3, threshold="always")) == ([], [0, 1, 2, 3])
     assert cluster(sim, Options(S=4, sim_t=0.3)) == ([[0, 1, 2, 3]], [])
     W = draw(0)
-    assert torch.equal(aggregate_tensor(W, Options(sim_t=1.0, threshold="always")).w, aggregate_tensor(W, Options(cv_t=1)).w)
+    assert torch.equal(
+        aggregate_tensor(W, Options(sim_t=1.0, threshold="always")).w,
+        aggregate_tensor(W, Options(cv_t=1)).w,
+    )
 
 
 # ---- bad input
@@ -267,11 +343,27 @@ def test_values_that_are_not_finite_are_named(value: float) -> None:
         aggregate_tensor(W, Options())
 
 
-@pytest.mark.parametrize("bad", [{"cv_t": -0.1}, {"cv_t": 1.1}, {"cv_t": float("nan")}, {"sim_t": 2}, {"C": 0}, {"S": 0}, {"C": 2.5},
-                                 {"S": True}, {"cv_clip_quantile": 0}, {"cv_clip_quantile": 1.5}, {"mic_scale": "rank"},
-                                 {"alpha_mode": "mean"}, {"threshold": "never"}], ids=str)
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"cv_t": -0.1},
+        {"cv_t": 1.1},
+        {"cv_t": float("nan")},
+        {"sim_t": 2},
+        {"C": 0},
+        {"S": 0},
+        {"C": 2.5},
+        {"S": True},
+        {"cv_clip_quantile": 0},
+        {"cv_clip_quantile": 1.5},
+        {"mic_scale": "rank"},
+        {"alpha_mode": "mean"},
+        {"threshold": "never"},
+    ],
+    ids=str,
+)
 def test_bad_options_are_named(bad: dict[str, Any]) -> None:
-    (name, value), = bad.items()
+    ((name, value),) = bad.items()
     with pytest.raises(ConfigError, match=rf"method\.{name}={str(value).lower()}"):
         Options(**bad)
 

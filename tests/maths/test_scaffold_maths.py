@@ -20,7 +20,9 @@ def test_option_ii_is_the_mean_of_the_visited_gradients(steps: int) -> None:
     gradients, lr, y = draw(steps, 1), 0.03, x
     for g in gradients:
         y = y - lr * (g + correction(c, c_i))
-    torch.testing.assert_close(c_i + control_change(c, y - x, steps * lr), gradients.mean(0), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(
+        c_i + control_change(c, y - x, steps * lr), gradients.mean(0), rtol=1e-10, atol=1e-10
+    )
 
 
 def test_the_correction_vanishes_where_the_client_is_the_mean() -> None:
@@ -33,8 +35,13 @@ def test_the_sum_follows_the_clients() -> None:
     old, new = draw(5, 3), draw(5, 4)
     before, after = [1.0, 0.5, 2.0, 1.0, 3.0], [1.0, 1.5, 0.2, 1.0, 3.0]
     took_part = [1, 2]
-    total = control_sum(sum(w * c for w, c in zip(before, old, strict=True)), [after[i] for i in took_part], [new[i] for i in took_part],
-                        [before[i] for i in took_part], [old[i] for i in took_part])
+    total = control_sum(
+        sum(w * c for w, c in zip(before, old, strict=True)),
+        [after[i] for i in took_part],
+        [new[i] for i in took_part],
+        [before[i] for i in took_part],
+        [old[i] for i in took_part],
+    )
     expected = sum(after[i] * (new[i] if i in took_part else old[i]) for i in range(5))
     torch.testing.assert_close(total, expected, rtol=1e-12, atol=1e-12)
 

@@ -21,7 +21,9 @@ def test_a_difference_leaves_both_trees_alone_however_often_it_is_read(new: tree
     difference = trees.Difference(new, base)
     for _ in range(2):
         for name in new:
-            torch.testing.assert_close(difference[name], (held[name] - 0.25).double(), rtol=0, atol=0)
+            torch.testing.assert_close(
+                difference[name], (held[name] - 0.25).double(), rtol=0, atol=0
+            )
             assert difference[name].dtype == torch.float64
     assert all(torch.equal(new[name], held[name]) and (base[name] == 0.25).all() for name in new)
     assert list(difference) == ["a", "b"] and len(difference) == 2
@@ -39,7 +41,10 @@ def test_means_and_sums_leave_their_trees_alone(tree: trees.Tree) -> None:
 def test_a_difference_of_float32_is_exact_in_float64() -> None:
     """So that one client's old + (new - old) is new, bit for bit."""
     g = torch.Generator().manual_seed(0)
-    old, new = ({"w": torch.randn(1000, generator=g) * 10 ** torch.randint(-3, 3, (1000,), generator=g)} for _ in range(2))
+    old, new = (
+        {"w": torch.randn(1000, generator=g) * 10 ** torch.randint(-3, 3, (1000,), generator=g)}
+        for _ in range(2)
+    )
     back = trees.add(trees.Difference(new, old), old)
     assert torch.equal(back["w"].float(), new["w"])
 
@@ -49,23 +54,37 @@ def test_the_weighted_mean_is_that_of_numpy_and_only_ratios_matter() -> None:
     values, weights = torch.randn(5, 3, generator=g), [3.0, 1.0, 0.0, 2.5, 7.0]
     for scale in (1.0, 1e-9):
         found = trees.mean(({"x": v}, scale * w) for v, w in zip(values, weights, strict=True))["x"]
-        np.testing.assert_allclose(found, np.average(values.double().numpy(), axis=0, weights=weights), rtol=1e-14)
+        np.testing.assert_allclose(
+            found, np.average(values.double().numpy(), axis=0, weights=weights), rtol=1e-14
+        )
 
 
 def test_differences_are_summed_as_they_are_also_beside_other_trees() -> None:
     g = torch.Generator().manual_seed(2)
-    old, news, weights = {"x": torch.randn(4, generator=g)}, torch.randn(3, 4, generator=g), [2.0, 0.5, 3.0]
+    old, news, weights = (
+        {"x": torch.randn(4, generator=g)},
+        torch.randn(3, 4, generator=g),
+        [2.0, 0.5, 3.0],
+    )
     total = trees.Sum()
     for new, weight in zip(news, weights, strict=True):
         total.add(trees.Difference({"x": new}, old), weight)
     expected = (news.double() - old["x"]).numpy()
     np.testing.assert_allclose(total.tree["x"], np.tensordot(weights, expected, 1), rtol=1e-13)
-    np.testing.assert_allclose(total.mean()["x"], np.average(expected, axis=0, weights=weights), rtol=1e-13)
+    np.testing.assert_allclose(
+        total.mean()["x"], np.average(expected, axis=0, weights=weights), rtol=1e-13
+    )
     total.add(trees.Difference({"x": news[0]}, {"x": news[1]}), 1.5)  # from another old tree
     total.add({"x": news[2]}, 0.5)
-    expected = np.concatenate([expected, [(news[0].double() - news[1]).numpy(), news[2].double().numpy()]])
-    np.testing.assert_allclose(total.mean()["x"], np.average(expected, axis=0, weights=[*weights, 1.5, 0.5]), rtol=1e-12)
-    np.testing.assert_allclose(total.tree["x"], np.tensordot([*weights, 1.5, 0.5], expected, 1), rtol=1e-12)
+    expected = np.concatenate(
+        [expected, [(news[0].double() - news[1]).numpy(), news[2].double().numpy()]]
+    )
+    np.testing.assert_allclose(
+        total.mean()["x"], np.average(expected, axis=0, weights=[*weights, 1.5, 0.5]), rtol=1e-12
+    )
+    np.testing.assert_allclose(
+        total.tree["x"], np.tensordot([*weights, 1.5, 0.5], expected, 1), rtol=1e-12
+    )
 
 
 def test_the_mean_of_nothing_but_empty_trees_is_empty() -> None:
@@ -85,10 +104,15 @@ def test_sums_do_not_depend_on_their_blocks(monkeypatch: pytest.MonkeyPatch) -> 
     """Also where a client's tensor lies otherwise in memory, as with channels_last."""
     g = torch.Generator().manual_seed(3)
     images = torch.randn(5, 2, 3, 4, 4, generator=g)
-    pairs = [({"x": x, "y": x[0].contiguous()}, w) for x, w in zip(images, (1.0, 0.3, 2.0, 0.7, 5.0), strict=True)]
+    pairs = [
+        ({"x": x, "y": x[0].contiguous()}, w)
+        for x, w in zip(images, (1.0, 0.3, 2.0, 0.7, 5.0), strict=True)
+    ]
     whole = trees.mean(pairs)
     monkeypatch.setattr(trees, "BLOCK", 7)
-    blocks = trees.mean(({**tree, "x": tree["x"].to(memory_format=torch.channels_last)}, w) for tree, w in pairs)
+    blocks = trees.mean(
+        ({**tree, "x": tree["x"].to(memory_format=torch.channels_last)}, w) for tree, w in pairs
+    )
     assert all(torch.equal(blocks[name], whole[name]) for name in whole)
 
 
@@ -120,9 +144,11 @@ def test_finite_names_the_tensor(bad: float) -> None:
 def test_the_hash_is_over_slot_name_dtype_shape_and_bytes() -> None:
     """Written out by hand, so that the number means the same in every version."""
     h = hashlib.sha256()
-    for slot, name, dtype, shape, content in [("density", "v", "float64", "(2,)", np.array([1.0, 2.0]).tobytes()),
-                                             ("model", "a", "int64", "()", np.array(3).tobytes()),
-                                             ("model", "w", "float32", "(1, 2)", np.array([[1, 2]], dtype=np.float32).tobytes())]:
+    for slot, name, dtype, shape, content in [
+        ("density", "v", "float64", "(2,)", np.array([1.0, 2.0]).tobytes()),
+        ("model", "a", "int64", "()", np.array(3).tobytes()),
+        ("model", "w", "float32", "(1, 2)", np.array([[1, 2]], dtype=np.float32).tobytes()),
+    ]:
         h.update(f"{slot}|{name}|{dtype}|{shape}|".encode() + content)
     density = {"v": torch.tensor([1.0, 2.0], dtype=torch.float64)}
     slots = {"model": {"w": torch.tensor([[1.0, 2.0]]), "a": torch.tensor(3)}, "density": density}
@@ -131,8 +157,16 @@ def test_the_hash_is_over_slot_name_dtype_shape_and_bytes() -> None:
 
 def test_the_hash_tells_everything_apart_but_the_order() -> None:
     w = torch.tensor([1.0, 2.0, 3.0, 4.0])
-    variants = [{"model": {"w": w}}, {"model": {"v": w}}, {"other": {"w": w}}, {"model": {"w": w.reshape(2, 2)}}, {"model": {"w": -w}},
-                {"model": {"w": w.double()}}, {"model": {"w": w.view(torch.int32)}}, {"model": {"w": w}, "empty": {"w": w[:0]}}]
+    variants = [
+        {"model": {"w": w}},
+        {"model": {"v": w}},
+        {"other": {"w": w}},
+        {"model": {"w": w.reshape(2, 2)}},
+        {"model": {"w": -w}},
+        {"model": {"w": w.double()}},
+        {"model": {"w": w.view(torch.int32)}},
+        {"model": {"w": w}, "empty": {"w": w[:0]}},
+    ]
     hashes = [trees.sha256(slots) for slots in variants]
     assert all(x != y for x, y in itertools.combinations(hashes, 2))
     assert trees.sha256({"model": {"x": w, "y": -w}}) == trees.sha256({"model": {"y": -w, "x": w}})

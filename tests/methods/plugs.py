@@ -41,7 +41,9 @@ class Half(Plugin):
 
 
 def noisy() -> Task:
-    """Batch norm, whose statistics a side loop must not move, and dropout, which draws from the message's random stream."""
+    """Batch norm, whose statistics a side loop must not move, and dropout, which draws from the
+    message's random stream."""
+
     def model() -> nn.Module:
         made = toy_task(norm=True).model()
         made.body.append(nn.Dropout(0.3))  # type: ignore[union-attr, operator]

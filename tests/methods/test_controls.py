@@ -23,18 +23,36 @@ def controls(run: Any) -> list[dict[str, Tensor]]:
     out = []
     for pid in range(CLIENTS):
         kept = run.store.load(pid, run.strategy.versions.get(pid, 0)) or {}
-        out.append({name: kept.get(f"scaffold.c_i/{name}", torch.zeros_like(t)).double() for name, t in run.model.items()})
+        out.append(
+            {
+                name: kept.get(f"scaffold.c_i/{name}", torch.zeros_like(t)).double()
+                for name, t in run.model.items()
+            }
+        )
     return out
 
 
-@pytest.mark.parametrize("plugins", [list, lambda: [FedNormPlugin(temperature=0.005)]], ids=["alone", "fednorm"])
+@pytest.mark.parametrize(
+    "plugins", [list, lambda: [FedNormPlugin(temperature=0.005)]], ids=["alone", "fednorm"]
+)
 @pytest.mark.parametrize("norm", [False, True], ids=["plain", "batch-norm"])
-def test_c_is_the_mean_of_all_controls(federation: Callable[..., Any], plugins: Callable[[], list[Plugin]], norm: bool) -> None:
-    """Under lambda_j = R w_j of client j's last participation where FedNorm sets the weights, else lambda = 1.
+def test_c_is_the_mean_of_all_controls(
+    federation: Callable[..., Any], plugins: Callable[[], list[Plugin]], norm: bool
+) -> None:
+    """Under lambda_j = R w_j of client j's last participation where FedNorm sets the weights, else
+    lambda = 1.
 
     The rate decays: the server recovers each control with the rate of the step that made it.
     """
-    run = federation(toy_task(CLIENTS, norm=norm), Scaffold, plugins=plugins, rounds=8, fraction=0.5, epochs=2, lr_decay=0.7)
+    run = federation(
+        toy_task(CLIENTS, norm=norm),
+        Scaffold,
+        plugins=plugins,
+        rounds=8,
+        fraction=0.5,
+        epochs=2,
+        lr_decay=0.7,
+    )
     share = torch.ones(CLIENTS, dtype=torch.float64)
     for _ in range(7):
         run.step()
@@ -53,8 +71,13 @@ def test_c_is_the_mean_of_all_controls(federation: Callable[..., Any], plugins: 
     assert max(float(t.abs().max()) for t in sent.values()) > 1e-3
 
 
-@pytest.mark.parametrize(("key", "value"), [("momentum", 0.9), ("weight_decay", 0.1), ("clip", 1.0), ("optimizer", "adam")])
-def test_other_than_plain_sgd_is_refused(federation: Callable[..., Any], key: str, value: Any) -> None:
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("momentum", 0.9), ("weight_decay", 0.1), ("clip", 1.0), ("optimizer", "adam")],
+)
+def test_other_than_plain_sgd_is_refused(
+    federation: Callable[..., Any], key: str, value: Any
+) -> None:
     from fedhet.messages import LocalSettings
 
     with pytest.raises(ConfigError, match=rf"client\.{key}={value}.*plain SGD"):
@@ -63,7 +86,9 @@ def test_other_than_plain_sgd_is_refused(federation: Callable[..., Any], key: st
         Scaffold(run.strategy.setting)
 
 
-@pytest.mark.parametrize("options", [{"lr_g": 0}, {"lr_g": float("nan")}, {"control_weights": "mean"}])
+@pytest.mark.parametrize(
+    "options", [{"lr_g": 0}, {"lr_g": float("nan")}, {"control_weights": "mean"}]
+)
 def test_bad_options_are_named(federation: Callable[..., Any], options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=rf"method\.{next(iter(options))}="):
         federation(toy_task(), Scaffold, options=options)

@@ -1,4 +1,5 @@
-"""Who is asked and which batches are drawn: functions of the seed, the phase and the step, whatever the method."""
+"""Who is asked and which batches are drawn: functions of the seed, the phase and the step, whatever
+the method."""
 
 from __future__ import annotations
 
@@ -50,9 +51,22 @@ class WarmFedAvg(FedAvg):
         return [Phase("warm", 2, lambda updates, old: None, cohort=1.0), *super().phases()]
 
 
-def batches(federation: Callable[..., Any], cls: type, plugins: tuple[Callable[[], Plugin], ...] = (), **how: Any) -> Any:
+def batches(
+    federation: Callable[..., Any],
+    cls: type,
+    plugins: tuple[Callable[[], Plugin], ...] = (),
+    **how: Any,
+) -> Any:
     notes: dict[tuple[int, int], list[list[int]]] = defaultdict(list)
-    federation(toy_task(), cls, plugins=lambda: [*(make() for make in plugins), Spy(notes)], rounds=3, epochs=2, fraction=0.5, **how).run()
+    federation(
+        toy_task(),
+        cls,
+        plugins=lambda: [*(make() for make in plugins), Spy(notes)],
+        rounds=3,
+        epochs=2,
+        fraction=0.5,
+        **how,
+    ).run()
     return dict(notes)
 
 
@@ -70,26 +84,51 @@ def test_batches_differ_by_client_step_and_seed(federation: Callable[..., Any]) 
     equal = {}
     for seed in (0, 1):
         notes: dict[tuple[int, int], list[list[int]]] = defaultdict(list)
-        federation(toy_task(equal=True), FedAvg, plugins=lambda notes=notes: [Spy(notes)], rounds=3, seed=seed).run()
+        federation(
+            toy_task(equal=True),
+            FedAvg,
+            plugins=lambda notes=notes: [Spy(notes)],
+            rounds=3,
+            seed=seed,
+        ).run()
         equal |= {(seed, *key): str(found) for key, found in notes.items()}
     assert len(equal) == 2 * 3 * 4 == len(set(equal.values()))
 
 
-@pytest.mark.parametrize(("cls", "plugins"), [
-    (Scaffold, ()), (FedAvg, (FedNormPlugin,)), (FedAvg, (FedProxPlugin,)), (WarmFedAvg, ()),
-], ids=["scaffold", "fednorm", "fedprox", "warm-up"])
-def test_cohorts_and_batches_are_the_same_for_every_method(federation: Callable[..., Any], cls: type, plugins: Any) -> None:
+@pytest.mark.parametrize(
+    ("cls", "plugins"),
+    [
+        (Scaffold, ()),
+        (FedAvg, (FedNormPlugin,)),
+        (FedAvg, (FedProxPlugin,)),
+        (WarmFedAvg, ()),
+    ],
+    ids=["scaffold", "fednorm", "fedprox", "warm-up"],
+)
+def test_cohorts_and_batches_are_the_same_for_every_method(
+    federation: Callable[..., Any], cls: type, plugins: Any
+) -> None:
     assert batches(federation, cls, plugins) == batches(federation, FedAvg)
 
 
 def test_cohorts_follow_the_seed_and_the_step() -> None:
     sizes = [3, 9, 0, 5, 9, 7, 1, 2, 8, 4]
-    drawn = {(seed, step): tuple(cohort.sample(sizes, None, 0.5, seed, "train", step)) for seed in range(3) for step in range(1, 6)}
-    again = {(seed, step): tuple(cohort.sample(sizes, None, 0.5, seed, "train", step)) for seed in range(3) for step in range(1, 6)}
+    drawn = {
+        (seed, step): tuple(cohort.sample(sizes, None, 0.5, seed, "train", step))
+        for seed in range(3)
+        for step in range(1, 6)
+    }
+    again = {
+        (seed, step): tuple(cohort.sample(sizes, None, 0.5, seed, "train", step))
+        for seed in range(3)
+        for step in range(1, 6)
+    }
     assert drawn == again and len(set(drawn.values())) > 12
     for found in drawn.values():
-        assert len(set(found)) == len(found) == round(0.5 * 9) and 2 not in found  # nobody without data
-        assert list(found) == sorted(found, key=lambda pid: (-sizes[pid], pid))  # largest first, ties by pid
+        # nobody without data
+        assert len(set(found)) == len(found) == round(0.5 * 9) and 2 not in found
+        # largest first, ties by pid
+        assert list(found) == sorted(found, key=lambda pid: (-sizes[pid], pid))
 
 
 def test_every_client_is_drawn_equally_often() -> None:
@@ -101,9 +140,17 @@ def test_every_client_is_drawn_equally_often() -> None:
     assert sum(counts) == 8000 and all(abs(n - 800) < 110 for n in counts)
 
 
-@pytest.mark.parametrize(("size", "fraction", "expected"), [
-    (None, 0.5, 4), (None, 0.01, 1), (1.0, 0.1, 8), (0.25, 1.0, 2), (3, 1.0, 3), (20, 0.5, 8),
-])
+@pytest.mark.parametrize(
+    ("size", "fraction", "expected"),
+    [
+        (None, 0.5, 4),
+        (None, 0.01, 1),
+        (1.0, 0.1, 8),
+        (0.25, 1.0, 2),
+        (3, 1.0, 3),
+        (20, 0.5, 8),
+    ],
+)
 def test_cohort_sizes(size: int | float | None, fraction: float, expected: int) -> None:
     assert len(cohort.sample([5] * 8, size, fraction, 0, "train", 1)) == expected
 
@@ -112,4 +159,8 @@ def test_initial_weights_follow_the_seed_alone(federation: Callable[..., Any]) -
     torch.manual_seed(1)
     first = federation(toy_task(), FedAvg).sha256
     torch.manual_seed(2)
-    assert federation(toy_task(), Scaffold).sha256 == first != federation(toy_task(), FedAvg, seed=1).sha256
+    assert (
+        federation(toy_task(), Scaffold).sha256
+        == first
+        != federation(toy_task(), FedAvg, seed=1).sha256
+    )

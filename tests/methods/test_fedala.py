@@ -10,7 +10,20 @@ import numpy as np
 import pytest
 import torch
 from methods.plugs import noisy
-from methods.test_by_hand import DATA, LR, SIZES, Case, Weights, case, gradient, latents, local_sgd, mean, same, task
+from methods.test_by_hand import (
+    DATA,
+    LR,
+    SIZES,
+    Case,
+    Weights,
+    case,
+    gradient,
+    latents,
+    local_sgd,
+    mean,
+    same,
+    task,
+)
 
 from fedhet import wire
 from fedhet.errors import ConfigError, RunFailed
@@ -29,7 +42,11 @@ TOP = {1: ("head.weight", "head.bias"), 2: ("body.weight", "body.bias", "head.we
 
 def kept(run: Any, pid: int, key: str) -> Weights:
     state = run.store.load(pid, run.strategy.versions.get(pid, 0)) or {}
-    return {name.removeprefix(f"{key}/"): t.numpy() for name, t in state.items() if name.startswith(f"{key}/")}
+    return {
+        name.removeprefix(f"{key}/"): t.numpy()
+        for name, t in state.items()
+        if name.startswith(f"{key}/")
+    }
 
 
 def cross_entropy(w: Weights, x: np.ndarray, y: np.ndarray) -> float:
@@ -40,7 +57,9 @@ def cross_entropy(w: Weights, x: np.ndarray, y: np.ndarray) -> float:
 class Mixing:
     """A client of the paper's text, on full batches: what it keeps, and where it starts."""
 
-    def __init__(self, pid: int, top: tuple[str, ...], eta: float, threshold: float, most: int) -> None:
+    def __init__(
+        self, pid: int, top: tuple[str, ...], eta: float, threshold: float, most: int
+    ) -> None:
         self.pid, self.top, self.eta, self.threshold, self.most = pid, top, eta, threshold, most
         self.local: Weights | None = None
         self.weights: Weights | None = None
@@ -48,10 +67,18 @@ class Mixing:
 
     def start(self, x: Weights, weights: Weights) -> Weights:
         assert self.local is not None
-        return {**x, **{name: self.local[name] + (x[name] - self.local[name]) * weights[name] for name in self.top}}
+        return {
+            **x,
+            **{
+                name: self.local[name] + (x[name] - self.local[name]) * weights[name]
+                for name in self.top
+            },
+        }
 
     def learned(self, x: Weights) -> Weights | None:
-        if self.local is None or all(np.array_equal(x[name], self.local[name]) for name in self.top):
+        if self.local is None or all(
+            np.array_equal(x[name], self.local[name]) for name in self.top
+        ):
             return self.weights
         weights = self.weights or {name: np.ones_like(x[name]) for name in self.top}
         losses: list[float] = []
@@ -59,7 +86,10 @@ class Mixing:
             at = self.start(x, weights)
             losses.append(cross_entropy(at, *DATA[self.pid]))
             g = gradient(at, *DATA[self.pid])
-            weights = {name: np.clip(a - self.eta * g[name] * (x[name] - self.local[name]), 0, 1) for name, a in weights.items()}
+            weights = {
+                name: np.clip(a - self.eta * g[name] * (x[name] - self.local[name]), 0, 1)
+                for name, a in weights.items()
+            }
             if len(losses) >= 10 and np.std(losses[-10:]) < self.threshold:
                 break
         self.epochs.append(len(losses))
@@ -77,30 +107,54 @@ class Mixing:
 
 
 @pytest.mark.parametrize("p", [1, 2])
-@pytest.mark.parametrize(("eta", "threshold", "most"), [(1.0, 0.1, 100), (40.0, 2e-3, 60), (40.0, 0.0, 12)])
-def test_by_hand(case: Callable[..., Case], p: int, eta: float, threshold: float, most: int) -> None:
-    """Zhang et al., algorithm 1, with every sample: each client's own w_k and A_k, and FedAvg of what they end with."""
-    running = case(FedALA, options={"p": p, "eta": eta, "threshold": threshold, "max_epochs": most, "s": 100})
+@pytest.mark.parametrize(
+    ("eta", "threshold", "most"), [(1.0, 0.1, 100), (40.0, 2e-3, 60), (40.0, 0.0, 12)]
+)
+def test_by_hand(
+    case: Callable[..., Case], p: int, eta: float, threshold: float, most: int
+) -> None:
+    """Zhang et al., algorithm 1, with every sample: each client's own w_k and A_k, and FedAvg of
+    what they end with."""
+    running = case(
+        FedALA, options={"p": p, "eta": eta, "threshold": threshold, "max_epochs": most, "s": 100}
+    )
     clients = [Mixing(pid, TOP[p], eta, threshold, most) for pid in range(len(SIZES))]
     for x, cohort, found in running.rounds():
         same(found, mean([clients[k].train(x) for k in cohort], [SIZES[k] for k in cohort]))
         for client in clients:
             same(kept(running.run, client.pid, LOCAL), client.local or {})
             same(kept(running.run, client.pid, WEIGHTS), client.weights or {})
-    learned = np.concatenate([a.ravel() for client in clients for a in (client.weights or {}).values()])
+    learned = np.concatenate(
+        [a.ravel() for client in clients for a in (client.weights or {}).values()]
+    )
     assert ((learned > 0) & (learned < 1)).any()
     first = [client.epochs[0] for client in clients if client.epochs]
-    assert (set(first) == {10}) if eta == 1 else any(10 < count < most for count in first) if threshold else set(first) == {most}
+    assert (
+        (set(first) == {10})
+        if eta == 1
+        else any(10 < count < most for count in first)
+        if threshold
+        else set(first) == {most}
+    )
     assert any(client.epochs[1:] for client in clients)
 
 
 @pytest.mark.parametrize("p", [1, 2])
 def test_views(federation: Federation, p: int) -> None:
-    """Global: x; personal: where the client would start to train on it, by an A_k that it learns for this and forgets."""
+    """Global: x; personal: where the client would start to train on it, by an A_k that it learns
+    for this and forgets."""
     plain = task()
-    held = Task(plain.model, plain.criterion, [ClientData(c.train, None, c.train) for c in plain.clients], None, 2)
+    held = Task(
+        plain.model,
+        plain.criterion,
+        [ClientData(c.train, None, c.train) for c in plain.clients],
+        None,
+        2,
+    )
     options = {"p": p, "eta": 40.0, "threshold": 2e-3, "max_epochs": 30, "s": 100}
-    run = federation(held, FedALA, options=options, lr=LR, epochs=4, batch_size=99, fraction=0.6, rounds=3)
+    run = federation(
+        held, FedALA, options=options, lr=LR, epochs=4, batch_size=99, fraction=0.6, rounds=3
+    )
     clients = [Mixing(pid, TOP[p], 40.0, 2e-3, 30) for pid in range(len(SIZES))]
     differs = 0
     for _ in range(3):
@@ -111,35 +165,57 @@ def test_views(federation: Federation, p: int) -> None:
         for msg in run.strategy.evaluations():
             metrics = run.client().assess(msg).metrics
             expected = [cross_entropy(w, *DATA[msg.pid]) for w in (x, clients[msg.pid].begin(x))]
-            assert [metrics["test.global.loss"], metrics["test.personal.loss"]] == pytest.approx(expected, rel=1e-9)
+            assert [metrics["test.global.loss"], metrics["test.personal.loss"]] == pytest.approx(
+                expected, rel=1e-9
+            )
             differs += expected[0] != expected[1]
     assert 3 < differs < 15  # who has never taken part has nothing to mix
 
 
 @pytest.mark.parametrize("buffers", ["average", "local", "frozen"])
-@pytest.mark.parametrize("plugins", [list, lambda: [FedNormPlugin(temperature=0.05), FedProxPlugin(mu=0.5)]], ids=["alone", "plugins"])
+@pytest.mark.parametrize(
+    "plugins",
+    [list, lambda: [FedNormPlugin(temperature=0.05), FedProxPlugin(mu=0.5)]],
+    ids=["alone", "plugins"],
+)
 def test_eta_0_is_fedavg(federation: Federation, plugins: Any, buffers: str) -> None:
     """Bit for bit, though A_k = 1 is learnt each time in train mode."""
-    how = {"plugins": plugins, "buffers": buffers, "rounds": 4, "fraction": 0.75, "epochs": 2, "local": {"momentum": 0.9}}
+    how = {
+        "plugins": plugins,
+        "buffers": buffers,
+        "rounds": 4,
+        "fraction": 0.75,
+        "epochs": 2,
+        "local": {"momentum": 0.9},
+    }
     fixed = federation(noisy(), FedALA, options={"eta": 0.0, "p": "all"}, **how).run()
     assert any(kept(fixed, pid, WEIGHTS) for pid in range(4))
-    assert fixed.sha256 == federation(noisy(), FedAvg, **how).run().sha256 != federation(noisy(), FedALA, **how).run().sha256
+    assert (
+        fixed.sha256
+        == federation(noisy(), FedAvg, **how).run().sha256
+        != federation(noisy(), FedALA, **how).run().sha256
+    )
 
 
 def test_one_client_is_fedavg(federation: Federation) -> None:
     """What it receives is what it has sent: there is nothing to mix."""
-    ala, fedavg = (federation(toy_task(1, norm=True), cls, rounds=4).run() for cls in (FedALA, FedAvg))
+    ala, fedavg = (
+        federation(toy_task(1, norm=True), cls, rounds=4).run() for cls in (FedALA, FedAvg)
+    )
     assert ala.sha256 == fedavg.sha256 and not kept(ala, 0, WEIGHTS) and kept(ala, 0, LOCAL)
 
 
 def test_unchanged_means_every_entry(federation: Federation) -> None:
-    """A received layer that differs in one entry of its bias is a change, one whose sum alone is the same too."""
+    """A received layer that differs in one entry of its bias is a change, one whose sum alone is
+    the same too."""
     run = federation(toy_task(1), FedALA, rounds=2)
     run.step()
     msg = run.strategy.plan(2)[0]
     for change in (torch.tensor([0.0, 0.0]), torch.tensor([0.0, 0.1]), torch.tensor([0.1, -0.1])):
         client = run.client()
-        client.handle(replace(msg, weights={**msg.weights, "head.bias": msg.weights["head.bias"] + change}))
+        client.handle(
+            replace(msg, weights={**msg.weights, "head.bias": msg.weights["head.bias"] + change})
+        )
         assert (client.state.get(WEIGHTS) is not None) == bool(change.any())
 
 
@@ -160,17 +236,30 @@ def test_two_clients_that_alternate_keep_their_own(federation: Federation) -> No
     assert not np.array_equal(before[0][WEIGHTS]["head.weight"], before[1][WEIGHTS]["head.weight"])
 
 
-@pytest.mark.parametrize(("p", "held"), [(1, ["head"]), (2, ["body.1", "head"]), (3, ["body.0", "body.1", "head"]),
-                                         (9, ["body.0", "body.1", "head"]), ("all", ["body.0", "body.1", "head"])])
+@pytest.mark.parametrize(
+    ("p", "held"),
+    [
+        (1, ["head"]),
+        (2, ["body.1", "head"]),
+        (3, ["body.0", "body.1", "head"]),
+        (9, ["body.0", "body.1", "head"]),
+        ("all", ["body.0", "body.1", "head"]),
+    ],
+)
 def test_p_counts_layers(federation: Federation, p: int | str, held: list[str]) -> None:
     """A weight and its bias are one; statistics are not mixed."""
     run = federation(toy_task(norm=True), FedALA, options={"p": p}).run()
-    assert list(kept(run, 0, LOCAL)) == [f"{layer}.{name}" for layer in held for name in ("weight", "bias")]
+    assert list(kept(run, 0, LOCAL)) == [
+        f"{layer}.{name}" for layer in held for name in ("weight", "bias")
+    ]
 
 
 def test_evaluation_leaves_no_trace(federation: Federation) -> None:
     """Neither in the weights nor in what clients keep."""
-    watched, alone = (federation(noisy(), FedALA, options={"eta": 20.0}, rounds=4, fraction=0.75) for _ in range(2))
+    watched, alone = (
+        federation(noisy(), FedALA, options={"eta": 20.0}, rounds=4, fraction=0.75)
+        for _ in range(2)
+    )
     for _ in range(4):
         watched.step()
         alone.step()
@@ -182,8 +271,11 @@ def test_evaluation_leaves_no_trace(federation: Federation) -> None:
                 same(kept(watched, pid, key), kept(alone, pid, key))
 
 
-def test_the_samples_are_drawn_afresh(federation: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
-    """s % of a client's own samples, each once, others in the next round; the same in every epoch of a round."""
+def test_the_samples_are_drawn_afresh(
+    federation: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """s % of a client's own samples, each once, others in the next round; the same in every epoch
+    of a round."""
     seen: list[list[torch.Tensor]] = []
     inner = FedALAClient.objective
 
@@ -195,22 +287,41 @@ def test_the_samples_are_drawn_afresh(federation: Federation, monkeypatch: pytes
         return lambda x, y, index: seen[-1].append(index) or terms(x, y, index)
 
     monkeypatch.setattr(FedALAClient, "objective", objective)
-    federation(toy_task(3, equal=True), FedALA, options={"s": 50, "threshold": 0.0, "max_epochs": 4}, rounds=3, batch_size=4).run()
-    assert [len(parts) for parts in seen] == 3 * [2 * 4] + 3 * [2]  # 6 of 12 samples, in batches of 4 and 2
+    federation(
+        toy_task(3, equal=True),
+        FedALA,
+        options={"s": 50, "threshold": 0.0, "max_epochs": 4},
+        rounds=3,
+        batch_size=4,
+    ).run()
+    # 6 of 12 samples, in batches of 4 and 2
+    assert [len(parts) for parts in seen] == 3 * [2 * 4] + 3 * [2]
     drawn = [torch.cat(parts[:2]).tolist() for parts in seen]
     assert all(len(set(one)) == 6 and min(one) >= 0 and max(one) < 12 for one in drawn)
-    assert all(torch.equal(torch.cat(parts[at : at + 2]), torch.cat(parts[:2])) for parts in seen for at in range(0, len(parts), 2))
+    assert all(
+        torch.equal(torch.cat(parts[at : at + 2]), torch.cat(parts[:2]))
+        for parts in seen
+        for at in range(0, len(parts), 2)
+    )
     assert len({frozenset(one) for one in drawn}) == 6
 
 
 @pytest.mark.parametrize("lost", [float("nan"), float("inf")])
 def test_a_loss_that_is_not_finite_ends_the_learning(federation: Federation, lost: float) -> None:
-    """It cannot settle. What the client then sends is refused by name; an evaluation tells what it has found."""
+    """It cannot settle. What the client then sends is refused by name; an evaluation tells what it
+    has found."""
     factor, plain = [1.0], toy_task(2)
-    run = federation(replace(plain, criterion=lambda output, y: plain.criterion(output, y) * factor[0]), FedALA, rounds=2)
+    run = federation(
+        replace(plain, criterion=lambda output, y: plain.criterion(output, y) * factor[0]),
+        FedALA,
+        rounds=2,
+    )
     run.step()
     factor[0] = lost
-    assert all(np.isnan(run.client().assess(msg).metrics["test.personal.loss"]) for msg in run.strategy.evaluations())
+    assert all(
+        np.isnan(run.client().assess(msg).metrics["test.personal.loss"])
+        for msg in run.strategy.evaluations()
+    )
     with pytest.raises(RunFailed, match="holds NaN or infinite values"):
         run.step()
 
@@ -231,12 +342,15 @@ class Counting(Plugin):
 def test_plugins_stay_out_of_the_learning(federation: Federation) -> None:
     """They see each training sample once in each round."""
     seen: list[int] = []
-    run = federation(toy_task(3, equal=True), FedALA, plugins=lambda: [Counting(seen)], rounds=3).run()
+    run = federation(
+        toy_task(3, equal=True), FedALA, plugins=lambda: [Counting(seen)], rounds=3
+    ).run()
     assert kept(run, 0, WEIGHTS) and sum(seen) == 3 * 3 * 12
 
 
 def test_nothing_of_it_travels(federation: Federation) -> None:
-    """What a client packs is what FedAvg's would: weights of the same names and sizes, no extras."""
+    """What a client packs is what FedAvg's would: weights of the same names and sizes, no
+    extras."""
     packed = {}
     for cls in (FedALA, FedAvg):
         run = federation(toy_task(norm=True), cls, rounds=2)
@@ -247,8 +361,21 @@ def test_nothing_of_it_travels(federation: Federation) -> None:
     assert packed[FedALA] == packed[FedAvg]
 
 
-@pytest.mark.parametrize("options", [{"eta": -1}, {"s": 0}, {"s": 101}, {"p": 0}, {"p": "top"}, {"p": 1.5}, {"threshold": -0.1},
-                                     {"max_epochs": 0}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"eta": -1},
+        {"s": 0},
+        {"s": 101},
+        {"p": 0},
+        {"p": "top"},
+        {"p": 1.5},
+        {"threshold": -0.1},
+        {"max_epochs": 0},
+    ],
+)
 def test_bad_options_are_named(federation: Federation, options: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=rf"method\.{next(iter(options))}=.*{'or all' if 'p' in options else ''}"):
+    with pytest.raises(
+        ConfigError, match=rf"method\.{next(iter(options))}=.*{'or all' if 'p' in options else ''}"
+    ):
         federation(toy_task(), FedALA, options=options)

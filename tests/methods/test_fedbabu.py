@@ -10,7 +10,20 @@ import numpy as np
 import pytest
 import torch
 from methods.plugs import Fixed
-from methods.test_by_hand import DATA, EPOCHS, LR, SIZES, Case, Weights, case, criterion, gradient, mean, same, task
+from methods.test_by_hand import (
+    DATA,
+    EPOCHS,
+    LR,
+    SIZES,
+    Case,
+    Weights,
+    case,
+    criterion,
+    gradient,
+    mean,
+    same,
+    task,
+)
 from torch import nn
 
 from fedhet import wire
@@ -39,21 +52,39 @@ def test_by_hand(case: Callable[..., Case], weights: Any) -> None:
     running = case(FedBABU, plugins=lambda: [Fixed(V)] if weights else [])
     first = running.weights
     for x, cohort, found in running.rounds():
-        same(found, mean([sgd(x, k, BODY, EPOCHS) for k in cohort], [(weights or SIZES)[k] for k in cohort]))
+        same(
+            found,
+            mean(
+                [sgd(x, k, BODY, EPOCHS) for k in cohort], [(weights or SIZES)[k] for k in cohort]
+            ),
+        )
         assert all(np.array_equal(found[name], first[name]) for name in HEAD)
 
 
 def held_out() -> Task:
     """The by-hand task, whose clients also test on their own training data."""
     plain = task()
-    return Task(plain.model, criterion, [ClientData(c.train, None, c.train) for c in plain.clients], None, 2)
+    return Task(
+        plain.model, criterion, [ClientData(c.train, None, c.train) for c in plain.clients], None, 2
+    )
 
 
 @pytest.mark.parametrize(("part", "names"), [("full", BODY + HEAD), ("head", HEAD), ("body", BODY)])
 @pytest.mark.parametrize("epochs", [0, 3])
-def test_fine_tuning_by_hand(federation: Callable[..., Any], part: str, names: tuple[str, ...], epochs: int) -> None:
-    """Full batches: E steps of the part from the global model; "global" is scored as it was received."""
-    run = federation(held_out(), FedBABU, options={"finetune": part, "finetune_epochs": epochs}, lr=LR, epochs=2, batch_size=99, rounds=2)
+def test_fine_tuning_by_hand(
+    federation: Callable[..., Any], part: str, names: tuple[str, ...], epochs: int
+) -> None:
+    """Full batches: E steps of the part from the global model; "global" is scored as it was
+    received."""
+    run = federation(
+        held_out(),
+        FedBABU,
+        options={"finetune": part, "finetune_epochs": epochs},
+        lr=LR,
+        epochs=2,
+        batch_size=99,
+        rounds=2,
+    )
     for _ in range(2):
         run.step()
         x = {name: t.numpy().copy() for name, t in run.model.items()}
@@ -65,14 +96,26 @@ def test_fine_tuning_by_hand(federation: Callable[..., Any], part: str, names: t
                 logits = h @ w["head.weight"].T + w["head.bias"]
                 loss = np.mean(np.log(np.exp(logits).sum(1)) - logits[np.arange(len(y)), y])
                 assert metrics[f"test.{view}.loss"] == pytest.approx(loss, rel=1e-9), view
-                assert metrics[f"test.{view}.accuracy"] == pytest.approx(np.mean(logits.argmax(1) == y))
+                assert metrics[f"test.{view}.accuracy"] == pytest.approx(
+                    np.mean(logits.argmax(1) == y)
+                )
 
 
 @pytest.mark.parametrize("part", ["full", "head", "body"])
 @pytest.mark.parametrize("buffers", ["average", "local", "frozen"])
-def test_evaluation_leaves_no_trace(federation: Callable[..., Any], part: str, buffers: str) -> None:
-    """Round by round the same weights and client state with and without evaluation, batch norm included."""
-    how = {"options": {"finetune": part}, "buffers": buffers, "rounds": 3, "fraction": 0.75, "epochs": 2, "local": {"momentum": 0.5}}
+def test_evaluation_leaves_no_trace(
+    federation: Callable[..., Any], part: str, buffers: str
+) -> None:
+    """Round by round the same weights and client state with and without evaluation, batch norm
+    included."""
+    how = {
+        "options": {"finetune": part},
+        "buffers": buffers,
+        "rounds": 3,
+        "fraction": 0.75,
+        "epochs": 2,
+        "local": {"momentum": 0.5},
+    }
     watched, alone = (federation(toy_task(norm=True), FedBABU, **how) for _ in range(2))
     flags = {name: p.requires_grad for name, p in watched.site.model.named_parameters()}
     assert set(flags.values()) == {True, False}
@@ -81,16 +124,26 @@ def test_evaluation_leaves_no_trace(federation: Callable[..., Any], part: str, b
         alone.step()
         for _ in range(2):
             replies = [watched.client().assess(msg) for msg in watched.strategy.evaluations()]
-            assert all(reply.metrics["test.personal.loss"] != reply.metrics["test.global.loss"] for reply in replies)
+            assert all(
+                reply.metrics["test.personal.loss"] != reply.metrics["test.global.loss"]
+                for reply in replies
+            )
             watched.strategy.evaluate_global()
         assert {name: p.requires_grad for name, p in watched.site.model.named_parameters()} == flags
         assert watched.sha256 == alone.sha256
         for pid in range(4):
-            kept, other = (run.store.load(pid, run.strategy.versions.get(pid, 0)) or {} for run in (watched, alone))
-            assert kept.keys() == other.keys() and all(torch.equal(t, other[name]) for name, t in kept.items())
+            kept, other = (
+                run.store.load(pid, run.strategy.versions.get(pid, 0)) or {}
+                for run in (watched, alone)
+            )
+            assert kept.keys() == other.keys() and all(
+                torch.equal(t, other[name]) for name, t in kept.items()
+            )
 
 
-def test_a_failed_fine_tuning_leaves_no_trace_either(federation: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_fine_tuning_leaves_no_trace_either(
+    federation: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = federation(toy_task(), FedBABU)
     run.step()
     before = run.sha256
@@ -98,26 +151,42 @@ def test_a_failed_fine_tuning_leaves_no_trace_either(federation: Callable[..., A
     monkeypatch.setattr(client, "train_model", lambda *args, **kwargs: 1 / 0)
     failure = client.assess(run.strategy.evaluations()[1])
     assert failure.pid == 1 and "ZeroDivisionError" in failure.cause
-    assert [n for n, p in run.site.model.named_parameters() if p.requires_grad] == run.site.trained and run.sha256 == before
+    assert [
+        n for n, p in run.site.model.named_parameters() if p.requires_grad
+    ] == run.site.trained and run.sha256 == before
 
 
 def test_nothing_moves_the_head_and_it_never_travels(launch: Callable[..., Any]) -> None:
     """Neither decay nor momentum; the server's bytes are the body's 15 parameters."""
-    lines = ["method=fedbabu", "client.weight_decay=0.1", "client.momentum=0.9", "client.lr=0.5", "eval.every=1"]
+    lines = [
+        "method=fedbabu",
+        "client.weight_decay=0.1",
+        "client.momentum=0.9",
+        "client.lr=0.5",
+        "eval.every=1",
+    ]
     runs = [launch(*lines, f"rounds={rounds}", task=toy_task()) for rounds in (1, 4)]
     for name in ("head.weight", "head.bias"):
-        assert torch.equal(runs[0].weights[name], runs[1].weights[name]) and runs[0].weights[name].any()
+        assert (
+            torch.equal(runs[0].weights[name], runs[1].weights[name])
+            and runs[0].weights[name].any()
+        )
     assert not torch.equal(runs[0].weights["body.0.weight"], runs[1].weights["body.0.weight"])
     assert runs[0].summary["bytes"] == {"up": {"model": 4 * 4 * 15}, "down": {"model": 4 * 4 * 15}}
 
 
 def test_no_packed_message_has_the_head(federation: Callable[..., Any]) -> None:
-    """Nor has an evaluation's reply a tensor, though the client has just fine-tuned a head of its own."""
+    """Nor has an evaluation's reply a tensor, though the client has just fine-tuned a head of its
+    own."""
     run = federation(toy_task(norm=True), FedBABU)
     body = [tuple(t.shape) for name, t in run.model.items() if not name.startswith("head.")]
     for msg in run.strategy.plan(1):
         arrays, _, carried = wire.reply_arrays(run.client().handle(msg))
-        assert [array.shape for array in arrays] == [array.shape for array in wire.write_broadcast(msg)[0]] == body
+        assert (
+            [array.shape for array in arrays]
+            == [array.shape for array in wire.write_broadcast(msg)[0]]
+            == body
+        )
         assert not any(isinstance(value, bytes) for value in carried.values())
     for msg in run.strategy.evaluations():
         arrays, _, carried = wire.reply_arrays(run.client().assess(msg))
@@ -125,17 +194,42 @@ def test_no_packed_message_has_the_head(federation: Callable[..., Any]) -> None:
 
 
 def test_both_accuracies_are_recorded_and_engines_agree(launch: Callable[..., Any]) -> None:
-    """Workers read the fine-tuning's settings from the message; without evaluation the weights are the same."""
+    """Workers read the fine-tuning's settings from the message; without evaluation the weights are
+    the same."""
     import json
 
-    lines = ["method=fedbabu", "method.finetune_epochs=3", "method.finetune=head", "rounds=2", "client.lr=0.5", "client.lr_decay=0.5"]
-    runs = [launch(*lines, *more, task=toy_task(norm=True)) for more in ([], ["engine.workers=2"], ["eval.clients=false"])]
+    lines = [
+        "method=fedbabu",
+        "method.finetune_epochs=3",
+        "method.finetune=head",
+        "rounds=2",
+        "client.lr=0.5",
+        "client.lr_decay=0.5",
+    ]
+    runs = [
+        launch(*lines, *more, task=toy_task(norm=True))
+        for more in ([], ["engine.workers=2"], ["eval.clients=false"])
+    ]
     assert len({run.summary["weights_sha256"] for run in runs}) == 1
-    rows = [[json.loads(line) for line in (run.dir / "rounds.jsonl").read_text().splitlines()] for run in runs]
-    names = [f"acc_{kind}" for kind in ("clients_mean", "clients_weighted", "val_mean", "personal_mean", "personal_weighted",
-                                        "personal_val_mean")]
+    rows = [
+        [json.loads(line) for line in (run.dir / "rounds.jsonl").read_text().splitlines()]
+        for run in runs
+    ]
+    names = [
+        f"acc_{kind}"
+        for kind in (
+            "clients_mean",
+            "clients_weighted",
+            "val_mean",
+            "personal_mean",
+            "personal_weighted",
+            "personal_val_mean",
+        )
+    ]
     for ours, theirs, neither in zip(*rows, strict=True):
-        assert [ours[name] for name in names] == [theirs[name] for name in names] and "acc_personal_mean" not in neither
+        assert [ours[name] for name in names] == [
+            theirs[name] for name in names
+        ] and "acc_personal_mean" not in neither
         assert ours["acc_global"] == neither["acc_global"] is not None
 
 
@@ -157,7 +251,10 @@ def test_plugins_stay_out_of_fine_tuning(federation: Callable[..., Any]) -> None
 
 
 def test_the_body_follows_fedprox(federation: Callable[..., Any]) -> None:
-    prox, plain = (federation(toy_task(), FedBABU, plugins=plugins, epochs=3).run() for plugins in (lambda: [FedProxPlugin(mu=5.0)], list))
+    prox, plain = (
+        federation(toy_task(), FedBABU, plugins=plugins, epochs=3).run()
+        for plugins in (lambda: [FedProxPlugin(mu=5.0)], list)
+    )
     assert prox.sha256 != plain.sha256
 
 
@@ -170,13 +267,17 @@ class Callable_(nn.Linear):
         return z
 
 
-@pytest.mark.parametrize("model", [lambda: Headless(nn.Linear(4, 2)), lambda: Callable_(4, 2)], ids=["none", "function"])
+@pytest.mark.parametrize(
+    "model", [lambda: Headless(nn.Linear(4, 2)), lambda: Callable_(4, 2)], ids=["none", "function"]
+)
 def test_a_model_without_a_head_is_refused(federation: Callable[..., Any], model: Any) -> None:
     with pytest.raises(ConfigError, match=r"fedbabu.*module `head`.*(Headless|Callable_)"):
         federation(replace(toy_task(), model=model), FedBABU)
 
 
-@pytest.mark.parametrize("options", [{"finetune_epochs": -1}, {"finetune_epochs": 1.5}, {"finetune": "last"}])
+@pytest.mark.parametrize(
+    "options", [{"finetune_epochs": -1}, {"finetune_epochs": 1.5}, {"finetune": "last"}]
+)
 def test_bad_options_are_named(federation: Callable[..., Any], options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=rf"method\.{next(iter(options))}="):
         federation(toy_task(), FedBABU, options=options)
@@ -184,6 +285,7 @@ def test_bad_options_are_named(federation: Callable[..., Any], options: dict[str
 
 def test_a_parameter_that_the_model_froze_stays_frozen(federation: Callable[..., Any]) -> None:
     """Fine-tuning sets it no gradient either."""
+
     def frozen() -> nn.Module:
         model = toy_task().model()
         model.body[0].bias.requires_grad_(False)  # type: ignore[index, union-attr]

@@ -25,7 +25,10 @@ from fedhet.task import Task
 from fedhet.toy import toy_task
 
 Federation = Callable[..., Any]
-BN = [f"body.1.{name}" for name in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")]
+BN = [
+    f"body.1.{name}"
+    for name in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+]
 SHARED = ["body.0.weight", "body.0.bias", "head.weight", "head.bias"]
 
 
@@ -35,23 +38,40 @@ def kept(run: Any, pid: int) -> dict[str, Tensor]:
 
 
 def test_batch_norms_are_found_by_type() -> None:
-    """In a residual network also those of the shortcuts, whose names do not say so; group norm is none."""
+    """In a residual network also those of the shortcuts, whose names do not say so; group norm is
+    none."""
     resnet = ResNet18(shape=(1, 8, 8), classes=3, norm="batch")
     found = names(resnet)
-    assert len(found) == 5 * 20 and "body.layer2.0.downsample.1.weight" in found and "body.layer2.0.downsample.0.weight" not in found
+    assert (
+        len(found) == 5 * 20
+        and "body.layer2.0.downsample.1.weight" in found
+        and "body.layer2.0.downsample.0.weight" not in found
+    )
     assert names(ResNet18(shape=(1, 8, 8), classes=3, norm="group")) == []
-    assert names(nn.BatchNorm1d(3, affine=False)) == ["running_mean", "running_var", "num_batches_tracked"]
+    assert names(nn.BatchNorm1d(3, affine=False)) == [
+        "running_mean",
+        "running_var",
+        "num_batches_tracked",
+    ]
 
 
 @pytest.mark.parametrize("batch_size", [4, 99])
 def test_by_hand(federation: Federation, batch_size: int) -> None:
-    """Li et al., algorithm 1, with torch's own optimiser: all layers but batch norm are averaged, by n_k as in FedAvg."""
-    run = federation(toy_task(norm=True), FedBN, rounds=3, fraction=0.75, epochs=2, batch_size=batch_size)
+    """Li et al., algorithm 1, with torch's own optimiser: all layers but batch norm are averaged,
+    by n_k as in FedAvg."""
+    run = federation(
+        toy_task(norm=True), FedBN, rounds=3, fraction=0.75, epochs=2, batch_size=batch_size
+    )
     task = run.site.task
-    own: list[dict[str, Tensor]] = [{name: run.model[name].clone() for name in BN} for _ in range(4)]
+    own: list[dict[str, Tensor]] = [
+        {name: run.model[name].clone() for name in BN} for _ in range(4)
+    ]
     for _ in range(3):
         x = {name: run.model[name].clone() for name in SHARED}
-        total, expected = 0, {name: torch.zeros_like(t, dtype=torch.float64) for name, t in x.items()}
+        total, expected = (
+            0,
+            {name: torch.zeros_like(t, dtype=torch.float64) for name, t in x.items()},
+        )
         for msg in run.step():
             model = task.model()
             model.load_state_dict({**x, **own[msg.pid]})
@@ -67,7 +87,9 @@ def test_by_hand(federation: Federation, batch_size: int) -> None:
             ended = model.state_dict()
             own[msg.pid] = {name: ended[name].clone() for name in BN}
             total += task.sizes[msg.pid]
-            expected = {name: t + task.sizes[msg.pid] * ended[name].double() for name, t in expected.items()}
+            expected = {
+                name: t + task.sizes[msg.pid] * ended[name].double() for name, t in expected.items()
+            }
         for name, t in expected.items():
             torch.testing.assert_close(run.model[name].double(), t / total, rtol=1e-6, atol=1e-7)
         for pid in range(4):
@@ -77,25 +99,38 @@ def test_by_hand(federation: Federation, batch_size: int) -> None:
 
 @pytest.mark.parametrize("server_bn", ["none", "average"])
 def test_what_travels(federation: Federation, server_bn: str) -> None:
-    """Down and up: nothing of batch norm, neither parameters nor statistics; up as an extra only where it was asked for."""
+    """Down and up: nothing of batch norm, neither parameters nor statistics; up as an extra only
+    where it was asked for."""
     run = federation(toy_task(norm=True), FedBN, options={"server_bn": server_bn}, rounds=2)
     run.step()
     for msg in run.strategy.plan(2):
         reply = run.client().handle(msg)
         assert list(msg.weights) == list(reply.weights) == SHARED
         assert len(wire.write_broadcast(msg)[0]) == len(wire.reply_arrays(reply)[0]) == 4
-        assert {name: list(tree) for name, tree in reply.extras.items()} == ({NORMS: BN[:4]} if server_bn == "average" else {})
+        assert {name: list(tree) for name, tree in reply.extras.items()} == (
+            {NORMS: BN[:4]} if server_bn == "average" else {}
+        )
         assert NORMS not in msg.extras
 
 
 @pytest.mark.parametrize("buffers", ["average", "local"])
-@pytest.mark.parametrize("plugins", [list, lambda: [FedLExPlugin(e_exp=2), FedNormPlugin(temperature=0.05), FedProxPlugin(mu=0.5)]],
-                         ids=["alone", "plugins"])
+@pytest.mark.parametrize(
+    "plugins",
+    [list, lambda: [FedLExPlugin(e_exp=2), FedNormPlugin(temperature=0.05), FedProxPlugin(mu=0.5)]],
+    ids=["alone", "plugins"],
+)
 def test_reporting_changes_no_training(federation: Federation, plugins: Any, buffers: str) -> None:
     """Nor does the policy for other buffers; a server optimiser sees what is shared."""
     how = {"plugins": plugins, "rounds": 4, "fraction": 0.75, "epochs": 2}
     plain = federation(toy_task(norm=True), FedBN, **how, server_opt=FedAvgM(beta=0.5))
-    other = federation(toy_task(norm=True), FedBN, **how, server_opt=FedAvgM(beta=0.5), buffers=buffers, options={"server_bn": "average"})
+    other = federation(
+        toy_task(norm=True),
+        FedBN,
+        **how,
+        server_opt=FedAvgM(beta=0.5),
+        buffers=buffers,
+        options={"server_bn": "average"},
+    )
     for run in (plain, other):
         run.run()
         for msg in run.strategy.evaluations():
@@ -109,8 +144,14 @@ def test_reporting_changes_no_training(federation: Federation, plugins: Any, buf
 def losses(run: Any) -> list[dict[str, float]]:
     """Test loss of each view, by client."""
     found = [run.client().assess(msg).metrics for msg in run.strategy.evaluations()]
-    return [{name.split(".")[1]: value for name, value in metrics.items() if name.startswith("test.") and name.endswith(".loss")}
-            for metrics in found]
+    return [
+        {
+            name.split(".")[1]: value
+            for name, value in metrics.items()
+            if name.startswith("test.") and name.endswith(".loss")
+        }
+        for metrics in found
+    ]
 
 
 def loss(run: Any, pid: int, tree: dict[str, Tensor]) -> float:
@@ -121,23 +162,35 @@ def loss(run: Any, pid: int, tree: dict[str, Tensor]) -> float:
 
 
 def test_views(federation: Federation) -> None:
-    """A client's own batch norm, the initial one where it has never taken part; there is no global model."""
+    """A client's own batch norm, the initial one where it has never taken part; there is no global
+    model."""
     run = federation(toy_task(norm=True), FedBN, fraction=0.5, epochs=5, lr=0.5)
     cohort = [msg.pid for msg in run.step()]
     assert run.strategy.evaluates == ("personal",) and run.strategy.evaluate_global() == {}
     x = {name: run.model[name] for name in SHARED}
     for pid, found in enumerate(losses(run)):
         assert bool(kept(run, pid)) == (pid in cohort)
-        assert found == {"personal": pytest.approx(loss(run, pid, {**x, **kept(run, pid)}), rel=1e-6)}
+        assert found == {
+            "personal": pytest.approx(loss(run, pid, {**x, **kept(run, pid)}), rel=1e-6)
+        }
         assert abs(loss(run, pid, {**x, **kept(run, cohort[0])}) - loss(run, pid, x)) > 1e-3
 
 
 def test_views_with_the_mean(federation: Federation) -> None:
-    """The n_k-weighted mean of the participants' batch norms makes a global model, which who is unseen is evaluated with."""
-    run = federation(toy_task(norm=True), FedBN, options={"server_bn": "average"}, fraction=0.5, epochs=5, lr=0.5)
+    """The n_k-weighted mean of the participants' batch norms makes a global model, which who is
+    unseen is evaluated with."""
+    run = federation(
+        toy_task(norm=True), FedBN, options={"server_bn": "average"}, fraction=0.5, epochs=5, lr=0.5
+    )
     cohort = [msg.pid for msg in run.step()]
     n = [run.site.task.sizes[pid] for pid in cohort]
-    mean = {name: sum(k * kept(run, pid)[name].double() for k, pid in zip(n, cohort, strict=True)) / sum(n) for name in BN[:4]}
+    mean = {
+        name: (
+            sum(k * kept(run, pid)[name].double() for k, pid in zip(n, cohort, strict=True))
+            / sum(n)
+        )
+        for name in BN[:4]
+    }
     for name, t in mean.items():
         torch.testing.assert_close(run.model[name], t.float(), rtol=1e-6, atol=1e-8)
     assert (run.model[BN[3]] > 0).all() and run.strategy.evaluates == ("global", "personal")
@@ -153,43 +206,71 @@ def test_views_with_the_mean(federation: Federation) -> None:
 
 
 @pytest.mark.parametrize(("norm", "server_bn"), [(True, "average"), (False, "none")])
-def test_a_global_model_can_be_fine_tuned(federation: Federation, norm: bool, server_bn: str) -> None:
-    run = federation(toy_task(norm=norm), FedBN, options={"server_bn": server_bn}, finetune_epochs=5, lr=0.5)
+def test_a_global_model_can_be_fine_tuned(
+    federation: Federation, norm: bool, server_bn: str
+) -> None:
+    run = federation(
+        toy_task(norm=norm), FedBN, options={"server_bn": server_bn}, finetune_epochs=5, lr=0.5
+    )
     run.step()
-    (found, *_) = losses(run)
+    found, *_ = losses(run)
     assert run.strategy.views[-1] == "finetuned" and found["finetuned"] < found["global"]
 
 
 def test_without_a_global_model_there_is_none_to_fine_tune(federation: Federation) -> None:
-    with pytest.raises(ConfigError, match=r"eval\.finetune_epochs=5: method=fedbn has no global model"):
+    with pytest.raises(
+        ConfigError, match=r"eval\.finetune_epochs=5: method=fedbn has no global model"
+    ):
         federation(toy_task(norm=True), FedBN, finetune_epochs=5)
 
 
 def test_a_bad_mean_is_the_clients_failure(federation: Federation) -> None:
-    run = federation(toy_task(norm=True), FedBN, options={"server_bn": "average"}, on_failure="skip")
+    run = federation(
+        toy_task(norm=True), FedBN, options={"server_bn": "average"}, on_failure="skip"
+    )
 
     def spoil(plan: list[Any], replies: list[Any]) -> list[Any]:
         replies[1].extras[NORMS][BN[3]][0] = float("nan")
         return replies
 
     bad = run.step(spoil)[1].pid
-    assert [(failure.pid, "NaN" in failure.cause) for failure in run.strategy.now.failures] == [(bad, True)]
+    assert [(failure.pid, "NaN" in failure.cause) for failure in run.strategy.now.failures] == [
+        (bad, True)
+    ]
 
 
 @pytest.mark.parametrize("server_bn", ["none", "average"])
-@pytest.mark.parametrize("plugins", [list, lambda: [FedNormPlugin(temperature=0.05)]], ids=["alone", "fednorm"])
-def test_without_batch_norm_it_is_fedavg(federation: Federation, caplog: pytest.LogCaptureFixture, plugins: Any, server_bn: str) -> None:
+@pytest.mark.parametrize(
+    "plugins", [list, lambda: [FedNormPlugin(temperature=0.05)]], ids=["alone", "fednorm"]
+)
+def test_without_batch_norm_it_is_fedavg(
+    federation: Federation, caplog: pytest.LogCaptureFixture, plugins: Any, server_bn: str
+) -> None:
     """Bit for bit, evaluated as such, and said once."""
     with caplog.at_level(logging.WARNING, "fedhet"):
-        bn = federation(toy_task(), FedBN, plugins=plugins, options={"server_bn": server_bn}, rounds=3, fraction=0.75).run()
+        bn = federation(
+            toy_task(),
+            FedBN,
+            plugins=plugins,
+            options={"server_bn": server_bn},
+            rounds=3,
+            fraction=0.75,
+        ).run()
     avg = federation(toy_task(), FedAvg, plugins=plugins, rounds=3, fraction=0.75).run()
-    assert bn.sha256 == avg.sha256 and losses(bn) == losses(avg) and bn.strategy.evaluates == avg.strategy.evaluates
+    assert (
+        bn.sha256 == avg.sha256
+        and losses(bn) == losses(avg)
+        and bn.strategy.evaluates == avg.strategy.evaluates
+    )
     assert bn.strategy.evaluate_global() == avg.strategy.evaluate_global()
-    assert [record.getMessage() for record in caplog.records] == ["fedbn: the model ToyModel has no batch norm, so this is FedAvg"]
+    assert [record.getMessage() for record in caplog.records] == [
+        "fedbn: the model ToyModel has no batch norm, so this is FedAvg"
+    ]
 
 
 def with_buffer() -> Task:
     """Batch norm, and a buffer that is none of its own."""
+
     def model() -> nn.Module:
         made = toy_task(norm=True).model()
         made.register_buffer("scale", torch.ones(2))
@@ -216,14 +297,26 @@ def test_a_bad_option_is_named(federation: Federation) -> None:
 
 
 def test_through_the_application(launch: Callable[..., Any]) -> None:
-    """States on disk are those in memory; acc_global is null, the clients' accuracies are the personal ones."""
+    """States on disk are those in memory; acc_global is null, the clients' accuracies are the
+    personal ones."""
     import json
 
     lines = ["method=fedbn", "rounds=3", "fraction=0.75", "client.lr=0.3"]
-    one, two = (launch(*lines, f"engine.workers={workers}", task=toy_task(norm=True)) for workers in (1, 2))
-    assert one.summary["weights_sha256"] == two.summary["weights_sha256"] and one.summary["accuracy"]["last"] is None
-    rows = [[json.loads(line) for line in (run.dir / "rounds.jsonl").read_text().splitlines()] for run in (one, two)]
+    one, two = (
+        launch(*lines, f"engine.workers={workers}", task=toy_task(norm=True)) for workers in (1, 2)
+    )
+    assert (
+        one.summary["weights_sha256"] == two.summary["weights_sha256"]
+        and one.summary["accuracy"]["last"] is None
+    )
+    rows = [
+        [json.loads(line) for line in (run.dir / "rounds.jsonl").read_text().splitlines()]
+        for run in (one, two)
+    ]
     for ours, theirs in zip(*rows, strict=True):
-        assert ours["acc_global"] is None and ours["acc_clients_mean"] == theirs["acc_clients_mean"] is not None
+        assert (
+            ours["acc_global"] is None
+            and ours["acc_clients_mean"] == theirs["acc_clients_mean"] is not None
+        )
     per_client = 4 * sum(np.prod(one.weights[name].shape) for name in SHARED)
     assert one.summary["bytes"] == {way: {"model": 3 * 3 * per_client} for way in ("up", "down")}

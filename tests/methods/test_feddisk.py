@@ -1,4 +1,5 @@
-"""FedDisk: its phases by hand in numpy, its reductions, and the early stopping of the global MADE."""
+"""FedDisk: its phases by hand in numpy, its reductions, and the early stopping of the global
+MADE."""
 
 from __future__ import annotations
 
@@ -25,7 +26,15 @@ from fedhet.toy import ToyModel, toy_task
 Make = Callable[..., Any]
 SHORT = {"hidden": 8, "made_max_rounds": 3, "local_max_epochs": 4, "clf_max_epochs": 4}
 LINES = [f"plugin.feddisk.{name}={value}" for name, value in SHORT.items()]
-COMMON = ["seed=1", "rounds=2", "client.epochs=2", "client.batch_size=5", "client.lr=0.1", "eval.every=2", "eval.clients=false"]
+COMMON = [
+    "seed=1",
+    "rounds=2",
+    "client.epochs=2",
+    "client.batch_size=5",
+    "client.lr=0.1",
+    "eval.every=2",
+    "eval.clients=false",
+]
 
 
 def plugins(**options: Any) -> Callable[[], list[Plugin]]:
@@ -38,7 +47,13 @@ def criterion(output: Tensor, y: Tensor) -> Tensor:
 
 def task_of(*inputs: Tensor) -> Task:
     """Clients with these inputs (n, 4) in [0, 1], and labels that the first input decides."""
-    return Task(ToyModel, criterion, [ClientData(Samples(x, (x[:, 0] > 0.5).long())) for x in inputs], None, 2)
+    return Task(
+        ToyModel,
+        criterion,
+        [ClientData(Samples(x, (x[:, 0] > 0.5).long())) for x in inputs],
+        None,
+        2,
+    )
 
 
 def kept(run: Any, pid: int) -> Tensor:
@@ -53,7 +68,8 @@ def phases(run: Any) -> dict[str, int]:
 
 
 def made_step(w: dict[str, np.ndarray], x: np.ndarray, lr: float) -> dict[str, np.ndarray]:
-    """One step of gradient descent on the mean of sum_d BCE, with masks from the definition and gradients by hand."""
+    """One step of gradient descent on the mean of sum_d BCE, with masks from the definition and
+    gradients by hand."""
     hidden, dim = w["W1"].shape
     m = [1 + k * (dim - 1) // hidden for k in range(hidden)]
     m1 = np.array([[float(m[k] >= d) for d in range(1, dim + 1)] for k in range(hidden)])
@@ -66,10 +82,22 @@ def made_step(w: dict[str, np.ndarray], x: np.ndarray, lr: float) -> dict[str, n
     return {name: w[name] - lr * grads[name] for name in w}
 
 
-@pytest.mark.parametrize("cls", [FedAvg, Scaffold])  # SCAFFOLD averages uniformly, but equation 12 has n_k / n
+@pytest.mark.parametrize(
+    "cls", [FedAvg, Scaffold]
+)  # SCAFFOLD averages uniformly, but equation 12 has n_k / n
 def test_two_rounds_of_the_global_made(federation: Make, cls: type) -> None:
     lr, task = 0.5, toy_task(3)
-    run = federation(task, cls, plugins=plugins(made_optimizer="sgd", made_lr=lr, made_batch_size=100, made_local_epochs=2, min_samples=99))
+    run = federation(
+        task,
+        cls,
+        plugins=plugins(
+            made_optimizer="sgd",
+            made_lr=lr,
+            made_batch_size=100,
+            made_local_epochs=2,
+            min_samples=99,
+        ),
+    )
     w = {name: t.double().numpy() for name, t in run.strategy.weights["density"].items()}
     for _ in range(2):
         run.step()
@@ -82,7 +110,9 @@ def test_two_rounds_of_the_global_made(federation: Make, cls: type) -> None:
         sizes = np.array(task.sizes) / sum(task.sizes)
         w = {name: sum(p * local[name] for p, local in zip(sizes, new, strict=True)) for name in w}
         for name, expected in w.items():
-            np.testing.assert_allclose(run.strategy.weights["density"][name], expected, rtol=2e-5, atol=1e-6)
+            np.testing.assert_allclose(
+                run.strategy.weights["density"][name], expected, rtol=2e-5, atol=1e-6
+            )
 
 
 class Linear(nn.Module):
@@ -98,7 +128,14 @@ def test_the_weighted_round(federation: Make) -> None:
     """Softmax regression, one batch of all samples: (1 / |B|) sum_b w_b l_b, then n_k / n."""
     task, lr = toy_task(3), 0.7
     task = Task(Linear, criterion, task.clients, None, 2)
-    run = federation(task, FedAvg, plugins=plugins(ratio="raw", clf_lr=0.3, clf_max_epochs=50), lr=lr, batch_size=100, epochs=2)
+    run = federation(
+        task,
+        FedAvg,
+        plugins=plugins(ratio="raw", clf_lr=0.3, clf_max_epochs=50),
+        lr=lr,
+        batch_size=100,
+        epochs=2,
+    )
     run.step()
     old = {name: t.numpy().copy() for name, t in run.model.items()}
     weights = [kept(run, pid).double().numpy() for pid in range(3)]
@@ -113,7 +150,10 @@ def test_the_weighted_round(federation: Make) -> None:
             p = np.exp(z) / np.exp(z).sum(1, keepdims=True)
             error = (p - np.eye(2)[y]) * w[:, None] / n
             weight, bias = weight - lr * error.T @ x, bias - lr * error.sum(0)
-        new = {name: new[name] + n / sum(task.sizes) * value for name, value in (("head.weight", weight), ("head.bias", bias))}
+        new = {
+            name: new[name] + n / sum(task.sizes) * value
+            for name, value in (("head.weight", weight), ("head.bias", bias))
+        }
     for name, expected in new.items():
         np.testing.assert_allclose(run.model[name], expected, rtol=1e-6, atol=1e-9)
 
@@ -123,37 +163,75 @@ def test_the_weighted_round(federation: Make) -> None:
 
 @pytest.mark.parametrize("cls", [FedAvg, Scaffold])
 def test_weights_of_one_are_the_host_bit_for_bit(federation: Make, cls: type) -> None:
-    weighted = federation(toy_task(), cls, plugins=plugins(min_samples=99), rounds=3, fraction=0.5).run()
+    weighted = federation(
+        toy_task(), cls, plugins=plugins(min_samples=99), rounds=3, fraction=0.5
+    ).run()
     host = federation(toy_task(), cls, rounds=3, fraction=0.5).run()
     assert trees.sha256({"model": weighted.model}) == trees.sha256({"model": host.model})
-    assert all(torch.equal(kept(weighted, pid), torch.ones(12 + 4 * pid)) for pid in range(4) if cls is FedAvg)
-    assert trees.sha256({"model": federation(toy_task(), cls, plugins=plugins(), rounds=3, fraction=0.5).run().model}) \
-        != trees.sha256({"model": host.model})
+    assert all(
+        torch.equal(kept(weighted, pid), torch.ones(12 + 4 * pid))
+        for pid in range(4)
+        if cls is FedAvg
+    )
+    assert trees.sha256(
+        {
+            "model": (
+                federation(toy_task(), cls, plugins=plugins(), rounds=3, fraction=0.5).run().model
+            )
+        }
+    ) != trees.sha256({"model": host.model})
 
 
-@pytest.mark.parametrize(("one", "other"), [
-    (["method=feddisk"], ["method=fedavg", "plugin=[feddisk]"]),
-    (["method=feddiskab"], ["method=feddisk", "plugin.feddisk.ratio=raw"]),
-    (["method=feddisk"], ["method=feddisk", "engine.workers=2"]),
-    (["method=feddiskab"], ["method=feddiskab", "engine.workers=2"]),
-], ids=["feddisk", "feddiskab", "feddisk-workers", "feddiskab-workers"])
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (["method=feddisk"], ["method=fedavg", "plugin=[feddisk]"]),
+        (["method=feddiskab"], ["method=feddisk", "plugin.feddisk.ratio=raw"]),
+        (["method=feddisk"], ["method=feddisk", "engine.workers=2"]),
+        (["method=feddiskab"], ["method=feddiskab", "engine.workers=2"]),
+    ],
+    ids=["feddisk", "feddiskab", "feddisk-workers", "feddiskab-workers"],
+)
 def test_same_bytes(launch: Make, one: list[str], other: list[str]) -> None:
-    found, expected = (launch(*COMMON, *LINES, *lines, task=toy_task()).summary["weights_sha256"] for lines in (one, other))
+    found, expected = (
+        launch(*COMMON, *LINES, *lines, task=toy_task()).summary["weights_sha256"]
+        for lines in (one, other)
+    )
     assert found == expected
 
 
 def test_every_option_changes_the_result(federation: Make) -> None:
     options: list[dict[str, Any]] = [
-        {"ratio": "sampled"}, {"ratio": "outputs"}, {"ratio": "raw"}, {"features": "conditional"}, {"binarise": True}, {"masks": "random"},
-        {"normalise": "none"}, {"normalise": "minmax2"}, {"clf_lr": 0.1}, {"made_lr": 0.01}, {"min_samples": 20}, {"made_local_epochs": 1}]
-    found = [federation(toy_task(), FedAvg, plugins=plugins(**changed), rounds=2, epochs=2).run().sha256 for changed in options]
+        {"ratio": "sampled"},
+        {"ratio": "outputs"},
+        {"ratio": "raw"},
+        {"features": "conditional"},
+        {"binarise": True},
+        {"masks": "random"},
+        {"normalise": "none"},
+        {"normalise": "minmax2"},
+        {"clf_lr": 0.1},
+        {"made_lr": 0.01},
+        {"min_samples": 20},
+        {"made_local_epochs": 1},
+    ]
+    found = [
+        federation(toy_task(), FedAvg, plugins=plugins(**changed), rounds=2, epochs=2).run().sha256
+        for changed in options
+    ]
     assert len(set(found)) == len(options)
 
 
 @pytest.mark.parametrize("ratio", ["sampled", "outputs", "raw"])
 def test_it_composes_and_repeats(federation: Make, ratio: str) -> None:
     def run() -> Any:
-        return federation(toy_task(norm=True), Scaffold, plugins=lambda: [*plugins(ratio=ratio)(), FedNormPlugin()], rounds=3, fraction=0.5)
+        return federation(
+            toy_task(norm=True),
+            Scaffold,
+            plugins=lambda: [*plugins(ratio=ratio)(), FedNormPlugin()],
+            rounds=3,
+            fraction=0.5,
+        )
 
     first, second = run().run(), run().run()
     assert first.sha256 == second.sha256
@@ -161,7 +239,9 @@ def test_it_composes_and_repeats(federation: Make, ratio: str) -> None:
 
 
 def test_the_model_sees_the_same_cohorts_and_batches_with_and_without_it(federation: Make) -> None:
-    with_it, without = (federation(toy_task(), FedAvg, plugins=p, rounds=2, fraction=0.5) for p in (plugins(), list))
+    with_it, without = (
+        federation(toy_task(), FedAvg, plugins=p, rounds=2, fraction=0.5) for p in (plugins(), list)
+    )
     cohorts = [[msg.pid for msg in run.step()] for run in (without, without)]
     while not with_it.round or with_it.strategy.now.entry.header != "feddisk.weigh":
         with_it.step()
@@ -172,9 +252,17 @@ def test_the_model_sees_the_same_cohorts_and_batches_with_and_without_it(federat
 
 
 def test_the_best_made_is_restored(federation: Make) -> None:
-    """A step size that overshoots; the validation loss of round t is that of the MADE which round t received."""
-    options = {"made_optimizer": "sgd", "made_lr": 1.2, "made_batch_size": 4, "made_local_epochs": 8}
-    run = federation(toy_task(5), FedAvg, plugins=plugins(**options, made_max_rounds=30, made_patience=2))
+    """A step size that overshoots; the validation loss of round t is that of the MADE which round t
+    received."""
+    options = {
+        "made_optimizer": "sgd",
+        "made_lr": 1.2,
+        "made_batch_size": 4,
+        "made_local_epochs": 8,
+    }
+    run = federation(
+        toy_task(5), FedAvg, plugins=plugins(**options, made_max_rounds=30, made_patience=2)
+    )
     received, losses = [], []
     while True:
         received.append(dict(run.strategy.weights["density"]))
@@ -186,7 +274,9 @@ def test_the_best_made_is_restored(federation: Make) -> None:
     best = int(np.argmin(losses))
     assert 0 < best == done - 1 - 2 and done < 30
     assert phases(run)["feddisk.density"] == done == run.strategy.plugins[0].report()["E1"]
-    assert all(torch.equal(t, received[best][name]) for name, t in run.strategy.weights["density"].items())
+    assert all(
+        torch.equal(t, received[best][name]) for name, t in run.strategy.weights["density"].items()
+    )
     # and the loss is the n-weighted mean over held-out tenths of the training data
     site, mask = run.site, feddisk.masks(4, 8)
     total = 0.0
@@ -214,7 +304,9 @@ def test_a_loss_that_is_no_number_is_refused_from_small_clients_too(federation: 
         replies[-1].extras["feddisk.val"] = float("nan")
         return replies
 
-    with pytest.raises(RunFailed, match=r"client 0 failed in phase 'feddisk\.density'.*'feddisk\.val' is nan"):
+    with pytest.raises(
+        RunFailed, match=r"client 0 failed in phase 'feddisk\.density'.*'feddisk\.val' is nan"
+    ):
         federation(toy_task(), FedAvg, plugins=plugins(min_samples=13)).step(alter=invent)
 
 
@@ -232,5 +324,7 @@ def test_a_client_that_weighs_must_say_its_effective_size(federation: Make) -> N
         replies[1].metrics.clear()
         return replies
 
-    with pytest.raises(RunFailed, match=r"client \d .*feddisk\.weigh.*does not tell the metric 'feddisk\.ess'"):
+    with pytest.raises(
+        RunFailed, match=r"client \d .*feddisk\.weigh.*does not tell the metric 'feddisk\.ess'"
+    ):
         federation(toy_task(), FedAvg, plugins=plugins(ratio="raw")).step(alter=silent)

@@ -34,13 +34,26 @@ def kinds(n_first: int, n_second: int, seed: int) -> Tensor:
     return (centre + 0.05 * torch.randn(centre.shape, generator=g)).clamp(0, 1)
 
 
-TRAINED = {"hidden": 20, "made_lr": 0.01, "made_max_rounds": 40, "local_max_epochs": 200, "clf_max_epochs": 200, "clf_lr": 0.1}
+TRAINED = {
+    "hidden": 20,
+    "made_lr": 0.01,
+    "made_max_rounds": 40,
+    "local_max_epochs": 200,
+    "clf_max_epochs": 200,
+    "clf_lr": 0.1,
+}
 
 
 @pytest.mark.parametrize("ratio", ["sampled", "raw"])
-def test_a_kind_that_is_rare_here_and_common_elsewhere_gets_more_weight(federation: Make, ratio: str) -> None:
+def test_a_kind_that_is_rare_here_and_common_elsewhere_gets_more_weight(
+    federation: Make, ratio: str
+) -> None:
     """The truth is (.5 / .8, .5 / .2) = (.625, 2.5) at client 0 and the reverse at client 1."""
-    run = federation(task_of(kinds(80, 20, 0), kinds(20, 80, 1)), FedDisk, plugins=plugins(**TRAINED, ratio=ratio)).run()
+    run = federation(
+        task_of(kinds(80, 20, 0), kinds(20, 80, 1)),
+        FedDisk,
+        plugins=plugins(**TRAINED, ratio=ratio),
+    ).run()
     for pid, split in ((0, 80), (1, 20)):
         means = [float(part.mean()) for part in kept(run, pid).split([split, 100 - split])]
         common, rare = means if pid == 0 else means[::-1]
@@ -50,7 +63,9 @@ def test_a_kind_that_is_rare_here_and_common_elsewhere_gets_more_weight(federati
 @pytest.mark.parametrize("ratio", ["sampled", "raw"])
 def test_identical_clients_have_weights_near_one(federation: Make, ratio: str) -> None:
     x = kinds(50, 50, 0)
-    run = federation(task_of(x, x, x), FedDisk, plugins=plugins(**{**TRAINED, "clf_lr": 0.01}, ratio=ratio)).run()
+    run = federation(
+        task_of(x, x, x), FedDisk, plugins=plugins(**{**TRAINED, "clf_lr": 0.01}, ratio=ratio)
+    ).run()
     for pid in range(3):
         w = kept(run, pid)
         assert float(w.mean()) == pytest.approx(1, abs=1e-6)
@@ -77,36 +92,58 @@ def test_one_sample_and_one_input_are_allowed(federation: Make) -> None:
             return self.head(x)
 
     x = torch.linspace(0, 1, 20)[:, None]
-    task = Task(Single, criterion, [ClientData(Samples(each, (each[:, 0] > 0.5).long())) for each in (x, x[:1], x[:12])], None, 2)
+    task = Task(
+        Single,
+        criterion,
+        [ClientData(Samples(each, (each[:, 0] > 0.5).long())) for each in (x, x[:1], x[:12])],
+        None,
+        2,
+    )
     run = federation(task, FedDisk, plugins=plugins()).run()
     assert kept(run, 1).tolist() == [1.0]
     assert torch.isfinite(kept(run, 0)).all()
 
 
-def test_each_clients_effective_sample_size_is_recorded_and_low_ones_are_told(federation: Make, caplog: pytest.LogCaptureFixture) -> None:
-    run = federation(task_of(kinds(60, 2, 0), kinds(2, 60, 1)), FedDisk, plugins=plugins(**TRAINED, ratio="raw"))
+def test_each_clients_effective_sample_size_is_recorded_and_low_ones_are_told(
+    federation: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = federation(
+        task_of(kinds(60, 2, 0), kinds(2, 60, 1)), FedDisk, plugins=plugins(**TRAINED, ratio="raw")
+    )
     with caplog.at_level(logging.WARNING, logger="fedhet"):
         run.step()
     assert run.strategy.now.entry.header == "feddisk.weigh"
     report = run.strategy.plugins[0].report()
     expected = [feddisk.effective_size(kept(run, int(pid)).double()) / 62 for pid in report["pids"]]
     np.testing.assert_allclose(report["ess"], expected, rtol=1e-12)
-    assert (report["ess_min"], report["ess_mean"]) == pytest.approx((min(expected), sum(expected) / 2))
+    assert (report["ess_min"], report["ess_mean"]) == pytest.approx(
+        (min(expected), sum(expected) / 2)
+    )
     assert min(expected) < 0.5 and "below n_k / 2 for" in caplog.text
 
 
 def outputs(made: dict[str, Tensor], x: np.ndarray) -> np.ndarray:
-    """P(x_d = 1 | x_<d) of a MADE with 4 inputs and 8 hidden units of degrees 1, 1, 1, 2, 2, 2, 3, 3, unit by unit."""
+    """P(x_d = 1 | x_<d) of a MADE with 4 inputs and 8 hidden units of degrees 1, 1, 1, 2, 2, 2, 3,
+    3, unit by unit."""
     w = {name: t.double().numpy() for name, t in made.items()}
     degrees = [1, 1, 1, 2, 2, 2, 3, 3]
     hidden = [np.maximum(w["b1"][k] + x[:, :m] @ w["W1"][k, :m], 0) for k, m in enumerate(degrees)]
-    logits = [w["b2"][d] + sum((w["W2"][d, k] * hidden[k] for k, m in enumerate(degrees) if m <= d), np.zeros(len(x))) for d in range(4)]
+    logits = [
+        w["b2"][d]
+        + sum(
+            (w["W2"][d, k] * hidden[k] for k, m in enumerate(degrees) if m <= d), np.zeros(len(x))
+        )
+        for d in range(4)
+    ]
     return 1 / (1 + np.exp(-np.stack(logits, 1)))
 
 
 @pytest.mark.parametrize("features", ["outputs", "conditional"])
-def test_what_the_classifier_tells_apart_with_ratio_outputs(federation: Make, monkeypatch: pytest.MonkeyPatch, features: str) -> None:
-    """0: what the local MADE says of the client's own samples; 1: what the global MADE says of them. Asked at the former."""
+def test_what_the_classifier_tells_apart_with_ratio_outputs(
+    federation: Make, monkeypatch: pytest.MonkeyPatch, features: str
+) -> None:
+    """0: what the local MADE says of the client's own samples; 1: what the global MADE says of
+    them. Asked at the former."""
     fitted, seen = [], []
     fit, classify = density.fit_made, density.classify
     monkeypatch.setattr(density, "fit_made", lambda *args: fitted.append(fit(*args)) or fitted[-1])
@@ -117,11 +154,20 @@ def test_what_the_classifier_tells_apart_with_ratio_outputs(federation: Make, mo
         x = run.site.task.clients[msg.pid].train.x.double().numpy()
         for made, found in ((local, zeros), (run.strategy.weights["density"], ones), (local, at)):
             out = outputs(made, x)
-            np.testing.assert_allclose(found, out if features == "outputs" else x * out + (1 - x) * (1 - out), rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(
+                found,
+                out if features == "outputs" else x * out + (1 - x) * (1 - out),
+                rtol=1e-5,
+                atol=1e-6,
+            )
 
 
-def test_each_network_stops_early_by_its_own_settings(federation: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No loss is lower by 1e9, so the classifier's second epoch is its last; a patience of 1 ends the local MADE's training alone."""
+def test_each_network_stops_early_by_its_own_settings(
+    federation: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No loss is lower by 1e9, so the classifier's second epoch is its last; a patience of 1 ends
+    the local MADE's training alone."""
+
     def weights(**options: Any) -> list[Tensor]:
         run = federation(toy_task(), FedDisk, plugins=plugins(**options)).run()
         return [kept(run, pid) for pid in range(4)]
@@ -143,7 +189,9 @@ def test_each_network_stops_early_by_its_own_settings(federation: Make, monkeypa
 def test_binarised_inputs_are_draws_of_the_pixels(federation: Make) -> None:
     """Of 0 and 1 these themselves; of others so many ones."""
     share = torch.tensor([0.0, 1.0, 0.3, 0.8])
-    client = federation(task_of(share.repeat(4000, 1)), FedDisk, plugins=plugins(binarise=True)).client()
+    client = federation(
+        task_of(share.repeat(4000, 1)), FedDisk, plugins=plugins(binarise=True)
+    ).client()
     client.pid = 0
     x = client.plugins[0]._inputs()
     assert set(x.unique().tolist()) == {0, 1}
@@ -173,9 +221,14 @@ def test_samples_that_another_plugin_adds_have_weight_one(federation: Make) -> N
 
 def test_the_pool_is_drawn_from_everybody_without_replacement() -> None:
     sizes = [3, 9, 5]
-    inputs = [torch.full((n, 4), 0.1 * pid) + torch.arange(n)[:, None] / 100 for pid, n in enumerate(sizes)]
+    inputs = [
+        torch.full((n, 4), 0.1 * pid) + torch.arange(n)[:, None] / 100
+        for pid, n in enumerate(sizes)
+    ]
     plugin, pid = FedDiskPlugin(ratio="raw"), 1
-    client = FedDisk.client_cls(Site(task_of(*inputs), device=torch.device("cpu"), seed=0), [plugin], MemoryStore())
+    client = FedDisk.client_cls(
+        Site(task_of(*inputs), device=torch.device("cpu"), seed=0), [plugin], MemoryStore()
+    )
     client.pid = pid
     for n in (9, 17):
         pool = plugin._pooled(n)[:, 0]
@@ -188,17 +241,27 @@ def test_the_pool_is_drawn_from_everybody_without_replacement() -> None:
 
 
 def test_only_the_made_and_the_classifier_travel(launch: Make) -> None:
-    """Equation 19 is the bytes that one client sends and receives in the rounds of both kinds; w, ESS and the local MADE cost nothing."""
+    """Equation 19 is the bytes that one client sends and receives in the rounds of both kinds; w,
+    ESS and the local MADE cost nothing."""
     run = launch(*COMMON, *LINES, "method=feddisk", task=toy_task())
     made, model, clients = 2 * 4 * 8 + 8 + 4, 4 * 3 + 3 + 3 * 2 + 2, 4
     sizes = run.summary["bytes"]
-    assert sizes["up"] == {"density": 4 * made * 3 * clients, "model": 4 * model * 2 * clients, "feddisk.val": 8 * 3 * clients}
-    assert sizes["down"] == {"density": 4 * made * (3 + 1) * clients, "model": 4 * model * 2 * clients}  # weigh needs the final MADE
+    assert sizes["up"] == {
+        "density": 4 * made * 3 * clients,
+        "model": 4 * model * 2 * clients,
+        "feddisk.val": 8 * 3 * clients,
+    }
+    assert sizes["down"] == {
+        "density": 4 * made * (3 + 1) * clients,
+        "model": 4 * model * 2 * clients,
+    }  # weigh needs the final MADE
     assert [phase["rounds"] for phase in run.summary["phases"]] == [3, 1, 2]
     rows = [json.loads(line) for line in (run.dir / "rounds.jsonl").read_text().splitlines()]
     assert [row["feddisk.E1"] for row in rows] == [1, 2, 3, 3, 3, 3]
     done = [(1, 0), (2, 0), (3, 0), (3, 0), (3, 1), (3, 2)]
-    assert [row["feddisk.cost"] for row in rows] == [2 * (made * e1 + model * e2) for e1, e2 in done]
+    assert [row["feddisk.cost"] for row in rows] == [
+        2 * (made * e1 + model * e2) for e1, e2 in done
+    ]
     assert (run.dir / "arrays" / "feddisk.weigh-1.safetensors").exists()
 
 
@@ -208,17 +271,39 @@ def test_feddiskab_sends_the_classifier_only(launch: Make) -> None:
     assert [phase["name"] for phase in run.summary["phases"]] == ["feddisk.weigh", "train"]
 
 
-@pytest.mark.parametrize(("method", "options", "before", "numbers"), [
-    ("fedavg", [], 0, 0), ("feddisk", LINES, 3, 3 * (2 * 4 * 8 + 8 + 4)), ("feddiskab", LINES, 0, 0), ("fedgmm", [], 2, 0),
-    ("fedlex", ["plugin.fedlex.e_exp=1"], 1, 0)], ids=["fedavg", "feddisk", "feddiskab", "fedgmm", "fedlex"])
-def test_effective_rounds_count_what_is_sent_up(launch: Make, method: str, options: list[str], before: int, numbers: int) -> None:
-    """E_1 and the first training round with the best accuracy: `weigh` is no communication, exploring and sending mixtures are."""
-    run = launch(*COMMON, *options, f"method={method}", "rounds=4", "eval.every=1", "client.lr=1", task=toy_task())
+@pytest.mark.parametrize(
+    ("method", "options", "before", "numbers"),
+    [
+        ("fedavg", [], 0, 0),
+        ("feddisk", LINES, 3, 3 * (2 * 4 * 8 + 8 + 4)),
+        ("feddiskab", LINES, 0, 0),
+        ("fedgmm", [], 2, 0),
+        ("fedlex", ["plugin.fedlex.e_exp=1"], 1, 0),
+    ],
+    ids=["fedavg", "feddisk", "feddiskab", "fedgmm", "fedlex"],
+)
+def test_effective_rounds_count_what_is_sent_up(
+    launch: Make, method: str, options: list[str], before: int, numbers: int
+) -> None:
+    """E_1 and the first training round with the best accuracy: `weigh` is no communication,
+    exploring and sending mixtures are."""
+    run = launch(
+        *COMMON,
+        *options,
+        f"method={method}",
+        "rounds=4",
+        "eval.every=1",
+        "client.lr=1",
+        task=toy_task(),
+    )
     rows = [json.loads(line) for line in (run.dir / "rounds.jsonl").read_text().splitlines()]
     accuracy = [row["acc_global"] for row in rows if row["phase"] == "train"]
     first, model = 1 + accuracy.index(max(accuracy)), 4 * 3 + 3 + 3 * 2 + 2
     assert first > 1
-    assert run.summary["communication"] == {"effective_rounds": before + first, "cost": 2 * (numbers + model * first)}
+    assert run.summary["communication"] == {
+        "effective_rounds": before + first,
+        "cost": 2 * (numbers + model * first),
+    }
 
 
 # ---- what is refused
@@ -226,38 +311,77 @@ def test_effective_rounds_count_what_is_sent_up(launch: Make, method: str, optio
 
 @pytest.mark.parametrize("bad", [1.2, -0.1, float("nan")])
 @pytest.mark.parametrize("ratio", ["sampled", "raw"])
-def test_inputs_outside_the_unit_interval_name_client_and_phase(federation: Make, bad: float, ratio: str) -> None:
+def test_inputs_outside_the_unit_interval_name_client_and_phase(
+    federation: Make, bad: float, ratio: str
+) -> None:
     first, second = kinds(20, 20, 0), kinds(20, 20, 1)
     second[3, 1] = bad
     run = federation(task_of(first, second), FedDisk, plugins=plugins(ratio=ratio))
     phase = "weigh" if ratio == "raw" else "density"
-    with pytest.raises(RunFailed, match=rf"client {'0' if ratio == 'raw' else '1'} .*feddisk\.{phase}.*the data of client 1: .*\[0, 1\]"):
+    with pytest.raises(
+        RunFailed,
+        match=(
+            rf"client {'0' if ratio == 'raw' else '1'} .*feddisk\.{phase}.*the data of client 1:"
+            r" .*\[0, 1\]"
+        ),
+    ):
         run.step()
 
 
 def test_a_made_that_diverges_names_client_and_phase(federation: Make) -> None:
     run = federation(toy_task(), FedDisk, plugins=plugins(made_optimizer="sgd", made_lr=1e38))
-    with pytest.raises(RunFailed, match=r"client 3 .*feddisk\.density.*(loss of the global MADE|NaN or infinite)"):
+    with pytest.raises(
+        RunFailed, match=r"client 3 .*feddisk\.density.*(loss of the global MADE|NaN or infinite)"
+    ):
         run.step()
 
 
 def test_a_client_that_has_no_weights_is_told(federation: Make) -> None:
     def drop(plan: list[Any], replies: list[Any]) -> list[Any]:
         away = plan[0].phase == "feddisk.weigh"
-        return [Failure(2, "feddisk.weigh", 1, "away") if away and reply.pid == 2 else reply for reply in replies]
+        return [
+            Failure(2, "feddisk.weigh", 1, "away") if away and reply.pid == 2 else reply
+            for reply in replies
+        ]
 
     run = federation(toy_task(), FedDisk, plugins=plugins(), on_failure="skip").run(alter=drop)
     assert [(f.pid, f.phase) for f in run.strategy.now.failures] == [(2, "train")]
     assert "no sample weights" in run.strategy.now.failures[0].cause
 
 
-@pytest.mark.parametrize("options", [
-    {"ratio": "pixels"}, {"masks": "natural"}, {"features": "x"}, {"normalise": "sum"}, {"binarise": 1}, {"hidden": 0}, {"made_lr": 0},
-    {"made_optimizer": "lbfgs"}, {"made_batch_size": 0}, {"made_local_epochs": 0}, {"made_patience": 0}, {"made_max_rounds": 0},
-    {"local_patience": 0}, {"local_max_epochs": 0}, {"clf_hidden": 0}, {"clf_lr": -1}, {"clf_batch_size": 1.5}, {"clf_patience": 0},
-    {"clf_tolerance": -1e-9}, {"clf_max_epochs": 0}, {"lo": 0}, {"lo": 1.1}, {"hi": 0.9}, {"eps": 0.5}, {"eps": 0}, {"min_samples": 1},
-    {"binarise": True, "ratio": "raw"},
-], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"ratio": "pixels"},
+        {"masks": "natural"},
+        {"features": "x"},
+        {"normalise": "sum"},
+        {"binarise": 1},
+        {"hidden": 0},
+        {"made_lr": 0},
+        {"made_optimizer": "lbfgs"},
+        {"made_batch_size": 0},
+        {"made_local_epochs": 0},
+        {"made_patience": 0},
+        {"made_max_rounds": 0},
+        {"local_patience": 0},
+        {"local_max_epochs": 0},
+        {"clf_hidden": 0},
+        {"clf_lr": -1},
+        {"clf_batch_size": 1.5},
+        {"clf_patience": 0},
+        {"clf_tolerance": -1e-9},
+        {"clf_max_epochs": 0},
+        {"lo": 0},
+        {"lo": 1.1},
+        {"hi": 0.9},
+        {"eps": 0.5},
+        {"eps": 0},
+        {"min_samples": 1},
+        {"binarise": True, "ratio": "raw"},
+    ],
+    ids=str,
+)
 def test_bad_options_are_named(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=rf"plugin\.feddisk\.{next(iter(options))}="):
         FedDiskPlugin(**options)
@@ -274,7 +398,9 @@ def test_pooling_is_for_simulations(caplog: pytest.LogCaptureFixture) -> None:
 
 @pytest.mark.parametrize("lines", [["plugin=[feddisk]"], ["plugin.feddisk.ratio=outputs"]])
 def test_feddiskab_is_ratio_raw(lines: list[str]) -> None:
-    with pytest.raises(ConfigError, match=r"method=feddiskab is FedDisk with plugin\.feddisk\.ratio=raw"):
+    with pytest.raises(
+        ConfigError, match=r"method=feddiskab is FedDisk with plugin\.feddisk\.ratio=raw"
+    ):
         _ = Job(config.compose(["method=feddiskab", *lines]), toy_task()).strategy
     preset = config.compose(["method=feddiskab", "plugin.feddisk.lo=.2"]).cfg.plugin.feddisk
     assert (preset.ratio, preset.lo) == ("raw", 0.2)

@@ -38,10 +38,14 @@ def unit(a: np.ndarray) -> np.ndarray:
 def by_class(w: Weights, pid: int) -> np.ndarray:
     """NaN for a class that the client does not have."""
     x, y = DATA[pid]
-    return np.stack([unit(latents(w, x))[y == c].mean(0) if c in y else np.full(4, np.nan) for c in (0, 1)])
+    return np.stack(
+        [unit(latents(w, x))[y == c].mean(0) if c in y else np.full(4, np.nan) for c in (0, 1)]
+    )
 
 
-def stepped(w: Weights, pid: int, mean: np.ndarray, sets: list[np.ndarray], tau: float, clip: float) -> Weights:
+def stepped(
+    w: Weights, pid: int, mean: np.ndarray, sets: list[np.ndarray], tau: float, clip: float
+) -> Weights:
     """One step on the two contrasts, through the normalisation and the ReLU."""
     x, y = DATA[pid]
     f = latents(w, x)
@@ -64,11 +68,21 @@ def cosine_accuracy(w: Weights, pid: int, rows: np.ndarray) -> float:
 
 
 def test_rounds_by_hand(federation: Callable[..., Any]) -> None:
-    """Tan et al., algorithm 1: collect; then local steps on both contrasts, new prototypes up, their means down; models stay at home."""
+    """Tan et al., algorithm 1: collect; then local steps on both contrasts, new prototypes up,
+    their means down; models stay at home."""
     assert {len(np.unique(y)) for _, y in DATA} == {1, 2}
     own = replace(task(), clients=[ClientData(c.train, None, c.train) for c in task().clients])
     tau, clip = 0.5, 0.4
-    run = federation(own, FedPCL, options={"tau": tau, "clip": clip}, lr=LR, epochs=EPOCHS, batch_size=max(SIZES), rounds=3, fraction=0.6)
+    run = federation(
+        own,
+        FedPCL,
+        options={"tau": tau, "clip": clip},
+        lr=LR,
+        epochs=EPOCHS,
+        batch_size=max(SIZES),
+        rounds=3,
+        fraction=0.6,
+    )
     initial = {name: t.numpy().copy() for name, t in run.model.items()}
     models, cohort = [initial] * 5, list(range(5))
     assert [msg.pid for msg in run.step()] == sorted(cohort, key=lambda k: (-SIZES[k], k))
@@ -83,11 +97,18 @@ def test_rounds_by_hand(federation: Callable[..., Any]) -> None:
                 models[k] = stepped(models[k], k, mean, sets, tau, clip)
             kept[k] = by_class(models[k], k)
             state = run.store.load(k, run.strategy.versions[k])
-            same({name: state[f"client.kept/{name}"].numpy() for name in ("body.weight", "body.bias")},
-                 {name: models[k][name] for name in ("body.weight", "body.bias")})
+            same(
+                {
+                    name: state[f"client.kept/{name}"].numpy()
+                    for name in ("body.weight", "body.bias")
+                },
+                {name: models[k][name] for name in ("body.weight", "body.bias")},
+            )
         for msg in run.strategy.evaluations():
             metrics = run.client().assess(msg).metrics
-            assert metrics["test.personal.accuracy"] == pytest.approx(cosine_accuracy(models[msg.pid], msg.pid, kept[msg.pid]))
+            assert metrics["test.personal.accuracy"] == pytest.approx(
+                cosine_accuracy(models[msg.pid], msg.pid, kept[msg.pid])
+            )
     assert all(np.array_equal(t.numpy(), initial[name]) for name, t in run.model.items())
 
 
@@ -95,7 +116,8 @@ def test_rounds_by_hand(federation: Callable[..., Any]) -> None:
 
 
 def test_only_prototypes_travel(federation: Callable[..., Any]) -> None:
-    """2 classes x 3 features in float32 and which classes; never a weight, on the packed messages."""
+    """2 classes x 3 features in float32 and which classes; never a weight, on the packed
+    messages."""
     run = federation(toy_task(norm=True), FedPCL, rounds=2, fraction=0.5)
     one, K = 2 * 3 * 4 + 2, {1: 4, 2: 4, 3: 2}
 
@@ -109,13 +131,19 @@ def test_only_prototypes_travel(federation: Callable[..., Any]) -> None:
         plan = run.step(alter=look)
         found = run.strategy.now.bytes
         assert found["up"] == {PROTOTYPES: len(plan) * one}
-        assert found["down"].get(PROTOTYPES, 0) == (0 if step == 1 else len(plan) * (one + K[step] * 24))
+        assert found["down"].get(PROTOTYPES, 0) == (
+            0 if step == 1 else len(plan) * (one + K[step] * 24)
+        )
     assert "accuracy" not in run.strategy.evaluate_global()
 
 
 def test_models_belong_to_their_clients_whatever_the_order(federation: Callable[..., Any]) -> None:
-    """Served in another order, the same prototypes and states; a client that has not taken part keeps its initial model."""
-    runs = [federation(toy_task(norm=True), FedPCL, rounds=3, fraction=0.5, local={"momentum": 0.5}) for _ in range(2)]
+    """Served in another order, the same prototypes and states; a client that has not taken part
+    keeps its initial model."""
+    runs = [
+        federation(toy_task(norm=True), FedPCL, rounds=3, fraction=0.5, local={"momentum": 0.5})
+        for _ in range(2)
+    ]
     runs[0].run()
     while runs[1].round < 4:
         runs[1].round += 1
@@ -136,19 +164,25 @@ def test_prototypes_are_taken_in_eval_mode(federation: Callable[..., Any]) -> No
     for pid, client in enumerate(run.site.task.clients):
         state = run.store.load(pid, run.strategy.versions[pid])
         model = run.site.task.model().eval()
-        model.load_state_dict({**run.site.initial, **{name: state[f"client.kept/{name}"] for name in run.site.kept}})
+        model.load_state_dict(
+            {**run.site.initial, **{name: state[f"client.kept/{name}"] for name in run.site.kept}}
+        )
         z = nn.functional.normalize(model.features(client.train.x)).detach()
         expected = torch.stack([z[client.train.y == c].mean(0) for c in range(2)])
         torch.testing.assert_close(state["fedpcl.own/mean"], expected, rtol=1e-5, atol=1e-6)
 
 
 def test_evaluation_leaves_no_trace(federation: Callable[..., Any]) -> None:
-    watched, alone = (federation(toy_task(norm=True), FedPCL, rounds=2, fraction=0.5) for _ in range(2))
+    watched, alone = (
+        federation(toy_task(norm=True), FedPCL, rounds=2, fraction=0.5) for _ in range(2)
+    )
     for _ in range(3):
         watched.step()
         alone.step()
         replies = [watched.client().assess(msg) for msg in watched.strategy.evaluations()]
-        assert [reply.pid for reply in replies] == [0, 1, 2, 3] and not any(isinstance(reply, Failure) for reply in replies)
+        assert [reply.pid for reply in replies] == [0, 1, 2, 3] and not any(
+            isinstance(reply, Failure) for reply in replies
+        )
         assert {name.split(".")[1] for reply in replies for name in reply.metrics} == {"personal"}
     assert watched.sha256 == alone.sha256
 
@@ -164,7 +198,9 @@ def one_label_each(labels: tuple[int, ...], tests: int | None = None) -> Any:
     return replace(plain, clients=clients)
 
 
-def test_a_class_that_no_participant_has_keeps_its_prototype(federation: Callable[..., Any]) -> None:
+def test_a_class_that_no_participant_has_keeps_its_prototype(
+    federation: Callable[..., Any],
+) -> None:
     run = federation(one_label_each((0, 1)), FedPCL, rounds=3, fraction=0.5)
     run.step()
     for _ in range(3):
@@ -173,27 +209,46 @@ def test_a_class_that_no_participant_has_keeps_its_prototype(federation: Callabl
         slot = run.strategy.weights["prototypes"]
         assert slot["has"].all() and torch.equal(slot["mean"][1 - msg.pid], before[1 - msg.pid])
         assert not torch.equal(slot["mean"][msg.pid], before[msg.pid])
-        assert torch.equal(run.strategy._clients[0, 1 - msg.pid], before[1 - msg.pid])  # the filled row of its own set
+        # the filled row of its own set
+        assert torch.equal(run.strategy._clients[0, 1 - msg.pid], before[1 - msg.pid])
 
 
 @pytest.mark.parametrize("unseen", ["exclude", "global"])
 def test_classes_that_a_client_has_not_seen(federation: Callable[..., Any], unseen: str) -> None:
     """By its own prototypes client 0 never says 1; by the global one it may."""
-    run = federation(one_label_each((0, 1), tests=1), FedPCL, options={"unseen": unseen}, rounds=1, lr=0.5, epochs=30)
+    run = federation(
+        one_label_each((0, 1), tests=1),
+        FedPCL,
+        options={"unseen": unseen},
+        rounds=1,
+        lr=0.5,
+        epochs=30,
+    )
     run.run()
     msg = run.strategy.evaluations()[0]
     client = run.client()
     client._arrive(msg)
     scores = client.views(msg)["personal"]().eval()(torch.rand(20, 4)).detach()
     assert scores.shape == (20, 2) and float(scores.abs()[:, 0].max()) <= 1 + 1e-6
-    assert torch.isinf(scores[:, 1]).all() if unseen == "exclude" else float(scores.abs()[:, 1].max()) <= 1 + 1e-6
-    assert (client.assess(msg).metrics["test.personal.loss"] == float("inf")) is (unseen == "exclude")
+    assert (
+        torch.isinf(scores[:, 1]).all()
+        if unseen == "exclude"
+        else float(scores.abs()[:, 1].max()) <= 1 + 1e-6
+    )
+    assert (client.assess(msg).metrics["test.personal.loss"] == float("inf")) is (
+        unseen == "exclude"
+    )
 
 
 def test_a_client_whose_collecting_failed_goes_on(federation: Callable[..., Any]) -> None:
-    """Nobody else has its class: its samples have no loss until it has sent prototypes; it is evaluated by those of its model."""
+    """Nobody else has its class: its samples have no loss until it has sent prototypes; it is
+    evaluated by those of its model."""
     run = federation(one_label_each((0, 1, 1)), FedPCL, rounds=2, on_failure="skip")
-    run.step(alter=lambda plan, replies: [Failure(0, "collect", 1, "gone") if reply.pid == 0 else reply for reply in replies])
+    run.step(
+        alter=lambda plan, replies: [
+            Failure(0, "collect", 1, "gone") if reply.pid == 0 else reply for reply in replies
+        ]
+    )
     assert run.strategy.weights["prototypes"]["has"].tolist() == [False, True]
     run.step()
     state = run.store.load(0, run.strategy.versions[0])
@@ -201,14 +256,20 @@ def test_a_client_whose_collecting_failed_goes_on(federation: Callable[..., Any]
     assert all(torch.equal(state[f"client.kept/{name}"], initial[name]) for name in run.site.kept)
     assert run.strategy.weights["prototypes"]["has"].all()
     run.step()
-    assert not torch.equal(run.store.load(0, run.strategy.versions[0])["client.kept/body.0.weight"], initial["body.0.weight"])
+    assert not torch.equal(
+        run.store.load(0, run.strategy.versions[0])["client.kept/body.0.weight"],
+        initial["body.0.weight"],
+    )
 
 
 def test_renormalised_prototypes_have_length_one(federation: Callable[..., Any]) -> None:
     for renormalise in (False, True):
         run = federation(toy_task(), FedPCL, options={"renormalise": renormalise}, rounds=1)
         run.run()
-        for rows in (run.strategy.weights["prototypes"]["mean"], run.strategy._clients.flatten(0, 1)):
+        for rows in (
+            run.strategy.weights["prototypes"]["mean"],
+            run.strategy._clients.flatten(0, 1),
+        ):
             assert torch.allclose(rows.norm(dim=1), torch.ones(len(rows)), atol=1e-6) is renormalise
 
 
@@ -228,7 +289,9 @@ class Frozen(ToyModel):
 
 def test_a_frozen_encoder_with_a_projection(federation: Callable[..., Any]) -> None:
     run = federation(replace(toy_task(), model=Frozen), FedPCL, rounds=2).run()
-    assert run.site.trained == ["projection.weight", "projection.bias"] and run.strategy.weights["prototypes"]["mean"].shape == (2, 5)
+    assert run.site.trained == ["projection.weight", "projection.bias"] and run.strategy.weights[
+        "prototypes"
+    ]["mean"].shape == (2, 5)
 
 
 def test_the_loss_falls(federation: Callable[..., Any]) -> None:
@@ -236,7 +299,14 @@ def test_the_loss_falls(federation: Callable[..., Any]) -> None:
     found = []
     for _ in range(9):
         run.step()
-        found.append(np.mean([run.client().assess(msg).metrics["test.personal.loss"] for msg in run.strategy.evaluations()]))
+        found.append(
+            np.mean(
+                [
+                    run.client().assess(msg).metrics["test.personal.loss"]
+                    for msg in run.strategy.evaluations()
+                ]
+            )
+        )
     assert found[-1] < found[0] - 0.02
 
 
@@ -244,7 +314,10 @@ def test_engines_agree(launch: Callable[..., Any]) -> None:
     lines = ["method=fedpcl", "rounds=2", "eval.every=2"]
     runs = [launch(*lines, *more, task=toy_task(norm=True)) for more in ([], ["engine.workers=2"])]
     assert len({run.summary["weights_sha256"] for run in runs}) == 1
-    assert runs[0].summary["accuracy"]["last"] is None and (runs[0].dir / "prototypes.safetensors").exists()
+    assert (
+        runs[0].summary["accuracy"]["last"] is None
+        and (runs[0].dir / "prototypes.safetensors").exists()
+    )
 
 
 def test_it_is_trained_one_by_one(federation: Callable[..., Any]) -> None:
@@ -252,8 +325,13 @@ def test_it_is_trained_one_by_one(federation: Callable[..., Any]) -> None:
     assert "FedPCLClient has its own train" in str(obstacle(run.client(), run.strategy.local))
 
 
-@pytest.mark.parametrize(("own", "client", "sent"), [(10.0, None, 10.0), (10.0, 0.5, 0.5), (None, None, None), (2.0, None, 2.0)])
-def test_clip(federation: Callable[..., Any], own: float | None, client: float | None, sent: float | None) -> None:
+@pytest.mark.parametrize(
+    ("own", "client", "sent"),
+    [(10.0, None, 10.0), (10.0, 0.5, 0.5), (None, None, None), (2.0, None, 2.0)],
+)
+def test_clip(
+    federation: Callable[..., Any], own: float | None, client: float | None, sent: float | None
+) -> None:
     run = federation(toy_task(), FedPCL, options={"clip": own}, local={"clip": client})
     assert {msg.local.clip for msg in run.step()} == {sent}
 
@@ -261,8 +339,16 @@ def test_clip(federation: Callable[..., Any], own: float | None, client: float |
 # ---- refusals
 
 
-@pytest.mark.parametrize("extra", [None, {"mean": torch.zeros(2, 3)}, {"mean": torch.zeros(2, 4), "has": torch.ones(2, dtype=torch.bool)},
-                                   {"mean": torch.full((2, 3), float("nan")), "has": torch.ones(2, dtype=torch.bool)}], ids=range(4))
+@pytest.mark.parametrize(
+    "extra",
+    [
+        None,
+        {"mean": torch.zeros(2, 3)},
+        {"mean": torch.zeros(2, 4), "has": torch.ones(2, dtype=torch.bool)},
+        {"mean": torch.full((2, 3), float("nan")), "has": torch.ones(2, dtype=torch.bool)},
+    ],
+    ids=range(4),
+)
 def test_bad_prototypes_are_the_clients_failure(federation: Callable[..., Any], extra: Any) -> None:
     def lie(plan: list[Any], replies: list[Any]) -> list[Any]:
         replies[-1].extras = {} if extra is None else {PROTOTYPES: extra}
@@ -285,14 +371,23 @@ class NoFeatures(nn.Module):
         self.body, self.head = nn.Linear(4, 4), nn.Linear(4, 2)
 
 
-@pytest.mark.parametrize("changes", [{"model": lambda: nn.Sequential(nn.Linear(4, 2))}, {"model": NoFeatures}, {"classes": 0}],
-                         ids=["no head", "no features", "no classes"])
+@pytest.mark.parametrize(
+    "changes",
+    [{"model": lambda: nn.Sequential(nn.Linear(4, 2))}, {"model": NoFeatures}, {"classes": 0}],
+    ids=["no head", "no features", "no classes"],
+)
 def test_what_it_needs_is_said(federation: Callable[..., Any], changes: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"method=fedpcl .*features\(x\).*`head`; this is \w+ with \d classes"):
+    with pytest.raises(
+        ConfigError, match=r"method=fedpcl .*features\(x\).*`head`; this is \w+ with \d classes"
+    ):
         federation(replace(toy_task(), **changes), FedPCL)
 
 
-@pytest.mark.parametrize("options", [{"tau": 0}, {"clip": 0}, {"denominator": "own"}, {"renormalise": 1}, {"unseen": "own"}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{"tau": 0}, {"clip": 0}, {"denominator": "own"}, {"renormalise": 1}, {"unseen": "own"}],
+    ids=str,
+)
 def test_bad_options_are_named(federation: Callable[..., Any], options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=rf"method\.{next(iter(options))}="):
         federation(toy_task(), FedPCL, options=options)

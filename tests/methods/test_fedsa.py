@@ -1,4 +1,5 @@
-"""FedSA as a method: rounds by hand, what it composes with, what it records. Its equations: tests/maths/test_fedsa_maths.py."""
+"""FedSA as a method: rounds by hand, what it composes with, what it records. Its equations:
+tests/maths/test_fedsa_maths.py."""
 
 from __future__ import annotations
 
@@ -25,20 +26,43 @@ from fedhet.server_opt import FedAvgM
 from fedhet.toy import toy_task
 
 Launch = Callable[..., Any]
-COMMON = ["seed=1", "rounds=3", "fraction=0.75", "client.epochs=2", "client.batch_size=5", "eval.every=3", "eval.clients=false"]
+COMMON = [
+    "seed=1",
+    "rounds=3",
+    "fraction=0.75",
+    "client.epochs=2",
+    "client.batch_size=5",
+    "eval.every=3",
+    "eval.clients=false",
+]
 
 
 def by_hand(local: list[Weights], **options: Any) -> Weights:
     """Section 3 of the paper, for each tensor."""
-    return {name: literal(np.stack([w[name].ravel() for w in local]), **options)["w"].reshape(t.shape) for name, t in local[0].items()}
+    return {
+        name: literal(np.stack([w[name].ravel() for w in local]), **options)["w"].reshape(t.shape)
+        for name, t in local[0].items()
+    }
 
 
-@pytest.mark.parametrize("options", [{}, {"cv_t": 0.01, "sim_t": 0.6, "C": 6, "S": 2}], ids=["defaults", "others"])
+@pytest.mark.parametrize(
+    "options", [{}, {"cv_t": 0.01, "sim_t": 0.6, "C": 6, "S": 2}], ids=["defaults", "others"]
+)
 @pytest.mark.parametrize("beta", [None, 0.0, 0.7])
 def test_rounds_by_hand(federation: Launch, options: dict[str, Any], beta: float | None) -> None:
-    """Algorithm 1; with a server optimiser, what it proposes minus the old value is the pseudo-gradient."""
+    """Algorithm 1; with a server optimiser, what it proposes minus the old value is the
+    pseudo-gradient."""
     optimizer = None if beta is None else FedAvgM(lr=0.6, beta=beta)
-    run = federation(task(), FedSA, lr=LR, epochs=EPOCHS, batch_size=max(SIZES), rounds=3, options=options, server_opt=optimizer)
+    run = federation(
+        task(),
+        FedSA,
+        lr=LR,
+        epochs=EPOCHS,
+        batch_size=max(SIZES),
+        rounds=3,
+        options=options,
+        server_opt=optimizer,
+    )
     v, changed = None, 0.0
     for _ in range(3):
         x = {name: t.numpy().copy() for name, t in run.model.items()}
@@ -58,10 +82,16 @@ def test_rounds_by_hand(federation: Launch, options: dict[str, Any], beta: float
 
 def ulps(a: dict[str, Tensor], b: dict[str, Tensor]) -> int:
     assert list(a) == list(b)
-    return max(int((a[name].view(torch.int32) - b[name].view(torch.int32)).abs().max()) for name in a)
+    return max(
+        int((a[name].view(torch.int32) - b[name].view(torch.int32)).abs().max()) for name in a
+    )
 
 
-@pytest.mark.parametrize("options", [{"cv_t": 1.0}, {"cv_t": 1.0, "client_weighting": "samples"}], ids=["uniform", "samples"])
+@pytest.mark.parametrize(
+    "options",
+    [{"cv_t": 1.0}, {"cv_t": 1.0, "client_weighting": "samples"}],
+    ids=["uniform", "samples"],
+)
 def test_cv_t_of_one_is_a_plain_mean(federation: Launch, options: dict[str, Any]) -> None:
     """Within one float32 ulp: by samples FedAvg; uniformly FedAvg of clients of equal size."""
     uniform = "client_weighting" not in options
@@ -80,7 +110,9 @@ def test_one_client_is_plain_sgd(federation: Launch) -> None:
 def test_a_single_weight_is_averaged_uniformly(problem: dict[str, Any]) -> None:
     """One entry has one cv, so nothing is high: FedAvg's limit, as both clients have one sample."""
     params = {**problem, "method": "fedsa", "plugins": [], "rounds": 40}
-    assert float(replay("convergence", "quadratic", params, {})["w"]) == pytest.approx(-0.379757, abs=1e-6)
+    assert float(replay("convergence", "quadratic", params, {})["w"]) == pytest.approx(
+        -0.379757, abs=1e-6
+    )
 
 
 # ---- what it composes with
@@ -88,7 +120,14 @@ def test_a_single_weight_is_averaged_uniformly(problem: dict[str, Any]) -> None:
 
 def test_fedprox_trains_and_fedsa_aggregates(federation: Launch) -> None:
     mu = 0.8
-    run = federation(task(), FedSA, lr=LR, epochs=EPOCHS, batch_size=max(SIZES), plugins=lambda: [FedProxPlugin(mu=mu)])
+    run = federation(
+        task(),
+        FedSA,
+        lr=LR,
+        epochs=EPOCHS,
+        batch_size=max(SIZES),
+        plugins=lambda: [FedProxPlugin(mu=mu)],
+    )
     x = {name: t.numpy().copy() for name, t in run.model.items()}
 
     def pulled(g: Weights, w: Weights) -> Weights:
@@ -99,15 +138,22 @@ def test_fedprox_trains_and_fedsa_aggregates(federation: Launch) -> None:
 
 
 def test_fednorm_is_refused_where_it_would_be_void(federation: Launch) -> None:
-    with pytest.raises(ConfigError, match=r"method=fedsa refuses plugin 'fednorm': .*client_weighting=samples"):
+    with pytest.raises(
+        ConfigError, match=r"method=fedsa refuses plugin 'fednorm': .*client_weighting=samples"
+    ):
         federation(toy_task(), FedSA, plugins=lambda: [FedNormPlugin()])
 
 
 def test_fednorm_sets_the_weights_of_the_means(federation: Launch) -> None:
     """With cv_t = 1 nothing is left of FedSA, and FedNorm on it is FedNorm."""
     plugins: Callable[[], list[Any]] = lambda: [FedNormPlugin(temperature=0.05)]  # noqa: E731
-    fedsa = federation(toy_task(), FedSA, plugins=plugins, options={"cv_t": 1.0, "client_weighting": "samples"})
-    fednorm, fedavg = federation(toy_task(), FedAvg, plugins=plugins), federation(toy_task(), FedAvg)
+    fedsa = federation(
+        toy_task(), FedSA, plugins=plugins, options={"cv_t": 1.0, "client_weighting": "samples"}
+    )
+    fednorm, fedavg = (
+        federation(toy_task(), FedAvg, plugins=plugins),
+        federation(toy_task(), FedAvg),
+    )
     fedsa.step(), fednorm.step(), fedavg.step()
     assert ulps(fedsa.model, fednorm.model) <= 1 < ulps(fedsa.model, fedavg.model)
 
@@ -119,7 +165,9 @@ def test_same_and_other_bytes(launch: Launch) -> None:
         return str(launch(*COMMON, *base, *lines, task=toy_task(8)).summary["weights_sha256"])
 
     first = sha()
-    assert first == sha() == sha("engine.workers=2") == sha("plugin=[fedprox]", "plugin.fedprox.mu=0")
+    assert (
+        first == sha() == sha("engine.workers=2") == sha("plugin=[fedprox]", "plugin.fedprox.mu=0")
+    )
     assert first == sha("server_opt=fedavgm", "server_opt.beta=0")
     others = [["plugin=[fedprox]", "plugin.fedprox.mu=1"], ["server_opt=fedavgm"]]
     assert len({first, *(sha(*lines) for lines in others)}) == len(others) + 1
@@ -127,10 +175,30 @@ def test_same_and_other_bytes(launch: Launch) -> None:
 
 def test_every_option_changes_the_result(federation: Launch) -> None:
     options: list[dict[str, Any]] = [
-        {}, {"cv_t": 0.2}, {"sim_t": 0.9}, {"C": 9}, {"S": 1}, {"cv_t": 0.2, "cv_clip_quantile": 0.6}, {"mic_scale": "layer"},
-        {"alpha_mode": "shrink"}, {"sim_t": 0.9, "threshold": "always"}, {"client_weighting": "samples"}]
-    found = [federation(toy_task(8), FedSA, options={"cv_t": 0.01, "S": 2, **changed}, epochs=2, rounds=3, fraction=0.75).run().sha256
-             for changed in options]
+        {},
+        {"cv_t": 0.2},
+        {"sim_t": 0.9},
+        {"C": 9},
+        {"S": 1},
+        {"cv_t": 0.2, "cv_clip_quantile": 0.6},
+        {"mic_scale": "layer"},
+        {"alpha_mode": "shrink"},
+        {"sim_t": 0.9, "threshold": "always"},
+        {"client_weighting": "samples"},
+    ]
+    found = [
+        federation(
+            toy_task(8),
+            FedSA,
+            options={"cv_t": 0.01, "S": 2, **changed},
+            epochs=2,
+            rounds=3,
+            fraction=0.75,
+        )
+        .run()
+        .sha256
+        for changed in options
+    ]
     assert len(set(found)) == len(options)
 
 
@@ -144,11 +212,14 @@ def test_buffers_are_averaged_beside_it(federation: Launch) -> None:
     for name in ("body.1.running_mean", "body.1.running_var"):
         expected = torch.stack([update.weights[name].double() for update in heard]).mean(0)
         torch.testing.assert_close(run.model[name].double(), expected, rtol=1e-6, atol=1e-8)
-    assert int(run.model["body.1.num_batches_tracked"]) == max(int(u.weights["body.1.num_batches_tracked"]) for u in heard)
+    assert int(run.model["body.1.num_batches_tracked"]) == max(
+        int(u.weights["body.1.num_batches_tracked"]) for u in heard
+    )
 
 
 def test_the_unclustered_share(federation: Launch) -> None:
-    """With one cluster and sim_t = 1 nobody joins the pair that opens it: three of five stay outside, at every tensor."""
+    """With one cluster and sim_t = 1 nobody joins the pair that opens it: three of five stay
+    outside, at every tensor."""
     run = federation(toy_task(5), FedSA, options={"cv_t": 0.0, "S": 1, "sim_t": 1.0})
     run.step()
     assert run.strategy.report()["unclustered"] == pytest.approx(0.6)
@@ -161,7 +232,9 @@ def test_what_is_recorded(launch: Launch) -> None:
     rows = [json.loads(line) for line in (run.dir / "rounds.jsonl").read_text().splitlines()]
     assert len(rows) == 3
     for row in rows:
-        share = load_file(run.dir / "arrays" / f"fedsa-{row['step']}.safetensors")["frac_high_per_tensor"]
+        share = load_file(run.dir / "arrays" / f"fedsa-{row['step']}.safetensors")[
+            "frac_high_per_tensor"
+        ]
         high = share * sizes
         torch.testing.assert_close(high, high.round(), rtol=0, atol=1e-9)
         assert row["fedsa.high"] == round(float(high.sum())) > 0
@@ -179,7 +252,9 @@ def test_a_client_with_nan_stops_the_run_or_is_left_out(federation: Launch) -> N
     def drop(plan: list[Any], replies: list[Any]) -> list[Any]:
         return replies[:2] + replies[3:]
 
-    with pytest.raises(RunFailed, match=r"client \d failed in phase 'train', step 1: .*'head.bias'.*NaN"):
+    with pytest.raises(
+        RunFailed, match=r"client \d failed in phase 'train', step 1: .*'head.bias'.*NaN"
+    ):
         federation(toy_task(5), FedSA).step(alter=poison)
     skipped, without = (federation(toy_task(5), FedSA, on_failure="skip") for _ in range(2))
     skipped.step(alter=poison)
@@ -187,10 +262,20 @@ def test_a_client_with_nan_stops_the_run_or_is_left_out(federation: Launch) -> N
     assert skipped.sha256 == without.sha256 and len(skipped.strategy.now.failures) == 1
 
 
-@pytest.mark.parametrize(("setting", "said"), [
-    ("cv_t=2", "method.cv_t=2 .*>= 0 and <= 1"), ("sim_t=-1", "method.sim_t=-1"), ("C=0", "method.C=0"), ("S=1.5", "method.S=1.5"),
-    ("cv_clip_quantile=0", "method.cv_clip_quantile=0"), ("mic_scale=rank", "method.mic_scale=rank.*entry, layer, none"),
-    ("alpha_mode=x", "method.alpha_mode=x"), ("threshold=x", "at_full, always"), ("client_weighting=n", "uniform, samples")])
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("cv_t=2", "method.cv_t=2 .*>= 0 and <= 1"),
+        ("sim_t=-1", "method.sim_t=-1"),
+        ("C=0", "method.C=0"),
+        ("S=1.5", "method.S=1.5"),
+        ("cv_clip_quantile=0", "method.cv_clip_quantile=0"),
+        ("mic_scale=rank", "method.mic_scale=rank.*entry, layer, none"),
+        ("alpha_mode=x", "method.alpha_mode=x"),
+        ("threshold=x", "at_full, always"),
+        ("client_weighting=n", "uniform, samples"),
+    ],
+)
 def test_bad_options_are_told_before_anything_runs(launch: Launch, setting: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         launch("method=fedsa", f"method.{setting}", task=toy_task())

@@ -54,8 +54,18 @@ def local(x: Weights, previous: Weights, pid: int) -> tuple[Weights, float]:
 
 
 def test_by_hand(federation: Federation) -> None:
-    """Li, He and Song, algorithm 1: w_i^{t-1} is the client's own; who takes part for the first time has the global model."""
-    run = federation(task(), Moon, plugins=moon(mu=MU, tau=TAU), lr=LR, epochs=EPOCHS, batch_size=99, rounds=4, fraction=0.6)
+    """Li, He and Song, algorithm 1: w_i^{t-1} is the client's own; who takes part for the first
+    time has the global model."""
+    run = federation(
+        task(),
+        Moon,
+        plugins=moon(mu=MU, tau=TAU),
+        lr=LR,
+        epochs=EPOCHS,
+        batch_size=99,
+        rounds=4,
+        fraction=0.6,
+    )
     previous: dict[int, Weights] = {}
     for _ in range(4):
         x = {name: t.numpy().copy() for name, t in run.model.items()}
@@ -63,8 +73,13 @@ def test_by_hand(federation: Federation) -> None:
         plan = run.step(lambda plan, replies, heard=heard: heard.extend(replies) or replies)
         cohort = [msg.pid for msg in plan]
         ends = {pid: local(x, previous.get(pid, x), pid) for pid in cohort}
-        same({name: t.numpy() for name, t in run.model.items()}, mean([ends[k][0] for k in cohort], [SIZES[k] for k in cohort]))
-        assert [reply.metrics["moon.term"] for reply in heard] == pytest.approx([ends[k][1] for k in cohort])
+        same(
+            {name: t.numpy() for name, t in run.model.items()},
+            mean([ends[k][0] for k in cohort], [SIZES[k] for k in cohort]),
+        )
+        assert [reply.metrics["moon.term"] for reply in heard] == pytest.approx(
+            [ends[k][1] for k in cohort]
+        )
         again = set(previous) & set(cohort)
         previous |= {pid: w for pid, (w, _) in ends.items()}
         for pid, w in previous.items():
@@ -75,9 +90,15 @@ def test_by_hand(federation: Federation) -> None:
 
 def test_the_first_participation_is_fedavg(federation: Federation) -> None:
     """The term is log 2 and pulls nowhere: the same bits; from the second on it pulls."""
-    pulled, plain = (federation(toy_task(norm=True), FedAvg, plugins=plugins, rounds=2) for plugins in (moon(), list))
+    pulled, plain = (
+        federation(toy_task(norm=True), FedAvg, plugins=plugins, rounds=2)
+        for plugins in (moon(), list)
+    )
     plan = pulled.strategy.plan(1)
-    assert all(pulled.client().handle(msg).metrics["moon.term"] == pytest.approx(math.log(2)) for msg in plan)
+    assert all(
+        pulled.client().handle(msg).metrics["moon.term"] == pytest.approx(math.log(2))
+        for msg in plan
+    )
     for equal in (True, False):
         pulled.step()
         plain.step()
@@ -86,18 +107,25 @@ def test_the_first_participation_is_fedavg(federation: Federation) -> None:
 
 def test_mu_zero_is_fedavg_and_keeps_nothing(federation: Federation) -> None:
     how = {"rounds": 3, "fraction": 0.75, "epochs": 2, "local": {"momentum": 0.5}}
-    off, plain = (federation(toy_task(norm=True), FedAvg, plugins=plugins, **how).run() for plugins in (moon(mu=0), list))
+    off, plain = (
+        federation(toy_task(norm=True), FedAvg, plugins=plugins, **how).run()
+        for plugins in (moon(mu=0), list)
+    )
     assert off.sha256 == plain.sha256 and off.strategy.versions == {}
 
 
 def test_the_method_is_the_plugin(launch: Callable[..., Any]) -> None:
     lines = ["rounds=2", "eval.clients=false", "plugin.moon.mu=2"]
-    runs = [launch(*lines, *more, task=toy_task()) for more in (["method=moon"], ["method=fedavg", "plugin=[moon]"])]
+    runs = [
+        launch(*lines, *more, task=toy_task())
+        for more in (["method=moon"], ["method=fedavg", "plugin=[moon]"])
+    ]
     assert runs[0].summary["weights_sha256"] == runs[1].summary["weights_sha256"]
 
 
 def test_each_client_has_its_own_previous_model_whoever_comes_first(federation: Federation) -> None:
     """The clients of a process share one model and one pair of frozen ones."""
+
     def backwards(plan: list[Any], replies: list[Any]) -> list[Any]:
         return [run.client().handle(msg) for msg in reversed(plan)][::-1]
 
@@ -107,32 +135,56 @@ def test_each_client_has_its_own_previous_model_whoever_comes_first(federation: 
 
 
 @pytest.mark.parametrize("buffers", ["average", "local", "frozen"])
-def test_both_others_are_in_eval_mode_with_their_own_statistics(federation: Federation, buffers: str) -> None:
-    """One batch in the second round, by modules of their own: the global model has the statistics that evaluation would use."""
+def test_both_others_are_in_eval_mode_with_their_own_statistics(
+    federation: Federation, buffers: str
+) -> None:
+    """One batch in the second round, by modules of their own: the global model has the statistics
+    that evaluation would use."""
+
     def frozen(values: dict[str, Tensor]) -> nn.Module:
         model = made().eval()
         model.load_state_dict(values)
         return model
 
     made = toy_task(norm=True).model
-    run = federation(toy_task(norm=True), FedAvg, plugins=moon(), buffers=buffers, batch_size=99, rounds=2, lr=0.5)
+    run = federation(
+        toy_task(norm=True),
+        FedAvg,
+        plugins=moon(),
+        buffers=buffers,
+        batch_size=99,
+        rounds=2,
+        lr=0.5,
+    )
     run.step()
     for msg in run.strategy.plan(2):
         kept = run.store.load(msg.pid, run.strategy.versions[msg.pid])
-        own, previous = ({name.removeprefix(f"{key}/"): t for name, t in kept.items() if name.startswith(f"{key}/")}
-                         for key in ("client.kept", "moon.previous"))
+        own, previous = (
+            {
+                name.removeprefix(f"{key}/"): t
+                for name, t in kept.items()
+                if name.startswith(f"{key}/")
+            }
+            for key in ("client.kept", "moon.previous")
+        )
         assert set(previous) == set(run.site.initial if buffers != "frozen" else run.site.trained)
         received = {**run.site.initial, **own, **msg.weights}
         current = frozen(received).train(buffers != "frozen")
         x = run.site.train_data(msg.pid).x
-        z, z_global, z_previous = (m.features(x).detach() for m in (current, frozen(received), frozen({**run.site.initial, **previous})))
+        z, z_global, z_previous = (
+            m.features(x).detach()
+            for m in (current, frozen(received), frozen({**run.site.initial, **previous}))
+        )
         term = run.client().handle(msg).metrics["moon.term"]
-        assert term == pytest.approx(float(contrastive(z, z_global, z_previous, 0.5).mean()), rel=1e-5)
+        assert term == pytest.approx(
+            float(contrastive(z, z_global, z_previous, 0.5).mean()), rel=1e-5
+        )
         assert abs(term - math.log(2)) > 1e-4
 
 
 def test_a_dead_sample_has_a_finite_gradient(federation: Federation) -> None:
     """All of its features are 0, where the cosine has no gradient."""
+
     def model() -> nn.Module:
         net = Net()
         nn.init.constant_(net.body.bias, -1.0)
@@ -149,7 +201,7 @@ def test_a_dead_sample_has_a_finite_gradient(federation: Federation) -> None:
 def test_the_previous_model_under_fedsgd_is_the_one_received(federation: Federation) -> None:
     """Nothing is trained at the client: one gradient is sent."""
     run = federation(toy_task(), FedSGD, plugins=moon(), rounds=1)
-    (msg, *_) = run.step()
+    msg, *_ = run.step()
     kept = run.store.load(msg.pid, run.strategy.versions[msg.pid])
     assert all(torch.equal(kept[f"moon.previous/{name}"], t) for name, t in msg.weights.items())
 
@@ -166,4 +218,7 @@ def test_bad_options_are_named(options: dict[str, Any]) -> None:
 
 
 def test_clients_are_not_trained_as_one(federation: Federation) -> None:
-    assert obstacle(federation(toy_task(), FedAvg, plugins=moon()).client(), LocalSettings(lr=0.1)) == "plugin 'moon' has the hook losses"
+    assert (
+        obstacle(federation(toy_task(), FedAvg, plugins=moon()).client(), LocalSettings(lr=0.1))
+        == "plugin 'moon' has the hook losses"
+    )

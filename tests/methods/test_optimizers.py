@@ -12,8 +12,14 @@ from fedhet.messages import LocalSettings
 from fedhet.optimizers import make
 
 SETTINGS = [
-    {}, {"momentum": 0.9}, {"weight_decay": 0.01}, {"clip": 0.5}, {"clip": 100.0}, {"momentum": 0.7, "weight_decay": 0.1, "clip": 1.0},
-    {"optimizer": "adam"}, {"optimizer": "adam", "weight_decay": 0.01, "clip": 0.3},
+    {},
+    {"momentum": 0.9},
+    {"weight_decay": 0.01},
+    {"clip": 0.5},
+    {"clip": 100.0},
+    {"momentum": 0.7, "weight_decay": 0.1, "clip": 1.0},
+    {"optimizer": "adam"},
+    {"optimizer": "adam", "weight_decay": 0.01, "clip": 0.3},
 ]
 
 

@@ -1,4 +1,5 @@
-"""The network 3-4-3 with ReLU, and five clients without batches, for rounds by hand: its gradients are numpy's, in float64.
+"""The network 3-4-3 with ReLU, and five clients without batches, for rounds by hand: its gradients
+are numpy's, in float64.
 
 Nobody but client 0 and 1 has every class, so that what a client lacks matters.
 """
@@ -18,7 +19,10 @@ CLASSES = 3
 class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.body, self.head = nn.Linear(3, 4, dtype=torch.float64), nn.Linear(4, CLASSES, dtype=torch.float64)
+        self.body, self.head = (
+            nn.Linear(3, 4, dtype=torch.float64),
+            nn.Linear(4, CLASSES, dtype=torch.float64),
+        )
 
     def features(self, x: Tensor) -> Tensor:
         return self.body(x).relu()
@@ -28,7 +32,9 @@ class Net(nn.Module):
 
 
 RNG = np.random.default_rng(3)
-LABELS = [np.arange(n) % CLASSES if pid < 2 else np.arange(n) % 2 + pid % 2 for pid, n in enumerate(SIZES)]
+LABELS = [
+    np.arange(n) % CLASSES if pid < 2 else np.arange(n) % 2 + pid % 2 for pid, n in enumerate(SIZES)
+]
 DATA = [(RNG.normal(size=(len(y), 3)) + y[:, None], y) for y in LABELS]
 
 
@@ -59,9 +65,16 @@ def error(a: np.ndarray, y: np.ndarray) -> np.ndarray:
     return softmax(a) - np.eye(a.shape[1])[y]
 
 
-def backward(w: Weights, x: np.ndarray, d_logits: np.ndarray, d_features: np.ndarray | float = 0.0) -> Weights:
+def backward(
+    w: Weights, x: np.ndarray, d_logits: np.ndarray, d_features: np.ndarray | float = 0.0
+) -> Weights:
     """The gradient of the mean loss from those of the samples' losses."""
     h = features(w, x)
     d_logits = d_logits / len(x)
     back = (d_logits @ w["head.weight"] + d_features / len(x)) * (h > 0)
-    return {"body.weight": back.T @ x, "body.bias": back.sum(0), "head.weight": d_logits.T @ h, "head.bias": d_logits.sum(0)}
+    return {
+        "body.weight": back.T @ x,
+        "body.bias": back.sum(0),
+        "head.weight": d_logits.T @ h,
+        "head.bias": d_logits.sum(0),
+    }

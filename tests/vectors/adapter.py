@@ -1,4 +1,5 @@
-"""Replays a test vector through the package's own functions; the names in and out are the manifest's."""
+"""Replays a test vector through the package's own functions; the names in and out are the
+manifest's."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ from fedhet.plugin import Plugin
 from fedhet.server_opt import FedAvgM, FedOpt, ServerOptimizer
 from fedhet.task import ClientData, Task
 
-sys.path.insert(0, str(Path(__file__).parent))  # whoever loads this file by its path finds those beside it
+# whoever loads this file by its path finds those beside it
+sys.path.insert(0, str(Path(__file__).parent))
 import replay_baselines
 import replay_fedala
 import replay_feddisk
@@ -41,7 +43,9 @@ import replay_hosts
 Params = dict[str, Any]
 
 
-def replay(method: str, fn: str, params: Params, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray | float]:
+def replay(
+    method: str, fn: str, params: Params, inputs: dict[str, np.ndarray]
+) -> dict[str, np.ndarray | float]:
     """What the package computes for one case.
 
     Raises:
@@ -50,8 +54,12 @@ def replay(method: str, fn: str, params: Params, inputs: dict[str, np.ndarray]) 
     """
     if (method, fn) not in _FUNCTIONS:
         raise LookupError(f"{method}/{fn} cannot be replayed; known are {sorted(_FUNCTIONS)}")
-    found = _FUNCTIONS[method, fn](params, **{name: torch.from_numpy(np.asarray(array)) for name, array in inputs.items()})
-    return {name: value.numpy() if isinstance(value, Tensor) else value for name, value in found.items()}
+    found = _FUNCTIONS[method, fn](
+        params, **{name: torch.from_numpy(np.asarray(array)) for name, array in inputs.items()}
+    )
+    return {
+        name: value.numpy() if isinstance(value, Tensor) else value for name, value in found.items()
+    }
 
 
 def _fednorm_weights(params: Params, Z: Tensor, nu: Tensor) -> dict[str, Tensor]:
@@ -88,20 +96,38 @@ def _fedavgm_rounds(params: Params, **inputs: Tensor) -> dict[str, Tensor]:
 
 def _fedopt_rounds(params: Params, **inputs: Tensor) -> dict[str, Tensor]:
     optimizer = FedOpt(**params)
-    return {"x_new": _server_rounds(optimizer, **inputs), "m": optimizer.m["x"], "v": optimizer.v["x"]}
+    return {
+        "x_new": _server_rounds(optimizer, **inputs),
+        "m": optimizer.m["x"],
+        "v": optimizer.v["x"],
+    }
 
 
-def _scaffold_client(params: Params, x: Tensor, y: Tensor, c: Tensor, ci: Tensor, g: Tensor) -> dict[str, Tensor]:
-    dc = control_change(c, trees.Difference({"y": y}, {"y": x})["y"], params["steps"] * params["lr"])
+def _scaffold_client(
+    params: Params, x: Tensor, y: Tensor, c: Tensor, ci: Tensor, g: Tensor
+) -> dict[str, Tensor]:
+    dc = control_change(
+        c, trees.Difference({"y": y}, {"y": x})["y"], params["steps"] * params["lr"]
+    )
     corrected = trees.add({"g": g}, {"g": correction(c, ci)})["g"]
-    return {"dc": dc, "c_plus": trees.add({"c": ci}, {"c": dc})["c"], "y_step": _sgd_step(y, [corrected], params["lr"])}
+    return {
+        "dc": dc,
+        "c_plus": trees.add({"c": ci}, {"c": dc})["c"],
+        "y_step": _sgd_step(y, [corrected], params["lr"]),
+    }
 
 
-def _scaffold_server(params: Params, x: Tensor, c: Tensor, dy: Tensor, dc: Tensor) -> dict[str, Tensor]:
-    # The server keeps A = sum over all N clients of c_j. Only the change of a participant counts: from 0 to dc here.
+def _scaffold_server(
+    params: Params, x: Tensor, c: Tensor, dy: Tensor, dc: Tensor
+) -> dict[str, Tensor]:
+    # The server keeps A = sum over all N clients of c_j. Only the change of a participant counts:
+    # from 0 to dc here.
     ones, zeros = [1.0] * len(dc), list(torch.zeros_like(dc))
     total = control_sum(c * params["N"], ones, list(dc), ones, zeros)
-    return {"x_new": trees.add({"x": x}, trees.mean(({"x": d}, 1.0) for d in dy), params["lr_g"])["x"], "c_new": total / params["N"]}
+    return {
+        "x_new": trees.add({"x": x}, trees.mean(({"x": d}, 1.0) for d in dy), params["lr_g"])["x"],
+        "c_new": total / params["N"],
+    }
 
 
 # ---- convergence: the real strategy and client classes, in the in-process engine
@@ -130,8 +156,12 @@ def quadratic(a: list[float], b: list[float], w0: float = 0.0) -> Task:
     def criterion(output: Tensor, y: Tensor) -> Tensor:
         return y[:, 0] / 2 * (output[:, 0] - y[:, 1]) ** 2
 
-    clients = [ClientData((torch.ones(1, 1, dtype=torch.float64), torch.tensor([pair], dtype=torch.float64)))  # type: ignore[arg-type]
-               for pair in zip(a, b, strict=True)]
+    clients = [
+        ClientData(
+            (torch.ones(1, 1, dtype=torch.float64), torch.tensor([pair], dtype=torch.float64))
+        )  # type: ignore[arg-type]
+        for pair in zip(a, b, strict=True)
+    ]
     return Task(lambda: Scalar(w0), criterion, clients, None, 0)
 
 
@@ -154,15 +184,26 @@ class _Job(Job):
     steps: int | list[int] = 1
 
     def plugins(self) -> list[Plugin]:
-        return super().plugins() if isinstance(self.steps, int) else [*super().plugins(), LocalSteps(self.steps)]
+        return (
+            super().plugins()
+            if isinstance(self.steps, int)
+            else [*super().plugins(), LocalSteps(self.steps)]
+        )
 
 
 def _option(cfg: DictConfig, key: str) -> str:
-    """Where an option lives: in the method's own yaml, in that of a plug-in, or in that of the server optimiser."""
+    """Where an option lives: in the method's own yaml, in that of a plug-in, or in that of the
+    server optimiser."""
     if "." in key:
         return key
-    homes = {"method": cfg.method, **{f"plugin.{name}": options for name, options in cfg.plugin.items()}, "server_opt": cfg.server_opt}
-    return next((f"{home}.{key}" for home, options in homes.items() if key in options), f"method.{key}")
+    homes = {
+        "method": cfg.method,
+        **{f"plugin.{name}": options for name, options in cfg.plugin.items()},
+        "server_opt": cfg.server_opt,
+    }
+    return next(
+        (f"{home}.{key}" for home, options in homes.items() if key in options), f"method.{key}"
+    )
 
 
 def _quadratic(params: Params) -> dict[str, float]:
@@ -171,15 +212,30 @@ def _quadratic(params: Params) -> dict[str, float]:
     composed = config.cached(chosen)  # one for many cases: to compose takes longer than to train
     cfg = composed.cfg.copy()
     OmegaConf.set_readonly(cfg, False)
-    settings = {"rounds": params["rounds"], "fraction": params.get("fraction", 1.0), "seed": params.get("seed", 0), "device": "cpu",
-                "client.lr": params["lr"], "client.epochs": steps if isinstance(steps, int) else 1, "client.batch_size": 1,
-                "eval.every": params["rounds"], "eval.clients": False,
-                **{_option(cfg, key): value for key, value in params.get("method_args", {}).items()}}
+    settings = {
+        "rounds": params["rounds"],
+        "fraction": params.get("fraction", 1.0),
+        "seed": params.get("seed", 0),
+        "device": "cpu",
+        "client.lr": params["lr"],
+        "client.epochs": steps if isinstance(steps, int) else 1,
+        "client.batch_size": 1,
+        "eval.every": params["rounds"],
+        "eval.clients": False,
+        **{_option(cfg, key): value for key, value in params.get("method_args", {}).items()},
+    }
     for key, value in settings.items():
         OmegaConf.update(cfg, key, value)
     config.validate(cfg)
-    with tempfile.TemporaryDirectory() as home, redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
-        job = _Job(replace(composed, cfg=cfg, run_dir=f"{home}/run"), quadratic(params["a"], params["b"], params.get("w0", 0.0)))
+    with (
+        tempfile.TemporaryDirectory() as home,
+        redirect_stdout(io.StringIO()),
+        redirect_stderr(io.StringIO()),
+    ):
+        job = _Job(
+            replace(composed, cfg=cfg, run_dir=f"{home}/run"),
+            quadratic(params["a"], params["b"], params.get("w0", 0.0)),
+        )
         job.steps = steps
         return {"w": float(Run.read(local.run(job)).weights["w"])}
 

@@ -1,4 +1,5 @@
-"""MOON, FedNTD and FedROD: means over the batch of the package's per-sample losses, for adapter.py."""
+"""MOON, FedNTD and FedROD: means over the batch of the package's per-sample losses, for
+adapter.py."""
 
 from __future__ import annotations
 
@@ -17,15 +18,27 @@ from fedhet.methods.moon import MoonPlugin
 Params = dict[str, Any]
 
 
-def _moon_loss(params: Params, logits: Tensor, y: Tensor, z: Tensor, z_global: Tensor, z_prev: Tensor) -> dict[str, Tensor]:
+def _moon_loss(
+    params: Params, logits: Tensor, y: Tensor, z: Tensor, z_global: Tensor, z_prev: Tensor
+) -> dict[str, Tensor]:
     plugin = MoonPlugin(**params)
     terms = contrastive(z, z_global, z_prev, plugin.tau)
-    return {"contrastive": terms.mean(), "loss": (cross_entropy(logits, y) + plugin.mu * terms).mean()}
+    return {
+        "contrastive": terms.mean(),
+        "loss": (cross_entropy(logits, y) + plugin.mu * terms).mean(),
+    }
 
 
 def _ntd_loss(params: Params, local: Tensor, glob: Tensor, y: Tensor) -> dict[str, Tensor]:
     plugin = FedNTDPlugin(**params)
-    return {"loss": (cross_entropy(local, y) + plugin.beta * not_true_distillation(local, glob, y, plugin.tau)).mean()}
+    return {
+        "loss": (
+            (
+                cross_entropy(local, y)
+                + plugin.beta * not_true_distillation(local, glob, y, plugin.tau)
+            ).mean()
+        )
+    }
 
 
 def _balanced_softmax(params: Params, **inputs: Tensor) -> dict[str, Tensor]:

@@ -10,7 +10,9 @@ from torch import Tensor
 from fedhet.maths import fedala
 
 
-def _ala_step(params: dict[str, Any], weight: Tensor, grad: Tensor, w_local: Tensor, w_global: Tensor) -> dict[str, Any]:
+def _ala_step(
+    params: dict[str, Any], weight: Tensor, grad: Tensor, w_local: Tensor, w_global: Tensor
+) -> dict[str, Any]:
     learned = fedala.step([weight], [grad], [w_local], [w_global], params["eta"])
     return {"weight_new": learned[0], "init": fedala.start([w_local], [w_global], learned)[0]}
 

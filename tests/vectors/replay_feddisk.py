@@ -40,7 +40,10 @@ def _sample_weights(params: Params, p: Tensor) -> dict[str, Tensor]:
 
 
 def _ecr(params: Params, acc: Tensor) -> dict[str, int | None]:
-    return {"baseline": feddisk.effective_rounds(acc), "to_target": feddisk.effective_rounds(acc, params["target"])}
+    return {
+        "baseline": feddisk.effective_rounds(acc),
+        "to_target": feddisk.effective_rounds(acc, params["target"]),
+    }
 
 
 FUNCTIONS: dict[tuple[str, str], Callable[..., dict[str, Any]]] = {

@@ -14,8 +14,10 @@ Params = dict[str, Any]
 
 
 def _aggregate(params: Params, x: Tensor | None = None, **parts: Tensor) -> dict[str, Any]:
-    mixtures = [Mixture(*(parts[f"{name}.{j}"] for name in Mixture._fields)) if f"pi.{j}" in parts else None
-                for j in range(params["clients"])]
+    mixtures = [
+        Mixture(*(parts[f"{name}.{j}"] for name in Mixture._fields)) if f"pi.{j}" in parts else None
+        for j in range(params["clients"])
+    ]
     found = maths.aggregate(params["counts"], mixtures)
     if found is None:
         return {"none": True}

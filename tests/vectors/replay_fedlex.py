@@ -17,25 +17,48 @@ Params = dict[str, Any]
 
 def _tree(prefix: str, inputs: dict[str, Tensor]) -> Tree:
     """The tensors "<prefix>.<name>" by name."""
-    return {name.removeprefix(f"{prefix}."): t for name, t in inputs.items() if name.startswith(f"{prefix}.")}
+    return {
+        name.removeprefix(f"{prefix}."): t
+        for name, t in inputs.items()
+        if name.startswith(f"{prefix}.")
+    }
 
 
 def _deviation(params: Params, **inputs: Tensor) -> dict[str, Tensor]:
-    return {f"D.{name}": d for name, d in deviation(_tree("W0", inputs), _tree("W1", inputs)).items()}
+    return {
+        f"D.{name}": d for name, d in deviation(_tree("W0", inputs), _tree("W1", inputs)).items()
+    }
 
 
 def _global_guidance(params: Params, **inputs: Tensor) -> dict[str, Tensor]:
-    found = global_guidance([_tree(f"D.{i}", inputs) for i in range(params["explorers"])], scope=params["scope"], order=params["order"])
+    found = global_guidance(
+        [_tree(f"D.{i}", inputs) for i in range(params["explorers"])],
+        scope=params["scope"],
+        order=params["order"],
+    )
     return {f"G.{name}": g for name, g in found.items()}
 
 
 def _rounds(params: Params, **inputs: Tensor) -> dict[str, Tensor]:
-    explored = {pid: {"": d} for pid, d in zip(params["explorers"], (inputs[f"D.{pid}"] for pid in params["explorers"]), strict=True)}
+    explored = {
+        pid: {"": d}
+        for pid, d in zip(
+            params["explorers"], (inputs[f"D.{pid}"] for pid in params["explorers"]), strict=True
+        )
+    }
     found: dict[str, Tensor] = {}
     for step, participants in enumerate(params["participants"], 1):
-        used = contributors(list(explored), participants, first=step == 1, refresh=params["refresh"], empty=params["empty"])
+        used = contributors(
+            list(explored),
+            participants,
+            first=step == 1,
+            refresh=params["refresh"],
+            empty=params["empty"],
+        )
         previous = found.get(f"G.{step - 1}")
-        found[f"G.{step}"] = previous if used is None else global_guidance([explored[pid] for pid in used])[""]  # type: ignore[assignment]
+        found[f"G.{step}"] = (
+            previous if used is None else global_guidance([explored[pid] for pid in used])[""]
+        )  # type: ignore[assignment]
     return found
 
 

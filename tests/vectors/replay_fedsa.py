@@ -1,4 +1,5 @@
-"""FedSA's cases: what is computed at the high entries only is laid out over all entries, as the manifest has it."""
+"""FedSA's cases: what is computed at the high entries only is laid out over all entries, as the
+manifest has it."""
 
 from __future__ import annotations
 
@@ -25,10 +26,21 @@ def _aggregate_tensor(params: dict[str, Any], W: Tensor) -> dict[str, Tensor]:
         labels[members] = s
     high = torch.zeros(W.shape[1], dtype=torch.bool)
     high[found.high] = True
-    out = {"w": found.w, "cv": found.cv, "high": high, "cluster": labels, "sim": found.sim, "mic": spread(found.mic)}
+    out = {
+        "w": found.w,
+        "cv": found.cv,
+        "high": high,
+        "cluster": labels,
+        "sim": found.sim,
+        "mic": spread(found.mic),
+    }
     if found.clusters:
         alpha = fedsa.cluster_weights(found.mac, fedsa.class_counts(found.mac, options.C), options)
-        out |= {"mac": spread(found.mac), "alpha": spread(alpha), "wbar": fedsa.cluster_means(W.double(), found.clusters)}
+        out |= {
+            "mac": spread(found.mac),
+            "alpha": spread(alpha),
+            "wbar": fedsa.cluster_means(W.double(), found.clusters),
+        }
     return out
 
 

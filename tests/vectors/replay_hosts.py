@@ -19,7 +19,10 @@ Params = dict[str, Any]
 def _fednova(params: Params, x: Tensor, W: Tensor, n: Tensor, tau: Tensor) -> dict[str, Any]:
     a = [normaliser(t, momentum=params["momentum"], eta_mu=params["eta_mu"]) for t in tau.tolist()]
     old = {"x": x}
-    change, _ = combine(Term(trees.Difference({"x": w}, old), float(k), a_i, a_i) for w, k, a_i in zip(W, n, a, strict=True))
+    change, _ = combine(
+        Term(trees.Difference({"x": w}, old), float(k), a_i, a_i)
+        for w, k, a_i in zip(W, n, a, strict=True)
+    )
     return {"a": a, "x_new": trees.add(change, {"x": x})["x"]}
 
 
@@ -32,7 +35,11 @@ def _mfl_local(params: Params, w: Tensor, d: Tensor, grads: Tensor) -> dict[str,
 
 
 def _fedsgd(params: Params, x: Tensor, grads: Tensor, n: Tensor) -> dict[str, Any]:
-    return {"x_new": server_step({"x": x}, (({"x": g}, float(k)) for g, k in zip(grads, n, strict=True)), params["lr"])["x"]}
+    return {
+        "x_new": server_step(
+            {"x": x}, (({"x": g}, float(k)) for g, k in zip(grads, n, strict=True)), params["lr"]
+        )["x"]
+    }
 
 
 FUNCTIONS: dict[tuple[str, str], Callable[..., dict[str, Any]]] = {

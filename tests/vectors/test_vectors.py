@@ -1,4 +1,5 @@
-"""Published cases, computed by independent float64 code: manifest.json says what each takes and returns."""
+"""Published cases, computed by independent float64 code: manifest.json says what each takes and
+returns."""
 
 from __future__ import annotations
 
@@ -29,10 +30,14 @@ def test_case(case: dict[str, Any]) -> None:
         return
     found = replay(case["method"], case["fn"], case["params"], inputs)
     for name, expected in {**arrays(case, "out"), **case["expect"]}.items():
-        if expected is None or (isinstance(expected, list) and any(isinstance(part, list) for part in expected)):
+        if expected is None or (
+            isinstance(expected, list) and any(isinstance(part, list) for part in expected)
+        ):
             assert found[name] == expected, name  # groups of unequal sizes are no array
             continue
-        np.testing.assert_allclose(found[name], expected, rtol=case["rtol"], atol=case["atol"], err_msg=name)
+        np.testing.assert_allclose(
+            found[name], expected, rtol=case["rtol"], atol=case["atol"], err_msg=name
+        )
     for name, array in before.items():
         np.testing.assert_array_equal(inputs[name], array, err_msg=f"{name} was changed in place")
 
