@@ -1,13 +1,13 @@
 """Flower's ClientApp of a run: the same overrides string -> the client that serves one message
-(fedhet/build.py)."""
+(fedhet/flower/apps.py)."""
 
-from fedhet import lasting
+from fedhet import process
 
-with lasting.imports():
+with process.imports():
     from flwr.client import Client, ClientApp
     from flwr.common import Context
 
-    from fedhet.build import client_for
+    from fedhet.flower.apps import client_for
     from fedhet.state import DiskStore, state_folder
 
 

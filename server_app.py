@@ -1,13 +1,13 @@
 """Flower's ServerApp of a run: the overrides string of the run config -> Hydra -> strategy and
-server (fedhet/build.py)."""
+server (fedhet/flower/apps.py)."""
 
-from fedhet import lasting
+from fedhet import process
 
-with lasting.imports():
+with process.imports():
     from flwr.common import Context
     from flwr.server import ServerApp, ServerAppComponents
 
-    from fedhet.build import server_for
+    from fedhet.flower.apps import server_for
 
 
 def server_fn(context: Context) -> ServerAppComponents:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedhet.api import load, run
-    from fedhet.build import Run
     from fedhet.errors import ConfigError, DataError, RunFailed
+    from fedhet.job import Run
     from fedhet.task import ClientData, Samples, Task
 
 # Resolved when used: `import fedhet` stays instant, and a mistyped setting is told before torch is
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _HOME = {
     "run": "api",
     "load": "api",
-    "Run": "build",
+    "Run": "job",
     "Task": "task",
     "ClientData": "task",
     "Samples": "task",

@@ -2,7 +2,7 @@
 
 import sys
 
-from fedhet.cli import main
+from fedhet.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

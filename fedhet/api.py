@@ -15,7 +15,7 @@ from fedhet.errors import ConfigError
 if TYPE_CHECKING:
     from torch.nn import Module
 
-    from fedhet.build import Run
+    from fedhet.job import Run
     from fedhet.task import Task
 
 log = logging.getLogger("fedhet")
@@ -31,7 +31,7 @@ def run(overrides: Sequence[str] = (), *, task: Task | None = None) -> Run:
     """
     # before torch is imported: a mistyped name is told at once
     settings = config.compose(list(overrides))
-    from fedhet.build import run_job
+    from fedhet.job import run_job
 
     return run_job(settings, task)
 
@@ -49,7 +49,7 @@ def load(run_dir: str | Path, weights: str = "model") -> Module:
     import safetensors.torch
     from omegaconf import OmegaConf
 
-    from fedhet.objects import instantiate
+    from fedhet.config.targets import instantiate
 
     folder = Path(run_dir)
     file = folder / f"{one_of('weights', weights, ('model', 'best_val'))}.safetensors"

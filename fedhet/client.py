@@ -12,7 +12,8 @@ import numpy as np
 from flwr.client import NumPyClient
 from torch import nn
 
-from fedhet import messages, wire
+from fedhet import messages
+from fedhet.flower import wire
 from fedhet.messages import Broadcast, Extras, Failure, Reply, Update
 from fedhet.metrics import score
 from fedhet.plugin import Plugin

@@ -1,4 +1,4 @@
-"""The timetable of a run: which phase a step belongs to, and when one ends early."""
+"""The timetable of a run: which phase a step belongs to, who takes part in it, and when it ends early."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING
+
+from fedhet import streams
 
 if TYPE_CHECKING:
     from fedhet.messages import Update
@@ -77,3 +79,30 @@ def locate(timetable: Sequence[Entry], server_round: int) -> tuple[int, int] | N
             return index, server_round
         server_round -= entry.rounds
     return None
+
+
+def cohort_size(cohort: int | float | None, fraction: float, available: int) -> int:
+    """How many of `available` clients: None = max(1, round(fraction n)), a float = that share, an
+    int = a count (capped)."""
+    if isinstance(cohort, int):
+        return min(cohort, available)
+    return max(1, round((fraction if cohort is None else cohort) * available))
+
+
+def sample_cohort(
+    sizes: Sequence[int],
+    cohort: int | float | None,
+    fraction: float,
+    seed: int,
+    phase: str,
+    step: int,
+) -> list[int]:
+    """Partition ids, drawn uniformly without replacement among clients with data.
+
+    Their order, largest first and ties by pid, is that of dispatch and of summation in every
+    engine."""
+    eligible = [pid for pid, n in enumerate(sizes) if n]
+    drawn = streams.generator(seed, "cohort", phase, step).permutation(len(eligible))[
+        : cohort_size(cohort, fraction, len(eligible))
+    ]
+    return sorted((eligible[i] for i in drawn), key=lambda pid: (-sizes[pid], pid))

@@ -12,7 +12,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
-from threadpoolctl import threadpool_limits
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -250,33 +249,3 @@ class Site:
 
 def _copy(t: Tensor) -> Tensor:
     return t.detach().clone(memory_format=torch.contiguous_format)
-
-
-def pin_threads(threads: int) -> None:
-    """The number of threads that arithmetic uses, in this process; it decides the last bits of
-    every sum."""
-    torch.set_num_threads(threads)
-    threadpool_limits(limits=threads)
-
-
-@contextmanager
-def pinned_threads(threads: int) -> Iterator[None]:
-    """The same for a while: a notebook gets its own threads back."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        with threadpool_limits(limits=threads):
-            yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def choose_device(name: str) -> torch.device:
-    """auto | cpu | cuda; ConfigError where cuda is asked for and missing."""
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(
-            "device=cuda, but torch finds no CUDA device here; use device=cpu or device=auto"
-        )
-    return torch.device(
-        "cuda" if name == "cuda" or (name == "auto" and torch.cuda.is_available()) else "cpu"
-    )

@@ -24,15 +24,16 @@ from flwr.server.client_manager import ClientManager
 from flwr.server.strategy import Strategy
 from torch import nn
 
-from fedhet import cohort, messages, trees, wire
+from fedhet import messages, trees
 from fedhet.client import FINETUNE, STATE, FedClient
 from fedhet.errors import ConfigError, RunFailed
-from fedhet.inbox import Buffers, Step, accepted, normalised
+from fedhet.flower import wire
+from fedhet.flower.nodes import Roster
 from fedhet.messages import Broadcast, Extras, Reply, Update
 from fedhet.metrics import score
-from fedhet.phases import Entry, Phase, locate
+from fedhet.phases import Entry, Phase, locate, sample_cohort
 from fedhet.plugin import Plugin, Report
-from fedhet.roster import Roster
+from fedhet.replies import Buffers, Step, accepted, normalised
 from fedhet.setting import Setting
 from fedhet.site import Scope
 from fedhet.trees import Tree
@@ -133,7 +134,7 @@ class FedStrategy(Strategy):
             return False
         index, step = found
         entry = self.timetable[index]
-        drawn = cohort.sample(
+        drawn = sample_cohort(
             self.sizes, entry.phase.cohort, self.setting.fraction, self.seed, entry.header, step
         )
         sent = self.sent(entry.phase.slot) if entry.phase.slot else None

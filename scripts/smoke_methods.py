@@ -30,8 +30,10 @@ from rich.console import Console
 from rich.table import Table
 
 import fedhet
-from fedhet import catalogue, config, display
-from fedhet.objects import find_target
+from fedhet import config
+from fedhet.config import catalogue
+from fedhet.config.targets import find_target
+from fedhet.record import terminal
 
 ROOT = Path(__file__).parents[1]
 LEAST = 0.3
@@ -114,7 +116,7 @@ def smoke(datasets: list[str], methods: list[str]) -> bool:
             good &= verdict in ("ok", "not judged")
             rounds = ", ".join(f"{phase['name']} {phase['rounds']}" for phase in summary["phases"])
             up, down = (
-                ", ".join(f"{kind} {display.size(n)}" for kind, n in kinds.items())
+                ", ".join(f"{kind} {terminal.size(n)}" for kind, n in kinds.items())
                 for kinds in summary["bytes"].values()
             )
             accuracy, seconds = summary["accuracy"]["last"], summary["seconds"]["total"]

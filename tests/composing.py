@@ -8,9 +8,10 @@ from functools import cache
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf, open_dict
 
-from fedhet import catalogue, config
-from fedhet.config import Config, compose
-from fedhet.objects import check_targets
+from fedhet import config
+from fedhet.config import catalogue
+from fedhet.config.config import Config, compose
+from fedhet.config.targets import check_targets
 
 
 @cache

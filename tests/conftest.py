@@ -27,7 +27,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 def _one_thread() -> None:
     """Tests that call the classes themselves are held to the same bits as runs, which pin their
     threads."""
-    from fedhet.site import pin_threads
+    from fedhet.process import pin_threads
 
     pin_threads(1)
     gc.freeze()  # what is imported by now stays: no collection need look at it
@@ -36,9 +36,9 @@ def _one_thread() -> None:
 @pytest.fixture
 def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """`fedhet.run` in a folder below tmp_path, without its figures."""
-    from fedhet.build import run_job
+    from fedhet.job import run_job
 
-    monkeypatch.setattr("fedhet.plots.draw", lambda *args: [])
+    monkeypatch.setattr("fedhet.record.figures.draw", lambda *args: [])
     numbers = itertools.count()
 
     def run(*overrides: str, task: Any = None) -> Any:

@@ -11,7 +11,7 @@ import pytest
 
 import fedhet
 from fedhet import config
-from fedhet.toy import toy_task
+from fedhet.data.toy import toy_task
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -86,7 +86,7 @@ def test_the_printed_commands_are_accepted(words: list[str]) -> None:
 
 
 def test_the_tables_of_methods_are_whole() -> None:
-    from fedhet import catalogue
+    from fedhet.config import catalogue
 
     for method in catalogue.choices("method"):
         assert f"`{method}`" in README, method

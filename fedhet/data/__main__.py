@@ -6,13 +6,14 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from fedhet import cli, lasting
+from fedhet import process
+from fedhet.cli.main import tell
 
-with lasting.imports():
-    from fedhet import display
-    from fedhet.data import download, export, keep, overview
+with process.imports():
+    from fedhet.data.commands import describe, download, export, partition
+    from fedhet.record import terminal
 
-COMMANDS = {"download": download, "describe": overview, "partition": keep, "export": export}
+COMMANDS = {"download": download, "describe": describe, "partition": partition, "export": export}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -27,11 +28,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not lines or lines[0] not in COMMANDS:
         parser.parse_args(lines)  # prints the help or what is wrong, and exits
     args = commands.choices[lines[0]].parse_intermixed_args(lines[1:])
-    display.log_to_stderr()
+    terminal.log_to_stderr()
     try:
         return COMMANDS[lines[0]].main(args)
     except Exception as error:  # noqa: BLE001 -- the last place that can tell it in one line
-        return cli.tell(error)
+        return tell(error)
 
 
 if __name__ == "__main__":

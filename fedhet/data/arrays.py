@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from fedhet import check
+from fedhet.data.array_cache import Arrays
 from fedhet.data.dataset import Dataset
-from fedhet.data.store import Arrays
 from fedhet.errors import ConfigError, DataError
 from fedhet.streams import generator
 from fedhet.task import Samples

@@ -8,10 +8,10 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from fedhet.config.targets import instantiate
 from fedhet.data.dataset import Dataset
 from fedhet.data.federation import Federation, describe
 from fedhet.data.scheme import Partition, Scheme, labels_digest
-from fedhet.objects import instantiate
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fedhet.data.store import Arrays
+from fedhet.data.array_cache import Arrays
 from fedhet.errors import DataError
 
 _MODES = {

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedhet import check
+from fedhet.data.array_cache import Arrays, signature, stored
 from fedhet.data.arrays import Classes, Part, Standard, assemble, gather
 from fedhet.data.dataset import Dataset
 from fedhet.data.decode import read_images
 from fedhet.data.files import find
-from fedhet.data.store import Arrays, signature, stored
 from fedhet.data.tables import columns_of, values_of
 from fedhet.errors import ConfigError, DataError
 

@@ -18,10 +18,10 @@ import numpy as np
 import torch
 
 from fedhet import check
+from fedhet.data.array_cache import Arrays, signature, stored
 from fedhet.data.dataset import Dataset
 from fedhet.data.decode import map_idx, read_batches, read_images, read_labels, read_parquet
 from fedhet.data.files import IMAGES, Listing, downloading, find, list_images
-from fedhet.data.store import Arrays, signature, stored
 from fedhet.errors import ConfigError, DataError
 from fedhet.task import Samples
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from fedhet.data.array_cache import Arrays, signature, stored
 from fedhet.data.arrays import assemble
 from fedhet.data.dataset import Dataset
 from fedhet.data.files import find
-from fedhet.data.store import Arrays, signature, stored
 from fedhet.errors import DataError
 
 log = logging.getLogger("fedhet.data")

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fedhet.data import cache
+from fedhet.data import partition_cache
 from fedhet.data.scheme import Partition, Scheme, labels_digest
 from fedhet.errors import ConfigError, DataError
 
@@ -34,7 +34,7 @@ def place(name: str) -> Path:
             f"--name {name}: a name has letters, digits and _ . + - only, and begins with a letter,"
             " a digit or _"
         )
-    return cache.folder() / f"{name}.json"
+    return partition_cache.folder() / f"{name}.json"
 
 
 def read(name: str) -> tuple[Path, dict[str, Any]]:
@@ -54,7 +54,10 @@ def read(name: str) -> tuple[Path, dict[str, Any]]:
     places += [Path(name).expanduser() / "partition.json", Path(name).expanduser()]
     path = next((each for each in places if each.is_file()), None)
     if path is None:
-        saved = ", ".join(sorted(each.stem for each in cache.folder().glob("*.json"))) or "none"
+        saved = (
+            ", ".join(sorted(each.stem for each in partition_cache.folder().glob("*.json")))
+            or "none"
+        )
         raise ConfigError(
             f"partition.name={name}: neither a run's folder, nor a partition.json, nor a saved"
             f" name; saved are: {saved}"
@@ -75,7 +78,7 @@ def read(name: str) -> tuple[Path, dict[str, Any]]:
 def save(name: str, about: dict[str, Any]) -> Path:
     """Saves partition.json's content as `name`; ConfigError where another partition has that name.
     Concurrent processes may save it."""
-    from fedhet.record import write_json
+    from fedhet.record.run_folder import write_json
 
     path = place(name)
     if path.exists() and (taken := _identity(read(name)[1])) != (wanted := _identity(about)):

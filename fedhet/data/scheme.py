@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fedhet.data import cache
+from fedhet.data import partition_cache
 from fedhet.errors import ConfigError
 
 log = logging.getLogger("fedhet.data")
@@ -160,10 +160,10 @@ class Drawn(Scheme):
                 f" samples, there are {n}"
             )
         key = self._key(labels, seed)
-        if (indices := cache.load(key)) is None:
+        if (indices := partition_cache.load(key)) is None:
             indices = [np.sort(part) for part in self._draw(labels, seed)]
             self._check(indices, n)
-            cache.save(key, indices)
+            partition_cache.save(key, indices)
         return Partition(self.name, indices)
 
     @abstractmethod

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedhet import check
+from fedhet.data.array_cache import Arrays, signature, stored
 from fedhet.data.arrays import Classes, Part, Standard, assemble, gather
 from fedhet.data.dataset import Dataset
 from fedhet.data.files import find
-from fedhet.data.store import Arrays, signature, stored
 from fedhet.errors import ConfigError, DataError
 
 if TYPE_CHECKING:

@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from fedhet.catalogue import CONF
+from fedhet.config.catalogue import CONF
 from fedhet.errors import ConfigError, RunFailed
-from fedhet.record import write_json
+from fedhet.record.run_folder import write_json
 
 if TYPE_CHECKING:
-    from fedhet.build import Job
+    from fedhet.job import Job
 
 END_SECONDS = 10.0  # for the daemon to end by itself before it is killed
 

@@ -7,34 +7,19 @@ one worker."""
 
 from __future__ import annotations
 
-import logging
-import multiprocessing
-import signal
-import sys
 import tempfile
-from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
-from fedhet.client import FedClient
-from fedhet.engines.shared import Reader, Writer
+from fedhet.engines.couriers import LocalCourier
+from fedhet.engines.pool import PoolCourier
 from fedhet.errors import ConfigError
-from fedhet.messages import Broadcast, Failure, Reply, Update, payload
-from fedhet.server import Clock, run_rounds
-from fedhet.site import pin_threads
-from fedhet.state import DiskStore, MemoryStore
+from fedhet.server import run_rounds
+from fedhet.state import MemoryStore
 
 if TYPE_CHECKING:
-    from fedhet.build import Job
-
-
-log = logging.getLogger("fedhet")
-END_SECONDS = 5.0  # for a worker to end by itself
-# of replies that wait for those before them; beyond it a worker waits too, where as many wait as
-# there are workers
-AHEAD_BYTES = 2**28
+    from fedhet.job import Job
 
 
 def run(job: Job) -> Path:
@@ -72,174 +57,3 @@ def _in_process(job: Job) -> LocalCourier:
     from fedhet.engines import vectorized
 
     return vectorized.courier(job, store)
-
-
-class LocalCourier:
-    """Calls the clients one after another as the merge asks for their replies: one update is alive
-    at a time."""
-
-    def __init__(self, make: Callable[[], FedClient]) -> None:
-        self._make = make
-
-    def train(self, plan: list[Broadcast], clock: Clock) -> Iterator[Reply]:
-        for msg in plan:
-            with clock("clients"):
-                reply = self._make().handle(msg)
-            yield reply
-
-    def evaluate(self, plan: list[Broadcast], clock: Clock) -> Iterator[Reply]:
-        for msg in plan:
-            yield self._make().assess(msg)
-
-
-class PoolCourier:
-    """Hands messages to worker processes, one at a time to each, and the next one as soon as a
-    reply is in."""
-
-    def __init__(self, workers: int, job: Job, folder: Path) -> None:
-        # A forked worker shares the data at no cost, but CUDA, other platforms than Linux, and
-        # OpenMP's threads cannot be forked: a child that computes with several of them would wait
-        # for ever.
-        self._forked = (
-            sys.platform == "linux"
-            and job.site.device.type == "cpu"
-            and job.config.cfg.engine.threads == 1
-        )
-        self._context: Any = multiprocessing.get_context("fork" if self._forked else "spawn")
-        self._job, self._folder, self._count = job, folder, workers
-        self._workers: dict[Connection, Any] = {}
-        self._reader: dict[Connection, Reader] = {}
-        self._replies: dict[Connection, Path] = {}  # where a worker lays them
-        self._started = 0
-
-    def __enter__(self) -> PoolCourier:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        self._writer = Writer(self._folder / "broadcast")
-        for _ in range(self._count):
-            self._start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for connection in self._workers:
-            connection.close()  # a worker ends when its pipe does
-        for process in self._workers.values():
-            process.join(timeout=END_SECONDS)
-            process.kill()
-            process.join()
-
-    def _start(self) -> Connection:
-        here, there = self._context.Pipe()
-        # A forked worker has copies of our ends of all pipes; with its own open it would never hear
-        # that we have gone.
-        inherited = [*self._workers, here] if self._forked else []
-        self._started += 1
-        self._replies[here] = self._folder / f"reply-{self._started}"
-        arguments = (there, self._job, self._folder, self._replies[here], inherited)
-        process = self._context.Process(target=_work, args=arguments, daemon=True)
-        process.start()
-        there.close()
-        self._workers[here] = process
-        self._reader[here] = Reader(copy=True)  # the worker writes its next reply over this one
-        return here
-
-    def train(self, plan: list[Broadcast], clock: Clock) -> Iterator[Reply]:
-        return self._exchange("handle", plan, clock)
-
-    def evaluate(self, plan: list[Broadcast], clock: Clock) -> Iterator[Reply]:
-        return self._exchange("assess", plan, clock)
-
-    def _exchange(self, call: str, plan: list[Broadcast], clock: Clock) -> Iterator[Reply]:
-        waiting = list(range(len(plan)))[::-1]
-        done: dict[int, Reply] = {}
-        busy: dict[Connection, int] = {}
-        idle = list(self._workers)
-        sizes = [0] * len(plan)  # bytes of the replies that wait for their turn
-        self._writer.clear()
-
-        def feed() -> None:
-            while idle and waiting and (len(done) < self._count or sum(sizes) < AHEAD_BYTES):
-                at = waiting.pop()
-                with clock("broadcast"):
-                    busy[self._send(idle.pop(0), (call, self._writer.message(plan[at])))] = at
-
-        for position in range(len(plan)):
-            feed()
-            while position not in done:
-                with clock("clients"):
-                    ready = cast("list[Connection]", wait(list(busy)))
-                for connection in ready:
-                    at = busy.pop(connection)
-                    try:
-                        with clock("upload"):
-                            reply = connection.recv()
-                            done[at] = found = (
-                                self._reader[connection].message(reply)
-                                if isinstance(reply, Update)
-                                else reply
-                            )
-                            sizes[at] = (
-                                sum(payload("weights", found.weights, found.extras).values())
-                                if isinstance(found, Update)
-                                else 0
-                            )
-                        idle.append(connection)
-                    except (EOFError, OSError):
-                        done[at] = self._died(connection, plan[at])
-                        idle.append(self._start())
-                    feed()
-            sizes[position] = 0
-            yield done.pop(position)
-
-    def _send(self, connection: Connection, message: Any) -> Connection:
-        """Send to this worker, or to a new one where it has died while it had nothing to do."""
-        try:
-            connection.send(message)
-        except OSError:
-            self._bury(connection)
-            connection = self._start()
-            connection.send(message)
-        return connection
-
-    def _bury(self, connection: Connection) -> int | None:
-        process = self._workers.pop(connection)
-        del self._reader[connection]
-        for file in self._folder.glob(f"{self._replies.pop(connection).name}.*"):
-            file.unlink()
-        connection.close()
-        process.join()
-        code: int | None = process.exitcode
-        return code
-
-    def _died(self, connection: Connection, msg: Broadcast) -> Failure:
-        return Failure(
-            msg.pid,
-            msg.phase,
-            msg.step,
-            f"its worker process died (exit code {self._bury(connection)})",
-        )
-
-
-def _work(
-    connection: Connection, job: Job, folder: Path, replies: Path, inherited: list[Connection]
-) -> None:
-    """A worker process: serve messages until the pipe is closed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends us
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    for other in inherited:
-        other.close()
-    pin_threads(job.config.cfg.engine.threads)
-    store, reader, writer = DiskStore(folder), Reader(copy=False), Writer(replies)
-    while True:
-        try:
-            call, msg = connection.recv()
-        except EOFError:
-            return
-        writer.clear()
-        try:
-            reply: Reply = getattr(job.client(store), call)(reader.message(msg))
-            found = writer.message(reply) if isinstance(reply, Update) else reply
-        # the client's own are replies already: these are the worker's, a full disk among them
-        except Exception as error:
-            log.debug("client %d", msg.pid, exc_info=True)
-            found = Failure(msg.pid, msg.phase, msg.step, f"{type(error).__name__}: {error}")
-        connection.send(found)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from flwr.common import Context
     from flwr.server import Grid
 
-    from fedhet.build import Job
+    from fedhet.job import Job
 
 POLL_SECONDS = 0.02  # between two looks for replies; Flower's own .1 s is a third of a small round
 
@@ -28,7 +28,7 @@ def run(job: Job) -> Path:
     from flwr.server import ServerApp
     from flwr.simulation import run_simulation
 
-    from fedhet.build import components
+    from fedhet.flower.apps import components
 
     class App(ServerApp):
         def __call__(self, grid: Grid, context: Context) -> None:
@@ -41,7 +41,7 @@ def run(job: Job) -> Path:
     overrides = job.config.overrides
 
     def client_fn(context: Context) -> Client:
-        from fedhet.build import client_for
+        from fedhet.flower.apps import client_for
 
         return client_for(context, ContextStore(context.state), overrides, "ray")
 

@@ -20,7 +20,7 @@ from torch.func import vmap
 from torch.nn.modules.dropout import _DropoutNd
 
 from fedhet.client import FedClient
-from fedhet.engines.local import LocalCourier
+from fedhet.engines.couriers import LocalCourier
 from fedhet.errors import ConfigError
 from fedhet.functional import gradient
 from fedhet.messages import Broadcast, Failure, LocalSettings, Reply
@@ -31,7 +31,7 @@ from fedhet.task import Samples
 from fedhet.trees import AnyTree
 
 if TYPE_CHECKING:
-    from fedhet.build import Job
+    from fedhet.job import Job
     from fedhet.state import Store
 
 log = logging.getLogger("fedhet")

@@ -40,7 +40,7 @@ def partition(name: str) -> dict[str, float]:
     import flwr_datasets.partitioner  # noqa: F401
 
     from fedhet import config
-    from fedhet.objects import instantiate
+    from fedhet.config.targets import instantiate
 
     n, clients = 60_000, 10_000
     draw = np.random.default_rng(0)
@@ -127,8 +127,8 @@ def mnist() -> dict[str, float]:
     import torchvision.datasets  # noqa: F401 -- all that is imported is there before memory is measured
 
     from fedhet import config
+    from fedhet.config.targets import instantiate
     from fedhet.data import images  # noqa: F401
-    from fedhet.objects import instantiate
 
     torch.set_num_threads(1)
     cfg = config.compose(["dataset=mnist"]).cfg.dataset

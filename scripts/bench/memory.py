@@ -26,10 +26,10 @@ import torch
 from workloads import CLASSES, SAMPLES, WORKLOADS, criterion, data
 
 import fedhet
-import fedhet.build
 import fedhet.engines.local
-import fedhet.plots  # all that a run imports is there before its memory is measured
-from fedhet.toy import toy_task
+import fedhet.job
+import fedhet.record.figures  # all that a run imports is there before its memory is measured
+from fedhet.data.toy import toy_task
 
 W1 = WORKLOADS["W1"]
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fedhet import catalogue, config
+from fedhet.config import catalogue, config
 
 
 @pytest.fixture

@@ -14,8 +14,10 @@ from typing import Any
 
 import pytest
 
-from fedhet import catalogue, cli, config
-from fedhet.config import Config
+from fedhet import config
+from fedhet.cli import main
+from fedhet.config import catalogue
+from fedhet.config.config import Config
 from fedhet.errors import ConfigError, DataError, RunFailed
 
 Job = Callable[[Config], Any]
@@ -55,12 +57,14 @@ def runs(monkeypatch: pytest.MonkeyPatch, done: list[Config], job: Job) -> None:
             summary={"validation": settings.cfg.seed or None, "accuracy": {"last": -1}}, dir=folder
         )
 
-    stub = types.ModuleType("fedhet.build")
-    stub.__dict__.update(
-        run_job=run_job,
-        compositions=lambda: [("fedavg", "fednorm", None), ("fednorm", "fedprox", "they quarrel")],
-    )
-    monkeypatch.setitem(sys.modules, "fedhet.build", stub)
+    pairs = [("fedavg", "fednorm", None), ("fednorm", "fedprox", "they quarrel")]
+    for name, content in (
+        ("fedhet.job", {"run_job": run_job}),
+        ("fedhet.cli.compositions", {"compositions": lambda: pairs}),
+    ):
+        stub = types.ModuleType(name)
+        stub.__dict__.update(content)
+        monkeypatch.setitem(sys.modules, name, stub)
 
 
 def fails(
@@ -76,7 +80,7 @@ def fails(
 
 
 def test_a_run(jobs: list[Config], capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["method=scaffold", "+plugin=[fednorm]", "client.lr=.3"]) == 0
+    assert main.main(["method=scaffold", "+plugin=[fednorm]", "client.lr=.3"]) == 0
     (job,) = jobs
     assert (job.choices["method"], job.plugins, job.cfg.client.lr) == (
         "scaffold",
@@ -100,7 +104,7 @@ def test_a_job_has_the_configuration_that_its_overrides_compose(
     done: list[Config] = []
     composed: list[Config] = []
     runs(monkeypatch, done, lambda settings: composed.append(config.compose(settings.overrides)))
-    assert cli.main(["-m", "method=fednorm,fedadam", "plugin=[fedprox]", "seed=3"]) == 0
+    assert main.main(["-m", "method=fednorm,fedadam", "plugin=[fedprox]", "seed=3"]) == 0
     assert len(done) == 2
     for job, again in zip(done, composed, strict=True):
         assert (job.cfg, job.choices, job.plugins, job.overrides) == (
@@ -131,20 +135,20 @@ def test_a_job_of_a_sweep_begins_without_what_the_last_one_has_left(
     runs(monkeypatch, [], job)
     gc.disable()  # it must not depend on when Python looks for itself
     try:
-        assert cli.main(["-m", "seed=1,2,3"]) == 0
+        assert main.main(["-m", "seed=1,2,3"]) == 0
     finally:
         gc.enable()
     assert len(left) == 3
 
 
 def test_a_named_run_folder(jobs: list[Config], tmp_path: Path) -> None:
-    assert cli.main(["hydra.run.dir=here"]) == 0
+    assert main.main(["hydra.run.dir=here"]) == 0
     assert (jobs[0].run_dir, jobs[0].run_dir_given) == (str(tmp_path / "here"), True)
 
 
 def test_job_folders_of_a_sweep_are_short_and_flat(jobs: list[Config]) -> None:
     assert (
-        cli.main(
+        main.main(
             [
                 "-m",
                 "data_dir=/a/b/c",
@@ -185,7 +189,7 @@ def test_a_run_that_fails(
 ) -> None:
     done: list[Config] = []
     runs(monkeypatch, done, fails(error))
-    assert cli.main([]) == code
+    assert main.main([]) == code
     captured = capsys.readouterr()
     assert (captured.out, captured.err) == ("", said)
     assert not Path(done[0].run_dir).exists()  # nothing was recorded, so no empty folder stays
@@ -196,7 +200,7 @@ def test_a_traceback_on_request(
 ) -> None:
     runs(monkeypatch, [], fails(ZeroDivisionError("oh")))
     monkeypatch.setenv("FEDHET_TRACEBACK", "1")
-    assert cli.main([]) == 1
+    assert main.main([]) == 1
     assert "Traceback" in capsys.readouterr().err
 
 
@@ -204,7 +208,7 @@ def test_a_failed_run_that_left_a_folder(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     runs(monkeypatch, [], fails(RunFailed("a client died", str(tmp_path))))
-    assert cli.main([]) == 1
+    assert main.main([]) == 1
     said = capsys.readouterr()
     assert said.out.splitlines()[-1] == f"run folder: {tmp_path.resolve()}"
     assert said.err == "error: a client died\n"
@@ -225,7 +229,7 @@ def test_an_interrupted_run_keeps_its_folder(
         raise AssertionError("still running")
 
     runs(monkeypatch, done, job)
-    assert cli.main([*flags, "seed=1"]) == 130
+    assert main.main([*flags, "seed=1"]) == 130
     said = capsys.readouterr()
     assert said.out.splitlines()[-1] == f"run folder: {done[0].run_dir}"
     assert said.err == "interrupted\n"
@@ -236,7 +240,7 @@ def test_a_failing_job_does_not_stop_a_sweep(
 ) -> None:
     done: list[Config] = []
     runs(monkeypatch, done, fails(RunFailed("diverged"), lambda settings: settings.cfg.seed == 1))
-    assert cli.main(["-m", "seed=0,1,2"]) == 1
+    assert main.main(["-m", "seed=0,1,2"]) == 1
     assert [job.cfg.seed for job in done] == [0, 1, 2]
     said = capsys.readouterr()
     assert said.err == "error: diverged\nfailed: job 1: seed=1: diverged\n"
@@ -252,9 +256,9 @@ def test_in_another_process_the_exception_goes_on(
     """A launcher's process: its note would be lost, so Hydra must carry the exception back."""
     runs(monkeypatch, [], fails(DataError("no file"), lambda settings: settings.cfg.seed == 1))
     monkeypatch.setattr(
-        cli.Task, "pid", property(lambda task: -1, lambda task, value: None), raising=False
+        main.Task, "pid", property(lambda task: -1, lambda task, value: None), raising=False
     )
-    assert cli.main(["-m", "seed=0,1"]) == 2
+    assert main.main(["-m", "seed=0,1"]) == 2
     assert capsys.readouterr().err.endswith("error: no file\n")
 
 
@@ -262,27 +266,27 @@ def test_an_optimiser_gets_the_validation_accuracy(
     monkeypatch: pytest.MonkeyPatch, jobs: list[Config]
 ) -> None:
     returned: list[float] = []
-    call = cli.Task.__call__
-    monkeypatch.setattr(cli.Task, "__call__", lambda task, cfg: returned.append(call(task, cfg)))
-    assert cli.main(["-m", "seed=4,2"]) == 0
+    call = main.Task.__call__
+    monkeypatch.setattr(main.Task, "__call__", lambda task, cfg: returned.append(call(task, cfg)))
+    assert main.main(["-m", "seed=4,2"]) == 0
     assert returned == [4.0, 2.0]
-    cli.main(["seed=0"])  # nobody validates
+    main.main(["seed=0"])  # nobody validates
     runs(monkeypatch, [], fails(RunFailed("diverged")))
-    cli.main([])
+    main.main([])
     assert len(returned) == 4 and all(value != value for value in returned[2:])  # NaN
 
 
 def test_a_wrong_sweep_runs_nothing(jobs: list[Config], capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["-m", "method=fedavg,fednormm"]) == 2
-    assert cli.main(["-m", "client.lr=.1,0"]) == 2
-    assert cli.main(["seed=0,1"]) == 2
+    assert main.main(["-m", "method=fedavg,fednormm"]) == 2
+    assert main.main(["-m", "client.lr=.1,0"]) == 2
+    assert main.main(["seed=0,1"]) == 2
     assert jobs == []
     assert capsys.readouterr().out == ""
 
 
 @pytest.mark.parametrize("argv", [["--zzz"], ["--cfg"], ["--config-dir", "x"], ["--cfg", "zzz"]])
 def test_unknown_options(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(argv) == 2
+    assert main.main(argv) == 2
     assert capsys.readouterr().err.endswith("see python -m fedhet --help\n")
 
 
@@ -290,13 +294,13 @@ def test_hydra_prints_the_configuration_wherever_the_option_stands(
     jobs: list[Config], capsys: pytest.CaptureFixture[str]
 ) -> None:
     for argv in (["--cfg", "job", "seed=3"], ["seed=3", "-c", "job"]):
-        assert cli.main(argv) == 0
+        assert main.main(argv) == 0
         assert "\nseed: 3\n" in capsys.readouterr().out
     assert jobs == []
 
 
 def test_list(jobs: list[Config], capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["--list"]) == 0
+    assert main.main(["--list"]) == 0
     out = capsys.readouterr().out
     assert catalogue.ONE_METHOD in " ".join(out.split())
     said = [line.split() for line in out.splitlines()]
@@ -316,12 +320,12 @@ def test_help_comes_without_torch() -> None:
         timeout=60,
     )
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
-    assert "fedhet.cli" in imported
+    assert "fedhet.cli.main" in imported
     assert not {"torch", "flwr", "numpy", "hydra"} & imported
 
 
 def test_help_names_every_choice_and_setting(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["--help"]) == 0
+    assert main.main(["--help"]) == 0
     said = capsys.readouterr().out
     words = said.replace("*", "").split()
     for group, choices in catalogue.groups().items():
@@ -361,8 +365,8 @@ def test_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[
             raise PackageNotFoundError
         return versions[name]
 
-    monkeypatch.setattr(cli, "version", version)
-    assert cli.main(["--version"]) == 0
+    monkeypatch.setattr(main, "version", version)
+    assert main.main(["--version"]) == 0
     versions.clear()
-    assert cli.main(["--version"]) == 0
+    assert main.main(["--version"]) == 0
     assert capsys.readouterr().out == "fedhet 1.2.3\nfedhet, not installed\n"

@@ -13,10 +13,10 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 from omegaconf.errors import ReadonlyConfigError
 
-from fedhet import catalogue
-from fedhet.config import CONF, cached, compose
+from fedhet.config import catalogue
+from fedhet.config.config import CONF, cached, compose
+from fedhet.config.targets import check_targets
 from fedhet.errors import ConfigError
-from fedhet.objects import check_targets
 
 # A method may fix its server optimiser, and an experiment any group: those two have tests of their
 # own.

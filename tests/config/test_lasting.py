@@ -8,14 +8,14 @@ from pathlib import Path
 
 CODE = """
 import gc
-from fedhet import lasting
+from fedhet import process
 
 class Told:
     def __del__(self):
         print("collected")
 
 try:
-    with lasting.imports():
+    with process.imports():
         assert not gc.isenabled()
         raise ImportError
 except ImportError:

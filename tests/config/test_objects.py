@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from fedhet.config import check, compose
+from fedhet.config.config import check, compose
+from fedhet.config.targets import check_targets, find_target, instantiate
 from fedhet.errors import ConfigError, DataError
-from fedhet.objects import check_targets, find_target, instantiate
 
 
 class Piece:
@@ -102,9 +102,9 @@ def test_a_target_must_be_a_class_of_its_package(target: str) -> None:
 
 def test_what_fedhet_imports_cannot_be_reached_through_it() -> None:
     for target in (
-        "fedhet.objects.os.system",
-        "fedhet.objects.importlib",
-        "fedhet.objects.DictConfig",
+        "fedhet.config.targets.os.system",
+        "fedhet.config.targets.importlib",
+        "fedhet.config.targets.DictConfig",
     ):
         with pytest.raises(ConfigError, match="no such class"):
             find_target(OmegaConf.create({"_target_": target}))

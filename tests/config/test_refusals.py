@@ -9,7 +9,7 @@ import sys
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from fedhet.config import check, compose, validate
+from fedhet.config.config import check, compose, validate
 from fedhet.errors import ConfigError
 
 REFUSED = [
@@ -111,7 +111,7 @@ def test_right_overrides_are_not_blamed_for_a_wrong_one() -> None:
 def test_no_refusal_imports_torch() -> None:
     program = """
 import json, sys
-from fedhet.config import check
+from fedhet.config.config import check
 from fedhet.errors import ConfigError
 for override in json.loads(sys.argv[1]):
     for sweep in (False, True):

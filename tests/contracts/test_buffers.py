@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from fedhet import trees
+from fedhet.data.toy import toy_task
 from fedhet.messages import Broadcast, Update
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fednorm import FedNormPlugin
 from fedhet.methods.scaffold import Scaffold
 from fedhet.server_opt import FedAvgM, FedOpt, ServerOptimizer
 from fedhet.task import ClientData, Samples, Task
-from fedhet.toy import toy_task
 
 Federation = Callable[..., Any]
 MEAN, VAR, COUNT = "body.1.running_mean", "body.1.running_var", "body.1.num_batches_tracked"

@@ -18,16 +18,19 @@ import torch
 from composing import composed
 from omegaconf import OmegaConf
 
-from fedhet import catalogue, config, trees, wire
-from fedhet.build import Job, compositions, run_job
-from fedhet.config import Config
+from fedhet import config, trees
+from fedhet.cli.compositions import compositions
+from fedhet.config import catalogue
+from fedhet.config.config import Config
+from fedhet.config.targets import find_target
+from fedhet.data.toy import toy_task
 from fedhet.errors import ConfigError
+from fedhet.flower import wire
+from fedhet.job import Job, run_job
 from fedhet.messages import Broadcast, Update
-from fedhet.objects import find_target
 from fedhet.phases import locate
 from fedhet.state import DiskStore
 from fedhet.task import Task
-from fedhet.toy import toy_task
 from fedhet.trees import Tree
 
 METHODS, PLUGINS = catalogue.choices("method"), catalogue.choices("plugin")
@@ -146,7 +149,7 @@ def test_runs(
 ) -> None:
     """Two rounds on toy data: finite, repeatable, and the same bytes when nothing but messages and
     states passes between rounds."""
-    monkeypatch.setattr("fedhet.plots.draw", lambda *args: [])
+    monkeypatch.setattr("fedhet.record.figures.draw", lambda *args: [])
     settings, task = shortened(method, plugin), toy_task()
     if plugin and (method, plugin) in refusals():
         with pytest.raises(ConfigError, match="refuses"):

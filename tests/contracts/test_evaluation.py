@@ -15,13 +15,13 @@ from torch import nn
 import fedhet
 from fedhet import trees
 from fedhet.client import FedClient
-from fedhet.display import describe
+from fedhet.data.toy import toy_task
 from fedhet.errors import ConfigError, RunFailed
 from fedhet.messages import Broadcast
 from fedhet.methods.fedavg import FedAvg
 from fedhet.metrics import macro_f1
+from fedhet.record.terminal import describe
 from fedhet.server import Selection
-from fedhet.toy import toy_task
 
 Launch = Callable[..., Any]
 SHORT = ["method=fedavg", "rounds=3", "fraction=0.4", "client.lr=0.1", "client.epochs=1"]

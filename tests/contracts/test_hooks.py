@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedhet import trees
+from fedhet.data.toy import toy_task
 from fedhet.errors import ConfigError
 from fedhet.messages import Broadcast, Failure, Update
 from fedhet.methods.fedavg import FedAvg
@@ -19,7 +20,6 @@ from fedhet.methods.fedprox import FedProxPlugin
 from fedhet.methods.scaffold import Scaffold
 from fedhet.plugin import Plugin
 from fedhet.task import ClientData, Samples, Task
-from fedhet.toy import toy_task
 from fedhet.training import Batch
 from fedhet.trees import Tree
 

@@ -27,14 +27,14 @@ from flwr.server.client_manager import SimpleClientManager
 from flwr.server.client_proxy import ClientProxy
 from torch import nn
 
-from fedhet import wire
+from fedhet.data.toy import toy_task
+from fedhet.flower import wire
+from fedhet.flower.nodes import Roster
 from fedhet.messages import Broadcast, Failure, LocalSettings, Update
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fednorm import FedNormPlugin
 from fedhet.methods.scaffold import Scaffold
-from fedhet.roster import Roster
 from fedhet.task import Task
-from fedhet.toy import toy_task
 
 PIECES = [(FedAvg, list), (Scaffold, lambda: [FedNormPlugin()])]
 

@@ -16,9 +16,11 @@ import torch
 from flwr.common import RecordDict
 from torch import Tensor
 
-from fedhet import trees, wire
+from fedhet import trees
 from fedhet.client import FedClient
+from fedhet.data.toy import toy_task
 from fedhet.errors import RunFailed
+from fedhet.flower import wire
 from fedhet.messages import Broadcast, Extras, Failure, Update
 from fedhet.methods.fedavg import FedAvg
 from fedhet.phases import Phase
@@ -27,7 +29,6 @@ from fedhet.server_opt import FedAvgM
 from fedhet.setting import Setting
 from fedhet.state import ContextStore, DiskStore, MemoryStore
 from fedhet.strategy import FedStrategy
-from fedhet.toy import toy_task
 from fedhet.trees import Tree
 
 CLIENTS, TOLERANCE = 5, 0.02

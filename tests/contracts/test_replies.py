@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedhet.data.toy import toy_task
 from fedhet.errors import RunFailed
 from fedhet.messages import Broadcast, Failure, Reply, Update
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fednorm import FedNormPlugin
 from fedhet.methods.scaffold import Scaffold
 from fedhet.task import ClientData, Samples, Task
-from fedhet.toy import toy_task
 
 Change = Callable[[Update], Reply]
 NAN = float("nan")

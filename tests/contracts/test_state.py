@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fedhet import state
-from fedhet.toy import toy_task
+from fedhet.data.toy import toy_task
 
 Launch = Callable[..., Any]
 

@@ -15,11 +15,12 @@ import torch
 from flwr.common import FitRes, Parameters, parameters_to_ndarrays
 from torch import Tensor
 
-from fedhet import trees, wire
+from fedhet import trees
+from fedhet.data.toy import toy_task
+from fedhet.flower import wire
 from fedhet.messages import Broadcast, Extras, Failure, LocalSettings, Update, payload
 from fedhet.methods.fednorm import FedNormPlugin
 from fedhet.methods.scaffold import Scaffold
-from fedhet.toy import toy_task
 
 WEIGHTS = {
     "w": torch.arange(6.0).reshape(2, 3),

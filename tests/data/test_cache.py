@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedhet.data import cache
+from fedhet.data import partition_cache
 from fedhet.data.partition import Iid
 
 LABELS = np.arange(40) % 4
@@ -74,26 +74,26 @@ def test_a_damaged_file_is_made_anew(
     assert f"{path} is damaged" in caplog.text
     # overwritten, and no litter
     assert [entry.name for entry in cache_dir.iterdir()] == [path.name]
-    assert same(cache.load(path.stem), first.indices)
+    assert same(partition_cache.load(path.stem), first.indices)
 
 
 def test_no_flipped_byte_passes(cache_dir: Path) -> None:
-    cache.save("key", INDICES)
-    assert same(cache.load("key"), INDICES)
+    partition_cache.save("key", INDICES)
+    assert same(partition_cache.load("key"), INDICES)
     path = cache_dir / "key.npz"
     whole = path.read_bytes()
     for position in range(len(whole)):
         mask = (0x01, 0xFF)[position % 2]
         path.write_bytes(whole[:position] + bytes([whole[position] ^ mask]) + whole[position + 1 :])
-        assert (found := cache.load("key")) is None or same(
+        assert (found := partition_cache.load("key")) is None or same(
             found, INDICES
         )  # some bytes of a zip, such as dates, do not matter
 
 
 def test_concurrent_saves_and_loads() -> None:
     def turn(i: int) -> list[np.ndarray] | None:
-        cache.save("key", INDICES)
-        return cache.load("key")
+        partition_cache.save("key", INDICES)
+        return partition_cache.load("key")
 
     with ThreadPoolExecutor(8) as pool:
         assert all(same(found, INDICES) for found in pool.map(turn, range(64)))
@@ -113,4 +113,4 @@ def test_unwritable_folder_is_logged_once(
 def test_default_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("FEDHET_CACHE")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert cache.folder() == tmp_path / ".cache" / "fedhet" / "partitions"
+    assert partition_cache.folder() == tmp_path / ".cache" / "fedhet" / "partitions"

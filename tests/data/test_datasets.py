@@ -345,7 +345,7 @@ def test_labels_out_of_range() -> None:
 
 def test_importing_is_light() -> None:
     code = (
-        "import sys, fedhet.data.images, fedhet.data.download;print({'torchvision', 'sklearn',"
+        "import sys, fedhet.data.images, fedhet.data.commands.download;print({'torchvision', 'sklearn',"
         " 'PIL', 'pyarrow', 'flwr_datasets', 'datasets', 'filelock'} & set(sys.modules))"
     )
     assert (

@@ -18,10 +18,10 @@ import pytest
 from data.test_datasets import load, write_images, write_mnist
 from torchvision import datasets
 
-from fedhet import catalogue
-from fedhet.data import download
+from fedhet.config import catalogue
 from fedhet.data.__main__ import main
-from fedhet.data.download import Archive
+from fedhet.data.commands import download
+from fedhet.data.commands.download import Archive
 
 
 class Quiet(SimpleHTTPRequestHandler):

@@ -218,9 +218,9 @@ def test_pixels_are_normalised_where_they_were_made_and_the_shared_array_stays()
     import torch
 
     from fedhet.data import Normalize
+    from fedhet.data.toy import toy_task
     from fedhet.site import Site
     from fedhet.task import Samples
-    from fedhet.toy import toy_task
 
     task = toy_task(1)
     task.transform = Normalize((0.2,), (0.5,))

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
+from fedhet.config.targets import instantiate
 from fedhet.data.partition import Dirichlet, Iid, Natural, Pathological, Quantity, Shards
 from fedhet.data.saved import Saved
 from fedhet.data.scheme import Drawn, Partition
 from fedhet.errors import ConfigError
-from fedhet.objects import instantiate
 from fedhet.streams import generator
 
 CONF = Path(__file__).parents[2] / "conf" / "partition"

@@ -15,15 +15,15 @@ import torch
 from rich.console import Console
 
 from fedhet import config
+from fedhet.config.targets import instantiate
 from fedhet.data import saved
 from fedhet.data.__main__ import main
+from fedhet.data.commands.describe import table
 from fedhet.data.configured import Configured
 from fedhet.data.dataset import Dataset
-from fedhet.data.overview import table
 from fedhet.data.saved import Saved
 from fedhet.data.scheme import Scheme
 from fedhet.errors import ConfigError, DataError
-from fedhet.objects import instantiate
 from fedhet.task import Samples
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedhet.data.store import Arrays, signature, stored
+from fedhet.data.array_cache import Arrays, signature, stored
 
 ARRAYS = {
     "x": np.arange(24, dtype=np.uint8).reshape(2, 3, 4),

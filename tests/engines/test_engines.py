@@ -28,7 +28,7 @@ RUNS = pytest.mark.parametrize("overrides", [FEDAVG, SCAFFOLD], ids=["fedavg", "
 
 def summary(folder: Path, *overrides: str) -> dict[str, Any]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedhet.plots.draw", lambda *args: [])  # a second of each run
+        patch.setattr("fedhet.record.figures.draw", lambda *args: [])  # a second of each run
         return fedhet.run([*overrides, f"hydra.run.dir={folder}"]).summary
 
 
@@ -218,7 +218,7 @@ def test_flwr_run_tells_the_true_status(tmp_path: Path, faulty: list[str]) -> No
 
 
 def test_a_task_of_objects_runs_in_process_only() -> None:
-    from fedhet.toy import toy_task
+    from fedhet.data.toy import toy_task
 
     with pytest.raises(
         fedhet.ConfigError, match="engine=ray builds the task anew in other processes"

@@ -16,12 +16,12 @@ import torch
 
 import fedhet
 from fedhet import state
-from fedhet.build import Job
-from fedhet.config import compose
-from fedhet.engines.local import PoolCourier
+from fedhet.config.config import compose
+from fedhet.data.toy import toy_task
+from fedhet.engines.pool import PoolCourier
+from fedhet.job import Job
 from fedhet.messages import Update
 from fedhet.server import Clock
-from fedhet.toy import toy_task
 
 
 def job() -> Job:
@@ -154,7 +154,7 @@ def test_replies_that_wait_for_a_slow_client_are_bounded(
     """The first client of a cohort is the slowest: what the others have sent meanwhile is held back
     by bytes, never below the workers."""
     from fedhet.client import FedClient
-    from fedhet.engines import local
+    from fedhet.engines import pool
     from fedhet.methods.fedavg import FedAvgClient
 
     handle = FedClient.handle
@@ -169,7 +169,7 @@ def test_replies_that_wait_for_a_slow_client_are_bounded(
     plan = job.strategy.plan(1)
     first = plan[0].pid
     monkeypatch.setattr(FedAvgClient, "handle", slow)
-    monkeypatch.setattr(local, "AHEAD_BYTES", 1)
+    monkeypatch.setattr(pool, "AHEAD_BYTES", 1)
     with PoolCourier(2, job, tmp_path / "pool") as courier:
         replies = courier.train(plan, Clock())
         assert isinstance(next(replies), Update)

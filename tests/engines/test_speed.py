@@ -17,11 +17,11 @@ from torch import Tensor, nn
 
 import fedhet
 from fedhet import trees
+from fedhet.data.toy import toy_task
 from fedhet.engines import vectorized
 from fedhet.errors import ConfigError, RunFailed
 from fedhet.models import CNN
 from fedhet.site import Site
-from fedhet.toy import toy_task
 from fedhet.training import derivative
 
 Launch = Callable[..., Any]

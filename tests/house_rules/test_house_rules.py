@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import fedhet
-from fedhet import catalogue
+from fedhet.config import catalogue
 
 PACKAGE = Path(fedhet.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -156,7 +156,7 @@ def test_methods_do_not_speak_flower(path: Path) -> None:
         "hydra",
         "omegaconf",
     }
-    assert "fedhet.wire" not in imports(module)
+    assert "fedhet.flower.wire" not in imports(module)
     for node in ast.walk(module):
         # A plug-in is none of Flower's classes: what its phases are called is its own affair.
         if isinstance(node, ast.ClassDef) and not any(
@@ -181,7 +181,7 @@ def test_a_method_is_a_pair_of_direct_subclasses_in_one_file(method: str) -> Non
     from omegaconf import OmegaConf
 
     from fedhet.client import FedClient
-    from fedhet.objects import find_target
+    from fedhet.config.targets import find_target
     from fedhet.strategy import FedStrategy
 
     node = OmegaConf.load(catalogue.CONF / "method" / f"{method}.yaml")
@@ -225,7 +225,7 @@ def test_importing_the_package_loads_nothing(tmp_path: Path) -> None:
 def test_a_run_in_process_loads_neither_ray_nor_flwr_datasets(tmp_path: Path) -> None:
     """And leaves nothing in the working directory but its run folder."""
     code = (
-        "import sys, fedhet.engines.local, fedhet; from fedhet.toy import toy_task;run ="
+        "import sys, fedhet.engines.local, fedhet; from fedhet.data.toy import toy_task;run ="
         " fedhet.run(['method=scaffold', 'plugin=[fednorm]', 'rounds=1', 'hydra.run.dir=here'],"
         " task=toy_task());heavy = {'ray', 'flwr_datasets', 'datasets', 'torchvision',"
         " 'sympy'};assert run.summary['status'] == 'ok'; print(sorted(heavy & set(sys.modules)))"

@@ -8,10 +8,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from fedhet.data.toy import toy_task
 from fedhet.messages import Update
 from fedhet.plugin import Plugin
 from fedhet.task import Task
-from fedhet.toy import toy_task
 from fedhet.trees import Tree
 
 

@@ -19,12 +19,12 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fedhet.data.toy import toy_task
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fednorm import FedNorm, FedNormPlugin
 from fedhet.methods.fedprox import FedProx, FedProxPlugin
 from fedhet.methods.scaffold import Scaffold
 from fedhet.task import ClientData, Task
-from fedhet.toy import toy_task
 
 SIZES, LR, EPOCHS, ROUNDS = (5, 8, 3, 6, 7), 0.3, 4, 3
 Weights = dict[str, np.ndarray]

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedhet.data.toy import toy_task
 from fedhet.errors import ConfigError
 from fedhet.methods.fednorm import FedNormPlugin
 from fedhet.methods.scaffold import Scaffold
 from fedhet.plugin import Plugin
-from fedhet.toy import toy_task
 
 CLIENTS = 6
 

@@ -25,14 +25,14 @@ from methods.test_by_hand import (
     task,
 )
 
-from fedhet import wire
+from fedhet.data.toy import toy_task
 from fedhet.errors import ConfigError
+from fedhet.flower import wire
 from fedhet.methods.ditto import PERSONAL, Ditto
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fednorm import FedNormPlugin
 from fedhet.methods.fedprox import FedProxPlugin
 from fedhet.task import ClientData, Task
-from fedhet.toy import toy_task
 
 __all__ = ["case"]
 Federation = Callable[..., Any]

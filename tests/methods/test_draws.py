@@ -11,8 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedhet import cohort
+from fedhet import phases
 from fedhet.client import FedClient
+from fedhet.data.toy import toy_task
 from fedhet.messages import Broadcast, Update
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fednorm import FedNormPlugin
@@ -20,7 +21,6 @@ from fedhet.methods.fedprox import FedProxPlugin
 from fedhet.methods.scaffold import Scaffold
 from fedhet.phases import Phase
 from fedhet.plugin import Plugin
-from fedhet.toy import toy_task
 from fedhet.training import Batch
 
 
@@ -114,12 +114,12 @@ def test_cohorts_and_batches_are_the_same_for_every_method(
 def test_cohorts_follow_the_seed_and_the_step() -> None:
     sizes = [3, 9, 0, 5, 9, 7, 1, 2, 8, 4]
     drawn = {
-        (seed, step): tuple(cohort.sample(sizes, None, 0.5, seed, "train", step))
+        (seed, step): tuple(phases.sample_cohort(sizes, None, 0.5, seed, "train", step))
         for seed in range(3)
         for step in range(1, 6)
     }
     again = {
-        (seed, step): tuple(cohort.sample(sizes, None, 0.5, seed, "train", step))
+        (seed, step): tuple(phases.sample_cohort(sizes, None, 0.5, seed, "train", step))
         for seed in range(3)
         for step in range(1, 6)
     }
@@ -135,7 +135,7 @@ def test_every_client_is_drawn_equally_often() -> None:
     """4 of 10 in 2000 steps: each 800 times, with a standard deviation of 22."""
     counts = [0] * 10
     for step in range(2000):
-        for pid in cohort.sample(range(1, 11), 4, 1.0, 0, "train", step):
+        for pid in phases.sample_cohort(range(1, 11), 4, 1.0, 0, "train", step):
             counts[pid] += 1
     assert sum(counts) == 8000 and all(abs(n - 800) < 110 for n in counts)
 
@@ -152,7 +152,7 @@ def test_every_client_is_drawn_equally_often() -> None:
     ],
 )
 def test_cohort_sizes(size: int | float | None, fraction: float, expected: int) -> None:
-    assert len(cohort.sample([5] * 8, size, fraction, 0, "train", 1)) == expected
+    assert len(phases.sample_cohort([5] * 8, size, fraction, 0, "train", 1)) == expected
 
 
 def test_initial_weights_follow_the_seed_alone(federation: Callable[..., Any]) -> None:

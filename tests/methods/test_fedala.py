@@ -25,15 +25,15 @@ from methods.test_by_hand import (
     task,
 )
 
-from fedhet import wire
+from fedhet.data.toy import toy_task
 from fedhet.errors import ConfigError, RunFailed
+from fedhet.flower import wire
 from fedhet.methods.fedala import LOCAL, WEIGHTS, FedALA, FedALAClient
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fednorm import FedNormPlugin
 from fedhet.methods.fedprox import FedProxPlugin
 from fedhet.plugin import Plugin
 from fedhet.task import ClientData, Task
-from fedhet.toy import toy_task
 
 __all__ = ["case"]
 Federation = Callable[..., Any]

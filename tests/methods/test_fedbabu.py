@@ -26,13 +26,13 @@ from methods.test_by_hand import (
 )
 from torch import nn
 
-from fedhet import wire
+from fedhet.data.toy import toy_task
 from fedhet.errors import ConfigError
+from fedhet.flower import wire
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fedbabu import FedBABU
 from fedhet.methods.fedprox import FedProxPlugin
 from fedhet.task import ClientData, Task
-from fedhet.toy import toy_task
 
 __all__ = ["case"]
 V = (0.1, 0.4, 0.2, 0.2, 0.1)

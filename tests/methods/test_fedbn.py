@@ -12,8 +12,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedhet import wire
+from fedhet.data.toy import toy_task
 from fedhet.errors import ConfigError
+from fedhet.flower import wire
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fedbn import NORMS, FedBN, names
 from fedhet.methods.fedlex import FedLExPlugin
@@ -22,7 +23,6 @@ from fedhet.methods.fedprox import FedProxPlugin
 from fedhet.models import ResNet18
 from fedhet.server_opt import FedAvgM
 from fedhet.task import Task
-from fedhet.toy import toy_task
 
 Federation = Callable[..., Any]
 BN = [

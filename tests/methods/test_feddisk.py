@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedhet import trees
+from fedhet.data.toy import ToyModel, toy_task
 from fedhet.errors import RunFailed
 from fedhet.maths import feddisk
 from fedhet.methods.fedavg import FedAvg
@@ -21,7 +22,6 @@ from fedhet.methods.fednorm import FedNormPlugin
 from fedhet.methods.scaffold import Scaffold
 from fedhet.plugin import Plugin
 from fedhet.task import ClientData, Samples, Task
-from fedhet.toy import ToyModel, toy_task
 
 Make = Callable[..., Any]
 SHORT = {"hidden": 8, "made_max_rounds": 3, "local_max_epochs": 4, "clf_max_epochs": 4}

@@ -13,8 +13,9 @@ from test_feddisk import COMMON, LINES, Make, criterion, kept, phases, plugins, 
 from torch import Tensor, nn
 
 from fedhet import config, density
-from fedhet.build import Job
+from fedhet.data.toy import toy_task
 from fedhet.errors import ConfigError, RunFailed
+from fedhet.job import Job
 from fedhet.maths import feddisk
 from fedhet.messages import Broadcast, Failure
 from fedhet.methods.feddisk import FedDisk, FedDiskPlugin
@@ -22,7 +23,6 @@ from fedhet.plugin import Plugin
 from fedhet.site import Site
 from fedhet.state import MemoryStore
 from fedhet.task import ClientData, Samples, Task
-from fedhet.toy import toy_task
 
 # ---- what the weights do
 

@@ -27,6 +27,7 @@ from methods.test_by_hand import (
 )
 from torch import Tensor, nn
 
+from fedhet.data.toy import ToyModel, toy_task
 from fedhet.engines.vectorized import obstacle
 from fedhet.errors import ConfigError, RunFailed
 from fedhet.maths.fedgen import diversity
@@ -36,7 +37,6 @@ from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fedgen import COUNTS, GENERATOR, FedGen, Generator, Source
 from fedhet.site import Site
 from fedhet.task import ClientData, Samples
-from fedhet.toy import ToyModel, toy_task
 
 __all__ = ["case"]
 SMALL = {"noise_dim": 3, "hidden": 6, "server_steps": 3, "server_batch_size": 8}

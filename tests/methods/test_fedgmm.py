@@ -19,6 +19,7 @@ from torch.nn import functional
 from torch.utils import _pytree as pytree
 
 from fedhet import messages
+from fedhet.data.toy import toy_task
 from fedhet.errors import ConfigError, RunFailed
 from fedhet.messages import Broadcast, Failure
 from fedhet.methods.fedavg import FedAvg
@@ -41,7 +42,6 @@ from fedhet.methods.scaffold import Scaffold
 from fedhet.methods.sgdm import SGDM
 from fedhet.plugin import Plugin
 from fedhet.task import ClientData, Samples, Task
-from fedhet.toy import toy_task
 
 Launch = Callable[..., Any]
 CLASSES, SHAPE, LR, PSI, REG = 4, (1, 2, 2), 0.5, 0.1, 1e-4

@@ -14,6 +14,7 @@ from test_draws import batches
 from torch import Tensor, nn
 from vectors.adapter import replay
 
+from fedhet.data.toy import toy_task
 from fedhet.errors import ConfigError, RunFailed
 from fedhet.messages import Broadcast, LocalSettings, Reply, Update
 from fedhet.methods.fedavg import FedAvg
@@ -23,7 +24,6 @@ from fedhet.methods.fedprox import FedProxPlugin
 from fedhet.methods.fedsgd import FedSGD
 from fedhet.methods.scaffold import Scaffold
 from fedhet.server_opt import FedAvgM, FedOpt
-from fedhet.toy import toy_task
 
 Make = Callable[..., Any]
 

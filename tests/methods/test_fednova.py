@@ -24,12 +24,12 @@ from methods.test_by_hand import (
 )
 from vectors.adapter import LocalSteps, quadratic, replay
 
+from fedhet.data.toy import toy_task
 from fedhet.errors import ConfigError, RunFailed
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fednorm import FedNormPlugin
 from fedhet.methods.fednova import FedNova
 from fedhet.methods.fedprox import FedProxPlugin
-from fedhet.toy import toy_task
 
 __all__ = ["case"]
 TAUS = [2, 5, 1, 3, 4]

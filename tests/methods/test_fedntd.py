@@ -14,13 +14,13 @@ from methods.three_classes import CLASSES, DATA, backward, error, logits, softma
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fedhet.data.toy import toy_task
 from fedhet.engines.vectorized import obstacle
 from fedhet.errors import ConfigError
 from fedhet.maths.fedntd import not_true_distillation
 from fedhet.messages import LocalSettings
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fedntd import FedNTD, FedNTDPlugin
-from fedhet.toy import toy_task
 
 Federation = Callable[..., Any]
 BETA, TAU = 0.8, 1.7

@@ -12,15 +12,16 @@ import torch
 from methods.test_by_hand import DATA, EPOCHS, LR, SIZES, Weights, latents, same, task
 from torch import Tensor, nn
 
-from fedhet import trees, wire
+from fedhet import trees
+from fedhet.data.toy import ToyModel, toy_task
 from fedhet.engines.vectorized import obstacle
 from fedhet.errors import ConfigError, RunFailed
+from fedhet.flower import wire
 from fedhet.messages import Failure
 from fedhet.methods.fedpcl import PROTOTYPES, FedPCL
 from fedhet.methods.fedprox import FedProxPlugin
 from fedhet.server_opt import FedAvgM
 from fedhet.task import ClientData, Samples
-from fedhet.toy import ToyModel, toy_task
 
 # ---- two rounds by hand
 

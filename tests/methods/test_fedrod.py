@@ -14,15 +14,15 @@ from methods.test_hosts import Explore
 from methods.three_classes import CLASSES, DATA, backward, error, features, logits, task
 from torch import nn
 
-from fedhet import wire
+from fedhet.data.toy import toy_task
 from fedhet.engines.vectorized import obstacle
 from fedhet.errors import ConfigError
+from fedhet.flower import wire
 from fedhet.messages import LocalSettings
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fedrod import FedROD
 from fedhet.plugin import Plugin
 from fedhet.task import ClientData, Samples
-from fedhet.toy import toy_task
 
 Federation = Callable[..., Any]
 GAMMA = 0.7

@@ -17,13 +17,13 @@ from test_by_hand import EPOCHS, LR, SIZES, Weights, each, local_sgd, same, task
 from torch import Tensor
 from vectors.adapter import replay
 
+from fedhet.data.toy import toy_task
 from fedhet.errors import ConfigError, RunFailed
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fednorm import FedNormPlugin
 from fedhet.methods.fedprox import FedProxPlugin
 from fedhet.methods.fedsa import FedSA
 from fedhet.server_opt import FedAvgM
-from fedhet.toy import toy_task
 
 Launch = Callable[..., Any]
 COMMON = [

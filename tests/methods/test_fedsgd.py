@@ -14,13 +14,13 @@ from methods.test_by_hand import DATA, LR, SIZES, Case, case, each, gradient, me
 from torch import Tensor
 from vectors.adapter import replay
 
+from fedhet.data.toy import toy_task
 from fedhet.errors import ConfigError, RunFailed
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fedprox import FedProxPlugin
 from fedhet.methods.fedsgd import FedSGD
 from fedhet.plugin import Plugin
 from fedhet.task import Samples
-from fedhet.toy import toy_task
 from fedhet.training import Batch
 
 __all__ = ["case"]

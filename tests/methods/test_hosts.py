@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from fedhet.client import FedClient
+from fedhet.data.toy import toy_task
 from fedhet.messages import Broadcast, Update
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fedbabu import FedBABU
@@ -18,7 +19,6 @@ from fedhet.methods.scaffold import Scaffold
 from fedhet.methods.sgdm import SGDM
 from fedhet.phases import Phase
 from fedhet.plugin import Plugin
-from fedhet.toy import toy_task
 
 HOSTS = {
     "fednova": ["method=fednova"],

@@ -14,6 +14,7 @@ from methods.test_by_hand import EPOCHS, LR, SIZES, Weights, each, mean, same
 from methods.three_classes import DATA, Net, backward, error, features, logits, task
 from torch import Tensor, nn
 
+from fedhet.data.toy import toy_task
 from fedhet.engines.vectorized import obstacle
 from fedhet.errors import ConfigError
 from fedhet.maths.moon import contrastive
@@ -22,7 +23,6 @@ from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fedsgd import FedSGD
 from fedhet.methods.moon import Moon, MoonPlugin
 from fedhet.task import ClientData
-from fedhet.toy import toy_task
 
 Federation = Callable[..., Any]
 MU, TAU = 3.0, 0.7

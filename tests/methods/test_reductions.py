@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedhet import streams
+from fedhet.data.toy import toy_task
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fednorm import FedNormPlugin
 from fedhet.methods.scaffold import Scaffold
 from fedhet.task import ClientData, Task
-from fedhet.toy import toy_task
 
 Launch = Callable[..., Any]
 COMMON = [

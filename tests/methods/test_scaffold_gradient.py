@@ -29,11 +29,11 @@ from methods.test_by_hand import (
 from torch import Tensor
 from vectors.adapter import quadratic, replay
 
+from fedhet.data.toy import toy_task
 from fedhet.errors import ConfigError, RunFailed
 from fedhet.methods.fednorm import FedNormPlugin
 from fedhet.methods.scaffold import Scaffold
 from fedhet.plugin import Plugin
-from fedhet.toy import toy_task
 from fedhet.training import Batch
 
 __all__ = ["case"]
@@ -238,7 +238,7 @@ def test_the_fixed_point_of_equation_6(
     if fraction < 1:
         draws = np.random.default_rng(0)
         monkeypatch.setattr(
-            "fedhet.cohort.sample", lambda *args: [[0, 1], [2, 3]][draws.integers(2)]
+            "fedhet.strategy.sample_cohort", lambda *args: [[0, 1], [2, 3]][draws.integers(2)]
         )
         share = np.concatenate([v[:2] / v[:2].sum(), v[2:] / v[2:].sum()])
     done = federation(

@@ -28,13 +28,13 @@ from torch.nn import functional
 from vectors.adapter import replay
 
 from fedhet import streams
+from fedhet.data.toy import toy_task
 from fedhet.errors import ConfigError, RunFailed
 from fedhet.messages import LocalSettings
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fednorm import FedNormPlugin
 from fedhet.methods.sgdm import SGDM
 from fedhet.optimizers import SGD
-from fedhet.toy import toy_task
 
 __all__ = ["case"]
 V = (0.1, 0.4, 0.2, 0.2, 0.1)

@@ -16,7 +16,7 @@ import torchvision
 from torch import nn
 
 import fedhet
-from fedhet.config import check, compose
+from fedhet.config.config import check, compose
 from fedhet.errors import ConfigError
 from fedhet.models import Timm, Torchvision
 from fedhet.models.library import LibraryModel

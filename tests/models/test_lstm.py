@@ -11,12 +11,12 @@ import torch
 from data.leaf_files import windows, write_leaf
 from torch import nn
 
-from fedhet.build import cross_entropy
 from fedhet.data.leaf import ALPHABET
+from fedhet.data.toy import toy_task
 from fedhet.errors import ConfigError
+from fedhet.job import cross_entropy
 from fedhet.models import CharLSTM
 from fedhet.task import ClientData, Task
-from fedhet.toy import toy_task
 
 
 def lstm(**other: Any) -> CharLSTM:

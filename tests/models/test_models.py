@@ -12,6 +12,7 @@ import torch
 from omegaconf import OmegaConf
 from torch import nn
 
+from fedhet.config.targets import instantiate
 from fedhet.errors import ConfigError
 from fedhet.methods.fedavg import FedAvg
 from fedhet.models import (
@@ -26,7 +27,6 @@ from fedhet.models import (
     ResNet18,
     ResNet34,
 )
-from fedhet.objects import instantiate
 from fedhet.task import ClientData, Task
 
 CONF = Path(__file__).parents[2] / "conf" / "model"

@@ -18,8 +18,8 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 
 from fedhet import config, trees
-from fedhet.build import Job, Run
 from fedhet.engines import local
+from fedhet.job import Job, Run
 from fedhet.maths.fednorm import contribution
 from fedhet.maths.fedprox import add_proximal
 from fedhet.maths.scaffold import control_change, control_sum, correction

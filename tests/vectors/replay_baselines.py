@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fedhet.build import cross_entropy
+from fedhet.job import cross_entropy
 from fedhet.maths.fedntd import not_true_distillation
 from fedhet.maths.fedrod import balanced_softmax
 from fedhet.maths.moon import contrastive

@@ -5,12 +5,11 @@ from __future__ import annotations
 import importlib
 import json
 import logging
-import shlex
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,30 +18,29 @@ from omegaconf import OmegaConf
 from torch import Tensor
 from torch.nn import functional
 
-from fedhet import catalogue, config, display, record
 from fedhet.client import FedClient
-from fedhet.config import Config
+from fedhet.config.config import Config
+from fedhet.config.targets import find_target, instantiate
 from fedhet.data.augment import augmentation
 from fedhet.data.configured import Configured
 from fedhet.data.federation import transform
+from fedhet.data.toy import toy_task
 from fedhet.errors import ConfigError, RunFailed
 from fedhet.messages import LocalSettings
-from fedhet.objects import find_target, instantiate
 from fedhet.plugin import Plugin
-from fedhet.record import Recorder
+from fedhet.process import choose_device, pinned_threads
+from fedhet.record import run_folder, terminal
+from fedhet.record.run_folder import Recorder
 from fedhet.server import Observer
 from fedhet.setting import Setting
-from fedhet.site import Site, Speed, choose_device, pin_threads, pinned_threads
+from fedhet.site import Site, Speed
 from fedhet.state import Store
 from fedhet.strategy import FedStrategy
 from fedhet.task import Task
-from fedhet.toy import toy_task
 from fedhet.trees import Tree
 
 if TYPE_CHECKING:
-    from flwr.client import Client
-    from flwr.common import Context
-    from flwr.server import ServerAppComponents
+    pass
 
 log = logging.getLogger("fedhet")
 
@@ -198,7 +196,7 @@ class Job:
     @cached_property
     def recorder(self) -> Recorder:
         cfg, choices, site = self.config.cfg, self.config.choices, self.strategy.site
-        folder = record.claim(Path(self.config.run_dir), explicit=self.config.run_dir_given)
+        folder = run_folder.claim(Path(self.config.run_dir), explicit=self.config.run_dir_given)
         log.info("run folder: %s", folder)
         objects = self.given is not None
         about = {
@@ -235,7 +233,7 @@ class Job:
         )
 
     def progress(self) -> AbstractContextManager[Observer]:
-        return display.progress(
+        return terminal.progress(
             self.config.choices["method"], [entry.rounds for entry in self.strategy.timetable]
         )
 
@@ -261,19 +259,19 @@ def run_job(settings: Config, task: Task | None = None) -> Run:
                 raise  # nothing had begun: a setting was wrong
             raise _failed(job, error) from error
     run = Run.read(folder)
-    display.summary(run.summary, run.dir)
+    terminal.summary(run.summary, run.dir)
     return run
 
 
 def _try_settings(settings: Config) -> None:
     """Refuse settings of method, plug-ins and server optimiser that do not fit, before any data are
     read."""
-    with _quiet():
+    with quiet():
         _ = Job(settings, toy_task()).strategy
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """For strategies that are only tried: what they have to say is said once, by the run itself."""
     log.disabled = True
     try:
@@ -291,81 +289,3 @@ def _failed(job: Job, error: Exception) -> RunFailed:
     if not job.recorder.ended:
         job.recorder.finish("failed", reason=reason, strategy=job.strategy)
     return RunFailed(reason, str(job.recorder.folder))
-
-
-# ---- Flower's two apps
-
-
-@lru_cache(maxsize=1)
-def _site_job(overrides: tuple[str, ...], engine: str) -> Job:
-    """One per process: a process that serves many messages loads its data and model once."""
-    settings = config.cached(overrides)
-    pin_threads(settings.cfg.engine.threads)
-    return Job(settings, engine=engine)
-
-
-def client_for(
-    context: Context, store: Store, overrides: tuple[str, ...] | None = None, engine: str = "flwr"
-) -> Client:
-    """The client of one message. It hosts every partition id that its node's partition-id stands
-    for."""
-    try:
-        properties = {
-            key: int(context.node_config[key]) for key in ("partition-id", "num-partitions")
-        }
-    except KeyError as error:
-        raise ConfigError(
-            f"this SuperNode was started without {error}; give it "
-            "--node-config 'partition-id=0 num-partitions=3' with its own number"
-        ) from error
-    return (
-        _site_job(_overrides(context) if overrides is None else overrides, engine)
-        .client(store, properties)
-        .to_client()
-    )
-
-
-def server_for(context: Context) -> ServerAppComponents:
-    """The server of a run under `flwr run`; its folder is named by the log's first and last
-    lines."""
-    display.log_to_stderr()
-    settings = config.compose(list(_overrides(context)))
-    pin_threads(settings.cfg.engine.threads)
-    return components(Job(settings, engine="flwr"), display.logged)
-
-
-def components(job: Job, observe: Observer) -> ServerAppComponents:
-    from flwr.server import ServerAppComponents, ServerConfig
-
-    from fedhet.server import FedServer
-
-    server = FedServer(
-        job.strategy, job.recorder, evaluate_clients=job.config.cfg.eval.clients, observe=observe
-    )
-    return ServerAppComponents(server=server, config=ServerConfig(num_rounds=job.config.cfg.rounds))
-
-
-def _overrides(context: Context) -> tuple[str, ...]:
-    return tuple(shlex.split(str(context.run_config.get("overrides", ""))))
-
-
-# ---- what composes
-
-
-def compositions() -> list[tuple[str, str, str | None]]:
-    """(method, plug-in, reason why not or None) for every pair: each is built on a toy task, so the
-    answer is the code's own."""
-    rows: list[tuple[str, str, str | None]] = []
-    names = catalogue.choices("plugin")
-    every = Job(config.compose(["method=fedavg", f"plugin=[{','.join(names)}]"])).plugins()
-    for method in catalogue.choices("method"):
-        job = Job(config.compose([f"method={method}"]), toy_task())
-        for plugin in every:
-            own = [each for each in job.plugins() if each.name != plugin.name]
-            try:
-                with _quiet():
-                    job.strategy_with([*own, deepcopy(plugin)])
-                rows.append((method, plugin.name, None))
-            except ConfigError as error:
-                rows.append((method, plugin.name, str(error)))
-    return rows

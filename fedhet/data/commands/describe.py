@@ -30,14 +30,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from fedhet import config, plots
+    from fedhet import config
     from fedhet.data.configured import Configured
+    from fedhet.record import figures
 
     found = Configured.of(config.compose(args.overrides).cfg)
     about = found.about()
     folder: Path = args.out or Path("outputs", "partitions", f"{about['name']}-{about['hash']}")
     folder.mkdir(parents=True, exist_ok=True)
-    drawn = plots.partition_figures(folder, about)
+    drawn = figures.partition_figures(folder, about)
     console = Console()
     shown = table(found, about)
     if not console.is_terminal:  # a file has room for every column

@@ -271,12 +271,12 @@ class Recorder:
 
     def _draw(self) -> None:
         try:
-            from fedhet import plots
+            from fedhet.record import figures
         except ModuleNotFoundError as error:
             log.warning("no figures: %s", error)
             return
         try:
-            plots.draw(self.folder, self.summary["method"], self.rows, self._partition)
+            figures.draw(self.folder, self.summary["method"], self.rows, self._partition)
         except (OSError, ValueError, RuntimeError) as error:
             log.warning(
                 "no figures: %s", error

@@ -20,11 +20,11 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from fedhet import catalogue, overrides
-from fedhet.catalogue import CONF
 from fedhet.check import boolean, integer, number, one_of, optional, text
+from fedhet.config import catalogue, overrides
+from fedhet.config.catalogue import CONF
+from fedhet.config.targets import check_hydra_targets, check_targets
 from fedhet.errors import ConfigError
-from fedhet.objects import check_hydra_targets, check_targets
 
 __all__ = ["CONF", "Config", "cached", "check", "compose", "of_job", "validate"]
 

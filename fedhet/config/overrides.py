@@ -13,8 +13,8 @@ from hydra.core.override_parser.types import Glob, IntervalSweep, Override, Rang
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
-from fedhet import catalogue
 from fedhet.check import did_you_mean
+from fedhet.config import catalogue
 from fedhet.errors import ConfigError
 
 

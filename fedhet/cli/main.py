@@ -16,7 +16,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from fedhet import lasting, manual
+from fedhet import process
+from fedhet.cli import help
 from fedhet.errors import ConfigError, DataError, RunFailed
 
 if TYPE_CHECKING:
@@ -40,14 +41,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _main(argv: Sequence[str]) -> int:
     args = _parser().parse_intermixed_args(argv)
     if args.help:
-        print(manual.help_text())
+        print(help.help_text())
     elif args.version:
         print(_version())
     elif args.list:
-        with lasting.imports():
-            from fedhet.build import compositions
+        with process.imports():
+            from fedhet.cli.compositions import compositions
 
-        print(manual.list_text(compositions()))
+        print(help.list_text(compositions()))
     else:
         return _launch(
             args.overrides, [arg for arg in argv if arg not in args.overrides], sweep=args.multirun
@@ -108,10 +109,11 @@ class Task:
             print(name, flush=True)
         try:
             _prepare()
-            from fedhet import config, display
-            from fedhet.build import run_job
+            from fedhet import config
+            from fedhet.job import run_job
+            from fedhet.record import terminal
 
-            display.log_to_stderr("fedhet.data")  # which files were found, what was left out
+            terminal.log_to_stderr("fedhet.data")  # which files were found, what was left out
             run = run_job(config.of_job(cfg))
             folder = run.dir
             best = run.summary["validation"]
@@ -135,11 +137,11 @@ def _prepare() -> None:
 
     Its models and data are in reference cycles, which Python is in no hurry to find.
     """
-    if "fedhet.build" in sys.modules:
+    if "fedhet.job" in sys.modules:
         gc.collect()
         return
-    with lasting.imports():
-        import fedhet.build  # noqa: F401
+    with process.imports():
+        import fedhet.job  # noqa: F401
 
 
 class _Parser(argparse.ArgumentParser):

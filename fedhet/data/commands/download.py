@@ -16,7 +16,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedhet import catalogue, check
+from fedhet import check
+from fedhet.config import catalogue
 from fedhet.errors import DataError
 
 _CHUNK = 2**18

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from fedhet.data.cache import root
+from fedhet.data.partition_cache import root
 from fedhet.errors import DataError
 
 log = logging.getLogger("fedhet.data")

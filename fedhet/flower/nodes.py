@@ -13,8 +13,8 @@ from flwr.common import Code, GetPropertiesIns, GetPropertiesRes
 from flwr.server.client_manager import ClientManager
 from flwr.server.client_proxy import ClientProxy
 
-from fedhet import wire
 from fedhet.errors import RunFailed
+from fedhet.flower import wire
 from fedhet.messages import Broadcast, Failure, Reply
 
 log = logging.getLogger("fedhet")

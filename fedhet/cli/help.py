@@ -6,7 +6,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
-from fedhet import catalogue
+from fedhet.config import catalogue
 
 USAGE = """\
 fedhet: federated training when the clients' data differ

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from omegaconf import OmegaConf
 
-_HERE = Path(__file__).resolve().parent
+_HERE = Path(__file__).resolve().parent.parent
 # Beside the package in a clone and in a Flower bundle, inside it where it is installed from a
 # wheel.
 CONF: Path = next(

@@ -1,0 +1,1 @@
+"""Everything that knows how Flower carries messages and starts its apps."""
