@@ -1,11 +1,15 @@
-"""FedClient: the one adapter between Flower's NumPyClient and a method's client half. It trains as
-training.py says."""
+"""FedClient: the one adapter between Flower's NumPyClient and a method's client half.
+
+`handle` serves a message: receive, prepare, do the work of the phase (`train`, or a method of the
+phase's name) or evaluate, and finish the reply. training.py has the local training.
+"""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -14,9 +18,9 @@ from torch import nn
 
 from fedhet import messages
 from fedhet.flower import wire
-from fedhet.messages import Broadcast, Extras, Failure, Reply, Update
+from fedhet.messages import EVALUATE, Broadcast, Extras, Failure, Reply, Update
 from fedhet.metrics import score
-from fedhet.plugin import Plugin
+from fedhet.plugin import Plugin, overrides
 from fedhet.site import Site
 from fedhet.state import ClientState, Store
 from fedhet.task import Samples
@@ -24,19 +28,23 @@ from fedhet.training import LocalTraining
 from fedhet.trees import AnyTree
 
 log = logging.getLogger("fedhet")
-Done = TypeVar("Done")
+Result = TypeVar("Result")
 KEPT = "client.kept"  # state: tensors that are trained here and never shared
-STATE = "bytes.state"  # metric: the size of what the client now remembers
-FINETUNE = "eval.finetune_epochs"
+STATE = "bytes.state"  # metric: the size of what the client remembers now
+FINETUNE = "eval.finetune_epochs"  # extra: epochs of the view "finetuned"
 
 
 class FedClient(LocalTraining, NumPyClient):
-    """Serves one message. Its defaults are FedAvg; a method overrides `start`, `losses`,
-    `gradient`, ... or adds a phase.
+    """Serves one message. Its defaults are FedAvg.
 
-    Attributes, set when a message has arrived: `pid`, `msg`, `local` (this step's settings),
-    `state` (what the client remembers), `data` (its prepared training set), `model`, and after
-    training `steps`, the optimiser steps taken."""
+    A method overrides `start`, `losses`, `gradient`, ..., or adds a method for a phase of its own.
+
+    Attributes, set when a message has been received, beside those of LocalTraining:
+        state: what the client remembers between rounds.
+        data: its prepared training set.
+        model: the model, in the phase "train".
+        steps: the optimiser steps taken, after training.
+    """
 
     state: ClientState
     data: Samples
@@ -50,7 +58,9 @@ class FedClient(LocalTraining, NumPyClient):
         store: Store,
         properties: dict[str, Any] | None = None,
     ) -> None:
-        self.site, self.plugins, self.store = site, list(plugins), store
+        super().__init__(site)
+        self.plugins = list(plugins)
+        self.store = store
         self._properties = properties or {}
         for plugin in self.plugins:
             plugin.client = self
@@ -67,93 +77,82 @@ class FedClient(LocalTraining, NumPyClient):
     def evaluate(
         self, parameters: list[np.ndarray], config: dict[str, Any]
     ) -> tuple[float, int, dict[str, Any]]:
-        _, examples, metrics = wire.reply_arrays(
-            self.assess(wire.read_broadcast(parameters, config))
-        )
+        _, examples, metrics = self.fit(parameters, config)
         return 0.0, examples, metrics
 
     # ---- one message
     def handle(self, msg: Broadcast) -> Reply:
-        """Serve a phase. An exception becomes a Failure that says who, where and why; the state is
-        then as before."""
-        return self._guarded(msg, self._serve)
+        """Serve a message. A Failure says who failed, where and why; the state is then unchanged."""
+        return self.attempt(msg, partial(self._serve, msg))
 
-    def assess(self, msg: Broadcast) -> Reply:
-        """Evaluate the views of the model on the client's own validation and test parts; nothing is
-        changed."""
-        return self._guarded(msg, self._assess)
-
-    def _guarded(self, msg: Broadcast, work: Callable[[Broadcast], Update]) -> Reply:
-        return self.guarded(msg, lambda: work(msg.on(self.site.device)))
-
-    def guarded(self, msg: Broadcast, work: Callable[[], Done]) -> Done | Failure:
-        """What the work returns, with the message's own random draws, or why it has failed."""
+    def attempt(self, msg: Broadcast, work: Callable[[], Result]) -> Result | Failure:
+        """Do the work with the message's own random stream; an exception becomes a Failure."""
         try:
             with self.site.seeded("torch", msg.phase, msg.step, msg.pid):
                 return work()
-        except Exception as error:  # whatever it is, the server must learn which client it was
+        except Exception as error:  # whatever it is, the server must learn whose it was
             log.debug("client %d", msg.pid, exc_info=True)
             return Failure(msg.pid, msg.phase, msg.step, f"{type(error).__name__}: {error}")
 
-    def _arrive(self, msg: Broadcast) -> None:
-        mine = {plugin.name: plugin.digest() for plugin in self.plugins}
-        if msg.plugins != mine:
+    def _serve(self, msg: Broadcast) -> Update:
+        self.receive(msg)
+        if msg.phase == EVALUATE:
+            return self.assess()
+        work = self.prepare()
+        began = time.perf_counter()
+        update = work(self.msg)
+        return self.finish(update, time.perf_counter() - began)
+
+    def receive(self, msg: Broadcast) -> None:
+        """Take the message and open the state that it names.
+
+        Raises:
+            ValueError: the server's plug-ins or their settings are not those of this client.
+        """
+        own = {plugin.name: plugin.digest() for plugin in self.plugins}
+        if msg.plugins != own:
             raise ValueError(
-                "server and client differ in their plug-ins or the plug-ins' settings:"
-                f" {msg.plugins} there, {mine} here"
+                "server and client differ in their plug-ins or in the plug-ins' settings:"
+                f" {msg.plugins} on the server, {own} here"
             )
-        self.msg, self.pid, self.local = msg, msg.pid, msg.local
+        super().receive(msg.on(self.site.device))
         self.state = ClientState(self.store, msg.pid, msg.version, self.site.device)
         self.steps = 0
-        self._activate([])
 
-    def _serve(self, msg: Broadcast) -> Update:
-        task = self.open(msg)
+    def prepare(self) -> Callable[[Broadcast], Update]:
+        """Get ready for the phase, and return the method that does its work."""
         began = time.perf_counter()
-        update = task(msg)
-        return self.close(update, time.perf_counter() - began)
-
-    def open(self, msg: Broadcast) -> Callable[[Broadcast], Update]:
-        """What precedes the work of a phase. Returns the method that does it."""
-        began = time.perf_counter()
-        self._arrive(msg)
-        piece, _, phase = msg.phase.rpartition(".")
-        owner = next((p for p in self.plugins if p.name == piece), None) if piece else self
-        task = getattr(owner, phase, None)
-        if task is None:
+        msg = self.msg
+        name, _, phase = msg.phase.rpartition(".")
+        owner = next((plugin for plugin in self.plugins if plugin.name == name), None)
+        work = getattr(owner if name else self, phase, None)
+        if work is None:
             raise ValueError(
                 f"phase {msg.phase!r} is not served here; the plug-ins are"
-                f" {[p.name for p in self.plugins]}"
+                f" {[plugin.name for plugin in self.plugins]}"
             )
-        self._activate(self.plugins if msg.trains else [p for p in self.plugins if p is owner])
-        self.data = self._train_data()
+        self.activate(self.plugins if msg.trains else [p for p in self.plugins if p is owner])
+        self.data = self._training_set()
         for plugin in self.active:
-            plugin.received(msg)
-        self._opening = time.perf_counter() - began
-        found: Callable[[Broadcast], Update] = task
-        return found
+            plugin.prepare(msg)
+        self._preparing = time.perf_counter() - began
+        return work  # type: ignore[no-any-return]
 
-    def close(self, update: Update, seconds: float) -> Update:
-        """What follows the work, which took so many seconds."""
+    def finish(self, update: Update, seconds: float) -> Update:
+        """Complete the reply after work that took `seconds`, and commit the state."""
         began = time.perf_counter()
         for plugin in reversed(self.active):
-            plugin.sending(update)
+            plugin.finish(update)
         messages.check_extras(update.extras, update.metrics)
         update.keeps = self.state.commit(self.msg.round)
         if update.keeps:
             update.metrics[STATE] = float(self.state.nbytes)
-        update.metrics |= {
-            "seconds.train": seconds,
-            "seconds.extras": self._opening + time.perf_counter() - began,
-        }
+        update.metrics["seconds.train"] = seconds
+        update.metrics["seconds.extras"] = self._preparing + time.perf_counter() - began
         return update
 
-    def _activate(self, plugins: list[Plugin]) -> None:
-        self.active = plugins
-        self._hooks = self.overridden(plugins)
-
-    def _train_data(self) -> Samples:
-        changing = [p for p in self.active if type(p).data is not Plugin.data]
+    def _training_set(self) -> Samples:
+        changing = [plugin for plugin in self.active if overrides(plugin, Plugin, "data")]
         if not changing:
             return self.site.train_data(self.pid)
         raw = self.site.floating(self.site.task.clients[self.pid].train)
@@ -163,60 +162,56 @@ class FedClient(LocalTraining, NumPyClient):
 
     # ---- what a method overrides
     def train(self, msg: Broadcast) -> Update:
-        """The phase `train`: start, local epochs, reply."""
+        """The phase `train`: start from the received weights, train for local epochs, reply."""
         self.model = self.site.load(self.start(msg))
         self.steps = self.train_model(self.model, self.data, epochs=self.local.epochs)
         return self.reply()
 
     def start(self, msg: Broadcast) -> AnyTree:
-        """Where training starts: the received weights, and what this client keeps (or the common
-        initial value)."""
-        assert msg.weights is not None
-        return (
-            {**self._own(), **msg.weights}
-            if len(msg.weights) < len(self.site.initial)
-            else msg.weights
-        )
-
-    def _own(self) -> AnyTree:
-        return {**self.site.initial, **(self.state.get(KEPT) or {})}
+        """Where training starts: the received weights, and for the others what this client keeps."""
+        if len(msg.weights) == len(self.site.initial):
+            return msg.weights
+        return {**self.site.initial, **(self.state.get(KEPT) or {}), **msg.weights}
 
     def reply(self, extras: Extras | None = None) -> Update:
-        """The update with the model as it now stands; what is never shared stays here."""
+        """The update with the model as it is now; what is never shared goes into the state."""
         if self.site.kept:
             self.state.put(KEPT, self.site.read(self.site.kept))
-        return Update(self.pid, self.num_examples, self.site.read(self.site.shared), extras or {})
+        weights = self.site.read(self.site.shared)
+        return Update(self.pid, self.num_examples, weights, extras=extras or {})
 
     @property
     def num_examples(self) -> int:
-        """The real training samples, also where a plug-in has added others."""
+        """The real training samples, also where a plug-in has added generated ones."""
         return self.site.task.sizes[self.pid]
 
     def views(self, msg: Broadcast) -> dict[str, Callable[[], nn.Module]]:
-        """The models to evaluate: "global", "personal"."""
+        """The models to evaluate, by name ("global", "personal"); each is built when it is due."""
         return {"global": lambda: self.site.load(self.start(msg))}
 
     # ---- evaluation
-    def _assess(self, msg: Broadcast) -> Update:
-        self._arrive(msg)
+    def assess(self) -> Update:
+        """Score every view on the client's own validation and test data; nothing is changed."""
         own = self.site.task.clients[self.pid]
+        views = self.views(self.msg)
+        if FINETUNE in self.msg.extras:
+            views = {**views, "finetuned": lambda: self._finetuned(views["global"]())}
         metrics: dict[str, float] = {}
-        views = self.views(msg)
-        if epochs := msg.extras.get(FINETUNE):
-            views = {**views, "finetuned": lambda: self._tuned(views["global"](), int(epochs))}  # type: ignore[arg-type]
         for view, build in views.items():
             model = build()
-            for split, samples in (("val", own.val), ("test", own.test)):
+            for part, samples in (("val", own.val), ("test", own.test)):
                 if samples is not None and len(samples):
-                    found = score(model, self.site.prepared(samples), self.site.task)
-                    metrics |= {f"{split}.{view}.{name}": value for name, value in found.items()}
+                    scores = score(model, self.site.prepared(samples), self.site.task)
+                    metrics |= {f"{part}.{view}.{name}": value for name, value in scores.items()}
         return Update(self.pid, self.num_examples, metrics=metrics)
 
-    def _tuned(self, model: nn.Module, epochs: int) -> nn.Module:
-        """The model after so many epochs of plain training on the client's own data; the next
-        `load` overwrites it."""
-        plain = FedClient(self.site, [], self.store)  # neither the method's terms nor the plug-ins'
-        plain.msg, plain.pid, plain.local = self.msg, self.pid, self.local
-        plain._activate([])
+    def _finetuned(self, model: nn.Module) -> nn.Module:
+        """The model after plain training on the client's own data, without method or plug-ins.
+
+        It is the site's model, which the next `load` overwrites.
+        """
+        plain = LocalTraining(self.site)
+        plain.receive(self.msg)
+        epochs = self.msg.integer(FINETUNE)
         plain.train_model(model, self.site.train_data(self.pid), epochs=epochs, hooks=False)
         return model

@@ -1,5 +1,7 @@
-"""The two messages of a step, as methods and plug-ins see them. How Flower carries them is
-wire.py's business."""
+"""The two messages of a step, as methods and plug-ins see them.
+
+How Flower carries them is the business of fedhet/flower/wire.py.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,15 @@ Scalar = bool | int | float | str
 Extra = Scalar | Tensor | Tree
 Extras = dict[str, Extra]
 
+EVALUATE = "evaluate"  # the phase name of a message that asks a client to evaluate
+
 
 @dataclass(frozen=True)
 class LocalSettings:
-    """How clients train in this step; sent, so that a plug-in can schedule it
-    (conf/client/*.yaml)."""
+    """How clients train in this step (conf/client/*.yaml).
+
+    The settings travel with every message, so that a plug-in can schedule them.
+    """
 
     lr: float
     epochs: int = 1
@@ -32,113 +38,82 @@ class LocalSettings:
 
 
 @dataclass
-class Broadcast:
-    """Server to client.
+class Message:
+    """Typed access to the extras of a message.
 
-    `phase` names who serves it ("train", "fedlex.explore"); `step` counts inside the phase, `round`
-    over the run; `weights` are the shared tensors of `slot`; `version` is the client state that the
-    server last accepted."""
+    Every accessor raises ValueError where the extra is missing or of another type, so that a
+    method's author handles neither. Use `name in msg.extras` for an extra that is optional.
+    """
 
-    phase: str
-    step: int
-    round: int
-    slot: str | None
-    weights: Tree | None
-    extras: Extras
-    local: LocalSettings
-    trains: bool = False
-    plugins: dict[str, str] = field(default_factory=dict)
-    pid: int = -1
-    version: int = 0
+    extras: Extras = field(default_factory=dict, kw_only=True)
 
-    def to(self, pid: int, version: int, private: Extras) -> Broadcast:
-        """The message of one client: everything shared is handed on by reference."""
-        return replace(
-            self,
-            pid=pid,
-            version=version,
-            extras={**self.extras, **private} if private else self.extras,
-        )
+    def boolean(self, name: str) -> bool:
+        """The extra `name` as a bool."""
+        value = self._extra(name)
+        if not isinstance(value, bool):
+            raise ValueError(f"extra {name!r} is {value!r}; true or false is expected")
+        return value
 
-    def on(self, device: torch.device) -> Broadcast:
-        """The message with its tensors where the client computes."""
-        weights = (
-            None
-            if self.weights is None
-            else {name: t.to(device) for name, t in self.weights.items()}
-        )
-        return replace(
-            self,
-            weights=weights,
-            extras={name: on_device(value, device) for name, value in self.extras.items()},
-        )
-
-
-@dataclass
-class Update:
-    """Client to server. Aggregation reads `weight`, never `num_examples` (the real training
-    samples, always).
-
-    The client fills `weights`; the server adds `delta` (client minus server, float64, trainable
-    names only) and `buffers`. `metrics` are recorded, never used. `keeps` says that the client
-    changed its state in this step."""
-
-    pid: int
-    num_examples: int
-    weights: Tree | None = None
-    extras: Extras = field(default_factory=dict)
-    metrics: dict[str, float] = field(default_factory=dict)
-    keeps: bool = False
-    weight: float = 0.0
-    delta: AnyTree | None = None
-    buffers: Tree = field(default_factory=dict)
-
-    @property
-    def change(self) -> AnyTree:
-        """`delta`, for a phase in which every client sends weights."""
-        if self.delta is None:
-            raise ValueError(f"client {self.pid} sent no weights")
-        return self.delta
+    def text(self, name: str) -> str:
+        """The extra `name` as a str."""
+        value = self._extra(name)
+        if not isinstance(value, str):
+            raise ValueError(f"extra {name!r} is {kind(value)}; a text is expected")
+        return value
 
     def scalar(self, name: str) -> float:
-        """The extra `name` as a finite number; ValueError where it is not one."""
+        """The extra `name` as a finite number."""
         value = self._extra(name)
         if isinstance(value, bool) or not isinstance(value, int | float) or not np.isfinite(value):
             raise ValueError(f"extra {name!r} is {value!r}; a finite number is expected")
         return float(value)
 
-    def integer(self, name: str, low: int) -> int:
-        """The extra `name` as a whole number >= low; ValueError where it is not one."""
+    def integer(self, name: str, low: int = 0) -> int:
+        """The extra `name` as a whole number >= `low`."""
         value = self.scalar(name)
         if value < low or value != int(value):
             raise ValueError(f"extra {name!r} is {value}; a whole number >= {low} is expected")
         return int(value)
 
     def tensor(self, name: str, ndim: int | None = None) -> Tensor:
-        """The extra `name` as a finite floating tensor; ValueError where it is not one."""
+        """The extra `name` as a finite floating tensor, of `ndim` dimensions if that is given."""
         value = self._extra(name)
-        if (
-            not isinstance(value, Tensor)
-            or not value.is_floating_point()
-            or (ndim is not None and value.ndim != ndim)
-        ):
+        floating = isinstance(value, Tensor) and value.is_floating_point()
+        if not isinstance(value, Tensor) or not floating or ndim not in (None, value.ndim):
             size = "" if ndim is None else f" of {ndim} dimensions"
             raise ValueError(
-                f"extra {name!r} is {describe(value)}; a floating tensor{size} is expected"
+                f"extra {name!r} is {kind(value)}; a floating-point tensor{size} is expected"
             )
         if not torch.isfinite(value).all():
             raise ValueError(f"extra {name!r} holds NaN or infinite values; all must be finite")
         return value
 
-    def tree(self, name: str, like: AnyTree) -> Tree:
-        """The extra `name` as a finite tree with the names and shapes of `like`; ValueError where
-        it is not one."""
+    def counts(self, name: str, total: int, classes: int) -> Tensor:
+        """The extra `name` as `classes` whole numbers >= 0 whose sum is `total`."""
+        value = self._extra(name)
+        if (
+            not isinstance(value, Tensor)
+            or value.is_floating_point()
+            or value.shape != (classes,)
+            or (value < 0).any()
+            or int(value.sum()) != total
+        ):
+            raise ValueError(
+                f"extra {name!r} is {value}; {classes} whole numbers >= 0 with the sum {total} are"
+                " expected"
+            )
+        return value
+
+    def tree(self, name: str, like: AnyTree | None = None) -> Tree:
+        """The extra `name` as a tree; with `like`, a finite one of its names, shapes and dtypes."""
         value = self._extra(name)
         if not isinstance(value, dict):
+            size = "" if like is None else f" {len(like)}"
             raise ValueError(
-                f"extra {name!r} is {describe(value)}; a tree of {len(like)} tensors is expected"
+                f"extra {name!r} is {kind(value)}; a tree of{size} tensors is expected"
             )
-        check_tree(f"extra {name!r}", value, like)
+        if like is not None:
+            check_tree(f"extra {name!r}", value, like)
         return value
 
     def _extra(self, name: str) -> Extra:
@@ -147,9 +122,76 @@ class Update:
         return self.extras[name]
 
 
+@dataclass(kw_only=True)
+class Broadcast(Message):
+    """Server to client.
+
+    Attributes:
+        phase: what the client is to do: "train", "fedlex.explore", "evaluate".
+        step: the number of the step inside the phase, from 1.
+        round: the number of the step over the whole run, from 1.
+        local: the settings of local training in this step.
+        slot: whose weights travel; "" where none do.
+        weights: the shared tensors of `slot`; empty where there is no slot.
+        trains: whether the step trains the model, so that every plug-in's hooks run.
+        plugins: name -> digest of the settings of each of the server's plug-ins.
+        pid: the client that the message is for.
+        version: the round of the client state that the server last accepted; 0 for none.
+    """
+
+    phase: str
+    step: int
+    round: int
+    local: LocalSettings
+    slot: str = ""
+    weights: Tree = field(default_factory=dict)
+    trains: bool = False
+    plugins: dict[str, str] = field(default_factory=dict)
+    pid: int = -1
+    version: int = 0
+
+    def to(self, pid: int, version: int, private: Extras) -> Broadcast:
+        """The message for one client; everything that is shared is passed on by reference."""
+        extras = {**self.extras, **private} if private else self.extras
+        return replace(self, pid=pid, version=version, extras=extras)
+
+    def on(self, device: torch.device) -> Broadcast:
+        """The message with its tensors on the device on which the client computes."""
+        weights = {name: t.to(device) for name, t in self.weights.items()}
+        extras = {name: on_device(value, device) for name, value in self.extras.items()}
+        return replace(self, weights=weights, extras=extras)
+
+
+@dataclass
+class Update(Message):
+    """Client to server. Aggregation reads `weight`, never `num_examples`.
+
+    The client fills in `pid` to `keeps`; the server adds the rest when it has checked the update.
+
+    Attributes:
+        pid: the client.
+        num_examples: its real training samples, also where a plug-in has added generated ones.
+        weights: the shared tensors of the slot after training; empty where none are sent.
+        metrics: numbers to record; they never influence the aggregation.
+        keeps: whether the client changed its state in this step.
+        weight: the aggregation weight; only ratios matter unless something has `needs_all`.
+        change: `weights` minus what was sent, in float64; trained names only, never buffers.
+        buffers: the part of `weights` that is not trained.
+    """
+
+    pid: int
+    num_examples: int
+    weights: Tree = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
+    keeps: bool = False
+    weight: float = 0.0
+    change: AnyTree = field(default_factory=dict)
+    buffers: Tree = field(default_factory=dict)
+
+
 @dataclass
 class Failure:
-    """A client that did not deliver."""
+    """A client that did not deliver, with the cause."""
 
     pid: int
     phase: str
@@ -164,70 +206,75 @@ Reply = Update | Failure
 
 
 def on_device(value: Extra, device: torch.device) -> Extra:
-    """The extra where arithmetic takes place; what is there already is handed on as it is."""
+    """The extra on the device; a tensor that is already there is passed on unchanged."""
     if isinstance(value, dict):
         return {name: t.to(device) for name, t in value.items()}
     return value.to(device) if isinstance(value, Tensor) else value
 
 
 def check_extras(extras: Extras, metrics: dict[str, float]) -> None:
-    """TypeError names an extra or metric that cannot travel, in every engine: Python's own scalars,
-    tensors and trees can."""
+    """Refuse extras and metrics that cannot travel in every engine.
+
+    Raises:
+        TypeError: an extra is no bool, int, float, str, tensor or tree of tensors, or a metric is
+            not a Python number; the message names it.
+    """
     for name, value in extras.items():
-        tree = isinstance(value, dict) and all(isinstance(t, Tensor) for t in value.values())
-        if (
-            type(value) not in (bool, int, float, str)
-            and not isinstance(value, Tensor)
-            and not tree
-        ):
+        is_tree = isinstance(value, dict) and all(isinstance(t, Tensor) for t in value.values())
+        is_scalar = type(value) in (bool, int, float, str)
+        if not (is_scalar or isinstance(value, Tensor) or is_tree):
             raise TypeError(
-                f"extra {name!r} is {describe(value)}; send a bool, int, float, str, tensor or tree"
-                " of tensors"
+                f"extra {name!r} is {kind(value)}; send a bool, int, float, str, tensor or tree of"
+                " tensors"
             )
     for name, number in metrics.items():
         if type(number) not in (bool, int, float):
-            raise TypeError(f"metric {name!r} is {describe(number)}; a Python number is expected")
+            raise TypeError(f"metric {name!r} is {kind(number)}; a Python number is expected")
 
 
-def describe(value: object) -> str:
-    return (
-        f"a {value.dtype!s} tensor of shape {tuple(value.shape)}"
-        if isinstance(value, Tensor)
-        else f"a {type(value).__name__}"
-    )
+def kind(value: object) -> str:
+    """What the value is, for an error message: "a torch.float32 tensor of shape (3,)", "a list"."""
+    if isinstance(value, Tensor):
+        return f"a {value.dtype!s} tensor of shape {tuple(value.shape)}"
+    return f"a {type(value).__name__}"
 
 
 def check_tree(what: str, tree: AnyTree, like: AnyTree) -> None:
-    """Refuse a tree whose names, shapes or dtypes are not those of `like`, or that is not
-    finite."""
+    """Refuse a tree that is not finite or differs from `like` in names, shapes or dtypes.
+
+    Raises:
+        ValueError: it begins with `what` and names the tensor.
+    """
     if set(tree) != set(like):
-        missing, extra = [n for n in like if n not in tree], [n for n in tree if n not in like]
-        raise ValueError(f"{what}: names differ: missing {missing[:3]}, unexpected {extra[:3]}")
+        missing = [name for name in like if name not in tree]
+        unexpected = [name for name in tree if name not in like]
+        raise ValueError(
+            f"{what}: names differ: missing {missing[:3]}, unexpected {unexpected[:3]}"
+        )
     for name in like:
-        got, want = tree[name], like[name]
-        if got.shape != want.shape or got.dtype != want.dtype:
-            raise ValueError(f"{what}, tensor {name!r}: {describe(got)}; expected {describe(want)}")
+        if tree[name].shape != like[name].shape or tree[name].dtype != like[name].dtype:
+            raise ValueError(
+                f"{what}, tensor {name!r}: {kind(tree[name])}; expected {kind(like[name])}"
+            )
     if bad := trees.finite(tree):
         raise ValueError(
             f"{what}, tensor {bad!r}: holds NaN or infinite values; all must be finite"
         )
 
 
-def payload(slot: str | None, weights: AnyTree | None, extras: Extras) -> dict[str, int]:
-    """Bytes by payload kind: the slot's name for its weights, else the extra's name. The same in
-    every engine."""
-    out = {slot: trees.nbytes(weights)} if slot and weights else {}
+def payload(slot: str, weights: AnyTree, extras: Extras) -> dict[str, int]:
+    """Bytes by kind: the slot's name for its weights, else the extra's name.
+
+    They are counted from the payload itself, so they are equal in every engine.
+    """
+    sizes = {slot: trees.nbytes(weights)} if weights else {}
     for name, value in extras.items():
         if isinstance(value, Tensor):
-            out[name] = trees.nbytes({"": value})
+            sizes[name] = trees.nbytes({"": value})
         elif isinstance(value, dict):
-            out[name] = trees.nbytes(value)
+            sizes[name] = trees.nbytes(value)
+        elif isinstance(value, str):
+            sizes[name] = len(value.encode())
         else:
-            out[name] = (
-                len(value.encode())
-                if isinstance(value, str)
-                else 1
-                if isinstance(value, bool)
-                else 8
-            )
-    return out
+            sizes[name] = 1 if isinstance(value, bool) else 8
+    return sizes

@@ -1,9 +1,9 @@
-"""The timetable of a run: which phase a step belongs to, who takes part in it, and when it ends early."""
+"""The timetable of a run: its phases in order, who takes part in a step, and when a phase ends."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -13,27 +13,36 @@ if TYPE_CHECKING:
     from fedhet.messages import Update
     from fedhet.trees import Tree
 
-Merge = Callable[["Iterator[Update]", "Tree | None"], "Tree | None"]
+Merge = Callable[["Iterator[Update]", "Tree"], "Tree"]
 
 
 @dataclass(frozen=True)
 class Phase:
-    """One kind of step. It is served, on both sides, by the object that declared it.
+    """One kind of step. The object that declares a phase serves it, on the server and on clients.
 
-    Args: name: the client method that serves it; on the wire "<plug-in>.<name>", or just the name
-        for the method's own. rounds: at most so many steps. merge: (updates, old value of the slot)
-        -> its new value, or None to keep it. slot: which named weights travel; None for none.
-        cohort: None = the run's fraction, 1.0 = everyone, 20 = a count. trains: it trains the
-        model, so the hooks of all plug-ins run in it. evaluate: the model is evaluated after its
-        steps. until: asked after each merge; true ends the phase early. after: server work once the
-        phase is over. uploads: the replies carry the slot's weights; False where it only travels
-        down.
+    Attributes:
+        name: the client's method that serves it. Messages carry "<plug-in>.<name>", or the plain
+            name where the method itself is the owner.
+        rounds: the largest number of steps.
+        merge: (updates, old values of the slot's trained tensors) -> the new values, or {} to keep
+            the old ones. Without a slot, `old` is empty.
+        check: raises ValueError where an update's extras are bad; the update then counts as that
+            client's failure.
+        slot: whose weights travel; "" for none.
+        cohort: who takes part: None for the run's `fraction`, 1.0 for everyone, 20 for a count.
+        trains: whether it trains the model, so that the hooks of all plug-ins run.
+        evaluate: whether the model is evaluated after its steps.
+        until: called after each merge; the phase ends early when it returns true.
+        after: called on the server when the phase has ended.
+        uploads: whether replies carry the slot's weights; False where they only travel down.
     """
 
     name: str
     rounds: int
     merge: Merge
-    slot: str | None = "model"
+    _: KW_ONLY
+    check: Callable[[Update], None] | None = None
+    slot: str = "model"
     cohort: int | float | None = None
     trains: bool = False
     evaluate: bool = False
@@ -44,21 +53,31 @@ class Phase:
 
 @dataclass(frozen=True)
 class Entry:
-    """One line of the timetable: `piece` is the plug-in's name, or "" for the method."""
+    """One line of the timetable.
 
-    piece: str
+    Attributes:
+        owner: the name of the plug-in that declared the phase; "" for the method.
+        phase: the phase.
+        rounds: how many steps it has; after it has ended, how many it had.
+    """
+
+    owner: str
     phase: Phase
     rounds: int
 
     @property
-    def header(self) -> str:
-        return f"{self.piece}.{self.phase.name}" if self.piece else self.phase.name
+    def name(self) -> str:
+        """The name of the phase in messages and records, such as "fedlex.explore" or "train"."""
+        return f"{self.owner}.{self.phase.name}" if self.owner else self.phase.name
 
 
 @dataclass
 class EarlyStopping:
-    """Called with a loss after each round or epoch; true once `patience` in a row have not beaten
-    the best by `tolerance`."""
+    """Tells when a loss has stopped falling.
+
+    Call it with the loss after each round or epoch. It returns true once `patience` calls in a row
+    have not been below the best loss by more than `tolerance`.
+    """
 
     patience: int
     tolerance: float = 0.0
@@ -66,14 +85,19 @@ class EarlyStopping:
     stale: int = 0
 
     def __call__(self, loss: float) -> bool:
-        better = loss < self.best - self.tolerance
-        self.best, self.stale = (loss, 0) if better else (self.best, self.stale + 1)
+        if loss < self.best - self.tolerance:
+            self.best = loss
+            self.stale = 0
+        else:
+            self.stale += 1
         return self.stale >= self.patience
 
 
 def locate(timetable: Sequence[Entry], server_round: int) -> tuple[int, int] | None:
-    """(index of the entry, 1-based step inside it) of the 1-based `server_round`; None past the
-    end."""
+    """(index of the entry, step inside it) of a round; both steps and rounds count from 1.
+
+    None past the end of the timetable.
+    """
     for index, entry in enumerate(timetable):
         if server_round <= entry.rounds:
             return index, server_round
@@ -82,8 +106,11 @@ def locate(timetable: Sequence[Entry], server_round: int) -> tuple[int, int] | N
 
 
 def cohort_size(cohort: int | float | None, fraction: float, available: int) -> int:
-    """How many of `available` clients: None = max(1, round(fraction n)), a float = that share, an
-    int = a count (capped)."""
+    """How many of the `available` clients take part.
+
+    None means max(1, round(fraction * available)), a float means that share instead of `fraction`,
+    and an int is a count, of which there are at most `available`.
+    """
     if isinstance(cohort, int):
         return min(cohort, available)
     return max(1, round((fraction if cohort is None else cohort) * available))
@@ -97,12 +124,13 @@ def sample_cohort(
     phase: str,
     step: int,
 ) -> list[int]:
-    """Partition ids, drawn uniformly without replacement among clients with data.
+    """The clients of a step: drawn uniformly without replacement among those that have data.
 
-    Their order, largest first and ties by pid, is that of dispatch and of summation in every
-    engine."""
+    The draw is a function of (seed, phase, step), the same for every method and in every engine.
+    The clients are ordered by size, largest first, then by pid. Messages are sent and updates are
+    summed in this order in every engine.
+    """
     eligible = [pid for pid, n in enumerate(sizes) if n]
-    drawn = streams.generator(seed, "cohort", phase, step).permutation(len(eligible))[
-        : cohort_size(cohort, fraction, len(eligible))
-    ]
-    return sorted((eligible[i] for i in drawn), key=lambda pid: (-sizes[pid], pid))
+    order = streams.generator(seed, "cohort", phase, step).permutation(len(eligible))
+    drawn = [eligible[i] for i in order[: cohort_size(cohort, fraction, len(eligible))]]
+    return sorted(drawn, key=lambda pid: (-sizes[pid], pid))

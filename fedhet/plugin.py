@@ -1,15 +1,15 @@
-"""A plug-in adjusts what travels and what is trained; it never aggregates. Every hook defaults to
-doing nothing.
+"""The hooks of a plug-in, which adjusts what travels and what is trained but never aggregates.
 
 One class holds both halves. Each side makes its own object: the server one for the run, a client
-one per message, so nothing leaks from one client into the next; what a client must remember goes
-through `self.client.state`."""
+one per message. Nothing can leak from one client into the next: what a client must remember goes
+through `self.client.state`.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
@@ -19,6 +19,8 @@ from fedhet.phases import Phase
 from fedhet.trees import Tree
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from fedhet.client import FedClient
     from fedhet.optimizers import Optimizer
     from fedhet.strategy import FedStrategy
@@ -28,90 +30,110 @@ if TYPE_CHECKING:
 Report = dict[str, float | Tensor]
 
 
+def overrides(piece: object, base: type, hook: str) -> bool:
+    """Whether the class of `piece` has a `hook` other than that of `base`."""
+    return getattr(type(piece), hook) is not getattr(base, hook)
+
+
 class Plugin:
-    """The hooks, in the order in which a step meets them."""
+    """Every hook does nothing by default; they stand here in the order in which a step calls them.
+
+    A constructor checks its options and passes them on: `super().__init__(mu=mu, tau=tau)`.
+
+    Attributes:
+        name: its name in the configuration, and the prefix of its extras and phases.
+        needs_all: whether `incoming` gets all updates as a list, with weights that sum to 1 after
+            it; else it gets an iterator to read once.
+        settings: the options that server and client must agree on.
+        report: what the step in progress should record: numbers go to rounds.jsonl, tensors to
+            arrays/. It is emptied before each step.
+        server: the strategy, once the server has called `setup`.
+        client: the client that serves the message, on a client.
+    """
 
     name: ClassVar[str]
-    # `incoming` gets a list of all updates, else an iterator that is read once
-    needs_all: bool = False
+    needs_all: ClassVar[bool] = False
     server: FedStrategy
     client: FedClient
-    settings: Mapping[str, Any] = {}
+
+    def __init__(self, **settings: Any) -> None:
+        self.settings = settings
+        self.report: Report = {}
 
     @property
     def refuses(self) -> dict[str, str]:
-        """Names of methods and plug-ins that it cannot work with -> the reason."""
+        """Methods and plug-ins with which it cannot be combined: name -> reason."""
         return {}
 
     def digest(self) -> str:
-        """Identifies the settings, so that a server and a client that differ notice."""
-        return hashlib.sha256(
-            json.dumps(dict(self.settings), sort_keys=True, default=str).encode()
-        ).hexdigest()[:12]
+        """Identifies the settings, so that a server and a client that differ notice it."""
+        text = json.dumps(self.settings, sort_keys=True, default=str)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
 
-    # ---- server half
+    # ---- server
     def setup(self) -> None:
-        """Once, when `self.server` is known."""
+        """Called once, when `self.server` is known."""
 
     def slots(self) -> dict[str, Tree]:
         """Further named weights that its phases send, with their initial values."""
         return {}
 
     def phases(self) -> list[Phase]:
-        """Its own phases, before the training; each is served by the method of the phase's name on
-        this class."""
+        """Its own phases, which come before the training.
+
+        The client half serves each with the method of the phase's name: (Broadcast) -> Update.
+        """
         return []
 
     def outgoing(self, msg: Broadcast, cohort: list[int]) -> None:
-        """Once per step, before sending: add to `msg.extras`, or schedule `msg.local`."""
+        """Called once per step, before sending: add to `msg.extras`, or change `msg.local`."""
 
     def check(self, update: Update) -> None:
-        """Refuse a bad extra with a ValueError; it counts as that client's failure."""
+        """Refuse a bad extra of a training step with a ValueError.
 
-    def incoming(
-        self, updates: Iterator[Update], old: Tree | None
-    ) -> Iterator[Update] | list[Update]:
-        """Before the merge: change `update.weight`, or the update."""
+        The update then counts as that client's failure. A phase of its own has `Phase.check`.
+        """
+
+    def incoming(self, updates: Iterator[Update], old: Tree) -> Iterable[Update]:
+        """Called before the merge: change `update.weight`, or the update."""
         return updates
 
     def merged(self, new: Tree, old: Tree) -> Tree:
-        """After the merge, before the server optimiser; float64, trainable names."""
+        """Called after the merge, before the server optimiser; float64, trained tensors only."""
         return new
 
-    def report(self) -> Report:
-        """What this step should record: numbers go to rounds.jsonl, tensors to arrays/."""
-        return {}
-
-    # ---- client half
-    def received(self, msg: Broadcast) -> None:
-        """When the message has arrived, before training."""
+    # ---- client
+    def prepare(self, msg: Broadcast) -> None:
+        """Called when the message has arrived, before the work of the phase."""
 
     def data(self, raw: Samples) -> Samples:
-        """The training set to use; images are still in [0, 1], before normalisation."""
+        """The training set to use; images are in [0, 1], not yet normalised."""
         return raw
 
     def sample_weights(self, data: Samples) -> Tensor | None:
-        """(n,) factors of the per-sample losses."""
+        """(n,) factors of the per-sample losses; None for no weights."""
         return None
 
     def optimizer(self, inner: Optimizer, params: list[Tensor]) -> Optimizer:
         """Wrap the local optimiser of the trained parameters, to change what a step does."""
         return inner
 
-    def losses(self, batch: Batch) -> Tensor | None:
+    def losses(self, batch: Batch) -> Tensor:
         """(B,) terms to add to the per-sample losses."""
-        return None
+        return batch.logits.new_zeros(len(batch.y))
 
-    def penalty(self, batch: Batch) -> Tensor | None:
+    def penalty(self, batch: Batch) -> Tensor:
         """A scalar to add to the batch loss, differentiated by autograd."""
-        return None
+        return batch.logits.new_zeros(())
 
     def gradient(self, grads: list[Tensor]) -> None:
-        """Add, in place, the gradient of a term of the loss; one tensor per trained parameter."""
+        """Add the gradient of a term of the loss in place; one tensor per trained parameter."""
 
     def scale(self, grads: list[Tensor]) -> None:
-        """Scale the whole gradient in place: after every `gradient`, before clipping, weight decay
-        and the step."""
+        """Scale the whole gradient in place.
 
-    def sending(self, update: Update) -> None:
-        """Before the reply leaves: add to `update.extras` or `update.metrics`."""
+        It runs after every `gradient`, before clipping, weight decay and the step.
+        """
+
+    def finish(self, update: Update) -> None:
+        """Called before the reply leaves: add to `update.extras` or `update.metrics`."""

@@ -1,5 +1,4 @@
-"""What comes back in a step: replies are checked before any arithmetic, counted, and only then
-aggregated."""
+"""What comes back in a step: replies are checked and counted before anything is aggregated."""
 
 from __future__ import annotations
 
@@ -20,37 +19,47 @@ log = logging.getLogger("fedhet")
 
 @dataclass
 class Step:
-    """The step in progress and what it has counted so far.
+    """The step in progress, and what has been counted in it so far.
 
-    `sent` is the slot as it travels, `old` the part of it that merges may change (shared,
-    trainable). `bytes` by payload kind; `metrics` are means over the clients that told them,
-    `seconds` sums."""
+    Attributes:
+        entry: the line of the timetable.
+        round: its number over the whole run, from 1.
+        step: its number inside the phase, from 1.
+        cohort: the clients that take part, in the order of their messages.
+        sent: the slot's weights as they travel; empty without a slot.
+        old: the part of `sent` that merges may change: trained and shared.
+        device: where the aggregation takes place.
+        failures: the clients that did not deliver.
+        bytes: "up" and "down" -> bytes by kind.
+        metrics: the means over the clients that reported each.
+        seconds: the sums over the clients.
+    """
 
     entry: Entry
     round: int
     step: int
     cohort: list[int]
-    sent: Tree | None
-    old: Tree | None
+    sent: Tree
+    old: Tree
     device: torch.device
     failures: list[Failure] = field(default_factory=list)
     bytes: dict[str, dict[str, int]] = field(default_factory=lambda: {"up": {}, "down": {}})
     metrics: dict[str, float] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
-    _told: dict[str, int] = field(default_factory=dict)  # how many clients have told each metric
+    _reports: dict[str, int] = field(default_factory=dict)  # metric -> clients that reported it
 
     def measure(self, metrics: dict[str, float]) -> None:
+        """Add one client's metrics to the means and sums."""
         for name, value in metrics.items():
             if name.startswith("seconds."):
                 self.seconds[name] = self.seconds.get(name, 0.0) + value
-            else:
-                self._told[name] = self._told.get(name, 0) + 1
-                self.metrics[name] = (
-                    self.metrics.get(name, 0.0)
-                    + (value - self.metrics.get(name, 0.0)) / self._told[name]
-                )
+                continue
+            n = self._reports[name] = self._reports.get(name, 0) + 1
+            mean = self.metrics.get(name, 0.0)
+            self.metrics[name] = mean + (value - mean) / n
 
     def count(self, way: str, sizes: dict[str, int]) -> None:
+        """Add the bytes of one message, by kind, to those that went `way` ("up" or "down")."""
         for kind, n in sizes.items():
             self.bytes[way][kind] = self.bytes[way].get(kind, 0) + n
 
@@ -58,16 +67,22 @@ class Step:
 def accepted(
     step: Step, replies: Iterable[Reply], check: Callable[[Update], None], on_failure: str
 ) -> Iterator[Update]:
-    """The updates that pass every check, with their delta. The rest are failures: RunFailed, or
-    left out if `on_failure` is "skip"."""
+    """The updates that pass every check, completed by the server's part.
+
+    Every other reply is a failure of its client. With `on_failure` "skip" it is left out.
+
+    Raises:
+        RunFailed: a client failed and `on_failure` is "stop".
+    """
     for reply in replies:
         if isinstance(reply, Update):
-            step.count("up", messages.payload(step.entry.phase.slot, reply.weights, reply.extras))
+            slot = step.entry.phase.slot
+            step.count("up", messages.payload(slot, reply.weights, reply.extras))
             try:
-                _open(step, reply)
+                _complete(step, reply)
                 check(reply)
             except ValueError as error:
-                reply = Failure(reply.pid, step.entry.header, step.step, str(error))
+                reply = Failure(reply.pid, step.entry.name, step.step, str(error))
         if isinstance(reply, Failure):
             log.warning("%s", reply)
             step.failures.append(reply)
@@ -78,38 +93,42 @@ def accepted(
         yield reply
 
 
-def _open(step: Step, update: Update) -> None:
-    """Check the reply's own part against what was sent, and form delta and buffers."""
+def _complete(step: Step, update: Update) -> None:
+    """Check what every update has against what was sent, and form its `change` and `buffers`."""
     n = update.num_examples
     if isinstance(n, bool) or not isinstance(n, int) or n < 1:
         raise ValueError(f"num_examples is {n!r}; a whole number of at least 1 is expected")
-    if not isinstance(update.metrics, dict) or not all(
-        isinstance(v, int | float) for v in update.metrics.values()
+    metrics = update.metrics
+    if not isinstance(metrics, dict) or not all(
+        isinstance(v, int | float) for v in metrics.values()
     ):
-        raise ValueError(f"metrics are {update.metrics!r}; numbers by name are expected")
+        raise ValueError(f"metrics are {metrics!r}; numbers by name are expected")
     update.extras = {
         name: messages.on_device(value, step.device) for name, value in update.extras.items()
     }
-    if update.weights is None:
-        if step.sent is not None and step.entry.phase.uploads:
+    if not update.weights:
+        if step.sent and step.entry.phase.uploads:
             raise ValueError("the reply carries no weights")
         return
-    if step.sent is None or step.old is None:
+    if not step.entry.phase.slot:
         raise ValueError("the reply carries weights in a phase that has none")
     update.weights = {name: t.to(step.device) for name, t in update.weights.items()}
     messages.check_tree("weights", update.weights, step.sent)
-    old = step.old
-    update.delta = trees.Difference(trees.pick(update.weights, old), old)
-    update.buffers = {name: t for name, t in update.weights.items() if name not in old}
+    update.change = trees.Difference(trees.pick(update.weights, step.old), step.old)
+    update.buffers = {name: t for name, t in update.weights.items() if name not in step.old}
 
 
 def normalised(updates: list[Update]) -> list[Update]:
-    """The updates with their weights scaled to sum 1, over those that were received."""
-    total = sum(u.weight for u in updates)
-    if not 0 < total < float("inf") or any(u.weight < 0 for u in updates):
+    """The updates, with their weights scaled to sum to 1 over those that were received.
+
+    Raises:
+        RunFailed: a weight is negative, or their sum is not positive and finite.
+    """
+    weights = [update.weight for update in updates]
+    total = sum(weights)
+    if not 0 < total < float("inf") or any(weight < 0 for weight in weights):
         raise RunFailed(
-            f"the aggregation weights {[u.weight for u in updates]} must be >= 0 with a positive,"
-            " finite sum"
+            f"the aggregation weights {weights} must be >= 0 with a positive, finite sum"
         )
     for update in updates:
         update.weight /= total
@@ -117,16 +136,16 @@ def normalised(updates: list[Update]) -> list[Update]:
 
 
 class Buffers:
-    """Passes updates on to a merge and combines, under their final weights, the buffers that merges
-    never see.
+    """Passes updates on to a merge, and combines their buffers, which merges never see.
 
-    Floating buffers: the weighted mean. Integer buffers (batch counters): the maximum.
+    Floating-point buffers become the mean under the updates' final weights, integer ones (batch
+    counters) the maximum.
     """
 
     def __init__(self, updates: Iterable[Update]) -> None:
         self._updates = iter(updates)
         self._mean = trees.Sum()
-        self._most: dict[str, torch.Tensor] = {}
+        self._most: Tree = {}
 
     def __iter__(self) -> Iterator[Update]:
         for update in self._updates:
@@ -134,10 +153,11 @@ class Buffers:
             if floating:
                 self._mean.add(floating, update.weight)
             for name in update.buffers.keys() - floating.keys():
-                self._most[name] = torch.maximum(
-                    self._most.get(name, update.buffers[name]), update.buffers[name]
-                )
+                t = update.buffers[name]
+                self._most[name] = torch.maximum(self._most.get(name, t), t)
             yield update
 
     def values(self) -> Tree:
-        return {**(self._mean.mean() if self._mean.tree else {}), **self._most}
+        """The combined buffers; complete once every update has been read."""
+        means = self._mean.mean() if self._mean.tree else {}
+        return {**means, **self._most}

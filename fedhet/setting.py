@@ -1,27 +1,42 @@
-"""What every strategy is built with."""
+"""What every strategy is built with, and whether its parts fit together."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from fedhet.errors import ConfigError
 from fedhet.messages import LocalSettings
 from fedhet.plugin import Plugin
 from fedhet.server_opt import ServerOptimizer
 from fedhet.site import Site
+
+if TYPE_CHECKING:
+    from fedhet.strategy import FedStrategy
 
 
 @dataclass
 class Setting:
     """What every strategy is built with, so that a method's constructor names only its own options.
 
-    `rounds` are training rounds; `fraction` of the clients take part in each; `lr_decay` multiplies
-    local.lr after each training round, and `schedule` is "constant" or "cosine"; `on_failure` is
-    "stop" or "skip"; evaluation takes place every `eval_every` rounds and at the end;
-    `finetune_epochs` > 0 also evaluates the global model after so many epochs on a client's own
-    data. Training stops early after `patience` evaluations in a row without a validation better by
-    more than `min_delta`; None: never."""
+    Attributes:
+        site: task, model and device.
+        local: how clients train; `lr` is the rate of the first round.
+        rounds: the number of training rounds.
+        fraction: the share of the clients that take part in each round.
+        lr_decay: multiplies the learning rate after each training round.
+        schedule: "constant" or "cosine", on top of `lr_decay`.
+        on_failure: what a failed client does to the run: "stop" it, or be left out ("skip").
+        eval_every: evaluate every so many rounds, and after the last.
+        finetune_epochs: if > 0, also evaluate the global model after so many epochs on a client's
+            own data.
+        patience: stop after so many evaluations in a row without a better validation; None: never.
+        min_delta: by how much a validation must be better to count.
+        plugins: the plug-ins, in their order.
+        server_opt: the server optimiser, or None.
+    """
 
     site: Site
     local: LocalSettings
@@ -38,11 +53,38 @@ class Setting:
     server_opt: ServerOptimizer | None = None
 
     def rate(self, step: int) -> float:
-        """The factor on local.lr in training round `step`, which counts from 1; cosine: from 1 in
-        the first towards 0 after the last."""
+        """The factor on local.lr in training round `step`, which counts from 1.
+
+        The cosine falls from 1 in the first round towards 0 after the last.
+        """
         factor = self.lr_decay ** (step - 1)
-        return (
-            factor * 0.5 * (1 + math.cos(math.pi * (step - 1) / self.rounds))
-            if self.schedule == "cosine"
-            else factor
+        if self.schedule == "cosine":
+            factor *= 0.5 * (1 + math.cos(math.pi * (step - 1) / self.rounds))
+        return factor
+
+
+def check_composition(method: FedStrategy) -> None:
+    """Refuse a method with plug-ins or settings that do not fit it.
+
+    Raises:
+        ConfigError: it says what refuses what, and why.
+    """
+    plugins = method.plugins
+    names = [plugin.name for plugin in plugins]
+    if method.requires and method.requires not in names:
+        raise ConfigError(
+            f"method={method.name} without its plug-in {method.requires!r} would be FedAvg: add the"
+            f" plug-in to Setting.plugins, as conf/method/{method.name}.yaml does"
         )
+    for name, reason in method.refuses.items():
+        if name in names:
+            raise ConfigError(f"method={method.name} refuses plugin {name!r}: {reason}")
+    epochs = method.setting.finetune_epochs
+    if epochs and "global" not in method.evaluates:
+        raise ConfigError(
+            f"eval.finetune_epochs={epochs}: method={method.name} has no global model to fine-tune"
+        )
+    for plugin in plugins:
+        for other, reason in plugin.refuses.items():
+            if other == method.name or other in names:
+                raise ConfigError(f"plugin {plugin.name!r} refuses {other!r}: {reason}")

@@ -1,5 +1,4 @@
-"""What the clients of one process share: the task, the device, one model, and the data that stay on
-the device."""
+"""What the clients of one process share: task, device, one model, and the prepared data."""
 
 from __future__ import annotations
 
@@ -17,24 +16,29 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedhet import streams
 from fedhet.errors import ConfigError
-from fedhet.functional import Compiled
 from fedhet.task import Samples, Task
 from fedhet.trees import AnyTree, Tree
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# prepared data that stay on the device; the least recently used client leaves first
+    from fedhet.engines.functional import Compiled
+
+# Bytes of prepared data kept on the device; beyond it the least recently used client is dropped.
 CACHE_BYTES = 2**30
 
 
 @dataclass(frozen=True)
 class Speed:
-    """How the local steps are computed (conf/engine/*.yaml); each changes the last bits, so the
-    defaults are off.
+    """How the local steps are computed (conf/engine/*.yaml).
 
-    compile: the gradient of the batch loss by torch.compile. amp: forward passes in bfloat16 where
-    torch.autocast allows. channels_last: images and convolutions in NHWC."""
+    Each option changes the last bits of the result, so all are off by default.
+
+    Attributes:
+        compile: compute the gradient of the batch loss by torch.compile.
+        amp: run forward passes in bfloat16 where torch.autocast allows it.
+        channels_last: keep images and convolutions in NHWC layout.
+    """
 
     compile: bool = False
     amp: bool = False
@@ -43,10 +47,11 @@ class Speed:
 
 @dataclass(frozen=True)
 class Scope:
-    """Which names a client trains, and which it shares.
+    """Which parameters and buffers a client trains, and which it shares, by name.
 
-    Trained and not shared: kept by the client. Shared: averaged by the server. Neither: the common
-    initial value, never sent."""
+    What is trained and not shared stays with the client. What is shared is averaged by the server.
+    What is neither keeps the common initial value and is never sent.
+    """
 
     trained: Callable[[str], bool] = lambda name: True
     shared: Callable[[str], bool] = lambda name: True
@@ -73,11 +78,31 @@ def feature_head(model: nn.Module, classes: int, why: str) -> nn.Linear:
 
 
 class Site:
-    """One per process. The model is one object whose tensors are overwritten; clients of a process
-    run one at a time.
+    """One per process. Its model is one object whose tensors every client overwrites in turn.
 
-    `simulated`: all clients are known to be processes of this machine or cluster; under `flwr run`
-    they may be real ones."""
+    Args:
+        task: what is trained.
+        device: where it is trained.
+        seed: the run's seed.
+        buffers: "average" shares buffers (batch statistics), "local" keeps them with the client,
+            "frozen" keeps the initial ones.
+        scope: what the method's clients train and share, given the model.
+        simulated: whether all clients are known to be processes of this machine or cluster; under
+            `flwr run` they may be real ones.
+        speed: how the local steps are computed.
+
+    Attributes:
+        model: the model.
+        initial: a copy of its initial state, the same in every process of the run.
+        trained: the names of the parameters that are trained.
+        shared: the names that travel, in state-dict order.
+        mergeable: the names that are both, which merges, plug-ins and server optimisers see.
+        kept: the names that a client keeps for itself.
+        frozen_norms: whether batch norm runs in eval mode during training.
+
+    Raises:
+        ConfigError: nothing is trained, or two names share one parameter.
+    """
 
     def __init__(
         self,
@@ -90,46 +115,43 @@ class Site:
         simulated: bool = True,
         speed: Speed = Speed(),
     ) -> None:
-        self.task, self.device, self.seed, self.simulated, self.speed = (
-            task,
-            device,
-            seed,
-            simulated,
-            speed,
-        )
+        self.task = task
+        self.device = device
+        self.seed = seed
+        self.simulated = simulated
+        self.speed = speed
+        self.frozen_norms = buffers == "frozen"
         with self.seeded("init"):
             self.model = task.model().to(device)
         if speed.channels_last:
             self.model = self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        rules = scope(self.model)
-        state = self.model.state_dict(keep_vars=True)
-        parameters = dict(self.model.named_parameters())
-        if tied := [
-            name
-            for name, t in state.items()
-            if isinstance(t, nn.Parameter) and name not in parameters
-        ]:
-            raise ConfigError(
-                f"the model {type(self.model).__name__} has {tied[0]!r} tied to another parameter:"
-                " each would be averaged by itself; give it one name"
-            )
-        self.trained = [n for n, p in parameters.items() if p.requires_grad and rules.trained(n)]
-        averaged = [n for n in state if n not in parameters and buffers == "average"]
-        self.shared = [n for n in state if (n in self.trained or n in averaged) and rules.shared(n)]
-        kept = [
-            n for n in state if n in self.trained or (n not in parameters and buffers != "frozen")
-        ]
-        self.kept = [n for n in kept if n not in self.shared]
-        for name, parameter in parameters.items():
-            parameter.requires_grad_(name in self.trained)
-        self.frozen_norms = buffers == "frozen"
-        self.initial: Tree = {name: _copy(t) for name, t in state.items()}
-        self._state = state
+        self._state = self.model.state_dict(keep_vars=True)
+        self.initial: Tree = {name: _copy(t) for name, t in self._state.items()}
+        self._set_scope(scope(self.model), buffers)
         self._frozen: dict[str, nn.Module] = {}
         self._data: OrderedDict[int, Samples] = OrderedDict()
         self._bytes = 0
+
+    def _set_scope(self, scope: Scope, buffers: str) -> None:
+        parameters = dict(self.model.named_parameters())
+        model = type(self.model).__name__
+        for name, t in self._state.items():
+            if isinstance(t, nn.Parameter) and name not in parameters:
+                raise ConfigError(
+                    f"the model {model} has {name!r} tied to another parameter: each would be"
+                    " averaged separately; give the parameter one name"
+                )
+        self.trained = [n for n, p in parameters.items() if p.requires_grad and scope.trained(n)]
         if not self.trained:
-            raise ConfigError(f"the model {type(self.model).__name__} has no parameter to train")
+            raise ConfigError(f"the model {model} has no parameter to train")
+        for name, parameter in parameters.items():
+            parameter.requires_grad_(name in self.trained)
+        own_buffers = [name for name in self._state if name not in parameters]
+        averaged = {*self.trained, *(own_buffers if buffers == "average" else ())}
+        changing = {*self.trained, *(own_buffers if buffers != "frozen" else ())}
+        self.shared = [name for name in self._state if name in averaged and scope.shared(name)]
+        self.kept = [name for name in self._state if name in changing and name not in self.shared]
+        self.mergeable = [name for name in self.trained if name in self.shared]
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -138,11 +160,13 @@ class Site:
 
     @contextmanager
     def seeded(self, purpose: str, phase: str = "", step: int = 0, pid: int = -1) -> Iterator[None]:
-        """Global random draws (initialisation, dropout) come from this stream; the caller's own
-        state is put back."""
+        """Take global random draws (initialisation, dropout) from this stream.
+
+        The caller's own random state is restored at the end.
+        """
         with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
             seed = streams.integer(self.seed, purpose, phase, step, pid)
-            # torch.manual_seed visits every backend: 0.2 ms for each message
+            # torch.manual_seed visits every backend, which takes 0.2 ms for each message.
             torch.default_generator.manual_seed(seed)
             if self.device.type == "cuda":
                 torch.cuda.manual_seed(seed)
@@ -150,7 +174,11 @@ class Site:
 
     @torch.no_grad()
     def load(self, tree: AnyTree) -> nn.Module:
-        """The model with these values; names that the tree lacks keep what they have."""
+        """The model with these values; names that are not in the tree keep their values.
+
+        Raises:
+            ValueError: the tree has another name or shape than the model.
+        """
         if unknown := [name for name in tree if name not in self._state]:
             raise ValueError(
                 f"the weights name {unknown[:3]}, which this model does not have; it has"
@@ -167,10 +195,10 @@ class Site:
 
     @torch.no_grad()
     def frozen(self, key: str, tree: AnyTree) -> nn.Module:
-        """A further module like the model, with these values and else the initial ones, in eval
-        mode and without gradients: a teacher.
+        """A teacher: a copy of the model with these values, in eval mode and without gradients.
 
-        There is one object for each key, which the next call overwrites.
+        Names that are not in the tree have their initial values. There is one copy for each key,
+        which the next call overwrites.
         """
         if key not in self._frozen:
             self._frozen[key] = deepcopy(self.model).requires_grad_(False)
@@ -181,33 +209,33 @@ class Site:
         return module
 
     def read(self, names: list[str]) -> Tree:
-        """Copies of the model's tensors of these names."""
+        """Copies of the model's tensors with these names."""
         return {name: _copy(self._state[name]) for name in names}
 
     # ---- the local steps
     def autocast(self) -> AbstractContextManager[object]:
-        """In which training's forward passes run."""
-        return (
-            torch.autocast(self.device.type, dtype=torch.bfloat16)
-            if self.speed.amp
-            else nullcontext()
-        )
+        """The context in which training runs its forward passes."""
+        if self.speed.amp:
+            return torch.autocast(self.device.type, dtype=torch.bfloat16)
+        return nullcontext()
 
     @cached_property
     def compiled(self) -> Compiled:
+        """The gradient of the batch loss by torch.compile."""
+        from fedhet.engines.functional import Compiled
+
         return Compiled(self)
 
     # ---- data
     def floating(self, samples: Samples) -> Samples:
-        """On the device, images in [0, 1]."""
+        """The samples on the device, images in [0, 1]."""
         samples = samples.to(self.device)
-        return (
-            Samples(samples.x.float().div_(255), samples.y)
-            if samples.x.dtype == torch.uint8
-            else samples
-        )
+        if samples.x.dtype != torch.uint8:
+            return samples
+        return Samples(samples.x.float().div_(255), samples.y)
 
     def transformed(self, x: Tensor) -> Tensor:
+        """Inputs after the task's transform, ready for the model."""
         return self._laid_out(x if self.task.transform is None else self.task.transform(x))
 
     def gathered(self, x: Tensor, index: Tensor) -> Tensor:
@@ -215,28 +243,25 @@ class Site:
         return self._laid_out(x.index_select(0, index))
 
     def augmented(self, x: Tensor, generator: torch.Generator) -> Tensor:
-        """Training inputs as the task's augmentation changes them."""
+        """Training inputs after the task's augmentation."""
         return x if self.task.augment is None else self._laid_out(self.task.augment(x, generator))
 
     def _laid_out(self, x: Tensor) -> Tensor:
-        return (
-            x.contiguous(memory_format=torch.channels_last)
-            if self.speed.channels_last and x.ndim == 4
-            else x
-        )
+        if self.speed.channels_last and x.ndim == 4:
+            return x.contiguous(memory_format=torch.channels_last)
+        return x
 
     def prepared(self, samples: Samples) -> Samples:
-        """On the device and ready for the model."""
+        """The samples on the device, ready for the model."""
         in_place = getattr(self.task.transform, "in_place", None)
-        if in_place is None or samples.x.dtype != torch.uint8:
-            samples = self.floating(samples)
+        images = samples.x.dtype == torch.uint8
+        samples = self.floating(samples)
+        if in_place is None or not images:
             return Samples(self.transformed(samples.x), samples.y)
-        samples = self.floating(samples)  # a tensor that nobody else has
-        return Samples(self._laid_out(in_place(samples.x)), samples.y)
+        return Samples(self._laid_out(in_place(samples.x)), samples.y)  # `floating` made a copy
 
     def train_data(self, pid: int) -> Samples:
-        """Client pid's training set, prepared; it stays on the device as long as CACHE_BYTES
-        lasts."""
+        """The training set of client `pid`, prepared, and cached as CACHE_BYTES allows."""
         if pid not in self._data:
             data = self.prepared(self.task.clients[pid].train)
             self._bytes += data.x.nbytes
@@ -245,6 +270,11 @@ class Site:
                 self._bytes -= self._data.popitem(last=False)[1].x.nbytes
         self._data.move_to_end(pid)
         return self._data[pid]
+
+    @cached_property
+    def test_data(self) -> Samples | None:
+        """The global test set, prepared; None where the task has none."""
+        return None if self.task.test is None else self.prepared(self.task.test)
 
 
 def _copy(t: Tensor) -> Tensor:

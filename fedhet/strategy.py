@@ -1,382 +1,312 @@
-"""FedStrategy: the one adapter between Flower's Strategy and a method. Its defaults are FedAvg.
+"""FedStrategy: the server half of a method. Its defaults are FedAvg.
 
-One step: `plan` decides who gets what; the engine carries it; `settle` turns the replies into the
-slot's new value. Flower's own six methods, at the end, are these two with Flower's types around
-them."""
+A step has two halves. `plan` decides who gets what; the engine carries the messages; `settle` turns
+the replies into the new value of the slot. fedhet/flower/strategy.py puts Flower's types around
+them, fedhet/server.py runs them for every step of the timetable.
+"""
 
 from __future__ import annotations
 
 import itertools
-import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
-import torch
-from flwr.common import (
-    EvaluateIns,
-    FitIns,
-    Parameters,
-    ndarrays_to_parameters,
-    parameters_to_ndarrays,
-)
-from flwr.server.client_manager import ClientManager
-from flwr.server.strategy import Strategy
 from torch import nn
 
 from fedhet import messages, trees
-from fedhet.client import FINETUNE, STATE, FedClient
-from fedhet.errors import ConfigError, RunFailed
-from fedhet.flower import wire
-from fedhet.flower.nodes import Roster
+from fedhet.client import STATE, FedClient
+from fedhet.errors import RunFailed
+from fedhet.flower.strategy import FlowerStrategy
 from fedhet.messages import Broadcast, Extras, Reply, Update
-from fedhet.metrics import score
 from fedhet.phases import Entry, Phase, locate, sample_cohort
 from fedhet.plugin import Plugin, Report
 from fedhet.replies import Buffers, Step, accepted, normalised
-from fedhet.setting import Setting
+from fedhet.setting import Setting, check_composition
 from fedhet.site import Scope
 from fedhet.trees import Tree
 
-log = logging.getLogger("fedhet")
 
+class FedStrategy(FlowerStrategy):
+    """The aggregation of a method; see "what a method overrides" below.
 
-class FedStrategy(Strategy):
-    """A method overrides `base_weight`, `shared`, `private`, `merge`, and `slots` and `phases` for
-    more than one."""
+    A constructor checks the method's own options first and calls `super().__init__(setting)` last,
+    because that asks for everything that the options decide: `refuses`, `slots`, `phases`. What
+    needs the site, the model or the data goes into `setup`, which runs before these.
+
+    Attributes:
+        name: its name in the configuration.
+        client_cls: the client half.
+        requires: the plug-in without which the method would be FedAvg; "" for none.
+        needs_all: whether `merge` needs all updates at once, with weights that sum to 1; else it
+            reads an iterator once and the weights are relative.
+        evaluates: the views that clients evaluate; the first one chooses the best round.
+        evaluation_extras: extras for clients that evaluate.
+        site, sizes, seed, rounds: the task, model and device; training samples per client; the
+            run's seed; the number of training rounds.
+        weights: slot -> its tensors; "model" has all of the model's.
+        timetable: the run's phases in order, those of plug-ins first.
+        current: the step in progress.
+        local: the settings of local training in the step in progress.
+        report: what the step in progress should record: numbers go to rounds.jsonl, tensors to
+            arrays/. It is emptied before each step.
+    """
 
     name: ClassVar[str] = "fedavg"
     client_cls: ClassVar[type[FedClient]] = FedClient
-    needs_all: bool = False  # `merge` gets a list, else an iterator that is read once
+    requires: ClassVar[str] = ""
+    needs_all: bool = False
     evaluates: tuple[str, ...] = ("global",)
-    evaluating: Extras = {}  # for clients that evaluate
 
     def __init__(self, setting: Setting) -> None:
-        self.setting, self.site, self.plugins = setting, setting.site, list(setting.plugins)
-        self.seed, self.rounds, self.sizes = self.site.seed, setting.rounds, self.site.task.sizes
-        self._check_composition()
-        self._slots: dict[str, Tree] = {"model": dict(self.site.initial), **self.slots()}
+        super().__init__()
+        self.setting = setting
+        self.site = setting.site
+        self.sizes = self.site.task.sizes
+        self.seed = self.site.seed
+        self.rounds = setting.rounds
+        self.plugins = list(setting.plugins)
+        self.local = setting.local
+        self.evaluation_extras: Extras = {}
+        self.report: Report = {}
+        self.versions: dict[int, int] = {}  # pid -> the round whose client state was accepted
+        self.state_bytes: dict[int, int] = {}  # pid -> the size of that state
+        self.current: Step
+        check_composition(self)
+        self.weights: dict[str, Tree] = {"model": dict(self.site.initial)}
+        self.setup()
+        self.weights |= self.slots()
         for plugin in self.plugins:
             plugin.server = self
             plugin.setup()
-            self._slots |= plugin.slots()
-        own = [Entry("", phase, phase.rounds) for phase in self.phases()]
+            self.weights |= plugin.slots()
         self.timetable = [
-            Entry(p.name, phase, phase.rounds) for p in self.plugins for phase in p.phases()
-        ] + own
-        self.versions: dict[int, int] = {}  # pid -> the round whose client state was accepted
-        self.kept: dict[int, int] = {}  # pid -> the bytes of that state
-        self.local = setting.local  # of the step in progress
-        self.roster = Roster()
-        self.now: Step
-
-    def _check_composition(self) -> None:
-        by_name = {plugin.name: plugin for plugin in self.plugins}
-        for name, reason in self.refuses.items():
-            if name in by_name:
-                raise ConfigError(f"method={self.name} refuses plugin {name!r}: {reason}")
-        if self.setting.finetune_epochs and "global" not in self.evaluates:
-            raise ConfigError(
-                f"eval.finetune_epochs={self.setting.finetune_epochs}: method={self.name} has no"
-                " global model to fine-tune"
-            )
-        for plugin in self.plugins:
-            for other, reason in plugin.refuses.items():
-                if other == self.name or other in by_name:
-                    raise ConfigError(f"plugin {plugin.name!r} refuses {other!r}: {reason}")
+            Entry(plugin.name, phase, phase.rounds)
+            for plugin in self.plugins
+            for phase in plugin.phases()
+        ]
+        self.timetable += [Entry("", phase, phase.rounds) for phase in self.phases()]
 
     # ---- what a method overrides
     @classmethod
     def scope(cls, model: nn.Module) -> Scope:
-        """What clients train and what they share."""
+        """Which names clients train, and which they share."""
         return Scope()
 
     @property
     def refuses(self) -> dict[str, str]:
-        """Names of plug-ins that it cannot work with -> the reason."""
+        """Plug-ins with which the method cannot be combined: name -> reason."""
         return {}
+
+    def setup(self) -> None:
+        """Called once, when the attributes above are set, before `slots` and `phases`."""
 
     def slots(self) -> dict[str, Tree]:
         """Further named weights beside "model", with their initial values."""
         return {}
 
     def phases(self) -> list[Phase]:
-        return [Phase("train", self.rounds, self.merge, trains=True, evaluate=True)]
+        """The method's phases, which come after those of the plug-ins."""
+        train = Phase(
+            "train", self.rounds, self.merge, check=self.check, trains=True, evaluate=True
+        )
+        return [train]
 
     def base_weight(self, update: Update) -> float:
-        """n_k; only ratios matter."""
+        """The client's aggregation weight before plug-ins: n_k. Only ratios matter."""
         return float(update.num_examples)
 
-    def shared(self, phase: Phase, step: int, cohort: list[int]) -> Extras:
-        """Extras for the whole cohort."""
+    def cohort_extras(self, phase: Phase, step: int, cohort: list[int]) -> Extras:
+        """Extras for every client of the cohort."""
         return {}
 
-    def private(self, phase: Phase, pid: int) -> Extras:
+    def client_extras(self, phase: Phase, pid: int) -> Extras:
         """Extras for one client."""
         return {}
 
     def check(self, update: Update) -> None:
-        """Refuse a bad extra with a ValueError; it counts as that client's failure."""
+        """Refuse a bad extra with a ValueError; the update counts as that client's failure."""
 
-    def merge(self, updates: Iterator[Update], old: Tree | None) -> Tree | None:
-        """The new value of the slot's trainable tensors: old + sum_k w_k delta_k / sum_k w_k."""
-        assert old is not None
-        return trees.add(trees.mean((u.change, u.weight) for u in updates), old)
+    def merge(self, updates: Iterator[Update], old: Tree) -> Tree:
+        """The new values of the trained tensors: old + sum_k w_k change_k / sum_k w_k, in float64.
 
-    def report(self) -> Report:
-        return {}
+        Buffers never come here: they are averaged beside the merge.
+        """
+        return trees.add(trees.mean((update.change, update.weight) for update in updates), old)
 
     # ---- one step
     def begin(self, server_round: int) -> bool:
         """Move to this round; false past the end of the timetable."""
-        found = locate(self.timetable, server_round)
-        if found is None:
+        position = locate(self.timetable, server_round)
+        if position is None:
             return False
-        index, step = found
+        index, step = position
         entry = self.timetable[index]
-        drawn = sample_cohort(
-            self.sizes, entry.phase.cohort, self.setting.fraction, self.seed, entry.header, step
+        phase = entry.phase
+        cohort = sample_cohort(
+            self.sizes, phase.cohort, self.setting.fraction, self.seed, entry.name, step
         )
-        sent = self.sent(entry.phase.slot) if entry.phase.slot else None
-        old = None if sent is None else trees.pick(sent, self._mergeable(entry.phase.slot))
-        self.now = Step(entry, server_round, step, drawn, sent, old, self.site.device)
+        sent = self.sent(phase.slot) if phase.slot else {}
+        old = trees.pick(sent, self.mergeable(phase.slot)) if phase.slot else {}
+        self.current = Step(entry, server_round, step, cohort, sent, old, self.site.device)
         return True
 
-    def _mergeable(self, slot: str | None) -> list[str]:
-        """Names that merges, plug-ins and server optimisers see: trainable, shared. Buffers never
-        are among them."""
+    def mergeable(self, slot: str) -> list[str]:
+        """The names that merges, plug-ins and server optimisers see: trained and shared.
+
+        Buffers never are among them.
+        """
         if slot == "model":
-            return [n for n in self.site.trained if n in self.site.shared]
-        return [n for n, t in self._slots[slot or ""].items() if t.is_floating_point()]
+            return self.site.mergeable
+        return [name for name, t in self.weights[slot].items() if t.is_floating_point()]
 
     def sent(self, slot: str) -> Tree:
         """The slot as it travels."""
-        return (
-            trees.pick(self._slots[slot], self.site.shared)
-            if slot == "model"
-            else self._slots[slot]
-        )
+        weights = self.weights[slot]
+        return trees.pick(weights, self.site.shared) if slot == "model" else weights
 
     def plan(self, server_round: int) -> list[Broadcast]:
         """The messages of a round, in the cohort's order."""
         if not self.begin(server_round):
-            raise RunFailed(f"round {server_round} is past the timetable")
-        now, phase = self.now, self.now.entry.phase
+            raise RunFailed(f"round {server_round} is past the end of the timetable")
+        current = self.current
+        phase = current.entry.phase
+        own = not current.entry.owner
+        self.report = {}
+        for plugin in self.plugins:
+            plugin.report = {}
         local = self.setting.local
         if phase.trains:
-            local = replace(local, lr=local.lr * self.setting.rate(now.step))
+            local = replace(local, lr=local.lr * self.setting.rate(current.step))
         msg = Broadcast(
-            now.entry.header,
-            now.step,
-            server_round,
-            phase.slot,
-            now.sent,
-            dict(self.shared(phase, now.step, now.cohort)) if not now.entry.piece else {},
-            local,
-            phase.trains,
-            {plugin.name: plugin.digest() for plugin in self.plugins},
+            phase=current.entry.name,
+            step=current.step,
+            round=server_round,
+            local=local,
+            slot=phase.slot,
+            weights=current.sent,
+            extras=dict(self.cohort_extras(phase, current.step, current.cohort)) if own else {},
+            trains=phase.trains,
+            plugins=self.digests,
         )
         for plugin in self.active:
-            plugin.outgoing(msg, now.cohort)
+            plugin.outgoing(msg, current.cohort)
         self.local = msg.local
-        plan = [
-            msg.to(
-                pid,
-                self.versions.get(pid, 0),
-                self.private(phase, pid) if not now.entry.piece else {},
-            )
-            for pid in now.cohort
-        ]
-        for each in plan:
-            now.count("down", messages.payload(each.slot, each.weights, each.extras))
+        plan = []
+        for pid in current.cohort:
+            private = self.client_extras(phase, pid) if own else {}
+            plan.append(msg.to(pid, self.versions.get(pid, 0), private))
+            current.count("down", messages.payload(msg.slot, msg.weights, plan[-1].extras))
         return plan
 
     @property
-    def active(self) -> list[Plugin]:
-        """The plug-ins whose hooks run: all where the model is trained, else only the phase's
-        own."""
-        entry = self.now.entry
-        return (
-            self.plugins
-            if entry.phase.trains
-            else [p for p in self.plugins if p.name == entry.piece]
-        )
-
-    def settle(self, replies: Iterable[Reply]) -> None:
-        """Aggregate the replies, which come in the cohort's order. RunFailed where a client failed
-        and on_failure is "stop"."""
-        now, phase = self.now, self.now.entry.phase
-        received = accepted(now, replies, self._accept, self.setting.on_failure)
-        first = next(received, None)
-        if first is None:
-            raise RunFailed(
-                "; ".join(str(f) for f in now.failures)
-                or f"phase {phase.name!r}: no client replied"
-            )
-        updates: Iterator[Update] | list[Update] = itertools.chain([first], received)
-        if self.needs_all or any(plugin.needs_all for plugin in self.active):
-            updates = list(updates)
-        for plugin in reversed(self.active):
-            updates = plugin.incoming(updates, now.old)  # type: ignore[arg-type]
-        merged = Buffers(normalised(updates) if isinstance(updates, list) else updates)
-        new = phase.merge(iter(merged), now.old)
-        for _ in merged:  # a merge that stopped early has still to hear every client
-            pass
-        if new is not None and phase.slot:
-            self._install(phase, new, merged)
-        self._finish_step(phase)
-
-    def _finish_step(self, phase: Phase) -> None:
-        """Close the phase when it says so, or when its last step is done."""
-        stop = phase.until() if phase.until else False
-        if stop or self.now.step == self.now.entry.rounds:
-            self.close()
-
-    def close(self) -> None:
-        """End the phase in progress; its timetable entry becomes the steps executed."""
-        self.timetable[self._index] = replace(self.now.entry, rounds=self.now.step)
-        if self.now.entry.phase.after:
-            self.now.entry.phase.after()
+    def digests(self) -> dict[str, str]:
+        """Plug-in -> digest of its settings, for clients to compare with their own."""
+        return {plugin.name: plugin.digest() for plugin in self.plugins}
 
     @property
-    def _index(self) -> int:
-        return next(
-            i for i, entry in enumerate(self.timetable) if entry.phase is self.now.entry.phase
-        )
+    def active(self) -> list[Plugin]:
+        """The plug-ins whose hooks run: all where the model is trained, else the phase's owner."""
+        entry = self.current.entry
+        if entry.phase.trains:
+            return self.plugins
+        return [plugin for plugin in self.plugins if plugin.name == entry.owner]
+
+    def settle(self, replies: Iterable[Reply]) -> None:
+        """Aggregate the replies, which come in the cohort's order.
+
+        Raises:
+            RunFailed: a client failed and on_failure is "stop", or no client succeeded.
+        """
+        current = self.current
+        phase = current.entry.phase
+        received = accepted(current, replies, self._accept, self.setting.on_failure)
+        first = next(received, None)
+        if first is None:
+            causes = "; ".join(str(failure) for failure in current.failures)
+            raise RunFailed(causes or f"phase {phase.name!r}: no client replied")
+        updates: Iterable[Update] = itertools.chain([first], received)
+        for plugin in reversed(self.active):
+            updates = plugin.incoming(iter(updates), current.old)
+        if self.needs_all or any(plugin.needs_all for plugin in self.active):
+            updates = normalised(list(updates))
+        merged = Buffers(updates)
+        new = phase.merge(iter(merged), current.old)
+        for _ in merged:  # a merge may stop early, but every client must be heard
+            pass
+        if new:
+            self._install(phase, new, merged)
+        if (phase.until and phase.until()) or current.step == current.entry.rounds:
+            self.end_phase()
+
+    def _accept(self, update: Update) -> None:
+        """The checks of the phase and of plug-ins, whose ValueError makes it the client's failure.
+
+        Then the update gets its base weight.
+        """
+        phase = self.current.entry.phase
+        if phase.check:
+            phase.check(update)
+        if phase.trains:
+            for plugin in self.plugins:
+                plugin.check(update)
+        update.weight = self.base_weight(update)
+        if update.keeps:
+            self.versions[update.pid] = self.current.round
+            self.state_bytes[update.pid] = int(update.metrics.pop(STATE, 0))
 
     def _install(self, phase: Phase, new: Tree, merged: Buffers) -> None:
-        now, slot = self.now, self._slots[phase.slot or ""]
-        assert now.old is not None
+        """Let plug-ins and the server optimiser act on the merged weights, and keep the result."""
+        current = self.current
         for plugin in reversed(self.active):
-            new = plugin.merged(new, now.old)
+            new = plugin.merged(new, current.old)
         if phase.trains and self.setting.server_opt:
-            new = self.setting.server_opt.step(now.old, new)
+            new = self.setting.server_opt.step(current.old, new)
         values = {**new, **merged.values()}
         if bad := trees.finite(values):
             raise RunFailed(
-                f"round {now.round}: the aggregated tensor {bad!r} holds NaN or infinite values"
+                f"round {current.round}: the aggregated tensor {bad!r} holds NaN or infinite values"
             )
-        self._slots[phase.slot or ""] = {**slot, **trees.cast(values, slot)}
+        slot = self.weights[phase.slot]
+        self.weights[phase.slot] = {**slot, **trees.cast(values, slot)}
 
-    def _accept(self, update: Update) -> None:
-        """The pieces' own checks, then the base weight; a ValueError makes it the client's
-        failure."""
-        if not self.now.entry.piece:
-            self.check(update)
-        for plugin in self.active:
-            plugin.check(update)
-        update.weight = self.base_weight(update)
-        if update.keeps:
-            self.versions[update.pid] = self.now.round
-            self.kept[update.pid] = int(update.metrics.pop(STATE, 0))
+    def end_phase(self) -> None:
+        """End the phase in progress; its timetable entry becomes the number of steps executed."""
+        entry = self.current.entry
+        self.timetable[self._index] = replace(entry, rounds=self.current.step)
+        if entry.phase.after:
+            entry.phase.after()
+
+    @property
+    def _index(self) -> int:
+        phase = self.current.entry.phase
+        return next(i for i, entry in enumerate(self.timetable) if entry.phase is phase)
 
     # ---- evaluation
     @property
     def views(self) -> tuple[str, ...]:
-        """The models that clients evaluate; the first one is "the" model of the clients'
-        accuracies."""
+        """The views that clients evaluate, "finetuned" among them where the run asks for it."""
         return (*self.evaluates, "finetuned") if self.setting.finetune_epochs else self.evaluates
 
     @property
     def due(self) -> bool:
-        """Whether the step in progress is followed by an evaluation."""
-        phase, step = self.now.entry.phase, self.now.step
-        return phase.evaluate and (
-            step % self.setting.eval_every == 0 or step == self.timetable[self._index].rounds
-        )
+        """Whether an evaluation follows the step in progress."""
+        phase = self.current.entry.phase
+        step = self.current.step
+        last = step == self.timetable[self._index].rounds
+        return phase.evaluate and (last or step % self.setting.eval_every == 0)
 
-    def evaluations(self) -> list[Broadcast]:
-        """Messages that ask every client with data to evaluate the model as it now stands."""
-        tuned = {FINETUNE: self.setting.finetune_epochs} if self.setting.finetune_epochs else {}
-        msg = Broadcast(
-            "evaluate",
-            self.now.step,
-            self.now.round,
-            "model",
-            self.sent("model"),
-            {**self.evaluating, **tuned},
-            self.local,
-            plugins={plugin.name: plugin.digest() for plugin in self.plugins},
-        )
-        return [msg.to(pid, self.versions.get(pid, 0), {}) for pid, n in enumerate(self.sizes) if n]
-
-    def evaluate_global(self, weights: Tree | None = None) -> dict[str, float]:
-        """Loss and accuracy of the global model (or of `weights`) on the global test set; empty
-        where one of them is missing."""
-        if self.site.task.test is None or "global" not in self.evaluates:
-            return {}
-        if not hasattr(self, "_test"):
-            self._test = self.site.prepared(self.site.task.test)
-        return score(self.site.load(weights or self._slots["model"]), self._test, self.site.task)
-
+    # ---- what is recorded
     @property
     def client_state(self) -> dict[str, int]:
-        """What clients remember between rounds: how many of them, the bytes of all, and of the
-        largest."""
+        """What clients remember between rounds: how many do, the bytes of all, the largest."""
         return {
-            "clients": len(self.kept),
-            "bytes": sum(self.kept.values()),
-            "largest": max(self.kept.values(), default=0),
+            "clients": len(self.state_bytes),
+            "bytes": sum(self.state_bytes.values()),
+            "largest": max(self.state_bytes.values(), default=0),
         }
 
     def reports(self) -> dict[str, Report]:
-        """What the pieces want recorded, by piece."""
-        return {
-            name: found
-            for name, found in [
-                (self.name, self.report()),
-                *((p.name, p.report()) for p in self.active),
-            ]
-            if found
-        }
-
-    @property
-    def weights(self) -> dict[str, Tree]:
-        """Every slot."""
-        return self._slots
-
-    # ---- Flower's six methods
-    def initialize_parameters(self, client_manager: ClientManager) -> Parameters:
-        return self._parameters()
-
-    def _parameters(self) -> Parameters:
-        return ndarrays_to_parameters([t.cpu().numpy() for t in self.sent("model").values()])
-
-    def configure_fit(
-        self, server_round: int, parameters: Parameters, client_manager: ClientManager
-    ) -> list[tuple[Any, FitIns]]:
-        packer = wire.Packer()
-        self._plan = {msg.pid: msg for msg in self.plan(server_round)}
-        return [
-            (self.roster.proxy(pid, client_manager), wire.fit_ins(msg, packer))
-            for pid, msg in self._plan.items()
-        ]
-
-    def aggregate_fit(
-        self, server_round: int, results: list[tuple[Any, Any]], failures: list[Any]
-    ) -> tuple[Parameters | None, dict[str, Any]]:
-        self.settle(self.roster.in_order(self._plan, results, failures))
-        return self._parameters(), {}
-
-    def configure_evaluate(
-        self, server_round: int, parameters: Parameters, client_manager: ClientManager
-    ) -> list[tuple[Any, EvaluateIns]]:
-        packer = wire.Packer()
-        return [
-            (self.roster.proxy(m.pid, client_manager), wire.evaluate_ins(m, packer))
-            for m in self.evaluations()
-        ]
-
-    def aggregate_evaluate(
-        self, server_round: int, results: list[tuple[Any, Any]], failures: list[Any]
-    ) -> tuple[float | None, dict[str, Any]]:
-        return None, {}
-
-    def evaluate(
-        self, server_round: int, parameters: Parameters
-    ) -> tuple[float, dict[str, Any]] | None:
-        arrays = [torch.from_numpy(a) for a in parameters_to_ndarrays(parameters)]
-        found = self.evaluate_global(
-            {**self._slots["model"], **dict(zip(self.sent("model"), arrays, strict=True))}
-        )
-        return (found.pop("loss"), dict(found)) if found else None
+        """The reports of the method and its plug-ins, by name; empty ones are left out."""
+        reports = {self.name: self.report, **{p.name: p.report for p in self.active}}
+        return {name: report for name, report in reports.items() if report}

@@ -8,8 +8,12 @@ warm-up phase."""
 from __future__ import annotations
 
 import hashlib
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+if TYPE_CHECKING:
+    import torch
 
 
 def integer(seed: int, purpose: str, phase: str = "", step: int = 0, pid: int = -1) -> int:
@@ -23,3 +27,12 @@ def generator(
 ) -> np.random.Generator:
     """A numpy generator on the stream."""
     return np.random.default_rng(integer(seed, purpose, phase, step, pid))
+
+
+def torch_generator(
+    seed: int, purpose: str, phase: str = "", step: int = 0, pid: int = -1
+) -> torch.Generator:
+    """A torch generator on the stream, on the CPU: every device sees the same draws."""
+    import torch
+
+    return torch.Generator().manual_seed(integer(seed, purpose, phase, step, pid))

@@ -1,5 +1,9 @@
-"""The only training loop: local epochs of mini-batches, with the points at which methods and
-plug-ins change it."""
+"""Local training: epochs of mini-batches, with the points at which methods and plug-ins change it.
+
+Every model that a client sends is trained by `LocalTraining.train_model`, or under engine.vectorize
+by its twin for several clients at once (fedhet/engines/vectorized.py). What is no model of the task
+has a small loop of its own: FedALA's mixing weights, FedGen's generator, FedDisk's networks.
+"""
 
 from __future__ import annotations
 
@@ -12,40 +16,60 @@ from torch import Tensor, nn
 
 from fedhet import optimizers, streams
 from fedhet.messages import Broadcast, LocalSettings
-from fedhet.plugin import Plugin
+from fedhet.phases import EarlyStopping
+from fedhet.plugin import Plugin, overrides
 from fedhet.site import Site, norms
 from fedhet.task import Samples
+
+HOOKS = ("optimizer", "losses", "penalty", "gradient", "scale")
+_ENGINE = torch.autograd.Variable._execution_engine
+
+Objective = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor | None]]
+BatchGradient = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, list[Tensor]]]
 
 
 @dataclass(slots=True)
 class Batch:
-    """One mini-batch: inputs x (B, ...), targets y, positions `index` in the training set, features
-    z (B, d) or None, logits."""
+    """One mini-batch during training.
+
+    Attributes:
+        x: inputs (B, ...), ready for the model.
+        y: targets (B, ...).
+        index: (B,) positions in the training set.
+        features: (B, d) what the head receives, or None where the model has no features(x).
+        logits: the model's output.
+    """
 
     x: Tensor
     y: Tensor
     index: Tensor
-    z: Tensor | None
+    features: Tensor | None
     logits: Tensor
 
-
-_ENGINE = torch.autograd.Variable._execution_engine
-Objective = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor | None]]
+    @property
+    def z(self) -> Tensor:
+        """(B, d) the features of a model that has them; ValueError for one that does not."""
+        if self.features is None:
+            raise ValueError("the model has no features(x) and head(f)")
+        return self.features
 
 
 def derivative(losses: Tensor, penalty: Tensor | None, params: Sequence[Tensor]) -> list[Tensor]:
-    """The gradient of losses.mean() + penalty, each tensor with memory of its own: hooks and the
-    step change them in place."""
-    # the mean is a constant gradient of its terms, which spares two kernels
+    """The gradient of losses.mean() + penalty with respect to `params`.
+
+    Each tensor has memory of its own, because hooks and the step change gradients in place. A
+    parameter that plays no part in the loss gets zeros.
+    """
+    # The mean is passed on as a constant gradient of its terms, which saves two kernels.
     share = torch.full_like(losses, 1 / losses.numel())
-    outputs, weights = (
-        ((losses,), (share,))
-        if penalty is None or not penalty.requires_grad
-        else ((losses, penalty), (share, torch.ones_like(penalty)))
-    )
-    # torch.autograd.grad ends here too, after checks that take a tenth of a small model's step and
-    # import sympy, .4 s.
-    found = _ENGINE.run_backward(
+    outputs: tuple[Tensor, ...] = (losses,)
+    weights: tuple[Tensor, ...] = (share,)
+    if penalty is not None and penalty.requires_grad:
+        outputs = (losses, penalty)
+        weights = (share, torch.ones_like(penalty))
+    # torch.autograd.grad makes the same call after checks that take a tenth of a small model's step
+    # and that import sympy, which takes .4 s.
+    derivatives = _ENGINE.run_backward(
         outputs,
         weights,
         keep_graph=False,
@@ -54,7 +78,9 @@ def derivative(losses: Tensor, penalty: Tensor | None, params: Sequence[Tensor])
         allow_unreachable=True,
         accumulate_grad=False,
     )
-    grads = [torch.zeros_like(p) if g is None else g for g, p in zip(found, params, strict=True)]
+    grads = [
+        torch.zeros_like(p) if g is None else g for g, p in zip(derivatives, params, strict=True)
+    ]
     # Autograd gives the terms of a sum one tensor, and the terms of a mean a broadcast number.
     if len({g.data_ptr() for g in grads}) < len(grads) or any(0 in g.stride() for g in grads):
         grads = [g.clone(memory_format=torch.contiguous_format) for g in grads]
@@ -62,26 +88,46 @@ def derivative(losses: Tensor, penalty: Tensor | None, params: Sequence[Tensor])
 
 
 class LocalTraining:
-    """What a client is while it trains; FedClient adds the messages around it."""
+    """The training half of a client; FedClient adds the messages around it.
 
-    site: Site
+    Attributes, set by `receive`:
+        msg: the message that is being served.
+        pid: the client's number.
+        local: the settings of local training in this step.
+        active: the plug-ins whose hooks run in this phase.
+    """
+
     msg: Broadcast
     pid: int
     local: LocalSettings
     active: list[Plugin]
-    _hooks: dict[str, list[Any]]
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+
+    def receive(self, msg: Broadcast) -> None:
+        """Take the message's settings; no plug-in is active yet."""
+        self.msg = msg
+        self.pid = msg.pid
+        self.local = msg.local
+        self.activate([])
+
+    def activate(self, plugins: list[Plugin]) -> None:
+        """Let the hooks of these plug-ins run."""
+        self.active = plugins
+        self._hooks = active_hooks(plugins)
 
     # ---- what a method overrides
     def losses(self, batch: Batch) -> Tensor:
         """(B,) per-sample losses."""
         return self.site.task.criterion(batch.logits, batch.y)
 
-    def penalty(self, batch: Batch) -> Tensor | None:
+    def penalty(self, batch: Batch) -> Tensor:
         """A scalar to add to the batch loss."""
-        return None
+        return batch.logits.new_zeros(())
 
     def gradient(self, grads: list[Tensor]) -> None:
-        """Change the gradient of the trained parameters in place, before the plug-ins."""
+        """Change the gradient of the trained parameters in place, before the plug-ins do."""
 
     def optimizer(self, params: list[nn.Parameter]) -> optimizers.Optimizer:
         """A fresh optimiser: nothing is carried from round to round."""
@@ -97,177 +143,173 @@ class LocalTraining:
         patience: int | None = None,
         hooks: bool = True,
     ) -> int:
-        """Train in place and return the number of optimiser steps.
+        """Train the model in place on `objective` and return the number of optimiser steps.
 
-        The batch loss is that of `objective`. `patience` stops after so many epochs without a lower
-        epoch-mean loss. `hooks=False` leaves out the plug-ins, for loops that the server never
-        sees."""
-        site, size = self.site, self.local.batch_size
-        used = self._hooks if hooks else self.overridden(())
+        Args:
+            model: the model; its parameters that require gradients are trained.
+            data: the training set, prepared.
+            epochs: at most so many passes over the data.
+            patience: stop after so many epochs without a lower mean loss; None for never.
+            hooks: whether the plug-ins' hooks run; False for training that the server never sees.
+        """
+        site = self.site
+        size = self.local.batch_size
+        active = self._hooks if hooks else active_hooks([])
         params = [p for p in model.parameters() if p.requires_grad]
-        gradient = self._gradient(model, data, params, hooks=hooks)
+        batch_gradient = self._batch_gradient(model, data, params, hooks=hooks)
         optimizer = self.optimizer(params)
-        for wrap in used["optimizer"]:
+        for wrap in active["optimizer"]:
             optimizer = wrap(optimizer, params)
-        orders, draws = self.orders(len(data)), self._draws("augment")
-        n = self._train_mode(model, len(data), size)
-        steps, best, stale = 0, float("inf"), 0
+        orders = self.orders(len(data))
+        augmentation = self.generator("augment")
+        n = self.train_mode(model, len(data), size)
+        stop = None if patience is None else EarlyStopping(patience)
+        steps = 0
         for _ in range(epochs):
-            order, epoch_loss = next(orders).to(site.device)[:n], 0.0
-            for x, y, index in zip(
-                *(t.split(size) for t in (site.gathered(data.x, order), data.y[order], order)),
-                strict=True,
-            ):
-                losses, grads = gradient(site.augmented(x, draws), y, index)
+            order = next(orders).to(site.device)[:n]
+            epoch = site.gathered(data.x, order), data.y[order], order
+            epoch_loss = 0.0
+            for x, y, index in zip(*(t.split(size) for t in epoch), strict=True):
+                losses, grads = batch_gradient(site.augmented(x, augmentation), y, index)
                 with torch.no_grad():
                     self.gradient(grads)
-                    for hook in used["gradient"]:
+                    for hook in active["gradient"]:
                         hook(grads)
-                    for hook in used["scale"]:
+                    for hook in active["scale"]:
                         hook(grads)
                     optimizer.step(grads)
                 steps += 1
-                if patience is not None:
+                if stop is not None:
                     epoch_loss += float(losses.mean()) * len(y)
-            if patience is not None:
-                best, stale = (epoch_loss, 0) if epoch_loss < best else (best, stale + 1)
-                if stale >= patience:
-                    break
+            if stop is not None and stop(epoch_loss):
+                break
         return steps
 
     def orders(self, n: int) -> Iterator[Tensor]:
         """The order of n samples in each epoch, a function of (seed, phase, step, client)."""
-        draws = self._draws("batches")
+        generator = self.generator("batches")
         while True:
-            yield torch.randperm(n, generator=draws)
+            yield torch.randperm(n, generator=generator)
 
-    def _draws(self, purpose: str) -> torch.Generator:
-        return torch.Generator().manual_seed(
-            streams.integer(self.site.seed, purpose, self.msg.phase, self.msg.step, self.pid)
-        )
+    def generator(self, purpose: str) -> torch.Generator:
+        """The random stream of this message and purpose, on the CPU."""
+        msg = self.msg
+        return streams.torch_generator(self.site.seed, purpose, msg.phase, msg.step, self.pid)
 
-    def _gradient(
+    def _batch_gradient(
         self, model: nn.Module, data: Samples, params: list[nn.Parameter], *, hooks: bool
-    ) -> Callable[[Tensor, Tensor, Tensor], tuple[Tensor, list[Tensor]]]:
-        """(x, y, positions) of a batch -> (what has the batch loss for its mean, the loss's
-        gradient)."""
+    ) -> BatchGradient:
+        """(x, y, index) of a batch -> (a tensor whose mean is the batch loss, its gradient)."""
         objective = self.objective(model, data, hooks=hooks)
 
         def eager(x: Tensor, y: Tensor, index: Tensor) -> tuple[Tensor, list[Tensor]]:
             losses, penalty = objective(x, y, index)
-            return (
-                losses.detach() if penalty is None else (losses.mean() + penalty).detach()
-            ), derivative(losses, penalty, params)
+            loss = losses if penalty is None else losses.mean() + penalty
+            return loss.detach(), derivative(losses, penalty, params)
 
-        own = self.site.parameters  # a fine-tuning may train others
-        same = len(params) == len(own) and all(a is b for a, b in zip(params, own, strict=True))
-        if not (self.site.speed.compile and same and self.plain(hooks)):
+        own = self.site.parameters  # fine-tuning may train others
+        all_own = len(params) == len(own) and all(a is b for a, b in zip(params, own, strict=True))
+        if not (self.site.speed.compile and all_own and self._plain_loss(hooks)):
             return eager
-        weights, size, compiled = (
-            self.sample_weights(data) if hooks else None,
-            self.local.batch_size,
-            self.site.compiled,
-        )
+        weights = self.sample_weights(data) if hooks else None
+        size = self.local.batch_size
+        compiled = self.site.compiled
 
         def fast(x: Tensor, y: Tensor, index: Tensor) -> tuple[Tensor, list[Tensor]]:
-            if len(y) < size:
+            if len(y) < size:  # each other batch size would be compiled anew
                 return eager(x, y, index)
-            # partial batches would be compiled anew
             return compiled(x, y, None if weights is None else weights[index] / size)
 
         return fast
 
-    def plain(self, hooks: bool = True) -> bool:
-        """Whether the batch loss is the criterion's (weighted) mean: no loss or penalty of the
-        method's or a plug-in's own."""
-        own = any(
-            getattr(type(self), name) is not getattr(LocalTraining, name)
-            for name in ("losses", "penalty", "objective")
-        )
+    def _plain_loss(self, hooks: bool) -> bool:
+        """Whether the batch loss is the (weighted) mean of the criterion and nothing else."""
+        own = any(overrides(self, LocalTraining, h) for h in ("losses", "penalty", "objective"))
         return not own and not (hooks and (self._hooks["losses"] or self._hooks["penalty"]))
 
     def objective(self, model: nn.Module, data: Samples, *, hooks: bool = True) -> Objective:
-        """The batch loss, mean_b(w_b (losses_b + plug-ins' losses_b)) + penalties, in its two
-        parts.
+        """The batch loss, mean_b(w_b (losses_b + plug-ins' losses_b)) + penalties, in two parts.
 
-        Returns: (x, y, positions in `data`) of a batch -> (the terms of the mean (B,), the sum of
-        the penalties or None)."""
-        used = self._hooks if hooks else self.overridden(())
+        Returns:
+            (x, y, index) of a batch -> (the terms of the mean (B,), the sum of the penalties, or
+            None where nothing has a penalty); `index` are positions in `data`.
+        """
+        active = self._hooks if hooks else active_hooks([])
         weights = self.sample_weights(data) if hooks else None
         features = getattr(model, "features", None)
-        penalties = [
-            p
-            for p in (self.penalty, *used["penalty"])
-            if getattr(p, "__func__", None) is not LocalTraining.penalty
-        ]
+        penalties = list(active["penalty"])
+        if overrides(self, LocalTraining, "penalty"):
+            penalties.insert(0, self.penalty)
 
         def terms(x: Tensor, y: Tensor, index: Tensor) -> tuple[Tensor, Tensor | None]:
             with self.site.autocast():
                 z = None if features is None else features(x)
-                batch = Batch(x, y, index, z, model(x) if z is None else model.head(z))  # type: ignore[operator]
+                logits = model(x) if z is None else model.head(z)  # type: ignore[operator]
+                batch = Batch(x, y, index, z, logits)
                 losses = self.losses(batch)
-            for hook in used["losses"]:
+            for hook in active["losses"]:
                 losses = losses + hook(batch)
             if weights is not None:
                 losses = losses * weights[index]
-            return losses, (
-                sum((penalty(batch) for penalty in penalties), torch.zeros((), device=x.device))
-                if penalties
-                else None
-            )
+            if not penalties:
+                return losses, None
+            return losses, sum((p(batch) for p in penalties), torch.zeros((), device=x.device))
 
         return terms
+
+    def apply_gradient_hooks(self, grads: list[Tensor]) -> None:
+        """Let the active plug-ins change the gradient in place."""
+        for hook in (*self._hooks["gradient"], *self._hooks["scale"]):
+            hook(grads)
 
     def full_gradient(
         self, model: nn.Module, data: Samples, index: Tensor, chunk: int
     ) -> list[Tensor]:
-        """The gradient of `objective` over the samples at `index`, in train mode, before every
-        gradient hook; the model stays.
+        """The gradient of `objective` over the samples at `index`; the model is not changed.
 
-        It is summed over chunks of so many samples: exact, but for batch norm, which normalises
-        each chunk by itself."""
-        objective, params = (
-            self.objective(model, data),
-            [p for p in model.parameters() if p.requires_grad],
-        )
-        index = index[: self._train_mode(model, len(index), chunk)]
-        total, draws = [torch.zeros_like(p) for p in params], self._draws("augment")
+        It is taken in train mode and before every gradient hook, and summed over chunks of `chunk`
+        samples. That is exact except for batch norm, which normalises each chunk separately.
+        """
+        objective = self.objective(model, data)
+        params = [p for p in model.parameters() if p.requires_grad]
+        index = index[: self.train_mode(model, len(index), chunk)]
+        total = [torch.zeros_like(p) for p in params]
+        augmentation = self.generator("augment")
         for part in index.split(chunk):
-            grads = derivative(
-                *objective(self.site.augmented(data.x[part], draws), data.y[part], part), params
-            )
+            x = self.site.augmented(data.x[part], augmentation)
+            grads = derivative(*objective(x, data.y[part], part), params)
             torch._foreach_add_(total, grads, alpha=len(part) / len(index))
         return total
 
-    def _train_mode(self, model: nn.Module, n: int, size: int) -> int:
+    def train_mode(self, model: nn.Module, n: int, size: int) -> int:
         """Set the mode and return how many of n samples to use in batches of this size.
 
-        Batch norm cannot train on one sample: a trailing single one is left out, or batch norm runs
-        in eval mode."""
+        Batch norm cannot train on one sample: a single trailing sample is left out, or batch norm
+        runs in eval mode.
+        """
         model.train()
-        found = norms(model)
-        single = bool(found) and (n % size == 1 or size == 1)
+        batch_norms = norms(model)
+        single = bool(batch_norms) and (n % size == 1 or size == 1)
         drop = single and n > 1 and size > 1
         if self.site.frozen_norms or (single and not drop):
-            for norm in found:
+            for norm in batch_norms:
                 norm.eval()
         return n - drop
 
     def sample_weights(self, data: Samples) -> Tensor | None:
-        """(n,) the product of the plug-ins' weights, or None where nobody weighs."""
+        """(n,) the product of the plug-ins' weights, or None where no plug-in has any."""
         total: Tensor | None = None
         for plugin in self.active:
-            if type(plugin).sample_weights is not Plugin.sample_weights:
+            if overrides(plugin, Plugin, "sample_weights"):
                 weights = plugin.sample_weights(data)
                 if weights is not None:
                     total = weights if total is None else total * weights
         return total
 
-    def overridden(self, plugins: Sequence[Plugin]) -> dict[str, list[Any]]:
-        """hook name -> the bound methods that do something, so that a step pays only for what is
-        used."""
-        hooks = ("optimizer", "losses", "penalty", "gradient", "scale")
-        return {
-            h: [getattr(p, h) for p in plugins if getattr(type(p), h) is not getattr(Plugin, h)]
-            for h in hooks
-        }
+
+def active_hooks(plugins: Sequence[Plugin]) -> dict[str, list[Any]]:
+    """Hook name -> the bound methods that do something, so that a step pays only for those."""
+    return {
+        hook: [getattr(plugin, hook) for plugin in plugins if overrides(plugin, Plugin, hook)]
+        for hook in HOOKS
+    }

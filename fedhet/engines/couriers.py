@@ -1,4 +1,4 @@
-"""Couriers that hand messages to clients of this process."""
+"""The courier that serves clients in this process, one after another."""
 
 from __future__ import annotations
 
@@ -10,18 +10,17 @@ from fedhet.server import Clock
 
 
 class LocalCourier:
-    """Calls the clients one after another as the merge asks for their replies: one update is alive
-    at a time."""
+    """Calls the clients as the merge asks for their replies, so that one update is alive at a time.
+
+    Args:
+        make: makes the client of one message.
+    """
 
     def __init__(self, make: Callable[[], FedClient]) -> None:
         self._make = make
 
-    def train(self, plan: list[Broadcast], clock: Clock) -> Iterator[Reply]:
+    def exchange(self, plan: list[Broadcast], clock: Clock) -> Iterator[Reply]:
         for msg in plan:
             with clock("clients"):
                 reply = self._make().handle(msg)
             yield reply
-
-    def evaluate(self, plan: list[Broadcast], clock: Clock) -> Iterator[Reply]:
-        for msg in plan:
-            yield self._make().assess(msg)

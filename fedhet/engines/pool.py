@@ -77,25 +77,21 @@ class PoolCourier:
         self._reader[here] = Reader(copy=True)  # the worker writes its next reply over this one
         return here
 
-    def train(self, plan: list[Broadcast], clock: Clock) -> Iterator[Reply]:
-        return self._exchange("handle", plan, clock)
-
-    def evaluate(self, plan: list[Broadcast], clock: Clock) -> Iterator[Reply]:
-        return self._exchange("assess", plan, clock)
-
-    def _exchange(self, call: str, plan: list[Broadcast], clock: Clock) -> Iterator[Reply]:
-        waiting = list(range(len(plan)))[::-1]
-        done: dict[int, Reply] = {}
+    def exchange(self, plan: list[Broadcast], clock: Clock) -> Iterator[Reply]:
+        waiting = list(range(len(plan)))[::-1]  # positions in the plan, the last one first
+        done: dict[int, Reply] = {}  # replies that wait for their turn
+        sizes = [0] * len(plan)  # their bytes
         busy: dict[Connection, int] = {}
         idle = list(self._workers)
-        sizes = [0] * len(plan)  # bytes of the replies that wait for their turn
         self._writer.clear()
 
         def feed() -> None:
+            """Give every idle worker its next message, unless too many replies wait."""
             while idle and waiting and (len(done) < self._count or sum(sizes) < AHEAD_BYTES):
                 at = waiting.pop()
                 with clock("broadcast"):
-                    busy[self._send(idle.pop(0), (call, self._writer.message(plan[at])))] = at
+                    connection = self._send(idle.pop(0), self._writer.message(plan[at]))
+                    busy[connection] = at
 
         for position in range(len(plan)):
             feed()
@@ -106,24 +102,19 @@ class PoolCourier:
                     at = busy.pop(connection)
                     try:
                         with clock("upload"):
-                            reply = connection.recv()
-                            done[at] = found = (
-                                self._reader[connection].message(reply)
-                                if isinstance(reply, Update)
-                                else reply
-                            )
-                            sizes[at] = (
-                                sum(payload("weights", found.weights, found.extras).values())
-                                if isinstance(found, Update)
-                                else 0
-                            )
+                            done[at] = self._receive(connection)
                         idle.append(connection)
                     except (EOFError, OSError):
                         done[at] = self._died(connection, plan[at])
                         idle.append(self._start())
+                    sizes[at] = _size(done[at])
                     feed()
             sizes[position] = 0
             yield done.pop(position)
+
+    def _receive(self, connection: Connection) -> Reply:
+        reply = connection.recv()
+        return self._reader[connection].message(reply) if isinstance(reply, Update) else reply
 
     def _send(self, connection: Connection, message: Any) -> Connection:
         """Send to this worker, or to a new one where it has died while it had nothing to do."""
@@ -154,6 +145,13 @@ class PoolCourier:
         )
 
 
+def _size(reply: Reply) -> int:
+    """The bytes of a reply that waits for its turn."""
+    if isinstance(reply, Failure):
+        return 0
+    return sum(payload("weights", reply.weights, reply.extras).values())
+
+
 def _work(
     connection: Connection, job: Job, folder: Path, replies: Path, inherited: list[Connection]
 ) -> None:
@@ -166,12 +164,12 @@ def _work(
     store, reader, writer = DiskStore(folder), Reader(copy=False), Writer(replies)
     while True:
         try:
-            call, msg = connection.recv()
+            msg = connection.recv()
         except EOFError:
             return
         writer.clear()
         try:
-            reply: Reply = getattr(job.client(store), call)(reader.message(msg))
+            reply: Reply = job.client(store).handle(reader.message(msg))
             found = writer.message(reply) if isinstance(reply, Update) else reply
         # the client's own are replies already: these are the worker's, a full disk among them
         except Exception as error:

@@ -67,7 +67,7 @@ def run(job: Job) -> Path:
                 },
             )
     finally:
-        job.strategy.roster.cancelled = True
+        job.strategy.nodes.cancelled = True
         logger.setLevel(level)
         logger.removeFilter(_not_deprecation)
     return recorder.folder

@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,13 +22,15 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from fedhet.client import FedClient
 from fedhet.engines.couriers import LocalCourier
+from fedhet.engines.functional import gradient
 from fedhet.errors import ConfigError
-from fedhet.functional import gradient
-from fedhet.messages import Broadcast, Failure, LocalSettings, Reply
+from fedhet.messages import Broadcast, Failure, LocalSettings, Reply, Update
 from fedhet.optimizers import SGD
+from fedhet.plugin import overrides
 from fedhet.server import Clock
 from fedhet.site import Site
 from fedhet.task import Samples
+from fedhet.training import active_hooks
 from fedhet.trees import AnyTree
 
 if TYPE_CHECKING:
@@ -42,9 +45,9 @@ AUTO = 16  # clients at a time under engine.vectorize=auto
 def obstacle(client: FedClient, local: LocalSettings) -> str | None:
     """Why such clients cannot train as one, or None."""
     for name in OWN:
-        if getattr(type(client), name) is not getattr(FedClient, name):
+        if overrides(client, FedClient, name):
             return f"{type(client).__name__} has its own {name}"
-    for hook, found in client.overridden(client.plugins).items():
+    for hook, found in active_hooks(client.plugins).items():
         if found:
             return f"plugin {found[0].__self__.name!r} has the hook {hook}"
     if next(client.site.model.buffers(), None) is not None:
@@ -97,6 +100,14 @@ class Member:
     weights: Tensor | None
     batches: list[Tensor]
 
+    def finish(self, parameters: list[Tensor], seconds: float) -> Update:
+        """The reply, with these trained parameters."""
+        client = self.client
+        trained = dict(zip(client.site.trained, parameters, strict=True))
+        client.model = client.site.load({**self.start, **trained})
+        client.steps = len(self.batches)
+        return client.finish(client.reply(), seconds)
+
 
 class VectorCourier(LocalCourier):
     """Trains k clients at a time; every other phase, and evaluation, is served one by one."""
@@ -105,9 +116,9 @@ class VectorCourier(LocalCourier):
         super().__init__(make)
         self._k = k
 
-    def train(self, plan: list[Broadcast], clock: Clock) -> Iterator[Reply]:
+    def exchange(self, plan: list[Broadcast], clock: Clock) -> Iterator[Reply]:
         if not plan[0].trains:
-            yield from super().train(plan, clock)
+            yield from super().exchange(plan, clock)
             return
         for at in range(0, len(plan), self._k):
             with clock("clients"):
@@ -115,48 +126,34 @@ class VectorCourier(LocalCourier):
             yield from replies
 
     def _together(self, plan: list[Broadcast]) -> list[Reply]:
+        """The replies of clients that are trained as one, in the order of their messages."""
         clients = [self._make() for _ in plan]
-        opened: list[Member | Failure] = [
-            client.guarded(msg, lambda c=client, m=msg: member(c, m))
+        opened = [
+            client.attempt(msg, partial(member, client, msg))
             for client, msg in zip(clients, plan, strict=True)
-        ]  # type: ignore[misc]
-        # Longest first, so that those that still train are always the first ones.
-        group = sorted(
-            (one for one in opened if isinstance(one, Member)), key=lambda one: -len(one.batches)
-        )
+        ]
+        members = [one for one in opened if isinstance(one, Member)]
         began = time.perf_counter()
         try:
-            ends = dict(zip(map(id, group), train_together(group), strict=True)) if group else {}
-        except Exception as error:  # of all of them: their arithmetic is one
-            log.debug("clients %s", [one.client.pid for one in group], exc_info=True)
-            ends, cause = (
-                {},
-                f"{type(error).__name__}: {error} (in a group of {len(group)}, engine.vectorize)",
-            )
-            opened = [
+            trained = train_together(members)
+        except Exception as error:  # it concerns all of them: their arithmetic is one
+            log.debug("clients %s", [one.client.pid for one in members], exc_info=True)
+            cause = f"{type(error).__name__}: {error}"
+            cause += f" (in a group of {len(members)}, engine.vectorize)"
+            return [
                 one if isinstance(one, Failure) else Failure(msg.pid, msg.phase, msg.step, cause)
                 for one, msg in zip(opened, plan, strict=True)
             ]
-        seconds = (time.perf_counter() - began) / max(1, len(group))
-        return [
-            (
-                one
-                if isinstance(one, Failure)
-                else one.client.guarded(
-                    msg, lambda one=one: self._closed(one, ends[id(one)], seconds)
-                )
-            )  # type: ignore[misc]
-            for one, msg in zip(opened, plan, strict=True)
-        ]
-
-    @staticmethod
-    def _closed(one: Member, end: list[Tensor], seconds: float) -> Reply:
-        client = one.client
-        client.model = client.site.load(
-            {**one.start, **dict(zip(client.site.trained, end, strict=True))}
-        )
-        client.steps = len(one.batches)
-        return client.close(client.reply(), seconds)
+        seconds = (time.perf_counter() - began) / max(1, len(members))
+        parameters = iter(trained)
+        replies: list[Reply] = []
+        for one, msg in zip(opened, plan, strict=True):
+            if isinstance(one, Member):
+                work = partial(one.finish, next(parameters), seconds)
+                replies.append(one.client.attempt(msg, work))
+            else:
+                replies.append(one)
+        return replies
 
 
 def courier(job: Job, store: Store) -> LocalCourier:
@@ -181,56 +178,64 @@ def courier(job: Job, store: Store) -> LocalCourier:
 
 def member(client: FedClient, msg: Broadcast) -> Member:
     """The client, ready to train: `FedClient.train` up to its loop."""
-    msg = msg.on(client.site.device)
-    client.open(msg)
-    n, size = len(client.data), client.local.batch_size
-    orders = itertools.islice(client.orders(n), client.local.epochs)
-    batches = [batch for order in orders for batch in order.split(size)]
-    return Member(
-        client, client.start(msg), client.data, client.sample_weights(client.data), batches
-    )
+    client.receive(msg)
+    client.prepare()
+    orders = itertools.islice(client.orders(len(client.data)), client.local.epochs)
+    batches = [batch for order in orders for batch in order.split(client.local.batch_size)]
+    weights = client.sample_weights(client.data)
+    return Member(client, client.start(client.msg), client.data, weights, batches)
 
 
-def train_together(group: list[Member]) -> list[list[Tensor]]:
-    """The trained parameters of each; all take their first step together, those with more batches
-    go on alone."""
-    site, local = group[0].client.site, group[0].client.local
-    device, k = site.device, len(group)
+def train_together(members: list[Member]) -> list[list[Tensor]]:
+    """The trained parameters of each member.
+
+    All take their first step together; those with more batches go on without the others.
+    """
+    if not members:
+        return []
+    # Longest first, so that those that still train are always the first ones.
+    order = sorted(range(len(members)), key=lambda i: -len(members[i].batches))
+    group = [members[i] for i in order]
+    site = group[0].client.site
+    local = group[0].client.local
     values = [{**site.initial, **one.start} for one in group]
     params = [torch.stack([value[name] for value in values]) for name in site.trained]
     site.load(values[0])  # for what nobody trains
     buffers = dict(site.model.named_buffers())
-    most = max(len(one.data) for one in group)
-    x, y = (
-        torch.stack([_padded(part(one.data), most) for one in group])
-        for part in (lambda d: d.x, lambda d: d.y)
-    )
-    width = max(len(batch) for one in group for batch in one.batches)
-    index = torch.zeros(k, len(group[0].batches), width, dtype=torch.int64)
-    weights = torch.zeros(index.shape, dtype=torch.float32)
-    for row, one in enumerate(group):
-        for t, batch in enumerate(one.batches):
-            index[row, t, : len(batch)] = batch
-            weights[row, t, : len(batch)] = (
-                1.0 if one.weights is None else one.weights[batch.to(device)].cpu()
-            ) / len(batch)
-    index, weights = index.to(device), weights.to(device)
+    largest = max(len(one.data) for one in group)
+    x = torch.stack([_padded(one.data.x, largest) for one in group])
+    y = torch.stack([_padded(one.data.y, largest) for one in group])
+    index, weights = _stacked_batches(group, site.device)
     lengths = [len(one.batches) for one in group]
-    rows = torch.arange(k, device=device)[:, None]
+    rows = torch.arange(len(group), device=site.device)[:, None]
     site.model.train()
     step = _vectorised(site)
     unclipped = replace(local, clip=None)
     momenta = [torch.zeros_like(p) for p in params]
     with torch.no_grad():
         for t in range(lengths[0]):
-            a = sum(length > t for length in lengths)
+            a = sum(length > t for length in lengths)  # the members that still train
             w = [p[:a] for p in params]
             at = index[:a, t]
             grads, _, _ = step(w, buffers, x[rows[:a], at], y[rows[:a], at], weights[:a, t])
             if local.clip is not None:
                 grads = _clip(grads, local.clip)
             SGD(w, unclipped, [m[:a] for m in momenta] if local.momentum else None).step(grads)
-    return [[p[row] for p in params] for row in range(k)]
+    row_of = {i: row for row, i in enumerate(order)}
+    return [[p[row_of[i]] for p in params] for i in range(len(members))]
+
+
+def _stacked_batches(group: list[Member], device: torch.device) -> tuple[Tensor, Tensor]:
+    """(k, steps, batch size) positions of every batch, and the weights of its samples' losses."""
+    width = max(len(batch) for one in group for batch in one.batches)
+    index = torch.zeros(len(group), len(group[0].batches), width, dtype=torch.int64)
+    weights = torch.zeros(index.shape, dtype=torch.float32)
+    for row, one in enumerate(group):
+        for t, batch in enumerate(one.batches):
+            index[row, t, : len(batch)] = batch
+            own = 1.0 if one.weights is None else one.weights[batch.to(device)].cpu()
+            weights[row, t, : len(batch)] = own / len(batch)
+    return index.to(device), weights.to(device)
 
 
 def _padded(t: Tensor, n: int) -> Tensor:

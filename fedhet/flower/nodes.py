@@ -1,5 +1,7 @@
-"""Which Flower node hosts which client: client p lives on the node with partition-id p mod
-num-partitions."""
+"""Which Flower node hosts which client.
+
+Client p lives on the node with partition-id p mod num-partitions.
+"""
 
 from __future__ import annotations
 
@@ -22,36 +24,45 @@ JOIN_SECONDS = 600.0  # how long to wait for the nodes that num-partitions promi
 POLL_SECONDS = 1.0
 
 
-class Roster:
-    """Flower's node ids are random, so each node is asked once for its partition-id."""
+class Nodes:
+    """The nodes of a run by partition-id.
+
+    Flower's node ids are random, so each node is asked for its partition-id once.
+
+    Attributes:
+        cancelled: set from outside when no further node can join.
+    """
 
     def __init__(self) -> None:
-        self._nodes: dict[int, ClientProxy] = {}  # partition-id -> proxy
+        self._by_partition: dict[int, ClientProxy] = {}
         self._asked: set[str] = set()
         self._total = 0
-        self.cancelled = False  # set where no node can come any more
+        self.cancelled = False
 
     def proxy(self, pid: int, manager: ClientManager) -> ClientProxy:
-        """The node that hosts client `pid`; RunFailed where the nodes do not cover 0 ..
-        num-partitions - 1 in JOIN_SECONDS."""
-        if not self._total or len(self._nodes) < self._total:
+        """The node that hosts client `pid`.
+
+        Raises:
+            RunFailed: the nodes do not cover 0 .. num-partitions - 1 within JOIN_SECONDS.
+        """
+        if not self._total or len(self._by_partition) < self._total:
             self._gather(manager)
-        return self._nodes[pid % self._total]
+        return self._by_partition[pid % self._total]
 
     def _gather(self, manager: ClientManager) -> None:
-        deadline, said = time.monotonic() + JOIN_SECONDS, ""
+        """Wait until a node has joined for every partition-id."""
+        deadline = time.monotonic() + JOIN_SECONDS
+        last_status = ""
         while True:
-            manager.num_available()  # asks Flower for new nodes; a bare look would not
-            new = {
-                cid: proxy for cid, proxy in sorted(manager.all().items()) if cid not in self._asked
-            }
-            # one wave of messages, however many nodes
+            manager.num_available()  # asks Flower for new nodes, which all() does not
+            joined = sorted(manager.all().items())
+            new = {cid: proxy for cid, proxy in joined if cid not in self._asked}
+            # One wave of messages, however many nodes there are.
             with ThreadPoolExecutor(max_workers=len(new) or 1) as pool:
-                for (cid, proxy), res in zip(
-                    new.items(), pool.map(_ask, new.values()), strict=True
-                ):
-                    self._enter(cid, proxy, res)
-            missing = sorted(set(range(self._total)) - set(self._nodes))
+                answers = pool.map(_ask, new.values())
+                for (cid, proxy), answer in zip(new.items(), answers, strict=True):
+                    self._enter(cid, proxy, answer)
+            missing = sorted(set(range(self._total)) - set(self._by_partition))
             if self._total and not missing:
                 return
             if self.cancelled:
@@ -59,48 +70,50 @@ class Roster:
             if time.monotonic() > deadline:
                 raise RunFailed(
                     f"waited {JOIN_SECONDS:.0f} s for nodes with partition-id"
-                    f" {missing or '0, 1, ...'}; {len(self._nodes)} of"
-                    f" {self._total or 'an unknown number'} are here"
+                    f" {missing or '0, 1, ...'}; {len(self._by_partition)} of"
+                    f" {self._total or 'an unknown number'} have joined"
                 )
-            here = (
-                f"waiting for nodes; here are partition-ids {sorted(self._nodes)} of"
-                f" {self._total or '?'}"
+            status = (
+                f"waiting for nodes; partition-ids {sorted(self._by_partition)} of"
+                f" {self._total or '?'} have joined"
             )
-            if here != said:
-                log.info(said := here)
+            if status != last_status:
+                log.info(status)
+                last_status = status
             time.sleep(POLL_SECONDS)
 
-    def _enter(self, cid: str, proxy: ClientProxy, res: GetPropertiesRes) -> None:
-        if res.status.code != Code.OK:
-            raise RunFailed(f"node {cid} does not tell its partition-id: {res.status.message}")
-        partition, total = (
-            int(res.properties["partition-id"]),
-            int(res.properties["num-partitions"]),
-        )  # type: ignore[arg-type]
+    def _enter(self, cid: str, proxy: ClientProxy, answer: GetPropertiesRes) -> None:
+        if answer.status.code != Code.OK:
+            raise RunFailed(f"node {cid} does not report its partition-id: {answer.status.message}")
+        partition = int(answer.properties["partition-id"])  # type: ignore[arg-type]
+        total = int(answer.properties["num-partitions"])  # type: ignore[arg-type]
         self._asked.add(cid)
         if self._total not in (0, total):
             raise RunFailed(
-                f"node {cid} says num-partitions={total}, others say {self._total}; all must say"
+                f"node {cid} has num-partitions={total}, others have {self._total}; all must have"
                 " the same"
             )
-        if partition in self._nodes:
+        if partition in self._by_partition:
             raise RunFailed(
                 f"two nodes have partition-id={partition}; each of 0..{total - 1} must be given to"
                 " one node"
             )
-        self._nodes[partition], self._total = proxy, total
+        self._by_partition[partition] = proxy
+        self._total = total
 
     def in_order(
         self, sent: dict[int, Broadcast], results: list[tuple[Any, Any]], failures: list[Any]
     ) -> Iterator[Reply]:
-        """The replies in the order of `sent`. Flower's failures do not say whose they are: who is
-        missing has failed."""
+        """The replies in the order of `sent`, a message for each client.
+
+        Flower's failures do not name their client: a client without a reply counts as failed.
+        """
         by_pid: dict[int, Any] = {}
         for proxy, res in results:
             try:
                 header = wire.read_header(dict(res.metrics))
                 pid = header.get("failure", header)["pid"]
-                if self._total and self._nodes.get(pid % self._total) is not proxy:
+                if self._total and self._by_partition.get(pid % self._total) is not proxy:
                     raise ValueError(
                         f"it is signed by client {pid}, which node {proxy.cid} does not host"
                     )
@@ -110,15 +123,14 @@ class Roster:
         causes = "; ".join(sorted({str(f) for f in failures})) or "Flower reported nothing"
         silent = f"no reply from clients {[pid for pid in sent if pid not in by_pid]}: {causes}"
         for pid, msg in sent.items():
-            yield (
-                wire.read_result(msg, by_pid[pid])
-                if pid in by_pid
-                else Failure(pid, msg.phase, msg.step, silent)
-            )
+            if pid in by_pid:
+                yield wire.read_result(msg, by_pid[pid])
+            else:
+                yield Failure(pid, msg.phase, msg.step, silent)
 
 
 def _ask(proxy: ClientProxy) -> GetPropertiesRes:
     try:
         return proxy.get_properties(GetPropertiesIns({}), timeout=None, group_id=0)
-    except ValueError as error:  # how Flower tells that the node has failed or gone
-        raise RunFailed(f"node {proxy.cid} does not tell its partition-id: {error}") from error
+    except ValueError as error:  # Flower's way to report that the node has failed or left
+        raise RunFailed(f"node {proxy.cid} does not report its partition-id: {error}") from error

@@ -1,10 +1,9 @@
-"""Flower's transport of a step, and the small subclass of its Server that runs the timetable."""
+"""Flower's transport of a step, and a small subclass of its Server that runs the timetable."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 from flwr.server import Server
 from flwr.server.client_manager import SimpleClientManager
@@ -12,42 +11,39 @@ from flwr.server.history import History
 from flwr.server.server import evaluate_clients, fit_clients
 
 from fedhet.flower import wire
-from fedhet.messages import Broadcast, Reply
+from fedhet.messages import EVALUATE, Broadcast, Reply
 from fedhet.record.run_folder import Recorder
 from fedhet.server import Clock, Observer, run_rounds
 from fedhet.strategy import FedStrategy
 
 
 class FlowerCourier:
-    """Flower's own transport: a thread per message of the cohort, else only cpus + 4 clients would
-    train at a time."""
+    """Flower's own transport.
+
+    It uses a thread per message of the cohort; by default only cpus + 4 clients would work at a
+    time.
+    """
 
     def __init__(self, server: Server, strategy: FedStrategy) -> None:
-        self._server, self._strategy = server, strategy
+        self._server = server
+        self._nodes = strategy.nodes
 
-    def train(self, plan: list[Broadcast], clock: Clock) -> Iterator[Reply]:
-        return self._exchange(plan, clock, wire.fit_ins, fit_clients)
-
-    def evaluate(self, plan: list[Broadcast], clock: Clock) -> Iterator[Reply]:
-        return self._exchange(plan, clock, wire.evaluate_ins, evaluate_clients)
-
-    def _exchange(
-        self,
-        plan: list[Broadcast],
-        clock: Clock,
-        pack: Callable[..., Any],
-        carry: Callable[..., Any],
-    ) -> Iterator[Reply]:
+    def exchange(self, plan: list[Broadcast], clock: Clock) -> Iterator[Reply]:
+        if plan[0].phase == EVALUATE:
+            pack, carry = wire.evaluate_ins, evaluate_clients
+        else:
+            pack, carry = wire.fit_ins, fit_clients
         with clock("broadcast"):
-            packer, manager = wire.Packer(), self._server.client_manager()
+            packer = wire.Packer()
+            manager = self._server.client_manager()
             instructions = [
-                (self._strategy.roster.proxy(msg.pid, manager), pack(msg, packer)) for msg in plan
+                (self._nodes.proxy(msg.pid, manager), pack(msg, packer)) for msg in plan
             ]
         with clock("clients"):
             results, failures = carry(
                 instructions, max_workers=len(plan), timeout=None, group_id=plan[0].round
             )
-        replies = self._strategy.roster.in_order({msg.pid: msg for msg in plan}, results, failures)
+        replies = self._nodes.in_order({msg.pid: msg for msg in plan}, results, failures)
         while True:
             with clock("upload"):
                 reply = next(replies, None)
@@ -57,8 +53,10 @@ class FlowerCourier:
 
 
 class FedServer(Server):
-    """Runs the timetable instead of a fixed number of rounds, so that a phase can end early, and
-    records the run."""
+    """Runs the timetable and records the run.
+
+    Flower's own Server runs a fixed number of rounds, in which no phase could end early.
+    """
 
     def __init__(
         self,
@@ -69,25 +67,18 @@ class FedServer(Server):
         observe: Observer,
     ) -> None:
         super().__init__(client_manager=SimpleClientManager(), strategy=strategy)
-        self._fed, self._recorder, self._evaluate_clients, self._observe = (
-            strategy,
-            recorder,
-            evaluate_clients,
-            observe,
-        )
+        self._method = strategy
+        self._recorder = recorder
+        self._evaluate_clients = evaluate_clients
+        self._observe = observe
 
     def fit(self, num_rounds: int, timeout: float | None) -> tuple[History, float]:
         """Flower calls this with its own number of rounds, which the timetable replaces."""
         began = time.perf_counter()
-        with self._recorder.ending(self._fed):
-            run_rounds(
-                self._fed,
-                FlowerCourier(self, self._fed),
-                self._recorder,
-                self._evaluate_clients,
-                self._observe,
-            )
+        courier = FlowerCourier(self, self._method)
+        with self._recorder.ending(self._method):
+            run_rounds(self._method, courier, self._recorder, self._evaluate_clients, self._observe)
         return History(), time.perf_counter() - began
 
     def disconnect_all_clients(self, timeout: float | None) -> None:
-        """Flower's nodes outlive a run; there is nobody to send away."""
+        """Flower's nodes outlive a run, so nobody is disconnected."""

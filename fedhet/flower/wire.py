@@ -1,15 +1,16 @@
-"""The only code that knows how Flower carries messages.
+"""How Flower carries messages.
 
-The parameter list holds the slot's weights. Extras ride in Flower's config (down) and metrics (up)
-dictionaries: scalars as they are, tensors and trees as safetensors bytes under "fedhet.<name>".
-What is too large for one unchunked object rides behind the slot in the parameter list, announced in
-the header. The header is JSON under the key "fedhet"."""
+The parameter list holds the slot's weights. Extras travel in Flower's config dictionary (down) and
+metrics dictionary (up): scalars as they are, tensors and trees as safetensors bytes under
+"fedhet.<name>". An extra above INLINE_LIMIT follows the weights in the parameter list instead, and
+the header says so. The header is JSON under the key "fedhet".
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
@@ -45,75 +46,84 @@ HEADER = "fedhet"
 INLINE_LIMIT = 32 * 2**20
 
 
+@dataclass
+class Encoded:
+    """Extras as Flower carries them.
+
+    Attributes:
+        arrays: what follows the weights in the parameter list.
+        entries: what goes into the config or metrics dictionary.
+        names: extra -> the names of its tree, in order ([""] for a tensor). safetensors sorts
+            names, but a tree has the order of the state dictionary in every engine.
+        behind: the extras in `arrays`.
+    """
+
+    arrays: list[Any] = field(default_factory=list)
+    entries: dict[str, Any] = field(default_factory=dict)
+    names: dict[str, list[str]] = field(default_factory=dict)
+    behind: list[str] = field(default_factory=list)
+
+    @classmethod
+    def joined(cls, parts: Iterable[Encoded]) -> Encoded:
+        """All of the parts together, in their order."""
+        whole = cls()
+        for part in parts:
+            whole.arrays += part.arrays
+            whole.entries |= part.entries
+            whole.names |= part.names
+            whole.behind += part.behind
+        return whole
+
+    def sealed(self, header: dict[str, Any], weights: AnyTree) -> dict[str, Any]:
+        """The dictionary that Flower carries, with the header that `unpack` reads."""
+        layout = {"names": list(weights), "trees": self.names, "behind": self.behind}
+        return {**self.entries, HEADER: json.dumps({**header, **layout})}
+
+
 def _array(t: Tensor) -> np.ndarray:
     return t.detach().cpu().numpy()
 
 
-Piece = tuple[list[np.ndarray], dict[str, Any], dict[str, list[str]], list[str]]
-
-
-def _encode(name: str, value: Extra) -> Piece:
-    """(arrays behind the slot, dictionary entries, {name: a tree's names}, [name] if it rides
-    behind the slot) of one extra."""
+def _encode(name: str, value: Extra) -> Encoded:
     check_extras({name: value}, {})
     if not isinstance(value, Tensor | dict):
-        return [], {f"{HEADER}.{name}": value}, {}, []
+        return Encoded(entries={f"{HEADER}.{name}": value})
     tree = {"": value} if isinstance(value, Tensor) else value
+    names = {name: list(tree)}
     if trees.nbytes(tree) > INLINE_LIMIT:
-        return [_array(t) for t in tree.values()], {}, {name: list(tree)}, [name]
-    coded = safetensors.torch.save({key: t.detach().cpu().contiguous() for key, t in tree.items()})
-    return [], {f"{HEADER}.{name}": coded}, {name: list(tree)}, []
-
-
-def _seal(
-    header: dict[str, Any], weights: AnyTree | None, names: dict[str, list[str]], behind: list[str]
-) -> str:
-    # A phase without a slot sends None, which an empty parameter list alone would not tell from an
-    # empty tree. The names of trees are said because safetensors sorts them, and a tree is in
-    # state-dict order in every engine.
-    return json.dumps(
-        {
-            **header,
-            "names": None if weights is None else list(weights),
-            "trees": names,
-            "behind": behind,
-        }
-    )
+        return Encoded([_array(t) for t in tree.values()], names=names, behind=[name])
+    data = safetensors.torch.save({key: t.detach().cpu().contiguous() for key, t in tree.items()})
+    return Encoded(entries={f"{HEADER}.{name}": data}, names=names)
 
 
 def pack(
-    weights: AnyTree | None, extras: Extras, header: dict[str, Any]
+    weights: AnyTree, extras: Extras, header: dict[str, Any]
 ) -> tuple[list[np.ndarray], dict[str, Any]]:
-    """(parameter list, config or metrics dictionary) of one message; TypeError names an extra that
-    cannot travel."""
-    arrays = [_array(t) for t in (weights or {}).values()]
-    more, carried, names, behind = _join(_encode(name, value) for name, value in extras.items())
-    return arrays + more, {**carried, HEADER: _seal(header, weights, names, behind)}
+    """(parameter list, config or metrics dictionary) of one message.
 
-
-def _join(
-    pieces: Iterable[tuple[list[Any], dict[str, Any], dict[str, list[str]], list[str]]],
-) -> tuple[list[Any], dict[str, Any], dict[str, list[str]], list[str]]:
-    arrays: list[Any] = []
-    carried: dict[str, Any] = {}
-    names: dict[str, list[str]] = {}
-    behind: list[str] = []
-    for more, entries, said, late in pieces:
-        arrays += more
-        carried |= entries
-        names |= said
-        behind += late
-    return arrays, carried, names, behind
+    Raises:
+        TypeError: an extra cannot travel; the message names it.
+    """
+    encoded = Encoded.joined(_encode(name, value) for name, value in extras.items())
+    arrays = [_array(t) for t in weights.values()]
+    return arrays + encoded.arrays, encoded.sealed(header, weights)
 
 
 def unpack(
     arrays: list[np.ndarray], carried: dict[str, Any]
-) -> tuple[Tree | None, Extras, dict[str, Any]]:
-    """The inverse of `pack`: (weights, extras, header); ValueError where the message is not one of
-    ours or damaged."""
+) -> tuple[Tree, Extras, dict[str, Any]]:
+    """The inverse of `pack`: (weights, extras, header).
+
+    Raises:
+        ValueError: the message is damaged, or not one of fedhet's.
+    """
     header = read_header(carried)
-    names, inside, behind = header.pop("names"), header.pop("trees"), header.pop("behind")
-    expected = len(names or []) + sum(len(inside[name]) for name in behind)
+    names = header.pop("names")
+    tree_names = header.pop("trees")
+    behind = header.pop("behind")
+    if not isinstance(names, list):
+        raise ValueError(f"damaged header: the names of the weights are {names!r}")
+    expected = len(names) + sum(len(tree_names[name]) for name in behind)
     if len(arrays) != expected:
         raise ValueError(
             f"the message carries {len(arrays)} arrays but its header names {expected}"
@@ -121,20 +131,22 @@ def unpack(
     tensors = iter(
         [torch.from_numpy(np.ascontiguousarray(a) if a.ndim else a.copy()) for a in arrays]
     )
-    weights = None if names is None else {name: next(tensors) for name in names}
+    weights = {name: next(tensors) for name in names}
     extras: Extras = {}
     for key, value in carried.items():
         if key.startswith(f"{HEADER}."):
             name = key.removeprefix(f"{HEADER}.")
-            extras[name] = _decode(name, value, inside[name]) if isinstance(value, bytes) else value
+            if isinstance(value, bytes):
+                value = _decode(name, value, tree_names[name])
+            extras[name] = value
     for name in behind:
-        extras[name] = _unwrap({key: next(tensors) for key in inside[name]})
+        extras[name] = _unwrap({key: next(tensors) for key in tree_names[name]})
     return weights, extras, header
 
 
 def read_header(carried: Any) -> dict[str, Any]:
     """The header of a message; ValueError where there is none."""
-    # what Flower hands over is no dict
+    # Flower hands over a mapping of its own, not a dict.
     text = carried.get(HEADER) if isinstance(carried, Mapping) else None
     header = json.loads(text) if isinstance(text, str) else None
     if not isinstance(header, dict):
@@ -177,44 +189,44 @@ class Packer:
     """Packs the messages of one step; a tensor or tree that the cohort shares is packed once."""
 
     def __init__(self) -> None:
-        # The object lies beside its bytes, so that its id cannot be another's.
-        self._done: dict[tuple[str, int], tuple[object, Any]] = {}
+        # Each object is kept beside its bytes, so that its id cannot be given to another.
+        self._packed: dict[tuple[str, int], tuple[object, Any]] = {}
 
     def __call__(self, msg: Broadcast) -> tuple[Parameters, dict[str, Any]]:
-        weights = self._once("", msg.weights, self._weights) if msg.weights else []
-        more, carried, names, behind = _join(
+        encoded = Encoded.joined(
             self._once(name, value, partial(self._extra, name))
             for name, value in msg.extras.items()
         )
-        return Parameters(weights + more, "numpy.ndarray"), {
-            **carried,
-            HEADER: _seal(_header(msg), msg.weights, names, behind),
-        }
+        weights = self._once("", msg.weights, self._weights) if msg.weights else []
+        carried = encoded.sealed(_header(msg), msg.weights)
+        return Parameters(weights + encoded.arrays, "numpy.ndarray"), carried
 
     def _once(self, name: str, value: Any, make: Callable[[Any], Any]) -> Any:
         if not isinstance(value, Tensor | dict):
             return make(value)
-        if (name, id(value)) not in self._done:
-            self._done[name, id(value)] = value, make(value)
-        return self._done[name, id(value)][1]
+        key = name, id(value)
+        if key not in self._packed:
+            self._packed[key] = value, make(value)
+        return self._packed[key][1]
 
     @staticmethod
     def _weights(weights: Tree) -> list[bytes]:
         return ndarrays_to_parameters([_array(t) for t in weights.values()]).tensors
 
     @staticmethod
-    def _extra(
-        name: str, value: Extra
-    ) -> tuple[list[bytes], dict[str, Any], dict[str, list[str]], list[str]]:
-        arrays, entries, names, behind = _encode(name, value)
-        return ndarrays_to_parameters(arrays).tensors, entries, names, behind
+    def _extra(name: str, value: Extra) -> Encoded:
+        encoded = _encode(name, value)
+        encoded.arrays = ndarrays_to_parameters(encoded.arrays).tensors
+        return encoded
 
 
 def fit_ins(msg: Broadcast, packer: Packer) -> FitIns:
+    """The message as what Flower sends to `NumPyClient.fit`."""
     return FitIns(*packer(msg))
 
 
 def evaluate_ins(msg: Broadcast, packer: Packer) -> EvaluateIns:
+    """The message as what Flower sends to `NumPyClient.evaluate`."""
     return EvaluateIns(*packer(msg))
 
 
@@ -224,38 +236,37 @@ def write_broadcast(msg: Broadcast) -> tuple[list[np.ndarray], dict[str, Any]]:
 
 
 def read_broadcast(arrays: list[np.ndarray], config: dict[str, Any]) -> Broadcast:
-    """The client's side of `fit_ins`."""
+    """The message from what `NumPyClient.fit` is given."""
     weights, extras, header = unpack(arrays, config)
-    return Broadcast(
-        **{**header, "local": LocalSettings(**header["local"])}, weights=weights, extras=extras
-    )
+    local = LocalSettings(**header.pop("local"))
+    return Broadcast(**header, local=local, weights=weights, extras=extras)
 
 
 def reply_arrays(reply: Reply) -> tuple[list[np.ndarray], int, dict[str, Any]]:
     """What `NumPyClient.fit` returns for a reply."""
     if isinstance(reply, Failure):
-        arrays, metrics = pack(None, {}, {"failure": asdict(reply)})
+        arrays, metrics = pack({}, {}, {"failure": asdict(reply)})
         return arrays, 0, metrics
-    arrays, metrics = pack(
-        reply.weights,
-        reply.extras,
-        {"pid": reply.pid, "metrics": reply.metrics, "keeps": reply.keeps},
-    )
+    header = {"pid": reply.pid, "metrics": reply.metrics, "keeps": reply.keeps}
+    arrays, metrics = pack(reply.weights, reply.extras, header)
     return arrays, reply.num_examples, metrics
 
 
 def read_reply(msg: Broadcast, reply: tuple[list[np.ndarray], int, dict[str, Any]]) -> Reply:
-    """The inverse of `reply_arrays`; whatever cannot be read is a Failure of the client that `msg`
-    went to."""
-    arrays, num_examples, metrics = reply
+    """The inverse of `reply_arrays`, for the client that `msg` went to.
+
+    A reply that cannot be read is a Failure of that client.
+    """
+    arrays, num_examples, carried = reply
     try:
-        weights, extras, header = unpack(arrays, metrics)
+        weights, extras, header = unpack(arrays, carried)
         signed = header.get("failure", header)["pid"]
         if signed != msg.pid:
             raise ValueError(f"the reply is signed by client {signed}")
         if "failure" in header:
             return Failure(**header["failure"])
-        return Update(msg.pid, num_examples, weights, extras, header["metrics"], header["keeps"])
+        metrics = header["metrics"]
+        return Update(msg.pid, num_examples, weights, metrics, header["keeps"], extras=extras)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         return _unreadable(msg, error)
 
@@ -264,12 +275,11 @@ def read_result(msg: Broadcast, res: FitRes | EvaluateRes) -> Reply:
     """`read_reply` from Flower's own types."""
     try:
         arrays = parameters_to_ndarrays(res.parameters) if isinstance(res, FitRes) else []
-    except Exception as error:  # noqa: BLE001 -- numpy's reader raises what it likes on damaged bytes
+    except Exception as error:  # noqa: BLE001 -- numpy's reader raises anything on damaged bytes
         return _unreadable(msg, error)
     return read_reply(msg, (arrays, res.num_examples, dict(res.metrics)))
 
 
 def _unreadable(msg: Broadcast, error: Exception) -> Failure:
-    return Failure(
-        msg.pid, msg.phase, msg.step, f"unreadable reply: {type(error).__name__}: {error}"
-    )
+    cause = f"unreadable reply: {type(error).__name__}: {error}"
+    return Failure(msg.pid, msg.phase, msg.step, cause)

@@ -48,7 +48,6 @@ class DittoClient(FedClient):
 
     def _personal(self, msg: Broadcast) -> Tree:
         """v_k after this round's epochs."""
-        assert msg.weights is not None
         site = self.site
         said: Mapping[str, Any] = msg.extras
         self._lam, self._anchors = said[LAM], [msg.weights[name] for name in site.trained]
@@ -81,5 +80,5 @@ class Ditto(FedStrategy):
         self.plocal_epochs = check.integer("method.plocal_epochs", plocal_epochs, low=1)
         super().__init__(setting)
 
-    def shared(self, phase: Phase, step: int, cohort: list[int]) -> Extras:
+    def cohort_extras(self, phase: Phase, step: int, cohort: list[int]) -> Extras:
         return {LAM: self.lam, EPOCHS: self.plocal_epochs}

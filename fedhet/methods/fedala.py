@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedhet import check, streams
+from fedhet import check
 from fedhet.client import FedClient
 from fedhet.errors import ConfigError
 from fedhet.maths import fedala
@@ -89,14 +89,12 @@ class FedALAClient(FedClient):
         return self.site.load(self.start(msg))
 
     def _top(self, msg: Broadcast) -> list[str]:
-        count = msg.extras[LAYERS]
-        assert isinstance(count, int)
+        count = msg.integer(LAYERS)
         return [name for layer in layers(self.site)[-count:] for name in layer]
 
     def _learn(self, msg: Broadcast) -> None:
         """Adapt A_k to the received weights, in the state; the model that this leaves behind is
         overwritten by the next load."""
-        assert msg.weights is not None
         local, known, top = self.state.get(LOCAL), self.state.get(WEIGHTS), self._top(msg)
         if local is None or all(torch.equal(local[name], msg.weights[name]) for name in top):
             return
@@ -121,13 +119,11 @@ class FedALAClient(FedClient):
         said: Mapping[str, Any] = msg.extras
         model, data = self.site.load(self.start(msg)), self.site.train_data(self.pid)
         params: list[Tensor] = [p for name, p in model.named_parameters() if name in self._top(msg)]
-        draws = torch.Generator().manual_seed(
-            streams.integer(self.site.seed, "fedala.samples", msg.phase, msg.step, msg.pid)
-        )
+        draws = self.generator("fedala.samples")
         index = torch.randperm(len(data), generator=draws)[
             : max(1, round(len(data) * said[SHARE] / 100))
         ].to(self.site.device)
-        index = index[: self._train_mode(model, len(index), self.local.batch_size)]
+        index = index[: self.train_mode(model, len(index), self.local.batch_size)]
         objective = self.objective(model, data, hooks=False)
         losses: list[float] = []
         for _ in range(said[EPOCHS] if settle else 1):
@@ -169,7 +165,7 @@ class FedALA(FedStrategy):
         self.p = len(layers(setting.site)) if p == "all" else _count("method.p", p)
         self.threshold = check.number("method.threshold", threshold, low=0)
         self.max_epochs = check.integer("method.max_epochs", max_epochs, low=1)
-        self.evaluating = {
+        self._options: Extras = {
             ETA: self.eta,
             SHARE: self.s,
             LAYERS: self.p,
@@ -178,8 +174,11 @@ class FedALA(FedStrategy):
         }
         super().__init__(setting)
 
-    def shared(self, phase: Phase, step: int, cohort: list[int]) -> Extras:
-        return self.evaluating
+    def setup(self) -> None:
+        self.evaluation_extras = self._options
+
+    def cohort_extras(self, phase: Phase, step: int, cohort: list[int]) -> Extras:
+        return self.evaluation_extras
 
 
 def _count(name: str, value: object) -> int:

@@ -39,8 +39,7 @@ class FedBABUClient(FedClient):
     def _fine_tuned(self, msg: Broadcast) -> nn.Module:
         """The site's model, fine-tuned; like every model it is overwritten, head included, when the
         next one is loaded."""
-        site, epochs, part = self.site, msg.extras[EPOCHS], msg.extras[PART]
-        assert isinstance(epochs, int)
+        site, epochs, part = self.site, msg.integer(EPOCHS), msg.text(PART)
         model = site.load(self.start(msg))
         head = {name: p for name, p in model.named_parameters() if name.startswith(HEAD)}
         body = dict(zip(site.trained, site.parameters, strict=True))
@@ -68,8 +67,10 @@ class FedBABU(FedStrategy):
     ) -> None:
         self.finetune_epochs = check.integer("method.finetune_epochs", finetune_epochs, low=0)
         self.finetune = check.one_of("method.finetune", finetune, ("full", "head", "body"))
-        self.evaluating = {EPOCHS: self.finetune_epochs, PART: self.finetune}
         super().__init__(setting)
+
+    def setup(self) -> None:
+        self.evaluation_extras = {EPOCHS: self.finetune_epochs, PART: self.finetune}
 
     @classmethod
     def scope(cls, model: nn.Module) -> Scope:

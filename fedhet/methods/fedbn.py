@@ -93,8 +93,10 @@ class FedBN(FedStrategy):
             )
             self.evaluates = FedStrategy.evaluates
         super().__init__(setting)
+
+    def setup(self) -> None:
         if self._averages:
-            self.evaluating = {NORMS: self._mean}
+            self.evaluation_extras = {NORMS: self._mean}
 
     @classmethod
     def scope(cls, model: nn.Module) -> Scope:
@@ -103,16 +105,16 @@ class FedBN(FedStrategy):
 
     @property
     def _mean(self) -> Tree:
-        return trees.pick(self._slots["model"], self._norms)
+        return trees.pick(self.weights["model"], self._norms)
 
-    def shared(self, phase: Phase, step: int, cohort: list[int]) -> Extras:
+    def cohort_extras(self, phase: Phase, step: int, cohort: list[int]) -> Extras:
         return {SEND: True} if self._averages else {}
 
     def check(self, update: Update) -> None:
         if self._averages:
             update.tree(NORMS, self._mean)
 
-    def merge(self, updates: Iterator[Update], old: Tree | None) -> Tree | None:
+    def merge(self, updates: Iterator[Update], old: Tree) -> Tree:
         if not self._averages:
             return super().merge(updates, old)
         total = trees.Sum()
@@ -123,9 +125,9 @@ class FedBN(FedStrategy):
                 yield update
 
         new = super().merge(heard(), old)
-        self._slots["model"] = {
-            **self._slots["model"],
+        self.weights["model"] = {
+            **self.weights["model"],
             **trees.cast(total.mean(reuse=True), self._mean),
         }
-        self.evaluating = {NORMS: self._mean}
+        self.evaluation_extras = {NORMS: self._mean}
         return new

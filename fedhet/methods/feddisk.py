@@ -81,7 +81,8 @@ class FedDiskPlugin(Plugin):
         eps: float = 1e-6,
         min_samples: int = 10,
     ) -> None:
-        self.settings = {name: value for name, value in locals().items() if name != "self"}
+        options = {k: v for k, v in locals().items() if k not in ("self", "__class__")}
+        super().__init__(**options)
 
         def word(name: str, *allowed: str) -> str:
             return check.one_of(f"plugin.feddisk.{name}", self.settings[name], allowed)
@@ -136,7 +137,6 @@ class FedDiskPlugin(Plugin):
         self._best: Tree = {}
         self._made_rounds = self._train_rounds = 0
         self._stop = False
-        self._report: Report = {}
 
     def mask(self, dim: int, seed: int) -> feddisk.Masks:
         return feddisk.masks(
@@ -186,37 +186,46 @@ class FedDiskPlugin(Plugin):
 
     def phases(self) -> list[Phase]:
         if self.ratio == "raw":
-            return [Phase("weigh", 1, self._weighed, slot=None, cohort=1.0)]
+            return [
+                Phase("weigh", 1, self._weighed, check=self._check_weighed, slot="", cohort=1.0)
+            ]
         return [
             Phase(
                 "density",
                 self.made_max_rounds,
                 self._average,
+                check=self._check_density,
                 slot=SLOT,
                 cohort=1.0,
                 until=lambda: self._stop,
                 after=self._restore,
             ),
-            Phase("weigh", 1, self._weighed, slot=SLOT, cohort=1.0, uploads=False),
+            Phase(
+                "weigh",
+                1,
+                self._weighed,
+                check=self._check_weighed,
+                slot=SLOT,
+                cohort=1.0,
+                uploads=False,
+            ),
         ]
 
     def outgoing(self, msg: Broadcast, cohort: list[int]) -> None:
-        self._report = {}
         self._train_rounds += msg.trains
+        self.report = self._costs()
 
-    def check(self, update: Update) -> None:
-        phase = self.server.now.entry.header
-        if phase == "feddisk.density" and (
-            VAL in update.extras or update.num_examples >= self.min_samples
-        ):
+    def _check_density(self, update: Update) -> None:
+        if VAL in update.extras or update.num_examples >= self.min_samples:
             update.scalar(VAL)
-        if phase == "feddisk.weigh" and ESS not in update.metrics:
-            raise ValueError(f"it does not tell the metric {ESS!r}")
 
-    def _average(self, updates: Iterator[Update], old: Tree | None) -> Tree:
+    def _check_weighed(self, update: Update) -> None:
+        if ESS not in update.metrics:
+            raise ValueError(f"the reply lacks the metric {ESS!r}")
+
+    def _average(self, updates: Iterator[Update], old: Tree) -> Tree:
         """Equation 12, by n_k whatever the host's own weights are; and how good the MADE is that
         the round began with."""
-        assert old is not None
         total, loss, samples = trees.Sum(), 0.0, 0
         for update in updates:
             n = update.num_examples
@@ -224,8 +233,9 @@ class FedDiskPlugin(Plugin):
             if VAL in update.extras:
                 loss, samples = loss + n * update.scalar(VAL), samples + n
         self._made_rounds += 1
+        self.report = self._costs()
         if samples:
-            self._report = {"val_loss": loss / samples}
+            self.report["val_loss"] = loss / samples
             self._stop = self._early(loss / samples)
             self._best = self._best if self._early.stale else old
         return trees.add(total.mean(reuse=True), old)
@@ -236,7 +246,7 @@ class FedDiskPlugin(Plugin):
         if self._early.stale:
             self.server.weights[SLOT] = self._best
 
-    def _weighed(self, updates: Iterator[Update], old: Tree | None) -> None:
+    def _weighed(self, updates: Iterator[Update], old: Tree) -> Tree:
         found = {update.pid: update.metrics[ESS] for update in updates}
         low = [pid for pid, share in found.items() if share < 0.5]
         if low:
@@ -250,17 +260,18 @@ class FedDiskPlugin(Plugin):
                 worst,
             )
         shares = torch.tensor(list(found.values()), dtype=torch.float64)
-        self._report = {
+        self.report = {
             "ess": shares,
             "pids": torch.tensor(list(found)),
             "ess_mean": float(shares.mean()),
             "ess_min": float(shares.min()),
             "unweighted": sum(self.server.sizes[pid] < self.min_samples for pid in found),
+            **self._costs(),
         }
+        return {}
 
-    def report(self) -> Report:
-        """E1 and equation 19 so far; in `density` the validation loss, in `weigh` each client's ESS
-        / n_k."""
+    def _costs(self) -> Report:
+        """E1 and equation 19 so far."""
         sizes = {
             slot: sum(t.numel() for t in self.server.sent(slot).values() if t.is_floating_point())
             for slot in ("model", SLOT)
@@ -269,12 +280,11 @@ class FedDiskPlugin(Plugin):
         cost = feddisk.comm_cost(
             sizes["model"], self._train_rounds, sizes.get(SLOT, 0), self._made_rounds
         )
-        return {**self._report, "E1": self._made_rounds, "cost": cost}
+        return {"E1": self._made_rounds, "cost": cost}
 
     # ---- client
     def density(self, msg: Broadcast) -> Update:
         """Local epochs of the global MADE, and the validation loss of the one received."""
-        assert msg.weights is not None
         client, x = self.client, self._inputs()
         train, held = self._split(x)
         mask, made = self._mask(x), self._trainable(msg.weights)
@@ -322,7 +332,7 @@ class FedDiskPlugin(Plugin):
     def _draws(self, purpose: str) -> torch.Generator:
         client = self.client
         name = f"feddisk.{purpose}", client.msg.phase, client.msg.step, client.pid
-        return torch.Generator().manual_seed(streams.integer(client.site.seed, *name))
+        return streams.torch_generator(client.site.seed, *name)
 
     def _inputs(self) -> Tensor:
         """(n, D) in [0, 1], before any normalisation; with `binarise` one Bernoulli draw of each,
@@ -368,10 +378,10 @@ class FedDiskPlugin(Plugin):
         out = feddisk.logits(made, mask, x).sigmoid()
         return out if self.features == "outputs" else x * out + (1 - x) * (1 - out)
 
-    def _compared(self, x: Tensor, received: Tree | None) -> tuple[Tensor, Tensor, Tensor]:
+    def _compared(self, x: Tensor, received: Tree) -> tuple[Tensor, Tensor, Tensor]:
         """What the classifier sees: local features (label 0), global ones (label 1), and where it
         is evaluated, at the n own samples."""
-        if received is None:
+        if not received:
             return x, self._pooled(len(x)), x
         mask, globe = self._mask(x), trees.map(lambda t: t.to(x.device), received)
         local = density.fit_made(
@@ -417,6 +427,7 @@ class FedDisk(FedStrategy):
 
     name = "feddisk"
     client_cls = FedDiskClient
+    requires = "feddisk"
 
 
 class FedDiskAb(FedStrategy):
@@ -424,3 +435,4 @@ class FedDiskAb(FedStrategy):
 
     name = "feddiskab"
     client_cls = FedDiskClient
+    requires = "feddisk"

@@ -32,7 +32,6 @@ from fedhet.errors import RunFailed
 from fedhet.maths.fedgen import diversity, ensemble, label_shares
 from fedhet.messages import Broadcast, Extras, Update
 from fedhet.phases import Phase
-from fedhet.plugin import Report
 from fedhet.setting import Setting
 from fedhet.site import Site, feature_head
 from fedhet.strategy import FedStrategy
@@ -117,18 +116,10 @@ class FedGenClient(FedClient):
     def train(self, msg: Broadcast) -> Update:
         site, received = self.site, msg.extras.get(GENERATOR)
         if isinstance(received, dict):
-            law, noise, lam, kl = (msg.extras[name] for name in (LAW, NOISE, LAM, KL))
-            assert (
-                isinstance(law, Tensor)
-                and isinstance(noise, str)
-                and isinstance(lam, float)
-                and isinstance(kl, float)
-            )
-            self._generator, self._lam, self._kl = (
-                Generator.of(received, site.task.classes),
-                lam,
-                kl,
-            )
+            law, noise = msg.tensor(LAW), msg.text(NOISE)
+            self._generator = Generator.of(received, site.task.classes)
+            self._lam = msg.scalar(LAM)
+            self._kl = msg.scalar(KL)
             self._source = Source(
                 site, msg.phase, msg.step, self.pid, law=law, noise=noise, like=self._generator
             )
@@ -197,7 +188,6 @@ class FedGen(FedStrategy):
             "method.server_batch_size", server_batch_size, low=2
         )  # for its batch norm
         self._counts: dict[int, Tensor] = {}  # by client, those of its last participation
-        self._report: Report = {}
         super().__init__(setting)
 
     def slots(self) -> dict[str, Tree]:
@@ -214,7 +204,7 @@ class FedGen(FedStrategy):
     def _snapshot(self) -> Tree:
         return {name: t.detach().clone() for name, t in self._generator.state_dict().items()}
 
-    def shared(self, phase: Phase, step: int, cohort: list[int]) -> Extras:
+    def cohort_extras(self, phase: Phase, step: int, cohort: list[int]) -> Extras:
         faded = self.decay ** (step - 1)
         if step == 1 or not (self.lam or self.kl):
             return {}
@@ -248,7 +238,7 @@ class FedGen(FedStrategy):
             )
         return counts
 
-    def merge(self, updates: Iterator[Update], old: Tree | None) -> Tree | None:
+    def merge(self, updates: Iterator[Update], old: Tree) -> Tree:
         everyone = list(updates)
         self._train_generator(everyone)
         return super().merge(iter(everyone), old)
@@ -259,8 +249,8 @@ class FedGen(FedStrategy):
         self._counts |= {update.pid: counts for update, counts in zip(updates, here, strict=True)}
         source = Source(
             self.site,
-            self.now.entry.header,
-            self.now.step,
+            self.current.entry.name,
+            self.current.step,
             -1,
             law=self._law() * (here.sum(0) > 0),
             noise=self.noise,
@@ -288,10 +278,10 @@ class FedGen(FedStrategy):
         self.weights[SLOT] = self._snapshot()
         if not torch.isfinite(total):
             raise RunFailed(
-                f"round {self.now.round}: the loss of the generator is {mean}; a smaller"
+                f"round {self.current.round}: the loss of the generator is {mean}; a smaller"
                 " method.server_lr may help"
             )
-        self._report = {"generator_loss": mean}
+        self.report = {"generator_loss": mean}
 
     def _stacked(self, updates: list[Update], name: str) -> Tensor:
         """(K, ...): every client's tensor; what is not shared has its initial value, and a head
@@ -300,7 +290,3 @@ class FedGen(FedStrategy):
             name, self.site.initial["head.weight"].new_zeros(self.site.task.classes)
         )
         return torch.stack([(update.weights or {}).get(name, initial) for update in updates])
-
-    def report(self) -> Report:
-        """The generator's mean cross entropy over the round's steps."""
-        return self._report

@@ -41,9 +41,9 @@ from fedhet.client import FedClient
 from fedhet.errors import ConfigError, RunFailed
 from fedhet.maths import fedgmm as maths
 from fedhet.maths.fedgmm import Mixture
-from fedhet.messages import Broadcast, Update, describe
+from fedhet.messages import Broadcast, Update, kind
 from fedhet.phases import Phase
-from fedhet.plugin import Plugin, Report
+from fedhet.plugin import Plugin
 from fedhet.strategy import FedStrategy
 from fedhet.task import Samples
 from fedhet.trees import Tree
@@ -80,9 +80,7 @@ def unpack(value: Any, d: int | None, classes: int) -> dict[int, Mixture]:
         or value["label"].is_floating_point()
     ):
         found = (
-            {name: describe(t) for name, t in value.items()}
-            if isinstance(value, dict)
-            else describe(value)
+            {name: kind(t) for name, t in value.items()} if isinstance(value, dict) else kind(value)
         )
         raise ValueError(
             f"extra {MIXTURES!r} is {found}; whole label (K,), pi (K,), mu (K, d), var (K, d) are"
@@ -137,30 +135,26 @@ class FedGMMPlugin(Plugin):
         self.agg_count = check.one_of(f"{at}agg_count", agg_count, ("original", "augmented"))
         self.gen_weight = check.number(f"{at}gen_weight", gen_weight, low=0)
         self.max_payload_mb = check.number(f"{at}max_payload_mb", max_payload_mb, open_low=0)
-        self.settings = {
-            key: getattr(self, key)
-            for key in (
-                "components",
-                "reg_covar",
-                "psi",
-                "target",
-                "min_class_samples",
-                "max_components",
-                "agg_count",
-                "gen_weight",
-                "max_payload_mb",
-            )
-        }
+        super().__init__(
+            components=self.components,
+            reg_covar=self.reg_covar,
+            psi=self.psi,
+            target=self.target,
+            min_class_samples=self.min_class_samples,
+            max_components=self.max_components,
+            agg_count=self.agg_count,
+            gen_weight=self.gen_weight,
+            max_payload_mb=self.max_payload_mb,
+        )
         self._dim: int | None = None
         self._shared: Tree = {}
         self._global_max = 0
         self._generated: dict[int, int] = {}
-        self._report: Report = {}
 
     def phases(self) -> list[Phase]:
         return [
-            Phase("fit", 1, self._aggregate, slot=None, cohort=1.0),
-            Phase("share", 1, self._told, slot=None, cohort=1.0),
+            Phase("fit", 1, self._aggregate, check=self._check_fit, slot="", cohort=1.0),
+            Phase("share", 1, self._shared_all, check=self._check_share, slot="", cohort=1.0),
         ]
 
     # ---- client
@@ -206,8 +200,7 @@ class FedGMMPlugin(Plugin):
         shape, classes = data.x.shape[1:], site.task.classes
         mixtures = unpack(msg.extras[MIXTURES], math.prod(shape), classes)
         available = torch.tensor([c in mixtures for c in range(classes)])
-        global_max = msg.extras.get(GLOBAL_MAX, 0)
-        assert isinstance(global_max, int)
+        global_max = msg.integer(GLOBAL_MAX) if GLOBAL_MAX in msg.extras else 0
         missing = maths.generate_counts(
             data.y.bincount(minlength=classes).cpu(), available, self.target, global_max
         )
@@ -259,7 +252,7 @@ class FedGMMPlugin(Plugin):
         ):
             raise ValueError(
                 f"fedgmm needs labels 0 to {site.task.classes - 1}; client {pid} has"
-                f" {describe(data.y)}, from {data.y.min().item()} to {data.y.max().item()}"
+                f" {kind(data.y)}, from {data.y.min().item()} to {data.y.max().item()}"
             )
         return data
 
@@ -281,7 +274,6 @@ class FedGMMPlugin(Plugin):
         self._dim = None if task.test is None else math.prod(task.test.x.shape[1:])
 
     def outgoing(self, msg: Broadcast, cohort: list[int]) -> None:
-        self._report = {}
         if msg.phase == "fedgmm.share":
             msg.extras[MIXTURES] = self._shared
             if self.target == "global_max":
@@ -289,43 +281,32 @@ class FedGMMPlugin(Plugin):
         if msg.trains:
             msg.local = replace(msg.local, lr=msg.local.lr * (1 - self.psi) ** (msg.step - 1))
 
-    def check(self, update: Update) -> None:
-        phase = self.server.now.entry.header
-        if phase == "fedgmm.fit":
-            counts, mixtures = self._received(update)
-            for c, n in enumerate(counts):
-                if (n >= self.min_class_samples) != (c in mixtures):
-                    raise ValueError(
-                        f"extra {MIXTURES!r}, class {c}: {n} samples and"
-                        f" {'a' if c in mixtures else 'no'} mixture; one is expected exactly from"
-                        f" min_class_samples={self.min_class_samples} samples on"
-                    )
-                if c in mixtures and len(mixtures[c].pi) > maths.components(n, self.components):
-                    raise ValueError(
-                        f"extra {MIXTURES!r}, class {c}: {len(mixtures[c].pi)} components of {n}"
-                        f" samples; at most {maths.components(n, self.components)} are expected"
-                    )
-            if mixtures and self._dim is None:
-                self._dim = next(iter(mixtures.values())).mu.shape[1]
-        elif phase == "fedgmm.share" and ((drawn := update.scalar(GENERATED)) < 0 or drawn % 1):
-            raise ValueError(f"extra {GENERATED!r} is {drawn}; a whole number >= 0 is expected")
+    def _check_fit(self, update: Update) -> None:
+        counts, mixtures = self._received(update)
+        for c, n in enumerate(counts):
+            if (n >= self.min_class_samples) != (c in mixtures):
+                raise ValueError(
+                    f"extra {MIXTURES!r}, class {c}: {n} samples and"
+                    f" {'a' if c in mixtures else 'no'} mixture; one is expected exactly from"
+                    f" min_class_samples={self.min_class_samples} samples on"
+                )
+            if c in mixtures and len(mixtures[c].pi) > maths.components(n, self.components):
+                raise ValueError(
+                    f"extra {MIXTURES!r}, class {c}: {len(mixtures[c].pi)} components of {n}"
+                    f" samples; at most {maths.components(n, self.components)} are expected"
+                )
+        if mixtures and self._dim is None:
+            self._dim = next(iter(mixtures.values())).mu.shape[1]
+
+    def _check_share(self, update: Update) -> None:
+        update.integer(GENERATED)
 
     def _received(self, update: Update) -> tuple[list[int], dict[int, Mixture]]:
-        counts, classes = update.extras.get(COUNTS), self.server.site.task.classes
-        if (
-            not isinstance(counts, Tensor)
-            or counts.is_floating_point()
-            or counts.shape != (classes,)
-            or (counts < 0).any()
-            or int(counts.sum()) != update.num_examples
-        ):
-            raise ValueError(
-                f"extra {COUNTS!r} is {counts}; {classes} whole numbers >= 0 with sum"
-                f" {update.num_examples} are expected"
-            )
+        classes = self.server.site.task.classes
+        counts = update.counts(COUNTS, update.num_examples, classes)
         return counts.tolist(), unpack(update.extras.get(MIXTURES), self._dim, classes)
 
-    def _aggregate(self, updates: Iterator[Update], old: Tree | None) -> None:
+    def _aggregate(self, updates: Iterator[Update], old: Tree) -> Tree:
         """Concatenation in the order of client ids, whatever that of the cohort."""
         found = {update.pid: self._received(update) for update in updates}
         pids, classes = sorted(found), range(self.server.site.task.classes)
@@ -360,7 +341,7 @@ class FedGMMPlugin(Plugin):
             "the mixtures of all clients", len(self._shared["label"]), self._dim or 0
         )
         log.info("fedgmm: %d components, %.1f MB to each client", len(self._shared["label"]), size)
-        self._report = {
+        self.report = {
             "counts": counts,
             "pids": torch.tensor(pids),
             "components": len(self._shared["label"]),
@@ -368,11 +349,13 @@ class FedGMMPlugin(Plugin):
             "megabytes": size,
             "absent": len(absent),
         }
+        return {}
 
-    def _told(self, updates: Iterator[Update], old: Tree | None) -> None:
+    def _shared_all(self, updates: Iterator[Update], old: Tree) -> Tree:
         self._generated = {update.pid: int(update.scalar(GENERATED)) for update in updates}
         self._shared = {}
-        self._report = {"generated": sum(self._generated.values())}
+        self.report = {"generated": sum(self._generated.values())}
+        return {}
 
     def _afford(self, what: str, k: int, d: int) -> float:
         """MB of k components; RunFailed above max_payload_mb."""
@@ -385,21 +368,12 @@ class FedGMMPlugin(Plugin):
             )
         return size
 
-    def incoming(
-        self, updates: Iterator[Update], old: Tree | None
-    ) -> Iterator[Update] | list[Update]:
-        if self.agg_count == "original":
-            return updates
-        scaled = map(self._scaled, updates)
-        # a list will be normalised, so it must stay one
-        return list(scaled) if isinstance(updates, list) else scaled
+    def incoming(self, updates: Iterator[Update], old: Tree) -> Iterator[Update]:
+        return updates if self.agg_count == "original" else map(self._scaled, updates)
 
     def _scaled(self, update: Update) -> Update:
         update.weight *= 1 + self._generated.get(update.pid, 0) / update.num_examples
         return update
-
-    def report(self) -> Report:
-        return self._report
 
 
 class FedGMMClient(FedClient):
@@ -411,3 +385,4 @@ class FedGMM(FedStrategy):
 
     name = "fedgmm"
     client_cls = FedGMMClient
+    requires = "fedgmm"

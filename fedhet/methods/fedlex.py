@@ -95,22 +95,22 @@ class FedLExPlugin(Plugin):
         self.apply_to = check.one_of("plugin.fedlex.apply_to", apply_to, ("gradient", "update"))
         self.rescale = check.one_of("plugin.fedlex.rescale", rescale, ("none", "mean1"))
         self.g_min = check.number("plugin.fedlex.g_min", g_min, low=0, open_high=1)
-        self.settings = {
-            "c_exp": self.c_exp,
-            "e_exp": self.e_exp,
-            "patience": self.patience,
-            "scope": self.scope,
-            "order": self.order,
-            "empty": self.empty,
-            "refresh": self.refresh,
-            "apply_to": self.apply_to,
-            "rescale": self.rescale,
-            "g_min": self.g_min,
-        }
+        super().__init__(
+            c_exp=self.c_exp,
+            e_exp=self.e_exp,
+            patience=self.patience,
+            scope=self.scope,
+            order=self.order,
+            empty=self.empty,
+            refresh=self.refresh,
+            apply_to=self.apply_to,
+            rescale=self.rescale,
+            g_min=self.g_min,
+        )
         self._deviations: dict[int, Tree] = {}  # by explorer, largest client first
         self._used: list[int] = []  # whose D make up G
         self._guidance: Tree = {}
-        self._report: Report = {}
+        self._statistics: Report = {}  # of G
 
     @property
     def refuses(self) -> dict[str, str]:
@@ -128,7 +128,6 @@ class FedLExPlugin(Plugin):
         """The phase `explore`: train a copy, send how far each parameter has moved, discard the
         copy."""
         client = self.client
-        assert msg.weights is not None
         model = client.site.load(client.start(msg))
         steps = client.train_model(
             model, client.data, epochs=self.e_exp, patience=self.patience, hooks=False
@@ -143,11 +142,10 @@ class FedLExPlugin(Plugin):
             metrics={"fedlex.steps": float(steps)},
         )
 
-    def received(self, msg: Broadcast) -> None:
+    def prepare(self, msg: Broadcast) -> None:
         if not msg.trains:
             return
-        guidance = msg.extras[G]
-        assert isinstance(guidance, dict)
+        guidance = msg.tree(G)
         site = self.client.site
         self._positions = [site.trained.index(name) for name in guidance]
         self._masks = [
@@ -183,18 +181,26 @@ class FedLExPlugin(Plugin):
         )
 
     def phases(self) -> list[Phase]:
-        return [Phase("explore", 1, self._keep, cohort=self._wanted, uploads=False)]
+        return [
+            Phase(
+                "explore",
+                1,
+                self._keep,
+                check=self._check_explore,
+                cohort=self._wanted,
+                uploads=False,
+            )
+        ]
 
-    def _keep(self, updates: Iterator[Update], old: Tree | None) -> None:
+    def _keep(self, updates: Iterator[Update], old: Tree) -> Tree:
         """The merge of `explore`: the model stays as it is."""
         self._deviations = {
             update.pid: trees.pick(update.tree(D, self._like), self._like) for update in updates
         }
+        return {}
 
-    def check(self, update: Update) -> None:
-        if self.server.now.entry.piece == self.name and (
-            bad := maths.negative(update.tree(D, self._like))
-        ):
+    def _check_explore(self, update: Update) -> None:
+        if bad := maths.negative(update.tree(D, self._like)):
             raise ValueError(
                 f"extra {D!r}, tensor {bad!r}: holds negative values; deviations are >= 0"
             )
@@ -213,14 +219,15 @@ class FedLExPlugin(Plugin):
         if used is not None and used != self._used:
             self._used, self._guidance = used, self._aggregated(used)
         msg.extras[G] = self._guidance
-        self._report["explorers"] = sum(pid in self._deviations for pid in cohort) / len(cohort)
+        explorers = sum(pid in self._deviations for pid in cohort) / len(cohort)
+        self.report = {**self._statistics, "explorers": explorers}
 
     def _aggregated(self, used: list[int]) -> Tree:
         found = maths.global_guidance(
             [self._deviations[pid] for pid in used], scope=self.scope, order=self.order
         )
         guidance = trees.map(Tensor.float, maths.adjusted(found, self.rescale, self.g_min))
-        self._report = {
+        self._statistics = {
             "median": float(torch.cat([g.flatten() for g in guidance.values()]).median()),
             "medians": torch.stack([g.median() for g in guidance.values()]),
             "means": torch.stack([g.mean() for g in guidance.values()]),
@@ -241,11 +248,6 @@ class FedLExPlugin(Plugin):
                 " nearly inactive; use client=sgd, or plugin.fedlex.apply_to=update",
                 optimizer,
             )
-
-    def report(self) -> Report:
-        """`median` of G, `explorers`: their share of the cohort; by tensor `medians` and `means` of
-        G; `pids`, whose D are in G."""
-        return self._report
 
 
 def _count_or_share(name: str, value: float) -> float:
@@ -272,3 +274,4 @@ class FedLEx(FedStrategy):
 
     name = "fedlex"
     client_cls = FedLExClient
+    requires = "fedlex"

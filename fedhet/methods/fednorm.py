@@ -27,7 +27,7 @@ from fedhet.client import FedClient
 from fedhet.maths.fednorm import contribution
 from fedhet.messages import Broadcast, Update
 from fedhet.metrics import chunks
-from fedhet.plugin import Plugin, Report
+from fedhet.plugin import Plugin
 from fedhet.strategy import FedStrategy
 from fedhet.trees import Tree
 
@@ -46,18 +46,17 @@ class FedNormPlugin(Plugin):
         self.z_when = check.one_of(
             "plugin.fednorm.z_when", z_when, ("after_training", "before_training")
         )
-        self.settings = {"temperature": self.temperature, "z_when": self.z_when}
+        super().__init__(temperature=self.temperature, z_when=self.z_when)
         self._dim: int | None = None
-        self._report: Report = {}
         self._told = False
 
     # ---- client
-    def received(self, msg: Broadcast) -> None:
+    def prepare(self, msg: Broadcast) -> None:
         if self.z_when == "before_training":
             self.client.site.load(self.client.start(msg))
             self._z = self._latents()
 
-    def sending(self, update: Update) -> None:
+    def finish(self, update: Update) -> None:
         update.extras[Z] = self._latents() if self.z_when == "after_training" else self._z
 
     @torch.no_grad()
@@ -87,7 +86,7 @@ class FedNormPlugin(Plugin):
         if len(z) != self._dim:
             raise ValueError(f"extra {Z!r} has {len(z)} entries; {self._dim} are expected")
 
-    def incoming(self, updates: Iterator[Update], old: Tree | None) -> list[Update]:
+    def incoming(self, updates: Iterator[Update], old: Tree) -> list[Update]:
         out = list(updates)
         if len(out) == 2 and not self._told:
             log.info(
@@ -103,7 +102,7 @@ class FedNormPlugin(Plugin):
         )
         for update, weight in zip(out, found.weights.tolist(), strict=True):
             update.weight = weight
-        self._report = {
+        self.report = {
             "similarity": found.similarity,
             "factors": found.factors,
             "weights": found.weights,
@@ -111,9 +110,6 @@ class FedNormPlugin(Plugin):
             "weight_max": float(found.weights.max()),
         }
         return out
-
-    def report(self) -> Report:
-        return self._report
 
 
 class FedNormClient(FedClient):
@@ -125,3 +121,4 @@ class FedNorm(FedStrategy):
 
     name = "fednorm"
     client_cls = FedNormClient
+    requires = "fednorm"

@@ -24,7 +24,6 @@ from fedhet.errors import ConfigError
 from fedhet.maths.fednova import Term, combine, normaliser
 from fedhet.messages import Broadcast, Update
 from fedhet.methods.fedprox import FedProxPlugin
-from fedhet.plugin import Report
 from fedhet.setting import Setting
 from fedhet.strategy import FedStrategy
 from fedhet.trees import Tree
@@ -65,21 +64,16 @@ class FedNova(FedStrategy):
                 f" client.lr={setting.local.lr} and plugin.fedprox.mu={self._mu}: {error}"
             ) from error
         super().__init__(setting)
-        self._report: Report = {}
 
     def check(self, update: Update) -> None:
         update.integer(STEPS, low=0)
 
-    def merge(self, updates: Iterator[Update], old: Tree | None) -> Tree | None:
-        assert old is not None
+    def merge(self, updates: Iterator[Update], old: Tree) -> Tree:
         change, tau_eff = combine(map(self._term, updates))
-        self._report = {"tau_eff": tau_eff}
+        self.report = {"tau_eff": tau_eff}
         return trees.add(change, old)
 
     def _term(self, update: Update) -> Term:
         steps = update.integer(STEPS, low=0)
         a = normaliser(steps, momentum=self.local.momentum, eta_mu=self.local.lr * self._mu)
         return Term(update.change, update.weight, a, a if self.tau_eff == "normalised" else steps)
-
-    def report(self) -> Report:
-        return self._report

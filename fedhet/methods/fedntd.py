@@ -36,7 +36,7 @@ class FedNTDPlugin(Plugin):
     def __init__(self, *, beta: float = 1.0, tau: float = 1.0) -> None:
         self.beta = check.number("plugin.fedntd.beta", beta, low=0)
         self.tau = check.number("plugin.fedntd.tau", tau, open_low=0)
-        self.settings = {"beta": self.beta, "tau": self.tau}
+        super().__init__(beta=self.beta, tau=self.tau)
         self._global: nn.Module | None = None
 
     # ---- server
@@ -49,8 +49,7 @@ class FedNTDPlugin(Plugin):
             )
 
     # ---- client
-    def received(self, msg: Broadcast) -> None:
-        assert msg.weights is not None
+    def prepare(self, msg: Broadcast) -> None:
         if self.beta:
             self._global = self.client.site.frozen(
                 GLOBAL, {**(self.client.state.get(KEPT) or {}), **msg.weights}
@@ -74,3 +73,4 @@ class FedNTD(FedStrategy):
 
     name = "fedntd"
     client_cls = FedNTDClient
+    requires = "fedntd"

@@ -77,15 +77,9 @@ class FedPCLClient(FedClient):
         return update
 
     def losses(self, batch: Batch) -> Tensor:
-        shared, tau, denominator = (
-            self.msg.extras[name] for name in (PROTOTYPES, TAU, DENOMINATOR)
-        )
-        assert (
-            isinstance(shared, dict)
-            and isinstance(tau, float)
-            and isinstance(denominator, str)
-            and batch.z is not None
-        )
+        shared = self.msg.tree(PROTOTYPES)
+        tau = self.msg.scalar(TAU)
+        denominator = self.msg.text(DENOMINATOR)
         return maths.losses(
             normalize(batch.z),
             batch.y,
@@ -181,12 +175,15 @@ class FedPCL(FedStrategy):
         return {SLOT: {"mean": mean, "has": has.to(self.site.device)}}
 
     def phases(self) -> list[Phase]:
-        return [Phase("collect", 1, self.merge, cohort=1.0, uploads=False), *super().phases()]
+        return [
+            Phase("collect", 1, self.merge, check=self.check, cohort=1.0, uploads=False),
+            *super().phases(),
+        ]
 
     def base_weight(self, update: Update) -> float:
         return 1.0
 
-    def shared(self, phase: Phase, step: int, cohort: list[int]) -> Extras:
+    def cohort_extras(self, phase: Phase, step: int, cohort: list[int]) -> Extras:
         if not phase.trains:
             return {RENORMALISE: self.renormalise}
         return {
@@ -199,7 +196,7 @@ class FedPCL(FedStrategy):
     def check(self, update: Update) -> None:
         update.tree(PROTOTYPES, self.weights[SLOT])
 
-    def merge(self, updates: Iterator[Update], old: Tree | None) -> None:
+    def merge(self, updates: Iterator[Update], old: Tree) -> Tree:
         """Of both phases. The model stays: nobody shares one."""
         before = self.weights[SLOT]
         sets = [update.tree(PROTOTYPES, before) for update in updates]
@@ -211,4 +208,5 @@ class FedPCL(FedStrategy):
         self.weights[SLOT] = {"mean": mean, "has": before["has"] | found}
         self._clients = torch.where(has[..., None], means, mean)
         if self.unseen == "global":
-            self.evaluating = {PROTOTYPES: self.weights[SLOT]}
+            self.evaluation_extras = {PROTOTYPES: self.weights[SLOT]}
+        return {}

@@ -28,10 +28,9 @@ class FedProxPlugin(Plugin):
 
     def __init__(self, *, mu: float = 0.01) -> None:
         self.mu = check.number("plugin.fedprox.mu", mu, low=0)
-        self.settings = {"mu": self.mu}
+        super().__init__(mu=self.mu)
 
-    def received(self, msg: Broadcast) -> None:
-        assert msg.weights is not None
+    def prepare(self, msg: Broadcast) -> None:
         site = self.client.site
         at = [(i, name) for i, name in enumerate(site.trained) if name in msg.weights]
         self._positions = [i for i, _ in at]
@@ -52,3 +51,4 @@ class FedProx(FedStrategy):
 
     name = "fedprox"
     client_cls = FedProxClient
+    requires = "fedprox"

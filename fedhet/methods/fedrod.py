@@ -89,7 +89,6 @@ class FedRODClient(FedClient):
         gamma = self.msg.extras.get(GAMMA)
         if not isinstance(gamma, float):  # a plug-in's own phase
             return super().losses(batch)
-        assert batch.z is not None
         self._personal = functional.cross_entropy(
             batch.logits.detach() + self._head(batch.z.detach()), batch.y
         )
@@ -132,7 +131,6 @@ class FedROD(FedStrategy):
     def __init__(self, setting: Setting, *, gamma: float = 1.0, init: str = "zeros") -> None:
         self.gamma = check.number("method.gamma", gamma, low=0)
         self.init = check.one_of("method.init", init, ("zeros", "copy"))
-        self.evaluating = {INIT: self.init}
         model, classes = setting.site.model, setting.site.task.classes
         if not hasattr(model, "features") or not isinstance(
             getattr(model, "head", None), nn.Linear
@@ -147,5 +145,8 @@ class FedROD(FedStrategy):
             )
         super().__init__(setting)
 
-    def shared(self, phase: Phase, step: int, cohort: list[int]) -> Extras:
+    def setup(self) -> None:
+        self.evaluation_extras = {INIT: self.init}
+
+    def cohort_extras(self, phase: Phase, step: int, cohort: list[int]) -> Extras:
         return {GAMMA: self.gamma, INIT: self.init}

@@ -32,7 +32,6 @@ from fedhet import check
 from fedhet.client import FedClient
 from fedhet.maths.fedsa import Options, aggregate_tensor
 from fedhet.messages import Update
-from fedhet.plugin import Report
 from fedhet.setting import Setting
 from fedhet.strategy import FedStrategy
 from fedhet.trees import Tree
@@ -70,7 +69,6 @@ class FedSA(FedStrategy):
         self.client_weighting = check.one_of(
             "method.client_weighting", client_weighting, ("uniform", "samples")
         )
-        self._report: Report = {}
         super().__init__(setting)
 
     @property
@@ -87,12 +85,10 @@ class FedSA(FedStrategy):
     def base_weight(self, update: Update) -> float:
         return float(update.num_examples) if self.client_weighting == "samples" else 1.0
 
-    def merge(self, updates: Iterator[Update], old: Tree | None) -> Tree | None:
-        assert old is not None
+    def merge(self, updates: Iterator[Update], old: Tree) -> Tree:
         received = list(updates)
         # The weights as they came, not their differences: those would be float64 trees.
-        trees = [update.weights for update in received if update.weights is not None]
-        assert len(trees) == len(received)
+        trees = [update.weights for update in received]
         weights = torch.tensor([update.weight for update in received], dtype=torch.float64)
         new: Tree = {}
         high, alone = [], []
@@ -108,13 +104,10 @@ class FedSA(FedStrategy):
             if len(found.high):
                 alone.append(1 - sum(map(len, found.clusters)) / len(received))
         sizes = torch.tensor([before.numel() for before in old.values()])
-        self._report = {
+        self.report = {
             "frac_high": sum(high) / int(sizes.sum()),
             "high": sum(high),
             "unclustered": sum(alone) / len(alone) if alone else 0.0,
             "frac_high_per_tensor": torch.tensor(high, dtype=torch.float64) / sizes,
         }
         return new
-
-    def report(self) -> Report:
-        return self._report

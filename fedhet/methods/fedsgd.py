@@ -19,7 +19,7 @@ from dataclasses import replace
 
 import torch
 
-from fedhet import check, optimizers, streams, trees
+from fedhet import check, optimizers, trees
 from fedhet.client import FedClient
 from fedhet.errors import ConfigError
 from fedhet.messages import Broadcast, Extras, Update
@@ -43,26 +43,21 @@ class FedSGDClient(FedClient):
 
     def train(self, msg: Broadcast) -> Update:
         self.model = self.site.load(self.start(msg))
-        draws = torch.Generator().manual_seed(
-            streams.integer(self.site.seed, "batches", msg.phase, msg.step, self.pid)
-        )
+        draws = self.generator("batches")
         # the batches that FedAvg would draw
         index = torch.randperm(len(self.data), generator=draws).to(self.site.device)
-        chunk = msg.extras[CHUNK]
-        assert isinstance(chunk, int)
+        chunk = msg.integer(CHUNK)
         if not chunk:
             chunk = self.local.batch_size
             index = index[:chunk]
         grads = self.full_gradient(self.model, self.data, index, chunk)
         with torch.no_grad():
-            for hook in (*self._hooks["gradient"], *self._hooks["scale"]):
-                hook(grads)
+            self.apply_gradient_hooks(grads)
             if self.local.clip is not None:
                 optimizers.clip_norm(grads, self.local.clip)
         update = self.reply({GRADIENT: dict(zip(self.site.trained, grads, strict=True))})
-        assert update.weights is not None
         buffers = {name: t for name, t in update.weights.items() if name not in self.site.trained}
-        update.weights = None  # x itself, which the server has
+        update.weights = {}  # x itself, which the server has
         if buffers:
             update.extras[BUFFERS] = buffers
         return update
@@ -94,7 +89,7 @@ class FedSGD(FedStrategy):
         # gradients come instead of weights
         return [replace(phase, uploads=False) for phase in super().phases()]
 
-    def shared(self, phase: Phase, step: int, cohort: list[int]) -> Extras:
+    def cohort_extras(self, phase: Phase, step: int, cohort: list[int]) -> Extras:
         return {CHUNK: self.chunk if self.batches == "full" else 0}
 
     def check(self, update: Update) -> None:
@@ -103,7 +98,6 @@ class FedSGD(FedStrategy):
             # beside every merge, as if they had come with weights
             update.buffers = update.tree(BUFFERS, self._buffers)
 
-    def merge(self, updates: Iterator[Update], old: Tree | None) -> Tree | None:
-        assert old is not None
+    def merge(self, updates: Iterator[Update], old: Tree) -> Tree:
         gradients = ((update.tree(GRADIENT, self._like), update.weight) for update in updates)
         return server_step(old, gradients, self.local.lr, self.local.weight_decay)

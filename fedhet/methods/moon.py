@@ -41,7 +41,7 @@ class MoonPlugin(Plugin):
     def __init__(self, *, mu: float = 1.0, tau: float = 0.5) -> None:
         self.mu = check.number("plugin.moon.mu", mu, low=0)
         self.tau = check.number("plugin.moon.tau", tau, open_low=0)
-        self.settings = {"mu": self.mu, "tau": self.tau}
+        super().__init__(mu=self.mu, tau=self.tau)
         self._others: list[nn.Module] = []
         self._terms: list[Tensor] = []
 
@@ -55,8 +55,7 @@ class MoonPlugin(Plugin):
             )
 
     # ---- client
-    def received(self, msg: Broadcast) -> None:
-        assert msg.weights is not None
+    def prepare(self, msg: Broadcast) -> None:
         site, state = self.client.site, self.client.state
         previous = state.get(PREVIOUS) if self.mu else None
         if previous is not None:
@@ -67,18 +66,18 @@ class MoonPlugin(Plugin):
 
     def losses(self, batch: Batch) -> Tensor:
         if self._others:
-            assert batch.z is not None
             with torch.no_grad():
                 z_global, z_previous = (
-                    model.features(batch.x).flatten(1) for model in self._others
-                )  # type: ignore[operator]
+                    model.features(batch.x).flatten(1)  # type: ignore[operator]
+                    for model in self._others
+                )
             term = contrastive(batch.z.flatten(1), z_global, z_previous, self.tau)
         else:
             term = torch.full((len(batch.y),), math.log(2), device=batch.y.device)
         self._terms.append(term.detach())
         return self.mu * term
 
-    def sending(self, update: Update) -> None:
+    def finish(self, update: Update) -> None:
         """Keep the local model; the metric is the term's mean over the samples as they were trained
         on, without mu."""
         if self.mu:
@@ -96,3 +95,4 @@ class Moon(FedStrategy):
 
     name = "moon"
     client_cls = MoonClient
+    requires = "moon"

@@ -54,8 +54,7 @@ class ScaffoldClient(FedClient):
     _shift: list[Tensor] | None = None  # c - c_i; none where a plug-in trains in a phase of its own
 
     def train(self, msg: Broadcast) -> Update:
-        c = msg.extras[CONTROL]
-        assert isinstance(c, dict) and msg.weights is not None
+        c = msg.tree(CONTROL)
         c_i = self.state.get(OWN) or trees.map(torch.zeros_like, c)
         self._shift = [correction(c[name], c_i[name]) for name in c]
         self._positions = [self.site.trained.index(name) for name in c]
@@ -64,7 +63,6 @@ class ScaffoldClient(FedClient):
         if at_x is not None:
             c_plus, update.extras[OWN] = trees.pick(at_x, c), c_i
         else:
-            assert update.weights is not None
             change, steps_lr = (
                 trees.Difference(trees.pick(update.weights, c), msg.weights),
                 self.steps * self.local.lr,
@@ -148,7 +146,7 @@ class Scaffold(FedStrategy):
     def base_weight(self, update: Update) -> float:
         return 1.0
 
-    def shared(self, phase: Phase, step: int, cohort: list[int]) -> Extras:
+    def cohort_extras(self, phase: Phase, step: int, cohort: list[int]) -> Extras:
         clients = len(self.sizes) + sum(share - 1.0 for share in self._share.values())
         self._sent = trees.cast(trees.map(lambda a: a / clients, self._total), self._like)
         return (
@@ -164,8 +162,7 @@ class Scaffold(FedStrategy):
         else:
             update.integer(STEPS, low=1)
 
-    def merge(self, updates: Iterator[Update], old: Tree | None) -> Tree | None:
-        assert old is not None
+    def merge(self, updates: Iterator[Update], old: Tree) -> Tree:
         dy, new, gone = trees.Sum(), trees.Sum(), trees.Sum()
         weights: dict[int, float] = {}
         for update in updates:

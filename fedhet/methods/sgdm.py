@@ -77,7 +77,7 @@ class SGDM(FedStrategy):
         self._like = trees.pick(self.site.initial, self.site.trained)
         self._d = trees.zeros(self._like)
 
-    def shared(self, phase: Phase, step: int, cohort: list[int]) -> Extras:
+    def cohort_extras(self, phase: Phase, step: int, cohort: list[int]) -> Extras:
         return (
             {MOMENTUM: trees.cast(self._d, self._like)} if self.momentum_state == "averaged" else {}
         )
@@ -86,8 +86,7 @@ class SGDM(FedStrategy):
         if self.momentum_state == "averaged":
             update.tree(MOMENTUM, self._like)
 
-    def merge(self, updates: Iterator[Update], old: Tree | None) -> Tree | None:
-        assert old is not None
+    def merge(self, updates: Iterator[Update], old: Tree) -> Tree:
         change, d = trees.Sum(), trees.Sum()
         for update in updates:
             change.add(update.change, update.weight)

@@ -196,7 +196,7 @@ class Recorder:
             "status": status,
             "reason": reason,
             "phases": [
-                {"name": entry.header, "rounds": executed.count(entry.header)}
+                {"name": entry.name, "rounds": executed.count(entry.name)}
                 for entry in strategy.timetable
             ],
             "models": list(strategy.views),
@@ -260,13 +260,11 @@ class Recorder:
         others = [
             entry
             for entry in strategy.timetable
-            if entry.header != "train" and entry.phase.slot and entry.phase.uploads
+            if entry.name != "train" and entry.phase.slot and entry.phase.uploads
         ]
         cost = comm_cost(_numbers(strategy.sent("model")), step)
         for entry in others:
-            cost += comm_cost(
-                _numbers(strategy.sent(str(entry.phase.slot))), before.count(entry.header)
-            )
+            cost += comm_cost(_numbers(strategy.sent(entry.phase.slot)), before.count(entry.name))
         return {"effective_rounds": len(before) + step, "cost": cost}
 
     def _draw(self) -> None:

@@ -153,7 +153,7 @@ def main() -> None:
     ratios, of_copy = {name: ratio(name, "mean") for name in measured}, ratio("mean", "copy")
     entries = sum(strategy.site.initial[name].numel() for name in strategy.site.trained)
     print(
-        f"{args.clients} clients, {entries:,} entries, {strategy.report()['frac_high']:.2%} of them"
+        f"{args.clients} clients, {entries:,} entries, {strategy.report['frac_high']:.2%} of them"
         " of high dispersion"
     )
     for name in measured:

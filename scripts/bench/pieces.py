@@ -15,7 +15,6 @@ from fedhet.client import FedClient
 from fedhet.data.dataset import Dataset
 from fedhet.messages import Broadcast, Update
 from fedhet.methods.fedavg import FedAvg
-from fedhet.plugin import Report
 from fedhet.task import Samples
 from fedhet.trees import Tree
 
@@ -53,17 +52,21 @@ class Idle(FedAvg):
 class Resident(FedAvg):
     """Reports the resident memory after each round."""
 
-    def report(self) -> Report:
-        return {"rss": psutil.Process().memory_info().rss}
+    def merge(self, updates: Iterator[Update], old: Tree) -> Tree:
+        new = super().merge(updates, old)
+        self.report = {"rss": psutil.Process().memory_info().rss}
+        return new
 
 
 class Streaming(FedAvg):
     """Counts how many clients' trees live in the server's process while it sums them, those that
     wait for their turn included."""
 
-    def merge(self, updates: Iterator[Update], old: Tree | None) -> Tree | None:
+    def merge(self, updates: Iterator[Update], old: Tree) -> Tree:
         self._most = 0
-        return super().merge(self._watched(updates), old)
+        new = super().merge(self._watched(updates), old)
+        self.report = {"trees": float(self._most)}
+        return new
 
     def _watched(self, updates: Iterator[Update]) -> Iterator[Update]:
         # a tensor of each tree, which may outlive its message
@@ -76,6 +79,3 @@ class Streaming(FedAvg):
                         known[id(first)] = weakref.ref(first)
             self._most = max(self._most, sum(ref() is not None for ref in known.values()))
             yield update
-
-    def report(self) -> Report:
-        return {"trees": float(self._most)}

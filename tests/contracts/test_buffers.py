@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fedhet import trees
 from fedhet.data.toy import toy_task
+from fedhet.evaluation import evaluation_messages
 from fedhet.messages import Broadcast, Update
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fednorm import FedNormPlugin
@@ -107,8 +108,8 @@ def test_local_statistics_are_those_that_a_client_is_evaluated_with(federation: 
     run = federation(toy_task(norm=True), FedAvg, buffers="local", rounds=1)
     run.step()
     losses = []
-    for msg in run.strategy.evaluations()[:2]:
-        update = run.client().assess(msg)
+    for msg in evaluation_messages(run.strategy)[:2]:
+        update = run.client().handle(msg)
         assert isinstance(update, Update), update
         losses.append(update.metrics["test.global.loss"])
         state = run.store.load(msg.pid, 1)

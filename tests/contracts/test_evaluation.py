@@ -136,15 +136,15 @@ class _Judged:
         self.step = 0
 
     @property
-    def now(self) -> Any:
+    def current(self) -> Any:
         return type(
-            "Now", (), {"step": self.step, "entry": type("Entry", (), {"rounds": self.rounds})}
+            "Step", (), {"step": self.step, "entry": type("Entry", (), {"rounds": self.rounds})}
         )
 
     def keep_best(self, strategy: _Judged) -> None:
         self.kept.append(self.step)
 
-    def close(self) -> None:
+    def end_phase(self) -> None:
         self.closed = True
 
 

@@ -30,6 +30,7 @@ class Noting(Plugin):
     """Notes every hook; changes nothing."""
 
     def __init__(self, name: str, notes: list[str]) -> None:
+        super().__init__()
         self.name, self.notes = name, notes  # type: ignore[misc]
 
     def note(self, hook: str) -> None:
@@ -38,7 +39,7 @@ class Noting(Plugin):
     def outgoing(self, msg: Broadcast, cohort: list[int]) -> None:
         self.note("outgoing")
 
-    def incoming(self, updates: Iterator[Update], old: Tree | None) -> Iterator[Update]:
+    def incoming(self, updates: Iterator[Update], old: Tree) -> Iterator[Update]:
         self.note("incoming")
         return updates
 
@@ -47,8 +48,8 @@ class Noting(Plugin):
         assert all(t.dtype == torch.float64 for t in new.values())
         return new
 
-    def received(self, msg: Broadcast) -> None:
-        self.note("received")
+    def prepare(self, msg: Broadcast) -> None:
+        self.note("prepare")
 
     def losses(self, batch: Batch) -> Tensor:
         self.note("losses")
@@ -64,8 +65,8 @@ class Noting(Plugin):
     def scale(self, grads: list[Tensor]) -> None:
         self.note("scale")
 
-    def sending(self, update: Update) -> None:
-        self.note("sending")
+    def finish(self, update: Update) -> None:
+        self.note("finish")
 
 
 def test_the_order_of_hooks(federation: Federation) -> None:
@@ -76,8 +77,8 @@ def test_the_order_of_hooks(federation: Federation) -> None:
         toy_task(1), FedAvg, plugins=lambda: [Noting("a", notes), Noting("b", notes)], batch_size=12
     )
     run.step()
-    both = ["outgoing", "received", "losses", "penalty", "gradient", "scale"]
-    back = ["sending", "incoming", "merged"]
+    both = ["outgoing", "prepare", "losses", "penalty", "gradient", "scale"]
+    back = ["finish", "incoming", "merged"]
     assert notes == [f"{hook} {name}" for hook in both for name in "ab"] + [
         f"{hook} {name}" for hook in back for name in "ba"
     ]
@@ -85,8 +86,7 @@ def test_the_order_of_hooks(federation: Federation) -> None:
     run = federation(toy_task(3), FedAvg, plugins=lambda: [Noting("a", notes)])
     run.step()
     assert [
-        notes.count(f"{hook} a")
-        for hook in ("outgoing", "received", "sending", "incoming", "merged")
+        notes.count(f"{hook} a") for hook in ("outgoing", "prepare", "finish", "incoming", "merged")
     ] == [1, 3, 3, 1, 1]
 
 
@@ -315,7 +315,7 @@ class Zeroing(Plugin):
 
     name = "zeroing"
 
-    def incoming(self, updates: Iterator[Update], old: Tree | None) -> Iterator[Update]:
+    def incoming(self, updates: Iterator[Update], old: Tree) -> Iterator[Update]:
         for update in updates:
             update.weight = float(update.pid == 0)
             yield update
@@ -349,7 +349,7 @@ class Weighing(FedAvg):
 
     needs_all = True
 
-    def merge(self, updates: Iterator[Update], old: Tree | None) -> Tree | None:
+    def merge(self, updates: Iterator[Update], old: Tree) -> Tree:
         held = list(updates)
         self.weights_seen = {update.pid: update.weight for update in held}
         return super().merge(iter(held), old)

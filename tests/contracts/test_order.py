@@ -28,8 +28,9 @@ from flwr.server.client_proxy import ClientProxy
 from torch import nn
 
 from fedhet.data.toy import toy_task
+from fedhet.evaluation import global_scores
 from fedhet.flower import wire
-from fedhet.flower.nodes import Roster
+from fedhet.flower.nodes import Nodes
 from fedhet.messages import Broadcast, Failure, LocalSettings, Update
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fednorm import FedNormPlugin
@@ -131,10 +132,10 @@ def test_under_flowers_own_server(
     )
     assert run.sha256 == expected.sha256
     assert [number for number, _ in history.losses_centralized] == [0, 1, 2, 3]
-    assert history.losses_centralized[-1][1] == expected.strategy.evaluate_global()["loss"]
+    assert history.losses_centralized[-1][1] == global_scores(expected.strategy)["loss"]
     assert (
         history.metrics_centralized["accuracy"][-1][1]
-        == expected.strategy.evaluate_global()["accuracy"]
+        == global_scores(expected.strategy)["accuracy"]
     )
 
 
@@ -151,7 +152,7 @@ def test_replies_are_put_in_order_and_missing_ones_are_named(
     found = results(run, plan)
     random.Random(3).shuffle(found)
     sent = {msg.pid: msg for msg in plan}
-    replies = list(run.strategy.roster.in_order(sent, found, []))
+    replies = list(run.strategy.nodes.in_order(sent, found, []))
     assert [reply.pid for reply in replies] == list(sent) and all(
         isinstance(reply, Update) for reply in replies
     )
@@ -162,7 +163,7 @@ def test_replies_are_put_in_order_and_missing_ones_are_named(
         if not isinstance(pair[1].metrics["fedhet"], str)
         or '"pid": 3' not in pair[1].metrics["fedhet"]
     ]
-    replies = list(run.strategy.roster.in_order(sent, lost, [TimeoutError("no answer")]))
+    replies = list(run.strategy.nodes.in_order(sent, lost, [TimeoutError("no answer")]))
     failures = [reply for reply in replies if isinstance(reply, Failure)]
     assert [(f.pid, f.phase, f.step) for f in failures] == [
         (3, "train", 1)
@@ -192,7 +193,7 @@ def test_a_reply_without_a_readable_header_is_a_failure(
     plan = run.strategy.plan(1)
     found = results(run, plan)
     found[0][1].metrics["fedhet"] = header
-    replies = list(run.strategy.roster.in_order({msg.pid: msg for msg in plan}, found, []))
+    replies = list(run.strategy.nodes.in_order({msg.pid: msg for msg in plan}, found, []))
     assert [type(reply) for reply in replies] == [Failure, Update, Update]
     assert (replies[0].pid, replies[0].phase, replies[0].step) == (plan[0].pid, "train", 1)
 
@@ -200,10 +201,10 @@ def test_a_reply_without_a_readable_header_is_a_failure(
 def test_a_reply_signed_for_a_client_of_another_node_is_left_out() -> None:
     """Else one node could speak for another's clients."""
     here, there = SimpleNamespace(cid="here"), SimpleNamespace(cid="there")
-    roster = Roster()
-    roster._nodes, roster._total = {0: here, 1: there}, 2  # type: ignore[dict-item]
+    nodes = Nodes()
+    nodes._by_partition, nodes._total = {0: here, 1: there}, 2  # type: ignore[dict-item]
     sent = {
-        pid: Broadcast("train", 1, 1, None, None, {}, LocalSettings(lr=0.1), pid=pid)
+        pid: Broadcast(phase="train", step=1, round=1, local=LocalSettings(lr=0.1), pid=pid)
         for pid in (0, 1)
     }
 
@@ -212,6 +213,6 @@ def test_a_reply_signed_for_a_client_of_another_node_is_left_out() -> None:
         return FitRes(Status(Code.OK, ""), ndarrays_to_parameters(arrays), examples, metrics)
 
     forged = list(
-        roster.in_order(sent, [(here, reply(1, 99)), (here, reply(0, 5)), (there, reply(1, 7))], [])
+        nodes.in_order(sent, [(here, reply(1, 99)), (here, reply(0, 5)), (there, reply(1, 7))], [])
     )
     assert [update.num_examples for update in forged if isinstance(update, Update)] == [5, 7]

@@ -36,7 +36,7 @@ CLIENTS, TOLERANCE = 5, 0.02
 
 class ThreeClient(FedClient):
     def explore(self, msg: Broadcast) -> Update:
-        assert msg.weights is not None and msg.extras["three.pid"] == self.pid
+        assert msg.extras["three.pid"] == self.pid
         self.train_model(self.site.load(self.start(msg)), self.data, epochs=1)
         far = trees.map(
             lambda d: d.square().float(),
@@ -45,7 +45,6 @@ class ThreeClient(FedClient):
         return Update(self.pid, self.num_examples, extras={"three.far": far})
 
     def density(self, msg: Broadcast) -> Update:
-        assert msg.weights is not None
         mean = msg.weights["mean"]
         moved = {
             "mean": mean + (self.data.x.double().mean(0) - mean) / 2,
@@ -79,7 +78,13 @@ class Three(FedStrategy):
 
     def phases(self) -> list[Phase]:
         density = Phase(
-            "density", 20, self.walk, "density", 1.0, until=self.still, after=self.restore
+            "density",
+            20,
+            self.walk,
+            slot="density",
+            cohort=1.0,
+            until=self.still,
+            after=self.restore,
         )
         return [
             Phase("explore", 1, self.note, cohort=1.0, uploads=False),
@@ -87,10 +92,10 @@ class Three(FedStrategy):
             *super().phases(),
         ]
 
-    def private(self, phase: Phase, pid: int) -> Extras:
+    def client_extras(self, phase: Phase, pid: int) -> Extras:
         return {"three.pid": pid} if phase.name == "explore" else {}
 
-    def shared(self, phase: Phase, step: int, cohort: list[int]) -> Extras:
+    def cohort_extras(self, phase: Phase, step: int, cohort: list[int]) -> Extras:
         if phase.name != "train":
             return {}
         return {
@@ -100,14 +105,12 @@ class Three(FedStrategy):
             )
         }
 
-    def note(self, updates: Iterator[Update], old: Tree | None) -> Tree | None:
+    def note(self, updates: Iterator[Update], old: Tree) -> Tree:
         self.far = {update.pid: update.tree("three.far", self.site.initial) for update in updates}
-        return None
+        return {}
 
-    def walk(self, updates: Iterator[Update], old: Tree | None) -> Tree | None:
-        assert old is not None
+    def walk(self, updates: Iterator[Update], old: Tree) -> Tree:
         new = self.merge(updates, old)
-        assert new is not None
         self.path.append(new["mean"])
         return new
 
@@ -115,7 +118,7 @@ class Three(FedStrategy):
         return len(self.path) > 1 and float((self.path[-1] - self.path[-2]).abs().max()) < TOLERANCE
 
     def restore(self) -> None:
-        self.closed.append(self.now.round)
+        self.closed.append(self.current.round)
         self.weights["density"] = {**self.weights["density"], "mean": self.path[1]}
 
 
@@ -128,8 +131,8 @@ def test_three_phases(federation: Callable[..., Any]) -> None:
     assert [msg.pid for msg in plan] == [4, 3, 2, 1, 0] and set(strategy.far) == set(range(CLIENTS))
     assert all(torch.equal(run.model[name], start[name]) for name in start) and not strategy.due
     assert all((far["head.bias"] > 0).all() for far in strategy.far.values())
-    assert strategy.now.bytes["up"] == {"three.far": CLIENTS * trees.nbytes(start)}
-    assert strategy.now.bytes["down"] == {
+    assert strategy.current.bytes["up"] == {"three.far": CLIENTS * trees.nbytes(start)}
+    assert strategy.current.bytes["down"] == {
         "model": CLIENTS * trees.nbytes(start),
         "three.pid": CLIENTS * 8,
     }
@@ -153,7 +156,7 @@ def test_three_phases(federation: Callable[..., Any]) -> None:
     assert strategy.closed == [1 + steps] and torch.equal(
         strategy.weights["density"]["mean"], strategy.path[1]
     )
-    assert [(entry.header, entry.rounds) for entry in strategy.timetable] == [
+    assert [(entry.name, entry.rounds) for entry in strategy.timetable] == [
         ("explore", 1),
         ("density", steps),
         ("train", 3),
@@ -173,7 +176,7 @@ def test_three_phases(federation: Callable[..., Any]) -> None:
         assert not moved[mask[name] == 0].any() and moved[mask[name] == 1].any()
     run.run()
     assert run.round == 1 + steps + 3 and strategy.weights["density"] is density
-    with pytest.raises(RunFailed, match="past the timetable"):
+    with pytest.raises(RunFailed, match="past the end of the timetable"):
         strategy.plan(run.round + 1)
 
 
@@ -237,7 +240,7 @@ def test_a_density_that_is_bad_names_client_phase_and_step(federation: Callable[
 def test_weights_in_a_phase_without_a_slot_are_refused(federation: Callable[..., Any]) -> None:
     class Slotless(Three):
         def phases(self) -> list[Phase]:
-            return [Phase("density", 1, lambda updates, old: None, slot=None)]
+            return [Phase("density", 1, lambda updates, old: None, slot="")]
 
     run = federation(toy_task(CLIENTS), Slotless)
     with pytest.raises(
@@ -258,10 +261,12 @@ class Gauge(Plugin):
     name = "gauge"
 
     def __init__(self, rounds: int = 1) -> None:
-        self.rounds, self.settings, self.most = rounds, {"rounds": rounds}, 0.0
+        super().__init__(rounds=rounds)
+        self.rounds = rounds
+        self.most = 0.0
 
     def phases(self) -> list[Phase]:
-        return [Phase("fit", self.rounds, self.collect, slot=None, cohort=1.0)]
+        return [Phase("fit", self.rounds, self.collect, slot="", cohort=1.0)]
 
     def fit(self, msg: Broadcast) -> Update:
         return Update(
@@ -270,15 +275,15 @@ class Gauge(Plugin):
             extras={"gauge.most": float(self.client.data.x.max())},
         )
 
-    def collect(self, updates: Iterator[Update], old: Tree | None) -> Tree | None:
+    def collect(self, updates: Iterator[Update], old: Tree) -> Tree:
         self.most = max(update.scalar("gauge.most") for update in updates)
-        return None
+        return {}
 
     def outgoing(self, msg: Broadcast, cohort: list[int]) -> None:
         if msg.trains:
             msg.extras["gauge.most"] = self.most
 
-    def received(self, msg: Broadcast) -> None:
+    def prepare(self, msg: Broadcast) -> None:
         if msg.trains and msg.extras["gauge.most"] != pytest.approx(1.0, abs=0.2):
             raise ValueError(f"gauge.most is {msg.extras['gauge.most']}")
 
@@ -289,7 +294,7 @@ class Witness(Plugin):
     name = "witness"
     seen: set[str] = set()
 
-    def received(self, msg: Broadcast) -> None:
+    def prepare(self, msg: Broadcast) -> None:
         self.seen.add(msg.phase)
 
     def outgoing(self, msg: Broadcast, cohort: list[int]) -> None:
@@ -299,7 +304,7 @@ class Witness(Plugin):
 def test_phases_of_plugins_come_first_and_are_theirs_alone(federation: Callable[..., Any]) -> None:
     Witness.seen.clear()
     run = federation(toy_task(CLIENTS), Three, plugins=lambda: [Witness(), Gauge(2)], rounds=1)
-    assert [(e.header, e.rounds) for e in run.strategy.timetable] == [
+    assert [(e.name, e.rounds) for e in run.strategy.timetable] == [
         ("gauge.fit", 2),
         ("explore", 1),
         ("density", 20),
@@ -312,7 +317,7 @@ def test_phases_of_plugins_come_first_and_are_theirs_alone(federation: Callable[
         {},
         CLIENTS,
     )
-    assert run.strategy.now.bytes == {"down": {}, "up": {"gauge.most": 8 * CLIENTS}}
+    assert run.strategy.current.bytes == {"down": {}, "up": {"gauge.most": 8 * CLIENTS}}
     run.run()
     assert Witness.seen == {"train", "out train"}
 
@@ -346,7 +351,7 @@ class CountingClient(FedClient):
 class Counting(FedAvg):
     client_cls = CountingClient
 
-    def merge(self, updates: Iterator[Update], old: Tree | None) -> Tree | None:
+    def merge(self, updates: Iterator[Update], old: Tree) -> Tree:
         held = list(updates)
         self.counts = {update.pid: int(update.scalar("counting.n")) for update in held}
         return super().merge(iter(held), old)

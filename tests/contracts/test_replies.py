@@ -160,7 +160,7 @@ def test_stop_and_skip(
     for _ in range(2):
         skipped.step(damaging(pid, change))
         expected.step()
-        failures = skipped.strategy.now.failures
+        failures = skipped.strategy.current.failures
         assert [(f.pid, f.phase) for f in failures] == [(pid, "train")]
         # left out, and the others' weights sum to one again
         assert skipped.sha256 == expected.sha256
@@ -168,7 +168,10 @@ def test_stop_and_skip(
 
 @pytest.mark.parametrize(
     ("ndim", "said"),
-    [(None, "a floating tensor is expected"), (2, "a floating tensor of 2 dimensions is expected")],
+    [
+        (None, "a floating-point tensor is expected"),
+        (2, "a floating-point tensor of 2 dimensions is expected"),
+    ],
 )
 def test_a_wrong_tensor_is_told_what_is_expected(ndim: int | None, said: str) -> None:
     with pytest.raises(
@@ -218,7 +221,7 @@ def test_a_client_with_other_plugins_is_refused(
     run = federation(toy_task(), FedAvg, plugins=lambda: [FedNormPlugin()])
     run.client = lambda: FedAvg.client_cls(run.site, settings, run.store)
     with pytest.raises(
-        RunFailed, match=r"client 3 .*differ in their plug-ins.*fednorm.*there.*here"
+        RunFailed, match=r"client 3 .*differ in their plug-ins.*fednorm.*on the server.*here"
     ):
         run.step()
 
@@ -235,4 +238,4 @@ def test_metrics_are_means_over_those_who_sent_them(federation: Callable[..., An
         return replies
 
     run.step(measuring)
-    assert run.strategy.now.metrics == {"all": 1.0, "some": 6.0, "others": 3.0}
+    assert run.strategy.current.metrics == {"all": 1.0, "some": 6.0, "others": 3.0}

@@ -139,7 +139,7 @@ class Fixed(Plugin):
     needs_all = True
     v = (0.1, 0.4, 0.2, 0.2, 0.1)
 
-    def incoming(self, updates: Iterator[Update], old: Tree | None) -> list[Update]:
+    def incoming(self, updates: Iterator[Update], old: Tree) -> list[Update]:
         out = list(updates)
         for update in out:
             update.weight = self.v[update.pid]

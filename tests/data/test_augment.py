@@ -180,6 +180,7 @@ class Spy(Plugin):
     name = "spy"
 
     def __init__(self) -> None:
+        super().__init__()
         self.batches: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def losses(self, batch: object) -> torch.Tensor:

@@ -21,15 +21,15 @@ class Faulty(FedNormPlugin):
     def _strikes(self) -> bool:
         return self.client.pid == 3 and self.client.msg.step == 2
 
-    def received(self, msg: Broadcast) -> None:
+    def prepare(self, msg: Broadcast) -> None:
         if self._strikes() and self.how == "raise":
             raise OSError("the disk is full")
         if self._strikes() and self.how == "exit":
             os._exit(7)
 
-    def sending(self, update: Update) -> None:
-        super().sending(update)
-        if not self._strikes() or update.weights is None:
+    def finish(self, update: Update) -> None:
+        super().finish(update)
+        if not self._strikes() or not update.weights:
             return
         first = next(iter(update.weights))
         if self.how == "nonfinite":

@@ -31,17 +31,17 @@ def job() -> Job:
 def test_a_worker_that_dies_while_idle_is_replaced_and_nothing_is_lost(tmp_path: Path) -> None:
     mine = job()
     with PoolCourier(2, mine, tmp_path) as courier:
-        mine.strategy.settle(courier.train(mine.strategy.plan(1), Clock()))
+        mine.strategy.settle(courier.exchange(mine.strategy.plan(1), Clock()))
         for process in list(courier._workers.values()):
             os.kill(process.pid, signal.SIGKILL)
             process.join()
-        replies = list(courier.train(mine.strategy.plan(2), Clock()))
+        replies = list(courier.exchange(mine.strategy.plan(2), Clock()))
         assert [type(reply) for reply in replies] == [Update] * 4
         mine.strategy.settle(replies)
     calm = job()
     with PoolCourier(2, calm, tmp_path / "calm") as courier:
         for number in (1, 2):
-            calm.strategy.settle(courier.train(calm.strategy.plan(number), Clock()))
+            calm.strategy.settle(courier.exchange(calm.strategy.plan(number), Clock()))
     for name, expected in calm.strategy.weights["model"].items():
         assert torch.equal(mine.strategy.weights["model"][name], expected)
 
@@ -130,7 +130,7 @@ def test_an_extra_that_cannot_travel_fails_alike_in_every_engine(
 
     monkeypatch.setattr(
         FedNormPlugin,
-        "sending",
+        "finish",
         lambda self, update: update.extras.update({"fednorm.z": np.float32(1)}),
     )
     reasons = set()
@@ -171,7 +171,7 @@ def test_replies_that_wait_for_a_slow_client_are_bounded(
     monkeypatch.setattr(FedAvgClient, "handle", slow)
     monkeypatch.setattr(pool, "AHEAD_BYTES", 1)
     with PoolCourier(2, job, tmp_path / "pool") as courier:
-        replies = courier.train(plan, Clock())
+        replies = courier.exchange(plan, Clock())
         assert isinstance(next(replies), Update)
         assert len(list(tmp_path.glob("began-*"))) == 3  # the slow one, and two that wait for it
         assert [reply.pid for reply in replies] == [msg.pid for msg in plan[1:]]

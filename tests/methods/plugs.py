@@ -22,9 +22,10 @@ class Fixed(Plugin):
     needs_all = True
 
     def __init__(self, v: Sequence[float]) -> None:
+        super().__init__()
         self.v = v
 
-    def incoming(self, updates: Iterator[Update], old: Tree | None) -> list[Update]:
+    def incoming(self, updates: Iterator[Update], old: Tree) -> list[Update]:
         out = list(updates)
         for update in out:
             update.weight = self.v[update.pid]

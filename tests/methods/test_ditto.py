@@ -27,6 +27,7 @@ from methods.test_by_hand import (
 
 from fedhet.data.toy import toy_task
 from fedhet.errors import ConfigError
+from fedhet.evaluation import evaluation_messages
 from fedhet.flower import wire
 from fedhet.methods.ditto import PERSONAL, Ditto
 from fedhet.methods.fedavg import FedAvg
@@ -91,10 +92,12 @@ def test_the_global_model_is_fedavgs(federation: Federation, plugins: Any, buffe
         for run in (ditto, alone, fedavg):
             run.step()
         for _ in range(2):
-            replies = [ditto.client().assess(msg) for msg in ditto.strategy.evaluations()]
+            replies = [ditto.client().handle(msg) for msg in evaluation_messages(ditto.strategy)]
         assert ditto.sha256 == fedavg.sha256
         assert ditto.strategy.reports().keys() == fedavg.strategy.reports().keys()
-        plain = [fedavg.client().assess(msg).metrics for msg in fedavg.strategy.evaluations()]
+        plain = [
+            fedavg.client().handle(msg).metrics for msg in evaluation_messages(fedavg.strategy)
+        ]
         assert [
             {name: reply.metrics[name] for name in told}
             for reply, told in zip(replies, plain, strict=True)
@@ -165,8 +168,8 @@ def test_views(federation: Federation) -> None:
     run = federation(held, Ditto, lr=LR, epochs=EPOCHS, batch_size=99, fraction=0.4)
     first = {name: t.clone() for name, t in run.model.items()}
     cohort = [msg.pid for msg in run.step()]
-    for msg in run.strategy.evaluations():
-        metrics = run.client().assess(msg).metrics
+    for msg in evaluation_messages(run.strategy):
+        metrics = run.client().handle(msg).metrics
         v = {name: torch.from_numpy(t) for name, t in (kept(run, msg.pid) or {}).items()} or first
         assert (v is first) == (msg.pid not in cohort)
         data = held.clients[msg.pid].train

@@ -30,6 +30,7 @@ class Spy(Plugin):
     name = "spy"
 
     def __init__(self, notes: dict[tuple[int, int], list[list[int]]]) -> None:
+        super().__init__()
         self.notes = notes
 
     def losses(self, batch: Batch) -> Tensor:

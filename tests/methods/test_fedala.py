@@ -27,6 +27,7 @@ from methods.test_by_hand import (
 
 from fedhet.data.toy import toy_task
 from fedhet.errors import ConfigError, RunFailed
+from fedhet.evaluation import evaluation_messages
 from fedhet.flower import wire
 from fedhet.methods.fedala import LOCAL, WEIGHTS, FedALA, FedALAClient
 from fedhet.methods.fedavg import FedAvg
@@ -162,8 +163,8 @@ def test_views(federation: Federation, p: int) -> None:
         for msg in run.step():
             clients[msg.pid].train(x)
         x = {name: t.numpy().copy() for name, t in run.model.items()}
-        for msg in run.strategy.evaluations():
-            metrics = run.client().assess(msg).metrics
+        for msg in evaluation_messages(run.strategy):
+            metrics = run.client().handle(msg).metrics
             expected = [cross_entropy(w, *DATA[msg.pid]) for w in (x, clients[msg.pid].begin(x))]
             assert [metrics["test.global.loss"], metrics["test.personal.loss"]] == pytest.approx(
                 expected, rel=1e-9
@@ -263,8 +264,8 @@ def test_evaluation_leaves_no_trace(federation: Federation) -> None:
     for _ in range(4):
         watched.step()
         alone.step()
-        for msg in watched.strategy.evaluations():
-            watched.client().assess(msg)
+        for msg in evaluation_messages(watched.strategy):
+            watched.client().handle(msg)
         assert watched.sha256 == alone.sha256
         for pid in range(4):
             for key in (LOCAL, WEIGHTS):
@@ -319,8 +320,8 @@ def test_a_loss_that_is_not_finite_ends_the_learning(federation: Federation, los
     run.step()
     factor[0] = lost
     assert all(
-        np.isnan(run.client().assess(msg).metrics["test.personal.loss"])
-        for msg in run.strategy.evaluations()
+        np.isnan(run.client().handle(msg).metrics["test.personal.loss"])
+        for msg in evaluation_messages(run.strategy)
     )
     with pytest.raises(RunFailed, match="holds NaN or infinite values"):
         run.step()
@@ -332,6 +333,7 @@ class Counting(Plugin):
     name = "counting"
 
     def __init__(self, seen: list[int]) -> None:
+        super().__init__()
         self.seen = seen
 
     def losses(self, batch: Any) -> Any:

@@ -28,6 +28,7 @@ from torch import nn
 
 from fedhet.data.toy import toy_task
 from fedhet.errors import ConfigError
+from fedhet.evaluation import evaluation_messages, global_scores
 from fedhet.flower import wire
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fedbabu import FedBABU
@@ -88,8 +89,8 @@ def test_fine_tuning_by_hand(
     for _ in range(2):
         run.step()
         x = {name: t.numpy().copy() for name, t in run.model.items()}
-        for msg in run.strategy.evaluations():
-            metrics = run.client().assess(msg).metrics
+        for msg in evaluation_messages(run.strategy):
+            metrics = run.client().handle(msg).metrics
             for view, w in (("global", x), ("personal", sgd(x, msg.pid, names, epochs))):
                 inputs, y = DATA[msg.pid]
                 h = np.maximum(inputs @ w["body.weight"].T + w["body.bias"], 0)
@@ -123,12 +124,14 @@ def test_evaluation_leaves_no_trace(
         watched.step()
         alone.step()
         for _ in range(2):
-            replies = [watched.client().assess(msg) for msg in watched.strategy.evaluations()]
+            replies = [
+                watched.client().handle(msg) for msg in evaluation_messages(watched.strategy)
+            ]
             assert all(
                 reply.metrics["test.personal.loss"] != reply.metrics["test.global.loss"]
                 for reply in replies
             )
-            watched.strategy.evaluate_global()
+            global_scores(watched.strategy)
         assert {name: p.requires_grad for name, p in watched.site.model.named_parameters()} == flags
         assert watched.sha256 == alone.sha256
         for pid in range(4):
@@ -149,7 +152,7 @@ def test_a_failed_fine_tuning_leaves_no_trace_either(
     before = run.sha256
     client = run.client()
     monkeypatch.setattr(client, "train_model", lambda *args, **kwargs: 1 / 0)
-    failure = client.assess(run.strategy.evaluations()[1])
+    failure = client.handle(evaluation_messages(run.strategy)[1])
     assert failure.pid == 1 and "ZeroDivisionError" in failure.cause
     assert [
         n for n, p in run.site.model.named_parameters() if p.requires_grad
@@ -188,8 +191,8 @@ def test_no_packed_message_has_the_head(federation: Callable[..., Any]) -> None:
             == body
         )
         assert not any(isinstance(value, bytes) for value in carried.values())
-    for msg in run.strategy.evaluations():
-        arrays, _, carried = wire.reply_arrays(run.client().assess(msg))
+    for msg in evaluation_messages(run.strategy):
+        arrays, _, carried = wire.reply_arrays(run.client().handle(msg))
         assert arrays == [] and not any(isinstance(value, bytes) for value in carried.values())
 
 
@@ -237,7 +240,7 @@ def test_fine_tuning_uses_the_rate_of_the_round(federation: Callable[..., Any]) 
     run = federation(toy_task(), FedBABU, lr=0.4, lr_decay=0.5, rounds=3)
     for rate in (0.4, 0.2, 0.1):
         run.step()
-        assert {msg.local.lr for msg in run.strategy.evaluations()} == {rate}
+        assert {msg.local.lr for msg in evaluation_messages(run.strategy)} == {rate}
 
 
 def test_plugins_stay_out_of_fine_tuning(federation: Callable[..., Any]) -> None:
@@ -246,7 +249,9 @@ def test_plugins_stay_out_of_fine_tuning(federation: Callable[..., Any]) -> None
     for plugins in (list, lambda: [FedProxPlugin(mu=3.0)]):
         run = federation(toy_task(), FedBABU, plugins=plugins, lr=0.3, rounds=2)
         run.strategy.begin(1)
-        found.append([run.client().assess(msg).metrics for msg in run.strategy.evaluations()])
+        found.append(
+            [run.client().handle(msg).metrics for msg in evaluation_messages(run.strategy)]
+        )
     assert found[0] == found[1]
 
 
@@ -295,8 +300,8 @@ def test_a_parameter_that_the_model_froze_stays_frozen(federation: Callable[...,
     before = run.model["body.0.bias"].clone()
     run.step()
     model = run.client()
-    for msg in run.strategy.evaluations():
-        model.assess(msg)
+    for msg in evaluation_messages(run.strategy):
+        model.handle(msg)
         assert torch.equal(run.site.model.body[0].bias, before)
     assert torch.equal(run.model["body.0.bias"], before)
 
@@ -304,4 +309,4 @@ def test_a_parameter_that_the_model_froze_stays_frozen(federation: Callable[...,
 def test_other_methods_send_nothing_to_evaluate(federation: Callable[..., Any]) -> None:
     run = federation(toy_task(), FedAvg)
     run.step()
-    assert all(not msg.extras for msg in run.strategy.evaluations())
+    assert all(not msg.extras for msg in evaluation_messages(run.strategy))

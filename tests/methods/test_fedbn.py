@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from fedhet.data.toy import toy_task
 from fedhet.errors import ConfigError
+from fedhet.evaluation import evaluation_messages, global_scores
 from fedhet.flower import wire
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fedbn import NORMS, FedBN, names
@@ -133,8 +134,8 @@ def test_reporting_changes_no_training(federation: Federation, plugins: Any, buf
     )
     for run in (plain, other):
         run.run()
-        for msg in run.strategy.evaluations():
-            run.client().assess(msg)
+        for msg in evaluation_messages(run.strategy):
+            run.client().handle(msg)
     assert all(torch.equal(plain.model[name], other.model[name]) for name in SHARED)
     for pid in range(4):
         assert kept(plain, pid).keys() == kept(other, pid).keys() and list(kept(plain, pid)) == BN
@@ -143,7 +144,7 @@ def test_reporting_changes_no_training(federation: Federation, plugins: Any, buf
 
 def losses(run: Any) -> list[dict[str, float]]:
     """Test loss of each view, by client."""
-    found = [run.client().assess(msg).metrics for msg in run.strategy.evaluations()]
+    found = [run.client().handle(msg).metrics for msg in evaluation_messages(run.strategy)]
     return [
         {
             name.split(".")[1]: value
@@ -166,7 +167,7 @@ def test_views(federation: Federation) -> None:
     model."""
     run = federation(toy_task(norm=True), FedBN, fraction=0.5, epochs=5, lr=0.5)
     cohort = [msg.pid for msg in run.step()]
-    assert run.strategy.evaluates == ("personal",) and run.strategy.evaluate_global() == {}
+    assert run.strategy.evaluates == ("personal",) and global_scores(run.strategy) == {}
     x = {name: run.model[name] for name in SHARED}
     for pid, found in enumerate(losses(run)):
         assert bool(kept(run, pid)) == (pid in cohort)
@@ -198,7 +199,7 @@ def test_views_with_the_mean(federation: Federation) -> None:
     model = task.model().eval()
     model.load_state_dict(run.model)
     on_test = float(task.criterion(model(task.test.x), task.test.y).detach().double().mean())
-    assert run.strategy.evaluate_global()["loss"] == pytest.approx(on_test, rel=1e-6)
+    assert global_scores(run.strategy)["loss"] == pytest.approx(on_test, rel=1e-6)
     for pid, found in enumerate(losses(run)):
         expected = [loss(run, pid, run.model), loss(run, pid, {**run.model, **kept(run, pid)})]
         assert [found["global"], found["personal"]] == pytest.approx(expected, rel=1e-6)
@@ -234,7 +235,7 @@ def test_a_bad_mean_is_the_clients_failure(federation: Federation) -> None:
         return replies
 
     bad = run.step(spoil)[1].pid
-    assert [(failure.pid, "NaN" in failure.cause) for failure in run.strategy.now.failures] == [
+    assert [(failure.pid, "NaN" in failure.cause) for failure in run.strategy.current.failures] == [
         (bad, True)
     ]
 
@@ -262,7 +263,7 @@ def test_without_batch_norm_it_is_fedavg(
         and losses(bn) == losses(avg)
         and bn.strategy.evaluates == avg.strategy.evaluates
     )
-    assert bn.strategy.evaluate_global() == avg.strategy.evaluate_global()
+    assert global_scores(bn.strategy) == global_scores(avg.strategy)
     assert [record.getMessage() for record in caplog.records] == [
         "fedbn: the model ToyModel has no batch norm, so this is FedAvg"
     ]

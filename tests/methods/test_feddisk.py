@@ -61,7 +61,7 @@ def kept(run: Any, pid: int) -> Tensor:
 
 
 def phases(run: Any) -> dict[str, int]:
-    return {entry.header: entry.rounds for entry in run.strategy.timetable}
+    return {entry.name: entry.rounds for entry in run.strategy.timetable}
 
 
 # ---- by hand
@@ -243,7 +243,7 @@ def test_the_model_sees_the_same_cohorts_and_batches_with_and_without_it(federat
         federation(toy_task(), FedAvg, plugins=p, rounds=2, fraction=0.5) for p in (plugins(), list)
     )
     cohorts = [[msg.pid for msg in run.step()] for run in (without, without)]
-    while not with_it.round or with_it.strategy.now.entry.header != "feddisk.weigh":
+    while not with_it.round or with_it.strategy.current.entry.name != "feddisk.weigh":
         with_it.step()
     assert [[msg.pid for msg in with_it.step()] for _ in range(2)] == cohorts
 
@@ -267,13 +267,13 @@ def test_the_best_made_is_restored(federation: Make) -> None:
     while True:
         received.append(dict(run.strategy.weights["density"]))
         run.step()
-        if run.strategy.now.entry.header != "feddisk.density":
+        if run.strategy.current.entry.name != "feddisk.density":
             break
-        losses.append(run.strategy.plugins[0].report()["val_loss"])
+        losses.append(run.strategy.plugins[0].report["val_loss"])
     done = len(losses)
     best = int(np.argmin(losses))
     assert 0 < best == done - 1 - 2 and done < 30
-    assert phases(run)["feddisk.density"] == done == run.strategy.plugins[0].report()["E1"]
+    assert phases(run)["feddisk.density"] == done == run.strategy.plugins[0].report["E1"]
     assert all(
         torch.equal(t, received[best][name]) for name, t in run.strategy.weights["density"].items()
     )
@@ -295,7 +295,7 @@ def test_a_loss_that_falls_to_the_end_keeps_the_newest_made(federation: Make) ->
         run.step()
     newest = dict(run.strategy.weights["density"])
     run.step()
-    assert run.strategy.now.entry.header == "feddisk.weigh"
+    assert run.strategy.current.entry.name == "feddisk.weigh"
     assert all(torch.equal(t, newest[name]) for name, t in run.strategy.weights["density"].items())
 
 
@@ -325,6 +325,6 @@ def test_a_client_that_weighs_must_say_its_effective_size(federation: Make) -> N
         return replies
 
     with pytest.raises(
-        RunFailed, match=r"client \d .*feddisk\.weigh.*does not tell the metric 'feddisk\.ess'"
+        RunFailed, match=r"client \d .*feddisk\.weigh.*the reply lacks the metric 'feddisk\.ess'"
     ):
         federation(toy_task(), FedAvg, plugins=plugins(ratio="raw")).step(alter=silent)

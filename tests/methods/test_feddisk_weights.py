@@ -77,7 +77,7 @@ def test_small_clients_keep_weights_of_one(federation: Make) -> None:
     run = federation(toy_task(), FedDisk, plugins=plugins(min_samples=21, clf_max_epochs=50))
     for _ in range(4):
         run.step()
-    assert run.strategy.plugins[0].report()["unweighted"] == 3
+    assert run.strategy.plugins[0].report["unweighted"] == 3
     ones = [bool((kept(run, pid) == 1).all()) for pid in range(4)]
     assert ones == [True, True, True, False]
 
@@ -112,8 +112,8 @@ def test_each_clients_effective_sample_size_is_recorded_and_low_ones_are_told(
     )
     with caplog.at_level(logging.WARNING, logger="fedhet"):
         run.step()
-    assert run.strategy.now.entry.header == "feddisk.weigh"
-    report = run.strategy.plugins[0].report()
+    assert run.strategy.current.entry.name == "feddisk.weigh"
+    report = run.strategy.plugins[0].report
     expected = [feddisk.effective_size(kept(run, int(pid)).double()) / 62 for pid in report["pids"]]
     np.testing.assert_allclose(report["ess"], expected, rtol=1e-12)
     assert (report["ess_min"], report["ess_mean"]) == pytest.approx(
@@ -211,7 +211,7 @@ class More(Plugin):
 def test_samples_that_another_plugin_adds_have_weight_one(federation: Make) -> None:
     run = federation(toy_task(), FedDisk, plugins=lambda: [*plugins()(), More()]).run()
     client = run.client()
-    client._arrive(run.strategy.plan(run.round)[0])
+    client.receive(run.strategy.plan(run.round)[0])
     plugin, n = client.plugins[0], client.num_examples
     weights = plugin.sample_weights(Samples(torch.zeros(n + 3, 4), torch.zeros(n + 3)))
     assert torch.equal(weights, torch.cat([kept(run, client.pid), torch.ones(3)]))
@@ -345,8 +345,8 @@ def test_a_client_that_has_no_weights_is_told(federation: Make) -> None:
         ]
 
     run = federation(toy_task(), FedDisk, plugins=plugins(), on_failure="skip").run(alter=drop)
-    assert [(f.pid, f.phase) for f in run.strategy.now.failures] == [(2, "train")]
-    assert "no sample weights" in run.strategy.now.failures[0].cause
+    assert [(f.pid, f.phase) for f in run.strategy.current.failures] == [(2, "train")]
+    assert "no sample weights" in run.strategy.current.failures[0].cause
 
 
 @pytest.mark.parametrize(
@@ -416,6 +416,16 @@ def test_nobody_who_validates_is_told(federation: Make, caplog: pytest.LogCaptur
 def test_a_message_before_the_weights_says_so(federation: Make) -> None:
     run = federation(toy_task(), FedDisk, plugins=plugins())
     digests = {plugin.name: plugin.digest() for plugin in run.strategy.plugins}
-    msg = Broadcast("train", 1, 1, "model", run.model, {}, run.strategy.local, True, digests, pid=0)
+    msg = Broadcast(
+        phase="train",
+        step=1,
+        round=1,
+        local=run.strategy.local,
+        slot="model",
+        weights=run.model,
+        trains=True,
+        plugins=digests,
+        pid=0,
+    )
     reply = run.client().handle(msg)
     assert isinstance(reply, Failure) and "phase 'feddisk.weigh' has not reached it" in reply.cause

@@ -349,8 +349,8 @@ def test_it_is_trained_one_by_one_and_eagerly(federation: Callable[..., Any]) ->
     run = federation(toy_task(), FedGen, options=SMALL)
     assert "FedGenClient has its own train" in str(obstacle(run.client(), run.strategy.local))
     client = run.client()
-    client._activate([])
-    assert not client.plain()
+    client.activate([])
+    assert not client._plain_loss(True)
 
 
 # ---- refusals

@@ -537,7 +537,7 @@ def test_em_that_has_not_converged_is_told_and_used(
     run = fedgmm(options={"components": 2})
     run.step()
     assert "client 2, class 1: EM has not converged" in caplog.text
-    assert run.strategy.now.metrics["fedgmm.not_converged"] > 0
+    assert run.strategy.current.metrics["fedgmm.not_converged"] > 0
     run.run()
 
 
@@ -621,13 +621,13 @@ BAD = {
     "missing": (lambda extras: extras.pop(MIXTURES), "'fedgmm.mixtures' is a NoneType"),
     "counts": (
         lambda extras: extras.update({COUNTS: torch.tensor([2, 6, 0, 0])}),
-        "with sum 7 are expected",
+        "with the sum 7 are expected",
     ),
     "negative counts": (
         lambda extras: extras.update({COUNTS: torch.tensor([-2, 9, 0, 0])}),
         "whole numbers >= 0",
     ),
-    "no counts": (lambda extras: extras.pop(COUNTS), "'fedgmm.counts' is None"),
+    "no counts": (lambda extras: extras.pop(COUNTS), "'fedgmm.counts' is missing"),
 }
 
 
@@ -666,10 +666,10 @@ def test_a_client_that_missed_share_does_not_train(fedgmm: Launch) -> None:
         ]
 
     run = fedgmm(on_failure="skip", rounds=2).run(alter=away)
-    assert [(f.pid, f.phase, f.step) for f in run.strategy.now.failures] == [(1, "train", 2)]
+    assert [(f.pid, f.phase, f.step) for f in run.strategy.current.failures] == [(1, "train", 2)]
     assert (
         "no generated samples: phase 'fedgmm.share' has not reached it"
-        in run.strategy.now.failures[0].cause
+        in run.strategy.current.failures[0].cause
     )
 
 
@@ -722,7 +722,7 @@ def test_too_large_mixtures_are_refused(fedgmm: Launch) -> None:
     run = fedgmm(options={"max_payload_mb": 220e-6})
     run.step()
     assert (
-        run.strategy.now.bytes["up"][MIXTURES]
+        run.strategy.current.bytes["up"][MIXTURES]
         == 220
         == 1e6 * run.strategy.reports()["fedgmm"]["megabytes"]
     )
@@ -733,7 +733,7 @@ def test_too_large_mixtures_of_a_client_are_left_out_or_those_of_all_stop_the_ru
 ) -> None:
     run = fedgmm(options={"max_payload_mb": 80e-6}, on_failure="skip")
     run.step()
-    assert [f.pid for f in run.strategy.now.failures] == [2, 1]
+    assert [f.pid for f in run.strategy.current.failures] == [2, 1]
     assert run.step()[0].extras[MIXTURES]["label"].tolist() == [0]  # client 0's
     with pytest.raises(RunFailed, match="mixtures of all clients"):
         fedgmm(options={"max_payload_mb": 200e-6}, on_failure="skip").step()

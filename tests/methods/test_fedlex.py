@@ -256,9 +256,9 @@ def test_messages_and_report(federation: Make) -> None:
     guided = [name for name, _ in run.site.model.named_parameters()]
     mask = sum(run.model[name].nbytes for name in guided)
     explorers = {msg.pid for msg in run.step()}
-    assert run.strategy.now.bytes == {"down": {"model": 2 * model}, "up": {D: 2 * mask}}
+    assert run.strategy.current.bytes == {"down": {"model": 2 * model}, "up": {D: 2 * mask}}
     assert (
-        run.strategy.now.metrics["fedlex.steps"] > 0
+        run.strategy.current.metrics["fedlex.steps"] > 0
         and run.strategy.reports() == {}
         and run.strategy.versions == {}
     )
@@ -267,7 +267,7 @@ def test_messages_and_report(federation: Make) -> None:
         plan = run.step()
         guidance, cohort = plan[0].extras[G], {msg.pid for msg in plan}
         report = run.strategy.reports()["fedlex"]
-        assert run.strategy.now.bytes == {
+        assert run.strategy.current.bytes == {
             "down": {"model": 2 * model, G: 2 * mask},
             "up": {"model": 2 * model},
         }
@@ -298,7 +298,7 @@ def test_patience_ends_the_exploration(federation: Make) -> None:
             lr=0.0,
         )
         run.step()
-        steps.append(run.strategy.now.metrics["fedlex.steps"])
+        steps.append(run.strategy.current.metrics["fedlex.steps"])
     assert steps[0] == 100 * 3 and steps[1] < 60
 
 
@@ -345,7 +345,7 @@ def test_a_bad_deviation(federation: Make, change: Callable[[Update], Any], said
         federation(toy_task(), FedAvg, plugins=plugins).step(damaged(2, change))
     run = federation(toy_task(), FedAvg, plugins=plugins, on_failure="skip", rounds=2)
     run.step(damaged(2, change))
-    assert [(f.pid, f.phase) for f in run.strategy.now.failures] == [(2, "fedlex.explore")]
+    assert [(f.pid, f.phase) for f in run.strategy.current.failures] == [(2, "fedlex.explore")]
     run.step()
     assert run.strategy.reports()["fedlex"]["pids"].tolist() == [3, 1, 0]
 

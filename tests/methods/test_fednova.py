@@ -89,7 +89,7 @@ def test_by_hand(
         progress = norms if tau_eff == "normalised" else [TAUS[i] for i in cohort]
         tau = float(np.average(progress, weights=p))
         same(found, each(lambda b, c, t=tau: b - t * c, x, mean(d, p)))
-        assert running.run.strategy.report()["tau_eff"] == pytest.approx(tau)
+        assert running.run.strategy.report["tau_eff"] == pytest.approx(tau)
 
 
 @pytest.mark.parametrize("local", [{}, {"momentum": 0.9}], ids=["plain", "momentum"])
@@ -278,4 +278,4 @@ def test_the_quadratic_is_built_from_objects(federation: Callable[..., Any]) -> 
     assert float(done.model["w"]) == pytest.approx(
         float(np.average(FIVE["b"], weights=weights)), abs=1e-9
     )
-    assert done.strategy.report()["tau_eff"] == pytest.approx(float(np.average(steps, weights=V)))
+    assert done.strategy.report["tau_eff"] == pytest.approx(float(np.average(steps, weights=V)))

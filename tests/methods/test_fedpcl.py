@@ -16,6 +16,7 @@ from fedhet import trees
 from fedhet.data.toy import ToyModel, toy_task
 from fedhet.engines.vectorized import obstacle
 from fedhet.errors import ConfigError, RunFailed
+from fedhet.evaluation import evaluation_messages, global_scores
 from fedhet.flower import wire
 from fedhet.messages import Failure
 from fedhet.methods.fedpcl import PROTOTYPES, FedPCL
@@ -105,8 +106,8 @@ def test_rounds_by_hand(federation: Callable[..., Any]) -> None:
                 },
                 {name: models[k][name] for name in ("body.weight", "body.bias")},
             )
-        for msg in run.strategy.evaluations():
-            metrics = run.client().assess(msg).metrics
+        for msg in evaluation_messages(run.strategy):
+            metrics = run.client().handle(msg).metrics
             assert metrics["test.personal.accuracy"] == pytest.approx(
                 cosine_accuracy(models[msg.pid], msg.pid, kept[msg.pid])
             )
@@ -130,12 +131,12 @@ def test_only_prototypes_travel(federation: Callable[..., Any]) -> None:
 
     for step in (1, 2, 3):
         plan = run.step(alter=look)
-        found = run.strategy.now.bytes
+        found = run.strategy.current.bytes
         assert found["up"] == {PROTOTYPES: len(plan) * one}
         assert found["down"].get(PROTOTYPES, 0) == (
             0 if step == 1 else len(plan) * (one + K[step] * 24)
         )
-    assert "accuracy" not in run.strategy.evaluate_global()
+    assert "accuracy" not in global_scores(run.strategy)
 
 
 def test_models_belong_to_their_clients_whatever_the_order(federation: Callable[..., Any]) -> None:
@@ -180,7 +181,7 @@ def test_evaluation_leaves_no_trace(federation: Callable[..., Any]) -> None:
     for _ in range(3):
         watched.step()
         alone.step()
-        replies = [watched.client().assess(msg) for msg in watched.strategy.evaluations()]
+        replies = [watched.client().handle(msg) for msg in evaluation_messages(watched.strategy)]
         assert [reply.pid for reply in replies] == [0, 1, 2, 3] and not any(
             isinstance(reply, Failure) for reply in replies
         )
@@ -226,9 +227,9 @@ def test_classes_that_a_client_has_not_seen(federation: Callable[..., Any], unse
         epochs=30,
     )
     run.run()
-    msg = run.strategy.evaluations()[0]
+    msg = evaluation_messages(run.strategy)[0]
     client = run.client()
-    client._arrive(msg)
+    client.receive(msg)
     scores = client.views(msg)["personal"]().eval()(torch.rand(20, 4)).detach()
     assert scores.shape == (20, 2) and float(scores.abs()[:, 0].max()) <= 1 + 1e-6
     assert (
@@ -236,7 +237,7 @@ def test_classes_that_a_client_has_not_seen(federation: Callable[..., Any], unse
         if unseen == "exclude"
         else float(scores.abs()[:, 1].max()) <= 1 + 1e-6
     )
-    assert (client.assess(msg).metrics["test.personal.loss"] == float("inf")) is (
+    assert (client.handle(msg).metrics["test.personal.loss"] == float("inf")) is (
         unseen == "exclude"
     )
 
@@ -303,8 +304,8 @@ def test_the_loss_falls(federation: Callable[..., Any]) -> None:
         found.append(
             np.mean(
                 [
-                    run.client().assess(msg).metrics["test.personal.loss"]
-                    for msg in run.strategy.evaluations()
+                    run.client().handle(msg).metrics["test.personal.loss"]
+                    for msg in evaluation_messages(run.strategy)
                 ]
             )
         )

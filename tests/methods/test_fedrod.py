@@ -17,6 +17,7 @@ from torch import nn
 from fedhet.data.toy import toy_task
 from fedhet.engines.vectorized import obstacle
 from fedhet.errors import ConfigError
+from fedhet.evaluation import evaluation_messages
 from fedhet.flower import wire
 from fedhet.messages import LocalSettings
 from fedhet.methods.fedavg import FedAvg
@@ -85,9 +86,9 @@ def test_by_hand(federation: Federation, init: str) -> None:
         for pid, head in heads.items():
             kept = run.store.load(pid, run.strategy.versions[pid])
             same({name: kept[f"fedrod.head/{name}"].numpy() for name in head}, head)
-        for msg in run.strategy.evaluations():  # everybody, also those that were never asked
+        for msg in evaluation_messages(run.strategy):  # everybody, also those that were never asked
             (inputs, y), head = DATA[msg.pid], heads.get(msg.pid, first)
-            found, generic = run.client().assess(msg).metrics, logits(new, inputs)
+            found, generic = run.client().handle(msg).metrics, logits(new, inputs)
             for view, a in (
                 ("global", generic),
                 ("personal", generic + features(new, inputs) @ head["weight"].T + head["bias"]),
@@ -193,8 +194,8 @@ def test_evaluation_changes_nothing(federation: Federation) -> None:
     for _ in range(3):
         for run in (watched, alone):
             run.step()
-        for msg in watched.strategy.evaluations():
-            metrics = watched.client().assess(msg).metrics
+        for msg in evaluation_messages(watched.strategy):
+            metrics = watched.client().handle(msg).metrics
             trained = msg.pid in watched.strategy.versions
             assert (metrics["test.personal.loss"] != metrics["test.global.loss"]) is trained
         assert watched.sha256 == alone.sha256

@@ -222,7 +222,7 @@ def test_the_unclustered_share(federation: Launch) -> None:
     outside, at every tensor."""
     run = federation(toy_task(5), FedSA, options={"cv_t": 0.0, "S": 1, "sim_t": 1.0})
     run.step()
-    assert run.strategy.report()["unclustered"] == pytest.approx(0.6)
+    assert run.strategy.report["unclustered"] == pytest.approx(0.6)
 
 
 def test_what_is_recorded(launch: Launch) -> None:
@@ -259,7 +259,7 @@ def test_a_client_with_nan_stops_the_run_or_is_left_out(federation: Launch) -> N
     skipped, without = (federation(toy_task(5), FedSA, on_failure="skip") for _ in range(2))
     skipped.step(alter=poison)
     without.step(alter=drop)
-    assert skipped.sha256 == without.sha256 and len(skipped.strategy.now.failures) == 1
+    assert skipped.sha256 == without.sha256 and len(skipped.strategy.current.failures) == 1
 
 
 @pytest.mark.parametrize(

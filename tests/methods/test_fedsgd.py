@@ -138,6 +138,7 @@ class Spy(Plugin):
     name = "spy"
 
     def __init__(self, notes: list[list[int]]) -> None:
+        super().__init__()
         self.notes = notes
 
     def losses(self, batch: Batch) -> Tensor:

@@ -120,6 +120,7 @@ class Explore(Plugin):
         ]
 
     def __init__(self, ends: list[Any]) -> None:
+        super().__init__()
         self.ends = ends
 
     def walk(self, msg: Broadcast) -> Update:

@@ -104,7 +104,7 @@ def test_c_is_the_mean_of_all_controls(
     for _ in range(7):
         run.step()
         for plugin in run.strategy.plugins:
-            found = plugin.report()
+            found = plugin.report
             share[found["pids"]] = found["weights"] * len(found["pids"])
     sent = run.strategy.plan(8)[0].extras["scaffold.c"]
     assert (

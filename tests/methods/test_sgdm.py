@@ -190,7 +190,7 @@ def test_what_a_server_is_sent_is_checked(federation: Callable[..., Any]) -> Non
         federation(toy_task(), SGDM).step(broken)
     run = federation(toy_task(), SGDM, on_failure="skip", rounds=2)
     run.step(broken)  # the others go on, in both averages
-    assert [f.pid for f in run.strategy.now.failures] == [2]
+    assert [f.pid for f in run.strategy.current.failures] == [2]
     assert all(torch.isfinite(t).all() for t in run.strategy.plan(2)[0].extras["sgdm.d"].values())
 
 

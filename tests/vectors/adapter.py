@@ -171,10 +171,10 @@ class LocalSteps(Plugin):
     name = "local_steps"
 
     def __init__(self, steps: list[int]) -> None:
+        super().__init__(steps=steps)
         self.steps = steps
-        self.settings = {"steps": steps}
 
-    def received(self, msg: Broadcast) -> None:
+    def prepare(self, msg: Broadcast) -> None:
         self.client.local = replace(msg.local, epochs=self.steps[msg.pid])
 
 
