@@ -313,7 +313,7 @@ def test_phases_of_plugins_come_first_and_are_theirs_alone(federation: Callable[
     plan = run.step()
     assert (plan[0].phase, plan[0].weights, plan[0].extras, len(plan)) == (
         "gauge.fit",
-        None,
+        {},
         {},
         CLIENTS,
     )
