@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
@@ -137,3 +137,22 @@ class Plugin:
 
     def finish(self, update: Update) -> None:
         """Called before the reply leaves: add to `update.extras` or `update.metrics`."""
+
+
+def active_hooks(plugins: Sequence[Plugin]) -> dict[str, list[Any]]:
+    """Hook -> the bound methods that do something, so that a local step pays only for those."""
+    hooks = ("optimizer", "losses", "penalty", "gradient", "scale")
+    return {
+        hook: [getattr(plugin, hook) for plugin in plugins if overrides(plugin, Plugin, hook)]
+        for hook in hooks
+    }
+
+
+def combined_weights(plugins: Sequence[Plugin], data: Samples) -> Tensor | None:
+    """(n,) the product of the plug-ins' sample weights, or None where no plug-in has any."""
+    total: Tensor | None = None
+    for plugin in plugins:
+        weights = plugin.sample_weights(data)
+        if weights is not None:
+            total = weights if total is None else total * weights
+    return total

@@ -1,8 +1,8 @@
 """FedStrategy: the server half of a method. Its defaults are FedAvg.
 
-A step has two halves. `plan` decides who gets what; the engine carries the messages; `settle` turns
-the replies into the new value of the slot. fedhet/flower/strategy.py puts Flower's types around
-them, fedhet/server.py runs them for every step of the timetable.
+A step has two halves: `plan` decides who gets what, and after the engine has carried the messages,
+`settle` turns the replies into the new value of the slot. fedhet/server.py runs both for every step
+of the timetable.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ class FedStrategy(FlowerStrategy):
         )
         sent = self.sent(phase.slot) if phase.slot else {}
         old = trees.pick(sent, self.mergeable(phase.slot)) if phase.slot else {}
-        self.current = Step(entry, server_round, step, cohort, sent, old, self.site.device)
+        self.current = Step(index, entry, server_round, step, cohort, sent, old, self.site.device)
         return True
 
     def mergeable(self, slot: str) -> list[str]:
@@ -273,14 +273,9 @@ class FedStrategy(FlowerStrategy):
     def end_phase(self) -> None:
         """End the phase in progress; its timetable entry becomes the number of steps executed."""
         entry = self.current.entry
-        self.timetable[self._index] = replace(entry, rounds=self.current.step)
+        self.timetable[self.current.index] = replace(entry, rounds=self.current.step)
         if entry.phase.after:
             entry.phase.after()
-
-    @property
-    def _index(self) -> int:
-        phase = self.current.entry.phase
-        return next(i for i, entry in enumerate(self.timetable) if entry.phase is phase)
 
     # ---- evaluation
     @property
@@ -293,7 +288,7 @@ class FedStrategy(FlowerStrategy):
         """Whether an evaluation follows the step in progress."""
         phase = self.current.entry.phase
         step = self.current.step
-        last = step == self.timetable[self._index].rounds
+        last = step == self.timetable[self.current.index].rounds
         return phase.evaluate and (last or step % self.setting.eval_every == 0)
 
     # ---- what is recorded

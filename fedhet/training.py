@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,11 +16,10 @@ from torch import Tensor, nn
 from fedhet import optimizers, streams
 from fedhet.messages import Broadcast, LocalSettings
 from fedhet.phases import EarlyStopping
-from fedhet.plugin import Plugin, overrides
+from fedhet.plugin import Plugin, active_hooks, combined_weights, overrides
 from fedhet.site import Site, norms
 from fedhet.task import Samples
 
-HOOKS = ("optimizer", "losses", "penalty", "gradient", "scale")
 _ENGINE = torch.autograd.Variable._execution_engine
 
 Objective = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor | None]]
@@ -298,18 +296,4 @@ class LocalTraining:
 
     def sample_weights(self, data: Samples) -> Tensor | None:
         """(n,) the product of the plug-ins' weights, or None where no plug-in has any."""
-        total: Tensor | None = None
-        for plugin in self.active:
-            if overrides(plugin, Plugin, "sample_weights"):
-                weights = plugin.sample_weights(data)
-                if weights is not None:
-                    total = weights if total is None else total * weights
-        return total
-
-
-def active_hooks(plugins: Sequence[Plugin]) -> dict[str, list[Any]]:
-    """Hook name -> the bound methods that do something, so that a step pays only for those."""
-    return {
-        hook: [getattr(plugin, hook) for plugin in plugins if overrides(plugin, Plugin, hook)]
-        for hook in HOOKS
-    }
+        return combined_weights(self.active, data)

@@ -26,11 +26,10 @@ from fedhet.engines.functional import gradient
 from fedhet.errors import ConfigError
 from fedhet.messages import Broadcast, Failure, LocalSettings, Reply, Update
 from fedhet.optimizers import SGD
-from fedhet.plugin import overrides
+from fedhet.plugin import active_hooks, overrides
 from fedhet.server import Clock
 from fedhet.site import Site
 from fedhet.task import Samples
-from fedhet.training import active_hooks
 from fedhet.trees import AnyTree
 
 if TYPE_CHECKING:
