@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import threading
 from collections.abc import Callable
@@ -10,6 +9,7 @@ from typing import Any
 
 import pytest
 from composing import composed
+from contracts.runs import rows
 from contracts.tasks import with_dropout
 from flwr.client import Client
 from flwr.common import (
@@ -114,10 +114,6 @@ class FlowerRun:
         return sorted({number for number, name in heard if name == phase})
 
 
-def recorded(run: Any) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run.dir / "rounds.jsonl").read_text().splitlines()]
-
-
 @pytest.mark.parametrize("total", [1, 2, 6])
 @pytest.mark.parametrize(
     ("cls", "plugins"),
@@ -151,7 +147,7 @@ def test_evaluations_follow_the_rounds_for_which_they_are_due(launch: Launch) ->
     assert run.sha256 == expected.summary["weights_sha256"]
     assert run.asked("train") == [1, 2, 3, 4, 5]
     assert run.asked("evaluate") == [2, 4, 5]
-    rows = [row for row in recorded(expected) if row["acc_global"] is not None]
+    evaluated = [row for row in rows(expected) if row["acc_global"] is not None]
     for scores, key in (
         (history.losses_distributed, "loss_clients_weighted"),
         (history.metrics_distributed["accuracy"], "acc_clients_weighted"),
@@ -159,7 +155,7 @@ def test_evaluations_follow_the_rounds_for_which_they_are_due(launch: Launch) ->
         (history.losses_centralized[1:], "loss_global"),
         (history.metrics_centralized["accuracy"][1:], "acc_global"),
     ):
-        assert scores == [(row["round"], row[key]) for row in rows], key
+        assert scores == [(row["round"], row[key]) for row in evaluated], key
     assert history.losses_centralized[0][0] == 0  # the initial model
 
 
@@ -193,8 +189,8 @@ def test_phases_before_the_training_are_rounds_without_evaluation(
     assert run.sha256 == expected.summary["weights_sha256"]
     assert [run.asked(phase) for phase in phases] == [[n] for n in range(1, first)]
     assert run.asked("train") == run.asked("evaluate") == [first, first + 1]
-    rows = [row for row in recorded(expected) if row["phase"] == "train"]
-    accuracies = [(row["round"], row["acc_clients_weighted"]) for row in rows]
+    trained = [row for row in rows(expected) if row["phase"] == "train"]
+    accuracies = [(row["round"], row["acc_clients_weighted"]) for row in trained]
     assert history.metrics_distributed["accuracy"] == accuracies
 
 
@@ -220,7 +216,7 @@ def test_a_client_that_cannot_evaluate_is_left_out(
     expected = launch(*lines, task=toy_task(5))
     run = FlowerRun(*lines)
     history = run.fit(2)
-    losses = [(row["round"], row["loss_clients_weighted"]) for row in recorded(expected)]
+    losses = [(row["round"], row["loss_clients_weighted"]) for row in rows(expected)]
     assert history.losses_distributed == losses
     assert run.sha256 == expected.summary["weights_sha256"]
     assert "client 3 failed in phase 'evaluate', step 2: OSError: the disk is full" in caplog.text
