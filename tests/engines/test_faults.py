@@ -32,9 +32,9 @@ def test_a_worker_that_dies_while_idle_is_replaced_and_nothing_is_lost(tmp_path:
     mine = job()
     with PoolCourier(2, mine, tmp_path) as courier:
         mine.strategy.settle(courier.exchange(mine.strategy.plan(1), Clock()))
-        for process in list(courier._workers.values()):
-            os.kill(process.pid, signal.SIGKILL)
-            process.join()
+        for worker in list(courier._workers.values()):
+            os.kill(worker.process.pid, signal.SIGKILL)
+            worker.process.join()
         replies = list(courier.exchange(mine.strategy.plan(2), Clock()))
         assert [type(reply) for reply in replies] == [Update] * 4
         mine.strategy.settle(replies)
