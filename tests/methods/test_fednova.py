@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from convergence.quadratic import LocalSteps, quadratic
 from methods.plugs import Fixed
 from methods.test_by_hand import (
     DATA,
@@ -22,7 +23,7 @@ from methods.test_by_hand import (
     same,
     task,
 )
-from vectors.adapter import LocalSteps, quadratic, replay
+from vectors.adapter import replay
 
 from fedhet.data.toy import toy_task
 from fedhet.errors import ConfigError, RunFailed

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from convergence.quadratic import quadratic
 from methods.plugs import Fixed, Half
 from methods.test_by_hand import (
     DATA,
@@ -27,7 +28,7 @@ from methods.test_by_hand import (
     task,
 )
 from torch import Tensor
-from vectors.adapter import quadratic, replay
+from vectors.adapter import replay
 
 from fedhet.data.toy import toy_task
 from fedhet.errors import ConfigError, RunFailed
