@@ -1,4 +1,4 @@
-"""Batch norm: what becomes of running statistics, and of a batch of one."""
+"""Batch norm: running statistics, and batches of one. Frozen and tied parameters."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from torch import nn
 
 from fedhet import trees
 from fedhet.data.toy import toy_task
+from fedhet.errors import ConfigError
 from fedhet.evaluation import evaluation_messages
 from fedhet.messages import Broadcast, Update
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fednorm import FedNormPlugin
 from fedhet.methods.scaffold import Scaffold
 from fedhet.server_opt import FedAvgM, FedOpt, ServerOptimizer
+from fedhet.site import Site
 from fedhet.task import ClientData, Samples, Task
 
 Federation = Callable[..., Any]
@@ -183,3 +185,17 @@ def test_frozen_tensors_that_are_no_buffers_are_never_sent(federation: Federatio
     plan = run.step()
     assert "head.bias" not in plan[0].weights and "head.bias" not in plan[0].extras["scaffold.c"]
     assert torch.equal(run.model["head.bias"], before)
+
+
+def test_tied_parameters_are_refused() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Linear(2, 2)
+            self.b = nn.Linear(2, 2)
+            self.b.weight = self.a.weight
+
+    task = toy_task(2)
+    task.model = Tied
+    with pytest.raises(ConfigError, match=r"'b\.weight' tied"):
+        Site(task, device=torch.device("cpu"), seed=0)
