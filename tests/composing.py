@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 
+from fedhet.config.config import Config, compose
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf, open_dict
 
 from fedhet import config
 from fedhet.config import catalogue
-from fedhet.config.config import Config, compose
 from fedhet.config.targets import check_targets
 
 

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fedhet.config.config import Config
 
 from fedhet import config
 from fedhet.cli import main
 from fedhet.config import catalogue
-from fedhet.config.config import Config
 from fedhet.errors import ConfigError, DataError, RunFailed
 
 Job = Callable[[Config], Any]

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 from composing import composed
+from fedhet.config.config import CONF, cached, compose
 from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 from omegaconf.errors import ReadonlyConfigError
 
 from fedhet.config import catalogue
-from fedhet.config.config import CONF, cached, compose
 from fedhet.config.targets import check_targets
 from fedhet.errors import ConfigError
 

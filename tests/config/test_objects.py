@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fedhet.config.config import check, compose
 from omegaconf import DictConfig, OmegaConf
 
-from fedhet.config.config import check, compose
 from fedhet.config.targets import check_targets, find_target, instantiate
 from fedhet.errors import ConfigError, DataError
 

@@ -7,9 +7,9 @@ import subprocess
 import sys
 
 import pytest
+from fedhet.config.config import check, compose, validate
 from omegaconf import DictConfig, OmegaConf
 
-from fedhet.config.config import check, compose, validate
 from fedhet.errors import ConfigError
 
 REFUSED = [
