@@ -111,13 +111,15 @@ def _titles(group: str) -> list[tuple[str, str]]:
 
 def _matrix(rows: Sequence[tuple[str, str, str | None]]) -> list[tuple[str, str]]:
     """Return a line for each method, with a mark below the name of each plug-in."""
+    methods = list(dict.fromkeys(method for method, _, _ in rows))
     plugins = list(dict.fromkeys(plugin for _, plugin, _ in rows))
-    marks: dict[str, list[str]] = {}
-    for method, plugin, reason in rows:
-        mark = "+" if reason is None else "-"
-        marks.setdefault(method, []).append(mark.ljust(len(plugin)))
-    lines = [(method, "  ".join(line)) for method, line in marks.items()]
-    return [("", "  ".join(plugins)), *lines]
+    refused = {(method, plugin) for method, plugin, reason in rows if reason is not None}
+    lines = [("", "  ".join(plugins))]
+    for method in methods:
+        marks = ["-" if (method, plugin) in refused else "+" for plugin in plugins]
+        padded = (mark.ljust(len(name)) for mark, name in zip(marks, plugins, strict=True))
+        lines.append((method, "  ".join(padded)))
+    return lines
 
 
 def _columns(rows: Sequence[tuple[str, str]]) -> str:
