@@ -18,7 +18,7 @@ $(READY): requirements.txt pyproject.toml setup.py
 	$(BIN)/python -m pip install --quiet -e '.[dev]'
 	@touch $@
 
-run: $(READY)  ## FedNorm on non-IID clients of the digits data set (ARGS="method=scaffold ...")
+run: $(READY)  ## FedNorm on non-IID clients of the digits dataset (ARGS="method=scaffold ...")
 	$(BIN)/python -m fedhet $(ARGS)
 
 test: $(READY)  ## run the tests, including one real deployment, and measure coverage

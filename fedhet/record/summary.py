@@ -77,7 +77,7 @@ def _accuracy(rows: Sequence[Row], test: str, validation: str) -> dict[str, floa
 
     Returns:
         `last`: at the last evaluation. `best_val`: at the one that validation chooses. `best_test`:
-        the best of all, which nobody could choose without the test data.
+        the best of all, which cannot be chosen without the test data.
     """
     scores = [(row[test], row.get(validation)) for row in rows if row.get(test) is not None]
     validated = [
