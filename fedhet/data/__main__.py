@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from fedhet import process
-from fedhet.cli.main import tell
+from fedhet.cli.errors import report_error
 
 with process.imports():
     from fedhet.data.commands import describe, download, export, partition
@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return COMMANDS[lines[0]].main(args)
     except Exception as error:  # noqa: BLE001 -- the last place that can tell it in one line
-        return tell(error)
+        return report_error(error)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 """FedDisk (Nguyen, Wu and Chang, "Federated learning for distribution skewed data using sample
-weights"), equations 2 and 11 to 19.
+weights"), equations 2 and 11 to 17. Equations 18 and 19 are in fedhet.metrics.
 
 MADE: Germain et al. 2015, "MADE: Masked autoencoder for distribution estimation", one hidden layer,
 natural order. D inputs in [0, 1], H hidden units, n samples; a MADE is the tree W1 (H, D), b1 (H,),
@@ -119,30 +119,3 @@ def sample_weights(r: Tensor, lo: float, hi: float, normalise: str) -> Tensor:
 def effective_size(w: Tensor) -> float:
     """(sum w)^2 / sum w^2, in [1, n]: so many equally weighted samples have the same variance."""
     return float(w.sum() ** 2 / w.square().sum())
-
-
-def comm_cost(clf: int, clf_rounds: int, made: int = 0, made_rounds: int = 0) -> int:
-    """2 (eps_1 E_1 + eps_2 E_2) (eq. 19; eq. 18 without a MADE): numbers that one client sends and
-    receives.
-
-    `made` and `clf` count the weights that travel one way in a round.
-    """
-    if min(clf, clf_rounds, made, made_rounds) < 0:
-        raise ValueError(
-            f"sizes {made}, {clf} and rounds {made_rounds}, {clf_rounds}; all must be >= 0"
-        )
-    return 2 * (made * made_rounds + clf * clf_rounds)
-
-
-def effective_rounds(accuracy: Tensor, target: float | None = None) -> int | None:
-    """The first round (from 1) whose accuracy reaches `target`, by default the best of `accuracy`
-    (T,) itself; None = never.
-
-    FedDisk's effective communication rounds are E_1 plus this, with the best that any competitor
-    ever reaches as target."""
-    if accuracy.ndim != 1 or not len(accuracy) or not torch.isfinite(accuracy).all():
-        raise ValueError(
-            f"accuracies of shape {tuple(accuracy.shape)}; expected finite ones (T,) with T >= 1"
-        )
-    reached = (accuracy >= (accuracy.max() if target is None else target)).nonzero().flatten()
-    return int(reached[0]) + 1 if len(reached) else None

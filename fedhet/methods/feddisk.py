@@ -36,6 +36,7 @@ from fedhet.client import FedClient
 from fedhet.errors import ConfigError
 from fedhet.maths import feddisk
 from fedhet.messages import Broadcast, LocalSettings, Update
+from fedhet.metrics import comm_cost
 from fedhet.phases import EarlyStopping, Phase
 from fedhet.plugin import Plugin, Report
 from fedhet.site import Site
@@ -277,9 +278,7 @@ class FedDiskPlugin(Plugin):
             for slot in ("model", SLOT)
             if slot in self.server.weights
         }
-        cost = feddisk.comm_cost(
-            sizes["model"], self._train_rounds, sizes.get(SLOT, 0), self._made_rounds
-        )
+        cost = comm_cost(sizes["model"], self._train_rounds, sizes.get(SLOT, 0), self._made_rounds)
         return {"E1": self._made_rounds, "cost": cost}
 
     # ---- client

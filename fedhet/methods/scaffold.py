@@ -33,7 +33,7 @@ from fedhet.client import FedClient
 from fedhet.errors import ConfigError
 from fedhet.maths.scaffold import control_change, control_sum, correction
 from fedhet.messages import Broadcast, Extras, Update
-from fedhet.metrics import CHUNK
+from fedhet.metrics import FORWARD_BATCH
 from fedhet.phases import Phase
 from fedhet.setting import Setting
 from fedhet.strategy import FedStrategy
@@ -88,7 +88,11 @@ class ScaffoldClient(FedClient):
         model = self.site.load(self.start(msg))
         index = torch.arange(len(self.data), device=self.site.device)
         return dict(
-            zip(self.site.trained, self.full_gradient(model, self.data, index, CHUNK), strict=True)
+            zip(
+                self.site.trained,
+                self.full_gradient(model, self.data, index, FORWARD_BATCH),
+                strict=True,
+            )
         )
 
     def gradient(self, grads: list[Tensor]) -> None:

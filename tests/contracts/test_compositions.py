@@ -19,9 +19,8 @@ from composing import composed
 from omegaconf import OmegaConf
 
 from fedhet import config, trees
-from fedhet.cli.compositions import compositions
-from fedhet.config import catalogue
-from fedhet.config.config import Config
+from fedhet.cli.compatibility import compatibility
+from fedhet.config import Config, catalogue
 from fedhet.config.targets import find_target
 from fedhet.data.toy import toy_task
 from fedhet.errors import ConfigError
@@ -68,7 +67,7 @@ def listed() -> tuple[list[tuple[str, str, str | None]], str]:
     try:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(config, "compose", lambda lines: composed(*lines))
-            return compositions(), heard.getvalue()
+            return compatibility(), heard.getvalue()
     finally:
         log.removeHandler(handler)
 

@@ -221,7 +221,7 @@ def test_a_task_of_objects_runs_in_process_only() -> None:
     from fedhet.data.toy import toy_task
 
     with pytest.raises(
-        fedhet.ConfigError, match="engine=ray builds the task anew in other processes"
+        fedhet.ConfigError, match="engine=ray builds the task again in other processes"
     ):
         fedhet.run(["engine=ray"], task=toy_task())
 

@@ -16,7 +16,7 @@ import torch
 
 import fedhet
 from fedhet import state
-from fedhet.config.config import compose
+from fedhet.config import compose
 from fedhet.data.toy import toy_task
 from fedhet.engines.pool import PoolCourier
 from fedhet.job import Job

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedhet import density
+from fedhet import density, metrics
 from fedhet.maths import feddisk
 from fedhet.messages import LocalSettings
 from fedhet.phases import EarlyStopping
@@ -207,15 +207,15 @@ def test_the_costs_of_the_paper(
 ) -> None:
     """Tables 1 and 2 into equations 18 and 19 give what Figure 6 and the text say."""
     first, second = rounds
-    assert feddisk.comm_cost(clf, second, made, first) == pytest.approx(costs[0], rel=5e-3)
-    assert feddisk.comm_cost(clf, other) == pytest.approx(costs[1], rel=5e-3)
+    assert metrics.comm_cost(clf, second, made, first) == pytest.approx(costs[0], rel=5e-3)
+    assert metrics.comm_cost(clf, other) == pytest.approx(costs[1], rel=5e-3)
 
 
 def test_effective_rounds() -> None:
     accuracy = torch.tensor([0.1, 0.5, 0.4, 0.7, 0.7, 0.6])
-    assert feddisk.effective_rounds(accuracy) == 4
-    assert feddisk.effective_rounds(accuracy, 0.45) == 2
-    assert feddisk.effective_rounds(accuracy, 0.71) is None
+    assert metrics.effective_rounds(accuracy) == 4
+    assert metrics.effective_rounds(accuracy, 0.45) == 2
+    assert metrics.effective_rounds(accuracy, 0.71) is None
 
 
 @pytest.mark.parametrize(
@@ -223,12 +223,12 @@ def test_effective_rounds() -> None:
 )
 def test_accuracies_that_are_none_are_refused(accuracy: Tensor) -> None:
     with pytest.raises(ValueError, match="accuracies of shape"):
-        feddisk.effective_rounds(accuracy)
+        metrics.effective_rounds(accuracy)
 
 
 def test_negative_counts_are_refused() -> None:
     with pytest.raises(ValueError, match="-1"):
-        feddisk.comm_cost(3, -1)
+        metrics.comm_cost(3, -1)
 
 
 # ---- training

@@ -16,7 +16,7 @@ import torchvision
 from torch import nn
 
 import fedhet
-from fedhet.config.config import check, compose
+from fedhet.config import check_overrides, compose
 from fedhet.errors import ConfigError
 from fedhet.models import Timm, Torchvision
 from fedhet.models.library import LibraryModel
@@ -299,7 +299,7 @@ def test_both_spellings_are_the_same_settings() -> None:
         "weights": "/a.pth",
     }
     sweep = ["model=torchvision/resnet18,mlp,timm/resnet18", "seed=0,1"]
-    assert check(sweep, sweep=True) == sweep
+    assert check_overrides(sweep, sweep=True) == sweep
 
 
 @pytest.mark.parametrize(

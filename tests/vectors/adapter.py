@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from fedhet import config, trees
 from fedhet.engines import local
-from fedhet.job import Job, Run
+from fedhet.job import Job
 from fedhet.maths.fednorm import contribution
 from fedhet.maths.fedprox import add_proximal
 from fedhet.maths.scaffold import control_change, control_sum, correction
@@ -27,6 +27,7 @@ from fedhet.messages import Broadcast, LocalSettings
 from fedhet.methods.fedprox import FedProxPlugin
 from fedhet.optimizers import SGD
 from fedhet.plugin import Plugin
+from fedhet.record.results import Run
 from fedhet.server_opt import FedAvgM, FedOpt, ServerOptimizer
 from fedhet.task import ClientData, Task
 

@@ -1,3 +1,5 @@
+"""`_target_`: what a configuration may name, and how it is instantiated."""
+
 from __future__ import annotations
 
 import sys
@@ -8,7 +10,7 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from fedhet.config.config import check, compose
+from fedhet.config import check_overrides, compose
 from fedhet.config.targets import check_targets, find_target, instantiate
 from fedhet.errors import ConfigError, DataError
 
@@ -46,16 +48,15 @@ def package(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def node(**settings: Any) -> DictConfig:
-    return OmegaConf.create(
-        {"plugin": {"mine": {"_target_": "trustme.pieces.Piece", **settings}}}
-    ).plugin.mine
+    mine = {"_target_": "trustme.pieces.Piece", **settings}
+    return OmegaConf.create({"plugin": {"mine": mine}}).plugin.mine
 
 
 def test_an_object_gets_its_settings_and_the_callers_as_plain_values() -> None:
-    made = instantiate(node(size=3, where={"a": [1, {"_target_": "os.system"}]}), shape=(1, 2))
-    assert (made.size, made.shape) == (3, (1, 2))
-    assert type(made.where) is dict  # what lies inside is data: nothing in it is called
-    assert made.where == {"a": [1, {"_target_": "os.system"}]}
+    piece = instantiate(node(size=3, where={"a": [1, {"_target_": "os.system"}]}), shape=(1, 2))
+    assert (piece.size, piece.shape) == (3, (1, 2))
+    assert type(piece.where) is dict  # its content is data: nothing in it is called
+    assert piece.where == {"a": [1, {"_target_": "os.system"}]}
     assert instantiate(OmegaConf.create({"_target_": "trustme.pieces.build", "size": 2})) == 2
 
 
@@ -65,7 +66,7 @@ def test_no_target_is_no_object() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "error", "said"),
+    ("settings", "error", "message"),
     [
         (
             {"size": 1, "colour": 2},
@@ -79,9 +80,9 @@ def test_no_target_is_no_object() -> None:
     ],
 )
 def test_errors_of_a_constructor_name_the_key(
-    settings: dict[str, Any], error: type[Exception], said: str
+    settings: dict[str, Any], error: type[Exception], message: str
 ) -> None:
-    with pytest.raises(error, match=said):
+    with pytest.raises(error, match=message):
         instantiate(node(**settings))
 
 
@@ -144,18 +145,14 @@ def test_what_is_trusted(
     if trusted:
         check_targets(cfg)
     else:
-        with pytest.raises(
-            ConfigError,
-            match=rf"a\.0\.b\._target_={target} is not trusted; allowed: fedhet\.\*.*FEDHET_TRUST",
-        ):
+        message = rf"a\.0\.b\._target_={target} is not trusted; allowed: fedhet\.\*.*FEDHET_TRUST"
+        with pytest.raises(ConfigError, match=message):
             check_targets(cfg)
 
 
 def test_a_configuration_cannot_name_other_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert (
-        compose(["method._target_=trustme.pieces.Piece"]).cfg.method._target_
-        == "trustme.pieces.Piece"
-    )
+    target = "trustme.pieces.Piece"
+    assert compose([f"method._target_={target}"]).cfg.method._target_ == target
     monkeypatch.delenv("FEDHET_TRUST")
     for override in (
         "method._target_=trustme.pieces.Piece",
@@ -181,24 +178,21 @@ def test_a_configuration_cannot_name_other_code(monkeypatch: pytest.MonkeyPatch)
 def test_hydras_own_settings_cannot_name_other_code(override: str) -> None:
     for sweep in (False, True):
         with pytest.raises(ConfigError, match=r"is not (trusted|allowed)"):
-            check([override], sweep=sweep)
+            check_overrides([override], sweep=sweep)
 
 
 def test_logging_factories_cannot_name_other_code(own_conf: Path) -> None:
-    """ "()" is how Python's logging settings name a function to call; only a file can write that
-    key."""
+    """Python's logging settings name a function in the key "()", which only a file can contain."""
     for factory, trusted in (("os.system", False), ("logging.Formatter", True)):
         (own_conf / "experiment" / "logged.yaml").write_text(
-            "# @package _global_\nhydra: {job_logging: {formatters: {mine: {():"
-            f" {factory}}}}}}}}}\n"
+            "# @package _global_\n"
+            f"hydra: {{job_logging: {{formatters: {{mine: {{(): {factory}}}}}}}}}\n"
         )
         if trusted:
             compose(["experiment=logged"])
         else:
-            with pytest.raises(
-                ConfigError,
-                match=r"hydra.job_logging.formatters.mine.\(\)=os.system is not trusted",
-            ):
+            message = r"hydra.job_logging.formatters.mine.\(\)=os.system is not trusted"
+            with pytest.raises(ConfigError, match=message):
                 compose(["experiment=logged"])
 
 

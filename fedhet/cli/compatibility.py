@@ -1,4 +1,4 @@
-"""Which plug-ins compose with which methods, for `--list`."""
+"""Which plug-ins can be combined with which methods, for `--list`."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ from fedhet.errors import ConfigError
 from fedhet.job import Job, quiet
 
 
-def compositions() -> list[tuple[str, str, str | None]]:
-    """(method, plug-in, reason why not or None) for every pair: each is built on a toy task, so the
-    answer is the code's own."""
+def compatibility() -> list[tuple[str, str, str | None]]:
+    """Return (method, plug-in, reason why they cannot be combined, or None) for every pair.
+
+    Each pair is built on a toy task, so the answer is that of the code itself.
+    """
     rows: list[tuple[str, str, str | None]] = []
     names = catalogue.choices("plugin")
-    every = Job(config.compose(["method=fedavg", f"plugin=[{','.join(names)}]"])).plugins()
+    plugins = Job(config.compose(["method=fedavg", f"plugin=[{','.join(names)}]"])).plugins()
     for method in catalogue.choices("method"):
         job = Job(config.compose([f"method={method}"]), toy_task())
-        for plugin in every:
+        for plugin in plugins:
             own = [each for each in job.plugins() if each.name != plugin.name]
             try:
                 with quiet():
