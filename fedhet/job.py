@@ -22,8 +22,8 @@ from fedhet.client import FedClient
 from fedhet.config.config import Config
 from fedhet.config.targets import find_target, instantiate
 from fedhet.data.augment import augmentation
-from fedhet.data.configured import Configured
 from fedhet.data.federation import transform
+from fedhet.data.run_data import RunData
 from fedhet.data.toy import toy_task
 from fedhet.errors import ConfigError, RunFailed
 from fedhet.messages import LocalSettings
@@ -90,7 +90,7 @@ class Job:
 
     @cached_property
     def _composed(self) -> tuple[Task, dict[str, Any]]:
-        found = Configured.of(self.config.cfg)
+        found = RunData.of(self.config.cfg)
         dataset, clients = found.dataset, found.clients
 
         def model() -> torch.nn.Module:
@@ -118,7 +118,7 @@ class Job:
             clients.sizes,
             augmentation(dataset),
         )
-        return task, found.about()
+        return task, found.partition_record()
 
     @property
     def partition(self) -> dict[str, Any]:
