@@ -119,8 +119,8 @@ def assemble(
     """The dataset of the arrays x, y, test_x, test_y and classes.
 
     Where samples have owners, the arrays owners and owner_names are used too. A `mean` or `std` of
-    "auto" stands for the array of that name, which `dataset_arrays` computes over all training
-    samples.
+    "auto" stands for the array of that name: the file's own, or else the one that `dataset_arrays`
+    computes over all training samples.
     """
     x, y, test_x, test_y = (torch.from_numpy(arrays[key]) for key in ("x", "y", "test_x", "test_y"))
     statistics: dict[str, Any] = {"mean": mean, "std": std}
@@ -129,8 +129,8 @@ def assemble(
             if value == "auto":
                 statistics[key] = arrays[key].tolist()
         log.info(
-            "%s: standardised with mean %s and std %s; auto takes them from all %d training"
-            " samples",
+            "%s: standardised with mean %s and std %s (auto: as in the file, or else of all %d"
+            " training samples)",
             name,
             statistics["mean"],
             statistics["std"],

@@ -90,19 +90,13 @@ def _load(
     if (place / torchvision_class.meta["filename"]).exists():
         log.info("%s: torchvision's batches in %s", name, place)
         files = [place / file for file in _batch_files(torchvision_class)]
-        arrays = cached_arrays(
-            name,
-            {"batches": signature(files)},
-            lambda: _read_batches(place, torchvision_class),
-        )
+        key = {"batches": signature(files)}
+        arrays = cached_arrays(name, key, lambda: _read_batches(place, torchvision_class))
     elif any(place.glob(_PARQUET[0])):
         log.info("%s: the Parquet files in %s", name, place)
         train, test = (sorted(place.glob(pattern)) for pattern in _PARQUET)
-        arrays = cached_arrays(
-            name,
-            {"tables": signature([*train, *test]), **decoder()},
-            lambda: _read_tables(train, test),
-        )
+        key = {"tables": signature([*train, *test]), **decoder()}
+        arrays = cached_arrays(name, key, lambda: _read_tables(train, test))
     else:
         log.info("%s: the image folder %s", name, place)
         return load_folders(name, place, mean, std, mode="RGB", augment=augment)
