@@ -1,9 +1,9 @@
 """Image datasets, each with a loader of its name.
 
-A loader is the Hydra target `fedhet.data.images.<name>` (conf/dataset) and imports what it needs only when it is
-called. Nothing is downloaded. Idx files are mapped as they are; every other format is decoded once
-into arrays, which are then mapped (fedhet.data.array_cache). `mean` and `std` refer to pixels in
-[0, 1]: one number, or one for each channel.
+A loader is the Hydra target `fedhet.data.images.<name>` (conf/dataset). It imports what it needs
+only when it is called, and downloads nothing. Idx files are mapped as they are; every other format
+is decoded once into arrays, which are then mapped (fedhet.data.array_cache). `mean` and `std` refer
+to pixels in [0, 1]: one number, or one for each channel.
 """
 
 from fedhet.data.images.cifar import cifar10, cifar100
