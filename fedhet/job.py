@@ -21,9 +21,9 @@ from fedhet.client import FedClient
 from fedhet.config import Config
 from fedhet.config.targets import find_target, instantiate
 from fedhet.data.augment import augmentation
-from fedhet.data.configured import Configured
 from fedhet.data.dataset import Dataset
 from fedhet.data.federation import transform
+from fedhet.data.run_data import RunData
 from fedhet.data.toy import toy_task
 from fedhet.errors import ConfigError, RunFailed
 from fedhet.messages import LocalSettings
@@ -85,7 +85,7 @@ class Job:
 
     @cached_property
     def _configured_task(self) -> tuple[Task, dict[str, Any]]:
-        configured = Configured.of(self.config.cfg)
+        configured = RunData.of(self.config.cfg)
         dataset = configured.dataset
         task = Task(
             model=lambda: self._model(dataset),
@@ -97,7 +97,7 @@ class Job:
             sizes=configured.clients.sizes,
             augment=augmentation(dataset),
         )
-        return task, configured.about()
+        return task, configured.partition_record()
 
     def _model(self, dataset: Dataset) -> Module:
         model: Module = instantiate(

@@ -1,10 +1,13 @@
-"""The decoded arrays on disk: decoded once, mapped without copies, made anew when damaged, left out
-when they cannot be written."""
+"""Decoded arrays on disk: decoded once, mapped without copies, replaced when damaged.
+
+A cache that cannot be written is bypassed.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
+import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -12,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedhet.data.array_cache import Arrays, signature, stored
+from fedhet.data.array_cache import Arrays, cached_arrays, signature
 
 ARRAYS = {
     "x": np.arange(24, dtype=np.uint8).reshape(2, 3, 4),
@@ -21,9 +24,12 @@ ARRAYS = {
 }
 
 
-def same(found: Arrays) -> bool:
-    return list(found) == list(ARRAYS) and all(
-        found[k].dtype == v.dtype and np.array_equal(found[k], v) for k, v in ARRAYS.items()
+def same(arrays: Arrays) -> bool:
+    if list(arrays) != list(ARRAYS):
+        return False
+    return all(
+        arrays[name].dtype == array.dtype and np.array_equal(arrays[name], array)
+        for name, array in ARRAYS.items()
     )
 
 
@@ -32,26 +38,27 @@ def miss() -> Arrays:
 
 
 def entry(cache_dir: Path) -> Path:
-    (found,) = (path for path in (cache_dir.parent / "data").iterdir() if path.is_dir())
-    return found
+    """The only entry of the cache."""
+    (folder,) = (path for path in (cache_dir.parent / "data").iterdir() if path.is_dir())
+    return folder
 
 
 def test_arrays_are_made_once_and_mapped(cache_dir: Path) -> None:
-    assert same(stored("toy", {"a": 1}, lambda: ARRAYS))
-    again = stored("toy", {"a": 1}, miss)
+    assert same(cached_arrays("toy", {"a": 1}, lambda: ARRAYS))
+    again = cached_arrays("toy", {"a": 1}, miss)
     assert same(again)
-    torch.from_numpy(again["x"])[0] = 99  # writable, as torch asks for, and private
-    assert same(stored("toy", {"a": 1}, miss))
+    torch.from_numpy(again["x"])[0] = 99  # writable, as torch requires, and private
+    assert same(cached_arrays("toy", {"a": 1}, miss))
     for name, key in (("other", {"a": 1}), ("toy", {"a": 2})):
         with pytest.raises(LookupError):
-            stored(name, key, miss)
+            cached_arrays(name, key, miss)
 
 
 @pytest.mark.parametrize("damage", ["cut", "gone", "other shape", "no header", "empty header"])
-def test_a_damaged_entry_is_made_anew(
+def test_a_damaged_entry_is_replaced(
     cache_dir: Path, caplog: pytest.LogCaptureFixture, damage: str
 ) -> None:
-    stored("toy", {}, lambda: ARRAYS)
+    cached_arrays("toy", {}, lambda: ARRAYS)
     place = entry(cache_dir)
     if damage == "cut":
         (place / "x.npy").write_bytes((place / "x.npy").read_bytes()[:-1])
@@ -61,16 +68,17 @@ def test_a_damaged_entry_is_made_anew(
         np.save(place / "x.npy", ARRAYS["x"][:1])
     else:
         (place / "header.json").write_text("{}" if damage == "no header" else "")
-    assert same(stored("toy", {}, lambda: ARRAYS))
+    assert same(cached_arrays("toy", {}, lambda: ARRAYS))
     assert f"{place} are damaged" in caplog.text
-    assert same(stored("toy", {}, miss)) and entry(cache_dir) == place  # overwritten, and no litter
+    # overwritten, and nothing else is left behind
+    assert same(cached_arrays("toy", {}, miss)) and entry(cache_dir) == place
 
 
 def test_concurrent_processes_decode_once() -> None:
     calls: list[int] = []
 
     def turn(i: int) -> Arrays:
-        return stored("toy", {}, lambda: calls.append(i) or ARRAYS)
+        return cached_arrays("toy", {}, lambda: calls.append(i) or ARRAYS)
 
     with ThreadPoolExecutor(8) as pool:
         assert all(map(same, pool.map(turn, range(32))))
@@ -84,7 +92,7 @@ def test_unwritable_cache_is_logged_once(
     monkeypatch.setenv("FEDHET_CACHE", str(tmp_path / "file"))
     caplog.set_level(logging.INFO, "fedhet")
     for key in ({}, {"a": 1}):
-        assert same(stored("toy", key, lambda: ARRAYS))
+        assert same(cached_arrays("toy", key, lambda: ARRAYS))
     assert len(caplog.records) == 1 and str(tmp_path / "file") in caplog.text
 
 
@@ -95,14 +103,12 @@ def test_a_full_disk_falls_back_to_memory(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(np, "save", full)
-    assert same(stored("toy", {}, lambda: ARRAYS))
+    assert same(cached_arrays("toy", {}, lambda: ARRAYS))
     assert "No space left" in caplog.text
     assert [path.suffix for path in (cache_dir.parent / "data").iterdir()] == [".lock"]
 
 
 def test_a_changed_source_file_has_another_signature(tmp_path: Path) -> None:
-    import os
-
     path = tmp_path / "a"
     path.write_text("1")
     before = signature([path])

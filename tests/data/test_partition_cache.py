@@ -1,5 +1,4 @@
-"""The partitions' cache: a hit is the same, damage is noticed, an unwritable folder does no
-harm."""
+"""The partitions' cache: identical hits, damaged files, and a folder that cannot be written."""
 
 from __future__ import annotations
 
@@ -18,17 +17,14 @@ INDICES = [np.array([4, 1, 2]), np.array([], dtype=np.int64), np.array([0])]
 
 
 def scheme(**keys: object) -> Iid:
-    return Iid(
-        **{"name": "iid", "clients": 4, "min_size": 0, "split": [0.8, 0.1, 0.1], "noise": 0, **keys}
-    )
+    defaults = {"name": "iid", "clients": 4, "min_size": 0, "split": [0.8, 0.1, 0.1], "noise": 0}
+    return Iid(**{**defaults, **keys})
 
 
 def same(a: list[np.ndarray] | None, b: list[np.ndarray]) -> bool:
-    return (
-        a is not None
-        and len(a) == len(b)
-        and all(x.dtype == y.dtype and np.array_equal(x, y) for x, y in zip(a, b, strict=True))
-    )
+    if a is None or len(a) != len(b):
+        return False
+    return all(x.dtype == y.dtype and np.array_equal(x, y) for x, y in zip(a, b, strict=True))
 
 
 def test_a_hit_is_identical_and_draws_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,9 +34,8 @@ def test_a_hit_is_identical_and_draws_nothing(monkeypatch: pytest.MonkeyPatch) -
         raise LookupError("a miss")
 
     monkeypatch.setattr(Iid, "_draw", draw)
-    hit = scheme(name="renamed", split=[1, 0, 0], noise=1).assign(
-        LABELS, seed=0
-    )  # neither name, split nor noise changes who holds what
+    # neither name, split nor noise changes which client has which samples
+    hit = scheme(name="renamed", split=[1, 0, 0], noise=1).assign(LABELS, seed=0)
     assert hit.hash == first.hash and same(hit.indices, first.indices)
     for other, labels, seed in (
         (scheme(), LABELS, 1),
@@ -52,7 +47,7 @@ def test_a_hit_is_identical_and_draws_nothing(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04", b"nonsense", "cut", "npy", "other"])
-def test_a_damaged_file_is_made_anew(
+def test_a_damaged_file_is_replaced(
     cache_dir: Path, caplog: pytest.LogCaptureFixture, content: bytes | str
 ) -> None:
     first = scheme().assign(LABELS, seed=0)
@@ -63,7 +58,7 @@ def test_a_damaged_file_is_made_anew(
     elif content == "npy":
         with path.open("wb") as file:
             np.save(file, np.arange(3))
-    elif content == "other":  # a good npz, with two samples exchanged
+    elif content == "other":  # a good npz, with its samples in another order
         fields = dict(np.load(path))
         fields["indices"] = fields["indices"][::-1]
         np.savez(path, **fields)
@@ -72,7 +67,7 @@ def test_a_damaged_file_is_made_anew(
     again = scheme().assign(LABELS, seed=0)
     assert same(again.indices, first.indices) and again.hash == first.hash
     assert f"{path} is damaged" in caplog.text
-    # overwritten, and no litter
+    # overwritten, and nothing else is left behind
     assert [entry.name for entry in cache_dir.iterdir()] == [path.name]
     assert same(partition_cache.load(path.stem), first.indices)
 
@@ -83,11 +78,11 @@ def test_no_flipped_byte_passes(cache_dir: Path) -> None:
     path = cache_dir / "key.npz"
     whole = path.read_bytes()
     for position in range(len(whole)):
-        mask = (0x01, 0xFF)[position % 2]
-        path.write_bytes(whole[:position] + bytes([whole[position] ^ mask]) + whole[position + 1 :])
-        assert (found := partition_cache.load("key")) is None or same(
-            found, INDICES
-        )  # some bytes of a zip, such as dates, do not matter
+        flipped = whole[position] ^ (0x01, 0xFF)[position % 2]
+        path.write_bytes(whole[:position] + bytes([flipped]) + whole[position + 1 :])
+        loaded = partition_cache.load("key")
+        # some bytes of a zip, such as dates, do not matter
+        assert loaded is None or same(loaded, INDICES)
 
 
 def test_concurrent_saves_and_loads() -> None:
@@ -96,7 +91,7 @@ def test_concurrent_saves_and_loads() -> None:
         return partition_cache.load("key")
 
     with ThreadPoolExecutor(8) as pool:
-        assert all(same(found, INDICES) for found in pool.map(turn, range(64)))
+        assert all(same(loaded, INDICES) for loaded in pool.map(turn, range(64)))
 
 
 def test_unwritable_folder_is_logged_once(
