@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from fedhet import optimizers, streams
 from fedhet.messages import Broadcast, LocalSettings
+from fedhet.models.base import norms
 from fedhet.plugin import Plugin
-from fedhet.site import Site, norms
+from fedhet.site import Site
 from fedhet.task import Samples
 
 
