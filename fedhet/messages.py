@@ -207,7 +207,7 @@ def check_tree(what: str, tree: AnyTree, like: AnyTree) -> None:
         got, want = tree[name], like[name]
         if got.shape != want.shape or got.dtype != want.dtype:
             raise ValueError(f"{what}, tensor {name!r}: {describe(got)}; expected {describe(want)}")
-    if bad := trees.finite(tree):
+    if bad := trees.first_nonfinite(tree):
         raise ValueError(
             f"{what}, tensor {bad!r}: holds NaN or infinite values; all must be finite"
         )

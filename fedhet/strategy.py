@@ -252,7 +252,7 @@ class FedStrategy(Strategy):
         if phase.trains and self.setting.server_opt:
             new = self.setting.server_opt.step(now.old, new)
         values = {**new, **merged.values()}
-        if bad := trees.finite(values):
+        if bad := trees.first_nonfinite(values):
             raise RunFailed(
                 f"round {now.round}: the aggregated tensor {bad!r} holds NaN or infinite values"
             )

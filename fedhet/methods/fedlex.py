@@ -193,7 +193,7 @@ class FedLExPlugin(Plugin):
 
     def check(self, update: Update) -> None:
         if self.server.now.entry.piece == self.name and (
-            bad := maths.negative(update.tree(D, self._like))
+            bad := maths.first_negative(update.tree(D, self._like))
         ):
             raise ValueError(
                 f"extra {D!r}, tensor {bad!r}: holds negative values; deviations are >= 0"
