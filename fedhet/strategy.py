@@ -263,7 +263,7 @@ class FedStrategy(FlowerStrategy):
         if phase.trains and self.setting.server_opt:
             new = self.setting.server_opt.step(current.old, new)
         values = {**new, **merged.values()}
-        if bad := trees.finite(values):
+        if bad := trees.first_nonfinite(values):
             raise RunFailed(
                 f"round {current.round}: the aggregated tensor {bad!r} holds NaN or infinite values"
             )

@@ -25,7 +25,7 @@ from fedhet.task import Samples
 
 log = logging.getLogger("fedhet.data")
 
-CHUNK = 1024  # rows at a time where a pass needs float64
+_ROWS = 1024  # at a time, where a pass needs float64
 
 # `dataset.mean` or `dataset.std`: "auto", one number for each column or channel, or one for all.
 Statistic = Sequence[float] | str
@@ -182,7 +182,7 @@ def _moments(x: np.ndarray) -> Arrays:
     """
     scale = 255 if x.dtype == np.uint8 else 1
     axes = (0, *range(2, x.ndim))
-    chunks = [x[start : start + CHUNK] for start in range(0, len(x), CHUNK)]
+    chunks = [x[start : start + _ROWS] for start in range(0, len(x), _ROWS)]
     sums = ((chunk / scale).sum(axes, np.float64) for chunk in chunks)
     mean = sum(sums) * x.shape[1] / x.size
     centre = np.expand_dims(mean, axes)

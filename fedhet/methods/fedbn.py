@@ -28,9 +28,10 @@ from fedhet import check, trees
 from fedhet.client import KEPT, FedClient
 from fedhet.errors import ConfigError
 from fedhet.messages import Broadcast, Extras, Update
+from fedhet.models.base import norms
 from fedhet.phases import Phase
 from fedhet.setting import Setting
-from fedhet.site import Scope, norms
+from fedhet.site import Scope
 from fedhet.strategy import FedStrategy
 from fedhet.trees import Tree
 

@@ -31,9 +31,10 @@ from fedhet.client import FedClient
 from fedhet.errors import RunFailed
 from fedhet.maths.fedgen import diversity, ensemble, label_shares
 from fedhet.messages import Broadcast, Extras, Update
+from fedhet.models.base import feature_head
 from fedhet.phases import Phase
 from fedhet.setting import Setting
-from fedhet.site import Site, feature_head
+from fedhet.site import Site
 from fedhet.strategy import FedStrategy
 from fedhet.training import Batch
 from fedhet.trees import Tree

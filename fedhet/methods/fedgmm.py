@@ -94,7 +94,7 @@ def unpack(value: Any, d: int | None, classes: int) -> dict[int, Mixture]:
             raise ValueError(f"extra {MIXTURES!r}: class {c}; classes go from 0 to {classes - 1}")
         mixtures[c] = Mixture(*(value[name][label == c] for name in Mixture._fields))
         try:
-            maths.check(mixtures[c], d)
+            maths.check_mixture(mixtures[c], d)
         except ValueError as error:
             raise ValueError(f"extra {MIXTURES!r}, class {c}: {error}") from error
     return mixtures

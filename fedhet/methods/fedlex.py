@@ -200,7 +200,7 @@ class FedLExPlugin(Plugin):
         return {}
 
     def _check_explore(self, update: Update) -> None:
-        if bad := maths.negative(update.tree(D, self._like)):
+        if bad := maths.first_negative(update.tree(D, self._like)):
             raise ValueError(
                 f"extra {D!r}, tensor {bad!r}: holds negative values; deviations are >= 0"
             )

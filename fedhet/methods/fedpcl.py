@@ -35,9 +35,10 @@ from fedhet.errors import ConfigError
 from fedhet.maths import fedpcl as maths
 from fedhet.messages import Broadcast, Extras, Update
 from fedhet.metrics import chunks
+from fedhet.models.base import feature_head
 from fedhet.phases import Phase
 from fedhet.setting import Setting
-from fedhet.site import Scope, feature_head
+from fedhet.site import Scope
 from fedhet.strategy import FedStrategy
 from fedhet.training import Batch
 from fedhet.trees import Tree

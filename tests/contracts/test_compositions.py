@@ -157,7 +157,7 @@ def test_runs(
     done = run(settings, tmp_path / "run", task)
     assert done.summary["status"] == "ok" and done.summary["failures"] == []
     fresh = Job(settings, task).strategy
-    assert trees.finite(done.weights) is None
+    assert trees.first_nonfinite(done.weights) is None
     assert (
         torch.isfinite(torch.tensor(done.summary["loss"]))
         if "global" in fresh.evaluates
@@ -176,7 +176,7 @@ def test_runs(
     assert trees.sha256(apart.strategy.weights) == done.summary["weights_sha256"]
     for pid, version in apart.strategy.versions.items():
         kept = apart.store.load(pid, version)
-        assert kept and trees.finite(kept) is None
+        assert kept and trees.first_nonfinite(kept) is None
 
 
 def test_all_that_is_listed_is_built_and_nothing_else_is_said() -> None:

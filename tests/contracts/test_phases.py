@@ -397,7 +397,7 @@ def test_a_lost_state_is_told(federation: Callable[..., Any]) -> None:
     run.step()
     run.store = MemoryStore()
     with pytest.raises(
-        RunFailed, match=r"client 2 failed in phase 'train', step 2: .*state of round 1 is gone"
+        RunFailed, match=r"client 2 failed in phase 'train', step 2: .*state of round 1 is missing"
     ):
         run.step()
 
