@@ -1,6 +1,6 @@
 """Ditto: a personal model beside the global one, regularised towards it (Li et al. 2021).
 
-FedAvg trains the global model x. Beside it, each participant trains a model v_k of its own
+FedAvg trains the global model x. Beside it, each participant trains a personal model v_k
 (algorithm 1):
 
     v_k <- v_k - lr (g_k(v_k) + lam (v_k - x_t))    for `plocal_epochs` epochs
