@@ -33,6 +33,19 @@ class Classifier(nn.Module, ABC):
         return self.head(self.features(x))
 
 
+def require_features(model: nn.Module, who: str) -> None:
+    """Refuse a model without features(x), for a method that reads the input of the head.
+
+    Raises:
+        ConfigError: the model has no features(x); the message begins with `who`.
+    """
+    if not hasattr(model, "features"):
+        raise ConfigError(
+            f"{who} needs a model with features(x) and head(f); {type(model).__name__} has no"
+            " features"
+        )
+
+
 def image_shape(model: str, shape: tuple[int, ...], smallest: int = 1) -> tuple[int, int, int]:
     """Return `shape` if it is (C, H, W) with H and W of at least `smallest` pixels.
 
