@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedhet import density
 from fedhet.maths import feddisk
 from fedhet.messages import LocalSettings
+from fedhet.methods.feddisk import networks as density
 from fedhet.phases import EarlyStopping
 from fedhet.trees import Tree
 

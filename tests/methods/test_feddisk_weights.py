@@ -12,13 +12,14 @@ import torch
 from test_feddisk import COMMON, LINES, Make, criterion, kept, phases, plugins, task_of
 from torch import Tensor, nn
 
-from fedhet import config, density
+from fedhet import config
 from fedhet.data.toy import toy_task
 from fedhet.errors import ConfigError, RunFailed
 from fedhet.job import Job
 from fedhet.maths import feddisk
 from fedhet.messages import Broadcast, Failure
 from fedhet.methods.feddisk import FedDisk, FedDiskPlugin
+from fedhet.methods.feddisk import networks as density
 from fedhet.plugin import Plugin
 from fedhet.site import Site
 from fedhet.state import MemoryStore
@@ -409,7 +410,7 @@ def test_feddiskab_is_ratio_raw(lines: list[str]) -> None:
 def test_nobody_who_validates_is_told(federation: Make, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="fedhet"):
         run = federation(toy_task(), FedDisk, plugins=plugins(min_samples=99)).run()
-    assert "nobody validates" in caplog.text
+    assert "no client validates" in caplog.text
     assert phases(run) == {"feddisk.density": 3, "feddisk.weigh": 1, "train": 1}
 
 

@@ -24,15 +24,9 @@ from fedhet.errors import ConfigError, RunFailed
 from fedhet.messages import Broadcast, Failure
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fedbabu import FedBABU
-from fedhet.methods.fedgmm import (
-    COUNTS,
-    GENERATED,
-    GLOBAL_MAX,
-    KEPT,
-    MIXTURES,
-    FedGMM,
-    FedGMMPlugin,
-)
+from fedhet.methods.fedgmm import FedGMM, FedGMMPlugin
+from fedhet.methods.fedgmm.client import COUNTS, GENERATED, GLOBAL_MAX, KEPT
+from fedhet.methods.fedgmm.mixtures import MIXTURES
 from fedhet.methods.fednorm import FedNormPlugin
 from fedhet.methods.fednova import FedNova
 from fedhet.methods.fedprox import FedProxPlugin
@@ -616,9 +610,9 @@ BAD = {
     "lacking": (drop, "class 0: 2 samples and no mixture"),
     "lengths": (lambda extras: extras[MIXTURES].update(pi=torch.ones(9)), r"pi \(K,\)"),
     "shapes": (lambda extras: extras[MIXTURES].update(pi=torch.tensor(1.0)), r"pi \(K,\)"),
-    "no label": (lambda extras: extras[MIXTURES].update(label=torch.zeros(2)), "whole label"),
+    "no label": (lambda extras: extras[MIXTURES].update(label=torch.zeros(2)), "integer label"),
     "keys": (lambda extras: extras[MIXTURES].pop("var"), r"var \(K, d\) are expected"),
-    "missing": (lambda extras: extras.pop(MIXTURES), "'fedgmm.mixtures' is a NoneType"),
+    "missing": (lambda extras: extras.pop(MIXTURES), "'fedgmm.mixtures' is missing"),
     "counts": (
         lambda extras: extras.update({COUNTS: torch.tensor([2, 6, 0, 0])}),
         "with the sum 7 are expected",
