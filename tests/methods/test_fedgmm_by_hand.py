@@ -83,6 +83,25 @@ def test_every_class_is_filled_up(fedgmm: Launch, target: str | int, goals: list
     assert run.strategy.reports()["fedgmm"]["generated"] == generated
 
 
+def test_generated_pixels_follow_the_shared_mixture(fedgmm: Launch) -> None:
+    """Drawn, clipped to [0, 1] and kept as uint8, against NumPy's own draws of class 1."""
+    n = 20_000
+    run = fedgmm(options={"target": n})
+    run.step()
+    shared = run.step()[0].extras[MIXTURES]
+    rows = shared["label"] == 1
+    pi, mu, var = (shared[name][rows].double().numpy() for name in ("pi", "mu", "var"))
+    rng = np.random.default_rng(0)
+    component = rng.choice(len(pi), n, p=pi / pi.sum())
+    expected = (mu + rng.standard_normal((n, len(pi), 4)) * var**0.5)[np.arange(n), component]
+    expected = expected.clip(0, 1)
+    generated = kept(run, 0)
+    actual = generated["x"][generated["y"] == 1].reshape(-1, 4).numpy() / 255
+    assert len(actual) == n
+    np.testing.assert_allclose(actual.mean(0), expected.mean(0), rtol=0, atol=0.01)
+    np.testing.assert_allclose(actual.std(0), expected.std(0), rtol=0, atol=0.01)
+
+
 def test_min_class_samples(fedgmm: Launch) -> None:
     """With 1 the single sample of client 0 is shared too, and is its own mean.
 

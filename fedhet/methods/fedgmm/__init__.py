@@ -4,10 +4,11 @@ Nagaraju, Sen and Mohan, "Handling data heterogeneity in federated learning with
 distribution". A plug-in for any host: once, before the training, clients share a mixture of
 Gaussians of each class, and draw from everyone's mixtures the samples that they lack.
 
-    p_ic = sum_k pi_ick N(mu_ick, diag var_ick)              (section 4.1)
-    p_c  = sum_i n_ic p_ic / sum_i n_ic                      (algorithm 1, line 1)
-    T_i  = max_c n_ic, gen_ic = max(0, T_i - n_ic)           (algorithm 1, line 3)
-    lr  <- (1 - psi) lr after each round                     (algorithm 1, line 8)
+    p_ic   = sum_k pi_ick N(mu_ick, diag var_ick)            (section 4.1)
+    p_c    = sum_i n_ic p_ic / sum_i n_ic                    (algorithm 1, line 1)
+    T_i    = max_c n_ic                                      (algorithm 1, line 3)
+    gen_ic = max(0, T_i - n_ic)                              (algorithm 1, line 3)
+    lr    <- (1 - psi) lr, after each round                  (algorithm 1, line 8)
 
 p_ic is fitted by EM to client i's n_ic samples of class c, with pixels in [0, 1]. p_c has all
 components, with the weights n_ic pi_ick / sum_i n_ic. Client i draws gen_ic samples of class c.
