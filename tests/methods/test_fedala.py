@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from methods.plugs import noisy
-from methods.test_by_hand import (
+from methods.by_hand import (
     DATA,
     LR,
     SIZES,
@@ -24,6 +23,7 @@ from methods.test_by_hand import (
     same,
     task,
 )
+from methods.plugs import noisy
 
 from fedhet.data.toy import toy_task
 from fedhet.errors import ConfigError, RunFailed

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from methods.plugs import Fixed
-from methods.test_by_hand import (
+from methods.by_hand import (
     DATA,
     EPOCHS,
     LR,
@@ -25,6 +24,7 @@ from methods.test_by_hand import (
     same,
     task,
 )
+from methods.plugs import Fixed
 from torch import Tensor, nn
 
 from fedhet.data.toy import ToyModel, toy_task

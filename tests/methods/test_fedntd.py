@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from methods.test_by_hand import EPOCHS, LR, SIZES, Weights, each, mean, same
+from methods.by_hand import EPOCHS, LR, SIZES, Weights, each, mean, same
 from methods.three_classes import CLASSES, DATA, backward, error, logits, softmax, task
 from torch import Tensor, nn
 from torch.nn import functional

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from methods.test_by_hand import DATA, EPOCHS, LR, SIZES, Weights, latents, same, task
+from methods.by_hand import DATA, EPOCHS, LR, SIZES, Weights, latents, same, task
 from torch import Tensor, nn
 
 from fedhet import trees
