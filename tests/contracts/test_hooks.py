@@ -107,7 +107,7 @@ class Schedule(Plugin):
 @pytest.mark.parametrize("cls", [FedAvg, Scaffold])
 def test_a_plugin_can_schedule_the_local_settings(federation: Federation, cls: type) -> None:
     """As lr_decay does, on both sides; that servers compute with the decayed rate is shown by
-    test_controls and test_fednova."""
+    test_scaffold and test_fednova."""
     found = federation(toy_task(), cls, plugins=lambda: [Schedule()], rounds=3).run()
     assert found.sha256 == federation(toy_task(), cls, rounds=3, lr_decay=0.5).run().sha256
 

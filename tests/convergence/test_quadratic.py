@@ -1,23 +1,23 @@
 """Clients with f_i(w) = a_i/2 (w - b_i)^2: the limit of every method has a closed form.
 
 K local steps of rate lr take client i from x to b_i + r_i^K (x - b_i), r_i = 1 - lr a_i. FedAvg
-therefore stops at the mean of b_i under 1 - r_i^K, not at the optimum, the mean under a_i; SCAFFOLD
-stops only at the optimum."""
+therefore stops at the mean of b_i under 1 - r_i^K, not at the optimum, which is the mean under a_i.
+SCAFFOLD stops only at the optimum.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+from methods.by_hand import V
+from methods.plugs import Fixed
 from vectors.adapter import quadratic, replay
 
-from fedhet.messages import Update
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.scaffold import Scaffold
-from fedhet.plugin import Plugin
-from fedhet.trees import Tree
 
 TWO: dict[str, Any] = {"a": [1.0, 4.0], "b": [1.0, -1.0], "steps": 10, "lr": 0.05}
 FIVE: dict[str, Any] = {
@@ -47,9 +47,11 @@ def optimum(problem: dict[str, Any]) -> float:
 
 
 def local_limit(problem: dict[str, Any], mu: float = 0.0) -> float:
-    """Where averaging after local SGD on f_i + mu/2 (w - x)^2 stops: such a step contracts by 1 -
-    lr (a + mu) towards (a b + mu x) / (a + mu), so client i moves by (1 - r^K) a/(a + mu) (b - x),
-    and the moves must cancel."""
+    """Where averaging after local SGD on f_i + mu/2 (w - x)^2 stops.
+
+    A local step contracts by r = 1 - lr (a + mu) towards (a b + mu x) / (a + mu), so client i moves
+    by (1 - r^K) a/(a + mu) (b - x), and the moves must cancel.
+    """
     a, b, steps = np.array(problem["a"]), np.array(problem["b"]), np.array(problem["steps"])
     moved = (1 - (1 - problem["lr"] * (a + mu)) ** steps) * a / (a + mu)
     return float(np.average(b, weights=moved))
@@ -63,7 +65,7 @@ def test_the_two_client_numbers() -> None:
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_fedavg_reaches_its_biased_limit(name: str) -> None:
     assert run(PROBLEMS[name], "fedavg", 40) == pytest.approx(local_limit(PROBLEMS[name]), abs=1e-9)
-    # else the two methods could not be told apart
+    # Otherwise FedAvg and SCAFFOLD could not be distinguished.
     assert abs(local_limit(PROBLEMS[name]) - optimum(PROBLEMS[name])) > 0.01
 
 
@@ -95,7 +97,7 @@ def test_fedprox_reaches_its_own_limit(mu: float, how: dict[str, Any]) -> None:
 )
 def test_scaffold_reaches_the_optimum(name: str, fraction: float, plugins: list[str]) -> None:
     """Constant features make all latents equal, so FedNorm must leave SCAFFOLD as it is."""
-    found = run(
+    w = run(
         PROBLEMS[name],
         "scaffold",
         60 if fraction == 1.0 else 200,
@@ -103,7 +105,7 @@ def test_scaffold_reaches_the_optimum(name: str, fraction: float, plugins: list[
         plugins=plugins,
         w0=0.7,
     )
-    assert found == pytest.approx(optimum(PROBLEMS[name]), abs=1e-9)
+    assert w == pytest.approx(optimum(PROBLEMS[name]), abs=1e-9)
 
 
 def test_fedavg_does_not_settle_at_half_participation() -> None:
@@ -128,37 +130,21 @@ def test_fednorm_with_constant_features_follows_its_host(method: str) -> None:
 
 def test_server_momentum_has_the_same_limit() -> None:
     """The pseudo-gradient vanishes where FedAvg stops."""
-    found = run(TWO, "fedavgm", 150, method_args={"beta": 0.5, "lr": 0.5})
-    assert found == pytest.approx(local_limit(TWO), abs=1e-9)
-
-
-class Fixed(Plugin):
-    """The weights v in place of the host's."""
-
-    name = "fixed"
-    needs_all = True
-    v = (0.1, 0.4, 0.2, 0.2, 0.1)
-
-    def incoming(self, updates: Iterator[Update], old: Tree) -> list[Update]:
-        out = list(updates)
-        for update in out:
-            update.weight = self.v[update.pid]
-        return out
+    w = run(TWO, "fedavgm", 150, method_args={"beta": 0.5, "lr": 0.5})
+    assert w == pytest.approx(local_limit(TWO), abs=1e-9)
 
 
 @pytest.mark.parametrize(
     ("cls", "options", "expected"),
     [
-        (Scaffold, {}, float(np.average(FIVE["b"], weights=np.array(Fixed.v) * FIVE["a"]))),
+        (Scaffold, {}, float(np.average(FIVE["b"], weights=np.array(V) * FIVE["a"]))),
         pytest.param(
             Scaffold, {"control_weights": "uniform"}, optimum(FIVE), marks=pytest.mark.matrix
         ),
         pytest.param(
             FedAvg,
             {},
-            float(
-                np.average(FIVE["b"], weights=Fixed.v * (1 - (1 - 0.07 * np.array(FIVE["a"])) ** 6))
-            ),
+            float(np.average(FIVE["b"], weights=V * (1 - (1 - 0.07 * np.array(FIVE["a"])) ** 6))),
             marks=pytest.mark.matrix,
         ),
     ],
@@ -167,19 +153,19 @@ class Fixed(Plugin):
 def test_the_fixed_point_of_equation_6(
     federation: Callable[..., Any], cls: type, options: dict[str, Any], expected: float
 ) -> None:
-    """With weights v, SCAFFOLD minimises sum_i v_i f_i, as FedNorm's equation 6 wants: its controls
-    are averaged under v too.
+    """With weights v, SCAFFOLD minimises sum_i v_i f_i, as FedNorm's equation 6 wants.
 
-    With a plain mean of the controls the weights cancel, and x goes where plain SCAFFOLD goes.
+    Its controls are averaged under v too. With their plain mean the weights cancel, and x goes to
+    the limit without weights.
     """
-    done = federation(
+    run = federation(
         quadratic(FIVE["a"], FIVE["b"]),
         cls,
-        plugins=lambda: [Fixed()],
+        plugins=lambda: [Fixed(V)],
         options=options,
         lr=0.07,
         epochs=6,
         batch_size=1,
         rounds=150,
     ).run()
-    assert float(done.model["w"]) == pytest.approx(expected, abs=1e-9)
+    assert float(run.model["w"]) == pytest.approx(expected, abs=1e-9)

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from fedgmm_task import LR, PSI, REG, task
+from methods.by_hand import case
+from methods.fedgmm_task import LR, PSI, REG, task
 
 from fedhet.methods.fedgmm import FedGMM, FedGMMPlugin
 from fedhet.plugin import Plugin
@@ -36,3 +37,6 @@ def fedgmm(federation: Callable[..., Any]) -> Callable[..., Any]:
         return federation(given or task(), cls, plugins=plugins, **settings)
 
     return make
+
+
+__all__ = ["case", "fedgmm"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from feddisk_task import Make, criterion, kept, plugins
+from methods.feddisk_task import Make, criterion, kept, plugins
 from torch import Tensor, nn
 
 from fedhet.data.toy import toy_task

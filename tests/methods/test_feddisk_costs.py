@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from feddisk_task import COMMON, LINES, Make
+from methods.feddisk_task import COMMON, LINES, Make
 
 from fedhet.data.toy import toy_task
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from feddisk_task import Make, phases, plugins
+from methods.feddisk_task import Make, phases, plugins
 
 from fedhet.data.toy import toy_task
 from fedhet.errors import RunFailed

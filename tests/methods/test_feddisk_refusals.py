@@ -6,7 +6,7 @@ import logging
 from typing import Any
 
 import pytest
-from feddisk_task import Make, kinds, plugins, task_of
+from methods.feddisk_task import Make, kinds, plugins, task_of
 
 from fedhet import config
 from fedhet.data.toy import toy_task

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from feddisk_task import COMMON, LINES, Make, kept, plugins
+from methods.feddisk_task import COMMON, LINES, Make, kept, plugins
 
 from fedhet import trees
 from fedhet.data.toy import toy_task

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from feddisk_task import TRAINED, Make, kept, kinds, plugins, task_of
+from methods.feddisk_task import TRAINED, Make, kept, kinds, plugins, task_of
 from torch import Tensor, nn
 
 from fedhet.data.toy import toy_task

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fedgmm_task import (
+from methods.fedgmm_task import (
     CLASSES,
     COUNTS_BY_CLIENT,
     DATA,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fedgmm_task import COUNTS_BY_CLIENT, DATA, LR, PSI, REG, task
+from methods.fedgmm_task import COUNTS_BY_CLIENT, DATA, LR, PSI, REG, task
 from torch import Tensor
 
 from fedhet.data.toy import toy_task

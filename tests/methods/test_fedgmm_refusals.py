@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fedgmm_task import CLASSES, COUNTS_BY_CLIENT, DATA, kept, task
+from methods.fedgmm_task import CLASSES, COUNTS_BY_CLIENT, DATA, kept, task
 from sklearn.mixture import GaussianMixture
 
 from fedhet.errors import ConfigError, RunFailed

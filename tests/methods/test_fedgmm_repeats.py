@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from fedgmm_task import DATA, kept, task
+from methods.fedgmm_task import DATA, kept, task
 from torch import Tensor
 from torch.utils import _pytree as pytree
 

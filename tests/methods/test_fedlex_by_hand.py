@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_by_hand import DATA, EPOCHS, LR, SIZES, Net, Weights, each, gradient, mean, same, task
+from methods.by_hand import DATA, EPOCHS, LR, SIZES, Net, Weights, each, gradient, mean, same, task
 from torch import nn
 
 from fedhet.methods.fedlex import FedLEx, FedLExPlugin, G

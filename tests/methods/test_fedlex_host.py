@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_draws import batches
+from methods.test_draws import batches
 from torch import Tensor, nn
 from vectors.adapter import replay
 

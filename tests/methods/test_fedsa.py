@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import torch
 from maths.fedsa_literal import aggregate as literal
+from methods.by_hand import EPOCHS, LR, SIZES, Weights, each, local_sgd, same, task
 from safetensors.torch import load_file
-from test_by_hand import EPOCHS, LR, SIZES, Weights, each, local_sgd, same, task
 from torch import Tensor
 from vectors.adapter import replay
 
