@@ -72,9 +72,9 @@ class FedStrategy(FlowerStrategy):
         self.versions: dict[int, int] = {}  # pid -> the round whose client state was accepted
         self.state_bytes: dict[int, int] = {}  # pid -> the size of that state
         self.current: Step
-        check_composition(self)
         self.weights: dict[str, Tree] = {"model": dict(self.site.initial)}
         self.setup()
+        check_composition(self)
         self.weights |= self.slots()
         for plugin in self.plugins:
             plugin.server = self
@@ -99,7 +99,7 @@ class FedStrategy(FlowerStrategy):
         return {}
 
     def setup(self) -> None:
-        """Called once, when the attributes above are set, before `slots` and `phases`."""
+        """Called once, when the attributes above are set, before `refuses`, `slots`, `phases`."""
 
     def slots(self) -> dict[str, Tree]:
         """Further named weights beside "model", with their initial values."""
@@ -263,7 +263,7 @@ class FedStrategy(FlowerStrategy):
         if phase.trains and self.setting.server_opt:
             new = self.setting.server_opt.step(current.old, new)
         values = {**new, **merged.values()}
-        if bad := trees.finite(values):
+        if bad := trees.first_nonfinite(values):
             raise RunFailed(
                 f"round {current.round}: the aggregated tensor {bad!r} holds NaN or infinite values"
             )

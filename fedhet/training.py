@@ -15,9 +15,10 @@ from torch import Tensor, nn
 
 from fedhet import optimizers, streams
 from fedhet.messages import Broadcast, LocalSettings
+from fedhet.models.base import norms
 from fedhet.phases import EarlyStopping
 from fedhet.plugin import Plugin, active_hooks, combined_weights, overrides
-from fedhet.site import Site, norms
+from fedhet.site import Site
 from fedhet.task import Samples
 
 _ENGINE = torch.autograd.Variable._execution_engine

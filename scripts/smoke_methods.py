@@ -116,7 +116,7 @@ def smoke(datasets: list[str], methods: list[str]) -> bool:
             good &= verdict in ("ok", "not judged")
             rounds = ", ".join(f"{phase['name']} {phase['rounds']}" for phase in summary["phases"])
             up, down = (
-                ", ".join(f"{kind} {terminal.size(n)}" for kind, n in kinds.items())
+                ", ".join(f"{kind} {terminal.readable_size(n)}" for kind, n in kinds.items())
                 for kinds in summary["bytes"].values()
             )
             accuracy, seconds = summary["accuracy"]["last"], summary["seconds"]["total"]

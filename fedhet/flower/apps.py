@@ -66,7 +66,7 @@ def server_for(context: Context) -> ServerAppComponents:
     terminal.log_to_stderr()
     settings = config.compose(list(_overrides(context)))
     pin_threads(settings.cfg.engine.threads)
-    return components(Job(settings, engine="flwr"), terminal.logged)
+    return components(Job(settings, engine="flwr"), terminal.log_step)
 
 
 def components(job: Job, observe: Observer) -> ServerAppComponents:

@@ -22,9 +22,8 @@ from composing import composed
 from omegaconf import OmegaConf
 
 from fedhet import config, trees
-from fedhet.cli.compositions import compositions
-from fedhet.config import catalogue
-from fedhet.config.config import Config
+from fedhet.cli.compatibility import compatibility
+from fedhet.config import Config, catalogue
 from fedhet.config.targets import find_target
 from fedhet.data.toy import toy_task
 from fedhet.errors import ConfigError
@@ -74,7 +73,7 @@ def listed() -> tuple[list[tuple[str, str, str | None]], str]:
     try:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(config, "compose", lambda lines: composed(*lines))
-            return compositions(), logged.getvalue()
+            return compatibility(), logged.getvalue()
     finally:
         log.removeHandler(handler)
 
@@ -172,7 +171,7 @@ def test_runs(
     assert done.summary["status"] == "ok"
     assert done.summary["failures"] == []
     assert done.summary["phases"][-1] == {"name": "train", "rounds": 2}
-    assert trees.finite(done.weights) is None
+    assert trees.first_nonfinite(done.weights) is None
     fresh = Job(settings, task).strategy
     if "global" in fresh.evaluates:
         assert math.isfinite(done.summary["loss"])
@@ -187,7 +186,7 @@ def test_runs(
     assert trees.sha256(apart.strategy.weights) == done.summary["weights_sha256"]
     for pid, version in apart.strategy.versions.items():
         state = apart.store.load(pid, version)
-        assert state and trees.finite(state) is None
+        assert state and trees.first_nonfinite(state) is None
 
 
 def test_every_pair_is_listed_and_nothing_is_logged() -> None:

@@ -20,7 +20,7 @@ from fedhet.errors import ConfigError, RunFailed
 from fedhet.messages import Broadcast
 from fedhet.methods.fedavg import FedAvg
 from fedhet.metrics import macro_f1
-from fedhet.record.terminal import describe
+from fedhet.record.terminal import step_line
 from fedhet.task import Samples
 
 Launch = Callable[..., Any]
@@ -163,9 +163,9 @@ def test_the_accuracy_in_a_line_of_progress() -> None:
         "acc_clients_mean": 0.25,
         "failures": [],
     }
-    assert describe(row) == "train 2, accuracy 0.5000"
-    assert describe(row | {"acc_global": None}) == "train 2, clients' accuracy 0.2500"
-    assert describe(row | {"acc_global": None, "acc_clients_mean": None}) == "train 2"
+    assert step_line(row) == "train 2, accuracy 0.5000"
+    assert step_line(row | {"acc_global": None}) == "train 2, clients' accuracy 0.2500"
+    assert step_line(row | {"acc_global": None, "acc_clients_mean": None}) == "train 2"
 
 
 def test_models_that_a_run_does_not_have(

@@ -17,7 +17,7 @@ import torch
 
 import fedhet
 from fedhet import state
-from fedhet.config.config import compose
+from fedhet.config import compose
 from fedhet.data.toy import toy_task
 from fedhet.engines import pool
 from fedhet.engines.pool import PoolCourier

@@ -26,7 +26,7 @@ def test_amp_and_channels_last(launch: Launch, option: str) -> None:
     apart = largest_difference(plain.weights, fast.weights)
     assert (1e-6 < apart < 0.05) if option == "amp" else apart < 1e-5
     assert all(t.is_contiguous() and t.dtype == torch.float32 for t in fast.weights.values())
-    assert trees.finite(fast.weights) is None
+    assert trees.first_nonfinite(fast.weights) is None
 
 
 def test_channels_last_reaches_the_convolutions(launch: Launch) -> None:
