@@ -33,5 +33,9 @@ check: $(READY)  ## formatting, ruff and mypy
 bench: $(READY)  ## the benchmarks
 	$(BIN)/python scripts/bench $(ARGS)
 
+.PHONY: docs
+docs: $(READY)  ## generate docs/methods.md from the docstrings, conf/ and docs/methods/
+	$(BIN)/python scripts/methods_page.py
+
 clean:  ## remove the environment and caches, never runs or data
 	rm -rf $(VENV) .coverage* .pytest_cache .mypy_cache .ruff_cache build *.egg-info
