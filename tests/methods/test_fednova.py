@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from convergence.quadratic import LocalSteps, quadratic
 from methods.by_hand import DATA, LR, SIZES, Case, V, Weights, each, gradient, mean, same, task
 from methods.plugs import Fixed
-from vectors.adapter import LocalSteps, quadratic, replay
+from vectors.adapter import replay
 
 from fedhet.data.toy import toy_task
 from fedhet.errors import ConfigError, RunFailed

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from convergence.quadratic import quadratic
 from methods.plugs import Fixed
-from vectors.adapter import quadratic, replay
+from vectors.adapter import replay
 
 from fedhet.methods.scaffold import Scaffold
 
