@@ -86,7 +86,7 @@ def test_a_lost_state_is_reported(federation: Callable[..., Any]) -> None:
     run.step()
     run.store = state.MemoryStore()
     place = "client 2 failed in phase 'train', step 2"
-    with pytest.raises(RunFailed, match=rf"{place}: .*state of round 1 is gone"):
+    with pytest.raises(RunFailed, match=rf"{place}: .*state of round 1 is missing"):
         run.step()
 
 

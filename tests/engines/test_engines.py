@@ -204,7 +204,7 @@ def test_flwr_run_reports_the_true_status(tmp_path: Path, faulty: list[str]) -> 
 
 
 def test_a_task_of_objects_runs_in_process_only() -> None:
-    message = "engine=ray builds the task anew in other processes"
+    message = "engine=ray builds the task again in other processes"
     with pytest.raises(fedhet.ConfigError, match=message):
         fedhet.run(["engine=ray"], task=toy_task())
 
