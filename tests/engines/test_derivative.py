@@ -1,11 +1,11 @@
-"""`training.derivative`: the gradient of a mean of losses plus a penalty."""
+"""`optimizers.derivative`: the gradient of a mean of losses plus a penalty."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from fedhet.training import derivative
+from fedhet.optimizers import derivative
 
 
 def test_a_loss_for_each_pixel_has_the_gradient_of_its_mean() -> None:

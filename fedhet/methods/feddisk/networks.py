@@ -13,9 +13,9 @@ from fedhet import optimizers, streams, trees
 from fedhet.maths import feddisk
 from fedhet.maths.feddisk import Masks, nll
 from fedhet.messages import LocalSettings
+from fedhet.optimizers import derivative
 from fedhet.phases import EarlyStopping
 from fedhet.site import Site
-from fedhet.training import derivative
 from fedhet.trees import Tree
 
 
