@@ -154,7 +154,7 @@ def _section(section: Section) -> str:
     options = [_options(path, prefix) for path, prefix in section.options]
     parts = [
         f"## {section.title}",
-        f"{choices}; [{source}](../{source})",
+        _wrapped(f"{choices}; [{source}](../{source})"),
         *rendered[:leading],
         idea,
         *rendered[leading:],
@@ -187,8 +187,9 @@ def _options(path: str, prefix: str) -> str:
     text = re.sub(r"(?m)^# @package .*\n", "", text)
     text = re.sub(r"\A# .*\n", "", text)  # the title
     text = re.sub(r"(?m)^defaults:\n(?: +.*\n)+", "", text)
-    text = re.sub(r"(?m)^_target_: .*\n", "", text)
-    return f"`{prefix}.<option>`:\n\n```yaml\n{text.strip()}\n```"
+    text = re.sub(r"(?m)^\w+: [^#\n]+\n", "", text)  # settings without help
+    choice = f" of `{path.replace('/', '=')}`" if prefix == "server_opt" else ""
+    return f"`{prefix}.<option>`{choice}:\n\n```yaml\n{text.strip()}\n```"
 
 
 # ---- docstrings
@@ -267,7 +268,11 @@ def _messages(text: str) -> str:
     lines += [[row.get(key, "") for key in columns] for row in rows]
     table = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
     sentences = [f"The {key}: {value}." for key, value in kept.items()]
-    return "\n\n".join([table, " ".join(sentences)]) if sentences else table
+    return "\n\n".join([table, _wrapped(" ".join(sentences))]) if sentences else table
+
+
+def _wrapped(text: str) -> str:
+    return textwrap.fill(text, 100, break_long_words=False, break_on_hyphens=False)
 
 
 def _cell(text: str) -> str:
