@@ -1,41 +1,43 @@
-# `make run` and `make test` need nothing but Python >= 3.11: each makes .venv and installs what it needs on first use.
+# `make run` and `make test` need nothing but Python >= 3.11: on first use they create .venv and
+# install everything else into it.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help run test test-all check bench clean
+.PHONY: help run test test-all check docs bench clean
 
-help:  ## this list
+help:  ## print this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-$(READY): requirements.txt pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "fedhet needs Python 3.11 or newer: make PYTHON=python3.12 ..." >&2; exit 1; }
+$(READY): requirements.txt pyproject.toml setup.py
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "fedhet needs Python 3.11 or newer: make PYTHON=python3.12 ..." >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet -e '.[dev]'
 	@touch $@
 
-run: $(READY)  ## the main job: FedNorm against non-IID clients on the embedded digits (ARGS="method=scaffold ...")
+run: $(READY)  ## FedNorm on non-IID clients of the digits dataset (ARGS="method=scaffold ...")
 	$(BIN)/python -m fedhet $(ARGS)
 
-test: $(READY)  ## the tests, one real deployment among them, and coverage
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not matrix" --cov --cov-report=term --cov-fail-under=90 $(ARGS)
+test: $(READY)  ## run the tests, including one real deployment, and measure coverage
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not matrix" \
+	  --cov --cov-report=term --cov-fail-under=90 $(ARGS)
 
-test-all: $(READY)  ## all tests, the full matrix of engines among them
+test-all: $(READY)  ## run all tests, including the full matrix of engines
 	$(BIN)/python -m pytest $(ARGS)
 
-check: $(READY)  ## formatting, ruff and mypy
+check: $(READY)  ## check the formatting, lint with ruff, and check types with mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-bench: $(READY)  ## the benchmarks
+bench: $(READY)  ## run the benchmarks
 	$(BIN)/python scripts/bench $(ARGS)
 
-.PHONY: docs
 docs: $(READY)  ## generate docs/methods.md from the docstrings, conf/ and docs/methods/
 	$(BIN)/python scripts/methods_page.py
 
-clean:  ## remove the environment and caches, never runs or data
+clean:  ## remove the environment and the caches; keep runs and data
 	rm -rf $(VENV) .coverage* .pytest_cache .mypy_cache .ruff_cache build *.egg-info

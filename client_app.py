@@ -1,5 +1,4 @@
-"""Flower's ClientApp of a run: the same overrides string -> the client that serves one message
-(fedhet/flower/apps.py)."""
+"""Flower's ClientApp: composes the run's overrides and serves a message (fedhet/flower/apps.py)."""
 
 from fedhet import process
 
@@ -12,6 +11,7 @@ with process.imports():
 
 
 def client_fn(context: Context) -> Client:
+    """Return the client that serves the message that Flower is about to deliver."""
     return client_for(context, DiskStore(state_folder(context.run_id)))
 
 

@@ -1,5 +1,4 @@
-"""Flower's ServerApp of a run: the overrides string of the run config -> Hydra -> strategy and
-server (fedhet/flower/apps.py)."""
+"""Flower's ServerApp: composes the run's overrides and runs the server (fedhet/flower/apps.py)."""
 
 from fedhet import process
 
@@ -11,6 +10,7 @@ with process.imports():
 
 
 def server_fn(context: Context) -> ServerAppComponents:
+    """Return the strategy and the server of the run that Flower is about to start."""
     return server_for(context)
 
 

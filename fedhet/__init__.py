@@ -1,6 +1,7 @@
-"""fedhet: federated training when clients' data differ, as a Flower application.
+"""fedhet: federated learning on non-IID clients, as a Flower application.
 
 import fedhet
+
 run = fedhet.run(["method=scaffold", "plugin=[fednorm]", "rounds=5"])
 run.summary["accuracy"], run.dir, run.weights
 model = fedhet.load(run.dir)
@@ -14,21 +15,21 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fedhet.api import load, run
     from fedhet.errors import ConfigError, DataError, RunFailed
-    from fedhet.job import Run
+    from fedhet.record.results import Run
     from fedhet.task import ClientData, Samples, Task
 
-# Resolved when used: `import fedhet` stays instant, and a mistyped setting is told before torch is
-# imported.
-_HOME = {
-    "run": "api",
-    "load": "api",
-    "Run": "job",
-    "Task": "task",
-    "ClientData": "task",
-    "Samples": "task",
-    "ConfigError": "errors",
-    "DataError": "errors",
-    "RunFailed": "errors",
+# Names are resolved on first use, so that `import fedhet` stays instant and a misspelled setting is
+# reported before torch is imported.
+_MODULES = {
+    "run": "fedhet.api",
+    "load": "fedhet.api",
+    "Run": "fedhet.record.results",
+    "Task": "fedhet.task",
+    "ClientData": "fedhet.task",
+    "Samples": "fedhet.task",
+    "ConfigError": "fedhet.errors",
+    "DataError": "fedhet.errors",
+    "RunFailed": "fedhet.errors",
 }
 __all__ = [
     "ClientData",
@@ -44,6 +45,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
+    if name not in _MODULES:
         raise AttributeError(f"module 'fedhet' has no attribute {name!r}")
-    return getattr(import_module(f"fedhet.{_HOME[name]}"), name)
+    return getattr(import_module(_MODULES[name]), name)

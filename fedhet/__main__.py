@@ -1,4 +1,4 @@
-"""`python -m fedhet`."""
+"""`python -m fedhet`, which is also the console script `fedhet`."""
 
 import sys
 

@@ -6,7 +6,7 @@ import json
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedhet import config
 from fedhet.check import one_of
@@ -15,21 +15,24 @@ from fedhet.errors import ConfigError
 if TYPE_CHECKING:
     from torch.nn import Module
 
-    from fedhet.job import Run
+    from fedhet.record.results import Run
     from fedhet.task import Task
 
 log = logging.getLogger("fedhet")
 
 
 def run(overrides: Sequence[str] = (), *, task: Task | None = None) -> Run:
-    """What `python -m fedhet <overrides>` does; `task` replaces the configured dataset, partition
-    and model.
+    """Do what `python -m fedhet <overrides>` does.
+
+    Args:
+        overrides: the settings, such as `["method=scaffold", "rounds=5"]`.
+        task: replaces the configured dataset, partition and model.
 
     Raises:
         ConfigError: a setting is unknown or out of range; nothing was run.
-        RunFailed: the run ended with status "failed"; `error.folder` holds what it had.
+        RunFailed: the run ended with status "failed"; `error.folder` holds what it recorded.
     """
-    # before torch is imported: a mistyped name is told at once
+    # Before torch is imported, so that a misspelled name is reported immediately.
     settings = config.compose(list(overrides))
     from fedhet.job import run_job
 
@@ -37,14 +40,18 @@ def run(overrides: Sequence[str] = (), *, task: Task | None = None) -> Run:
 
 
 def load(run_dir: str | Path, weights: str = "model") -> Module:
-    """The global model of a run, from its folder, in eval mode. Its inputs are normalised as in
-    training (conf/dataset).
+    """Load the global model of a run from its folder, in eval mode.
 
-    Args: weights: "model", the final one, or "best_val", the best one on the clients' validation
-        data.
+    Its inputs must be normalised as in training (conf/dataset).
 
-    Raises: ConfigError: the folder is no run, or one without these weights, or its model was given
-        as an object and cannot be built from the record.
+    Args:
+        run_dir: the run folder.
+        weights: "model", the final one, or "best_val", the best one on the clients' validation
+            data.
+
+    Raises:
+        ConfigError: the folder is not that of a run, or of a run without these weights; or its
+            model was given as an object, which cannot be rebuilt from the record.
     """
     import safetensors.torch
     from omegaconf import OmegaConf
@@ -54,41 +61,45 @@ def load(run_dir: str | Path, weights: str = "model") -> Module:
     folder = Path(run_dir)
     file = folder / f"{one_of('weights', weights, ('model', 'best_val'))}.safetensors"
     try:
-        about, summary = (
-            json.loads((folder / f"{name}.json").read_text()) for name in ("partition", "summary")
-        )
+        partition = _read_json(folder / "partition.json")
+        summary = _read_json(folder / "summary.json")
         cfg = OmegaConf.load(folder / "config.yaml")
     except FileNotFoundError as error:
         raise ConfigError(
             f"{folder} is not the folder of a run: {error.filename} is missing"
         ) from error
     if not file.exists():
-        reason = (
-            "the run has not ended"
-            if weights == "model"
-            else (
-                "no evaluation has chosen a model; that takes a method with a global model,"
-                " eval.clients=true and clients with validation samples (partition.split)"
-            )
-        )
-        raise ConfigError(f"{file} is missing: {reason}")
-    if "shape" not in about:
+        raise ConfigError(f"{file} is missing: {_why_missing(weights)}")
+    if "shape" not in partition:
         raise ConfigError(
             f"{folder}: the run's model was given as an object; load model.safetensors into that"
             " model yourself"
         )
-    untrained = (
-        {"weights": None} if "weights" in cfg.model else {}
-    )  # the file of pretrained weights need not be there any more
     if "global" not in summary.get("models", ["global"]):
         log.warning(
-            "method=%s has no global model: %s holds what its clients share, and the rest as it was"
-            " initialised",
+            "method=%s has no global model: %s holds what its clients share, and the initial values"
+            " of all other weights",
             summary["method"],
             file,
         )
+    # The file of pretrained weights may no longer exist, and is not needed.
+    untrained = {"weights": None} if "weights" in cfg.model else {}
     model: Module = instantiate(
-        cfg.model, **untrained, shape=tuple(about["shape"]), classes=len(about["classes"])
+        cfg.model, **untrained, shape=tuple(partition["shape"]), classes=len(partition["classes"])
     )
     model.load_state_dict(safetensors.torch.load_file(file))
     return model.eval()
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(path.read_text())
+    return content
+
+
+def _why_missing(weights: str) -> str:
+    if weights == "model":
+        return "the run has not ended"
+    return (
+        "no evaluation has chosen a model; that takes a method with a global model,"
+        " eval.clients=true and clients with validation samples (partition.split)"
+    )

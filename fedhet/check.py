@@ -1,5 +1,7 @@
-"""Checks of single settings: each returns the value in its type or raises a ConfigError that says
-what is allowed."""
+"""Checks of single settings.
+
+Each returns the value in its type, or raises a ConfigError that says what is allowed.
+"""
 
 from __future__ import annotations
 
@@ -23,60 +25,62 @@ def number(
     open_low: float | None = None,
     open_high: float | None = None,
 ) -> float:
-    """A finite number with low <= value <= high and open_low < value < open_high, where given. A
-    bool is not a number."""
+    """Return a finite number with low <= value <= high and open_low < value < open_high.
+
+    Bounds that are None do not apply. A bool is not a number.
+    """
     allowed = f"a number{_interval(low, high, open_low, open_high)}"
     if not isinstance(value, Real) or isinstance(value, bool) or not math.isfinite(value):
-        raise _refused(name, value, allowed)
+        raise _not_allowed(name, value, allowed)
     x = float(value)
-    inside = (low is None or x >= low) and (high is None or x <= high)
-    if (
-        not inside
-        or (open_low is not None and x <= open_low)
-        or (open_high is not None and x >= open_high)
-    ):
-        raise _refused(name, value, allowed)
+    above = (low is None or x >= low) and (open_low is None or x > open_low)
+    below = (high is None or x <= high) and (open_high is None or x < open_high)
+    if not above or not below:
+        raise _not_allowed(name, value, allowed)
     return x
 
 
 def integer(name: str, value: object, *, low: int | None = None, high: int | None = None) -> int:
-    """A whole number in [low, high]; neither a bool nor 3.0."""
-    if (
-        not isinstance(value, Integral)
-        or isinstance(value, bool)
-        or not _between(int(value), low, high)
-    ):
-        raise _refused(name, value, f"a whole number{_interval(low, high, None, None)}")
-    return int(value)
+    """Return a whole number in [low, high]; neither a bool nor 3.0 is one."""
+    allowed = f"a whole number{_interval(low, high, None, None)}"
+    if not isinstance(value, Integral) or isinstance(value, bool):
+        raise _not_allowed(name, value, allowed)
+    n = int(value)
+    if (low is not None and n < low) or (high is not None and n > high):
+        raise _not_allowed(name, value, allowed)
+    return n
 
 
 def boolean(name: str, value: object) -> bool:
-    """true or false, not 0, 1 or a string."""
+    """Return true or false; 0, 1 and strings are refused."""
     if not isinstance(value, bool):
-        raise _refused(name, value, "true or false")
+        raise _not_allowed(name, value, "true or false")
     return value
 
 
 def text(name: str, value: object) -> str:
-    """A string that is not empty."""
+    """Return a string that is not empty."""
     if not isinstance(value, str) or not value:
-        raise _refused(name, value, "text")
+        raise _not_allowed(name, value, "text")
     return value
 
 
 def one_of(name: str, value: object, allowed: Iterable[str]) -> str:
-    """One of the allowed words; the error offers the nearest of them."""
+    """Return one of the allowed words; the error suggests the closest of them."""
     words = tuple(allowed)
     if not isinstance(value, str) or value not in words:
         raise ConfigError(
-            f"{name}={_shown(value)} is not allowed{did_you_mean(str(value), words)}; choose from:"
-            f" {', '.join(words)}"
+            f"{name}={_as_written(value)} is not allowed{did_you_mean(str(value), words)};"
+            f" choose from: {', '.join(words)}"
         )
     return value
 
 
 def optional(check: Callable[..., T], name: str, value: object, **limits: float | None) -> T | None:
-    """None, or what `check` allows: `optional(number, "client.clip", clip, open_low=0)`."""
+    """Return None, or what `check` allows.
+
+    For example `optional(number, "client.clip", clip, open_low=0)`.
+    """
     if value is None:
         return None
     try:
@@ -88,38 +92,42 @@ def optional(check: Callable[..., T], name: str, value: object, **limits: float 
 def each(
     check: Callable[..., T], name: str, values: object, **limits: float | None
 ) -> tuple[T, ...]:
-    """What `check` allows, of every value in a list: `each(integer, "model.hidden", hidden,
-    low=1)`."""
+    """Apply `check` to every value of a list.
+
+    For example `each(integer, "model.hidden", hidden, low=1)`.
+    """
     if isinstance(values, str) or not isinstance(values, Sequence):
-        raise _refused(name, values, "a list")
+        raise _not_allowed(name, values, "a list")
     return tuple(check(f"{name}[{i}]", value, **limits) for i, value in enumerate(values))
 
 
-def did_you_mean(word: str, allowed: Iterable[str], sure: Iterable[str] = ()) -> str:
-    """The hint (did you mean a or b?) with the words in `sure`, then those of `allowed` that look
-    like `word`; "" without any."""
-    near = list(dict.fromkeys([*sure, *difflib.get_close_matches(word, list(allowed), n=2)]))[:3]
-    return f" (did you mean {' or '.join(near)}?)" if near else ""
+def did_you_mean(word: str, allowed: Iterable[str], certain: Iterable[str] = ()) -> str:
+    """Return the hint " (did you mean a or b?)", or "" if nothing is similar to `word`.
 
-
-def _between(x: int, low: int | None, high: int | None) -> bool:
-    return (low is None or x >= low) and (high is None or x <= high)
+    Args:
+        word: what the user wrote.
+        allowed: the words to compare it with.
+        certain: suggestions that come first and need no similarity.
+    """
+    similar = difflib.get_close_matches(word, list(allowed), n=2)
+    suggestions = list(dict.fromkeys([*certain, *similar]))[:3]
+    return f" (did you mean {' or '.join(suggestions)}?)" if suggestions else ""
 
 
 def _interval(
     low: float | None, high: float | None, open_low: float | None, open_high: float | None
 ) -> str:
     bounds = {">=": low, ">": open_low, "<=": high, "<": open_high}
-    said = [f"{sign} {bound}" for sign, bound in bounds.items() if bound is not None]
-    return f" {' and '.join(said)}" if said else ""
+    conditions = [f"{sign} {bound}" for sign, bound in bounds.items() if bound is not None]
+    return f" {' and '.join(conditions)}" if conditions else ""
 
 
-def _shown(value: object) -> str:
-    """As it is written on the command line and in YAML."""
-    return (
-        "null" if value is None else str(value).lower() if isinstance(value, bool) else f"{value}"
-    )
+def _as_written(value: object) -> str:
+    """Return the value as it is written on the command line and in YAML."""
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _refused(name: str, value: object, allowed: str) -> ConfigError:
-    return ConfigError(f"{name}={_shown(value)} is not allowed; it must be {allowed}")
+def _not_allowed(name: str, value: object, allowed: str) -> ConfigError:
+    return ConfigError(f"{name}={_as_written(value)} is not allowed; it must be {allowed}")

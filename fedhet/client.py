@@ -82,7 +82,12 @@ class FedClient(LocalTraining, NumPyClient):
 
     # ---- one message
     def handle(self, msg: Broadcast) -> Reply:
-        """Serve a message. A Failure says who failed, where and why; the state is then unchanged."""
+        """Serve a message.
+
+        Returns:
+            The update, or a Failure that says who failed, where and why; the state is then
+            unchanged.
+        """
         return self.attempt(msg, partial(self._serve, msg))
 
     def attempt(self, msg: Broadcast, work: Callable[[], Result]) -> Result | Failure:
@@ -168,7 +173,11 @@ class FedClient(LocalTraining, NumPyClient):
         return self.reply()
 
     def start(self, msg: Broadcast) -> AnyTree:
-        """Where training starts: the received weights, and for the others what this client keeps."""
+        """Where training starts: the received weights."""
+        return self.received_weights(msg)
+
+    def received_weights(self, msg: Broadcast) -> AnyTree:
+        """All of the model as received: names that are not shared have the values kept here."""
         if len(msg.weights) == len(self.site.initial):
             return msg.weights
         return {**self.site.initial, **(self.state.get(KEPT) or {}), **msg.weights}
@@ -187,7 +196,7 @@ class FedClient(LocalTraining, NumPyClient):
 
     def views(self, msg: Broadcast) -> dict[str, Callable[[], nn.Module]]:
         """The models to evaluate, by name ("global", "personal"); each is built when it is due."""
-        return {"global": lambda: self.site.load(self.start(msg))}
+        return {"global": lambda: self.site.load(self.received_weights(msg))}
 
     # ---- evaluation
     def assess(self) -> Update:

@@ -1,136 +1,120 @@
-"""From a configuration to the objects of a run: the task, the strategy, the clients, the record."""
+"""From a configuration to the objects of a run: task, strategy, clients and recorder."""
 
 from __future__ import annotations
 
 import importlib
-import json
 import logging
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from omegaconf import OmegaConf
 from torch import Tensor
-from torch.nn import functional
+from torch.nn import Module, functional
 
 from fedhet.client import FedClient
-from fedhet.config.config import Config
+from fedhet.config import Config
 from fedhet.config.targets import find_target, instantiate
 from fedhet.data.augment import augmentation
-from fedhet.data.configured import Configured
+from fedhet.data.dataset import Dataset
 from fedhet.data.federation import transform
+from fedhet.data.run_data import RunData
 from fedhet.data.toy import toy_task
 from fedhet.errors import ConfigError, RunFailed
 from fedhet.messages import LocalSettings
 from fedhet.plugin import Plugin
 from fedhet.process import choose_device, pinned_threads
-from fedhet.record import run_folder, terminal
-from fedhet.record.run_folder import Recorder
+from fedhet.record import terminal
+from fedhet.record.results import Run
+from fedhet.record.run_folder import Recorder, claim
 from fedhet.server import Observer
 from fedhet.setting import Setting
 from fedhet.site import Site, Speed
 from fedhet.state import Store
 from fedhet.strategy import FedStrategy
 from fedhet.task import Task
-from fedhet.trees import Tree
-
-if TYPE_CHECKING:
-    pass
 
 log = logging.getLogger("fedhet")
 
 
 def cross_entropy(output: Tensor, y: Tensor) -> Tensor:
-    """(B, classes), (B,) -> per-sample losses (B,)."""
+    """Return the loss of each sample: (B, classes), (B,) -> (B,)."""
     return functional.cross_entropy(output, y, reduction="none")
 
 
 @dataclass
-class Run:
-    """A run that has ended: its summary (summary.json), its folder, and the final global model's
-    tensors."""
-
-    summary: dict[str, Any]
-    dir: Path
-    weights: Tree = field(repr=False)
-
-    @classmethod
-    def read(cls, folder: Path) -> Run:
-        import safetensors.torch
-
-        return cls(
-            json.loads((folder / "summary.json").read_text()),
-            folder,
-            safetensors.torch.load_file(folder / "model.safetensors"),
-        )
-
-
-@dataclass
 class Job:
-    """What one configuration builds, each part when it is first asked for. `task` replaces dataset,
-    partition and model."""
+    """What one configuration builds; each part is built when it is first used.
+
+    Attributes:
+        config: the composed configuration.
+        given: a task that replaces the configured dataset, partition and model, or None.
+        engine: what carries the messages: local, ray or flwr.
+    """
 
     config: Config
     given: Task | None = None
     engine: str = "local"
 
     def __getstate__(self) -> dict[str, Any]:
-        """A spawned worker gets the recipe and builds its own parts."""
+        # A spawned worker receives the configuration and builds the parts itself.
         return {"config": self.config, "given": self.given, "engine": self.engine}
 
     # ---- what is trained
     @cached_property
     def task(self) -> Task:
-        return self.given or self._composed[0]
-
-    @cached_property
-    def _composed(self) -> tuple[Task, dict[str, Any]]:
-        found = Configured.of(self.config.cfg)
-        dataset, clients = found.dataset, found.clients
-
-        def model() -> torch.nn.Module:
-            made: torch.nn.Module = instantiate(
-                self.config.cfg.model, shape=dataset.shape, classes=len(dataset.classes)
-            )
-            if getattr(made, "text", dataset.text) != dataset.text:
-                kinds = {
-                    True: "token numbers (T,), a text",
-                    False: "numbers (C, H, W) or (F,), images or a table",
-                }
-                raise ConfigError(
-                    f"model: {type(made).__name__} reads {kinds[not dataset.text]}; a sample of"
-                    f" {dataset.name} is {dataset.shape}, {dataset.x.dtype}"
-                )
-            return made
-
-        task = Task(
-            model,
-            cross_entropy,
-            clients,
-            dataset.test,
-            len(dataset.classes),
-            transform(dataset),
-            clients.sizes,
-            augmentation(dataset),
-        )
-        return task, found.about()
+        """The learning problem: model, criterion and the clients' data."""
+        return self.given or self._configured_task[0]
 
     @property
     def partition(self) -> dict[str, Any]:
-        """partition.json."""
+        """The content of partition.json."""
         if self.given is None:
-            return self._composed[1]
+            return self._configured_task[1]
         return {
             "name": "task",
             "clients": len(self.given.sizes),
             "hash": None,
             "train_sizes": self.given.sizes,
         }
+
+    @cached_property
+    def _configured_task(self) -> tuple[Task, dict[str, Any]]:
+        configured = RunData.of(self.config.cfg)
+        dataset = configured.dataset
+        task = Task(
+            model=lambda: self._model(dataset),
+            criterion=cross_entropy,
+            clients=configured.clients,
+            test=dataset.test,
+            classes=len(dataset.classes),
+            transform=transform(dataset),
+            sizes=configured.clients.sizes,
+            augment=augmentation(dataset),
+        )
+        return task, configured.partition_record()
+
+    def _model(self, dataset: Dataset) -> Module:
+        model: Module = instantiate(
+            self.config.cfg.model, shape=dataset.shape, classes=len(dataset.classes)
+        )
+        reads_text = getattr(model, "text", dataset.text)
+        if reads_text != dataset.text:
+            inputs = (
+                "token numbers (T,), a text"
+                if reads_text
+                else "numbers (C, H, W) or (F,), images or a table"
+            )
+            raise ConfigError(
+                f"model: {type(model).__name__} reads {inputs}; a sample of {dataset.name} is"
+                f" {dataset.shape}, {dataset.x.dtype}"
+            )
+        return model
 
     # ---- who trains it
     @cached_property
@@ -140,6 +124,7 @@ class Job:
 
     @cached_property
     def site(self) -> Site:
+        """What the clients of this process share."""
         cfg = self.config.cfg
         return Site(
             self.task,
@@ -152,20 +137,25 @@ class Job:
         )
 
     def plugins(self) -> list[Plugin]:
-        """New objects: a plug-in is one object on the server, and one per message at a client."""
-        return deepcopy(self._templates)
+        """Return new plug-ins: one object each on the server, and one per message at a client."""
+        return deepcopy(self._plugin_templates)
 
     @cached_property
-    def _templates(self) -> list[Plugin]:
-        # Reading the configuration costs more than a small client's whole message, so it is done
-        # once.
+    def _plugin_templates(self) -> list[Plugin]:
+        # Instantiating from the configuration takes longer than a small client's whole message.
         return [instantiate(self.config.cfg.plugin[name]) for name in self.config.plugins]
 
     @cached_property
     def strategy(self) -> FedStrategy:
+        """The run's strategy."""
         return self.strategy_with(self.plugins())
 
     def strategy_with(self, plugins: list[Plugin]) -> FedStrategy:
+        """Build the method's strategy with these plug-ins.
+
+        Raises:
+            ConfigError: the method, the plug-ins and their settings do not fit together.
+        """
         cfg = self.config.cfg
         server_opt = instantiate(cfg.server_opt)
         local = {
@@ -186,65 +176,83 @@ class Job:
             plugins=plugins,
             server_opt=server_opt,
         )
-        found: FedStrategy = instantiate(cfg.method, setting=setting)
-        return found
+        strategy: FedStrategy = instantiate(cfg.method, setting=setting)
+        return strategy
 
     def client(self, store: Store, properties: dict[str, Any] | None = None) -> FedClient:
+        """Return a client that keeps its state in `store`."""
         return self._strategy_cls.client_cls(self.site, self.plugins(), store, properties)
 
-    # ---- what is kept of it
+    # ---- what is recorded of it
     @cached_property
     def recorder(self) -> Recorder:
-        cfg, choices, site = self.config.cfg, self.config.choices, self.strategy.site
-        folder = run_folder.claim(Path(self.config.run_dir), explicit=self.config.run_dir_given)
+        """The recorder of the run folder, which is created on first use."""
+        site = self.strategy.site  # before the folder: settings that do not fit leave none behind
+        folder = claim(Path(self.config.run_dir), explicit=self.config.run_dir_given)
         log.info("run folder: %s", folder)
-        objects = self.given is not None
-        about = {
+        return Recorder(
+            folder,
+            self._about(folder, site),
+            config=OmegaConf.to_yaml(self.config.cfg),
+            overrides=self.config.overrides,
+            partition=self.partition,
+            environment=self._environment(site),
+        )
+
+    def _about(self, folder: Path, site: Site) -> dict[str, Any]:
+        """Return the entries of summary.json that are known before the run."""
+        choices = self.config.choices
+        given = self.given is not None
+        return {
             "method": choices["method"],
             "plugins": list(self.config.plugins),
             "server_opt": choices["server_opt"],
-            "dataset": None if objects else choices["dataset"],
-            "model": type(site.model).__name__ if objects else choices["model"],
+            "dataset": None if given else choices["dataset"],
+            "model": type(site.model).__name__ if given else choices["model"],
             "partition": {key: self.partition[key] for key in ("name", "clients", "hash")},
-            "seed": cfg.seed,
-            "rounds": cfg.rounds,
+            "seed": self.config.cfg.seed,
+            "rounds": self.config.cfg.rounds,
             "run_dir": str(folder),
         }
-        environment = {
+
+    def _environment(self, site: Site) -> dict[str, Any]:
+        """Return the entries of environment.json that belong to this run."""
+        threads = torch.get_num_threads()
+        # Equal seeds give equal bytes in this mode only (docs/architecture.md).
+        bit_exact = (
+            site.device.type == "cpu"
+            and threads == 1
+            and site.speed == Speed()
+            and not self.config.cfg.engine.vectorize
+        )
+        return {
             "engine": self.engine,
             "device": str(site.device),
-            "threads": torch.get_num_threads(),
-            # Equal bytes for equal seeds are promised in this mode only
-            # (docs/architecture.md).
-            "bit_exact": (
-                site.device.type == "cpu"
-                and torch.get_num_threads() == 1
-                and site.speed == Speed()
-                and not cfg.engine.vectorize
-            ),
+            "threads": threads,
+            "bit_exact": bit_exact,
         }
-        return Recorder(
-            folder,
-            about,
-            config=OmegaConf.to_yaml(cfg),
-            overrides=self.config.overrides,
-            partition=self.partition,
-            environment=environment,
-        )
 
     def progress(self) -> AbstractContextManager[Observer]:
-        return terminal.progress(
-            self.config.choices["method"], [entry.rounds for entry in self.strategy.timetable]
-        )
+        """Show the run's progress on the terminal."""
+        rounds = [entry.rounds for entry in self.strategy.timetable]
+        return terminal.progress(self.config.choices["method"], rounds)
 
 
 def run_job(settings: Config, task: Task | None = None) -> Run:
-    """Run a configuration in its engine and return the run; RunFailed or ConfigError where it does
-    not end well."""
+    """Run a configuration in its engine.
+
+    Args:
+        settings: the composed configuration.
+        task: replaces the configured dataset, partition and model.
+
+    Raises:
+        ConfigError: the settings do not fit together; nothing was run.
+        RunFailed: the run ended with status "failed".
+    """
     name = settings.cfg.engine.name
     if task is not None and name != "local":
         raise ConfigError(
-            f"engine={name} builds the task anew in other processes; a Task given as objects runs"
+            f"engine={name} builds the task again in other processes; a Task given as objects runs"
             " with engine=local"
         )
     with pinned_threads(settings.cfg.engine.threads):
@@ -256,23 +264,22 @@ def run_job(settings: Config, task: Task | None = None) -> Run:
             folder = engine.run(job)
         except Exception as error:
             if "recorder" not in vars(job) and not isinstance(error, RunFailed):
-                raise  # nothing had begun: a setting was wrong
+                raise  # the run had not begun: a setting was wrong
             raise _failed(job, error) from error
     run = Run.read(folder)
-    terminal.summary(run.summary, run.dir)
+    terminal.print_summary(run.summary, run.dir)
     return run
 
 
 def _try_settings(settings: Config) -> None:
-    """Refuse settings of method, plug-ins and server optimiser that do not fit, before any data are
-    read."""
+    """Refuse settings of method, plug-ins and server optimiser before any data are read."""
     with quiet():
         _ = Job(settings, toy_task()).strategy
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """For strategies that are only tried: what they have to say is said once, by the run itself."""
+    """Silence the log while a strategy is only tried; the run itself repeats its messages."""
     log.disabled = True
     try:
         yield
@@ -281,8 +288,7 @@ def quiet() -> Iterator[None]:
 
 
 def _failed(job: Job, error: Exception) -> RunFailed:
-    """The failure as the user sees it; the record says so too, also where an engine failed outside
-    the run's own steps."""
+    """Record the failure, also one outside the run's own steps, and return it for the user."""
     reason = error.reason if isinstance(error, RunFailed) else f"{type(error).__name__}: {error}"
     if "recorder" not in vars(job):
         return RunFailed(reason, error.folder if isinstance(error, RunFailed) else None)

@@ -256,7 +256,7 @@ def check_tree(what: str, tree: AnyTree, like: AnyTree) -> None:
             raise ValueError(
                 f"{what}, tensor {name!r}: {kind(tree[name])}; expected {kind(like[name])}"
             )
-    if bad := trees.finite(tree):
+    if bad := trees.first_nonfinite(tree):
         raise ValueError(
             f"{what}, tensor {bad!r}: holds NaN or infinite values; all must be finite"
         )

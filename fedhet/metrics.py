@@ -1,4 +1,4 @@
-"""How good a model is on a set of samples."""
+"""How good a model is on a set of samples, and what its training has cost in communication."""
 
 from __future__ import annotations
 
@@ -7,16 +7,20 @@ from torch import Tensor, nn
 
 from fedhet.task import Samples, Task
 
-CHUNK = 1024  # samples per forward pass outside training
+FORWARD_BATCH = 1024  # samples per forward pass outside training
 
 
-def chunks(x: Tensor, size: int = CHUNK) -> list[Tensor]:
+def chunks(x: Tensor, size: int = FORWARD_BATCH) -> list[Tensor]:
+    """Split a tensor along its first dimension."""
     return list(x.split(size))
 
 
 def macro_f1(confusion: Tensor) -> float:
-    """The mean F1 over the classes that occur in targets or predictions; `confusion` (classes,
-    classes) counts [target, prediction]."""
+    """Return the mean F1 over the classes that occur in targets or predictions.
+
+    Args:
+        confusion: (classes, classes), the counts of [target, prediction].
+    """
     hits = confusion.diag().double()
     either = (confusion.sum(0) + confusion.sum(1)).double()
     present = either > 0
@@ -25,20 +29,67 @@ def macro_f1(confusion: Tensor) -> float:
 
 @torch.no_grad()
 def score(model: nn.Module, data: Samples, task: Task) -> dict[str, float]:
-    """`loss` and `n`; for classes also `accuracy` and `f1` (macro), all as plain numbers. `data` is
-    ready for the model."""
+    """Evaluate the model.
+
+    Args:
+        model: it is put into eval mode.
+        data: samples that are prepared for the model.
+        task: its criterion and its number of classes.
+
+    Returns:
+        `loss` and `n`; for classes also `accuracy` and `f1` (macro). All are plain numbers.
+    """
     model.eval()
-    total = torch.zeros((), dtype=torch.float64, device=data.y.device)
+    loss = torch.zeros((), dtype=torch.float64, device=data.y.device)
     confusion = torch.zeros(task.classes**2, dtype=torch.int64, device=data.y.device)
     for x, y in zip(chunks(data.x), chunks(data.y), strict=True):
         output = model(x)
-        total += task.criterion(output, y).double().sum()
+        loss += task.criterion(output, y).double().sum()
         if task.classes:
-            confusion += torch.bincount(
-                y * task.classes + output.argmax(1), minlength=task.classes**2
-            )
-    found = {"loss": float(total) / len(data), "n": float(len(data))}
+            cells = y * task.classes + output.argmax(1)
+            confusion += torch.bincount(cells, minlength=task.classes**2)
+    n = len(data)
+    scores = {"loss": float(loss) / n, "n": float(n)}
     if task.classes:
         square = confusion.reshape(task.classes, task.classes)
-        found |= {"accuracy": float(square.diag().sum()) / len(data), "f1": macro_f1(square)}
-    return found
+        scores |= {"accuracy": float(square.diag().sum()) / n, "f1": macro_f1(square)}
+    return scores
+
+
+def comm_cost(clf: int, clf_rounds: int, made: int = 0, made_rounds: int = 0) -> int:
+    """Return 2 (eps_1 E_1 + eps_2 E_2), the numbers that one client sends and receives.
+
+    FedDisk (Nguyen, Wu and Chang), equation 19; equation 18 without a MADE.
+
+    Args:
+        clf: eps_2, the number of the model's weights, which travel one way in a round.
+        clf_rounds: E_2, the rounds of its training.
+        made: eps_1, the number of the MADE's weights.
+        made_rounds: E_1, the rounds of its training.
+    """
+    if min(clf, clf_rounds, made, made_rounds) < 0:
+        raise ValueError(
+            f"sizes {made}, {clf} and rounds {made_rounds}, {clf_rounds}; all must be >= 0"
+        )
+    return 2 * (made * made_rounds + clf * clf_rounds)
+
+
+def effective_rounds(accuracy: Tensor, target: float | None = None) -> int | None:
+    """Return the first round, counted from 1, whose accuracy reaches the target.
+
+    FedDisk's effective communication rounds are E_1 plus this number, where the target is the best
+    accuracy that any competitor ever reaches.
+
+    Args:
+        accuracy: (T,), the accuracy after each round.
+        target: the best of `accuracy` itself if None.
+
+    Returns:
+        The round, or None if the target is never reached.
+    """
+    if accuracy.ndim != 1 or not len(accuracy) or not torch.isfinite(accuracy).all():
+        raise ValueError(
+            f"accuracies of shape {tuple(accuracy.shape)}; expected finite ones (T,) with T >= 1"
+        )
+    reached = (accuracy >= (accuracy.max() if target is None else target)).nonzero().flatten()
+    return int(reached[0]) + 1 if len(reached) else None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
@@ -42,8 +42,8 @@ class Plugin:
 
     Attributes:
         name: its name in the configuration, and the prefix of its extras and phases.
-        needs_all: whether `incoming` gets all updates as a list, with weights that sum to 1 after
-            it; else it gets an iterator to read once.
+        needs_all: whether the merge gets all updates at once, with weights that sum to 1; else it
+            reads an iterator once and the weights are relative.
         settings: the options that server and client must agree on.
         report: what the step in progress should record: numbers go to rounds.jsonl, tensors to
             arrays/. It is emptied before each step.
@@ -137,3 +137,22 @@ class Plugin:
 
     def finish(self, update: Update) -> None:
         """Called before the reply leaves: add to `update.extras` or `update.metrics`."""
+
+
+def active_hooks(plugins: Sequence[Plugin]) -> dict[str, list[Any]]:
+    """Hook -> the bound methods that do something, so that a local step pays only for those."""
+    hooks = ("optimizer", "losses", "penalty", "gradient", "scale")
+    return {
+        hook: [getattr(plugin, hook) for plugin in plugins if overrides(plugin, Plugin, hook)]
+        for hook in hooks
+    }
+
+
+def combined_weights(plugins: Sequence[Plugin], data: Samples) -> Tensor | None:
+    """(n,) the product of the plug-ins' sample weights, or None where no plug-in has any."""
+    total: Tensor | None = None
+    for plugin in plugins:
+        weights = plugin.sample_weights(data)
+        if weights is not None:
+            total = weights if total is None else total * weights
+    return total

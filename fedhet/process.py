@@ -1,5 +1,4 @@
-"""Heavy imports in a process that is ours: what they make stays, and Python's collector would
-search it for garbage again and again."""
+"""Settings of the current process: garbage collection around imports, threads, and the device."""
 
 from __future__ import annotations
 
@@ -18,10 +17,12 @@ if TYPE_CHECKING:
 
 @contextmanager
 def imports() -> Iterator[None]:
-    """Inside, nothing is collected, which takes a fifth off torch's import; what then is there is
-    never searched.
+    """Import heavy packages faster, in a process that belongs to fedhet.
 
-    Nor is the rest at the process's end, where that takes torch and Flower a second.
+    Imported modules stay, so searching them for garbage is wasted time. Nothing is collected inside
+    the block, which makes the import of torch a fifth faster, and everything that exists at its end
+    is excluded from later collections. At the end of the process the remaining objects are excluded
+    too: that last collection takes a second with torch and Flower.
     """
     gc.disable()
     try:
@@ -29,19 +30,20 @@ def imports() -> Iterator[None]:
     finally:
         gc.freeze()
         gc.enable()
-        atexit.register(_end)
+        atexit.register(_freeze_at_exit)
 
 
-def _end() -> None:
-    if (
-        "triton" not in sys.modules
-    ):  # its bindings tell what was not collected as leaks, in fifty lines
+def _freeze_at_exit() -> None:
+    # triton's bindings report every object that was not collected as a leak, in fifty lines.
+    if "triton" not in sys.modules:
         gc.freeze()
 
 
 def pin_threads(threads: int) -> None:
-    """The number of threads that arithmetic uses, in this process; it decides the last bits of
-    every sum."""
+    """Set the number of threads for arithmetic in this process.
+
+    It determines the last bits of every sum.
+    """
     import torch
     from threadpoolctl import threadpool_limits
 
@@ -51,7 +53,7 @@ def pin_threads(threads: int) -> None:
 
 @contextmanager
 def pinned_threads(threads: int) -> Iterator[None]:
-    """The same for a while: a notebook gets its own threads back."""
+    """Set the number of threads inside the block; a notebook gets its own number back."""
     import torch
     from threadpoolctl import threadpool_limits
 
@@ -65,13 +67,17 @@ def pinned_threads(threads: int) -> Iterator[None]:
 
 
 def choose_device(name: str) -> torch.device:
-    """auto | cpu | cuda; ConfigError where cuda is asked for and missing."""
+    """Return the device for auto, cpu or cuda.
+
+    Raises:
+        ConfigError: cuda was requested, but there is no CUDA device.
+    """
     import torch
 
-    if name == "cuda" and not torch.cuda.is_available():
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    elif name == "cuda" and not torch.cuda.is_available():
         raise ConfigError(
             "device=cuda, but torch finds no CUDA device here; use device=cpu or device=auto"
         )
-    return torch.device(
-        "cuda" if name == "cuda" or (name == "auto" and torch.cuda.is_available()) else "cpu"
-    )
+    return torch.device(name)

@@ -22,7 +22,8 @@ class Step:
     """The step in progress, and what has been counted in it so far.
 
     Attributes:
-        entry: the line of the timetable.
+        index: the position of `entry` in the timetable.
+        entry: the line of the timetable, as it was when the step began.
         round: its number over the whole run, from 1.
         step: its number inside the phase, from 1.
         cohort: the clients that take part, in the order of their messages.
@@ -35,6 +36,7 @@ class Step:
         seconds: the sums over the clients.
     """
 
+    index: int
     entry: Entry
     round: int
     step: int

@@ -1,4 +1,4 @@
-"""Server optimisers: what any method can let act, last, on the change that its merge proposes."""
+"""Server optimisers, which any method can apply to the change that its aggregation proposes."""
 
 from __future__ import annotations
 
@@ -10,16 +10,28 @@ from fedhet.trees import Tree
 
 
 class ServerOptimizer:
-    """Sees shared trainable tensors in float64 only: buffers never pass through it."""
+    """Receives shared trainable tensors in float64 only; buffers never pass through it."""
 
     def step(self, old: Tree, new: Tree) -> Tree:
-        """The slot's new value, given the one that the method's merge proposes."""
+        """Return the slot's new value.
+
+        Args:
+            old: the slot's value before the round.
+            new: the value that the method's aggregation proposes.
+        """
         raise NotImplementedError
 
 
 class FedAvgM(ServerOptimizer):
-    """Server momentum (Hsu et al. 2019). beta = 0 and lr = 1 is the method alone. With beta = .9
-    the asymptotic step is 10 lr."""
+    """Server momentum (Hsu et al. 2019).
+
+    beta = 0 with lr = 1 leaves the method unchanged. With beta = 0.9, the asymptotic step is 10 lr.
+
+    Args:
+        lr: the server's learning rate, > 0.
+        beta: the decay of the momentum, in [0, 1).
+        nesterov: whether to use Nesterov momentum.
+    """
 
     def __init__(self, *, lr: float = 1.0, beta: float = 0.9, nesterov: bool = False) -> None:
         self.lr = check.number("server_opt.lr", lr, open_low=0)
@@ -39,10 +51,16 @@ class FedAvgM(ServerOptimizer):
 
 
 class FedOpt(ServerOptimizer):
-    """FedAdam, FedYogi, FedAdagrad (Reddi et al. 2021). m starts at 0, v at `v0`, tau^2 by default
-    (the paper: at least tau^2).
+    """FedAdam, FedYogi and FedAdagrad (Reddi et al. 2021). The first moment m starts at 0.
 
-    beta1 is 0.9 by default, and 0 for Adagrad, as in their experiments.
+    Args:
+        kind: "adam", "yogi" or "adagrad".
+        lr: the server's learning rate, > 0.
+        beta1: the decay of m, in [0, 1). The default is 0.9, and 0 for "adagrad", as in the
+            paper's experiments.
+        beta2: the decay of the second moment v, in [0, 1).
+        tau: the degree of adaptivity, > 0.
+        v0: the initial v, >= 0. The default is tau^2; the paper requires at least tau^2.
     """
 
     def __init__(
@@ -57,10 +75,9 @@ class FedOpt(ServerOptimizer):
     ) -> None:
         self.kind = check.one_of("server_opt.kind", kind, ("adam", "yogi", "adagrad"))
         self.lr = check.number("server_opt.lr", lr, open_low=0)
-        default = 0.0 if kind == "adagrad" else 0.9
-        self.beta1 = check.number(
-            "server_opt.beta1", default if beta1 is None else beta1, low=0, open_high=1
-        )
+        if beta1 is None:
+            beta1 = 0.0 if kind == "adagrad" else 0.9
+        self.beta1 = check.number("server_opt.beta1", beta1, low=0, open_high=1)
         self.beta2 = check.number("server_opt.beta2", beta2, low=0, open_high=1)
         self.tau = check.number("server_opt.tau", tau, open_low=0)
         self.v0 = self.tau**2 if v0 is None else check.number("server_opt.v0", v0, low=0)
@@ -71,10 +88,8 @@ class FedOpt(ServerOptimizer):
         out: Tree = {}
         for name in new:
             x = old[name].double()
-            m, v = (
-                self.m.get(name, torch.zeros_like(x)),
-                self.v.get(name, torch.full_like(x, self.v0)),
-            )
+            m = self.m.get(name, torch.zeros_like(x))
+            v = self.v.get(name, torch.full_like(x, self.v0))
             out[name], self.m[name], self.v[name] = maths.adaptive(
                 x,
                 new[name] - x,

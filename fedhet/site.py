@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedhet import streams
 from fedhet.errors import ConfigError
@@ -55,26 +54,6 @@ class Scope:
 
     trained: Callable[[str], bool] = lambda name: True
     shared: Callable[[str], bool] = lambda name: True
-
-
-def norms(model: nn.Module) -> list[_BatchNorm]:
-    """The model's batch norms, found by type."""
-    return [module for module in model.modules() if isinstance(module, _BatchNorm)]
-
-
-def feature_head(model: nn.Module, classes: int, why: str) -> nn.Linear:
-    """The model's last layer, for a method that generates or compares what it reads, by class.
-
-    Raises: ConfigError: there are no classes, or no features(x) with a linear `head`; it begins
-        with `why`.
-    """
-    head = getattr(model, "head", None)
-    if not classes or not hasattr(model, "features") or not isinstance(head, nn.Linear):
-        raise ConfigError(
-            f"{why}: it needs a task with classes, and a model with features(x) and a linear layer"
-            f" `head`; this is {type(model).__name__} with {classes} classes"
-        )
-    return head
 
 
 class Site:

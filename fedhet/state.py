@@ -1,9 +1,10 @@
 """What a client remembers from one participation to the next.
 
-A client's state is one flat tree of "<piece>.<name>/<tensor>". A store keeps it by client and by
-version: the version is the round in which the server accepted it, and the server names it in every
-message. So an update that was left out does not advance the state, and a state that was lost is
-noticed."""
+A client's state is one flat tree of "<method or plug-in>.<name>/<tensor>". A store keeps it by
+client and by version: the version is the round in which the server accepted the state, and the
+server names it in every message. Thus an update that was left out does not advance the state, and
+the loss of a state is detected.
+"""
 
 from __future__ import annotations
 
@@ -21,25 +22,42 @@ from flwr.common import Array, ArrayRecord, RecordDict
 
 from fedhet.trees import Tree, nbytes
 
-MEMORY_BYTES = 2**29  # of states in one process
+MEMORY_BYTES = 2**29  # limit for the states that one process keeps in memory
+STATE_DAYS = 7  # after so many days without use, the states of a run are removed
+MARK = ".fedhet"  # marks the folders that may be removed
 
 
 class Store(Protocol):
-    """Where states lie. `save` keeps `version` and `keep`, and may forget every other version of
-    the client."""
+    """Where states are kept."""
 
-    def load(self, pid: int, version: int) -> Tree | None: ...
-    def save(self, pid: int, version: int, state: Tree, keep: int) -> None: ...
+    def load(self, pid: int, version: int) -> Tree | None:
+        """Return this version of the client's state, or None if there is none."""
+
+    def save(self, pid: int, version: int, state: Tree, keep: int) -> None:
+        """Save the state as `version`.
+
+        The store also retains version `keep`, and may delete the client's other versions.
+        """
 
 
 class ClientState:
-    """One client's state during one message: read, change, and commit only when the work has
-    succeeded."""
+    """One client's state during one message.
+
+    It can be read and changed; the changes are committed only when the work has succeeded.
+
+    Args:
+        store: where the state is kept.
+        pid: the client.
+        version: the version to read, 0 if the client has no state yet.
+        device: the device on which `get` returns tensors; None for where the store has them.
+    """
 
     def __init__(
         self, store: Store, pid: int, version: int, device: torch.device | None = None
     ) -> None:
-        self.pid, self.version, self.device = pid, version, device
+        self.pid = pid
+        self.version = version
+        self.device = device
         self._store = store
         self._state: Tree | None = None
         self._changed = False
@@ -48,76 +66,90 @@ class ClientState:
         if self._state is None:
             self._state = {}
             if self.version:
-                found = self._store.load(self.pid, self.version)
-                if found is None:
+                stored = self._store.load(self.pid, self.version)
+                if stored is None:
                     raise ValueError(
-                        f"client {self.pid}: its state of round {self.version} is gone from this"
-                        " machine; it must be reached where it ran before, with its state folder"
+                        f"client {self.pid}: its state of round {self.version} is missing on this"
+                        " machine; the client must run where it ran before, with the same state"
+                        " folder"
                     )
-                self._state = {name: t.to(self.device) for name, t in found.items()}
+                self._state = {name: t.to(self.device) for name, t in stored.items()}
         return self._state
 
     def get(self, key: str) -> Tree | None:
-        """The tree kept under "<piece>.<name>", or None where there is none yet."""
-        found = {
-            name.removeprefix(f"{key}/"): t
+        """Return the tree stored as "<method or plug-in>.<name>", or None if there is none yet.
+
+        Raises:
+            ValueError: the version that the server names is missing from the store.
+        """
+        prefix = f"{key}/"
+        tree = {
+            name.removeprefix(prefix): t
             for name, t in self._load().items()
-            if name.startswith(f"{key}/")
+            if name.startswith(prefix)
         }
-        return found or None
+        return tree or None
 
     def put(self, key: str, tree: Tree) -> None:
-        state = {name: t for name, t in self._load().items() if not name.startswith(f"{key}/")}
-        self._state = state | {f"{key}/{name}": t.detach() for name, t in tree.items()}
+        """Replace the tree stored as "<method or plug-in>.<name>"."""
+        prefix = f"{key}/"
+        others = {name: t for name, t in self._load().items() if not name.startswith(prefix)}
+        self._state = others | {f"{prefix}{name}": t.detach() for name, t in tree.items()}
         self._changed = True
 
     @property
     def nbytes(self) -> int:
+        """The size of the state in bytes."""
         return nbytes(self._load())
 
     def commit(self, version: int) -> bool:
-        """Write the state as `version`; false where nothing has changed."""
+        """Save the state as `version` if it has changed, and return whether it has."""
         if self._changed:
             self._store.save(self.pid, version, self._load(), keep=self.version)
         return self._changed
 
 
 class MemoryStore:
-    """States in this process; beyond `limit` bytes, those that were used longest ago go to files,
-    which end with the process."""
+    """States in this process.
+
+    Beyond `limit` bytes, the least recently used states move to files, which are deleted when the
+    process ends.
+    """
 
     def __init__(self, limit: int = MEMORY_BYTES) -> None:
-        self._limit, self._bytes = limit, 0
-        # versions, and which of them is `keep`
+        self._limit = limit
+        self._bytes = 0
+        # by client: the states by version, and the version to keep
         self._states: OrderedDict[int, tuple[dict[int, Tree], int]] = OrderedDict()
         self._spilled: tuple[tempfile.TemporaryDirectory[str], DiskStore] | None = None
 
     def load(self, pid: int, version: int) -> Tree | None:
         if pid in self._states:
             self._states.move_to_end(pid)
-            if (found := self._states[pid][0].get(version)) is not None:
-                return found
+            versions, _ = self._states[pid]
+            if version in versions:
+                return versions[version]
         return self._spilled[1].load(pid, version) if self._spilled else None
 
     def save(self, pid: int, version: int, state: Tree, keep: int) -> None:
-        held, _ = self._states.pop(pid, ({}, 0))
-        # Clones: what a client keeps must not change with the model that it was read from.
-        versions = {v: t for v, t in held.items() if v == keep} | {
-            version: {k: t.clone() for k, t in state.items()}
-        }
+        before, _ = self._states.pop(pid, ({}, 0))
+        versions = {v: t for v, t in before.items() if v == keep}
+        # Clones: a stored state must not change with the model from which it was read.
+        versions[version] = {name: t.clone() for name, t in state.items()}
         self._states[pid] = versions, keep
-        self._bytes += _size(versions) - _size(held)
+        self._bytes += _size(versions) - _size(before)
         while self._bytes > self._limit and len(self._states) > 1:
             self._spill()
 
     def _spill(self) -> None:
+        """Move the least recently used client's states to files."""
         if self._spilled is None:
             folder = tempfile.TemporaryDirectory(prefix="fedhet-state-")
             self._spilled = folder, DiskStore(Path(folder.name))
         pid, (versions, keep) = next(iter(self._states.items()))
         for version in sorted(versions):
             self._spilled[1].save(pid, version, versions[version], keep)
-        # only now: where the disk is full, it is this message's client that fails
+        # Only now: if the disk is full, only the client of the current message fails.
         self._bytes -= _size(versions)
         del self._states[pid]
 
@@ -127,8 +159,10 @@ def _size(versions: dict[int, Tree]) -> int:
 
 
 class DiskStore:
-    """States as safetensors files, for clients that share a node or whose process ends after each
-    message."""
+    """States as safetensors files.
+
+    This store is for clients that share a node, or whose process ends after each message.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -140,59 +174,51 @@ class DiskStore:
     def save(self, pid: int, version: int, state: Tree, keep: int) -> None:
         home = self._folder / str(pid)
         home.mkdir(parents=True, exist_ok=True)
+        content = safetensors.torch.save({name: t.cpu().contiguous() for name, t in state.items()})
         part = home / f"{version}.{os.getpid()}.part"
-        part.write_bytes(
-            safetensors.torch.save({k: t.cpu().contiguous() for k, t in state.items()})
-        )
+        part.write_bytes(content)
         part.replace(home / f"{version}.safetensors")
-        for old in home.glob("*.safetensors"):
-            if int(old.stem) not in (version, keep):
-                old.unlink(missing_ok=True)
+        for path in home.glob("*.safetensors"):
+            if int(path.stem) not in (version, keep):
+                path.unlink(missing_ok=True)
 
 
 class ContextStore:
-    """States in Flower's `context.state`, which Ray carries to whichever worker serves the client;
-    one client per node."""
+    """States in Flower's `context.state`.
+
+    Ray carries this record to whichever worker serves the client, so there must be one client per
+    node.
+    """
 
     def __init__(self, record: RecordDict) -> None:
         self._record = record
 
     def load(self, pid: int, version: int) -> Tree | None:
-        record = self._record.array_records.get(f"fedhet.{pid}.{version}")
-        if record is None:
+        arrays = self._record.array_records.get(f"fedhet.{pid}.{version}")
+        if arrays is None:
             return None
-        return {name: torch.from_numpy(array.numpy()) for name, array in record.items()}
+        return {name: torch.from_numpy(array.numpy()) for name, array in arrays.items()}
 
     def save(self, pid: int, version: int, state: Tree, keep: int) -> None:
-        for key in [
-            k
-            for k in self._record.array_records
-            if k.startswith(f"fedhet.{pid}.") and not k.endswith(f".{keep}")
-        ]:
-            del self._record[key]
-        self._record[f"fedhet.{pid}.{version}"] = ArrayRecord(
-            {k: Array(t.cpu().numpy()) for k, t in state.items()}
+        prefix = f"fedhet.{pid}."
+        for key in list(self._record.array_records):
+            if key.startswith(prefix) and key != f"{prefix}{keep}":
+                del self._record[key]
+        self._record[f"{prefix}{version}"] = ArrayRecord(
+            {name: Array(t.cpu().numpy()) for name, t in state.items()}
         )
-
-
-STATE_DAYS = 7
-MARK = ".fedhet"
 
 
 def state_folder(run_id: int | str) -> Path:
-    """Where client processes of a Flower run keep state: below $FEDHET_STATE_DIR, or the user's own
-    folder below the temporary one.
+    """Return the folder in which the client processes of a Flower run keep their states.
 
-    Runs that nothing has touched for STATE_DAYS days are removed when another run starts on the
-    machine: only folders that carry our mark, in a folder of our own, whatever else lies beside
-    them."""
-    root = (
-        Path(
-            os.environ.get("FEDHET_STATE_DIR")
-            or Path(tempfile.gettempdir()) / f"fedhet-{os.getuid()}"
-        )
-        / "fedhet-state"
-    )
+    It is below $FEDHET_STATE_DIR, or below the user's own folder in the temporary directory.
+
+    When a run starts on the machine, the folders of runs that have not been used for STATE_DAYS
+    days are removed. Only folders that carry our mark are removed, whatever else is beside them.
+    """
+    default = Path(tempfile.gettempdir()) / f"fedhet-{os.getuid()}"
+    root = Path(os.environ.get("FEDHET_STATE_DIR") or default) / "fedhet-state"
     home = root / str(run_id)
     if not home.exists():
         root.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -1,8 +1,8 @@
 """FedStrategy: the server half of a method. Its defaults are FedAvg.
 
-A step has two halves. `plan` decides who gets what; the engine carries the messages; `settle` turns
-the replies into the new value of the slot. fedhet/flower/strategy.py puts Flower's types around
-them, fedhet/server.py runs them for every step of the timetable.
+A step has two halves: `plan` decides who gets what, and after the engine has carried the messages,
+`settle` turns the replies into the new value of the slot. fedhet/server.py runs both for every step
+of the timetable.
 """
 
 from __future__ import annotations
@@ -42,8 +42,7 @@ class FedStrategy(FlowerStrategy):
             reads an iterator once and the weights are relative.
         evaluates: the views that clients evaluate; the first one chooses the best round.
         evaluation_extras: extras for clients that evaluate.
-        site, sizes, seed, rounds: the task, model and device; training samples per client; the
-            run's seed; the number of training rounds.
+        site, sizes, rounds: task, model and device; training samples per client; training rounds.
         weights: slot -> its tensors; "model" has all of the model's.
         timetable: the run's phases in order, those of plug-ins first.
         current: the step in progress.
@@ -63,7 +62,6 @@ class FedStrategy(FlowerStrategy):
         self.setting = setting
         self.site = setting.site
         self.sizes = self.site.task.sizes
-        self.seed = self.site.seed
         self.rounds = setting.rounds
         self.plugins = list(setting.plugins)
         self.local = setting.local
@@ -72,9 +70,9 @@ class FedStrategy(FlowerStrategy):
         self.versions: dict[int, int] = {}  # pid -> the round whose client state was accepted
         self.state_bytes: dict[int, int] = {}  # pid -> the size of that state
         self.current: Step
-        check_composition(self)
         self.weights: dict[str, Tree] = {"model": dict(self.site.initial)}
         self.setup()
+        check_composition(self)
         self.weights |= self.slots()
         for plugin in self.plugins:
             plugin.server = self
@@ -99,7 +97,7 @@ class FedStrategy(FlowerStrategy):
         return {}
 
     def setup(self) -> None:
-        """Called once, when the attributes above are set, before `slots` and `phases`."""
+        """Called once, when the attributes above are set, before `refuses`, `slots`, `phases`."""
 
     def slots(self) -> dict[str, Tree]:
         """Further named weights beside "model", with their initial values."""
@@ -137,25 +135,21 @@ class FedStrategy(FlowerStrategy):
     # ---- one step
     def begin(self, server_round: int) -> bool:
         """Move to this round; false past the end of the timetable."""
-        position = locate(self.timetable, server_round)
-        if position is None:
+        if (position := locate(self.timetable, server_round)) is None:
             return False
         index, step = position
         entry = self.timetable[index]
         phase = entry.phase
         cohort = sample_cohort(
-            self.sizes, phase.cohort, self.setting.fraction, self.seed, entry.name, step
+            self.sizes, phase.cohort, self.setting.fraction, self.site.seed, entry.name, step
         )
         sent = self.sent(phase.slot) if phase.slot else {}
         old = trees.pick(sent, self.mergeable(phase.slot)) if phase.slot else {}
-        self.current = Step(entry, server_round, step, cohort, sent, old, self.site.device)
+        self.current = Step(index, entry, server_round, step, cohort, sent, old, self.site.device)
         return True
 
     def mergeable(self, slot: str) -> list[str]:
-        """The names that merges, plug-ins and server optimisers see: trained and shared.
-
-        Buffers never are among them.
-        """
+        """The names that merges, plug-ins and server optimisers see; buffers never are."""
         if slot == "model":
             return self.site.mergeable
         return [name for name, t in self.weights[slot].items() if t.is_floating_point()]
@@ -240,10 +234,7 @@ class FedStrategy(FlowerStrategy):
             self.end_phase()
 
     def _accept(self, update: Update) -> None:
-        """The checks of the phase and of plug-ins, whose ValueError makes it the client's failure.
-
-        Then the update gets its base weight.
-        """
+        """The checks of the phase and of plug-ins; then the update gets its base weight."""
         phase = self.current.entry.phase
         if phase.check:
             phase.check(update)
@@ -263,7 +254,7 @@ class FedStrategy(FlowerStrategy):
         if phase.trains and self.setting.server_opt:
             new = self.setting.server_opt.step(current.old, new)
         values = {**new, **merged.values()}
-        if bad := trees.finite(values):
+        if bad := trees.first_nonfinite(values):
             raise RunFailed(
                 f"round {current.round}: the aggregated tensor {bad!r} holds NaN or infinite values"
             )
@@ -273,14 +264,9 @@ class FedStrategy(FlowerStrategy):
     def end_phase(self) -> None:
         """End the phase in progress; its timetable entry becomes the number of steps executed."""
         entry = self.current.entry
-        self.timetable[self._index] = replace(entry, rounds=self.current.step)
+        self.timetable[self.current.index] = replace(entry, rounds=self.current.step)
         if entry.phase.after:
             entry.phase.after()
-
-    @property
-    def _index(self) -> int:
-        phase = self.current.entry.phase
-        return next(i for i, entry in enumerate(self.timetable) if entry.phase is phase)
 
     # ---- evaluation
     @property
@@ -293,7 +279,7 @@ class FedStrategy(FlowerStrategy):
         """Whether an evaluation follows the step in progress."""
         phase = self.current.entry.phase
         step = self.current.step
-        last = step == self.timetable[self._index].rounds
+        last = step == self.timetable[self.current.index].rounds
         return phase.evaluate and (last or step % self.setting.eval_every == 0)
 
     # ---- what is recorded

@@ -1,9 +1,9 @@
-"""Seeded random streams: every random draw has its own, so that nothing that is added moves another
-draw.
+"""Seeded random streams: every random draw has its own, so that a new draw moves no other draw.
 
-A stream is named by (seed, purpose, phase, step, pid), where step counts inside the phase. Two
-methods with one seed therefore see the same clients, batches and initial weights, with or without a
-warm-up phase."""
+A stream is identified by (seed, purpose, phase, step, pid), where the step is counted inside the
+phase. With the same seed, two methods therefore see the same clients, batches and initial weights,
+with or without a warm-up phase.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def integer(seed: int, purpose: str, phase: str = "", step: int = 0, pid: int = -1) -> int:
-    """The stream's own seed, an integer in [0, 2**63)."""
+    """Return the stream's own seed, an integer in [0, 2**63)."""
     name = f"{seed}|{purpose}|{phase}|{step}|{pid}".encode()
     return int.from_bytes(hashlib.sha256(name).digest()[:8], "little") >> 1
 
@@ -25,7 +25,7 @@ def integer(seed: int, purpose: str, phase: str = "", step: int = 0, pid: int = 
 def generator(
     seed: int, purpose: str, phase: str = "", step: int = 0, pid: int = -1
 ) -> np.random.Generator:
-    """A numpy generator on the stream."""
+    """Return a numpy generator that is seeded by the stream."""
     return np.random.default_rng(integer(seed, purpose, phase, step, pid))
 
 

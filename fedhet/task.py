@@ -1,4 +1,4 @@
-"""What a federation trains: a model, a criterion, and the clients' data, as plain objects."""
+"""The learning problem as plain objects: a model, a criterion, and the clients' data."""
 
 from __future__ import annotations
 
@@ -13,40 +13,48 @@ from fedhet.errors import ConfigError, DataError
 
 @dataclass(frozen=True)
 class Samples:
-    """n samples: `x` (n, ...) is uint8 (an image, 0..255), floating (in [0, 1] for images) or token
-    numbers; `y` (n, ...) the targets."""
+    """A set of n samples.
+
+    Attributes:
+        x: (n, ...) the inputs: uint8 for images (0..255), floating point (in [0, 1] for images),
+            or token numbers.
+        y: (n, ...) the targets.
+    """
 
     x: Tensor
     y: Tensor
 
     def __post_init__(self) -> None:
-        for name in ("x", "y"):  # numpy arrays and lists are welcome
+        for name in ("x", "y"):  # numpy arrays and lists are accepted
             object.__setattr__(self, name, torch.as_tensor(getattr(self, name)))
         if len(self.x) != len(self.y):
             raise DataError(
-                f"{len(self.x)} inputs but {len(self.y)} targets; each sample needs one of both"
+                f"{len(self.x)} inputs but {len(self.y)} targets; each sample needs both"
             )
 
     def __len__(self) -> int:
         return len(self.y)
 
     def to(self, device: torch.device) -> Samples:
+        """Return the samples on this device."""
         return Samples(self.x.to(device), self.y.to(device))
 
 
-Pair = Samples | tuple[Tensor, Tensor]
+SamplesLike = Samples | tuple[Tensor, Tensor]
 
 
-def _samples(value: Pair | None) -> Samples | None:
+def _samples(value: SamplesLike | None) -> Samples | None:
     return value if value is None or isinstance(value, Samples) else Samples(*value)
 
 
 @dataclass(frozen=True)
 class ClientData:
-    """One client's own data. Training statistics use `train` only; `val` chooses models; `test` is
-    only reported.
+    """One client's data, each part a `Samples` or a pair (x, y).
 
-    Each part is a `Samples` or a pair (x, y); a missing or empty part is None.
+    Attributes:
+        train: the training set, the only part from which training statistics are computed.
+        val: the set by which models are selected; None if missing or empty.
+        test: the set that is used for reporting only; None if missing or empty.
     """
 
     train: Samples
@@ -60,16 +68,23 @@ class ClientData:
 
 @dataclass
 class Task:
-    """Everything that a run trains on.
+    """The learning problem of a run.
 
-    Args: model: builds a fresh module; `features(x)` and `head(f)` on it are what FedNorm, MOON and
-        others need. criterion: (output, y) -> per-sample losses (B,). clients: the data of client
-        0, 1, ...; may load lazily. test: the global test set, a `Samples` or a pair (x, y), or
-        None. classes: number of classes; 0 where the targets are not classes (no accuracy is then
-        reported). transform: x -> model input, such as normalisation; x is floating, images in [0,
-        1], or token numbers. sizes: training samples per client; counted from `clients` where not
-        given. augment: (model input (B, ...), generator) -> model input, for what is trained on
-        only; the generator is the client's own, on the CPU.
+    Args:
+        model: builds a fresh module; FedNorm, MOON and others need its `features(x)` and `head(f)`.
+        criterion: (output, y) -> per-sample losses (B,).
+        clients: the data of clients 0, 1, ...; they may be loaded lazily.
+        test: the global test set, a `Samples` or a pair (x, y), or None.
+        classes: the number of classes; 0 if the targets are not classes, in which case no accuracy
+            is reported.
+        transform: x -> model input, such as normalisation; x is floating point, in [0, 1] for
+            images, or token numbers.
+        sizes: the number of training samples per client; counted from `clients` if not given.
+        augment: (model input (B, ...), generator) -> model input, applied to training batches
+            only; the generator is the client's own and on the CPU.
+
+    Raises:
+        DataError: no client has a training sample.
     """
 
     model: Callable[[], nn.Module]
@@ -92,25 +107,32 @@ class Task:
 
     @property
     def inputs(self) -> Tensor:
-        """Some inputs (n, ...) as they are kept: those of the global test set, else of the first
-        client that has any."""
-        return (
-            self.test or next(self.clients[pid].train for pid, n in enumerate(self.sizes) if n)
-        ).x
+        """Some inputs (n, ...) as they are stored, before the transform.
 
-    def check_density(self, piece: str) -> None:
-        """For pieces that model the density of inputs in [0, 1]: ConfigError where `inputs` are
-        token numbers, or lie elsewhere."""
+        They are those of the global test set, or else of the first client with training samples.
+        """
+        if self.test:
+            return self.test.x
+        return next(self.clients[pid].train for pid, size in enumerate(self.sizes) if size).x
+
+    def check_density(self, plugin: str) -> None:
+        """Check that `inputs` are suitable for a plug-in that models densities on [0, 1].
+
+        Raises:
+            ConfigError: they are token numbers, or outside [0, 1].
+        """
         x = self.inputs
         if x.dtype == torch.uint8:
             return
-        needs = (
-            f"plugin {piece!r} models the density of inputs in [0, 1], pixels or a table's columns"
+        requirement = (
+            f"plugin {plugin!r} models the density of inputs in [0, 1], pixels or a table's columns"
         )
         if not x.is_floating_point():
             raise ConfigError(
-                f"{needs}; these are token numbers (a text), whose order means nothing"
+                f"{requirement}; these are token numbers (a text), whose order has no meaning"
             )
         low, high = (float(bound) for bound in x.aminmax())
-        if not (low >= 0 and high <= 1):  # also where they are NaN
-            raise ConfigError(f"{needs}; these lie in [{low:g}, {high:g}]: scale them in your file")
+        if not (low >= 0 and high <= 1):  # true for NaN, too
+            raise ConfigError(
+                f"{requirement}; these lie in [{low:g}, {high:g}]: scale them in your file"
+            )

@@ -136,7 +136,7 @@ def figures(summary: dict[str, Any]) -> list[str]:
     """The cells of a run: accuracy, rounds, seconds, bytes up and down."""
     rounds = ", ".join(f"{phase['name']} {phase['rounds']}" for phase in summary["phases"])
     traffic = [
-        ", ".join(f"{kind} {terminal.size(n)}" for kind, n in kinds.items())
+        ", ".join(f"{kind} {terminal.readable_size(n)}" for kind, n in kinds.items())
         for kinds in summary["bytes"].values()
     ]
     accuracy = summary["accuracy"]["last"]

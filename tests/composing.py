@@ -8,9 +8,7 @@ from functools import cache
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf, open_dict
 
-from fedhet import config
-from fedhet.config import catalogue
-from fedhet.config.config import Config, compose
+from fedhet.config import Config, catalogue, compose, validate
 from fedhet.config.targets import check_targets
 
 
@@ -20,24 +18,33 @@ def _by_hydra(*choices: str) -> Config:
 
 
 def composed(*overrides: str) -> Config:
-    """What `config.compose` makes of `overrides`, its run folder aside. Hydra is asked once for
-    each method with its groups' choices, and for each plug-in; plug-ins are added and settings are
-    set in what it found. test_compose.py holds that to the original."""
-    parsed, groups = OverridesParser.create().parse_overrides([*overrides]), catalogue.groups()
-    found = _by_hydra(
-        *(o.input_line for o in parsed if o.key_or_group in groups and o.key_or_group != "plugin")
-    )
-    cfg = found.cfg.copy()
+    """Return what `config.compose` makes of the overrides, without the run folder.
+
+    Hydra is called only once for each method with its groups' choices, and for each plug-in; in its
+    result plug-ins are added and settings are changed. tests/config/test_compose.py compares the
+    two.
+    """
+    parsed = OverridesParser.create().parse_overrides([*overrides])
+    groups = catalogue.groups()
+    plugins: list[str] = []
+    choices: list[str] = []
+    for override in parsed:
+        if override.key_or_group == "plugin":
+            plugins += override.value()
+        elif override.key_or_group in groups:
+            choices.append(override.input_line)
+    base = _by_hydra(*choices)
+    cfg = base.cfg.copy()
     OmegaConf.set_readonly(cfg, False)
     with open_dict(cfg.plugin):
-        for name in (name for o in parsed if o.key_or_group == "plugin" for name in o.value()):
-            cfg.plugin[name] = _by_hydra("method=fedavg", f"plugin=[{name}]").cfg.plugin[
-                name
-            ]  # over a method's own settings of it
+        for name in plugins:
+            # This replaces the settings that a method may have for its own plug-in.
+            own = _by_hydra("method=fedavg", f"plugin=[{name}]")
+            cfg.plugin[name] = own.cfg.plugin[name]
     for override in parsed:
         if override.key_or_group not in groups:
             OmegaConf.update(cfg, override.key_or_group, override.value())
     check_targets(cfg)
-    config.validate(cfg)
+    validate(cfg)
     OmegaConf.set_readonly(cfg, True)
-    return replace(found, cfg=cfg, run_dir="", overrides=overrides)
+    return replace(base, cfg=cfg, run_dir="", overrides=overrides)

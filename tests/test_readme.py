@@ -11,10 +11,13 @@ import pytest
 
 import fedhet
 from fedhet import config
+from fedhet.cli.commands import COMMANDS
+from fedhet.config import catalogue
 from fedhet.data.toy import toy_task
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def blocks(language: str) -> list[str]:
@@ -26,24 +29,19 @@ def test_the_printed_method_is_a_method(tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "printed_median.py").write_text(code)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("FEDHET_TRUST", "printed_median")
-    chosen = [
+    median = [
         "method=fedavg",
         "method._target_=printed_median.FedMedian",
         "plugin=[fedprox]",
-        "rounds=2",
     ]
-    one = fedhet.run([*chosen, f"hydra.run.dir={tmp_path}/one"], task=toy_task(1))
-    plain = fedhet.run(
-        ["method=fedprox", "rounds=2", f"hydra.run.dir={tmp_path}/plain"], task=toy_task(1)
-    )
-    assert (
-        one.summary["weights_sha256"] == plain.summary["weights_sha256"]
-    )  # the median of one client is its weights
-    three = fedhet.run([*chosen, f"hydra.run.dir={tmp_path}/three"], task=toy_task(3))
-    mean = fedhet.run(
-        ["method=fedprox", "rounds=2", f"hydra.run.dir={tmp_path}/mean"], task=toy_task(3)
-    )
-    assert three.summary["weights_sha256"] != mean.summary["weights_sha256"]
+
+    def weights(name: str, overrides: list[str], clients: int) -> str:
+        lines = [*overrides, "rounds=2", f"hydra.run.dir={tmp_path}/{name}"]
+        return fedhet.run(lines, task=toy_task(clients)).summary["weights_sha256"]
+
+    # The median of one client is its weights.
+    assert weights("one", median, 1) == weights("plain", ["method=fedprox"], 1)
+    assert weights("three", median, 3) != weights("mean", ["method=fedprox"], 3)
 
 
 def test_the_printed_programs_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,45 +57,43 @@ def test_the_printed_programs_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("block", blocks("bash"))
 def test_the_printed_commands_are_shell(block: str) -> None:
-    assert (
-        subprocess.run(
-            ["bash", "-n"], input=block, text=True, capture_output=True, check=False
-        ).stderr
-        == ""
+    process = subprocess.run(
+        ["bash", "-n"], input=block, text=True, capture_output=True, check=False
     )
+    assert process.stderr == ""
+
+
+def is_other(words: list[str]) -> bool:
+    """Whether these arguments of `python -m fedhet` start no run."""
+    is_command = bool(words) and words[0] in COMMANDS
+    return is_command or any(word.startswith("--") for word in words)
 
 
 def commands() -> list[list[str]]:
-    lines = [
-        line.partition("  #")[0]
-        for block in blocks("bash")
-        for line in block.replace("\\\n", " ").splitlines()
-    ]
-    found = [shlex.split(line)[3:] for line in lines if line.startswith("python -m fedhet ")]
+    """The overrides of every printed run, as words."""
+    text = "\n".join(blocks("bash")).replace("\\\n", " ")
+    lines = [line.partition("  #")[0] for line in text.splitlines()]
+    runs = [shlex.split(line)[3:] for line in lines if line.startswith("python -m fedhet ")]
     for line in lines:
-        if found_overrides := re.search(r"overrides='([^']*)'", line):
-            found.append(shlex.split(found_overrides[1]))
-    return [each for each in found if not any(word.startswith("--") for word in each)]
+        if overrides := re.search(r"overrides='([^']*)'", line):
+            runs.append(shlex.split(overrides[1]))
+    return [words for words in runs if not is_other(words)]
 
 
 @pytest.mark.parametrize("words", commands(), ids=" ".join)
 def test_the_printed_commands_are_accepted(words: list[str]) -> None:
-    assert config.check([word for word in words if word != "-m"], sweep="-m" in words) is not None
+    overrides = [word for word in words if word != "-m"]
+    assert config.check_overrides(overrides, sweep="-m" in words) is not None
 
 
-def test_the_tables_of_methods_are_whole() -> None:
-    from fedhet.config import catalogue
-
+def test_the_tables_of_methods_are_complete() -> None:
     for method in catalogue.choices("method"):
         assert f"`{method}`" in README, method
     for plugin in catalogue.choices("plugin"):
         assert f"`plugin=[{plugin}]`" in README, plugin
 
 
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
         assert target.startswith("https://") or (page.parent / target).exists(), target

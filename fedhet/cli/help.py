@@ -1,24 +1,29 @@
-"""The texts of --help and --list, made from conf/ and from the code; plain text, so that they read
-well in a pipe."""
+"""The texts of --help and --list, made from conf/ and from the code.
+
+They are plain text, so that they stay readable in a pipe.
+"""
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
 
+from fedhet.cli.commands import COMMANDS
 from fedhet.config import catalogue
 
+WIDTH = 100
 USAGE = """\
-fedhet: federated training when the clients' data differ
+fedhet: federated learning on non-IID clients
 
 usage
-  python -m fedhet [group=choice ...] [setting=value ...]    one run; without arguments that of the defaults
-  python -m fedhet -m ... seed=0,1,2                         a sweep: every combination of the values with commas
-  flwr run . --run-config "overrides='...'"                  the same through Flower, here or on many machines
+  python -m fedhet [group=choice ...] [setting=value ...]   one run; without arguments, the defaults
+  python -m fedhet -m ... seed=0,1,2                        a sweep over all combinations of values
+  python -m fedhet <command> ...                            a command; <command> --help explains it
+  flwr run . --run-config "overrides='...'"                 a run through Flower, on any machines
 
 options
-  -m, --multirun     sweep
-  --list             the methods, the plug-ins, and which of them compose
+  -m, --multirun     run a sweep
+  --list             list the methods and the plug-ins, and which of them can be combined
   --cfg job          print the configuration and run nothing
   --version, -h, --help
 """
@@ -28,85 +33,102 @@ examples
   python -m fedhet -m method=fedavg,fednorm partition.alpha=0.1,1 'seed=range(0,3)'
   flwr run . --run-config "overrides='method=scaffold plugin=[fednorm] dataset=mnist'"
 
-Settings of a method, plug-in or server optimiser: method.<option>, plugin.<name>.<option>, server_opt.<option>; see conf/.
-Results: outputs/<date>/<time>-<method>, or the folder in hydra.run.dir=<folder>; sweeps in multirun/."""
-# Whose settings --help shows, with the group's default choice.
-SHOWN = ("client", "partition", "engine")
+Settings of a method, plug-in or server optimiser: method.<option>, plugin.<name>.<option>,
+server_opt.<option>; see conf/.
+Results: outputs/<date>/<time>-<method>, or the folder in hydra.run.dir=<folder>; those of a sweep
+are in multirun/."""
+# The groups whose settings --help shows, as the group's default choice has them.
+SHOWN_GROUPS = ("client", "partition", "engine")
 
 
 def help_text() -> str:
-    """What --help prints: usage, groups with their choices, the main settings with their defaults,
-    examples."""
+    """Return what --help prints.
+
+    That is usage, commands, groups with their choices, the main settings with their defaults, and
+    examples.
+    """
+    commands = [(name, command.help) for name, command in COMMANDS.items()]
     default = catalogue.defaults()
-    groups = [
-        (
-            group,
-            " ".join(
-                f"*{name}" if name == default[group] else name for name in catalogue.choices(group)
-            ),
-        )
-        for group in default
-    ]
-    settings = [(f"{each.key}={each.value}", each.help) for each in catalogue.settings("config")]
-    for group in SHOWN:
-        settings += [
-            (f"{group}.{each.key}={each.value}", each.help)
-            for each in catalogue.settings(f"{group}/{default[group]}")
-        ]
-    tables = [
+    groups = [(group, _marked(catalogue.choices(group), default[group])) for group in default]
+    settings = _setting_rows("config")
+    for group in SHOWN_GROUPS:
+        settings += _setting_rows(f"{group}/{default[group]}", f"{group}.")
+    parts = [
+        USAGE,
+        "commands",
+        _columns(commands),
+        "",
         "groups (* = default)",
         _columns(groups),
         "",
         "settings with their defaults",
         _columns(settings),
-    ]
-    return "\n".join([USAGE, *tables, "", EXAMPLES])
-
-
-def list_text(rows: Sequence[tuple[str, str, str | None]]) -> str:
-    """What --list prints, from (method, plug-in, why they do not compose or None)."""
-    methods, plugins = (
-        [(name, catalogue.title(group, name)) for name in catalogue.choices(group)]
-        for group in ("method", "plugin")
-    )
-    refused = {(method, plugin): reason for method, plugin, reason in rows if reason is not None}
-    names = list(dict.fromkeys(plugin for _, plugin, _ in rows))
-    table = [
-        (
-            method,
-            "  ".join(
-                ("-" if (method, plugin) in refused else "+").ljust(len(plugin)) for plugin in names
-            ),
-        )
-        for method in dict.fromkeys(method for method, _, _ in rows)
-    ]
-    parts = [
-        "methods: method=<name>",
-        _columns(methods),
         "",
-        "plug-ins: plugin=[<name>,...]",
-        _columns(plugins),
+        EXAMPLES,
     ]
-    parts += ["", "which compose: + yes, - refused", _columns([("", "  ".join(names)), *table])]
-    parts += ["", "methods do not compose with each other", _columns([("", catalogue.ONE_METHOD)])]
-    if refused:
-        parts += [
-            "",
-            "refused",
-            _columns(
-                [(f"{method} + {plugin}", reason) for (method, plugin), reason in refused.items()]
-            ),
-        ]
     return "\n".join(parts)
 
 
+def list_text(rows: Sequence[tuple[str, str, str | None]]) -> str:
+    """Return what --list prints.
+
+    Args:
+        rows: (method, plug-in, reason why they cannot be combined, or None).
+    """
+    refused = [(f"{method} + {plugin}", reason) for method, plugin, reason in rows if reason]
+    parts = [
+        "methods: method=<name>",
+        _columns(_titles("method")),
+        "",
+        "plug-ins: plugin=[<name>,...]",
+        _columns(_titles("plugin")),
+        "",
+        "combinations: + possible, - refused",
+        _columns(_matrix(rows)),
+        "",
+        "methods cannot be combined with each other",
+        _columns([("", catalogue.ONE_METHOD)]),
+    ]
+    if refused:
+        parts += ["", "refused", _columns(refused)]
+    return "\n".join(parts)
+
+
+def _marked(choices: Sequence[str], default: str | list[str] | None) -> str:
+    return " ".join(f"*{name}" if name == default else name for name in choices)
+
+
+def _setting_rows(path: str, prefix: str = "") -> list[tuple[str, str]]:
+    return [
+        (f"{prefix}{setting.key}={setting.value}", setting.help)
+        for setting in catalogue.settings(path)
+    ]
+
+
+def _titles(group: str) -> list[tuple[str, str]]:
+    return [(name, catalogue.title(group, name)) for name in catalogue.choices(group)]
+
+
+def _matrix(rows: Sequence[tuple[str, str, str | None]]) -> list[tuple[str, str]]:
+    """Return a line for each method, with a mark below the name of each plug-in."""
+    methods = list(dict.fromkeys(method for method, _, _ in rows))
+    plugins = list(dict.fromkeys(plugin for _, plugin, _ in rows))
+    refused = {(method, plugin) for method, plugin, reason in rows if reason is not None}
+    lines = [("", "  ".join(plugins))]
+    for method in methods:
+        marks = ["-" if (method, plugin) in refused else "+" for plugin in plugins]
+        padded = (mark.ljust(len(name)) for mark, name in zip(marks, plugins, strict=True))
+        lines.append((method, "  ".join(padded)))
+    return lines
+
+
 def _columns(rows: Sequence[tuple[str, str]]) -> str:
-    """Two columns, the second folded at 118 characters."""
+    """Return two columns; the second is wrapped at WIDTH."""
     indent = max(len(name) for name, _ in rows) + 4
     return "\n".join(
         textwrap.fill(
             f"  {name}".ljust(indent) + text,
-            118,
+            WIDTH,
             subsequent_indent=" " * indent,
             break_long_words=False,
             break_on_hyphens=False,

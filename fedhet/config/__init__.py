@@ -1,6 +1,7 @@
-"""The configuration: composed by Hydra from conf/ and checked. Nothing here imports torch or Flower.
+"""The configuration, composed by Hydra from conf/ and checked.
 
-Names are resolved on first use (PEP 562): the help text reads conf/ without importing Hydra.
+Nothing here imports torch or Flower. Names are resolved on first use (PEP 562), so that the help
+text can read conf/ without importing Hydra.
 """
 
 from __future__ import annotations
@@ -10,21 +11,39 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedhet.config.catalogue import CONF
-    from fedhet.config.config import (
+    from fedhet.config.composition import (
         HYDRA_VERSION,
         Config,
         cached,
-        check,
+        check_overrides,
         compose,
-        of_job,
-        validate,
+        from_hydra_job,
     )
+    from fedhet.config.validation import validate
 
-__all__ = ["CONF", "HYDRA_VERSION", "Config", "cached", "check", "compose", "of_job", "validate"]
+_MODULES = {
+    "CONF": "fedhet.config.catalogue",
+    "HYDRA_VERSION": "fedhet.config.composition",
+    "Config": "fedhet.config.composition",
+    "cached": "fedhet.config.composition",
+    "check_overrides": "fedhet.config.composition",
+    "compose": "fedhet.config.composition",
+    "from_hydra_job": "fedhet.config.composition",
+    "validate": "fedhet.config.validation",
+}
+__all__ = [
+    "CONF",
+    "HYDRA_VERSION",
+    "Config",
+    "cached",
+    "check_overrides",
+    "compose",
+    "from_hydra_job",
+    "validate",
+]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = "fedhet.config.catalogue" if name == "CONF" else "fedhet.config.config"
-    return getattr(import_module(home), name)
+    return getattr(import_module(_MODULES[name]), name)

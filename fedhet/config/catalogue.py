@@ -1,5 +1,7 @@
-"""What the folder conf/ offers: groups, choices, settings and their help. Read without Hydra, so
-that help comes at once."""
+"""What the folder conf/ offers: groups, choices, settings and their help.
+
+It is read without Hydra, so that the help text appears at once.
+"""
 
 from __future__ import annotations
 
@@ -9,27 +11,31 @@ from typing import Any, NamedTuple
 
 from omegaconf import OmegaConf
 
-_HERE = Path(__file__).resolve().parent.parent
-# Beside the package in a clone and in a Flower bundle, inside it where it is installed from a
-# wheel.
-CONF: Path = next(
-    (folder for folder in (_HERE / "conf", _HERE.parent / "conf") if folder.is_dir()),
-    _HERE.parent / "conf",
-)
+_PACKAGE = Path(__file__).resolve().parents[1]
 
-# Why a method is no plug-in, unless it wraps any host.
+
+def _conf_folder() -> Path:
+    """Return conf/: inside the package if installed from a wheel, else beside it."""
+    inside = _PACKAGE / "conf"
+    return inside if inside.is_dir() else _PACKAGE.parent / "conf"
+
+
+CONF: Path = _conf_folder()
+
+# Why a method is not a plug-in.
 ONE_METHOD = (
-    "a run has one method, which owns the aggregation; fedsa with fednova or scaffold, say, cannot"
-    " be: their server steps need the mean of the changes under known weights, which fedsa replaces"
+    "a run has exactly one method, which owns the aggregation; fedsa, for example, cannot be"
+    " combined with fednova or scaffold, whose server steps need the mean of the changes under"
+    " known weights, which fedsa replaces"
 )
 
-_SETTING = re.compile(
+_SETTING_LINE = re.compile(
     r"(?P<indent> *)(?P<key>\w+):(?: +(?P<value>[^#\s][^#]*?))?(?: +# +(?P<help>.*))?"
 )
 
 
-class Setting(NamedTuple):
-    """A line `key: value  # help` of a YAML file; the value as it is written there."""
+class YamlSetting(NamedTuple):
+    """A line `key: value  # help` of a YAML file; the value is text, as in the file."""
 
     key: str
     value: str
@@ -37,48 +43,46 @@ class Setting(NamedTuple):
 
 
 def groups() -> dict[str, tuple[str, ...]]:
-    """Group -> its choices."""
-    return {
-        folder.name: choices(folder.name) for folder in sorted(CONF.iterdir()) if folder.is_dir()
-    }
+    """Return group -> its choices."""
+    folders = sorted(path for path in CONF.iterdir() if path.is_dir())
+    return {folder.name: choices(folder.name) for folder in folders}
 
 
 def choices(group: str) -> tuple[str, ...]:
-    """The choices of a group in order of name; one in a folder below is `folder/name`."""
+    """Return the choices of a group in alphabetical order; one in a subfolder is `folder/name`."""
     folder = CONF / group
-    return tuple(
-        sorted(
-            path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.yaml")
-        )
-    )
+    paths = (path.relative_to(folder).with_suffix("") for path in folder.rglob("*.yaml"))
+    return tuple(sorted(path.as_posix() for path in paths))
+
+
+def overrides_of_choice(choice: str) -> list[str]:
+    """Return `group=choice` for every group that has this choice."""
+    return [f"{group}={choice}" for group, names in groups().items() if choice in names]
 
 
 def defaults() -> dict[str, str | list[str] | None]:
-    """Group -> the choice that config.yaml makes: a name, a list of names, or None for no
-    choice."""
-    return {
-        group: choice
-        for entry in _load(CONF / "config.yaml")["defaults"]
-        if isinstance(entry, dict)
-        for group, choice in entry.items()
-        if not group.startswith("override ")
-    }
+    """Return group -> the choice in config.yaml: a name, a list of names, or None for no choice."""
+    entries = _load(CONF / "config.yaml")["defaults"]
+    pairs = [pair for entry in entries if isinstance(entry, dict) for pair in entry.items()]
+    return {group: choice for group, choice in pairs if not group.startswith("override ")}
 
 
-def fixed(group: str, choice: str) -> dict[str, str]:
-    """Other groups' choices that this choice is defined by: {"server_opt": "fedadam"} for the
-    method fedadam."""
+def fixed_choices(group: str, choice: str) -> dict[str, str]:
+    """Return the choices of other groups that define this one.
+
+    For the method fedadam that is {"server_opt": "fedadam"}.
+    """
     entries = _load(CONF / group / f"{choice}.yaml").get("defaults", [])
-    overrides = [item for entry in entries if isinstance(entry, dict) for item in entry.items()]
+    pairs = [pair for entry in entries if isinstance(entry, dict) for pair in entry.items()]
     return {
         key.removeprefix("override /").partition("@")[0]: value
-        for key, value in overrides
+        for key, value in pairs
         if key.startswith("override /")
     }
 
 
 def title(group: str, choice: str) -> str:
-    """The first comment of the choice's file, its package line aside; empty where there is none."""
+    """Return the first comment of the choice's file, without the `# @package` line; "" if none."""
     for line in (CONF / group / f"{choice}.yaml").read_text(encoding="utf-8").splitlines():
         if not line.startswith("#"):
             break
@@ -87,20 +91,23 @@ def title(group: str, choice: str) -> str:
     return ""
 
 
-def settings(path: str) -> list[Setting]:
-    """The scalar settings in `<path>.yaml` that carry a help comment, keys of a block dotted:
-    eval.every."""
-    found: list[Setting] = []
+def settings(path: str) -> list[YamlSetting]:
+    """Return the scalar settings of `<path>.yaml` that have a help comment.
+
+    Keys inside a block are dotted: `eval.every`.
+    """
+    documented: list[YamlSetting] = []
     block = ""
     for line in (CONF / f"{path}.yaml").read_text(encoding="utf-8").splitlines():
-        match = _SETTING.fullmatch(line)
+        match = _SETTING_LINE.fullmatch(line)
         if match is None:
             continue
         if not match["indent"]:
             block = "" if match["value"] else f"{match['key']}."
-        if match["value"] and match["help"] and len(match["indent"]) == (2 if block else 0):
-            found.append(Setting(f"{block}{match['key']}", match["value"], match["help"]))
-    return found
+        depth = 2 if block else 0
+        if match["value"] and match["help"] and len(match["indent"]) == depth:
+            documented.append(YamlSetting(f"{block}{match['key']}", match["value"], match["help"]))
+    return documented
 
 
 def _load(path: Path) -> dict[str, Any]:

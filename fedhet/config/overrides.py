@@ -1,5 +1,7 @@
-"""The overrides `key=value` of a command line: read, checked against conf/ and, for sweeps, spread
-out into single runs."""
+"""The overrides `key=value` of a command line.
+
+They are parsed, checked against conf/ and, for a sweep, expanded into single runs.
+"""
 
 from __future__ import annotations
 
@@ -19,96 +21,104 @@ from fedhet.errors import ConfigError
 
 
 def parse(lines: Sequence[str]) -> list[Override]:
-    """The overrides in their order, a leading + dropped: only known keys may be given, so to add is
-    to set.
+    """Parse the overrides in order.
+
+    A leading + is dropped: only known keys may be given, so adding a key is the same as setting it.
 
     Raises:
-        ConfigError: a text is no override, or names an unknown choice of a group.
+        ConfigError: a text is not an override, or it names an unknown choice of a group.
     """
     if isinstance(lines, str):
         raise ConfigError(f"the overrides are a list of texts, not one text: write [{lines!r}]")
-    parsed, groups = [_read(line) for line in lines], catalogue.groups()
+    parsed = [_parse_one(line) for line in lines]
+    groups = catalogue.groups()
     for override in parsed:
         if override.key_or_group in groups:
-            for line in spread(override):
-                _check_choice(_read(line))
+            for line in sweep_values(override):
+                _check_choice(_parse_one(line))
     return parsed
 
 
-def single(parsed: Sequence[Override]) -> list[str]:
-    """The overrides as texts for one run.
+def of_single_run(parsed: Sequence[Override]) -> list[str]:
+    """Return the overrides of one run as texts.
 
     Raises:
-        ConfigError: one is a sweep.
+        ConfigError: one of them is a sweep.
     """
     for override in parsed:
         if override.is_sweep_override():
             raise ConfigError(
-                f"{override.input_line!r} gives several values: add -m to run each of them, "
-                "or write key=[a,b] for a list and key='a,b' for one text"
+                f"{override.input_line!r} gives several values: add -m to run each of them, or"
+                " write key=[a,b] for a list and key='a,b' for one text"
             )
     return [str(override.input_line) for override in parsed]
 
 
-def spread(override: Override) -> list[str]:
-    """A sweep as one text for each value, of a range or an interval its two ends only; another
-    override as it is."""
-    sweep = override.value()
+def of_sweep_runs(parsed: Sequence[Override]) -> Iterator[list[str]]:
+    """Yield the overrides of enough single runs to check a sweep.
+
+    They cover every combination of the groups' choices, and every other value once. Names and
+    ranges of two settings do not depend on each other, so that is enough to check them, and a long
+    sweep is checked quickly.
+    """
+    values = [sweep_values(override) for override in parsed]
+    groups = catalogue.groups()
+    combined = [
+        alternatives if override.key_or_group in groups else alternatives[:1]
+        for override, alternatives in zip(parsed, values, strict=True)
+    ]
+    yield from map(list, itertools.product(*combined))
+    first = [alternatives[0] for alternatives in values]
+    for position, alternatives in enumerate(values):
+        for line in alternatives[len(combined[position]) :]:
+            yield [*first[:position], line, *first[position + 1 :]]
+
+
+def sweep_values(override: Override) -> list[str]:
+    """Return one text for each value of a sweep, and an override without a sweep as it is.
+
+    Of a range or an interval only the two ends are returned.
+    """
     if not override.is_sweep_override():
         return [str(override.input_line)]
+    sweep = override.value()
     if isinstance(sweep, IntervalSweep):
         values = [str(sweep.start), str(sweep.end)]
     elif isinstance(sweep, Glob):
         values = sweep.filter(list(catalogue.choices(override.key_or_group)))
     else:
         values = list(override.sweep_string_iterator())
-        values = values[:: max(1, len(values) - 1)] if isinstance(sweep, RangeSweep) else values
+        if isinstance(sweep, RangeSweep):
+            values = values[:: max(1, len(values) - 1)]
     if not values:
         raise ConfigError(f"{override.input_line!r} has no value to run")
     return [f"{override.key_or_group}={value}" for value in values]
 
 
-def runs_of_sweep(parsed: Sequence[Override]) -> Iterator[list[str]]:
-    """Single runs that use every combination of the groups' choices, and every other value once.
-
-    That is enough to check names and ranges, for which no two settings depend on each other; it
-    keeps long sweeps quick to check."""
-    values = [spread(override) for override in parsed]
-    groups = catalogue.groups()
-    combined = [
-        each if override.key_or_group in groups else each[:1]
-        for override, each in zip(parsed, values, strict=True)
-    ]
-    yield from map(list, itertools.product(*combined))
-    for position, each in enumerate(values):
-        for line in each[len(combined[position]) :]:
-            yield [line if place == position else other[0] for place, other in enumerate(values)]
-
-
 def choices_only(parsed: Sequence[Override]) -> list[str]:
-    """The overrides that choose from a group."""
+    """Return the overrides that choose from a group."""
     groups = catalogue.groups()
-    chosen = [
-        override
+    return [
+        str(override.input_line)
         for override in parsed
         if override.key_or_group in groups and not isinstance(override.value(), dict)
     ]
-    return [str(override.input_line) for override in chosen]
 
 
 def check_keys(parsed: Sequence[Override], settings: Mapping[str, Any]) -> None:
-    """Refuse keys that are not in `settings`, the configuration that the chosen groups make.
+    """Refuse keys that are not in `settings`, the configuration of the chosen groups.
 
     Raises:
-        ConfigError: naming the nearest keys, and those allowed at that level.
+        ConfigError: naming the closest keys, and those that are allowed at that level.
     """
     for override in parsed:
-        if override.key_or_group != "experiment" and not override.is_hydra_override():
-            for key in _leaves(override.value(), override.key_or_group):
-                _check_key(key, settings)
+        if override.key_or_group == "experiment" or override.is_hydra_override():
+            continue
+        for key in _leaf_keys(override.value(), override.key_or_group):
+            _check_key(key, settings)
 
 
-def _read(line: str) -> Override:
+def _parse_one(line: str) -> Override:
     if not line.startswith(("+hydra", "++hydra")):
         line = line.lstrip("+")
     try:
@@ -124,7 +134,7 @@ def _read(line: str) -> Override:
         )
     if override.package is not None:
         raise ConfigError(
-            f"{line!r}: a choice has its fixed place; write {override.key_or_group}=... without"
+            f"{line!r}: the package of a choice is fixed; write {override.key_or_group}=... without"
             f" @{override.package}"
         )
     return override
@@ -132,47 +142,49 @@ def _read(line: str) -> Override:
 
 def _unreadable(line: str, error: Exception) -> str:
     if "=" not in line:
-        known = [
-            f"{group}={line}" for group, choices in catalogue.groups().items() if line in choices
-        ]
-        return f"cannot read {line!r}: write key=value{did_you_mean(line, (), known)}"
+        hint = did_you_mean(line, (), catalogue.overrides_of_choice(line))
+        return f"cannot read {line!r}: write key=value{hint}"
     start = getattr(error.__cause__, "startIndex", None)
     reason = str(error).splitlines()[0] if start is None else f"unexpected {line[start:]!r}"
     return (
-        f"cannot read {line!r}: {reason}; text with special characters is quoted twice, as in"
-        " \"key='a, b'\""
+        f"cannot read {line!r}: {reason}; text with special characters needs two pairs of quotes,"
+        " as in \"key='a, b'\""
     )
 
 
 def _check_choice(override: Override) -> None:
-    group, value = override.key_or_group, override.value()
+    group = override.key_or_group
+    value = override.value()
     choices = catalogue.choices(group)
     if isinstance(value, dict):
         return  # settings, not a choice
     if isinstance(value, list) and group != "plugin":
         raise ConfigError(
-            f"{override.input_line!r}: {group} takes one choice, not a list; choose from:"
-            f" {', '.join(choices)}"
+            f"{override.input_line!r}: {group} takes one choice, not a list;"
+            f" choose from: {', '.join(choices)}"
         )
-    if value is None and group in catalogue.defaults() and catalogue.defaults()[group] is None:
-        return  # as in config.yaml
+    if value is None and catalogue.defaults().get(group, "") is None:
+        return  # no choice is this group's default
     for name in value if isinstance(value, list) else [value]:
         if group == "plugin" and name not in choices and name in catalogue.choices("method"):
             raise ConfigError(
-                f"unknown plugin '{name}': it is a method, and {catalogue.ONE_METHOD}; choose from:"
-                f" {', '.join(choices)}"
+                f"unknown plugin '{name}': it is a method, and {catalogue.ONE_METHOD};"
+                f" choose from: {', '.join(choices)}"
             )
-        if name not in choices and not _named(group, str(name)):
+        if name not in choices and not _register_named_choice(group, str(name)):
             shown = "null" if name is None else name
             raise ConfigError(
-                f"unknown {group} '{shown}'{did_you_mean(str(name), choices)}; choose from:"
-                f" {', '.join(choices)}"
+                f"unknown {group} '{shown}'{did_you_mean(str(name), choices)};"
+                f" choose from: {', '.join(choices)}"
             )
 
 
-def _named(group: str, choice: str) -> bool:
-    """Whether the choice is `torchvision/<name>`: `torchvision` with its setting `name`. Hydra then
-    finds it as if it had a file."""
+def _register_named_choice(group: str, choice: str) -> bool:
+    """Let Hydra find the choice `torchvision/<name>`: `torchvision` with its setting `name`.
+
+    Returns:
+        False if the choice is not of this form.
+    """
     family, _, name = choice.partition("/")
     if not name or "/" in name or family not in catalogue.choices(group):
         return False
@@ -193,36 +205,39 @@ def _check_key(key: str, settings: Mapping[str, Any]) -> None:
         elif isinstance(level, list) and part.isdigit() and int(part) < len(level):
             level = level[int(part)]
         else:
-            raise ConfigError(_unknown(key, ".".join(parts[:depth]), level, settings))
+            raise ConfigError(_unknown_key(key, ".".join(parts[:depth]), level, settings))
 
 
-def _unknown(key: str, above: str, level: Any, settings: Mapping[str, Any]) -> str:
-    if above == "plugin":
-        name, plugins = key.split(".")[1], catalogue.choices("plugin")
-        if name in plugins:
-            return f"{key!r}: the plug-in {name} is not in this run; add plugin=[{name}]"
-        return (
-            f"{key!r}: unknown plug-in{did_you_mean(name, plugins)}; choose from:"
-            f" {', '.join(plugins)}"
-        )
+def _unknown_key(key: str, parent: str, level: Any, settings: Mapping[str, Any]) -> str:
+    """Explain that `level`, the value of the key `parent`, does not have the rest of `key`."""
+    if parent == "plugin":
+        return _unknown_plugin_key(key)
     top = list(dict.fromkeys([*catalogue.groups(), *settings]))
-    leaves = [leaf for leaf in _leaves(settings) if not leaf.endswith("_target_")]
-    namesakes = [leaf for leaf in leaves if leaf.rpartition(".")[2] == key.rpartition(".")[2]]
-    message = (
-        "unknown setting"
-        f" {key!r}{did_you_mean(key, leaves if above else [*top, *leaves], namesakes)};"
-        f" {above or 'the top level'}"
-    )
+    leaves = [leaf for leaf in _leaf_keys(settings) if not leaf.endswith("_target_")]
+    last = key.rpartition(".")[2]
+    same_name = [leaf for leaf in leaves if leaf.rpartition(".")[2] == last]
+    hint = did_you_mean(key, leaves if parent else [*top, *leaves], same_name)
+    message = f"unknown setting {key!r}{hint}; {parent or 'the top level'}"
     if not isinstance(level, Mapping):
         return f"{message} has nothing below it"
-    allowed = [name for name in level if name != "_target_"] if above else top
+    allowed = [name for name in level if name != "_target_"] if parent else top
     return f"{message} has {', '.join(allowed) or 'no settings in this run'}"
 
 
-def _leaves(value: Any, key: str = "") -> Iterator[str]:
-    """The dotted keys of a nested mapping's values; an empty mapping is a value."""
+def _unknown_plugin_key(key: str) -> str:
+    name = key.split(".")[1]
+    plugins = catalogue.choices("plugin")
+    if name in plugins:
+        return f"{key!r}: the plug-in {name} is not in this run; add plugin=[{name}]"
+    return (
+        f"{key!r}: unknown plug-in{did_you_mean(name, plugins)}; choose from: {', '.join(plugins)}"
+    )
+
+
+def _leaf_keys(value: Any, key: str = "") -> Iterator[str]:
+    """Yield the dotted keys of a nested mapping's values; an empty mapping is a value."""
     if isinstance(value, Mapping) and value:
         for name, inner in value.items():
-            yield from _leaves(inner, f"{key}.{name}" if key else str(name))
+            yield from _leaf_keys(inner, f"{key}.{name}" if key else str(name))
     else:
         yield key

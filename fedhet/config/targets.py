@@ -1,5 +1,7 @@
-"""`_target_` in the configuration: which classes it may name, and how they are made. Hydra's own
-`instantiate` would call anything."""
+"""`_target_` in the configuration: which classes it may name, and how they are instantiated.
+
+Hydra's own `instantiate` would call anything.
+"""
 
 from __future__ import annotations
 
@@ -14,33 +16,42 @@ from omegaconf import DictConfig, OmegaConf
 
 from fedhet.errors import ConfigError, DataError
 
-# What Hydra's settings may name: launchers and sweepers, and in logging settings handlers ("class")
-# and factories ("()").
-_HYDRA_TARGETS = ("_target_", "class", "()")
+# Keys with which Hydra's settings name code: launchers and sweepers, and in logging settings
+# handlers ("class") and factories ("()").
+_HYDRA_TARGET_KEYS = ("_target_", "class", "()")
 _HYDRA_TRUSTED = ("hydra", "hydra_plugins", "logging", "colorlog")
 _RESOLVES_TO_OBJECT = re.compile(r"\boc\.(create|decode)\b")
 
 
 def check_targets(cfg: DictConfig) -> None:
-    """Refuse a `_target_` outside fedhet and the prefixes in FEDHET_TRUST: a configuration must not
-    call what it likes.
+    """Refuse a `_target_` outside fedhet and the prefixes in FEDHET_TRUST.
 
-    FEDHET_TRUST is an environment variable, `my_package,other.module`; a prefix matches whole names
-    between dots."""
-    for key, name, value in _values(OmegaConf.to_container(cfg, resolve=True)):
+    A configuration must not call arbitrary code. FEDHET_TRUST is an environment variable such as
+    `my_package,other.module`; a prefix matches whole names between dots.
+
+    Raises:
+        ConfigError: naming the key and the trusted prefixes.
+    """
+    for path, name, value in _walk(OmegaConf.to_container(cfg, resolve=True)):
         if name == "_target_" and value is not None:
-            _check(key, value, _trusted())
+            _check_trusted(path, value, _trusted())
 
 
 def check_hydra_targets(hydra: DictConfig) -> None:
-    """The same for Hydra's settings: launchers, sweepers, callbacks, logging; and they must not
-    widen FEDHET_TRUST."""
-    for key, name, value in _values(OmegaConf.to_container(hydra), "hydra"):
-        if name in _HYDRA_TARGETS:
-            _check(key, value, _HYDRA_TRUSTED)
+    """Refuse code outside Hydra and logging in Hydra's own settings.
+
+    That concerns launchers, sweepers, callbacks and logging. These settings must not widen
+    FEDHET_TRUST either.
+
+    Raises:
+        ConfigError: naming the key.
+    """
+    for path, name, value in _walk(OmegaConf.to_container(hydra), "hydra"):
+        if name in _HYDRA_TARGET_KEYS:
+            _check_trusted(path, value, _HYDRA_TRUSTED)
         if isinstance(value, str) and _RESOLVES_TO_OBJECT.search(value):
             raise ConfigError(
-                f"{key}={value} is not allowed: oc.create and oc.decode could hide a _target_"
+                f"{path}={value} is not allowed: oc.create and oc.decode could hide a _target_"
             )
     if "FEDHET_TRUST" in hydra.job.env_set:
         raise ConfigError(
@@ -50,49 +61,52 @@ def check_hydra_targets(hydra: DictConfig) -> None:
 
 
 def find_target(node: DictConfig) -> Any:
-    """The class or function that `node._target_` names.
+    """Return the class or function that `node._target_` names.
 
     Raises:
-        ConfigError: the name is not trusted, or not found.
+        ConfigError: the name is not trusted, or there is no such class.
     """
-    key, target = f"{node._get_full_key(None)}._target_", node._target_
-    _check(key, target, _trusted())
+    path = f"{node._get_full_key(None)}._target_"
+    target = node._target_
+    _check_trusted(path, target, _trusted())
     module_name, _, name = target.rpartition(".")
     try:
-        found = getattr(importlib.import_module(module_name), name, None) if module_name else None
+        thing = getattr(importlib.import_module(module_name), name, None) if module_name else None
     except ModuleNotFoundError as error:
         if not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # the module is there, but lacks a dependency
-        found = None
-    # Only what comes from that package: `fedhet.<module>.Popen` would reach whatever a module
-    # imports.
-    if (
-        not callable(found)
-        or str(getattr(found, "__module__", "")).partition(".")[0] != target.partition(".")[0]
-    ):
-        raise ConfigError(f"{key}={target}: there is no such class")
-    return found
+            raise  # the module exists, but a dependency of it is missing
+        thing = None
+    # Only what that package defines itself: `fedhet.<module>.Popen` would give access to anything
+    # that a module imports.
+    package = str(getattr(thing, "__module__", "")).partition(".")[0]
+    if not callable(thing) or package != target.partition(".")[0]:
+        raise ConfigError(f"{path}={target}: there is no such class")
+    return thing
 
 
 def instantiate(node: DictConfig, **kwargs: Any) -> Any:
-    """The object that `node._target_` names, made with the node's other keys and `kwargs`; None
-    where `_target_` is null.
+    """Call what `node._target_` names with the node's other keys and `kwargs`.
 
-    Raises: ConfigError: as `find_target`; or an argument is unknown or missing, or the constructor
-        raised ValueError.
+    Returns:
+        The object, or None if `_target_` is null.
+
+    Raises:
+        ConfigError: as `find_target` does; or an argument is unknown or missing; or the constructor
+            raised a ValueError or a TypeError.
     """
     if node._target_ is None:
         return None
-    make, key = find_target(node), node._get_full_key(None)
+    target = find_target(node)
+    key = node._get_full_key(None)
     settings: Any = OmegaConf.to_container(node, resolve=True)
     arguments = {**settings, **kwargs}
     del arguments["_target_"]
     try:
-        inspect.signature(make).bind(**arguments)
+        inspect.signature(target).bind(**arguments)
     except TypeError as error:
         raise ConfigError(f"{key} does not fit {node._target_}: {error}") from error
     try:
-        return make(**arguments)
+        return target(**arguments)
     except (ConfigError, DataError):
         raise
     except (ValueError, TypeError) as error:
@@ -100,35 +114,26 @@ def instantiate(node: DictConfig, **kwargs: Any) -> Any:
 
 
 def _trusted() -> tuple[str, ...]:
-    return (
-        "fedhet",
-        *(
-            name.strip().rstrip(".")
-            for name in re.split("[,:]", os.environ.get("FEDHET_TRUST", ""))
-            if name.strip(" .")
-        ),
+    words = re.split("[,:]", os.environ.get("FEDHET_TRUST", ""))
+    return ("fedhet", *(word.strip().rstrip(".") for word in words if word.strip(" .")))
+
+
+def _check_trusted(path: str, target: object, trusted: tuple[str, ...]) -> None:
+    if isinstance(target, str) and any(f"{target}.".startswith(f"{name}.") for name in trusted):
+        return
+    allowed = ", ".join(f"{name}.*" for name in trusted)
+    hint = "; the environment variable FEDHET_TRUST adds packages"
+    raise ConfigError(
+        f"{path}={target} is not trusted; allowed: {allowed}"
+        f"{'' if path.startswith('hydra.') else hint}"
     )
 
 
-def _check(key: str, target: object, trusted: tuple[str, ...]) -> None:
-    if not isinstance(target, str) or not any(
-        target.startswith(f"{name}.") or target == name for name in trusted
-    ):
-        hint = (
-            ""
-            if key.startswith("hydra.")
-            else "; the environment variable FEDHET_TRUST adds packages"
-        )
-        raise ConfigError(
-            f"{key}={target} is not trusted; allowed:"
-            f" {', '.join(f'{name}.*' for name in trusted)}{hint}"
-        )
-
-
-def _values(node: Any, key: str = "") -> Iterator[tuple[str, str, Any]]:
-    """(dotted key, last part of it, value) of every value in nested mappings and lists."""
-    if isinstance(node, dict | list):
-        for name, inner in node.items() if isinstance(node, dict) else enumerate(node):
-            path = f"{key}.{name}" if key else str(name)
-            yield path, str(name), inner
-            yield from _values(inner, path)
+def _walk(node: Any, path: str = "") -> Iterator[tuple[str, str, Any]]:
+    """Yield (dotted key, its last part, value) for every value in nested mappings and lists."""
+    if not isinstance(node, dict | list):
+        return
+    for name, inner in node.items() if isinstance(node, dict) else enumerate(node):
+        inner_path = f"{path}.{name}" if path else str(name)
+        yield inner_path, str(name), inner
+        yield from _walk(inner, inner_path)

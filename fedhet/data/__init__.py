@@ -1,7 +1,8 @@
-"""Datasets, partitions, and the federations they make.
+"""Datasets, partitions, and the clients' data that they determine.
 
 Names are resolved on first use (PEP 562), so that checking a partition's settings does not import
-torch."""
+torch.
+"""
 
 from __future__ import annotations
 
@@ -10,22 +11,27 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedhet.data.dataset import Dataset
-    from fedhet.data.federation import Federation, Normalize, describe, split, transform
+    from fedhet.data.federation import Federation, Normalize, class_counts, split, transform
     from fedhet.data.partition import Dirichlet, Iid, Natural, Pathological, Quantity, Shards
     from fedhet.data.saved import Saved
     from fedhet.data.scheme import Partition, Scheme
 
-_HOME = {
-    **dict.fromkeys(("Dataset",), "fedhet.data.dataset"),
-    **dict.fromkeys(
-        ("Federation", "Normalize", "describe", "split", "transform"), "fedhet.data.federation"
-    ),
-    **dict.fromkeys(
-        ("Dirichlet", "Iid", "Natural", "Pathological", "Quantity", "Shards"),
-        "fedhet.data.partition",
-    ),
-    **dict.fromkeys(("Saved",), "fedhet.data.saved"),
-    **dict.fromkeys(("Partition", "Scheme"), "fedhet.data.scheme"),
+_MODULES = {
+    "Dataset": "dataset",
+    "Dirichlet": "partition",
+    "Federation": "federation",
+    "Iid": "partition",
+    "Natural": "partition",
+    "Normalize": "federation",
+    "Partition": "scheme",
+    "Pathological": "partition",
+    "Quantity": "partition",
+    "Saved": "saved",
+    "Scheme": "scheme",
+    "Shards": "partition",
+    "class_counts": "federation",
+    "split": "federation",
+    "transform": "federation",
 }
 
 __all__ = [
@@ -41,13 +47,13 @@ __all__ = [
     "Saved",
     "Scheme",
     "Shards",
-    "describe",
+    "class_counts",
     "split",
     "transform",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOME[name]), name)
+    return getattr(import_module(f"fedhet.data.{_MODULES[name]}"), name)

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from fedhet import process
-from fedhet.cli.main import tell
+from fedhet.cli.errors import report_error
 
 with process.imports():
     from fedhet.data.commands import describe, download, export, partition
@@ -17,22 +17,27 @@ COMMANDS = {"download": download, "describe": describe, "partition": partition, 
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Do what the arguments say (those of the process if None); exit codes as `python -m
-    fedhet`."""
-    lines = sys.argv[1:] if argv is None else list(argv)
+    """Run a command and return its exit code, with the same codes as `python -m fedhet`.
+
+    Args:
+        argv: the arguments; None: those of the process.
+    """
+    arguments = sys.argv[1:] if argv is None else list(argv)
     parser = argparse.ArgumentParser(prog="python -m fedhet.data", description=__doc__)
     commands = parser.add_subparsers(metavar="command", required=True)
     for name, module in COMMANDS.items():
-        about = (module.__doc__ or "").partition("\n")[0]
-        module.add_arguments(commands.add_parser(name, help=about, description=about))
-    if not lines or lines[0] not in COMMANDS:
-        parser.parse_args(lines)  # prints the help or what is wrong, and exits
-    args = commands.choices[lines[0]].parse_intermixed_args(lines[1:])
+        summary = (module.__doc__ or "").partition("\n")[0]
+        module.add_arguments(commands.add_parser(name, help=summary, description=summary))
+    if not arguments or arguments[0] not in COMMANDS:
+        parser.parse_args(arguments)  # prints the help or the error, and exits
+    name, *options = arguments
+    # Overrides may stand on both sides of an option; a parser with subcommands cannot parse that.
+    args = commands.choices[name].parse_intermixed_args(options)
     terminal.log_to_stderr()
     try:
-        return COMMANDS[lines[0]].main(args)
-    except Exception as error:  # noqa: BLE001 -- the last place that can tell it in one line
-        return tell(error)
+        return COMMANDS[name].main(args)
+    except Exception as error:  # noqa: BLE001 -- the last place that can report it in one line
+        return report_error(error)
 
 
 if __name__ == "__main__":

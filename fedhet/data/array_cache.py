@@ -1,8 +1,8 @@
-"""Decoded arrays on disk: the first process to need a dataset decodes it, every later one maps the
-same pages of memory.
+"""Decoded arrays on disk: the first process that needs a dataset decodes it, and all others map it.
 
-Each entry is a folder `$FEDHET_CACHE/data/<hash of its key>` of one .npy file per array and a
-header. Any may be deleted."""
+An entry is a folder `$FEDHET_CACHE/data/<hash of its key>` with one .npy file per array and a
+header. Processes that map it share its pages of memory. Any entry may be deleted.
+"""
 
 from __future__ import annotations
 
@@ -18,20 +18,19 @@ from typing import Any
 
 import numpy as np
 
-from fedhet.data.partition_cache import root
+from fedhet.data.files import cache_root
 from fedhet.errors import DataError
 
 log = logging.getLogger("fedhet.data")
 
-_FORMAT = 1  # part of every key: raise it when an entry is laid out otherwise
+_FORMAT = 1  # part of every key: increase it when the layout of an entry changes
 _HEADER = "header.json"
 
 Arrays = dict[str, np.ndarray]
 
 
 def signature(paths: Iterable[Path]) -> str:
-    """What a key says of its source files: a hash of each one's path, size and time of the last
-    change.
+    """The source files' part of a key: a hash of each one's path, size and modification time.
 
     Raises:
         DataError: a file cannot be read.
@@ -40,94 +39,93 @@ def signature(paths: Iterable[Path]) -> str:
     for path in paths:
         try:
             stat = path.stat()
-        except OSError as error:  # such as a link to nowhere
+        except OSError as error:  # for example a broken link
             raise DataError(f"{path} cannot be read: {error.strerror}") from error
         digest.update(f"{path.absolute()}\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode())
     return digest.hexdigest()
 
 
-def stored(name: str, key: Mapping[str, Any], make: Callable[[], Arrays]) -> Arrays:
-    """The arrays that `make` returns, mapped from disk; it is called only where no earlier process
-    has left them.
+def cached_arrays(name: str, key: Mapping[str, Any], make: Callable[[], Arrays]) -> Arrays:
+    """The arrays that `make` returns, mapped from disk.
 
-    Args: name: the dataset's, for messages. key: all that decides the arrays, as JSON: the loader,
-        its settings, `signature` of the source files. make: decodes the data into named arrays
-        (numbers or fixed-width text, no objects).
+    `make` is called only if no earlier process has stored them. The arrays are writable, but
+    writing changes neither the disk nor other processes, and `torch.from_numpy` does not copy them.
+    A damaged entry is replaced, and a cache that cannot be written is bypassed; both are logged.
 
-    The arrays can be written to, which changes neither the disk nor other processes;
-    `torch.from_numpy` does not copy them. A damaged entry is made anew, and a cache that cannot be
-    written is left out; both are logged."""
+    Args:
+        name: the dataset's name, for messages.
+        key: everything that determines the arrays, as JSON: the loader, its settings and the
+            `signature` of the source files.
+        make: decodes the data into named arrays (numbers or fixed-width text, no objects).
+    """
     from filelock import FileLock
 
-    named = json.dumps([_FORMAT, name, key], sort_keys=True)
-    place = root() / "data" / hashlib.sha256(named.encode()).hexdigest()[:32]
-    if (found := _load(place, named)) is not None:
-        return found
+    full_key = json.dumps([_FORMAT, name, key], sort_keys=True)
+    entry = cache_root() / "data" / hashlib.sha256(full_key.encode()).hexdigest()[:32]
+    if (arrays := _load(entry, full_key)) is not None:
+        return arrays
     try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        turn = FileLock(f"{place}.lock").acquire()
+        entry.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(f"{entry}.lock").acquire()
     except (OSError, NotImplementedError) as error:  # some file systems have no locks
-        _unwritable(place.parent, str(error))
+        _log_unwritable(entry.parent, str(error))
         return make()
-    with turn:
-        return found if (found := _load(place, named)) is not None else _save(place, named, make())
+    with lock:
+        # Another process may have stored them while this one waited for the lock.
+        if (arrays := _load(entry, full_key)) is not None:
+            return arrays
+        return _save(entry, full_key, make())
 
 
-def _load(place: Path, named: str) -> Arrays | None:
-    """The arrays at `place`; None where there are none, or they are damaged (which is logged)."""
+def _load(entry: Path, full_key: str) -> Arrays | None:
+    """The arrays of an entry; None if it does not exist or is damaged (which is logged)."""
     try:
-        if not place.is_dir():
+        if not entry.is_dir():
             return None
-        header = json.loads((place / _HEADER).read_text())
+        header = json.loads((entry / _HEADER).read_text())
         arrays = {
-            name: np.asarray(np.load(place / f"{name}.npy", mmap_mode="c"))
+            name: np.asarray(np.load(entry / f"{name}.npy", mmap_mode="c"))
             for name in header["arrays"]
         }
-        if (
-            header["key"] != named
-            or {name: _describe(array) for name, array in arrays.items()} != header["arrays"]
-        ):
+        if header["key"] != full_key or _layout(arrays) != header["arrays"]:
             raise ValueError("its header describes other arrays")
         return arrays
     # what a damaged header or array raises
     except (OSError, ValueError, KeyError, TypeError, EOFError) as error:
-        log.warning("the cached data %s are damaged (%s): they are made anew", place, error)
+        log.warning("the cached data in %s are damaged (%s) and are replaced", entry, error)
     return None
 
 
-def _save(place: Path, named: str, arrays: Arrays) -> Arrays:
-    """Saves the arrays and maps them; in memory as they are where that fails. The caller holds the
-    lock of `place`."""
+def _save(entry: Path, full_key: str, arrays: Arrays) -> Arrays:
+    """Save the arrays and map them; if that fails, return them as they are in memory.
+
+    The caller holds the lock of the entry.
+    """
     try:
-        shutil.rmtree(place, ignore_errors=True)  # a damaged entry
-        with tempfile.TemporaryDirectory(dir=place.parent) as scratch:
-            whole = Path(scratch, "entry")
-            whole.mkdir()
+        shutil.rmtree(entry, ignore_errors=True)  # a damaged entry
+        with tempfile.TemporaryDirectory(dir=entry.parent) as scratch:
+            complete = Path(scratch, "entry")
+            complete.mkdir()
             for name, array in arrays.items():
-                np.save(whole / f"{name}.npy", array, allow_pickle=False)
-            (whole / _HEADER).write_text(
-                json.dumps(
-                    {
-                        "key": named,
-                        "arrays": {name: _describe(array) for name, array in arrays.items()},
-                    }
-                )
-            )
-            whole.replace(place)  # atomic: a reader sees the whole entry or none
+                np.save(complete / f"{name}.npy", array, allow_pickle=False)
+            header = {"key": full_key, "arrays": _layout(arrays)}
+            (complete / _HEADER).write_text(json.dumps(header))
+            complete.replace(entry)  # atomic: a reader sees the whole entry or none
     except OSError as error:
-        _unwritable(place.parent, str(error))
+        _log_unwritable(entry.parent, str(error))
         return arrays
-    return _load(place, named) or arrays
+    return _load(entry, full_key) or arrays
 
 
-def _describe(array: np.ndarray) -> list[Any]:
-    return [array.dtype.str, list(array.shape)]
+def _layout(arrays: Arrays) -> dict[str, list[Any]]:
+    """Each array's dtype and shape, as JSON."""
+    return {name: [array.dtype.str, list(array.shape)] for name, array in arrays.items()}
 
 
 @cache  # once per folder
-def _unwritable(place: Path, error: str) -> None:
+def _log_unwritable(folder: Path, error: str) -> None:
     log.warning(
-        "decoded data are not cached, each process decodes its own: %s cannot be written (%s)",
-        place,
+        "decoded data are not cached, so each process decodes its own: %s cannot be written (%s)",
+        folder,
         error,
     )

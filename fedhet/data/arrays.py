@@ -1,5 +1,8 @@
-"""From arrays to a dataset: labels and owners as numbers, the cut into training and test set,
-standardisation."""
+"""From raw arrays to a dataset.
+
+Labels and owners become numbers, a test set is held out if there is none, and the mean and standard
+deviation are measured.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,90 +24,116 @@ from fedhet.streams import generator
 from fedhet.task import Samples
 
 log = logging.getLogger("fedhet.data")
-CHUNK = 1024  # rows at a time where a pass needs float64
 
-# `dataset.mean` or `dataset.std`: "auto", or one number for each column or channel, or one for all
-Standard = Sequence[float] | str
-Classes = int | Sequence[str] | None  # `dataset.classes`
+_ROWS = 1024  # at a time, where a pass needs float64
+
+# `dataset.mean` or `dataset.std`: "auto", one number for each column or channel, or one for all.
+Statistic = Sequence[float] | str
+# `dataset.classes`: the classes' labels, their number, or None for the labels in the data.
+Classes = int | Sequence[str] | None
 
 
 @dataclass(frozen=True)
-class Part:
-    """Samples as they were found: x (n, ...), labels y (n,), owners (n,) or None, and where from,
-    for messages: (of x, of y)."""
+class RawSamples:
+    """Samples as a file contains them.
+
+    Args:
+        x: (n, ...), the inputs.
+        y: (n,), the labels.
+        owners: (n,), the samples' owners, or None.
+        x_source: where `x` comes from, for messages.
+        y_source: where `y` comes from, for messages.
+
+    Raises:
+        DataError: there are no samples, or labels or owners are missing.
+    """
 
     x: np.ndarray
     y: np.ndarray
     owners: np.ndarray | None
-    where: tuple[str, str]
+    x_source: str
+    y_source: str
 
     def __post_init__(self) -> None:
         for what, values in (("labels", self.y), ("owners", self.owners)):
             if values is not None and values.shape != (len(self.x),):
                 raise DataError(
-                    f"{self.where[0]}: {what} have shape {values.shape}; expected ({len(self.x)},),"
-                    " one for each sample"
+                    f"{self.x_source}: the {what} have shape {values.shape}; expected"
+                    f" ({len(self.x)},), one for each sample"
                 )
-        if (
-            self.owners is not None
-            and self.owners.dtype.kind == "f"
-            and (missing := np.isnan(self.owners)).any()
-        ):
-            raise DataError(
-                f"{self.where[0]}, row {int(missing.argmax())}: its owner is nan; each sample"
-                " needs one"
-            )
+        if self.owners is not None and self.owners.dtype.kind == "f":
+            missing = np.isnan(self.owners)
+            if missing.any():
+                raise DataError(
+                    f"{self.x_source}, row {int(missing.argmax())}: its owner is nan; each sample"
+                    " needs an owner"
+                )
         if not len(self.x):
-            raise DataError(f"{self.where[0]} has no sample")
+            raise DataError(f"{self.x_source} contains no samples")
 
 
-def gather(train: Part, test: Part | None, classes: Classes, test_fraction: float = 0.0) -> Arrays:
-    """What `assemble` makes a dataset of.
+def dataset_arrays(
+    train: RawSamples, test: RawSamples | None, classes: Classes, test_fraction: float = 0.0
+) -> Arrays:
+    """The arrays from which `assemble` builds a dataset.
 
-    Args: test: None: `test_fraction` of the training part, the same samples whatever the seed of
-        the run. classes: None: the labels that occur in the training part, sorted; C: they are 0 ..
-        C-1; or the labels in this order.
+    Args:
+        train: the training samples.
+        test: the test samples; None: `test_fraction` of the training samples, the same ones
+            whatever the seed of the run.
+        classes: None: the labels in the training samples, sorted; a number C: the labels are
+            0 .. C-1; a list: the labels in this order.
+        test_fraction: the fraction that is held out where `test` is None.
 
-    Raises: DataError: a label is none of the classes, or missing; it names file and row. Or a part
-        would be empty.
+    Raises:
+        DataError: a label is missing or not among the classes (the message names the file and the
+            row), or the training or test set would be empty.
     """
-    labels, test_labels = _plain(train), None if test is None else _plain(test)
-    names = np.unique(labels).astype(np.str_) if classes is None else _named(classes)
-    x, y, owners = train.x, _places(labels, names, train.where[1]), train.owners
+    labels = _plain_labels(train)
+    test_labels = None if test is None else _plain_labels(test)
+    names = np.unique(labels).astype(np.str_) if classes is None else _class_names(classes)
+    x = train.x
+    y = _class_numbers(labels, names, train.y_source)
+    owners = train.owners
     if test is None or test_labels is None:
-        rows, held = _cut(len(x), test_fraction, train.where[0])
-        test_x, test_y = x[held], y[held]
-        x, y, owners = x[rows], y[rows], None if owners is None else owners[rows]
+        kept, held_out = _split_rows(len(x), test_fraction, train.x_source)
+        test_x = x[held_out]
+        test_y = y[held_out]
+        x = x[kept]
+        y = y[kept]
+        owners = None if owners is None else owners[kept]
     else:
-        test_x, test_y = test.x, _places(test_labels, names, test.where[1])
-    found = {"x": x, "y": y, "test_x": test_x, "test_y": test_y, "classes": names, **_moments(x)}
-    return found if owners is None else {**found, **owned(owners)}
+        test_x = test.x
+        test_y = _class_numbers(test_labels, names, test.y_source)
+    arrays = {"x": x, "y": y, "test_x": test_x, "test_y": test_y, "classes": names, **_moments(x)}
+    return arrays if owners is None else {**arrays, **_owner_arrays(owners)}
 
 
-def owned(owners: np.ndarray) -> Arrays:
-    """Owners as numbers in the order of their names."""
-    names, numbers = np.unique(
-        owners if owners.dtype.kind in "iu" else owners.astype(np.str_), return_inverse=True
-    )
-    return {"owners": numbers.astype(np.int64), "owner_names": names.astype(np.str_)}
+def assemble(
+    name: str,
+    arrays: Arrays,
+    mean: Statistic = (0.0,),
+    std: Statistic = (1.0,),
+    augment: str = "none",
+) -> Dataset:
+    """The dataset of the arrays x, y, test_x, test_y and classes.
 
-
-def assemble(name: str, arrays: Arrays, mean: Standard = (0.0,), std: Standard = (1.0,)) -> Dataset:
-    """The dataset of the arrays x, y, test_x, test_y, classes and, where samples have owners,
-    owners and owner_names.
-
-    "auto" stands for the arrays mean and std: those of `gather` are over all training samples.
+    Where samples have owners, the arrays owners and owner_names are used too. A `mean` or `std` of
+    "auto" stands for the array of that name: the file's own, or else the one that `dataset_arrays`
+    computes over all training samples.
     """
     x, y, test_x, test_y = (torch.from_numpy(arrays[key]) for key in ("x", "y", "test_x", "test_y"))
-    given: dict[str, Any] = {"mean": mean, "std": std}
-    if "auto" in given.values():
-        given = {
-            key: arrays[key].tolist() if value == "auto" else value for key, value in given.items()
-        }
+    statistics: dict[str, Any] = {"mean": mean, "std": std}
+    if "auto" in statistics.values():
+        for key, value in statistics.items():
+            if value == "auto":
+                statistics[key] = arrays[key].tolist()
         log.info(
-            "%s: standardised by mean %s and std %s; auto took them from all %d training samples",
+            "%s: standardised with mean %s and std %s (auto: as in the file, or else of all %d"
+            " training samples)",
             name,
-            *given.values(),
+            statistics["mean"],
+            statistics["std"],
             len(x),
         )
     owners = arrays.get("owners")
@@ -113,73 +143,104 @@ def assemble(name: str, arrays: Arrays, mean: Standard = (0.0,), std: Standard =
         y,
         Samples(test_x, test_y),
         tuple(arrays["classes"].tolist()),
-        given["mean"],
-        given["std"],
-        owners,
-        () if owners is None else tuple(arrays["owner_names"].tolist()),
+        **statistics,
+        owners=owners,
+        owner_names=() if owners is None else tuple(arrays["owner_names"].tolist()),
+        augment=augment,
     )
+
+
+def labels_from_zero(path: Path, labels: np.ndarray, classes: int, first: int = 0) -> np.ndarray:
+    """The labels of a file that counts from `first`, as int64 in 0 .. classes - 1.
+
+    Raises:
+        DataError: a label is out of range; the message names the file and the first such row.
+    """
+    if labels.dtype.kind not in "iu":
+        raise DataError(f"{path}: its labels are {labels.dtype}; expected whole numbers")
+    last = first + classes - 1
+    wrong = np.flatnonzero((labels < first) | (labels > last))
+    if len(wrong):
+        row = wrong[0]
+        raise DataError(
+            f"{path}: row {row} has label {labels[row]}; labels go from {first} to {last}"
+        )
+    return labels.astype(np.int64) - first
+
+
+def _owner_arrays(owners: np.ndarray) -> Arrays:
+    """The owners as numbers, in the order of their names."""
+    sortable = owners if owners.dtype.kind in "iu" else owners.astype(np.str_)
+    names, numbers = np.unique(sortable, return_inverse=True)
+    return {"owners": numbers.astype(np.int64), "owner_names": names.astype(np.str_)}
 
 
 def _moments(x: np.ndarray) -> Arrays:
-    """`mean` and `std` per column or channel, in float64; the std of a constant, 0 but for
-    rounding, becomes 1."""
-    scale, axes = 255 if x.dtype == np.uint8 else 1, (0, *range(2, x.ndim))
-    chunks = [x[at : at + CHUNK] for at in range(0, len(x), CHUNK)]
-    mean = sum((chunk / scale).sum(axes, np.float64) for chunk in chunks) * x.shape[1] / x.size
+    """`mean` and `std` per column or channel, in float64.
+
+    The standard deviation of a constant, which is 0 up to rounding, becomes 1.
+    """
+    scale = 255 if x.dtype == np.uint8 else 1
+    axes = (0, *range(2, x.ndim))
+    chunks = [x[start : start + _ROWS] for start in range(0, len(x), _ROWS)]
+    sums = ((chunk / scale).sum(axes, np.float64) for chunk in chunks)
+    mean = sum(sums) * x.shape[1] / x.size
     centre = np.expand_dims(mean, axes)
-    std = np.sqrt(
-        sum(((chunk / scale - centre) ** 2).sum(axes) for chunk in chunks) * x.shape[1] / x.size
-    )
-    return {"mean": mean, "std": np.where(std <= np.finfo(np.float32).eps * np.abs(mean), 1.0, std)}
+    squares = (((chunk / scale - centre) ** 2).sum(axes) for chunk in chunks)
+    std = np.sqrt(sum(squares) * x.shape[1] / x.size)
+    constant = std <= np.finfo(np.float32).eps * np.abs(mean)
+    return {"mean": mean, "std": np.where(constant, 1.0, std)}
 
 
-def _named(classes: int | Sequence[str]) -> np.ndarray:
+def _class_names(classes: int | Sequence[str]) -> np.ndarray:
+    """The names that the setting `dataset.classes` fixes."""
     if isinstance(classes, int):
         return np.arange(check.integer("dataset.classes", classes, low=1)).astype(np.str_)
     if isinstance(classes, str) or not classes or len(set(map(str, classes))) < len(classes):
         raise ConfigError(
-            f"dataset.classes={classes}: must be null, a number of classes, or a list of different"
+            f"dataset.classes={classes}: must be null, a number of classes, or a list of distinct"
             " labels"
         )
     return np.array([str(label) for label in classes])
 
 
-def _plain(part: Part) -> np.ndarray:
-    """Labels as whole numbers or text."""
-    labels, where = part.y, part.where[1]
+def _plain_labels(samples: RawSamples) -> np.ndarray:
+    """The labels as whole numbers or text."""
+    labels = samples.y
     if labels.dtype.kind == "f":
-        with np.errstate(
-            invalid="ignore"
-        ):  # NaN and infinite ones become some number, which they do not equal
+        with np.errstate(invalid="ignore"):  # nan and inf become a number that they do not equal
             wrong = labels.astype(np.int64) != labels
         if wrong.any():
             row = int(wrong.argmax())
             raise DataError(
-                f"{where}, row {row}: label {labels[row]}; expected a class: a whole number or text"
+                f"{samples.y_source}, row {row}: label {labels[row]}; expected a class: a whole"
+                " number or text"
             )
     return labels.astype(np.int64 if labels.dtype.kind in "iuf" else np.str_)
 
 
-def _places(labels: np.ndarray, names: np.ndarray, where: str) -> np.ndarray:
-    """(n,) int64: where each label stands among the names."""
-    wrong = ~np.isin(labels.astype(np.str_), names)
-    if wrong.any():
-        row, more = int(wrong.argmax()), f" and {len(names) - 10} more" if len(names) > 10 else ""
+def _class_numbers(labels: np.ndarray, names: np.ndarray, source: str) -> np.ndarray:
+    """(n,) int64: the position of each label among the classes' names."""
+    texts = labels.astype(np.str_)
+    unknown = ~np.isin(texts, names)
+    if unknown.any():
+        row = int(unknown.argmax())
+        more = f" and {len(names) - 10} more" if len(names) > 10 else ""
         raise DataError(
-            f"{where}, row {row}: label {labels[row].item()!r}; expected one of the classes"
+            f"{source}, row {row}: label {labels[row].item()!r}; expected one of the classes"
             f" {names[:10].tolist()}{more}"
         )
     order = np.argsort(names)
-    return order[np.searchsorted(names, labels.astype(np.str_), sorter=order)].astype(np.int64)
+    return order[np.searchsorted(names, texts, sorter=order)].astype(np.int64)
 
 
-def _cut(n: int, fraction: float, where: str) -> tuple[np.ndarray, np.ndarray]:
-    """The rows to train and those to test, ascending."""
-    held = math.floor(n * fraction + 0.5)
-    if not 0 < held < n:
+def _split_rows(n: int, fraction: float, source: str) -> tuple[np.ndarray, np.ndarray]:
+    """The rows for training and those for testing, both ascending."""
+    n_test = math.floor(n * fraction + 0.5)
+    if not 0 < n_test < n:
         raise DataError(
-            f"{where}: dataset.test_fraction={fraction} of its {n} samples are {held}; training and"
-            " test set need one at least"
+            f"{source}: dataset.test_fraction={fraction} of its {n} samples are {n_test}; the"
+            " training set and the test set need at least one each"
         )
     order = generator(0, "test_fraction").permutation(n)
-    return np.sort(order[held:]), np.sort(order[:held])
+    return np.sort(order[n_test:]), np.sort(order[:n_test])

@@ -1,45 +1,39 @@
-"""Where data files lie."""
+"""Where data files and the caches are on disk."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from glob import escape
 from pathlib import Path
 
 from fedhet import check
 from fedhet.errors import DataError
 
-IMAGES = (".png", ".jpg", ".jpeg")
-
+# A folder under data_dir, and the names or glob patterns of what it must contain.
 Layout = tuple[str, Sequence[str]]
 
 
-def _roots(data_dir: str) -> list[Path]:
-    path = Path(data_dir).expanduser()
-    if path.is_absolute():
-        return [path]
-    env = os.environ.get("FEDHET_DATA_DIR")
-    base = [Path(env).expanduser().absolute()] if env else []
-    return [
-        *(root / path for root in base),
-        *(base if data_dir == "data" else []),
-        Path.cwd() / path,
-    ]
+def cache_root() -> Path:
+    """`$FEDHET_CACHE`, or `~/.cache/fedhet` where it is not set."""
+    return Path(os.environ.get("FEDHET_CACHE") or Path.home() / ".cache" / "fedhet")
 
 
-def find(data_dir: str, layouts: Sequence[Layout], hint: str) -> Path:
-    """The first folder that holds everything that one of `layouts` asks for.
+def find_folder(data_dir: str, layouts: Sequence[Layout], hint: str) -> Path:
+    """The first folder that contains everything that one of `layouts` requires.
 
-    Args: data_dir: an absolute folder, or a relative one: it is then looked for under the
-        environment's FEDHET_DATA_DIR (the default "data" also stands for FEDHET_DATA_DIR itself)
-        and then under the working directory. layouts: pairs (folder under data_dir, the names or
-        patterns of what it must hold), the preferred first. hint: how to get the data, for the
-        message.
+    Args:
+        data_dir: an absolute folder, or a relative one, which is searched for first under the
+            environment variable FEDHET_DATA_DIR and then under the working directory. The default
+            "data" also stands for FEDHET_DATA_DIR itself.
+        layouts: pairs (folder under `data_dir`, names or patterns of what it must contain), in
+            order of preference.
+        hint: how to get the data, for the error message.
 
     Raises:
-        ConfigError: the folder is no text.
-        DataError: no place holds a layout; it lists the places and what was expected there.
+        ConfigError: the folder is not text.
+        DataError: no place matches a layout; the message lists the places and what was expected
+            in each.
     """
     for folder, _ in layouts:
         check.text("dataset.folder", folder)
@@ -47,62 +41,36 @@ def find(data_dir: str, layouts: Sequence[Layout], hint: str) -> Path:
     for place, names in places:
         if all(any(place.glob(name)) for name in names):
             return place
-    looked = "".join(f"\n  {place} with {', '.join(names)}" for place, names in places)
+    tried = "".join(f"\n  {place} with {', '.join(names)}" for place, names in places)
     raise DataError(
-        f"data not found (data_dir={data_dir!r}). Looked for:{looked}\n{hint}, or set data_dir or"
-        " FEDHET_DATA_DIR"
+        f"data not found (data_dir={data_dir!r}). Looked for:{tried}\n"
+        f"{hint}, or set data_dir or FEDHET_DATA_DIR"
     )
 
 
-def downloading(dataset: str, data_dir: str) -> str:
-    """The hint for a dataset that has a publisher: the command that gets it, or says how to get it
-    by hand."""
-    return f"Get it with: python -m fedhet.data download {dataset}" + (
-        f" --data-dir {data_dir}" if data_dir != "data" else ""
-    )
+def find_file(data_dir: str, key: str, file: object) -> Path:
+    """The file that the setting `dataset.<key>` names, absolute or under `data_dir`."""
+    path = Path(check.text(f"dataset.{key}", file))
+    layout = (str(path.parent), [escape(path.name)])
+    hint = f"Put your data there, name the file in dataset.{key}"
+    return find_folder(data_dir, [layout], hint) / path.name
 
 
-@dataclass(frozen=True)
-class Listing:
-    """Image files and their labels: positions in `classes`."""
+def _roots(data_dir: str) -> list[Path]:
+    """The folders that a relative or absolute `data_dir` can mean, in order of preference."""
+    path = Path(data_dir).expanduser()
+    if path.is_absolute():
+        return [path]
+    roots = []
+    if environment := os.environ.get("FEDHET_DATA_DIR"):
+        base = Path(environment).expanduser().absolute()
+        roots.append(base / path)
+        if data_dir == "data":
+            roots.append(base)
+    return [*roots, Path.cwd() / path]
 
-    paths: list[Path]
-    labels: list[int]
-    classes: tuple[str, ...]
 
-
-def list_images(folder: Path, classes: Sequence[str] | None = None, inner: str = "") -> Listing:
-    """The images of `<folder>/<class>/<inner>`, all in alphabetical order; `classes` fixes what is
-    allowed."""
-    found = tuple(
-        sorted(
-            entry.name
-            for entry in folder.iterdir()
-            if entry.is_dir() and not entry.name.startswith(".")
-        )
-    )
-    names = found if classes is None else tuple(classes)
-    if unknown := sorted(set(found) - set(names)):
-        raise DataError(
-            f"{folder} has the class folders {unknown}, which the training images lack; their"
-            f" classes are {list(names)}"
-        )
-    paths, labels = [], []
-    for name in found:
-        images = sorted(
-            path
-            for path in (folder / name / inner).glob("*")
-            if path.suffix.lower() in IMAGES and path.name[0] != "."
-        )
-        if not images and classes is None:
-            raise DataError(
-                f"{folder / name / inner} holds no image; expected *{' or *'.join(IMAGES)}, because"
-                " each folder is a class"
-            )
-        paths += images
-        labels += [names.index(name)] * len(images)
-    if not paths:
-        raise DataError(
-            f"{folder} holds no image; expected {folder}/<class>/*{' or *'.join(IMAGES)}"
-        )
-    return Listing(paths, labels, names)
+def download_hint(dataset: str, data_dir: str) -> str:
+    """For a published dataset: the command that downloads it or explains how to get it by hand."""
+    option = "" if data_dir == "data" else f" --data-dir {data_dir}"
+    return f"Get it with: python -m fedhet.data download {dataset}{option}"

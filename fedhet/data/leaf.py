@@ -1,4 +1,4 @@
-"""LEAF's federated datasets (Caldas et al. 2018): json files that name each sample's user."""
+"""LEAF's federated datasets (Caldas et al. 2018): JSON files that name each sample's user."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from fedhet.data.array_cache import Arrays, signature, stored
+from fedhet.data.array_cache import Arrays, cached_arrays, signature
 from fedhet.data.arrays import assemble
 from fedhet.data.dataset import Dataset
-from fedhet.data.files import find
+from fedhet.data.files import find_folder
 from fedhet.errors import DataError
 
 log = logging.getLogger("fedhet.data")
@@ -25,44 +25,48 @@ ALPHABET = (  # LEAF's, for Shakespeare
 WINDOW = 80
 SIDE = 28
 
+# (source for messages, x, y) of a user's JSON -> the arrays x and y
 Encoder = Callable[[str, list[Any], list[Any]], tuple[np.ndarray, np.ndarray]]
 
 
 def femnist(
     *, name: str, data_dir: str, folder: str, mean: Sequence[float], std: Sequence[float]
 ) -> Dataset:
-    """FEMNIST: handwritten characters (1, 28, 28) in 62 classes, dark on white; the owner of a
-    sample is its writer."""
-    return assemble(name, _stored(name, data_dir, folder, _images, CHARACTERS), mean, std)
+    """FEMNIST: handwritten characters (1, 28, 28) in 62 classes, dark on white.
+
+    The owner of a sample is its writer.
+    """
+    return assemble(name, _load(name, data_dir, folder, _images, CHARACTERS), mean, std)
 
 
 def shakespeare(*, name: str, data_dir: str, folder: str) -> Dataset:
-    """Shakespeare: windows (80,) of token numbers, the label is the next character; the owner of a
+    """Shakespeare: windows (80,) of token numbers; the label is the next character.
+
+    Tokens and classes are the positions of the characters in LEAF's alphabet of 80. The owner of a
     sample is its speaker.
-
-    Tokens and classes are the places of the characters in LEAF's alphabet of 80.
     """
-    return assemble(name, _stored(name, data_dir, folder, _text, ALPHABET))
+    return assemble(name, _load(name, data_dir, folder, _text, ALPHABET))
 
 
-def _stored(name: str, data_dir: str, folder: str, encode: Encoder, classes: str) -> Arrays:
+def _load(name: str, data_dir: str, folder: str, encode: Encoder, classes: str) -> Arrays:
     hint = (
         "Make it with LEAF's preprocess.sh (github.com/TalwalkarLab/leaf, -t sample) and copy its"
         " folders train and test there"
     )
-    place = find(data_dir, [(folder, ("train", "test"))], hint)
+    place = find_folder(data_dir, [(folder, ("train", "test"))], hint)
     files = {part: sorted((place / part).glob("*.json")) for part in ("train", "test")}
-    for part, found in files.items():
-        if not found:
+    for part, paths in files.items():
+        if not paths:
             raise DataError(
-                f"{place / part} holds no *.json; expected LEAF's files of the {part} samples"
+                f"{place / part} contains no *.json; expected LEAF's files of the {part} samples"
             )
-    log.info("%s: LEAF's json in %s", name, place)
+    log.info("%s: LEAF's JSON in %s", name, place)
 
-    def make() -> Arrays:
-        x, y, users = _read(files["train"], encode)
+    def read() -> Arrays:
+        x, y, sizes = _read(files["train"], encode)
         test_x, test_y, _ = _read(files["test"], encode)
-        names, owners = np.unique(np.repeat(list(users), list(users.values())), return_inverse=True)
+        users = np.repeat(list(sizes), list(sizes.values()))
+        owner_names, owners = np.unique(users, return_inverse=True)
         return {
             "x": x,
             "y": y,
@@ -70,35 +74,35 @@ def _stored(name: str, data_dir: str, folder: str, encode: Encoder, classes: str
             "test_y": test_y,
             "classes": np.array(list(classes)),
             "owners": owners,
-            "owner_names": names,
+            "owner_names": owner_names,
         }
 
-    return stored(
-        name,
-        {
-            "loader": f"leaf.{encode.__name__}",
-            "files": signature([*files["train"], *files["test"]]),
-        },
-        make,
-    )
+    key = {
+        "loader": f"leaf.{encode.__name__}",
+        "files": signature([*files["train"], *files["test"]]),
+    }
+    return cached_arrays(name, key, read)
 
 
 def _read(files: Sequence[Path], encode: Encoder) -> tuple[np.ndarray, np.ndarray, dict[str, int]]:
-    """(x, y, user -> number of samples) of all users, in the order of the files and of the users in
-    them."""
-    parts, sizes = [], {}
+    """(x, y, user -> number of samples) of all users, in the order of the files."""
+    xs = []
+    ys = []
+    sizes: dict[str, int] = {}
     for path in files:
-        for user, x, y in _users(path):
+        for user, raw_x, raw_y in _users(path):
             if user in sizes:
                 raise DataError(
-                    f"{path}: the user {user!r} is there twice, or in another file of this folder"
-                    " too; expected once"
+                    f"{path}: the user {user!r} occurs twice, in this file or in another one of"
+                    " the folder; expected once"
                 )
-            sizes[user] = len(y)
-            parts.append(encode(f"{path}, user {user!r}", x, y))
-    if not parts:
-        raise DataError(f"{', '.join(map(str, files))}: no user is there; expected one at least")
-    return np.concatenate([x for x, _ in parts]), np.concatenate([y for _, y in parts]), sizes
+            sizes[user] = len(raw_y)
+            x, y = encode(f"{path}, user {user!r}", raw_x, raw_y)
+            xs.append(x)
+            ys.append(y)
+    if not sizes:
+        raise DataError(f"{', '.join(map(str, files))}: there are no users; expected at least one")
+    return np.concatenate(xs), np.concatenate(ys), sizes
 
 
 def _users(path: Path) -> Iterator[tuple[str, list[Any], list[Any]]]:
@@ -107,7 +111,7 @@ def _users(path: Path) -> Iterator[tuple[str, list[Any], list[Any]]]:
         content = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:  # not UTF-8, or not JSON
         raise DataError(
-            f"{path} is damaged or cut short: expected LEAF's json ({error})"
+            f"{path} is damaged or truncated: expected LEAF's JSON ({error})"
         ) from error
     try:
         for user, size in zip(content["users"], content["num_samples"], strict=True):
@@ -115,87 +119,83 @@ def _users(path: Path) -> Iterator[tuple[str, list[Any], list[Any]]]:
             if not len(x) == len(y) == size:
                 raise DataError(
                     f"{path}, user {user!r}: {len(x)} x and {len(y)} y, but num_samples is {size};"
-                    " they must be as many"
+                    " the three must be equal"
                 )
             if not size:
-                raise DataError(f"{path}, user {user!r} has no sample; each user must have one")
+                raise DataError(f"{path}, user {user!r} has no samples; expected at least one")
             yield user, x, y
     except DataError:
         raise
     except (KeyError, TypeError, ValueError) as error:
         raise DataError(
-            f"{path} is not LEAF's json, users, num_samples and user_data[user][x and y]: {error!r}"
+            f"{path} is not LEAF's JSON of users, num_samples and user_data[user][x and y]:"
+            f" {error!r}"
         ) from error
 
 
-def _images(where: str, x: list[Any], y: list[Any]) -> tuple[np.ndarray, np.ndarray]:
+def _images(source: str, x: list[Any], y: list[Any]) -> tuple[np.ndarray, np.ndarray]:
     """Pixels k / 255 as uint8 k; LEAF's files round them to four decimals or more."""
     for row, pixels in enumerate(x):
         if not isinstance(pixels, list) or len(pixels) != SIDE**2:
-            raise DataError(f"{where}, row {row}: expected {SIDE**2} pixels, not {_shown(pixels)}")
-    levels = _numbers(where, x, "pixels in [0, 1]") * 255
+            raise DataError(
+                f"{source}, row {row}: expected {SIDE**2} pixels, not {_describe(pixels)}"
+            )
+    try:
+        levels = np.array(x, np.float64) * 255
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{source}: expected pixels in [0, 1] ({error})") from error
     whole = levels.round()
     wrong = ~((np.abs(levels - whole) < 0.02) & (whole >= 0) & (whole <= 255))
     if wrong.any():
         row, pixel = np.argwhere(wrong)[0]
+        value = x[row][pixel]
         raise DataError(
-            f"{where}, row {row}: pixel {pixel} is {x[row][pixel]}; expected one of 0, 1/255, ... 1"
+            f"{source}, row {row}: pixel {pixel} is {value}; expected one of 0, 1/255, ... 1"
         )
     for row, label in enumerate(y):
         if type(label) is not int or not 0 <= label < len(CHARACTERS):
             raise DataError(
-                f"{where}, row {row}: label {label!r}; expected a whole number from 0 to"
+                f"{source}, row {row}: label {label!r}; expected a whole number from 0 to"
                 f" {len(CHARACTERS) - 1}"
             )
     return whole.astype(np.uint8).reshape(-1, 1, SIDE, SIDE), np.array(y, np.int64)
 
 
-def _numbers(where: str, rows: list[Any], expected: str) -> np.ndarray:
-    try:
-        return np.array(rows, np.float64)
-    except (TypeError, ValueError) as error:
-        raise DataError(f"{where}: expected {expected} ({error})") from error
-
-
-def _text(where: str, x: list[Any], y: list[Any]) -> tuple[np.ndarray, np.ndarray]:
-    """Characters as their places in the alphabet, int16."""
+def _text(source: str, x: list[Any], y: list[Any]) -> tuple[np.ndarray, np.ndarray]:
+    """Characters as their positions in the alphabet, int16."""
     for row, (window, following) in enumerate(zip(x, y, strict=True)):
-        if (
-            not isinstance(window, str)
-            or len(window) != WINDOW
-            or not isinstance(following, str)
-            or len(following) != 1
-        ):
-            found = f"{_shown(window)} and {_shown(following)}"
+        if not (_is_text(window, WINDOW) and _is_text(following, 1)):
             raise DataError(
-                f"{where}, row {row}: expected {WINDOW} characters and the next one, not {found}"
+                f"{source}, row {row}: expected {WINDOW} characters and the next one, not"
+                f" {_describe(window)} and {_describe(following)}"
             )
-    tokens = _tokens(where, x, WINDOW)
-    return tokens, _tokens(where, y, 1)[:, 0].astype(np.int64)
+    tokens = _token_numbers(source, x, WINDOW)
+    return tokens, _token_numbers(source, y, 1)[:, 0].astype(np.int64)
 
 
-def _tokens(where: str, strings: list[str], length: int) -> np.ndarray:
+def _is_text(value: Any, length: int) -> bool:
+    return isinstance(value, str) and len(value) == length
+
+
+def _token_numbers(source: str, strings: list[str], length: int) -> np.ndarray:
     """(n, length) int16."""
-    known = np.full(128, -1, np.int16)
-    known[[ord(character) for character in ALPHABET]] = np.arange(len(ALPHABET))
-    codes = np.frombuffer("".join(strings).encode("utf-32-le", "surrogatepass"), "<u4").reshape(
-        -1, length
-    )
-    tokens = np.where(codes < len(known), known[np.minimum(codes, len(known) - 1)], -1).astype(
-        np.int16
-    )
+    positions = np.full(128, -1, np.int16)
+    positions[[ord(character) for character in ALPHABET]] = np.arange(len(ALPHABET))
+    encoded = "".join(strings).encode("utf-32-le", "surrogatepass")
+    codes = np.frombuffer(encoded, "<u4").reshape(-1, length)
+    last = len(positions) - 1
+    tokens = np.where(codes <= last, positions[np.minimum(codes, last)], -1).astype(np.int16)
     if (tokens < 0).any():
-        row, at = np.argwhere(tokens < 0)[0]
+        row, column = np.argwhere(tokens < 0)[0]
         raise DataError(
-            f"{where}, row {row}: the character {chr(codes[row, at])!r} is not among LEAF's"
+            f"{source}, row {row}: the character {chr(codes[row, column])!r} is not among LEAF's"
             f" {len(ALPHABET)}: {ALPHABET!r}"
         )
     return tokens
 
 
-def _shown(value: Any) -> str:
-    return (
-        f"{type(value).__name__} of length {len(value)}"
-        if isinstance(value, str | list)
-        else repr(value)
-    )
+def _describe(value: Any) -> str:
+    """A value in a message: long ones by their type and length."""
+    if isinstance(value, str | list):
+        return f"{type(value).__name__} of length {len(value)}"
+    return repr(value)

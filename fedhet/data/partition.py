@@ -1,7 +1,8 @@
-"""The schemes: who holds which samples, drawn by flwr-datasets' partitioners wherever it has one.
+"""The schemes that draw a partition, with flwr-datasets' partitioners wherever it has one.
 
-The samples are put in a seeded random order first, as flwr-datasets' `FederatedDataset` does,
-because files often come sorted by class and a partitioner cuts what it is given."""
+The samples are first put in a seeded random order, as flwr-datasets' `FederatedDataset` does,
+because files are often sorted by class and a partitioner cuts its input where it is.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from fedhet.check import one_of
-from fedhet.data.scheme import Drawn, Partition
+from fedhet.data.scheme import DrawnScheme, Partition
 from fedhet.errors import ConfigError
 from fedhet.streams import generator, integer
 
@@ -23,42 +24,43 @@ log = logging.getLogger("fedhet.data")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Iid(Drawn):
-    """Equal random parts (sizes differ by one at most), cut as flwr-datasets' IidPartitioner cuts
-    them.
+class Iid(DrawnScheme):
+    """Equal random parts, whose sizes differ by one at most.
 
-    The partitioner itself takes 0.5 ms per client and shares no indices; its blocks are exactly
-    `np.array_split`."""
+    The parts are exactly those of flwr-datasets' IidPartitioner. `np.array_split` replaces it
+    because it takes 0.5 ms per client and does not give access to the indices.
+    """
 
     def _draw(self, labels: np.ndarray, seed: int) -> list[np.ndarray]:
-        return np.array_split(_order(labels, seed), self.clients)
+        return np.array_split(_random_order(labels, seed), self.clients)
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Flower(Drawn):
-    """A scheme that is one of flwr-datasets' partitioners, which is imported when needed: that
-    takes seconds."""
+class _FlowerScheme(DrawnScheme):
+    """A scheme that is one of flwr-datasets' partitioners.
+
+    The partitioners are imported when they are needed, because that takes seconds.
+    """
 
     @abstractmethod
     def _partitioner(self, n: int, seed: int) -> Any:
-        """Made for n samples."""
+        """The partitioner for n samples."""
 
     def _draw(self, labels: np.ndarray, seed: int) -> list[np.ndarray]:
         from datasets import Dataset
 
-        order = _order(labels, seed)
+        order = _random_order(labels, seed)
         partitioner = self._partitioner(len(labels), integer(seed, "partition"))
         partitioner.dataset = Dataset.from_dict({"label": labels[order], "index": order})
         with warnings.catch_warnings(record=True) as caught:
+            # flwr-datasets' own warnings are UserWarnings; others concern its dependencies
             warnings.simplefilter("ignore")
-            warnings.simplefilter(
-                "always", UserWarning
-            )  # flwr-datasets' own; the rest is between its dependencies
+            warnings.simplefilter("always", UserWarning)
             try:
                 partitioner.load_partition(0)  # makes it assign all samples
             except ValueError as error:
                 raise ConfigError(
-                    f"partition {self.name} of {len(labels)} samples by {self._settings()} is"
+                    f"partition {self.name} of {len(labels)} samples with {self._settings()} is"
                     f" impossible: {error}"
                 ) from error
         if caught:
@@ -68,31 +70,30 @@ class _Flower(Drawn):
                 len(caught),
                 caught[-1].message,
             )
-        rows = np.asarray(
-            partitioner.dataset["index"][:]
-        )  # ShardPartitioner has sorted its dataset
-        # All at once by a private attribute: load_partition makes a Hugging Face dataset per
-        # client, 0.5 ms each.
+        # ShardPartitioner has sorted its dataset, so `order` no longer applies.
+        rows = np.asarray(partitioner.dataset["index"][:])
+        # The private attribute has all clients at once: load_partition builds a Hugging Face
+        # dataset per client, which takes 0.5 ms each.
         assigned = partitioner._partition_id_to_indices
         return [rows[np.asarray(assigned[pid], dtype=np.int64)] for pid in range(self.clients)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dirichlet(_Flower):
-    """Each class is divided in proportions drawn from Dirichlet(alpha),
-    https://arxiv.org/abs/1905.12022 without balancing.
+class Dirichlet(_FlowerScheme):
+    """Each class is divided in proportions that are drawn from Dirichlet(alpha).
+
+    This is https://arxiv.org/abs/1905.12022 without balancing. The draw is repeated until every
+    client has min_size samples, at most 10 times (flwr-datasets' limit).
 
     Args:
         alpha: > 0; small: few clients hold a class, large: all hold equal shares.
-
-    It is drawn anew until every client has min_size samples, after the first time 10 times at most
-    (flwr-datasets' limit)."""
+    """
 
     alpha: float
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._number("alpha")
+        self._check_positive("alpha")
 
     def _partitioner(self, n: int, seed: int) -> Any:
         from flwr_datasets.partitioner import DirichletPartitioner
@@ -103,21 +104,26 @@ class Dirichlet(_Flower):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pathological(_Flower):
-    """Every client holds samples of exactly `classes` classes, each class divided equally among its
-    holders.
+class Pathological(_FlowerScheme):
+    """Every client has samples of exactly `classes` classes.
 
-    Client p has class p mod C, so that with C clients or more no class is left out; its other
-    classes are drawn at random (flwr-datasets' "first-deterministic")."""
+    Each class is divided equally among the clients that have it. Client p has class p mod C, so
+    that with C clients or more no class is left out; its other classes are drawn at random
+    (flwr-datasets' "first-deterministic").
+
+    Args:
+        classes: the number of classes of each client.
+    """
 
     classes: int
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._integer("classes", 1)
+        self._check_integer("classes", 1)
 
     def _draw(self, labels: np.ndarray, seed: int) -> list[np.ndarray]:
-        if self.classes > (present := len(np.unique(labels))):
+        present = len(np.unique(labels))
+        if self.classes > present:
             raise ConfigError(
                 f"partition.classes={self.classes}: the data have only {present} classes"
             )
@@ -132,18 +138,22 @@ class Pathological(_Flower):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shards(_Flower):
-    """McMahan et al. 2017: sorted by label, cut into clients * shards equal shards, each client
-    given `shards` random ones.
+class Shards(_FlowerScheme):
+    """The scheme of McMahan et al. 2017.
 
-    What is left after cutting, fewer samples than there are shards, or than a few shards hold, goes
-    to no client."""
+    The samples are sorted by label and cut into clients * shards equal shards, and each client is
+    given `shards` random ones. The remainder of the cut (fewer samples than there are shards, or
+    than a few shards contain) is not assigned.
+
+    Args:
+        shards: the number of shards of each client.
+    """
 
     shards: int
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._integer("shards", 1)
+        self._check_integer("shards", 1)
 
     def _draw(self, labels: np.ndarray, seed: int) -> list[np.ndarray]:
         if (wanted := self.clients * self.shards) > len(labels):
@@ -160,14 +170,15 @@ class Shards(_Flower):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Quantity(_Flower):
+class Quantity(_FlowerScheme):
     """Equal label distributions, unequal sizes.
 
-    Args: sizes: "dirichlet": each client has min_size samples, one at least, and the rest is shared
-        out in proportions drawn from Dirichlet(alpha), the quantity skew of NIID-Bench
-        (https://arxiv.org/abs/2102.02079). "linear", "square", "exponential": client k of 1, 2, ...
-        has a share proportional to k, k^2 or e^k. alpha: > 0, of "dirichlet"; the smaller, the more
-        unequal.
+    Args:
+        sizes: "dirichlet": each client has min_size samples, at least one, and the others are
+            shared out in proportions drawn from Dirichlet(alpha), the quantity skew of NIID-Bench
+            (https://arxiv.org/abs/2102.02079). "linear", "square", "exponential": client k of
+            1, 2, ... has a share proportional to k, k^2 or e^k.
+        alpha: > 0, for "dirichlet"; the smaller, the more unequal.
     """
 
     sizes: str
@@ -176,48 +187,44 @@ class Quantity(_Flower):
     def __post_init__(self) -> None:
         super().__post_init__()
         one_of("partition.sizes", self.sizes, ("dirichlet", "linear", "square", "exponential"))
-        self._number("alpha")
+        self._check_positive("alpha")
 
     def _partitioner(self, n: int, seed: int) -> Any:
-        from flwr_datasets.partitioner import (
-            ExponentialPartitioner,
-            LinearPartitioner,
-            SizePartitioner,
-            SquarePartitioner,
-        )
+        from flwr_datasets import partitioner
 
         if self.sizes == "dirichlet":
-            return SizePartitioner(self._drawn_sizes(n, seed))
+            return partitioner.SizePartitioner(self._draw_sizes(n, seed))
         return {
-            "linear": LinearPartitioner,
-            "square": SquarePartitioner,
-            "exponential": ExponentialPartitioner,
+            "linear": partitioner.LinearPartitioner,
+            "square": partitioner.SquarePartitioner,
+            "exponential": partitioner.ExponentialPartitioner,
         }[self.sizes](self.clients)
 
-    def _drawn_sizes(self, n: int, seed: int) -> list[int]:
+    def _draw_sizes(self, n: int, seed: int) -> list[int]:
         least = max(self.min_size, 1)
+        rest = n - least * self.clients
         shares = np.random.default_rng(seed).dirichlet([float(self.alpha)] * self.clients)
-        ends = np.floor(np.cumsum(shares) * (n - least * self.clients)).astype(int)
-        ends[-1] = n - least * self.clients  # whatever the last digits of the sum
+        ends = np.floor(np.cumsum(shares) * rest).astype(int)
+        ends[-1] = rest  # the cumulative sum may end just below 1
         return (least + np.diff(ends, prepend=0)).tolist()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Natural(_Flower):
+class Natural(_FlowerScheme):
     """A client is a natural owner (a writer, a speaker, a source) with all its samples.
 
-    Args:
-        clients: that many owners, drawn at random; None: every owner.
-        min_size: owners with fewer samples are left out.
-
     Clients are in the order of the owners' names in the dataset.
+
+    Args:
+        clients: the number of owners, drawn at random; None: every owner.
+        min_size: owners with fewer samples are left out.
     """
 
     clients: int | None  # type: ignore[assignment]
 
-    def _integer(self, key: str, least: int) -> None:
+    def _check_integer(self, key: str, low: int) -> None:
         if key != "clients" or self.clients is not None:
-            super()._integer(key, least)
+            super()._check_integer(key, low)
 
     def assign(
         self,
@@ -226,42 +233,41 @@ class Natural(_Flower):
         owners: np.ndarray | None = None,
         owner_names: Sequence[str] = (),
     ) -> Partition:
-        """As `Drawn.assign`, by owner in place of label."""
+        """As `DrawnScheme.assign`, with owners in the place of labels."""
         if owners is None:
             raise ConfigError(
-                "partition=natural: these data do not say whose samples they are; femnist"
-                " (writers), shakespeare (speakers) and chest_xray (sources) do, and your own data"
-                " with a column of owners"
+                "partition=natural: these data do not name the owners of their samples; femnist"
+                " (writers), shakespeare (speakers) and chest_xray (sources) do, and so do your own"
+                " data with a column of owners"
             )
-        able = len(self._able(owners))
-        wanted = able if self.clients is None else self.clients
-        if not 1 <= wanted <= able:
-            asked = "" if self.clients is None else f"partition.clients={self.clients} with "
+        eligible = len(self._eligible(owners))
+        wanted = eligible if self.clients is None else self.clients
+        if not 1 <= wanted <= eligible:
+            clients = "" if self.clients is None else f"partition.clients={self.clients} with "
             raise ConfigError(
-                f"{asked}partition.min_size={self.min_size}: {able} of {len(owner_names)} owners"
-                " have as many samples"
+                f"{clients}partition.min_size={self.min_size}: only {eligible} of"
+                f" {len(owner_names)} owners have enough samples"
             )
-        drawn = Drawn.assign(replace(self, clients=wanted), owners, seed)
-        return replace(
-            drawn, owners=tuple(owner_names[owners[indices[0]]] for indices in drawn.indices)
-        )
+        partition = DrawnScheme.assign(replace(self, clients=wanted), owners, seed)
+        names = tuple(owner_names[owners[indices[0]]] for indices in partition.indices)
+        return replace(partition, owners=names)
 
-    def _able(self, owners: np.ndarray) -> np.ndarray:
+    def _eligible(self, owners: np.ndarray) -> np.ndarray:
+        """The owners with at least `min_size` samples."""
         return np.flatnonzero(np.bincount(owners) >= max(self.min_size, 1))
 
     def _draw(self, owners: np.ndarray, seed: int) -> list[np.ndarray]:
-        chosen = generator(seed, "partition", "owners").choice(
-            self._able(owners), self.clients, replace=False
-        )
+        draw = generator(seed, "partition", "owners")
+        chosen = draw.choice(self._eligible(owners), self.clients, replace=False)
         rows = np.flatnonzero(np.isin(owners, chosen))
         return [rows[part] for part in super()._draw(owners[rows], seed)]
 
     def _partitioner(self, n: int, seed: int) -> Any:
-        # in groups of one: NaturalIdPartitioner draws a progress bar
+        # groups of one owner: NaturalIdPartitioner would show a progress bar
         from flwr_datasets.partitioner import GroupedNaturalIdPartitioner
 
         return GroupedNaturalIdPartitioner("label", group_size=1, sort_unique_ids=True)
 
 
-def _order(labels: np.ndarray, seed: int) -> np.ndarray:
+def _random_order(labels: np.ndarray, seed: int) -> np.ndarray:
     return generator(seed, "partition", "order").permutation(len(labels))

@@ -1,11 +1,13 @@
-"""Assigned partitions on disk: in a real deployment every message is a new process, and
-flwr-datasets takes seconds to import."""
+"""Assigned partitions on disk.
+
+In a deployment every message is handled by a new process, and importing flwr-datasets takes
+seconds.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import logging
-import os
 import tempfile
 import zipfile
 from functools import cache
@@ -13,58 +15,65 @@ from pathlib import Path
 
 import numpy as np
 
+from fedhet.data.files import cache_root
+
 log = logging.getLogger("fedhet.data")
 
-
-def root() -> Path:
-    """`$FEDHET_CACHE`, by default `~/.cache/fedhet`."""
-    return Path(os.environ.get("FEDHET_CACHE") or Path.home() / ".cache" / "fedhet")
+# What a damaged npz file raises.
+_DAMAGE = (
+    OSError,
+    ValueError,
+    KeyError,
+    EOFError,
+    RuntimeError,
+    TypeError,
+    zipfile.BadZipFile,
+)
 
 
 def folder() -> Path:
-    """Of the partitions."""
-    return root() / "partitions"
+    """The folder of the cached and the saved partitions."""
+    return cache_root() / "partitions"
 
 
 def load(key: str) -> list[np.ndarray] | None:
-    """The index arrays saved as `key`; None where there are none, or they are damaged (which is
-    logged)."""
+    """The index arrays saved under `key`; None if there are none or they are damaged.
+
+    Damage is logged.
+    """
     path = folder() / f"{key}.npz"
     try:
         with np.load(path) as file:
-            indices, ends, digest = file["indices"], file["ends"], str(file["digest"])
+            indices = file["indices"]
+            ends = file["ends"]
+            digest = str(file["digest"])
         if digest == _digest(indices, ends):
             return np.split(indices, ends[:-1])
-        problem = "its digest is another"
+        problem = "its digest does not match"
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         return None
-    except (
-        OSError,
-        ValueError,
-        KeyError,
-        EOFError,
-        RuntimeError,
-        TypeError,
-        zipfile.BadZipFile,
-    ) as error:  # what a damaged npz raises
+    except _DAMAGE as error:
         problem = str(error)
-    log.warning("the cached partition %s is damaged (%s): it is made anew", path, problem)
+    log.warning("the cached partition %s is damaged (%s) and is replaced", path, problem)
     return None
 
 
 def save(key: str, indices: list[np.ndarray]) -> None:
-    """Saves the index arrays; concurrent processes may save the same key. A folder that cannot be
-    written is logged once."""
+    """Save the index arrays; concurrent processes may save the same key.
+
+    A folder that cannot be written is logged once.
+    """
     path = folder() / f"{key}.npz"
-    flat, ends = np.concatenate(indices), np.cumsum([len(part) for part in indices])
+    flat = np.concatenate(indices)
+    ends = np.cumsum([len(part) for part in indices])
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
-            whole = Path(scratch, path.name)
-            np.savez(whole, indices=flat, ends=ends, digest=np.array(_digest(flat, ends)))
-            whole.replace(path)  # atomic: a reader sees the whole file or none
+            complete = Path(scratch, path.name)
+            np.savez(complete, indices=flat, ends=ends, digest=np.array(_digest(flat, ends)))
+            complete.replace(path)  # atomic: a reader sees the whole file or none
     except OSError as error:
-        _unwritable(path.parent, str(error))
+        _log_unwritable(path.parent, str(error))
 
 
 def _digest(indices: np.ndarray, ends: np.ndarray) -> str:
@@ -72,9 +81,9 @@ def _digest(indices: np.ndarray, ends: np.ndarray) -> str:
 
 
 @cache  # once per folder
-def _unwritable(place: Path, error: str) -> None:
+def _log_unwritable(path: Path, error: str) -> None:
     log.warning(
-        "partitions are not cached, each process makes its own: %s cannot be written (%s)",
-        place,
+        "partitions are not cached, so each process draws its own: %s cannot be written (%s)",
+        path,
         error,
     )

@@ -1,4 +1,4 @@
-"""Partitions that were saved: by a run in its partition.json, or under a name of their own."""
+"""Saved partitions: those that a run wrote to its partition.json, and those saved under a name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedhet.data.scheme import Partition, Scheme, labels_digest
 from fedhet.errors import ConfigError, DataError
 
 _NAME = re.compile(r"\w[\w.+-]*")
-_NEEDED = {
+_REQUIRED = {
     "name": str,
     "hash": str,
     "labels": str,
@@ -27,94 +27,109 @@ _NEEDED = {
 }
 
 
-def place(name: str) -> Path:
-    """Where the partition that is saved as `name` lies, or would lie."""
+def path_of(name: str) -> Path:
+    """The file of the partition that is or will be saved as `name`.
+
+    Raises:
+        ConfigError: the name is not allowed.
+    """
     if not _NAME.fullmatch(name):
         raise ConfigError(
-            f"--name {name}: a name has letters, digits and _ . + - only, and begins with a letter,"
-            " a digit or _"
+            f"--name {name}: a name consists of letters, digits and _ . + - and begins with a"
+            " letter, a digit or _"
         )
     return partition_cache.folder() / f"{name}.json"
 
 
 def read(name: str) -> tuple[Path, dict[str, Any]]:
-    """The file that `partition.name` means (a saved name, a run's folder or a partition.json) and
-    what it holds.
+    """The file that `partition.name` refers to, and its content.
+
+    Args:
+        name: a saved name, a run folder, or the path of a partition.json.
 
     Raises:
         ConfigError: there is no such partition.
-        DataError: the file is damaged, or lacks what a partition needs.
+        DataError: the file is damaged, or lacks something that a partition needs.
     """
     if not isinstance(name, str) or not name:
         raise ConfigError(
-            f"partition.name={name!r}: give a saved name, a run's folder, or the path of a"
+            f"partition.name={name!r}: give a saved name, a run folder, or the path of a"
             " partition.json"
         )
-    places = [place(name)] if _NAME.fullmatch(name) else []
-    places += [Path(name).expanduser() / "partition.json", Path(name).expanduser()]
-    path = next((each for each in places if each.is_file()), None)
-    if path is None:
-        saved = (
-            ", ".join(sorted(each.stem for each in partition_cache.folder().glob("*.json")))
-            or "none"
-        )
-        raise ConfigError(
-            f"partition.name={name}: neither a run's folder, nor a partition.json, nor a saved"
-            f" name; saved are: {saved}"
-        )
+    path = _find(name)
     try:
-        found = json.loads(path.read_text())
-        wrong = [key for key, kind in _NEEDED.items() if not isinstance(found.get(key), kind)]
-    except (ValueError, AttributeError) as error:  # no JSON, or no mapping
+        record = json.loads(path.read_text())
+        wrong = [key for key, kind in _REQUIRED.items() if not isinstance(record.get(key), kind)]
+    except (ValueError, AttributeError) as error:  # not JSON, or not a mapping
         raise DataError(f"{path} is damaged: expected a partition.json ({error})") from error
     if wrong:
         raise DataError(
-            f"{path} is no partition that can be used again: {', '.join(wrong)} missing or of"
-            " another kind"
+            f"{path} is not a partition that can be used again: {', '.join(wrong)} missing or of"
+            " the wrong type"
         )
-    return path, found
+    return path, record
 
 
-def save(name: str, about: dict[str, Any]) -> Path:
-    """Saves partition.json's content as `name`; ConfigError where another partition has that name.
-    Concurrent processes may save it."""
+def _find(name: str) -> Path:
+    given = Path(name).expanduser()
+    places = [path_of(name)] if _NAME.fullmatch(name) else []
+    for path in (*places, given / "partition.json", given):
+        if path.is_file():
+            return path
+    saved = sorted(path.stem for path in partition_cache.folder().glob("*.json"))
+    raise ConfigError(
+        f"partition.name={name}: neither a run folder, nor a partition.json, nor a saved name;"
+        f" saved names are: {', '.join(saved) or 'none'}"
+    )
+
+
+def save(name: str, record: dict[str, Any]) -> Path:
+    """Save the content of a partition.json as `name`; concurrent processes may do so.
+
+    Raises:
+        ConfigError: another partition has that name.
+    """
     from fedhet.record.run_folder import write_json
 
-    path = place(name)
-    if path.exists() and (taken := _identity(read(name)[1])) != (wanted := _identity(about)):
-        raise ConfigError(
-            f"--name {name}: {path} is another partition, {taken}, not {wanted}; choose another"
-            " name or remove it"
-        )
+    path = path_of(name)
+    if path.exists():
+        existing = _identity(read(name)[1])
+        wanted = _identity(record)
+        if existing != wanted:
+            raise ConfigError(
+                f"--name {name}: {path} is another partition, {existing}, not {wanted}; choose"
+                " another name or remove the file"
+            )
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, about, indent=None)
+    write_json(path, record, indent=None)
     return path
 
 
-def _identity(about: dict[str, Any]) -> str:
-    return ", ".join(
-        [about["hash"], *(f"{key} {about['settings'].get(key)}" for key in ("split", "noise"))]
-    )
+def _identity(record: dict[str, Any]) -> str:
+    settings = [f"{key} {record['settings'].get(key)}" for key in ("split", "noise")]
+    return ", ".join([record["hash"], *settings])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Saved(Scheme):
-    """A saved partition, of the same data.
+    """A saved partition of the same data.
 
-    Args: name: what `python -m fedhet.data partition --name` was given, a run's folder, or the path
-        of a partition.json. split, noise: None: as they were saved.
+    Args:
+        name: the name given to `python -m fedhet.data partition --name`, a run folder, or the path
+            of a partition.json.
+        split, noise: None: as saved.
     """
 
     split: Sequence[float] | None  # type: ignore[assignment]
     noise: float | None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
-        path, found = read(self.name)
+        path, record = read(self.name)
         for key in ("split", "noise"):
             if getattr(self, key) is None:
-                if key not in found["settings"]:
+                if key not in record["settings"]:
                     raise DataError(f"{path}: its settings have no {key}; give partition.{key}")
-                object.__setattr__(self, key, found["settings"][key])
+                object.__setattr__(self, key, record["settings"][key])
         super().__post_init__()
 
     def assign(
@@ -124,32 +139,30 @@ class Saved(Scheme):
         owners: np.ndarray | None = None,
         owner_names: Sequence[str] = (),
     ) -> Partition:
-        """The saved one, whatever the seed.
+        """The saved partition, whatever the seed.
 
         Raises:
             ConfigError: it was made for other data.
             DataError: its indices are not those that were saved.
         """
-        path, found = read(self.name)
-        if (found["samples"], found["labels"]) != (len(labels), labels_digest(labels)):
+        path, record = read(self.name)
+        digest = labels_digest(labels)
+        if (record["samples"], record["labels"]) != (len(labels), digest):
             raise ConfigError(
-                f"partition.name={self.name}: {path} is of other data, {found['samples']} samples"
-                f" with the labels' digest {found['labels']}; these are {len(labels)} with"
-                f" {labels_digest(labels)}"
+                f"partition.name={self.name}: {path} is of other data, {record['samples']} samples"
+                f" whose labels have the digest {record['labels']}; these are {len(labels)} with"
+                f" {digest}"
             )
         try:
-            partition = Partition(
-                found["name"],
-                [np.array(each, dtype=np.int64) for each in found["indices"]],
-                tuple(found["owners"]),
-            )
+            indices = [np.array(each, dtype=np.int64) for each in record["indices"]]
+            partition = Partition(record["name"], indices, tuple(record["owners"]))
         except (ValueError, TypeError, OverflowError) as error:
             raise DataError(
-                f"{path} is damaged: its indices are no lists of whole numbers ({error})"
+                f"{path} is damaged: its indices are not lists of whole numbers ({error})"
             ) from error
-        if partition.hash != found["hash"]:
+        if partition.hash != record["hash"]:
             raise DataError(
                 f"{path} is damaged: its indices have the hash {partition.hash}, not"
-                f" {found['hash']}"
+                f" {record['hash']}"
             )
         return partition

@@ -1,4 +1,4 @@
-"""What a partition is, and what every scheme that makes one has in common."""
+"""What a partition is, and what all schemes that make one have in common."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fedhet.errors import ConfigError
 
 log = logging.getLogger("fedhet.data")
 
-# part of the cache's key: raise it when `assign` gives other indices for the same settings
+# Part of the cache's key: increase it when `assign` returns other indices for the same settings.
 _ALGORITHM = 1
 
 
@@ -27,10 +27,16 @@ _ALGORITHM = 1
 class Partition:
     """Each client's samples.
 
-    Args: name: the scheme's name. indices: per client, the ascending int64 indices of its samples;
-        no sample has two owners. owners: per client, the name of the natural owner whose samples it
-        holds; empty where clients are no owners. hash: 16 hex digits of the sha256 over each
-        client's number of samples and indices, as little-endian int64.
+    Args:
+        name: the name of the scheme.
+        indices: per client, the ascending int64 indices of its samples; no two clients share a
+            sample.
+        owners: per client, the name of the natural owner whose samples it has; empty where clients
+            are not natural owners.
+
+    Attributes:
+        hash: 16 hex digits of the sha256 over each client's number of samples and indices, as
+            little-endian int64.
     """
 
     name: str
@@ -46,31 +52,33 @@ class Partition:
 
 
 def labels_digest(labels: np.ndarray) -> str:
-    """16 hex digits that tell whose labels (n,) a partition was made for."""
+    """16 hex digits that identify the labels (n,) for which a partition was made."""
     return hashlib.sha256(labels.astype("<i8").tobytes()).hexdigest()[:16]
 
 
 def check_split(fractions: Sequence[float]) -> tuple[float, float, float]:
-    """`partition.split` as (train, validation, test); ConfigError unless they are >= 0, sum to 1
-    and train is > 0."""
-    values = (
-        tuple(fractions)
-        if isinstance(fractions, Sequence) and not isinstance(fractions, str)
-        else ()
+    """`partition.split` as (train, validation, test).
+
+    Raises:
+        ConfigError: they are not three numbers >= 0 with sum 1, or train is 0.
+    """
+    if isinstance(fractions, Sequence) and not isinstance(fractions, str) and len(fractions) == 3:
+        train, val, test = fractions
+        numbers = all(isinstance(value, int | float) and value >= 0 for value in fractions)
+        if numbers and train > 0 and abs(train + val + test - 1) <= 1e-9:
+            return train, val, test
+    raise ConfigError(
+        f"partition.split={fractions}: must be three numbers >= 0, [train, val, test], with sum 1"
+        " and train > 0"
     )
-    numbers = len(values) == 3 and all(
-        isinstance(value, (int, float)) and value >= 0 for value in values
-    )
-    if not (numbers and values[0] > 0 and abs(sum(values) - 1) <= 1e-9):
-        raise ConfigError(
-            f"partition.split={fractions}: must be three numbers >= 0, [train, val, test], with sum"
-            " 1 and train > 0"
-        )
-    return values[0], values[1], values[2]
 
 
 def check_noise(noise: float) -> float:
-    """`partition.noise`; ConfigError unless it is a finite number >= 0."""
+    """`partition.noise`.
+
+    Raises:
+        ConfigError: it is not a finite number >= 0.
+    """
     if type(noise) not in (int, float) or not 0 <= noise < math.inf:
         raise ConfigError(
             f"partition.noise={noise!r}: must be a number >= 0, the variance of the last client's"
@@ -81,10 +89,10 @@ def check_noise(noise: float) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Scheme(ABC):
-    """A way to say who holds which samples; its fields are the keys `partition.<field>`.
+    """A way to assign samples to clients; its fields are the settings `partition.<field>`.
 
     Args:
-        name: what the run's record calls it.
+        name: the scheme's name in the run's record.
         split: each client's [train, validation, test] fractions (fedhet.data.federation.split).
         noise: the variance of the last client's noise (fedhet.data.federation.Federation).
     """
@@ -105,8 +113,13 @@ class Scheme(ABC):
         owners: np.ndarray | None = None,
         owner_names: Sequence[str] = (),
     ) -> Partition:
-        """The clients' samples, of those with `labels` (n,) and, where the data name them, natural
-        `owners` (n,).
+        """Assign samples to clients.
+
+        Args:
+            labels: (n,), the labels of all samples.
+            seed: the seed of the run.
+            owners: (n,), the numbers of the samples' natural owners, where the data name them.
+            owner_names: the names of the owners.
 
         Raises:
             ConfigError: the settings are impossible for these data; the message has the numbers.
@@ -114,12 +127,12 @@ class Scheme(ABC):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Drawn(Scheme):
-    """A scheme that deals the samples out: a pure function of (labels, settings, seed).
+class DrawnScheme(Scheme):
+    """A scheme that draws the assignment: a pure function of (labels, settings, seed).
 
     Args:
-        clients: how many clients there are.
-        min_size: the fewest samples that a client may have.
+        clients: the number of clients.
+        min_size: the smallest number of samples that a client may have.
     """
 
     clients: int
@@ -127,15 +140,15 @@ class Drawn(Scheme):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._integer("clients", 1)
-        self._integer("min_size", 0)
+        self._check_integer("clients", 1)
+        self._check_integer("min_size", 0)
 
-    def _integer(self, key: str, least: int) -> None:
+    def _check_integer(self, key: str, low: int) -> None:
         value = getattr(self, key)
-        if type(value) is not int or value < least:
-            raise ConfigError(f"partition.{key}={value!r}: must be an integer >= {least}")
+        if type(value) is not int or value < low:
+            raise ConfigError(f"partition.{key}={value!r}: must be an integer >= {low}")
 
-    def _number(self, key: str) -> None:
+    def _check_positive(self, key: str) -> None:
         value = getattr(self, key)
         if type(value) not in (int, float) or not 0 < value < math.inf:
             raise ConfigError(f"partition.{key}={value!r}: must be a number > 0")
@@ -147,7 +160,7 @@ class Drawn(Scheme):
         owners: np.ndarray | None = None,
         owner_names: Sequence[str] = (),
     ) -> Partition:
-        """Found in the cache, where it was done before."""
+        """Draw the assignment, or load it from the cache if it was drawn before."""
         labels = np.ascontiguousarray(labels, dtype="<i8")
         n = len(labels)
         if self.clients > n:
@@ -157,12 +170,13 @@ class Drawn(Scheme):
         if (needed := self.clients * self.min_size) > n:
             raise ConfigError(
                 f"partition.min_size={self.min_size}: {self.clients} clients would need {needed}"
-                f" samples, there are {n}"
+                f" samples, but there are {n}"
             )
-        key = self._key(labels, seed)
-        if (indices := partition_cache.load(key)) is None:
+        key = self._cache_key(labels, seed)
+        indices = partition_cache.load(key)
+        if indices is None:
             indices = [np.sort(part) for part in self._draw(labels, seed)]
-            self._check(indices, n)
+            self._check_indices(indices, n)
             partition_cache.save(key, indices)
         return Partition(self.name, indices)
 
@@ -171,32 +185,30 @@ class Drawn(Scheme):
         """The indices of each client's samples."""
 
     def _settings(self) -> dict[str, Any]:
-        return {
-            key: value
-            for key, value in asdict(self).items()
-            if key not in ("name", "split", "noise")
-        }
+        """The settings that determine who has which samples."""
+        settings = asdict(self)
+        for key in ("name", "split", "noise"):
+            del settings[key]
+        return settings
 
-    def _key(self, labels: np.ndarray, seed: int) -> str:
-        versions = [
-            _ALGORITHM,
-            version("flwr-datasets"),
-            np.__version__,
-        ]  # numpy may change its streams between versions
+    def _cache_key(self, labels: np.ndarray, seed: int) -> str:
+        # numpy may change its random streams between versions
+        versions = [_ALGORITHM, version("flwr-datasets"), np.__version__]
         named = json.dumps([type(self).__name__, self._settings(), seed, versions], sort_keys=True)
         return hashlib.sha256(named.encode() + b"\0" + labels.tobytes()).hexdigest()
 
-    def _check(self, indices: list[np.ndarray], n: int) -> None:
-        owners = np.bincount(np.concatenate(indices), minlength=n)
-        if owners.max() > 1 or len(owners) > n:
+    def _check_indices(self, indices: list[np.ndarray], n: int) -> None:
+        holders = np.bincount(np.concatenate(indices), minlength=n)
+        if holders.max() > 1 or len(holders) > n:
             raise RuntimeError(
-                f"partition {self.name}: sample {owners.argmax()} has {owners.max()} owners; each"
-                " may have one at most"
+                f"partition {self.name}: sample {holders.argmax()} is assigned to"
+                f" {holders.max()} clients; at most one may have it"
             )
-        if (smallest := min(map(len, indices))) < self.min_size:
+        smallest = min(map(len, indices))
+        if smallest < self.min_size:
             raise ConfigError(
-                f"partition.min_size={self.min_size}: by {self._settings()} some client would get"
-                f" {smallest} of {n} samples"
+                f"partition.min_size={self.min_size}: with {self._settings()} a client would get"
+                f" only {smallest} of {n} samples"
             )
-        if left := n - int(owners.sum()):
-            log.info("partition %s: %d of %d samples go to no client", self.name, left, n)
+        if left := n - int(holders.sum()):
+            log.info("partition %s: %d of %d samples are not assigned", self.name, left, n)

@@ -1,5 +1,7 @@
-"""The gradient of a batch loss as a pure function of the parameters: what can be compiled, or
-vectorised over clients."""
+"""The gradient of a batch loss as a pure function of the parameters.
+
+In this form it can be compiled, or vectorised over clients.
+"""
 
 from __future__ import annotations
 
@@ -21,50 +23,58 @@ Gradient = Callable[
 
 
 def gradient(site: Site) -> Gradient:
-    """f(parameters, buffers, x, y, w) -> (gradients, loss, buffers after the batch), for the site's
-    model in its present mode.
+    """Return the gradient function of the site's model in its present mode.
 
-    The loss is mean_b losses_b, or sum_b w_b losses_b where weights are given. Nothing that goes in
-    is changed."""
-    names, model, criterion = site.trained, site.model, site.task.criterion
+    It maps (parameters, buffers, x, y, w) to (gradients, loss, buffers after the batch), and
+    changes none of its arguments. The loss is mean_b losses_b, or sum_b w_b losses_b if the
+    weights w (B,) are not None.
+    """
+    names = site.trained
+    model = site.model
+    criterion = site.task.criterion
 
     def loss(
         parameters: list[Tensor], buffers: Tree, x: Tensor, y: Tensor, w: Tensor | None
     ) -> tuple[Tensor, Tree]:
         after = {name: t.clone() for name, t in buffers.items()}
+        state = {**dict(zip(names, parameters, strict=True)), **after}
         with site.autocast():
-            losses = criterion(
-                functional_call(
-                    model, {**dict(zip(names, parameters, strict=True)), **after}, (x,)
-                ),
-                y,
-            )
+            losses = criterion(functional_call(model, state, (x,)), y)
         return losses.mean() if w is None else (losses * w).sum(), after
 
-    derived = grad_and_value(loss, has_aux=True)
+    gradients_and_loss = grad_and_value(loss, has_aux=True)
 
     def f(
         parameters: list[Tensor], buffers: Tree, x: Tensor, y: Tensor, w: Tensor | None
     ) -> tuple[list[Tensor], Tensor, Tree]:
-        grads, (value, after) = derived(parameters, buffers, x, y, w)
+        grads, (value, after) = gradients_and_loss(parameters, buffers, x, y, w)
         return list(grads), value, after
 
     return f
 
 
 class Compiled:
-    """`gradient` by torch.compile, for full batches: each other batch size would be compiled anew.
+    """`gradient`, compiled by torch.compile, for full batches.
 
-    It is built when it is first used, and again after the model's mode has changed (dropout, frozen
-    norms)."""
+    It is compiled when it is first used, and again after the model's mode has changed (dropout,
+    frozen norms). Every other batch size would be compiled, too; hence full batches only.
+    """
 
     def __init__(self, site: Site) -> None:
         self._f: Gradient = torch.compile(gradient(site), dynamic=False)
-        self._parameters = [p.detach() for p in site.parameters]  # the same memory
+        self._parameters = [p.detach() for p in site.parameters]  # they share the model's memory
         self._buffers = dict(site.model.named_buffers())
 
     def __call__(self, x: Tensor, y: Tensor, w: Tensor | None) -> tuple[Tensor, list[Tensor]]:
-        """(loss, gradients) of the model as it stands; its buffers move on as in an eager step."""
+        """Return the loss and the gradients of the model, and update its buffers.
+
+        The buffers change as they do in an eager step.
+
+        Args:
+            x: (B, ...) model inputs.
+            y: (B, ...) targets.
+            w: (B,) the samples' weights, or None for the mean.
+        """
         with torch.no_grad():
             grads, loss, after = self._f(self._parameters, self._buffers, x, y, w)
             if after:

@@ -1,1 +1,1 @@
-"""The papers' equations: pure functions of tensors. No flwr, no hydra, no input or output."""
+"""The papers' equations as pure functions of tensors: no Flower, no Hydra, no input or output."""

@@ -1,9 +1,12 @@
-"""FedDisk (Nguyen, Wu and Chang, "Federated learning for distribution skewed data using sample
-weights"), equations 2 and 11 to 19.
+"""FedDisk, equations 2 and 11 to 17: densities by MADE, and the sample weights they give.
 
-MADE: Germain et al. 2015, "MADE: Masked autoencoder for distribution estimation", one hidden layer,
-natural order. D inputs in [0, 1], H hidden units, n samples; a MADE is the tree W1 (H, D), b1 (H,),
-W2 (D, H), b2 (D,)."""
+Nguyen, Wu and Chang, "Federated learning for distribution skewed data using sample weights".
+MADE is that of Germain et al. 2015, "MADE: Masked autoencoder for distribution estimation", with
+one hidden layer and the natural order of the inputs.
+
+Shapes: D inputs in [0, 1], H hidden units, n samples. A MADE is the tree W1 (H, D), b1 (H,),
+W2 (D, H), b2 (D,).
+"""
 
 from __future__ import annotations
 
@@ -18,8 +21,10 @@ from fedhet.trees import AnyTree, Tree
 
 
 class Masks(NamedTuple):
-    """Hidden degrees m (H,), and the 0/1 masks M1 (H, D), M2 (D, H) that always multiply the
-    weights."""
+    """The hidden degrees m (H,) and the 0/1 masks M1 (H, D) and M2 (D, H).
+
+    The masks always multiply the weights W1 and W2.
+    """
 
     degrees: Tensor
     m1: Tensor
@@ -27,11 +32,22 @@ class Masks(NamedTuple):
 
 
 def masks(dim: int, hidden: int, draw: np.random.Generator | None = None) -> Masks:
-    """M1[k, d] = 1 iff m(k) >= d, M2[d, k] = 1 iff d > m(k), with d = 1..D: output d sees x_<d
-    only, output 1 nothing.
+    """Return the masks that make output d depend on x_1, ..., x_{d-1} only (for eq. 2).
 
-    m(k) = 1 + floor(k (D - 1) / H), evenly spread over 1..D-1, or uniform draws from there with
-    `draw`."""
+        M1[k, d] = 1 iff m(k) >= d
+        M2[d, k] = 1 iff d > m(k)        for d = 1..D and k = 0..H-1
+
+    The first output is therefore a constant.
+
+    Args:
+        dim: D, >= 1.
+        hidden: H, >= 1.
+        draw: where given, m(k) is drawn uniformly from 1..D-1. Otherwise the degrees are evenly
+            spread over that range, m(k) = 1 + floor(k (D - 1) / H).
+
+    Raises:
+        ValueError: `dim` or `hidden` is out of range.
+    """
     if dim < 1 or hidden < 1:
         raise ValueError(f"a MADE with {dim} inputs and {hidden} hidden units; both must be >= 1")
     even = 1 + torch.arange(hidden) * (dim - 1) // hidden
@@ -41,7 +57,7 @@ def masks(dim: int, hidden: int, draw: np.random.Generator | None = None) -> Mas
 
 
 def initial(dim: int, hidden: int, draw: torch.Generator) -> Tree:
-    """Weights and biases uniform in +-1/sqrt(fan-in), torch's own for linear layers."""
+    """Return a MADE with entries uniform in +-1/sqrt(fan-in), torch's rule for linear layers."""
     shapes = {"W1": (hidden, dim), "b1": (hidden,), "W2": (dim, hidden), "b2": (dim,)}
     fan_in = {"W1": dim, "b1": dim, "W2": hidden, "b2": hidden}
     return {
@@ -51,98 +67,105 @@ def initial(dim: int, hidden: int, draw: torch.Generator) -> Tree:
 
 
 def logits(made: AnyTree, mask: Masks, x: Tensor) -> Tensor:
-    """(n, D): their sigmoid is P(x_d = 1 | x_<d) (eq. 2)."""
+    """Return the logits of P(x_d = 1 | x_<d) (eq. 2) for x (n, D), shape (n, D)."""
     hidden = functional.linear(x, made["W1"] * mask.m1, made["b1"]).relu()
     return functional.linear(hidden, made["W2"] * mask.m2, made["b2"])
 
 
 def nll(made: AnyTree, mask: Masks, x: Tensor) -> Tensor:
-    """(n,): sum_d BCE(x_d, out_d), the negative log likelihood of binary x; grey x are soft
-    targets. See `check_pixels`."""
-    return functional.binary_cross_entropy_with_logits(
-        logits(made, mask, x), x, reduction="none"
-    ).sum(1)
+    """Return sum_d BCE(x_d, out_d) for each sample of x (n, D), shape (n,) (eq. 2).
+
+    For binary x this is the negative log likelihood; greyscale x act as soft targets. All values
+    must be in [0, 1], see `check_pixels`.
+    """
+    out = logits(made, mask, x)
+    return functional.binary_cross_entropy_with_logits(out, x, reduction="none").sum(1)
 
 
 def check_pixels(x: Tensor) -> None:
-    """ValueError where a value lies outside [0, 1]: the cross entropy of a probability is undefined
-    there."""
+    """Check that all values are in [0, 1], the range in which the cross entropy is defined.
+
+    Raises:
+        ValueError: a value is outside [0, 1], or NaN.
+    """
     if not ((x >= 0) & (x <= 1)).all():
         raise ValueError(
-            f"inputs between {float(x.min())} and {float(x.max())}; FedDisk needs finite values in"
-            " [0, 1]"
+            f"the inputs range from {float(x.min())} to {float(x.max())};"
+            " FedDisk needs finite values in [0, 1]"
         )
 
 
 @torch.no_grad()
 def sample(made: AnyTree, mask: Masks, uniforms: Tensor) -> Tensor:
-    """Ancestral draws: x_d = 1 iff U_d < P(x_d = 1 | x_<d). uniforms (n, D) in [0, 1) -> x (n, D);
-    O(nHD)."""
-    columns, rows = (made["W1"] * mask.m1).T.contiguous(), made["W2"] * mask.m2
+    """Return ancestral samples (eq. 2), x_d = 1 iff U_d < P(x_d = 1 | x_<d), shape (n, D).
+
+    The cost is O(nHD): each drawn input is added to the hidden units, which are not recomputed.
+
+    Args:
+        made: the MADE to sample from.
+        mask: its masks.
+        uniforms: (n, D) the U, uniform draws in [0, 1).
+    """
+    columns = (made["W1"] * mask.m1).T.contiguous()
+    rows = made["W2"] * mask.m2
     hidden = made["b1"].expand(len(uniforms), -1).clone()
     x = torch.empty_like(uniforms)
     for d in range(uniforms.shape[1]):
         x[:, d] = uniforms[:, d] < torch.sigmoid(hidden.relu() @ rows[d] + made["b2"][d])
-        hidden.addr_(x[:, d], columns[d])  # only what the new input adds
+        hidden.addr_(x[:, d], columns[d])
     return x
 
 
 def density_ratio(p: Tensor, n_local: int, n_global: int, eps: float) -> Tensor:
-    """r = p / (1 - p) n_local / n_global (eq. 16), float64. p (n,) = P(global | z), clipped to
-    [eps, 1 - eps]."""
+    """Return the ratio r = p / (1 - p) n_local / n_global (eq. 16), shape (n,), float64.
+
+    Args:
+        p: (n,) the classifier's P(global | z), n >= 1.
+        n_local: the number of local samples on which the classifier was trained, >= 1.
+        n_global: the number of global samples on which it was trained, >= 1.
+        eps: p is clipped to [eps, 1 - eps].
+
+    Raises:
+        ValueError: an argument is out of range.
+    """
     if n_local < 1 or n_global < 1:
         raise ValueError(
-            f"a classifier trained on {n_local} local and {n_global} global samples; both must be"
-            " >= 1"
+            f"a classifier trained on {n_local} local and {n_global} global samples;"
+            " both numbers must be >= 1"
         )
     if p.ndim != 1 or not len(p):
         raise ValueError(f"probabilities of shape {tuple(p.shape)}; expected (n,) with n >= 1")
     if bad := (~((p >= 0) & (p <= 1))).nonzero().flatten().tolist():
         raise ValueError(
-            f"{p[bad[0]]} at position {bad[0]} is not a probability; all must lie in [0, 1]"
+            f"{p[bad[0]]} at position {bad[0]} is not a probability; all must be in [0, 1]"
         )
     p = p.double().clamp(eps, 1 - eps)
     return p / (1 - p) * (n_local / n_global)
 
 
 def sample_weights(r: Tensor, lo: float, hi: float, normalise: str) -> Tensor:
-    """w_k(x_i) (eq. 11): r clipped to [lo, hi], then mean 1, or scaled to [0, 2] ("minmax2"), or
-    left as it is ("none")."""
+    """Return the sample weights w_k(x_i) (eq. 11), shape (n,).
+
+    Args:
+        r: (n,) the density ratios.
+        lo: the lower bound to which r is clipped.
+        hi: the upper bound to which r is clipped.
+        normalise: "mean1" to divide by the mean, "minmax2" to scale to [0, 2], or "none". Unless
+            it is "none", constant ratios give weights of 1.
+    """
     r = r.clamp(lo, hi)
     if normalise == "none":
         return r
     if (r == r[0]).all():
         return torch.ones_like(r)
-    return r / r.mean() if normalise == "mean1" else 2 * (r - r.min()) / (r.max() - r.min())
+    if normalise == "mean1":
+        return r / r.mean()
+    return 2 * (r - r.min()) / (r.max() - r.min())
 
 
 def effective_size(w: Tensor) -> float:
-    """(sum w)^2 / sum w^2, in [1, n]: so many equally weighted samples have the same variance."""
-    return float(w.sum() ** 2 / w.square().sum())
+    """Return the effective sample size (sum w)^2 / sum w^2 of weights w (n,), in [1, n].
 
-
-def comm_cost(clf: int, clf_rounds: int, made: int = 0, made_rounds: int = 0) -> int:
-    """2 (eps_1 E_1 + eps_2 E_2) (eq. 19; eq. 18 without a MADE): numbers that one client sends and
-    receives.
-
-    `made` and `clf` count the weights that travel one way in a round.
+    That many equally weighted samples have the same variance.
     """
-    if min(clf, clf_rounds, made, made_rounds) < 0:
-        raise ValueError(
-            f"sizes {made}, {clf} and rounds {made_rounds}, {clf_rounds}; all must be >= 0"
-        )
-    return 2 * (made * made_rounds + clf * clf_rounds)
-
-
-def effective_rounds(accuracy: Tensor, target: float | None = None) -> int | None:
-    """The first round (from 1) whose accuracy reaches `target`, by default the best of `accuracy`
-    (T,) itself; None = never.
-
-    FedDisk's effective communication rounds are E_1 plus this, with the best that any competitor
-    ever reaches as target."""
-    if accuracy.ndim != 1 or not len(accuracy) or not torch.isfinite(accuracy).all():
-        raise ValueError(
-            f"accuracies of shape {tuple(accuracy.shape)}; expected finite ones (T,) with T >= 1"
-        )
-    reached = (accuracy >= (accuracy.max() if target is None else target)).nonzero().flatten()
-    return int(reached[0]) + 1 if len(reached) else None
+    return float(w.sum() ** 2 / w.square().sum())

@@ -1,5 +1,8 @@
-"""FedGMM (Nagaraju, Sen, Mohan, section 4): diagonal Gaussian mixtures of one class. Shapes: k
-components, d pixels."""
+"""FedGMM (Nagaraju, Sen and Mohan, section 4): diagonal Gaussian mixtures of one class.
+
+The paper gives no equations for its mixtures; methods/fedgmm.py describes the choices made here.
+Shapes: k components, d pixels, n samples.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ _TINY = torch.finfo(torch.float64).tiny
 
 
 class Mixture(NamedTuple):
-    """Weights pi (k,) with sum 1, means mu (k, d), diagonal variances var (k, d) > 0."""
+    """The weights pi (k,) of sum 1, the means mu (k, d), and the variances var (k, d) > 0."""
 
     pi: Tensor
     mu: Tensor
@@ -26,134 +29,147 @@ class Mixture(NamedTuple):
 
 
 class Fit(NamedTuple):
-    """A mixture in float64 and whether EM converged."""
+    """A mixture in float64, and whether EM converged."""
 
     mixture: Mixture
     converged: bool
 
 
 def components(n: int, most: int) -> int:
-    """How many components n samples get: min(most, max(1, n // 2)); with k = n each would be a
-    training image."""
+    """Return the number of components for n samples, min(most, max(1, n // 2)).
+
+    With k = n, each component would be a training image.
+    """
     return min(most, max(1, n // 2))
 
 
 def fit(x: Tensor, k: int, *, reg_covar: float, seed: int) -> Fit:
-    """EM by scikit-learn (k-means start, 100 iterations at most) on x (n, d); `reg_covar` is added
-    to every variance.
+    """Fit a mixture of k components to x (n, d) by EM.
 
-    After any M-step the mixture's mean is the samples' mean and its variance theirs plus reg_covar,
-    converged or not."""
+    EM is scikit-learn's, started by k-means, with at most 100 iterations. After every M-step, and
+    so whether or not EM has converged, the mixture's mean is that of the samples, and its variance
+    is theirs plus reg_covar.
+
+    Args:
+        x: (n, d) the samples.
+        k: the number of components, <= n.
+        reg_covar: is added to every variance.
+        seed: the seed of the start by k-means.
+    """
     x = x.double().cpu()
-    if k == 1:  # EM's fixed point, in closed form; scikit-learn refuses a single sample
-        return Fit(
-            Mixture(
-                torch.ones(1, dtype=x.dtype),
-                x.mean(0, keepdim=True),
-                x.var(0, correction=0, keepdim=True) + reg_covar,
-            ),
-            True,
-        )
+    if k == 1:  # EM's fixed point in closed form; scikit-learn does not accept a single sample
+        mean = x.mean(0, keepdim=True)
+        var = x.var(0, correction=0, keepdim=True) + reg_covar
+        return Fit(Mixture(torch.ones(1, dtype=x.dtype), mean, var), True)
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.mixture import GaussianMixture
 
     em = GaussianMixture(k, covariance_type="diag", reg_covar=reg_covar, random_state=seed % 2**32)
-    # The number of threads of BLAS and OpenMP changes EM's last bits, and what is imported late was
-    # not pinned.
+    # EM's last bits depend on the number of BLAS and OpenMP threads. Libraries that are imported
+    # this late are not covered by the limit that was set at start-up.
     with threadpool_limits(limits=1), warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # `converged` says it
+        warnings.simplefilter("ignore", ConvergenceWarning)  # reported by `converged`
         em.fit(x.numpy())
-    return Fit(
-        Mixture(*(torch.from_numpy(a) for a in (em.weights_, em.means_, em.covariances_))),
-        bool(em.converged_),
-    )
+    mixture = Mixture(*(torch.from_numpy(a) for a in (em.weights_, em.means_, em.covariances_)))
+    return Fit(mixture, bool(em.converged_))
 
 
-def check(mixture: Mixture, d: int | None = None) -> None:
-    """ValueError unless pi >= 0 sums to 1 (1e-6), var > 0, everything is finite, and there are `d`
-    pixels where that is given."""
+def check_mixture(mixture: Mixture, d: int | None = None) -> None:
+    """Check that a mixture is valid, and that it has `d` pixels if `d` is given.
+
+    Raises:
+        ValueError: shapes do not match, a value is not finite, pi is negative or does not sum to 1
+            within 1e-6, or a variance is not positive.
+    """
     pi, mu, var = mixture
     if pi.ndim != 1 or not len(pi) or mu.ndim != 2 or len(mu) != len(pi) or var.shape != mu.shape:
         raise ValueError(
-            f"pi {tuple(pi.shape)}, mu {tuple(mu.shape)}, var {tuple(var.shape)}; expected (k,),"
-            " (k, d), (k, d) with k >= 1"
+            f"pi {tuple(pi.shape)}, mu {tuple(mu.shape)}, var {tuple(var.shape)};"
+            " expected (k,), (k, d), (k, d) with k >= 1"
         )
     if d is not None and mu.shape[1] != d:
         raise ValueError(f"the components have {mu.shape[1]} dimensions; {d} are expected")
     for name, values in mixture._asdict().items():
         if not torch.isfinite(values).all():
             raise ValueError(f"{name} holds NaN or infinite values; all must be finite")
-    if float(pi.min()) < 0 or abs(float(pi.double().sum()) - 1) > 1e-6:
+    total = float(pi.double().sum())
+    if float(pi.min()) < 0 or abs(total - 1) > 1e-6:
         raise ValueError(
-            f"the weights {pi.tolist()} have sum {float(pi.double().sum())}; they must be >= 0 and"
-            " sum to 1 within 1e-6"
+            f"the weights {pi.tolist()} have the sum {total};"
+            " they must be >= 0 and sum to 1 within 1e-6"
         )
     if float(var.min()) <= 0:
         raise ValueError(f"the smallest variance is {float(var.min())}; all must be > 0")
 
 
 def aggregate(counts: Sequence[int], mixtures: Sequence[Mixture | None]) -> Mixture | None:
-    """Concatenation in the order given, with weights n_i pi_ik / sum_i n_i: the density of the
-    pooled samples, in float64.
+    """Return the mixtures' concatenation in the order given, in float64.
 
-    Args: counts: n_i, the samples behind each mixture. A client without samples or without a
-        mixture contributes nothing.
+    The weights are n_i pi_ik / sum_i n_i, so that the result is the density of the pooled samples.
+
+    Args:
+        counts: n_i, the number of samples behind each mixture.
+        mixtures: one per client. A client without samples or without a mixture contributes nothing.
+
     Returns:
-        None where nobody contributes.
+        The mixture, or None if no client contributes.
+
     Raises:
-        ValueError: a count or mixture is out of range, or they differ in d; it names the position.
+        ValueError: a count or a mixture is invalid, or the mixtures differ in d. The message gives
+            the position.
     """
     if len(counts) != len(mixtures) or any(n < 0 or n % 1 for n in counts):
         raise ValueError(
-            f"counts {list(counts)} of {len(mixtures)} mixtures; one whole number >= 0 each is"
-            " expected"
+            f"counts {list(counts)} of {len(mixtures)} mixtures; expected one integer >= 0 each"
         )
-    parts = [
-        (i, n, m)
-        for i, (n, m) in enumerate(zip(counts, mixtures, strict=True))
-        if n and m is not None
-    ]
+    numbered = enumerate(zip(counts, mixtures, strict=True))
+    parts = [(i, n, mixture) for i, (n, mixture) in numbered if n and mixture is not None]
     if not parts:
         return None
     d = parts[0][2].mu.shape[-1]
     for i, _, mixture in parts:
         try:
-            check(mixture, d)
+            check_mixture(mixture, d)
         except ValueError as error:
             raise ValueError(f"mixture {i}: {error}") from error
     total = sum(n for _, n, _ in parts)
     return Mixture(
-        torch.cat([m.pi.double() * n for _, n, m in parts]) / total,
-        *(torch.cat([getattr(m, name).double() for _, _, m in parts]) for name in ("mu", "var")),
+        torch.cat([mixture.pi.double() * n for _, n, mixture in parts]) / total,
+        torch.cat([mixture.mu.double() for *_, mixture in parts]),
+        torch.cat([mixture.var.double() for *_, mixture in parts]),
     )
 
 
 def moments(mixture: Mixture) -> tuple[Tensor, Tensor]:
-    """Mean (d,) and variance (d,) of the mixture, in float64."""
+    """Return the mean (d,) and the variance (d,) of the mixture, in float64."""
     pi, mu, var = (t.double() for t in mixture)
     mean = pi @ mu
     return mean, pi @ (var + (mu - mean) ** 2)
 
 
 def log_density(mixture: Mixture, x: Tensor) -> Tensor:
-    """log p(x) (n,) for x (n, d), in float64."""
+    """Return log p(x) for x (n, d), shape (n,), in float64."""
     pi, mu, var = (t.double() for t in mixture)
     scaled = (x.double()[:, None] - mu) ** 2 / var + var.log() + math.log(2 * math.pi)
     return (pi.log() - 0.5 * scaled.sum(2)).logsumexp(1)
 
 
 def reduce(mixture: Mixture, most: int) -> Mixture:
-    """At most `most` components: the closest pair is merged, as often as needed; mean and variance
-    of the whole stay, in float64.
+    """Reduce the mixture to at most `most` components by merging the closest pairs, in float64.
 
-    Closest is the least rise of Runnalls' bound on the Kullback-Leibler divergence (2007, eq. 16),
-    ((pi_i + pi_j) log|V_ij| - pi_i log|V_i| - pi_j log|V_j|) / 2, where V_ij is the variance of the
-    merged pair."""
+    The mean and the variance of the whole mixture are preserved. The closest pair is the one with
+    the least increase of Runnalls' bound on the Kullback-Leibler divergence (2007, eq. 16),
+
+        ((pi_i + pi_j) log|V_ij| - pi_i log|V_i| - pi_j log|V_j|) / 2,
+
+    where V_ij is the variance of the merged pair.
+    """
     pi, mu, var = (t.double().clone() for t in mixture)
-    k, alive = len(pi), torch.ones(len(pi), dtype=torch.bool)
+    k = len(pi)
+    alive = torch.ones(k, dtype=torch.bool)
 
-    def merged(i: int) -> Mixture:
-        """Component i merged with each of all components."""
+    def merged_with(i: int) -> Mixture:
+        """Return component i merged with each of the k components."""
         weight = pi + pi[i]
         share = (pi / weight.clamp_min(_TINY))[:, None]
         return Mixture(
@@ -162,38 +178,44 @@ def reduce(mixture: Mixture, most: int) -> Mixture:
             share * var + (1 - share) * var[i] + share * (1 - share) * (mu - mu[i]) ** 2,
         )
 
-    def rise(i: int) -> Tensor:
+    def costs_of(i: int) -> Tensor:
+        """Return the increase of the bound for each partner of component i, (k,)."""
         size = pi * var.log().sum(1)
-        found = merged(i)
-        cost = (found.pi * found.var.log().sum(1) - size - size[i]) / 2
+        pairs = merged_with(i)
+        cost = (pairs.pi * pairs.var.log().sum(1) - size - size[i]) / 2
         return cost.masked_fill(~alive | (torch.arange(k) == i), torch.inf)
 
     if k > most:
-        cost = torch.stack([rise(i) for i in range(k)])
+        cost = torch.stack([costs_of(i) for i in range(k)])
     for _ in range(k - most):
         i, j = sorted(divmod(int(cost.argmin()), k))
-        pair = merged(i)
-        pi[i], mu[i], var[i] = pair.pi[j], pair.mu[j], pair.var[j]
+        pairs = merged_with(i)
+        pi[i], mu[i], var[i] = pairs.pi[j], pairs.mu[j], pairs.var[j]
         alive[j] = False
         cost[j] = cost[:, j] = torch.inf
-        cost[i] = cost[:, i] = rise(i)
+        cost[i] = cost[:, i] = costs_of(i)
     return Mixture(pi[alive], mu[alive], var[alive])
 
 
 def generate_counts(
     counts: Tensor, available: Tensor, target: str | int, global_max: int
 ) -> Tensor:
-    """How many samples to draw of each class, so that each reaches the target; real samples are
-    never discarded.
+    """Return how many samples to generate of each class so that it reaches the target, (..., C).
 
-    Args: counts: (..., C) the client's own samples by class. available: (C,) whether the class has
-        a mixture. target: "client_max" (its own largest class), "global_max" (that of any client,
-        `global_max`), or a number.
+    Real samples are never discarded.
+
+    Args:
+        counts: (..., C) the client's own numbers of samples by class, integers.
+        available: (C,) whether the class has a mixture.
+        target: "client_max" (the client's largest class), "global_max" (the largest class of any
+            client), or a number.
+        global_max: the size of the largest class of any client.
+
     Raises:
-        ValueError: a negative count, or a target that is none of these.
+        ValueError: a count is negative or not an integer, or the target is none of these.
     """
     if counts.is_floating_point() or (counts < 0).any():
-        raise ValueError(f"counts {counts.tolist()}; whole numbers >= 0 are expected")
+        raise ValueError(f"counts {counts.tolist()}; expected integers >= 0")
     goal: Tensor | int
     if target == "client_max":
         goal = counts.amax(-1, keepdim=True)
@@ -201,20 +223,24 @@ def generate_counts(
         goal = global_max if target == "global_max" else target  # type: ignore[assignment]
         if isinstance(goal, bool) or not isinstance(goal, int) or goal < 0:
             raise ValueError(
-                f"target={target!r} with global_max={global_max!r}; choose {' or '.join(TARGETS)},"
-                " or give a number >= 0"
+                f"target={target!r} with global_max={global_max!r};"
+                f" choose {' or '.join(TARGETS)}, or give an integer >= 0"
             )
     return (goal - counts).clamp_min(0) * available.to(counts.dtype)
 
 
 def sample(mixture: Mixture, n: int, draws: np.random.Generator) -> Tensor:
-    """(n, d) float32 samples, clipped to [0, 1], one component after the other: how many of each is
-    multinomial."""
+    """Return n samples, clipped to [0, 1], shape (n, d), float32.
+
+    The number of samples of each component is multinomial; the components follow one another.
+    """
     pi = mixture.pi.double().numpy()
     out = np.empty((n, mixture.mu.shape[1]), dtype=np.float32)
     start = 0
-    for k, m in enumerate(draws.multinomial(n, pi / pi.sum())):
-        mu, std = mixture.mu[k].numpy(), mixture.var[k].sqrt().numpy()
-        out[start : start + m] = mu + std * draws.standard_normal((m, len(mu)), dtype=np.float32)
-        start += m
+    for k, size in enumerate(draws.multinomial(n, pi / pi.sum())):
+        mu = mixture.mu[k].numpy()
+        std = mixture.var[k].sqrt().numpy()
+        noise = draws.standard_normal((size, len(mu)), dtype=np.float32)
+        out[start : start + size] = mu + std * noise
+        start += size
     return torch.from_numpy(out).clamp_(0, 1)

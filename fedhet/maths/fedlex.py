@@ -1,5 +1,9 @@
-"""FedLEx (Internò et al. 2024, "Federated loss exploration"), equations 3, 4 and 6. Trees as in
-fedhet/trees.py; results in float64."""
+"""FedLEx (Internò et al. 2024, "Federated loss exploration"), equations 3, 4 and 6.
+
+Symbols: W are the trained parameters, D an explorer's squared deviation, G the guidance, which
+masks the clients' gradients. Trees are dicts of tensors by name, as in fedhet/trees.py. Results
+are in float64 unless stated otherwise.
+"""
 
 from __future__ import annotations
 
@@ -11,72 +15,79 @@ from torch import Tensor
 from fedhet import trees
 from fedhet.trees import AnyTree, Tree
 
-SCOPES, ORDERS = ("tensor", "model"), ("normalise_then_mean", "mean_then_normalise")
-EMPTY, REFRESH = ("previous", "all"), ("participants", "all")
+SCOPES = ("tensor", "model")
+ORDERS = ("normalise_then_mean", "mean_then_normalise")
+EMPTY = ("previous", "all")
+REFRESH = ("participants", "all")
 
 
 def deviation(initial: AnyTree, final: AnyTree, dtype: torch.dtype = torch.float64) -> Tree:
-    """D = (W_initial - W_final)^2 (eq. 3), formed in float64 and returned in `dtype`.
+    """Return D = (W_initial - W_final)^2 (eq. 3), computed in float64 and returned in `dtype`.
 
     Raises:
-        ValueError: an entry is not finite, also in `dtype`: the exploration has diverged.
+        ValueError: an entry is not finite, possibly only after the conversion to `dtype`: the
+            exploration has diverged.
     """
-    found = {
+    d = {
         name: (initial[name].double() - final[name].double()).square().to(dtype) for name in initial
     }
-    if bad := trees.finite(found):
+    if bad := trees.first_nonfinite(d):
         raise ValueError(
-            f"the deviation of tensor {bad!r} holds NaN or infinite values: the exploration has"
-            " diverged"
+            f"the deviation of tensor {bad!r} holds NaN or infinite values:"
+            " the exploration has diverged"
         )
-    return found
+    return d
 
 
 def normalised(d: AnyTree, scope: str = "tensor") -> Tree:
-    """(D - min)/(max - min), over each tensor or over the whole model; 1 where D is constant (max -
-    min <= 1e-12 max), as 0/0 otherwise."""
-    found: Tree = {}
-    for names in [[name] for name in d] if scope == "tensor" else [list(d)]:
-        low, high = (
-            min(float(d[name].min()) for name in names),
-            max(float(d[name].max()) for name in names),
-        )
+    """Return (D - min)/(max - min), with min and max over each tensor or over the whole model.
+
+    Where D is constant (max - min <= 1e-12 max), the result is 1 instead of 0/0.
+    """
+    groups = [[name] for name in d] if scope == "tensor" else [list(d)]
+    scaled: Tree = {}
+    for names in groups:
+        low = min(float(d[name].min()) for name in names)
+        high = max(float(d[name].max()) for name in names)
+        constant = high - low <= 1e-12 * high
         for name in names:
-            double = d[name].double()
-            found[name] = (
-                torch.ones_like(double)
-                if high - low <= 1e-12 * high
-                else (double - low) / (high - low)
-            )
-    return found
+            values = d[name].double()
+            scaled[name] = torch.ones_like(values) if constant else (values - low) / (high - low)
+    return scaled
 
 
 def global_guidance(
     deviations: Sequence[AnyTree], *, scope: str = "tensor", order: str = "normalise_then_mean"
 ) -> Tree:
-    """G in [0, 1] from the explorers' D (eq. 4): each normalised, then the mean; or the mean of all
-    D, normalised.
+    """Return the guidance G, with entries in [0, 1], from the explorers' deviations (eq. 4).
 
-    Raises: ValueError: no explorer, names that differ, a D that is negative or not finite, an
-        unknown scope or order.
+    Args:
+        deviations: one D per explorer.
+        scope: "tensor" or "model", see `normalised`.
+        order: "normalise_then_mean" for the mean of the normalised D, as in eq. 4, or
+            "mean_then_normalise" for the normalised mean of the D.
+
+    Raises:
+        ValueError: there is no explorer or no tensor, names differ, a D is negative or not
+            finite, or the scope or order is unknown.
     """
     if scope not in SCOPES or order not in ORDERS:
         raise ValueError(
-            f"scope={scope!r}, order={order!r}; known are {', '.join(SCOPES)} and"
-            f" {', '.join(ORDERS)}"
+            f"scope={scope!r}, order={order!r}; choose the scope from {', '.join(SCOPES)}"
+            f" and the order from {', '.join(ORDERS)}"
         )
     if not deviations or not deviations[0]:
+        tensors = len(deviations[0]) if deviations else 0
         raise ValueError(
-            f"{len(deviations)} explorers, {len(deviations[0]) if deviations else 0} tensors; at"
-            " least one of each is needed"
+            f"{len(deviations)} explorers, {tensors} tensors; at least one of each is needed"
         )
     for explorer, d in enumerate(deviations):
         if d.keys() != deviations[0].keys():
             raise ValueError(
-                f"explorer {explorer} has the tensors {list(d)[:3]} ...; the first has"
-                f" {list(deviations[0])[:3]} ..."
+                f"explorer {explorer} has the tensors {list(d)[:3]} ...;"
+                f" the first explorer has {list(deviations[0])[:3]} ..."
             )
-        if bad := trees.finite(d) or negative(d):
+        if bad := trees.first_nonfinite(d) or first_negative(d):
             raise ValueError(
                 f"explorer {explorer}, tensor {bad!r}: deviations must be finite and >= 0"
             )
@@ -85,15 +96,20 @@ def global_guidance(
     return trees.mean((normalised(d, scope), 1.0) for d in deviations)
 
 
-def negative(d: AnyTree) -> str | None:
-    """The first name that holds a negative value, or None."""
+def first_negative(d: AnyTree) -> str | None:
+    """Return the first name whose tensor contains a negative value, or None."""
     return next((name for name in d if bool((d[name] < 0).any())), None)
 
 
 def adjusted(guidance: AnyTree, rescale: str = "none", g_min: float = 0.0) -> Tree:
-    """rescale="mean1": G / mean(G) per tensor, 1 where G is 0 throughout, as 0/0 otherwise: with
-    scope="model" a tensor that holds nothing but the model's smallest D. Then G <- g_min + (1 -
-    g_min) G: a share g_min of the host's own step, which is G = 1."""
+    """Return G after the optional rescaling and with the floor g_min + (1 - g_min) G.
+
+    Args:
+        guidance: G.
+        rescale: "none", or "mean1" for G / mean(G) per tensor. A tensor with G = 0 throughout,
+            which occurs with scope="model", becomes 1 instead of 0/0.
+        g_min: the share of the host's own step (G = 1) that every entry keeps, in [0, 1).
+    """
 
     def adjust(g: Tensor) -> Tensor:
         if rescale == "mean1":
@@ -112,11 +128,18 @@ def contributors(
     refresh: str = "participants",
     empty: str = "previous",
 ) -> list[int] | None:
-    """Whose D make up this round's G: all in the first round, then the explorers among the
-    participants (algorithm 2).
+    """Return the clients whose D make up this round's G, or None if G stays (algorithm 2).
 
-    Where there is none: everyone's (`empty="all"`), or None = G stays. `refresh="all"`: everyone's,
-    always."""
+    They are all explorers in the first round, and afterwards the explorers that participate.
+
+    Args:
+        explorers: the clients that have explored.
+        participants: the clients that take part in this round.
+        first: whether this is the first round.
+        refresh: "participants", or "all" to use all explorers in every round.
+        empty: what applies where no explorer participates: "previous" keeps G, "all" uses all
+            explorers.
+    """
     if first or refresh == "all":
         return list(explorers)
     present = [pid for pid in explorers if pid in participants]
@@ -124,14 +147,13 @@ def contributors(
 
 
 def mask_gradient(grads: list[Tensor], guidance: Sequence[Tensor]) -> None:
-    """g <- g G (eq. 6), in place."""
+    """Mask the gradient in place: g <- g G (eq. 6)."""
     torch._foreach_mul_(grads, list(guidance))
 
 
 def mask_step(
     params: Sequence[Tensor], before: Sequence[Tensor], guidance: Sequence[Tensor]
 ) -> None:
-    """W <- W_before + G (W - W_before), in place; exact where G is 0 or 1."""
-    torch._foreach_copy_(
-        list(params), torch._foreach_lerp(list(before), list(params), list(guidance))
-    )
+    """Mask the last step in place: W <- W_before + G (W - W_before), exact where G is 0 or 1."""
+    masked = torch._foreach_lerp(list(before), list(params), list(guidance))
+    torch._foreach_copy_(list(params), masked)

@@ -8,20 +8,27 @@ from torch.nn import functional
 
 
 def not_true_distillation(logits: Tensor, logits_global: Tensor, y: Tensor, tau: float) -> Tensor:
-    """(B,): tau^2 KL(global || local) of softmax(logits / tau) over the C - 1 classes other than y
-    (B,); logits are (B, C).
+    """Return the not-true distillation loss of each sample, shape (B,).
 
-    Two classes leave one, and 0. Raises ValueError where there are fewer.
+    It is tau^2 KL(global || local) between the two softmax(logits / tau) over the C - 1 classes
+    other than the label. With two classes only one is left, and the loss is 0.
+
+    Args:
+        logits: (B, C) logits of the local model.
+        logits_global: (B, C) logits of the global model.
+        y: (B,) labels.
+        tau: the temperature.
+
+    Raises:
+        ValueError: there are fewer than two classes.
     """
     if logits.shape[1] < 2:
         raise ValueError(
-            "distilling the classes other than the label needs two classes or more; the logits are"
-            f" {tuple(logits.shape)}"
+            "distillation of the classes other than the label needs at least two classes;"
+            f" the logits have shape {tuple(logits.shape)}"
         )
     others = torch.arange(logits.shape[1] - 1, device=y.device)
     others = others + (others >= y[:, None])
-    log_p, log_q = (
-        functional.log_softmax(all_classes.gather(1, others) / tau, 1)
-        for all_classes in (logits_global, logits)
-    )
+    log_p = functional.log_softmax(logits_global.gather(1, others) / tau, 1)
+    log_q = functional.log_softmax(logits.gather(1, others) / tau, 1)
     return tau**2 * functional.kl_div(log_q, log_p, log_target=True, reduction="none").sum(1)

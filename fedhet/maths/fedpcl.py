@@ -1,5 +1,8 @@
-"""FedPCL's prototypes and its contrastive losses: pure functions of tensors. Row c of a set of
-prototypes is class c, always."""
+"""FedPCL (Tan et al. 2022): class prototypes and the contrastive losses with them.
+
+Suffixes of names give shapes: K clients, B or n samples, C classes, d features. In every set of
+prototypes, row c belongs to class c.
+"""
 
 from __future__ import annotations
 
@@ -11,37 +14,56 @@ DENOMINATORS = ("all", "others")
 
 
 def prototypes(z_nd: Tensor, y_n: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-    """((C, d) the mean of z over each class, 0 where there is none, float64; (C,) which classes
-    there are)."""
+    """Return a client's prototypes and which classes it has.
+
+    Args:
+        z_nd: features.
+        y_n: labels.
+        classes: C.
+
+    Returns:
+        (C, d) float64, the mean of z over each class, 0 for a class without samples; and (C,)
+        bool, whether the class has samples.
+    """
     counts = y_n.bincount(minlength=classes)
-    sums = z_nd.new_zeros(classes, z_nd.shape[1], dtype=torch.float64).index_add_(
-        0, y_n, z_nd.double()
-    )
+    sums = z_nd.new_zeros(classes, z_nd.shape[1], dtype=torch.float64)
+    sums.index_add_(0, y_n, z_nd.double())
     return sums / counts.clamp(min=1)[:, None], counts > 0
 
 
 def pooled(means_KCd: Tensor, has_KC: Tensor) -> tuple[Tensor, Tensor]:
-    """((C, d) the plain mean over the clients that have the class, 0 where nobody does, float64;
-    (C,) whether anybody does)."""
+    """Return the global prototypes, plain means over the clients that have the class.
+
+    Args:
+        means_KCd: the clients' prototypes.
+        has_KC: which classes each client has.
+
+    Returns:
+        (C, d) float64, the means, 0 for a class that no client has; and (C,) bool, whether any
+        client has the class.
+    """
     sums = torch.where(has_KC[..., None], means_KCd.double(), 0).sum(0)
     return sums / has_KC.sum(0).clamp(min=1)[:, None], has_KC.any(0)
 
 
 def contrast(scores_BC: Tensor, y_B: Tensor, known_C: Tensor, denominator: str) -> Tensor:
-    """(..., B): -s_y + log sum_c exp s_c over the known classes c: "all" of them, or the "others"
-    than y. `scores` is (..., B, C).
+    """Return the contrastive losses -s_y + log sum_c exp s_c, shape (..., B).
 
-    0 where nothing is to be told apart: the class y is not known, or no other one is.
+    A loss is 0 where there is nothing to contrast: the class y is unknown, or it is the only
+    known class.
+
+    Args:
+        scores_BC: (..., B, C) the scores s.
+        y_B: labels.
+        known_C: which classes have a prototype; the sum runs over these only.
+        denominator: "all" to sum over all known classes, or "others" to leave out y.
     """
     label = y_B.expand(scores_BC.shape[:-1])[..., None]
-    left_out = (
-        (~known_C).expand(scores_BC.shape).scatter(-1, label, True)
-        if denominator == "others"
-        else ~known_C
-    )
-    losses = scores_BC.masked_fill(left_out, -torch.inf).logsumexp(-1) - scores_BC.gather(
-        -1, label
-    ).squeeze(-1)
+    left_out = ~known_C
+    if denominator == "others":
+        left_out = left_out.expand(scores_BC.shape).scatter(-1, label, True)
+    own_score = scores_BC.gather(-1, label).squeeze(-1)
+    losses = scores_BC.masked_fill(left_out, -torch.inf).logsumexp(-1) - own_score
     return losses.where(known_C[y_B] & (known_C.sum() > 1), 0)
 
 
@@ -54,15 +76,25 @@ def losses(
     tau: float,
     denominator: str,
 ) -> Tensor:
-    """(B,): the contrast with the global prototypes, and the mean of those with every client's. z
-    has length 1."""
-    globe = contrast(z_Bd @ mean_Cd.T / tau, y_B, known_C, denominator)
-    each_KB = contrast(
-        torch.einsum("bd,kcd->kbc", z_Bd, clients_KCd) / tau, y_B, known_C, denominator
-    )
-    return globe + each_KB.mean(0)
+    """Return the loss of each sample, shape (B,).
+
+    It is the contrast with the global prototypes, plus the mean over clients of the contrast
+    with each client's prototypes.
+
+    Args:
+        z_Bd: features of length 1.
+        y_B: labels.
+        mean_Cd: the global prototypes.
+        clients_KCd: the clients' prototypes.
+        known_C: which classes have a prototype.
+        tau: the temperature.
+        denominator: see `contrast`.
+    """
+    global_B = contrast(z_Bd @ mean_Cd.T / tau, y_B, known_C, denominator)
+    scores_KBC = torch.einsum("bd,kcd->kbc", z_Bd, clients_KCd) / tau
+    return global_B + contrast(scores_KBC, y_B, known_C, denominator).mean(0)
 
 
 def cosines(z_Bd: Tensor, mean_Cd: Tensor, known_C: Tensor) -> Tensor:
-    """(B, C): the cosine with each prototype, -inf for unknown classes."""
+    """Return the cosine of each sample with each prototype, (B, C), -inf for unknown classes."""
     return (normalize(z_Bd) @ normalize(mean_Cd).T).masked_fill(~known_C, -torch.inf)

@@ -8,13 +8,23 @@ from torch.nn import functional
 
 
 def balanced_softmax(logits: Tensor, y: Tensor, counts: Tensor, gamma: float) -> Tensor:
-    """(B,): the cross entropy of logits (B, C) + gamma log n_c at the labels y (B,); `counts` (C,)
-    are the n_c.
+    """Return the balanced softmax loss of each sample, shape (B,).
 
-    A class with n_c = 0 gets no probability. Raises ValueError where it is a label. gamma = 0 is
-    the plain cross entropy."""
+    It is the cross entropy of the adjusted logits l_c + gamma log n_c. A class with n_c = 0 gets
+    no probability; gamma = 0 gives the plain cross entropy.
+
+    Args:
+        logits: (B, C) the logits l_c.
+        y: (B,) labels.
+        counts: (C,) the client's numbers n_c of samples by class.
+        gamma: the strength of the adjustment.
+
+    Raises:
+        ValueError: a label has the count 0.
+    """
     if not counts[y].all():
-        raise ValueError(f"the labels hold classes with count 0; the counts are {counts.tolist()}")
-    return functional.cross_entropy(
-        logits + torch.xlogy(gamma, counts.to(logits.dtype)), y, reduction="none"
-    )
+        raise ValueError(
+            f"the labels include classes with count 0; the counts are {counts.tolist()}"
+        )
+    adjusted = logits + torch.xlogy(gamma, counts.to(logits.dtype))
+    return functional.cross_entropy(adjusted, y, reduction="none")

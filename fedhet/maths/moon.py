@@ -7,12 +7,18 @@ from torch.nn import functional
 
 
 def contrastive(z: Tensor, z_global: Tensor, z_previous: Tensor, tau: float) -> Tensor:
-    """(B,): -log(e^{s_g / tau} / (e^{s_g / tau} + e^{s_p / tau})), s_g and s_p the cosines of z (B,
-    d) with the other two (B, d).
+    """Return the model-contrastive loss of each sample, shape (B,).
 
-    The cosine with a zero vector is 0 (norms are at least 1e-8).
+    It is -log(e^{s_g / tau} / (e^{s_g / tau} + e^{s_p / tau})), where s_g and s_p are the cosine
+    similarities of z with z_global and with z_previous. The cosine with a zero vector is 0 (norms
+    are bounded below by 1e-8).
+
+    Args:
+        z: (B, d) features of the model in training.
+        z_global: (B, d) features of the global model.
+        z_previous: (B, d) features of the client's previous model.
+        tau: the temperature.
     """
-    s_global, s_previous = (
-        functional.cosine_similarity(z, other, dim=1, eps=1e-8) for other in (z_global, z_previous)
-    )
+    s_global = functional.cosine_similarity(z, z_global, dim=1, eps=1e-8)
+    s_previous = functional.cosine_similarity(z, z_previous, dim=1, eps=1e-8)
     return -functional.logsigmoid((s_global - s_previous) / tau)

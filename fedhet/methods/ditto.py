@@ -1,22 +1,32 @@
-"""Ditto (Li et al. 2021, "Ditto: fair and robust federated learning through personalization",
-algorithm 1).
+"""Ditto: a personal model beside the global one, regularised towards it (Li et al. 2021).
 
-    x by FedAvg; beside it, at each participant, `plocal_epochs` epochs of v_k <- v_k - lr (g_k(v_k) + lam (v_k - x_t))
+FedAvg trains the global model x. Beside it, each participant trains a personal model v_k
+(algorithm 1):
 
-    down: x, `ditto.lam`, `ditto.epochs`      up: w_k, n_k      client keeps: v_k      server keeps: x
+    v_k <- v_k - lr (g_k(v_k) + lam (v_k - x_t))    for `plocal_epochs` epochs
 
-x_t is the model as it was received in this round. v_k starts at the common initial model; who has
-never taken part is scored with that. v_k is trained after w_k, with an optimiser, random draws and
-batch norm statistics of its own, on the same batches, without plug-ins: x is FedAvg's bit for bit.
-lam = 0 is purely local training. Default lam 1, one epoch; the paper tunes lam in .05 to 2.
+where x_t is the model as received in this round.
+
+    down:          x, `ditto.lam`, `ditto.epochs`
+    up:            w_k, n_k
+    client keeps:  v_k, buffers included
+    server keeps:  x
+
+v_k starts from the common initial model, with which a client that has never taken part is also
+evaluated. v_k is trained after w_k on the same batches, without plug-ins, and with its own
+optimiser, random draws and batch norm statistics; x is therefore FedAvg's, bit for bit. With
+lam = 0 the training of v_k is purely local.
 
 The paper leaves open how the global problem is solved; here it is FedAvg, weighted by n_k.
+
+Defaults: lam = 1, which the paper tunes in 0.05 to 2, and one epoch.
+
+Reference: Li et al. 2021, "Ditto: fair and robust federated learning through personalization".
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from torch import Tensor, nn
 
@@ -29,7 +39,9 @@ from fedhet.setting import Setting
 from fedhet.strategy import FedStrategy
 from fedhet.trees import Tree
 
-LAM, EPOCHS, PERSONAL = "ditto.lam", "ditto.epochs", "ditto.v"
+LAM = "ditto.lam"
+EPOCHS = "ditto.epochs"
+PERSONAL = "ditto.v"  # client state
 
 
 class DittoClient(FedClient):
@@ -40,24 +52,25 @@ class DittoClient(FedClient):
 
     def train(self, msg: Broadcast) -> Update:
         update = super().train(msg)
-        sent = self.site.read(list(self.site.initial))
+        local_model = self.site.read(list(self.site.initial))
         with self.site.seeded("ditto", msg.phase, msg.step, msg.pid):
-            self.state.put(PERSONAL, self._personal(msg))
-        self.site.load(sent)  # plug-ins look at it before the reply leaves
+            self.state.put(PERSONAL, self._train_personal(msg))
+        self.site.load(local_model)  # plug-ins read it before the reply leaves
         return update
 
-    def _personal(self, msg: Broadcast) -> Tree:
-        """v_k after this round's epochs."""
+    def _train_personal(self, msg: Broadcast) -> Tree:
+        """v_k after the epochs of this round."""
         site = self.site
-        said: Mapping[str, Any] = msg.extras
-        self._lam, self._anchors = said[LAM], [msg.weights[name] for name in site.trained]
-        self.train_model(
-            site.load(self._v()), site.train_data(self.pid), epochs=said[EPOCHS], hooks=False
-        )
+        self._lam = msg.scalar(LAM)
+        self._anchors = [msg.weights[name] for name in site.trained]
+        model = site.load(self._personal_weights())
+        data = site.train_data(self.pid)
+        self.train_model(model, data, epochs=msg.integer(EPOCHS), hooks=False)
         self._anchors = None
         return site.read([*site.shared, *site.kept])
 
-    def _v(self) -> Tree:
+    def _personal_weights(self) -> Tree:
+        """v_k as this client keeps it, or else its initial value."""
         return {**self.site.initial, **(self.state.get(PERSONAL) or {})}
 
     def gradient(self, grads: list[Tensor]) -> None:
@@ -65,7 +78,8 @@ class DittoClient(FedClient):
             add_proximal(grads, self.site.parameters, self._anchors, self._lam)
 
     def views(self, msg: Broadcast) -> dict[str, Callable[[], nn.Module]]:
-        return {**super().views(msg), "personal": lambda: self.site.load(self._v())}
+        personal = {"personal": lambda: self.site.load(self._personal_weights())}
+        return {**super().views(msg), **personal}
 
 
 class Ditto(FedStrategy):

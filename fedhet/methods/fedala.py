@@ -1,30 +1,43 @@
-"""FedALA (Zhang et al. 2023, "FedALA: adaptive local aggregation for personalized federated
-learning", algorithm 1).
+"""FedALA: adaptive local aggregation of the top layers (Zhang et al. 2023).
 
-    start_k = w_k + (x - w_k) A_k on the top p layers, x below, with w_k the client's own last local
-    model A_k <- clip(A_k - eta grad(start_k) (x - w_k), 0, 1) on s % of the local data, start_k
-    formed anew for each batch then E epochs of local SGD from start_k; the server as in FedAvg
+A client starts its training from a mixture of the received model and its own last local model w_k,
+with weights A_k that it learns on its own data (algorithm 1):
 
-    down: x, `fedala.*` (the options)      up: w_k, n_k      client keeps: w_k and A_k of the top layers      server keeps: x
+    start_k = w_k + (x - w_k) A_k    on the top p layers, x below
+    A_k <- clip(A_k - eta grad(start_k) (x - w_k), 0, 1)    on s % of the samples, batch by batch
 
-In its first participation, or while x is still w_k, a client starts from x. The next one learns
-A_k, from ones, until the standard deviation of the last 10 epochs' losses is below `threshold`;
-later ones take one epoch. A layer is a module with trained parameters of its own, batch norm
-included; layers count in the model's order. A_k is learnt in train mode, without plug-ins, on
-samples and dropout masks from streams of its own; the batch norm statistics that this leaves are
-discarded.
+E epochs of local SGD from start_k follow; the server is FedAvg's.
 
-Evaluated are x ("global") and start_k ("personal"), for which a client learns A_k on the x that it
-is to be scored with, as it would to train, and forgets it. Deviations: at most `max_epochs` epochs
-(the paper has no limit); an epoch's loss is its mean. Defaults eta 1, s 80, p 1, threshold .1, as
-in FedSA's comparison and PFLlib. eta = 0 is FedAvg, bit for bit."""
+    down:          x, `fedala.*` (the options)
+    up:            w_k, n_k
+    client keeps:  w_k and A_k of the top layers
+    server keeps:  x
+
+In its first participation, or while x still equals w_k, a client starts from x. In the next one it
+learns A_k, from ones, until the standard deviation of the last 10 epochs' losses falls below
+`threshold`; afterwards it takes one epoch each time. A layer is a module with trained parameters of
+its own, batch norm included; layers count in the model's order. start_k is formed anew for each
+batch. A_k is learnt in train mode, without plug-ins, on samples and dropout masks from separate
+random streams; the batch norm statistics that this leaves behind are discarded. With eta = 0 the
+method is FedAvg, bit for bit.
+
+Evaluated are x ("global") and start_k ("personal"). For the latter a client learns A_k on the x to
+be scored, as it would in order to train, and forgets it afterwards.
+
+Deviations: at most `max_epochs` epochs, where the paper has no limit; the loss of an epoch is its
+mean.
+
+Defaults: eta = 1, s = 80, p = 1, threshold = 0.1, as in the FedSA paper's comparison and PFLlib.
+
+Reference: Zhang et al. 2023, "FedALA: adaptive local aggregation for personalized federated
+learning".
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from math import isfinite
 from statistics import pstdev
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -32,79 +45,96 @@ from torch import Tensor, nn
 from fedhet import check
 from fedhet.client import FedClient
 from fedhet.errors import ConfigError
-from fedhet.maths import fedala
+from fedhet.maths import fedala as maths
 from fedhet.messages import Broadcast, Extras, Update
+from fedhet.optimizers import derivative
 from fedhet.phases import Phase
 from fedhet.setting import Setting
 from fedhet.site import Site
 from fedhet.strategy import FedStrategy
-from fedhet.training import derivative
 from fedhet.trees import AnyTree
 
-ETA, SHARE, LAYERS, THRESHOLD, EPOCHS = (
-    f"fedala.{name}" for name in ("eta", "s", "layers", "threshold", "max_epochs")
-)
-LOCAL, WEIGHTS = "fedala.w", "fedala.A"
-WINDOW = 10  # epochs whose losses must have settled
+ETA = "fedala.eta"
+PERCENTAGE = "fedala.s"
+LAYERS = "fedala.layers"
+THRESHOLD = "fedala.threshold"
+EPOCHS = "fedala.max_epochs"
+LOCAL = "fedala.w"  # client state: w_k
+WEIGHTS = "fedala.A"  # client state: A_k
+WINDOW = 10  # the number of epochs whose losses must have settled
 
 
 def layers(site: Site) -> list[list[str]]:
     """The names of the trained parameters, by the module that holds them, in the model's order."""
-    found: dict[str, list[str]] = {}
+    by_module: dict[str, list[str]] = {}
     for name in site.trained:
-        found.setdefault(name.rpartition(".")[0], []).append(name)
-    return list(found.values())
+        by_module.setdefault(name.rpartition(".")[0], []).append(name)
+    return list(by_module.values())
+
+
+def settled(losses: list[float], threshold: float) -> bool:
+    """Whether the last WINDOW losses have a standard deviation below the threshold."""
+    return len(losses) >= WINDOW and pstdev(losses[-WINDOW:]) < threshold
 
 
 class FedALAClient(FedClient):
     """Starts its top layers between its own last model and the received one."""
 
     def train(self, msg: Broadcast) -> Update:
-        self._learn(msg)
+        self._learn_weights(msg)
         update = super().train(msg)
         self.state.put(LOCAL, self.site.read(self._top(msg)))
         return update
 
     def start(self, msg: Broadcast) -> AnyTree:
-        received, local, weights = (
-            super().start(msg),
-            self.state.get(LOCAL),
-            self.state.get(WEIGHTS),
-        )
+        received = self.received_weights(msg)
+        local = self.state.get(LOCAL)
+        weights = self.state.get(WEIGHTS)
         if local is None or weights is None:
             return received
-        mixed = fedala.start(
-            *([tree[name] for name in weights] for tree in (local, received, weights))
+        mixed = maths.start(
+            [local[name] for name in weights],
+            [received[name] for name in weights],
+            list(weights.values()),
         )
         return {**received, **dict(zip(weights, mixed, strict=True))}
 
     def views(self, msg: Broadcast) -> dict[str, Callable[[], nn.Module]]:
-        return {
-            "global": lambda: self.site.load(super(FedALAClient, self).start(msg)),
-            "personal": lambda: self._personal(msg),
-        }
+        return {**super().views(msg), "personal": lambda: self._start_model(msg)}
 
-    def _personal(self, msg: Broadcast) -> nn.Module:
-        self._learn(msg)  # what an evaluation puts into the state is never committed
+    def _start_model(self, msg: Broadcast) -> nn.Module:
+        """The model start_k that this client would train from."""
+        self._learn_weights(msg)  # an evaluation never commits the state
         return self.site.load(self.start(msg))
 
     def _top(self, msg: Broadcast) -> list[str]:
-        count = msg.integer(LAYERS)
+        """The names of the trained parameters of the top layers."""
+        count = msg.integer(LAYERS, low=1)
         return [name for layer in layers(self.site)[-count:] for name in layer]
 
-    def _learn(self, msg: Broadcast) -> None:
-        """Adapt A_k to the received weights, in the state; the model that this leaves behind is
-        overwritten by the next load."""
-        local, known, top = self.state.get(LOCAL), self.state.get(WEIGHTS), self._top(msg)
+    def _learn_weights(self, msg: Broadcast) -> None:
+        """Adapt A_k, which the state keeps, to the received weights.
+
+        The model that this leaves behind is overwritten by the next load.
+        """
+        local = self.state.get(LOCAL)
+        top = self._top(msg)
         if local is None or all(torch.equal(local[name], msg.weights[name]) for name in top):
             return
-        own, received = ([tree[name] for name in top] for tree in (local, msg.weights))
-        weights = [
-            torch.ones_like(t) if known is None else known[name]
-            for name, t in zip(top, own, strict=True)
-        ]
+        weights = self.state.get(WEIGHTS)
+        if weights is None:
+            weights = {name: torch.ones_like(local[name]) for name in top}
+            epochs = msg.integer(EPOCHS, low=1)
+        else:
+            epochs = 1
         with self.site.seeded("fedala", msg.phase, msg.step, msg.pid):
-            learned = self._adapted(msg, weights, own, received, settle=known is None)
+            learned = self._adapted(
+                msg,
+                [weights[name] for name in top],
+                [local[name] for name in top],
+                [msg.weights[name] for name in top],
+                epochs,
+            )
         self.state.put(WEIGHTS, dict(zip(top, learned, strict=True)))
 
     def _adapted(
@@ -113,38 +143,46 @@ class FedALAClient(FedClient):
         weights: list[Tensor],
         local: list[Tensor],
         received: list[Tensor],
-        settle: bool,
+        epochs: int,
     ) -> list[Tensor]:
-        """A_k after one epoch over the drawn samples, or after as many as it takes to settle."""
-        said: Mapping[str, Any] = msg.extras
-        model, data = self.site.load(self.start(msg)), self.site.train_data(self.pid)
-        params: list[Tensor] = [p for name, p in model.named_parameters() if name in self._top(msg)]
-        draws = self.generator("fedala.samples")
-        index = torch.randperm(len(data), generator=draws)[
-            : max(1, round(len(data) * said[SHARE] / 100))
-        ].to(self.site.device)
+        """A_k after at most `epochs` epochs over the drawn samples.
+
+        This loop replaces `train_model`: what it trains is A_k, from which the model's parameters
+        are computed. All lists hold one tensor per top parameter.
+        """
+        model = self.site.load(self.start(msg))
+        top = set(self._top(msg))
+        params: list[Tensor] = [p for name, p in model.named_parameters() if name in top]
+        data = self.site.train_data(self.pid)
+        index = self._drawn_samples(msg, len(data))
         index = index[: self.train_mode(model, len(index), self.local.batch_size)]
         objective = self.objective(model, data, hooks=False)
+        eta = msg.scalar(ETA)
+        threshold = msg.scalar(THRESHOLD)
         losses: list[float] = []
-        for _ in range(said[EPOCHS] if settle else 1):
+        for _ in range(epochs):
             total = torch.zeros((), dtype=torch.float64, device=self.site.device)
             for part in index.split(self.local.batch_size):
                 loss, penalty = objective(data.x[part], data.y[part], part)
                 grads = derivative(loss, penalty, params)
                 with torch.no_grad():
-                    weights = fedala.step(weights, grads, local, received, said[ETA])
-                    torch._foreach_copy_(params, fedala.start(local, received, weights))
+                    weights = maths.step(weights, grads, local, received, eta)
+                    torch._foreach_copy_(params, maths.start(local, received, weights))
                     total += loss.sum()
             losses.append(float(total) / len(index))
-            if not isfinite(losses[-1]) or (
-                len(losses) >= WINDOW and pstdev(losses[-WINDOW:]) < said[THRESHOLD]
-            ):
+            if not isfinite(losses[-1]) or settled(losses, threshold):
                 break
         return weights
 
+    def _drawn_samples(self, msg: Broadcast, n: int) -> Tensor:
+        """The positions of s % of n samples, drawn afresh for each message."""
+        count = max(1, round(n * msg.scalar(PERCENTAGE) / 100))
+        order = torch.randperm(n, generator=self.generator("fedala.samples"))
+        return order[:count].to(self.site.device)
+
 
 class FedALA(FedStrategy):
-    """FedAvg of the w_k; how each client mixes them with x stays with it."""
+    """FedAvg of the w_k; how a client mixes them with x never leaves it."""
 
     name = "fedala"
     client_cls = FedALAClient
@@ -162,26 +200,26 @@ class FedALA(FedStrategy):
     ) -> None:
         self.eta = check.number("method.eta", eta, low=0)
         self.s = check.number("method.s", s, open_low=0, high=100)
-        self.p = len(layers(setting.site)) if p == "all" else _count("method.p", p)
+        self.p = p if p == "all" else _layer_count("method.p", p)
         self.threshold = check.number("method.threshold", threshold, low=0)
         self.max_epochs = check.integer("method.max_epochs", max_epochs, low=1)
-        self._options: Extras = {
-            ETA: self.eta,
-            SHARE: self.s,
-            LAYERS: self.p,
-            THRESHOLD: self.threshold,
-            EPOCHS: self.max_epochs,
-        }
         super().__init__(setting)
 
     def setup(self) -> None:
-        self.evaluation_extras = self._options
+        self.evaluation_extras = {
+            ETA: self.eta,
+            PERCENTAGE: self.s,
+            LAYERS: len(layers(self.site)) if self.p == "all" else self.p,
+            THRESHOLD: self.threshold,
+            EPOCHS: self.max_epochs,
+        }
 
     def cohort_extras(self, phase: Phase, step: int, cohort: list[int]) -> Extras:
-        return self.evaluation_extras
+        return self.evaluation_extras  # A_k is learnt both for training and for evaluation
 
 
-def _count(name: str, value: object) -> int:
+def _layer_count(name: str, value: object) -> int:
+    """A whole number >= 1; the error message also offers "all"."""
     try:
         return check.integer(name, value, low=1)
     except ConfigError as error:

@@ -1,22 +1,38 @@
-"""FedGen (Zhu, Hong and Zhou 2021, "Data-free knowledge distillation for heterogeneous federated
-learning").
+"""FedGen: data-free knowledge distillation by a feature generator (Zhu, Hong and Zhou 2021).
 
-    G(eps, y): noise and a label -> features, what the head reads.  The server trains it on the
-    clients' heads h_k, frozen: min_G CE(sum_k a_k^y h_k(G(eps, y)), y) + eta exp(-mean_ij |z_i -
-    z_j|_1 |eps_i - eps_j|^2) a_k^y = n_k^y / sum_j n_j^y       y ~ the labels of all clients, eps ~
-    N(0, I) client: CE(h(f(x)), y) + lam CE(h(G(eps, y')), y'), y' drawn for each batch, as many as
-    it has samples;  x <- sum_k p_k w_k
+The server trains a generator of features against the clients' heads; the clients train their heads
+on what it generates, and so learn of labels that they do not have.
 
-    down: x; from round 2 on `fedgen.generator`, `fedgen.law`, `fedgen.noise`, `fedgen.lam`, `fedgen.kl`
-    up: w_k, n_k, `fedgen.counts` (classes)
-    client keeps: nothing      server keeps: x, G (slot `generator`) and its Adam's moments, every client's last label counts
+    generator: G(eps, y) -> features, the input of the head;  eps ~ N(0, I)
+    server:    min_G  CE(sum_k a_k^y h_k(z), y) + eta exp(-mean_ij |z_i - z_j|_1 |eps_i - eps_j|^2)
+               z = G(eps, y),  y ~ the labels of all clients
+               a_k^y = n_k^y / sum_j n_j^y
+    client:    CE(h(f(x)), y) + lam CE(h(G(eps, y')), y') + kl KL([h(G(eps, y))] || h(f(x)))
+    weights:   x <- sum_k p_k w_k
 
-Privacy: each client's label counts leave it, and the law, their sum, goes to all. Labels that no
-participant of the round has are not drawn by the server, those that no client has shown yet by
-nobody. Deviations: each distance of the diversity term is a mean over coordinates (as in the
-authors' program). Defaults: normal noise (the programs: uniform) and lam 1, constant (the authors:
-10, decay .98 and kl 10); noise_dim, hidden and server_lr are those of the FedSA paper, server_steps
-PFLlib's. `kl` is the factor of KL(h(G(eps, y)) || h(f(x))), the first without gradient."""
+Here h_k are the clients' heads, frozen; y' are as many labels as the batch has samples, drawn anew
+for each batch; and no gradient flows through [].
+
+    down:          x; from round 2 on also `fedgen.generator`, `fedgen.law`, `fedgen.noise`,
+                   `fedgen.lam` and `fedgen.kl`
+    up:            w_k, n_k, `fedgen.counts` (classes)
+    client keeps:  nothing
+    server keeps:  x, G (slot `generator`), its Adam's moments, each client's last label counts
+
+Privacy: the label counts of each client leave it, and their sum, the law, is sent to all. The
+server does not draw labels that no participant of the round has; labels that no client has reported
+so far are never drawn.
+
+Deviation: each distance of the diversity term is a mean over coordinates, as in the authors'
+program.
+
+Defaults: normal noise (the authors' program and PFLlib: uniform); lam = 1, constant, and kl = 0
+(the authors' program: 10 each, with decay 0.98); noise_dim, hidden and server_lr as in the FedSA
+paper; server_steps as in PFLlib.
+
+Reference: Zhu, Hong and Zhou 2021, "Data-free knowledge distillation for heterogeneous federated
+learning".
+"""
 
 from __future__ import annotations
 
@@ -31,23 +47,29 @@ from fedhet.client import FedClient
 from fedhet.errors import RunFailed
 from fedhet.maths.fedgen import diversity, ensemble, label_shares
 from fedhet.messages import Broadcast, Extras, Update
+from fedhet.models.base import feature_head
 from fedhet.phases import Phase
 from fedhet.setting import Setting
-from fedhet.site import Site, feature_head
 from fedhet.strategy import FedStrategy
 from fedhet.training import Batch
 from fedhet.trees import Tree
 
-SLOT, GENERATOR, COUNTS = "generator", "fedgen.generator", "fedgen.counts"
-LAW, NOISE, LAM, KL = "fedgen.law", "fedgen.noise", "fedgen.lam", "fedgen.kl"
+SLOT = "generator"
+GENERATOR = "fedgen.generator"
+LAW = "fedgen.law"
+NOISE = "fedgen.noise"
+LAM = "fedgen.lam"
+KL = "fedgen.kl"
+COUNTS = "fedgen.counts"
 
 
 class Generator(nn.Module):
-    """noise (B, m), labels (B,) -> features (B, d)."""
+    """noise (B, noise_dim), labels (B,) -> features (B, width)."""
 
     def __init__(self, noise_dim: int, classes: int, hidden: int, width: int) -> None:
         super().__init__()
-        self.noise_dim, self.classes = noise_dim, classes
+        self.noise_dim = noise_dim
+        self.classes = classes
         self.layers = nn.Sequential(
             nn.Linear(noise_dim + classes, hidden),
             nn.BatchNorm1d(hidden),
@@ -56,97 +78,91 @@ class Generator(nn.Module):
         )
 
     def forward(self, noise: Tensor, y: Tensor) -> Tensor:
-        found: Tensor = self.layers(
-            torch.cat([noise, functional.one_hot(y, self.classes).to(noise.dtype)], 1)
-        )
-        return found
+        labels = functional.one_hot(y, self.classes).to(noise.dtype)
+        features: Tensor = self.layers(torch.cat([noise, labels], 1))
+        return features
 
     @classmethod
-    def of(cls, tree: Tree, classes: int) -> Generator:
-        """The received generator, in eval mode. Nothing is initialised: that would draw from the
-        stream that dropout uses."""
+    def from_tree(cls, tree: Tree, classes: int) -> Generator:
+        """The generator with these weights, in eval mode and without gradients.
+
+        Nothing is initialised, because that would draw from the random stream of dropout.
+        """
         hidden, inputs = tree["layers.0.weight"].shape
+        width = len(tree["layers.3.weight"])
         with torch.device("meta"):
-            made = cls(inputs - classes, classes, hidden, len(tree["layers.3.weight"]))
-        made.load_state_dict(tree, assign=True)
-        return made.eval().requires_grad_(False)
+            generator = cls(inputs - classes, classes, hidden, width)
+        generator.load_state_dict(tree, assign=True)
+        return generator.eval().requires_grad_(False)
 
 
 class Source:
-    """Noise and labels from a stream of their own, drawn on the CPU: every device sees the same."""
+    """Draws noise, "normal" or "uniform", and labels by their relative frequencies, the law.
+
+    The random stream is on the CPU, so that every device sees the same draws.
+    """
 
     def __init__(
-        self,
-        site: Site,
-        phase: str,
-        step: int,
-        pid: int,
-        *,
-        law: Tensor,
-        noise: str,
-        like: Generator,
+        self, generator: Generator, stream: torch.Generator, *, law: Tensor, noise: str
     ) -> None:
-        self._draws = torch.Generator().manual_seed(
-            streams.integer(site.seed, "fedgen", phase, step, pid)
-        )
-        self._law, self._uniform, self._dim, self._device = (
-            law.cpu(),
-            noise == "uniform",
-            like.noise_dim,
-            site.device,
-        )
-        self._dtype = next(like.parameters()).dtype
+        self._noise_dim = generator.noise_dim
+        self._like = next(generator.parameters())
+        self._stream = stream
+        self._law = law.cpu()
+        self._draw = torch.rand if noise == "uniform" else torch.randn
 
     def noise(self, n: int) -> Tensor:
-        draw = torch.rand if self._uniform else torch.randn
-        return draw(n, self._dim, generator=self._draws, dtype=self._dtype).to(self._device)
+        """(n, noise_dim) noise."""
+        size = (n, self._noise_dim)
+        drawn = self._draw(size, generator=self._stream, dtype=self._like.dtype)
+        return drawn.to(self._like.device)
 
     def labels(self, n: int) -> Tensor:
-        return torch.multinomial(self._law, n, replacement=True, generator=self._draws).to(
-            self._device
-        )
+        """(n,) labels by the law."""
+        drawn = torch.multinomial(self._law, n, replacement=True, generator=self._stream)
+        return drawn.to(self._like.device)
 
 
 class FedGenClient(FedClient):
     """FedAvg, with generated features in each batch once there is a generator."""
 
-    # none in round 1, nor where a plug-in trains in a phase of its own
-    _generator: Generator | None = None
+    _generator: Generator | None = None  # None in round 1 and in a plug-in's own phase
+    _source: Source
+    _lam: float
+    _kl: float
 
     def train(self, msg: Broadcast) -> Update:
-        site, received = self.site, msg.extras.get(GENERATOR)
-        if isinstance(received, dict):
-            law, noise = msg.tensor(LAW), msg.text(NOISE)
-            self._generator = Generator.of(received, site.task.classes)
+        classes = self.site.task.classes
+        if GENERATOR in msg.extras:
+            self._generator = Generator.from_tree(msg.tree(GENERATOR), classes)
+            stream = self.generator("fedgen")
+            law = msg.tensor(LAW)
+            self._source = Source(self._generator, stream, law=law, noise=msg.text(NOISE))
             self._lam = msg.scalar(LAM)
             self._kl = msg.scalar(KL)
-            self._source = Source(
-                site, msg.phase, msg.step, self.pid, law=law, noise=noise, like=self._generator
-            )
         update = super().train(msg)
-        update.extras[COUNTS] = (
-            site.task.clients[self.pid].train.y.bincount(minlength=site.task.classes).cpu()
-        )
+        labels = self.site.task.clients[self.pid].train.y
+        update.extras[COUNTS] = labels.bincount(minlength=classes).cpu()
         return update
 
     def losses(self, batch: Batch) -> Tensor:
-        own = super().losses(batch)
+        losses = super().losses(batch)
         if self._generator is None or not self._kl:
-            return own
+            return losses
         with torch.no_grad():
-            target = self.model.head(
-                self._generator(self._source.noise(len(batch.y)), batch.y)
-            ).softmax(1)  # type: ignore[operator]
-        return own + self._kl * functional.kl_div(
-            batch.logits.log_softmax(1), target, reduction="none"
-        ).sum(1)
+            z = self._generator(self._source.noise(len(batch.y)), batch.y)
+            target = self.model.head(z).softmax(1)  # type: ignore[operator]
+        log_softmax = batch.logits.log_softmax(1)
+        divergence = functional.kl_div(log_softmax, target, reduction="none").sum(1)
+        return losses + self._kl * divergence
 
     def penalty(self, batch: Batch) -> Tensor:
         if self._generator is None or not self._lam:
             return batch.logits.new_zeros(())
         y = self._source.labels(len(batch.y))
         z = self._generator(self._source.noise(len(y)), y)
-        return self._lam * self.site.task.criterion(self.model.head(z), y).mean()  # type: ignore[operator]
+        logits = self.model.head(z)  # type: ignore[operator]
+        return self._lam * self.site.task.criterion(logits, y).mean()
 
 
 class FedGen(FedStrategy):
@@ -172,10 +188,8 @@ class FedGen(FedStrategy):
         server_lr: float = 0.005,
         server_batch_size: int = 32,
     ) -> None:
-        self.lam, self.kl = (
-            check.number("method.lam", lam, low=0),
-            check.number("method.kl", kl, low=0),
-        )
+        self.lam = check.number("method.lam", lam, low=0)
+        self.kl = check.number("method.kl", kl, low=0)
         self.decay = check.number("method.decay", decay, open_low=0, high=1)
         self.eta = check.number("method.eta", eta, low=0)
         self.ensemble = check.one_of("method.ensemble", ensemble, ("labels", "samples"))
@@ -184,90 +198,79 @@ class FedGen(FedStrategy):
         self.hidden = check.integer("method.hidden", hidden, low=1)
         self.server_steps = check.integer("method.server_steps", server_steps, low=0)
         self.server_lr = check.number("method.server_lr", server_lr, open_low=0)
-        self.server_batch_size = check.integer(
-            "method.server_batch_size", server_batch_size, low=2
-        )  # for its batch norm
-        self._counts: dict[int, Tensor] = {}  # by client, those of its last participation
+        # Batch norm cannot train on one sample.
+        self.server_batch_size = check.integer("method.server_batch_size", server_batch_size, low=2)
         super().__init__(setting)
 
-    def slots(self) -> dict[str, Tree]:
+    def setup(self) -> None:
         classes = self.site.task.classes
         why = "method=fedgen generates the features that a model's last layer reads, for each class"
         head = feature_head(self.site.model, classes, why)
         with self.site.seeded("fedgen.init"):
-            self._generator = Generator(self.noise_dim, classes, self.hidden, head.in_features).to(
-                self.site.device, head.weight.dtype
-            )
+            generator = Generator(self.noise_dim, classes, self.hidden, head.in_features)
+        self._generator = generator.to(self.site.device, head.weight.dtype)
         self._adam = torch.optim.Adam(self._generator.parameters(), lr=self.server_lr)
-        return {SLOT: self._snapshot()}
+        self._counts: dict[int, Tensor] = {}  # pid -> label counts of its last participation
 
-    def _snapshot(self) -> Tree:
+    def slots(self) -> dict[str, Tree]:
+        return {SLOT: self._generator_weights()}
+
+    def _generator_weights(self) -> Tree:
         return {name: t.detach().clone() for name, t in self._generator.state_dict().items()}
 
     def cohort_extras(self, phase: Phase, step: int, cohort: list[int]) -> Extras:
-        faded = self.decay ** (step - 1)
         if step == 1 or not (self.lam or self.kl):
             return {}
+        decay = self.decay ** (step - 1)
         return {
             GENERATOR: self.weights[SLOT],
             LAW: self._law(),
             NOISE: self.noise,
-            LAM: self.lam * faded,
-            KL: self.kl * faded,
+            LAM: self.lam * decay,
+            KL: self.kl * decay,
         }
 
     def _law(self) -> Tensor:
-        """(classes,): how many of each label all clients have that have shown theirs."""
+        """(classes,) the label counts of all clients that have reported theirs."""
         return torch.stack(list(self._counts.values())).sum(0).float()
 
     def check(self, update: Update) -> None:
-        self._received(update)
+        self._label_counts(update)
 
-    def _received(self, update: Update) -> Tensor:
-        counts, classes = update.extras.get(COUNTS), self.site.task.classes
-        if (
-            not isinstance(counts, Tensor)
-            or counts.is_floating_point()
-            or counts.shape != (classes,)
-            or (counts < 0).any()
-            or int(counts.sum()) != update.num_examples
-        ):
-            raise ValueError(
-                f"extra {COUNTS!r} is {counts}; {classes} whole numbers >= 0 with sum"
-                f" {update.num_examples} are expected"
-            )
-        return counts
+    def _label_counts(self, update: Update) -> Tensor:
+        return update.counts(COUNTS, update.num_examples, self.site.task.classes)
 
     def merge(self, updates: Iterator[Update], old: Tree) -> Tree:
-        everyone = list(updates)
-        self._train_generator(everyone)
-        return super().merge(iter(everyone), old)
+        cohort = list(updates)
+        self._train_generator(cohort)
+        return super().merge(iter(cohort), old)
 
     def _train_generator(self, updates: list[Update]) -> None:
-        """`server_steps` steps of Adam against the heads that have just been received."""
-        here = torch.stack([self._received(update) for update in updates])
-        self._counts |= {update.pid: counts for update, counts in zip(updates, here, strict=True)}
-        source = Source(
-            self.site,
-            self.current.entry.name,
-            self.current.step,
-            -1,
-            law=self._law() * (here.sum(0) > 0),
-            noise=self.noise,
-            like=self._generator,
-        )
-        W_KCd, b_KC = (self._stacked(updates, f"head.{name}") for name in ("weight", "bias"))
-        weights = W_KCd.new_tensor([update.weight for update in updates])
-        shares = (
-            label_shares(here) if self.ensemble == "labels" else weights[:, None].expand(here.shape)
-        ).to(W_KCd.dtype)
+        """Take `server_steps` steps of Adam against the heads just received.
+
+        This is a plain torch loop: its parameters are the generator's, and no hook applies to it.
+        """
+        counts = torch.stack([self._label_counts(update) for update in updates])
+        self._counts |= {update.pid: n for update, n in zip(updates, counts, strict=True)}
+        current = self.current
+        stream = streams.torch_generator(self.site.seed, "fedgen", current.entry.name, current.step)
+        law = self._law() * (counts.sum(0) > 0)
+        source = Source(self._generator, stream, law=law, noise=self.noise)
+        W_KCd = self._stacked(updates, "head.weight")
+        b_KC = self._stacked(updates, "head.bias")
+        if self.ensemble == "labels":
+            shares_KC = label_shares(counts).to(W_KCd.dtype)
+        else:
+            weights = W_KCd.new_tensor([update.weight for update in updates])
+            shares_KC = weights[:, None].expand(counts.shape)
         total = torch.zeros((), device=self.site.device)
         self._generator.train()
         for _ in range(self.server_steps):
-            y, noise = source.labels(self.server_batch_size), source.noise(self.server_batch_size)
+            y = source.labels(self.server_batch_size)
+            noise = source.noise(self.server_batch_size)
             z = self._generator(noise, y)
             logits_KBC = torch.einsum("bd,kcd->kbc", z, W_KCd) + b_KC[:, None]
-            loss = self.site.task.criterion(ensemble(logits_KBC, shares, y), y).mean()
+            loss = self.site.task.criterion(ensemble(logits_KBC, shares_KC, y), y).mean()
             total += loss.detach()
             if self.eta:
                 loss = loss + self.eta * diversity(z, noise)
@@ -275,18 +278,20 @@ class FedGen(FedStrategy):
             loss.backward()
             self._adam.step()
         mean = float(total) / max(1, self.server_steps)
-        self.weights[SLOT] = self._snapshot()
+        self.weights[SLOT] = self._generator_weights()
         if not torch.isfinite(total):
             raise RunFailed(
-                f"round {self.current.round}: the loss of the generator is {mean}; a smaller"
+                f"round {current.round}: the loss of the generator is {mean}; a smaller"
                 " method.server_lr may help"
             )
         self.report = {"generator_loss": mean}
 
     def _stacked(self, updates: list[Update], name: str) -> Tensor:
-        """(K, ...): every client's tensor; what is not shared has its initial value, and a head
-        without bias the bias 0."""
-        initial = self.site.initial.get(
-            name, self.site.initial["head.weight"].new_zeros(self.site.task.classes)
-        )
-        return torch.stack([(update.weights or {}).get(name, initial) for update in updates])
+        """(K, ...) this tensor of every client.
+
+        One that is not shared has its initial value; the bias of a head without one is 0.
+        """
+        initial = self.site.initial.get(name)
+        if initial is None:
+            initial = self.site.initial["head.weight"].new_zeros(self.site.task.classes)
+        return torch.stack([update.weights.get(name, initial) for update in updates])

@@ -1,15 +1,29 @@
-"""FedNTD (Lee et al. 2022, "Preservation of the global knowledge by not-true distillation in
-federated learning").
+"""FedNTD: distillation of the classes other than the label (Lee et al. 2022).
 
-    min_w F_k(w) + beta tau^2 mean_i KL(q(x; x_i) || q(w; x_i)), with q the softmax of logits / tau
-    over the C - 1 classes other than the label, and x the model received
+The received model teaches the local one what it knows of the classes other than the label, so that
+local training does not forget the classes that the client lacks. The label itself is learnt freely.
 
-    down: x      up: w_k, n_k      client keeps: nothing      server keeps: x
+    min_w  F_k(w) + beta tau^2 mean_i KL(q(x; x_i) || q(w; x_i))
+    q = softmax(logits / tau) over the C - 1 classes other than the label
 
-What the global model knows of the classes that a client lacks is kept, while the label is learnt
-freely. The received model is in eval mode and without gradients. With two classes one is left and
-the term is 0; one class is refused. beta = 0 is FedAvg, bit for bit. Defaults: beta 1, tau 1, as in
-the paper. The factor tau^2 is in the authors' program, not in the paper's equation."""
+Here x is the received model.
+
+    down:          x
+    up:            w_k, n_k
+    client keeps:  nothing
+    server keeps:  x
+
+The received model is in eval mode and without gradients. With two classes only one is left, and the
+term is 0; a task with fewer than two classes is refused. With beta = 0 the method is FedAvg, bit
+for bit.
+
+Deviation: the factor tau^2 is in the authors' program, not in the equation of the paper.
+
+Defaults: beta = 1 and tau = 1, as in the paper.
+
+Reference: Lee et al. 2022, "Preservation of the global knowledge by not-true distillation in
+federated learning".
+"""
 
 from __future__ import annotations
 
@@ -17,7 +31,7 @@ import torch
 from torch import Tensor, nn
 
 from fedhet import check
-from fedhet.client import KEPT, FedClient
+from fedhet.client import FedClient
 from fedhet.errors import ConfigError
 from fedhet.maths.fedntd import not_true_distillation
 from fedhet.messages import Broadcast
@@ -25,11 +39,11 @@ from fedhet.plugin import Plugin
 from fedhet.strategy import FedStrategy
 from fedhet.training import Batch
 
-GLOBAL = "fedntd.global"
+GLOBAL = "fedntd.global"  # the site's frozen copy of the received model
 
 
 class FedNTDPlugin(Plugin):
-    """The distillation of each sample."""
+    """Adds the distillation term to the loss of each sample."""
 
     name = "fedntd"
 
@@ -37,39 +51,38 @@ class FedNTDPlugin(Plugin):
         self.beta = check.number("plugin.fedntd.beta", beta, low=0)
         self.tau = check.number("plugin.fedntd.tau", tau, open_low=0)
         super().__init__(beta=self.beta, tau=self.tau)
-        self._global: nn.Module | None = None
+        self._teacher: nn.Module | None = None
 
     # ---- server
     def setup(self) -> None:
         classes = self.server.site.task.classes
         if classes < 2:
             raise ConfigError(
-                f"fedntd distils the classes other than the label: the task has {classes} classes;"
-                " 2 or more are needed"
+                "fedntd distils the classes other than the label, which needs at least two classes;"
+                f" the task has {classes} classes"
             )
 
     # ---- client
     def prepare(self, msg: Broadcast) -> None:
         if self.beta:
-            self._global = self.client.site.frozen(
-                GLOBAL, {**(self.client.state.get(KEPT) or {}), **msg.weights}
-            )
+            received = self.client.received_weights(msg)
+            self._teacher = self.client.site.frozen(GLOBAL, received)
 
     def losses(self, batch: Batch) -> Tensor:
-        if self._global is None:
+        if self._teacher is None:
             return batch.logits.new_zeros(len(batch.y))
         with torch.no_grad():
-            logits_global = self._global(batch.x)
-        logits = batch.logits.to(logits_global.dtype)  # bfloat16 under engine.amp
-        return self.beta * not_true_distillation(logits, logits_global, batch.y, self.tau)
+            teacher_logits = self._teacher(batch.x)
+        logits = batch.logits.to(teacher_logits.dtype)  # they are bfloat16 under engine.amp
+        return self.beta * not_true_distillation(logits, teacher_logits, batch.y, self.tau)
 
 
 class FedNTDClient(FedClient):
-    """Plain FedAvg training; the plug-in adds the distillation."""
+    """FedAvg's training; the plug-in adds the distillation."""
 
 
 class FedNTD(FedStrategy):
-    """FedAvg with the plug-in above (conf/method/fedntd.yaml lists it)."""
+    """FedAvg with the plug-in above, which conf/method/fedntd.yaml lists."""
 
     name = "fedntd"
     client_cls = FedNTDClient

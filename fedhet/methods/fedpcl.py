@@ -1,24 +1,45 @@
-"""FedPCL (Tan et al. 2022, "Federated learning from pre-trained models: a contrastive learning
-approach").
+"""FedPCL: prototype-wise contrastive learning (Tan et al. 2022).
 
-    z = f(x) / |f(x)|, f: all but the last layer       C_k^c = mean of z over client k's training
-    samples of class c, after training server: C^c = mean of C_k^c over the clients that have c
-    each client's own set, missing classes filled with C^c loss: L(z, C) + 1/K' sum_p L(z, C_p),
-    L(z, P) = -z.P_y/tau + log sum_c exp(z.P_c/tau);  prediction: argmax_c cos(z, C_k^c)
+Clients exchange class prototypes, not weights. Each client trains its features f(x), the input of
+the last layer, so that a sample lies near the prototypes of its class and far from the others.
 
-    collect  down: `fedpcl.renormalise`      up: `fedpcl.prototypes` (classes x d; which classes it
-    has) train    down: `fedpcl.prototypes` (C, and the sets of the K' clients of the last step),
-    `fedpcl.tau`, ...  up: `fedpcl.prototypes` client keeps: its whole model but the last layer, its
-    prototypes       server keeps: C (slot `prototypes`), the K' sets
+    z = f(x) / |f(x)|
+    client:     C_k^c = mean of z over the training samples of class c, after training
+    server:     C^c = mean of C_k^c over the clients k that have class c
+                C_k with missing classes filled from C, for each of the K' clients
+    loss:       L(z, C) + 1/K' sum_k L(z, C_k)
+                L(z, P) = -z.P_y / tau + log sum_c exp(z.P_c / tau)
+    prediction: argmax_c cos(z, C_k^c)
+
+Phase `collect`, once, all clients, without training:
+
+    down:          `fedpcl.renormalise`
+    up:            `fedpcl.prototypes` (classes x d, and which classes it has)
+    client keeps:  its prototypes
+    server keeps:  C (slot `prototypes`), the K' sets
+
+Phase `train`:
+
+    down:          `fedpcl.prototypes` (C, and the K' sets of the last step), `fedpcl.tau`,
+                   `fedpcl.denominator`, `fedpcl.renormalise`
+    up:            `fedpcl.prototypes`
+    client keeps:  its whole model but the last layer, its prototypes
+    server keeps:  C, the K' sets
 
 No weights travel and no model is shared: the model slot keeps its initial value, from which every
-client starts, and only personal models are scored. All clients collect once, without training; the
-C^c of a class that no participant has stays as it was. So a class is unknown only where its owners
-failed: its column is left out, and its samples have loss 0. Deviations: the paper trains a
-projection on frozen pre-trained encoders; here all that `features` reads is trained, as in the
-FedDisk paper's comparison. A model that freezes its encoder (requires_grad) and ends `features`
-with a projection is the paper's. Defaults: tau .07 as in the paper; gradients are clipped at 10 as
-in PFLlib."""
+client starts, and only personal models are evaluated. The C^c of a class that no participant has
+stays unchanged. A class is therefore unknown only where all its owners have failed in `collect`:
+its column is then left out, and its samples have the loss 0.
+
+Deviation: the paper trains a projection on frozen pre-trained encoders; here everything that
+`features` reads is trained, as in the FedDisk paper's comparison. A model that freezes its encoder
+(requires_grad) and ends `features` with a projection is the paper's.
+
+Defaults: tau = 0.07, as in the paper; gradients are clipped at norm 10, as in PFLlib.
+
+Reference: Tan et al. 2022, "Federated learning from pre-trained models: a contrastive learning
+approach".
+"""
 
 from __future__ import annotations
 
@@ -35,92 +56,111 @@ from fedhet.errors import ConfigError
 from fedhet.maths import fedpcl as maths
 from fedhet.messages import Broadcast, Extras, Update
 from fedhet.metrics import chunks
+from fedhet.models.base import feature_head
 from fedhet.phases import Phase
 from fedhet.setting import Setting
-from fedhet.site import Scope, feature_head
+from fedhet.site import Scope
 from fedhet.strategy import FedStrategy
 from fedhet.training import Batch
 from fedhet.trees import Tree
 
-SLOT, PROTOTYPES, OWN = "prototypes", "fedpcl.prototypes", "fedpcl.own"
-TAU, DENOMINATOR, RENORMALISE = "fedpcl.tau", "fedpcl.denominator", "fedpcl.renormalise"
+SLOT = "prototypes"
+PROTOTYPES = "fedpcl.prototypes"
+TAU = "fedpcl.tau"
+DENOMINATOR = "fedpcl.denominator"
+RENORMALISE = "fedpcl.renormalise"
+OWN = "fedpcl.own"  # client state: its prototypes
 
 
-class Nearest(nn.Module):
-    """x -> the cosines of its features with the prototypes (B, C), -inf for classes without one."""
+class PrototypeClassifier(nn.Module):
+    """Scores classes by the cosines of the features with the prototypes.
 
-    def __init__(self, model: nn.Module, mean: Tensor, has: Tensor) -> None:
+    Args:
+        model: a model with features(x).
+        prototypes: "mean" (C, d), and "has" (C,), which classes have a prototype.
+    """
+
+    def __init__(self, model: nn.Module, prototypes: Tree) -> None:
         super().__init__()
-        self.model, self.mean, self.has = model, mean, has
+        self.model = model
+        self.prototypes = prototypes
 
     def forward(self, x: Tensor) -> Tensor:
-        return maths.cosines(self.model.features(x), self.mean, self.has)  # type: ignore[operator]
+        """x (B, ...) -> cosines (B, C), -inf for a class without a prototype."""
+        z = self.model.features(x)  # type: ignore[operator]
+        return maths.cosines(z, self.prototypes["mean"], self.prototypes["has"])
 
 
 class FedPCLClient(FedClient):
-    """Keeps its model, sends prototypes."""
+    """Keeps its model, and sends prototypes."""
 
     def collect(self, msg: Broadcast) -> Update:
-        """The phase `collect`: the prototypes of the initial model."""
-        own = self._prototypes(
-            self.site.load(self.start(msg)), renormalise=bool(msg.extras[RENORMALISE])
-        )
-        self.state.put(OWN, own)
-        return Update(self.pid, self.num_examples, extras={PROTOTYPES: own})
+        """The phase `collect`: send the prototypes of the initial model."""
+        model = self.site.load(self.start(msg))
+        return self._with_prototypes(Update(self.pid, self.num_examples), model)
 
     def train(self, msg: Broadcast) -> Update:
-        update = super().train(msg)
-        own = update.extras[PROTOTYPES] = self._prototypes(
-            self.model, renormalise=bool(msg.extras[RENORMALISE])
-        )
-        self.state.put(OWN, own)
+        return self._with_prototypes(super().train(msg), self.model)
+
+    def _with_prototypes(self, update: Update, model: nn.Module) -> Update:
+        """The update with the model's prototypes, which the client also keeps."""
+        prototypes = self._prototypes(model, renormalise=self.msg.boolean(RENORMALISE))
+        self.state.put(OWN, prototypes)
+        update.extras[PROTOTYPES] = prototypes
         return update
 
     def losses(self, batch: Batch) -> Tensor:
         shared = self.msg.tree(PROTOTYPES)
-        tau = self.msg.scalar(TAU)
-        denominator = self.msg.text(DENOMINATOR)
         return maths.losses(
             normalize(batch.z),
             batch.y,
             shared["mean"],
             shared["clients"],
             shared["has"],
-            tau,
-            denominator,
+            self.msg.scalar(TAU),
+            self.msg.text(DENOMINATOR),
         )
 
     @torch.no_grad()
-    def _prototypes(self, model: nn.Module, renormalise: bool = False) -> Tree:
-        """Of the client's real training samples, in eval mode."""
+    def _prototypes(self, model: nn.Module, *, renormalise: bool = False) -> Tree:
+        """The class means of z over the client's real training samples, in eval mode."""
         model.eval()
         data = self.site.train_data(self.pid)
         z = torch.cat([normalize(model.features(x)) for x in chunks(data.x)])  # type: ignore[operator]
         mean, has = maths.prototypes(z, data.y, self.site.task.classes)
-        return {"mean": (normalize(mean) if renormalise else mean).to(z.dtype), "has": has}
+        if renormalise:
+            mean = normalize(mean)
+        return {"mean": mean.to(z.dtype), "has": has}
 
     def views(self, msg: Broadcast) -> dict[str, Callable[[], nn.Module]]:
-        return {"personal": lambda: self._nearest(msg)}
+        return {"personal": lambda: self._classifier(msg)}
 
-    def _nearest(self, msg: Broadcast) -> nn.Module:
-        model, shared = self.site.load(self.start(msg)), msg.extras.get(PROTOTYPES)
-        # none where its part in `collect` has failed
-        own = self.state.get(OWN) or self._prototypes(model)
-        if not isinstance(shared, dict):
-            return Nearest(model, own["mean"], own["has"])
-        return Nearest(
-            model,
-            torch.where(own["has"][:, None], own["mean"], shared["mean"]),
-            own["has"] | shared["has"],
-        )
+    def _classifier(self, msg: Broadcast) -> nn.Module:
+        """The personal model: this client's features and prototypes.
+
+        Where the message has prototypes, they stand in for the classes that the client lacks.
+        """
+        model = self.site.load(self.start(msg))
+        prototypes = self.state.get(OWN)
+        if prototypes is None:  # the client failed in the phase `collect`
+            prototypes = self._prototypes(model)
+        if PROTOTYPES in msg.extras:
+            own = prototypes
+            shared = msg.tree(PROTOTYPES)
+            prototypes = {
+                "mean": torch.where(own["has"][:, None], own["mean"], shared["mean"]),
+                "has": own["has"] | shared["has"],
+            }
+        return PrototypeClassifier(model, prototypes)
 
 
 class FedPCL(FedStrategy):
-    """Averages prototypes."""
+    """Averages prototypes instead of weights."""
 
     name = "fedpcl"
     client_cls = FedPCLClient
     evaluates = ("personal",)
+    _client_prototypes: Tensor  # (K', C, d) the last step's sets, missing classes filled
 
     def __init__(
         self,
@@ -137,11 +177,6 @@ class FedPCL(FedStrategy):
         self.denominator = check.one_of("method.denominator", denominator, maths.DENOMINATORS)
         self.renormalise = check.boolean("method.renormalise", renormalise)
         self.unseen = check.one_of("method.unseen", unseen, ("exclude", "global"))
-        if setting.server_opt is not None:
-            raise ConfigError(
-                "method=fedpcl has no global model that a server optimiser could step; use"
-                " server_opt=none"
-            )
         if setting.local.clip is None:
             setting = replace(setting, local=replace(setting.local, clip=self.clip))
         super().__init__(setting)
@@ -152,33 +187,33 @@ class FedPCL(FedStrategy):
 
     @property
     def refuses(self) -> dict[str, str]:
-        alone = "clients of this method receive no model, so there is none that it could hold on to"
+        no_model = "clients of this method receive no model that the plug-in could refer to"
         return {
             "fednorm": "this method averages no weights",
-            "fedlex": "this method's clients share no parameter that could be explored",
-            "fedprox": alone,
-            "moon": alone,
-            "fedntd": alone,
+            "fedlex": "this method's clients share no parameters that could be explored",
+            "fedprox": no_model,
+            "moon": no_model,
+            "fedntd": no_model,
         }
+
+    def setup(self) -> None:
+        if self.setting.server_opt is not None:
+            raise ConfigError(
+                "method=fedpcl has no global model that a server optimiser could update; use"
+                " server_opt=none"
+            )
+        why = "method=fedpcl compares the features that a model's last layer reads, by class"
+        self._head = feature_head(self.site.model, self.site.task.classes, why)
 
     def slots(self) -> dict[str, Tree]:
         classes = self.site.task.classes
-        head = feature_head(
-            self.site.model,
-            classes,
-            "method=fedpcl compares the features that a model's last layer reads, by class",
-        )
-        mean, has = (
-            head.weight.new_zeros(classes, head.in_features).detach(),
-            torch.zeros(classes, dtype=torch.bool),
-        )
-        return {SLOT: {"mean": mean, "has": has.to(self.site.device)}}
+        mean = self._head.weight.new_zeros(classes, self._head.in_features).detach()
+        has = torch.zeros(classes, dtype=torch.bool, device=self.site.device)
+        return {SLOT: {"mean": mean, "has": has}}
 
     def phases(self) -> list[Phase]:
-        return [
-            Phase("collect", 1, self.merge, check=self.check, cohort=1.0, uploads=False),
-            *super().phases(),
-        ]
+        collect = Phase("collect", 1, self.merge, check=self.check, cohort=1.0, uploads=False)
+        return [collect, *super().phases()]
 
     def base_weight(self, update: Update) -> float:
         return 1.0
@@ -187,26 +222,27 @@ class FedPCL(FedStrategy):
         if not phase.trains:
             return {RENORMALISE: self.renormalise}
         return {
-            PROTOTYPES: {**self.weights[SLOT], "clients": self._clients},
+            PROTOTYPES: {**self.weights[SLOT], "clients": self._client_prototypes},
             TAU: self.tau,
             DENOMINATOR: self.denominator,
             RENORMALISE: self.renormalise,
         }
 
     def check(self, update: Update) -> None:
-        update.tree(PROTOTYPES, self.weights[SLOT])
+        update.tree(PROTOTYPES, like=self.weights[SLOT])
 
     def merge(self, updates: Iterator[Update], old: Tree) -> Tree:
-        """Of both phases. The model stays: nobody shares one."""
+        """The new prototypes, in both phases; the model slot keeps its value."""
         before = self.weights[SLOT]
-        sets = [update.tree(PROTOTYPES, before) for update in updates]
-        means, has = (torch.stack([one[name] for one in sets]) for name in ("mean", "has"))
-        mean, found = maths.pooled(means, has)
-        mean = torch.where(
-            found[:, None], normalize(mean) if self.renormalise else mean, before["mean"]
-        ).to(means.dtype)
-        self.weights[SLOT] = {"mean": mean, "has": before["has"] | found}
-        self._clients = torch.where(has[..., None], means, mean)
+        sets = [update.tree(PROTOTYPES) for update in updates]
+        means = torch.stack([prototypes["mean"] for prototypes in sets])
+        has = torch.stack([prototypes["has"] for prototypes in sets])
+        mean, present = maths.pooled(means, has)
+        if self.renormalise:
+            mean = normalize(mean)
+        mean = torch.where(present[:, None], mean, before["mean"]).to(means.dtype)
+        self.weights[SLOT] = {"mean": mean, "has": before["has"] | present}
+        self._client_prototypes = torch.where(has[..., None], means, mean)
         if self.unseen == "global":
             self.evaluation_extras = {PROTOTYPES: self.weights[SLOT]}
         return {}

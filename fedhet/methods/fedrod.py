@@ -1,21 +1,35 @@
-"""FedROD (Chen and Chao 2022, "On bridging generic and personalized federated learning for image
-classification").
-
-    generic head, body: FedAvg of  mean_i CE(g(x_i) + gamma log n_k, y_i)      personal head h_k:
-    mean_i CE([g(x_i)] + h_k([z_i]), y_i) prediction: global g(x) = head(z), personal g(x) + h_k(z),
-    with z = features(x), n_k the client's label counts, [] without gradient
-
-    down: x, `fedrod.gamma`, `fedrod.init`      up: w_k, n_k      client keeps: h_k      server keeps: x
+"""FedROD: a balanced generic head and a personal head on one body (Chen and Chao 2022).
 
 The balanced softmax makes every client train towards balanced classes; the personal head, a linear
-layer like the model's head, learns what the client's own classes add to that. Both take one step
-per batch, each with its own local optimiser, and x is what it would be without the personal head,
-which never leaves the client. gamma = 0 makes x FedAvg's, bit for bit. n_k counts the set that is
-trained on, so samples that a plug-in has drawn are in it; a class without samples gets no
-probability. Both losses are cross entropies, whatever the task's criterion, but for a plug-in's own
-phase, which trains on that. Defaults: gamma 1; h_k starts from zeros, so that a client's first
-personal prediction is the global one (`copy`: from the common initial head). The paper's
-hypernetwork for the personal heads is not implemented."""
+layer like the head of the model, learns what the class frequencies of the client add to that.
+
+    body, generic head:  FedAvg of  mean_i CE(g(x_i) + gamma log n_k, y_i)
+    personal head h_k:   mean_i CE([g(x_i)] + h_k([z_i]), y_i)
+    global prediction:   g(x) = head(z),  z = features(x)
+    personal prediction: g(x) + h_k(z)
+
+Here n_k are the client's label counts, and no gradient flows through [].
+
+    down:          x, `fedrod.gamma`, `fedrod.init`
+    up:            w_k, n_k
+    client keeps:  h_k
+    server keeps:  x
+
+The model and the personal head take one step per batch, each with its own local optimiser. The
+personal head never leaves the client, and x is what it would be without it. With gamma = 0, x is
+FedAvg's, bit for bit. n_k counts the set that is trained on, so samples drawn by a plug-in are
+among them; a class without samples gets no probability. Both losses are cross entropies whatever
+the task's criterion, except in a plug-in's own phase, which trains on the criterion.
+
+Deviation: the paper's hypernetwork for the personal heads is not implemented.
+
+Defaults: gamma = 1, as in the FedDisk paper's comparison; h_k starts from zeros, so that the first
+personal prediction of a client is the global one. With `init=copy` it starts from the common
+initial head.
+
+Reference: Chen and Chao 2022, "On bridging generic and personalized federated learning for image
+classification".
+"""
 
 from __future__ import annotations
 
@@ -28,55 +42,64 @@ from torch.nn import functional
 
 from fedhet import check, optimizers
 from fedhet.client import FedClient
-from fedhet.errors import ConfigError
 from fedhet.maths.fedrod import balanced_softmax
 from fedhet.messages import Broadcast, Extras, Update
+from fedhet.models.base import feature_head
 from fedhet.phases import Phase
 from fedhet.setting import Setting
 from fedhet.strategy import FedStrategy
 from fedhet.training import Batch
 
-GAMMA, INIT, HEAD = "fedrod.gamma", "fedrod.init", "fedrod.head"
+GAMMA = "fedrod.gamma"
+INIT = "fedrod.init"
+HEAD = "fedrod.head"  # client state
 
 
-class Personal(nn.Module):
-    """The model's logits plus those of a further head on the same features."""
+class TwoHeadModel(nn.Module):
+    """The model's logits plus those of the personal head on the same features."""
 
-    def __init__(self, model: nn.Module, head: nn.Module) -> None:
+    def __init__(self, model: nn.Module, personal_head: nn.Module) -> None:
         super().__init__()
-        self.model, self.head = model, head
+        self.model = model
+        self.personal_head = personal_head
 
     def forward(self, x: Tensor) -> Tensor:
         """x (B, ...) -> logits (B, classes)."""
         z = self.model.features(x)  # type: ignore[operator]
-        found: Tensor = self.model.head(z) + self.head(z)  # type: ignore[operator]
-        return found
+        generic: Tensor = self.model.head(z)  # type: ignore[operator]
+        return generic + self.personal_head(z)
 
 
-class BothHeads:
+class TwoHeadOptimizer:
     """Steps the model with the gradient that it is given, and the personal head with its own."""
 
     def __init__(
         self,
         generic: optimizers.Optimizer,
         personal: optimizers.Optimizer,
-        gradient: Callable[[], list[Tensor]],
+        personal_gradient: Callable[[], list[Tensor]],
     ) -> None:
-        self.generic, self.personal, self.gradient = generic, personal, gradient
+        self.generic = generic
+        self.personal = personal
+        self.personal_gradient = personal_gradient
 
     def step(self, grads: list[Tensor]) -> None:
         self.generic.step(grads)
-        self.personal.step(self.gradient())
+        self.personal.step(self.personal_gradient())
 
 
 class FedRODClient(FedClient):
-    """FedAvg under the balanced softmax; beside it, batch by batch, the personal head."""
+    """FedAvg with the balanced softmax; the personal head is trained on the same batches.
 
-    # set in the phase `train`, as are the label counts and, for each batch, the personal head's
-    # loss
+    Attributes, set in the phase `train`:
+        _head: the personal head.
+        _counts: (classes,) the label counts.
+        _personal_loss: the personal head's loss on the current batch.
+    """
+
     _head: nn.Module
     _counts: Tensor
-    _personal: Tensor
+    _personal_loss: Tensor
 
     def train(self, msg: Broadcast) -> Update:
         self._head = self._personal_head(msg)
@@ -86,39 +109,39 @@ class FedRODClient(FedClient):
         return update
 
     def losses(self, batch: Batch) -> Tensor:
-        gamma = self.msg.extras.get(GAMMA)
-        if not isinstance(gamma, float):  # a plug-in's own phase
+        if GAMMA not in self.msg.extras:  # a plug-in's own phase
             return super().losses(batch)
-        self._personal = functional.cross_entropy(
-            batch.logits.detach() + self._head(batch.z.detach()), batch.y
-        )
-        return balanced_softmax(batch.logits, batch.y, self._counts, gamma)
+        personal_logits = batch.logits.detach() + self._head(batch.z.detach())
+        self._personal_loss = functional.cross_entropy(personal_logits, batch.y)
+        return balanced_softmax(batch.logits, batch.y, self._counts, self.msg.scalar(GAMMA))
 
     def optimizer(self, params: list[nn.Parameter]) -> optimizers.Optimizer:
         generic = super().optimizer(params)
         if GAMMA not in self.msg.extras:
             return generic
-        own = list(self._head.parameters())
-        return BothHeads(
-            generic,
-            optimizers.make(self.local, own),
-            lambda: list(torch.autograd.grad(self._personal, own)),
-        )
+        head = list(self._head.parameters())
+
+        def personal_gradient() -> list[Tensor]:
+            return list(torch.autograd.grad(self._personal_loss, head))
+
+        return TwoHeadOptimizer(generic, optimizers.make(self.local, head), personal_gradient)
 
     def _personal_head(self, msg: Broadcast) -> nn.Module:
-        """What this client keeps, else the initial values."""
+        """h_k as this client keeps it, or else its initial value."""
         head: nn.Module = deepcopy(self.site.model.head)  # type: ignore[assignment]
-        start = {name: self.site.initial[f"head.{name}"] for name in head.state_dict()}
-        if msg.extras[INIT] == "zeros":
-            start = {name: torch.zeros_like(t) for name, t in start.items()}
-        head.load_state_dict(self.state.get(HEAD) or start)
+        values = self.state.get(HEAD)
+        if values is None:
+            values = {name: self.site.initial[f"head.{name}"] for name in head.state_dict()}
+            if msg.text(INIT) == "zeros":
+                values = {name: torch.zeros_like(t) for name, t in values.items()}
+        head.load_state_dict(values)
         return head.requires_grad_()
 
     def views(self, msg: Broadcast) -> dict[str, Callable[[], nn.Module]]:
-        return {
-            **super().views(msg),
-            "personal": lambda: Personal(self.site.load(self.start(msg)), self._personal_head(msg)),
-        }
+        return {**super().views(msg), "personal": lambda: self._two_head_model(msg)}
+
+    def _two_head_model(self, msg: Broadcast) -> nn.Module:
+        return TwoHeadModel(self.site.load(self.received_weights(msg)), self._personal_head(msg))
 
 
 class FedROD(FedStrategy):
@@ -131,21 +154,11 @@ class FedROD(FedStrategy):
     def __init__(self, setting: Setting, *, gamma: float = 1.0, init: str = "zeros") -> None:
         self.gamma = check.number("method.gamma", gamma, low=0)
         self.init = check.one_of("method.init", init, ("zeros", "copy"))
-        model, classes = setting.site.model, setting.site.task.classes
-        if not hasattr(model, "features") or not isinstance(
-            getattr(model, "head", None), nn.Linear
-        ):
-            raise ConfigError(
-                "method=fedrod adds a personal head to the model's: it needs features(x) and a"
-                f" linear layer `head`, which {type(model).__name__} has not"
-            )
-        if not classes:
-            raise ConfigError(
-                "method=fedrod balances the classes of the clients; this task has none"
-            )
         super().__init__(setting)
 
     def setup(self) -> None:
+        why = "method=fedrod balances the classes of the clients and adds a personal head"
+        feature_head(self.site.model, self.site.task.classes, why)
         self.evaluation_extras = {INIT: self.init}
 
     def cohort_extras(self, phase: Phase, step: int, cohort: list[int]) -> Extras:

@@ -1,18 +1,34 @@
-"""MOON (Li, He and Song 2021, "Model-contrastive federated learning"): features are held near the
-global model's.
+"""MOON: model-contrastive learning (Li, He and Song 2021).
 
-    min_w F_k(w) + mu mean_i -log(e^{s_g / tau} / (e^{s_g / tau} + e^{s_p / tau})), with s_g and s_p
-    the cosines of z(w; x_i) with z(x; x_i), of the model received, and z(w_prev; x_i), of the
-    client's own at the end of its last participation
+The features of each sample are held near those of the received model, and away from those of the
+client's previous local model.
 
-    down: x      up: w_k, n_k      client keeps: w_prev with its buffers      server keeps: x
+    min_w  F_k(w) + mu mean_i l_i(w)
+    l_i = -log(e^{s_g / tau} / (e^{s_g / tau} + e^{s_p / tau}))
+    s_g = cos(z(w; x_i), z(x; x_i))
+    s_p = cos(z(w; x_i), z(w_prev; x_i))
 
-z is what the head reads. The other two models are in eval mode and without gradients. In a client's
-first participation w_prev would be x: the term is log 2 and has no gradient. mu = 0 is FedAvg, bit
-for bit. Defaults: mu 1 (the paper tunes it in {.1, 1, 5, 10}: 5 for CIFAR-10, 1 for CIFAR-100 and
-Tiny-ImageNet), tau .5. Deviation: the paper's networks have a projection head of two layers, 256
-wide, before the output layer, which is trained and averaged like every layer. That is a property of
-the model: end `features` with it to have it."""
+Here z is the input of the head, x the received model, and w_prev the client's own model at the end
+of its last participation.
+
+    down:          x
+    up:            w_k, n_k
+    client keeps:  w_prev, buffers included
+    server keeps:  x
+
+The other two models are in eval mode and without gradients. In a client's first participation,
+w_prev would be x: the term is then log 2 and has no gradient. With mu = 0 the method is FedAvg, bit
+for bit.
+
+Deviation: the networks of the paper have a projection head (two layers, 256 wide) before the output
+layer, which is trained and averaged like every other layer. It is therefore a property of the
+model: to have it, let `features` end with it.
+
+Defaults: mu = 1, which the paper tunes in {0.1, 1, 5, 10} (5 for CIFAR-10, 1 for CIFAR-100 and
+Tiny-ImageNet); tau = 0.5, as in the paper.
+
+Reference: Li, He and Song 2021, "Model-contrastive federated learning".
+"""
 
 from __future__ import annotations
 
@@ -22,19 +38,20 @@ import torch
 from torch import Tensor, nn
 
 from fedhet import check
-from fedhet.client import KEPT, FedClient
-from fedhet.errors import ConfigError
+from fedhet.client import FedClient
 from fedhet.maths.moon import contrastive
 from fedhet.messages import Broadcast, Update
+from fedhet.models.base import require_features
 from fedhet.plugin import Plugin
 from fedhet.strategy import FedStrategy
 from fedhet.training import Batch
 
-GLOBAL, PREVIOUS = "moon.global", "moon.previous"
+GLOBAL = "moon.global"  # the site's frozen copy of the received model
+PREVIOUS = "moon.previous"  # client state, and the site's frozen copy of it
 
 
 class MoonPlugin(Plugin):
-    """The contrastive term of each sample."""
+    """Adds the contrastive term to the loss of each sample."""
 
     name = "moon"
 
@@ -42,44 +59,39 @@ class MoonPlugin(Plugin):
         self.mu = check.number("plugin.moon.mu", mu, low=0)
         self.tau = check.number("plugin.moon.tau", tau, open_low=0)
         super().__init__(mu=self.mu, tau=self.tau)
-        self._others: list[nn.Module] = []
+        self._references: tuple[nn.Module, nn.Module] | None = None  # global, previous
         self._terms: list[Tensor] = []
 
     # ---- server
     def setup(self) -> None:
-        model = self.server.site.model
-        if not hasattr(model, "features"):
-            raise ConfigError(
-                f"moon needs a model with features(x) and head(f); {type(model).__name__} has no"
-                " features"
-            )
+        require_features(self.server.site.model, "moon")
 
     # ---- client
     def prepare(self, msg: Broadcast) -> None:
-        site, state = self.client.site, self.client.state
-        previous = state.get(PREVIOUS) if self.mu else None
+        previous = self.client.state.get(PREVIOUS) if self.mu else None
         if previous is not None:
-            self._others = [
-                site.frozen(GLOBAL, {**(state.get(KEPT) or {}), **msg.weights}),
-                site.frozen(PREVIOUS, previous),
-            ]
+            site = self.client.site
+            received = self.client.received_weights(msg)
+            self._references = site.frozen(GLOBAL, received), site.frozen(PREVIOUS, previous)
 
     def losses(self, batch: Batch) -> Tensor:
-        if self._others:
+        if self._references is None:
+            term = torch.full((len(batch.y),), math.log(2), device=batch.y.device)
+        else:
             with torch.no_grad():
                 z_global, z_previous = (
                     model.features(batch.x).flatten(1)  # type: ignore[operator]
-                    for model in self._others
+                    for model in self._references
                 )
             term = contrastive(batch.z.flatten(1), z_global, z_previous, self.tau)
-        else:
-            term = torch.full((len(batch.y),), math.log(2), device=batch.y.device)
         self._terms.append(term.detach())
         return self.mu * term
 
     def finish(self, update: Update) -> None:
-        """Keep the local model; the metric is the term's mean over the samples as they were trained
-        on, without mu."""
+        """Keep the local model, and record the mean of the term without the factor mu.
+
+        Each sample's term is the one with which it was trained.
+        """
         if self.mu:
             site = self.client.site
             self.client.state.put(PREVIOUS, site.read([*site.shared, *site.kept]))
@@ -87,11 +99,11 @@ class MoonPlugin(Plugin):
 
 
 class MoonClient(FedClient):
-    """Plain FedAvg training; the plug-in adds the term."""
+    """FedAvg's training; the plug-in adds the term."""
 
 
 class Moon(FedStrategy):
-    """FedAvg with the plug-in above (conf/method/moon.yaml lists it)."""
+    """FedAvg with the plug-in above, which conf/method/moon.yaml lists."""
 
     name = "moon"
     client_cls = MoonClient

@@ -1,5 +1,8 @@
-"""Models: each is `head(features(x))`, with `features(x)` (B, d) what its last linear layer
-reads."""
+"""Models. Each is `head(features(x))`; `features(x)` (B, d) is the input of the last linear layer.
+
+Importing this package does not import torchvision; the models that need it do so when they are
+built.
+"""
 
 from fedhet.models.base import Classifier
 from fedhet.models.cnn import CNN, FedDiskCNN, FedLExCNN

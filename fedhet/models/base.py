@@ -1,4 +1,4 @@
-"""What every model has."""
+"""What all models have in common, and what training and methods need to know about a model."""
 
 from __future__ import annotations
 
@@ -8,43 +8,90 @@ from functools import partial
 from typing import ClassVar
 
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedhet import check
 from fedhet.errors import ConfigError
 
 
 class Classifier(nn.Module, ABC):
-    """`head(features(x))`, where `head` is an `nn.Linear` from d features to the classes, the last
-    entry of the state dictionary."""
+    """A model of the form `head(features(x))`.
+
+    `head` is an `nn.Linear` from d features to the classes, and the last entry of the state
+    dictionary.
+    """
 
     head: nn.Linear
-    text: ClassVar[bool] = False  # whether x (B, T) are token numbers
+    text: ClassVar[bool] = False  # whether the inputs x (B, T) are token numbers
 
     @abstractmethod
     def features(self, x: Tensor) -> Tensor:
-        """x (B, *shape) -> (B, d), what the head reads."""
+        """Return the input of the head: x (B, *shape) -> (B, d)."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """x (B, *shape) -> logits (B, classes)."""
+        """Return the logits: x (B, *shape) -> (B, classes)."""
         return self.head(self.features(x))
 
 
-def image_shape(model: str, shape: tuple[int, ...], smallest: int = 1) -> tuple[int, int, int]:
-    """`shape`, if it is (C, H, W) with H and W of `smallest` pixels at least.
+def require_features(model: nn.Module, who: str) -> None:
+    """Refuse a model without features(x), for a method that reads the input of the head.
 
     Raises:
-        ConfigError: it is not; with what the model takes, and what it is given.
+        ConfigError: the model has no features(x); the message begins with `who`.
+    """
+    if not hasattr(model, "features"):
+        raise ConfigError(
+            f"{who} needs a model with features(x) and head(f); {type(model).__name__} has no"
+            " features"
+        )
+
+
+def image_shape(model: str, shape: tuple[int, ...], smallest: int = 1) -> tuple[int, int, int]:
+    """Return `shape` if it is (C, H, W) with H and W of at least `smallest` pixels.
+
+    Raises:
+        ConfigError: it is not; the message says what the model takes and what the data are.
     """
     if len(shape) != 3 or min(shape[1:]) < smallest:
         raise ConfigError(
-            f"model: the {model} takes images (C, H, W) of {smallest}x{smallest} or more; these"
-            f" samples are {tuple(shape)}"
+            f"model: the {model} takes images (C, H, W) of at least {smallest}x{smallest} pixels;"
+            f" the samples have the shape {tuple(shape)}"
         )
     return shape
 
 
 def norm_layer(norm: str, groups: int) -> Callable[[int], nn.Module]:
-    """(channels) -> batch normalisation, or group normalisation in `groups` groups, which has no
-    running statistics to average."""
+    """Return the constructor (channels) -> batch norm, or group norm with `groups` groups.
+
+    Group norm has no running statistics, so there are none to average.
+
+    Raises:
+        ConfigError: `norm` is neither "batch" nor "group".
+    """
     check.one_of("model.norm", norm, ("batch", "group"))
     return nn.BatchNorm2d if norm == "batch" else partial(nn.GroupNorm, groups)
+
+
+def norms(model: nn.Module) -> list[_BatchNorm]:
+    """Return the model's batch norms, identified by type."""
+    return [module for module in model.modules() if isinstance(module, _BatchNorm)]
+
+
+def feature_head(model: nn.Module, classes: int, why: str) -> nn.Linear:
+    """Return the model's head, for a method that generates or compares features by class.
+
+    Args:
+        model: a model of any origin, not necessarily a Classifier.
+        classes: the task's number of classes, 0 if the targets are not classes.
+        why: the beginning of the error message.
+
+    Raises:
+        ConfigError: there are no classes, or the model has no features(x) or no linear `head`.
+    """
+    head = getattr(model, "head", None)
+    if not classes or not hasattr(model, "features") or not isinstance(head, nn.Linear):
+        raise ConfigError(
+            f"{why}: it needs a task with classes, and a model with features(x) and a linear layer"
+            f" `head`; this is {type(model).__name__} with {classes} classes"
+        )
+    return head

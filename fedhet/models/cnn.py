@@ -1,4 +1,4 @@
-"""Small convolutional networks of the papers, each with two 5x5 convolutions."""
+"""The papers' small convolutional networks, each with two 5x5 convolutions."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from fedhet.models.base import Classifier, image_shape
 
 
 class CNN(Classifier):
-    """The CNN of McMahan et al. 2017: two 5x5 convolutions (32, 64 channels), each with ReLU and
-    2x2 max pooling, and a hidden layer.
+    """The CNN of McMahan et al. 2017.
 
-    With 512 hidden units it has 1,663,370 parameters for 28x28 grey images in 10 classes, as in the
-    paper. With 2048 it is LEAF's for FEMNIST (Caldas et al. 2018): 6,603,710 parameters in 62
-    classes.
+    It has two 5x5 convolutions (32 and 64 channels), each followed by ReLU and 2x2 max pooling,
+    and one hidden layer. With 512 hidden units it has 1,663,370 parameters for 28x28 greyscale
+    images in 10 classes, as in the paper. With 2048 it is LEAF's model for FEMNIST (Caldas et al.
+    2018), with 6,603,710 parameters for 62 classes.
 
     Args:
-        shape: (C, H, W) of an input; H and W are 4 at least, for the two poolings.
-        classes: number of classes.
-        hidden: width of the hidden layer, >= 1.
+        shape: (C, H, W) of an input; H and W are at least 4 because of the two poolings.
+        classes: the number of classes.
+        hidden: the width of the hidden layer, >= 1.
     """
 
     def __init__(self, *, shape: tuple[int, ...], classes: int, hidden: int = 512) -> None:
@@ -44,15 +44,15 @@ class CNN(Classifier):
 
 
 class FedLExCNN(Classifier):
-    """The two-layer CNN of FedLEx's published program: McMahan's in 1,663,370 parameters, for
-    images of every size.
+    """The two-layer CNN of FedLEx's published program.
 
-    The paper names McMahan et al. 2017 only. The program pads convolutions and poolings by one
-    pixel, and averages what they leave to 7x7.
+    The paper itself only cites McMahan et al. 2017. The program pads convolutions and poolings by
+    one pixel and averages their output to 7x7, so that the network has McMahan's 1,663,370
+    parameters for greyscale images of every size.
 
     Args:
-        shape: (C, H, W) of an input; H and W are 6 at least.
-        classes: number of classes.
+        shape: (C, H, W) of an input; H and W are at least 6.
+        classes: the number of classes.
     """
 
     def __init__(self, *, shape: tuple[int, ...], classes: int) -> None:
@@ -77,23 +77,26 @@ class FedLExCNN(Classifier):
 
 
 class FedDiskCNN(Classifier):
-    """The CNN of FedDisk: two 5x5 convolutions without padding, each with 2x2 max pooling and batch
-    norm, and a layer of 16.
+    """The CNN of FedDisk.
 
-    The paper's table counts 447,000 parameters for FEMNIST (128 channels; 447,406 here), 39,000 for
-    chest X-rays (32; 39,442 at 1x32x32) and 12,000 for MNIST (16; 11,178 here). It does not name
-    the activations: ReLU after each layer.
+    It has two 5x5 convolutions without padding, each followed by 2x2 max pooling and batch norm,
+    and a layer of 16 units. The paper does not name the activations; here every layer is followed
+    by ReLU. The sizes in the paper's table, and those of this network:
+
+        FEMNIST          447,000    447,406 (128 channels)
+        chest X-rays      39,000     39,442 (32 channels, 1x32x32)
+        MNIST             12,000     11,178 (16 channels)
 
     Args:
-        shape: (C, H, W) of an input; H and W are 16 at least.
-        classes: number of classes.
-        channels: of both convolutions, >= 1.
+        shape: (C, H, W) of an input; H and W are at least 16.
+        classes: the number of classes.
+        channels: the channels of both convolutions, >= 1.
     """
 
     def __init__(self, *, shape: tuple[int, ...], classes: int, channels: int) -> None:
         inputs, height, width = image_shape("FedDisk CNN", shape, 16)
         check.integer("model.channels", channels, low=1)
-        left = [((side - 4) // 2 - 4) // 2 for side in (height, width)]
+        rows, columns = (((side - 4) // 2 - 4) // 2 for side in (height, width))
         super().__init__()
         self.body = nn.Sequential(
             nn.Conv2d(inputs, channels, kernel_size=5),
@@ -105,7 +108,7 @@ class FedDiskCNN(Classifier):
             nn.MaxPool2d(2),
             nn.BatchNorm2d(channels),
             nn.Flatten(),
-            nn.Linear(channels * left[0] * left[1], 16),
+            nn.Linear(channels * rows * columns, 16),
             nn.ReLU(),
         )
         self.head = nn.Linear(16, classes)

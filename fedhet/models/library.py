@@ -1,5 +1,7 @@
-"""Any classifier of torchvision or timm by its name, untrained or with weights from a local file;
-nothing is downloaded."""
+"""Classifiers of torchvision and timm by name, untrained or with weights from a local file.
+
+Nothing is downloaded.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +25,14 @@ class LibraryModel(Classifier):
 
     Args:
         whole: the untrained module, (B, *shape) -> (B, classes).
-        name: for messages, `torchvision/resnet18`.
-        weights: path of a file of pretrained weights, or None (see `load`).
+        name: the name used in messages, such as "torchvision/resnet18".
+        shape: (C, H, W) of an input.
+        classes: the number of classes.
+        weights: the path of a file with pretrained weights (see `load_pretrained`), or None.
 
-    Raises: ConfigError: the module does not take such images, or, in training mode, is not features
-        and then a linear layer.
+    Raises:
+        ConfigError: the module does not take such images, or it is not, in training mode, the
+            features followed by a linear layer.
     """
 
     def __init__(
@@ -45,36 +50,38 @@ class LibraryModel(Classifier):
         if not linear:
             raise ConfigError(f"model: {name} has no linear layer, so it has no head")
         if weights is not None:
-            load(whole, linear[-1], check.text("model.weights", weights))
-        logits = _tried(whole, shape, f"model: {name} does not take images (C, H, W) = {shape}")
+            load_pretrained(whole, linear[-1], check.text("model.weights", weights))
+        logits = _trial_output(
+            whole, shape, f"model: {name} does not take images (C, H, W) = {shape}"
+        )
         head = whole.get_submodule(linear[-1])
         assert isinstance(head, nn.Linear)
         whole.set_submodule(linear[-1], nn.Identity())
-        self.body, self.head = whole, head
-        other = (
-            f"model: {name} is not features and then a linear layer of {classes} outputs, as"
-            " training needs it"
+        self.body = whole
+        self.head = head
+        mismatch = (
+            f"model: {name} is not, as training requires, features followed by a linear layer"
+            f" with {classes} outputs"
         )
-        if (
-            not isinstance(logits, Tensor)
-            or logits.shape != (2, classes)
-            or not torch.equal(_tried(self, shape, other), logits)
-        ):
-            raise ConfigError(other)
+        if not isinstance(logits, Tensor) or logits.shape != (2, classes):
+            raise ConfigError(mismatch)
+        if not torch.equal(_trial_output(self, shape, mismatch), logits):
+            raise ConfigError(mismatch)
 
     def features(self, x: Tensor) -> Tensor:
         return self.body(x)
 
 
 class Torchvision(LibraryModel):
-    """torchvision's classifier `name`, as torchvision.models.list_models() knows it; most take
-    colour images only.
+    """torchvision's classifier `name`, one of torchvision.models.list_models().
+
+    Most of them take colour images only.
 
     Args:
         shape: (C, H, W) of an input.
-        classes: number of classes.
+        classes: the number of classes.
         name: such as "efficientnet_b0".
-        weights: path of a .safetensors or .pth file with its pretrained weights; None for none.
+        weights: the path of a .safetensors or .pth file with pretrained weights, or None.
     """
 
     def __init__(
@@ -84,17 +91,18 @@ class Torchvision(LibraryModel):
 
         check.one_of("model.name", name, models.list_models(module=models))
         whole = models.get_model(name, num_classes=classes)
-        super().__init__(
-            whole, name=f"torchvision/{name}", shape=shape, classes=classes, weights=weights
-        )
+        full_name = f"torchvision/{name}"
+        super().__init__(whole, name=full_name, shape=shape, classes=classes, weights=weights)
 
 
 class Timm(LibraryModel):
-    """timm's classifier `name`, as timm.list_models() knows it, for images of any number of
-    channels.
+    """timm's classifier `name`, one of timm.list_models(), for images of any number of channels.
 
     Args:
-        as for Torchvision.
+        shape: (C, H, W) of an input.
+        classes: the number of classes.
+        name: such as "convnext_atto".
+        weights: the path of a .safetensors or .pth file with pretrained weights, or None.
     """
 
     def __init__(
@@ -106,85 +114,87 @@ class Timm(LibraryModel):
             raise ConfigError(
                 "model=timm needs timm, which is not installed: pip install timm"
             ) from error
-        if not timm.is_model(
-            check.text("model.name", name)
-        ):  # timm would look for other names on the internet
-            raise ConfigError(
-                f"model.name={name}: timm knows no such"
-                f" model{check.did_you_mean(name, timm.list_models())}"
-            )
-        channels, _, _ = image_shape(f"timm/{name}", shape)
+        # timm would look up names that it does not know on the internet.
+        if not timm.is_model(check.text("model.name", name)):
+            hint = check.did_you_mean(name, timm.list_models())
+            raise ConfigError(f"model.name={name}: timm has no such model{hint}")
+        full_name = f"timm/{name}"
+        channels, _, _ = image_shape(full_name, shape)
         whole = timm.create_model(name, pretrained=False, in_chans=channels, num_classes=classes)
-        super().__init__(whole, name=f"timm/{name}", shape=shape, classes=classes, weights=weights)
+        super().__init__(whole, name=full_name, shape=shape, classes=classes, weights=weights)
 
 
-def _tried(model: nn.Module, shape: tuple[int, ...], wrong: str) -> Any:
-    """What the model in training mode gives for two fixed images; it stays as it is, and no random
-    draw is used up.
+def _trial_output(model: nn.Module, shape: tuple[int, ...], problem: str) -> Any:
+    """Return the output for two fixed images in training mode.
+
+    The model's buffers and the global random state stay as they are.
 
     Raises:
-        ConfigError: `wrong`, and what the model raised.
+        ConfigError: the model raised an error; the message is `problem` and the error's first line.
     """
     x = torch.rand(2, *shape, generator=torch.Generator().manual_seed(0))
-    buffers = {key: t.clone() for key, t in model.named_buffers()}
+    buffers = {name: t.clone() for name, t in model.named_buffers()}
     with torch.random.fork_rng(devices=[]), torch.no_grad():
-        torch.default_generator.manual_seed(0)  # the same dropout each time
+        torch.default_generator.manual_seed(0)  # so that dropout is the same in every trial
         try:
             return functional_call(model, buffers, (x,))
         except (AssertionError, RuntimeError, TypeError, ValueError) as error:
-            raise ConfigError(f"{wrong}: {_first_line(error)}") from error
+            raise ConfigError(f"{problem}: {_first_line(error)}") from error
 
 
-def load(whole: nn.Module, head: str, file: str) -> None:
-    """Read pretrained weights into a library's module: all but a head of another size, which stays
-    untrained.
+def load_pretrained(whole: nn.Module, head: str, file: str) -> None:
+    """Load pretrained weights into a library's module.
 
-    Args: head: the dotted name of the module's last linear layer. file: a .safetensors file, or one
-        by torch.save that holds tensors by name, with the module's own names or with those of an
-        earlier run's model.safetensors.
+    A head of another size is left out and stays untrained.
+
+    Args:
+        whole: the module.
+        head: the dotted name of its last linear layer.
+        file: a .safetensors file, or one by torch.save that holds tensors by name. The names are
+            the module's own, or those of an earlier run's model.safetensors.
 
     Raises:
-        ConfigError: the file is missing or unreadable, or its names or shapes are not the module's.
+        ConfigError: the file is missing or unreadable, or its names or shapes do not fit.
     """
-    found = _read(file)
-    if all(name.startswith(("body.", "head.")) for name in found):  # by fedhet
-        found = {
-            (
-                name.removeprefix("body.")
-                if name.startswith("body.")
-                else f"{head}.{name.removeprefix('head.')}"
-            ): t
-            for name, t in found.items()
-        }
+    tensors = _read(file)
+    if all(name.startswith(("body.", "head.")) for name in tensors):  # written by fedhet
+        tensors = {_library_name(name, head): t for name, t in tensors.items()}
     own = whole.state_dict()
     top = {name for name in own if name.startswith(f"{head}.")}
-    if any(name not in found or found[name].shape != own[name].shape for name in top):
+    if any(name not in tensors or tensors[name].shape != own[name].shape for name in top):
         log.info(
-            "model.weights=%s: the head %r of %d classes is not in it and starts untrained",
+            "model.weights=%s does not hold the head %r of %d classes, which starts untrained",
             file,
             head,
             len(own[f"{head}.weight"]),
         )
-        found = {name: t for name, t in found.items() if name not in top}
+        tensors = {name: t for name, t in tensors.items() if name not in top}
         own = {name: t for name, t in own.items() if name not in top}
-    shapes = [
-        f"{name} {tuple(found[name].shape)} in the file, {tuple(t.shape)} in the model"
-        for name, t in own.items()
-        if name in found and found[name].shape != t.shape
-    ]
-    # Files older than torch 0.4.1 do not count batches.
-    missing = [
-        name for name in own if name not in found and not name.endswith("num_batches_tracked")
-    ]
-    unknown = [name for name in found if name not in own]
-    parts = {"other shapes": shapes, "not in the file": missing, "not in the model": unknown}
-    if said := [
-        f"{what}: {', '.join(names[:3])}{' ...' if len(names) > 3 else ''}"
-        for what, names in parts.items()
+    # Files written before torch 0.4.1 have no num_batches_tracked.
+    absent = [name for name in own if name not in tensors]
+    problems = {
+        "different shapes": [
+            f"{name} {tuple(tensors[name].shape)} in the file, {tuple(t.shape)} in the model"
+            for name, t in own.items()
+            if name in tensors and tensors[name].shape != t.shape
+        ],
+        "not in the file": [name for name in absent if not name.endswith("num_batches_tracked")],
+        "not in the model": [name for name in tensors if name not in own],
+    }
+    details = [
+        f"{problem}: {', '.join(names[:3])}{' ...' if len(names) > 3 else ''}"
+        for problem, names in problems.items()
         if names
-    ]:
-        raise ConfigError(f"model.weights={file} does not fit the model; {'; '.join(said)}")
-    whole.load_state_dict(found, strict=False)
+    ]
+    if details:
+        raise ConfigError(f"model.weights={file} does not fit the model; {'; '.join(details)}")
+    whole.load_state_dict(tensors, strict=False)
+
+
+def _library_name(name: str, head: str) -> str:
+    """Return the library's name of a tensor that fedhet calls body.* or head.*."""
+    part, _, rest = name.partition(".")
+    return rest if part == "body" else f"{head}.{rest}"
 
 
 def _read(file: str) -> dict[str, Tensor]:
@@ -196,24 +206,18 @@ def _read(file: str) -> dict[str, Tensor]:
             import safetensors.torch
 
             return safetensors.torch.load_file(path)
-        found = torch.load(path, map_location="cpu", weights_only=True)
+        content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         raise ConfigError(f"model.weights={file} is not readable: {_first_line(error)}") from error
-    if (
-        not isinstance(found, dict)
-        or not found
-        or not all(isinstance(t, Tensor) for t in found.values())
-    ):
-        held = (
-            f"a dictionary of {list(found)[:3]}"
-            if isinstance(found, dict)
-            else f"a {type(found).__name__}"
-        )
-        raise ConfigError(
-            f"model.weights={file} holds {held}; expected tensors by name, as in a saved"
-            " state_dict()"
-        )
-    return found
+    if not isinstance(content, dict):
+        held = f"a {type(content).__name__}"
+    elif not content or not all(isinstance(t, Tensor) for t in content.values()):
+        held = f"a dictionary of {list(content)[:3]}"
+    else:
+        return content
+    raise ConfigError(
+        f"model.weights={file} holds {held}; expected tensors by name, as in a saved state_dict()"
+    )
 
 
 def _first_line(error: Exception) -> str:

@@ -12,18 +12,18 @@ from fedhet.models.base import Classifier
 
 
 class CharLSTM(Classifier):
-    """The next character of a window, as LEAF (Caldas et al. 2018) and McMahan et al. 2017 predict
-    it.
+    """The LSTM of LEAF (Caldas et al. 2018) and McMahan et al. 2017, which predicts a character.
 
-    An embedding, LSTM layers, and a linear layer on the last state. 819,920 parameters with the
-    defaults of conf/ and 80 characters (torch's LSTM adds two biases where theirs add one).
+    An embedding is followed by LSTM layers and by a linear layer on their last state, which
+    predicts the character after the window. With the defaults of conf/ and 80 characters it has
+    819,920 parameters (torch's LSTM has two biases where theirs has one).
 
     Args:
         shape: (T,), the length of a window.
-        classes: the number of characters, of which windows are made and one of which follows.
-        embedding: width of a character's vector, >= 1.
-        hidden: width of a layer's state, >= 1.
-        layers: LSTM layers, >= 1.
+        classes: the number of characters in the alphabet.
+        embedding: the width of a character's embedding, >= 1.
+        hidden: the width of a layer's state, >= 1.
+        layers: the number of LSTM layers, >= 1.
     """
 
     text: ClassVar[bool] = True
@@ -33,8 +33,8 @@ class CharLSTM(Classifier):
     ) -> None:
         if len(shape) != 1:
             raise ConfigError(
-                "model: the CharLSTM reads text, windows of (T,) token numbers; these samples are"
-                f" {tuple(shape)}"
+                "model: the CharLSTM takes text, windows of (T,) token numbers;"
+                f" the samples have the shape {tuple(shape)}"
             )
         for key, value in (("embedding", embedding), ("hidden", hidden), ("layers", layers)):
             check.integer(f"model.{key}", value, low=1)
@@ -44,6 +44,6 @@ class CharLSTM(Classifier):
         self.head = nn.Linear(hidden, classes)
 
     def features(self, x: Tensor) -> Tensor:
-        """x (B, T), token numbers in 0 .. classes - 1 -> (B, hidden)."""
+        """Return the last state: token numbers x (B, T) in 0 .. classes - 1 -> (B, hidden)."""
         states, _ = self.lstm(self.embedding(x.int()))
         return states[:, -1]

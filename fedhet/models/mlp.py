@@ -13,27 +13,28 @@ from fedhet.models.base import Classifier
 
 
 class MLP(Classifier):
-    """Linear layers with ReLU between them; `hidden` [200, 200] is the 2NN of McMahan et al. 2017.
+    """Linear layers with ReLU between them; `hidden` [200, 200] is McMahan et al.'s 2NN (2017).
 
     Args:
-        shape: of an input, any: it is flattened.
-        classes: number of classes.
-        hidden: the hidden layers' widths, each >= 1.
-        norm: "none", or "batch": batch norm before each ReLU.
+        shape: the shape of an input, which is flattened.
+        classes: the number of classes.
+        hidden: the widths of the hidden layers, each >= 1.
+        norm: "none", or "batch" for batch norm before each ReLU.
     """
 
     def __init__(
         self, *, shape: tuple[int, ...], classes: int, hidden: Sequence[int], norm: str = "none"
     ) -> None:
         widths = [math.prod(shape), *check.each(check.integer, "model.hidden", hidden, low=1)]
-        batch = check.one_of("model.norm", norm, ("none", "batch")) == "batch"
+        check.one_of("model.norm", norm, ("none", "batch"))
         super().__init__()
-        layers = [
-            layer
-            for a, b in pairwise(widths)
-            for layer in (nn.Linear(a, b), *([nn.BatchNorm1d(b)] if batch else []), nn.ReLU())
-        ]
-        self.body = nn.Sequential(nn.Flatten(), *layers)
+        layers: list[nn.Module] = [nn.Flatten()]
+        for inputs, outputs in pairwise(widths):
+            layers.append(nn.Linear(inputs, outputs))
+            if norm == "batch":
+                layers.append(nn.BatchNorm1d(outputs))
+            layers.append(nn.ReLU())
+        self.body = nn.Sequential(*layers)
         self.head = nn.Linear(widths[-1], classes)
 
     def features(self, x: Tensor) -> Tensor:
@@ -41,8 +42,7 @@ class MLP(Classifier):
 
 
 class Logistic(MLP):
-    """Multinomial logistic regression: a linear layer on the flattened input, which is its own
-    features."""
+    """Multinomial logistic regression: one linear layer, whose features are the flattened input."""
 
     def __init__(self, *, shape: tuple[int, ...], classes: int) -> None:
         super().__init__(shape=shape, classes=classes, hidden=[])

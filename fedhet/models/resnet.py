@@ -1,4 +1,4 @@
-"""torchvision's residual networks, with a stem for small images."""
+"""torchvision's residual networks with a stem for small images."""
 
 from __future__ import annotations
 
@@ -11,14 +11,19 @@ from fedhet.models.base import Classifier, image_shape, norm_layer
 
 
 class _ResNet(Classifier):
-    """torchvision's ResNet for images of `shape` (He et al. 2016); three or five of its layers
-    halve H and W, and their average is the 512 features.
+    """torchvision's ResNet (He et al. 2016).
 
-    Args: shape: (C, H, W) of an input, of any size. classes: number of classes. norm: "batch", or
-        "group": group normalisation, which has no running statistics to average, in 32 groups, the
-        default of Wu & He 2018; Hsieh et al. 2020 recommend it where clients' labels differ. stem:
-        "cifar" (section 4.2): a 3x3 convolution of stride 1, no max pooling; "imagenet": 7x7 of
-        stride 2, max pooling.
+    The network halves H and W three times, or five times with the "imagenet" stem. The 512
+    features are the averages over the remaining pixels.
+
+    Args:
+        shape: (C, H, W) of an input, of any size.
+        classes: the number of classes.
+        norm: "batch", or "group" for group norm in 32 groups, the default of Wu & He 2018. Group
+            norm has no running statistics to average; Hsieh et al. 2020 recommend it where the
+            clients' labels differ.
+        stem: "cifar" (section 4.2) for a 3x3 convolution of stride 1 without max pooling,
+            "imagenet" for a 7x7 convolution of stride 2 with max pooling.
     """
 
     depth: ClassVar[int]
@@ -27,22 +32,20 @@ class _ResNet(Classifier):
         self, *, shape: tuple[int, ...], classes: int, norm: str, stem: str = "cifar"
     ) -> None:
         channels, _, _ = image_shape(f"ResNet-{self.depth}", shape)
-        norm_of = norm_layer(norm, groups=32)
+        make_norm = norm_layer(norm, groups=32)
         check.one_of("model.stem", stem, ("cifar", "imagenet"))
         from torchvision import models
 
         super().__init__()
-        self.body = models.get_model(f"resnet{self.depth}", norm_layer=norm_of)
+        self.body = models.get_model(f"resnet{self.depth}", norm_layer=make_norm)
         if stem == "cifar":
-            self.body.conv1 = nn.Conv2d(channels, 64, kernel_size=3, padding=1, bias=False)
+            first = nn.Conv2d(channels, 64, kernel_size=3, padding=1, bias=False)
             self.body.maxpool = nn.Identity()
         else:
-            self.body.conv1 = nn.Conv2d(
-                channels, 64, kernel_size=7, stride=2, padding=3, bias=False
-            )
-        nn.init.kaiming_normal_(
-            self.body.conv1.weight, mode="fan_out", nonlinearity="relu"
-        )  # as torchvision does for all convolutions
+            first = nn.Conv2d(channels, 64, kernel_size=7, stride=2, padding=3, bias=False)
+        # torchvision initialises all convolutions of its ResNets in this way.
+        nn.init.kaiming_normal_(first.weight, mode="fan_out", nonlinearity="relu")
+        self.body.conv1 = first
         self.body.fc = nn.Identity()
         self.head = nn.Linear(512, classes)
 

@@ -1,10 +1,10 @@
-"""The figures of a run."""
+"""The figures of a run and of a partition."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib import colormaps
@@ -12,34 +12,61 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+if TYPE_CHECKING:
+    from fedhet.record.summary import Row
 
-def draw(
-    folder: Path, title: str, rows: Sequence[dict[str, Any]], partition: dict[str, Any]
-) -> list[Path]:
-    """figures/accuracy.png and figures/labels.png, where there is something to show; returns their
-    paths."""
+
+def draw(folder: Path, title: str, rows: Sequence[Row], partition: dict[str, Any]) -> list[Path]:
+    """Save figures/accuracy.png and figures/labels.png, as far as there is something to show.
+
+    Args:
+        folder: the run folder.
+        title: the title of the accuracies.
+        rows: the lines of rounds.jsonl.
+        partition: the content of partition.json.
+
+    Returns:
+        The paths of the files.
+    """
     home = folder / "figures"
     home.mkdir(exist_ok=True)
-    drawn = []
+    paths = []
     scored = [
         row for row in rows if row["acc_global"] is not None or row["acc_clients_mean"] is not None
     ]
     if scored:
-        drawn.append(_save(accuracy(title, scored), home / "accuracy.png"))
+        paths.append(_save(accuracy(title, scored), home / "accuracy.png"))
     if partition.get("counts"):
-        drawn.append(_save(labels(np.array(partition["counts"]), partition), home / "labels.png"))
-    return drawn
+        paths.append(_save(labels(np.array(partition["counts"]), partition), home / "labels.png"))
+    return paths
 
 
-def accuracy(title: str, rows: Sequence[dict[str, Any]]) -> Figure:
-    """Accuracy per training round: the global test set, and the mean over the clients' own test
-    data."""
+def partition_figures(folder: Path, partition: dict[str, Any]) -> list[Path]:
+    """Save labels.png and circles.png.
+
+    Args:
+        folder: an existing folder.
+        partition: the content of partition.json.
+
+    Returns:
+        The paths of the files.
+    """
+    counts = np.array(partition["counts"])
+    return [
+        _save(labels(counts, partition), folder / "labels.png"),
+        _save(circles(counts, partition), folder / "circles.png"),
+    ]
+
+
+def accuracy(title: str, rows: Sequence[Row]) -> Figure:
+    """Plot accuracy over rounds: global test set, and mean over the clients' own test data."""
     figure = Figure(figsize=(7, 4.2), layout="constrained")
     axes = figure.add_subplot()
-    for key, label in (
-        ("acc_global", "global test set"),
-        ("acc_clients_mean", "mean of the clients' test data"),
-    ):
+    curves = {
+        "acc_global": "global test set",
+        "acc_clients_mean": "mean over the clients' test data",
+    }
+    for key, label in curves.items():
         points = [(row["step"], row[key]) for row in rows if row.get(key) is not None]
         if points:
             axes.plot(*zip(*points, strict=True), marker="o", markersize=3, label=label)
@@ -51,27 +78,26 @@ def accuracy(title: str, rows: Sequence[dict[str, Any]]) -> Figure:
 
 
 def labels(counts: np.ndarray, partition: dict[str, Any]) -> Figure:
-    """Samples per client and class; counts (clients, classes)."""
+    """Plot the samples of each client by class as stacked bars; counts (clients, classes)."""
     clients, classes = counts.shape
     figure = Figure(figsize=(7, min(12.0, 1.8 + 0.28 * clients)), layout="constrained")
     axes = figure.add_subplot()
-    left, edges = np.zeros(clients), np.arange(clients + 1) - 0.5
-    palette = colormaps["tab10" if classes <= 10 else "tab20" if classes <= 20 else "turbo"]
-    names = partition.get("classes") or [str(c) for c in range(classes)]
-    for c in range(classes):
-        color = palette(c if classes <= 20 else c / (classes - 1))
-        # One patch for a class: a bar for each of its clients takes seconds where there are many.
+    left = np.zeros(clients)
+    edges = np.arange(clients + 1) - 0.5
+    names = partition.get("classes") or [str(label) for label in range(classes)]
+    for label in range(classes):
+        # One patch per class: a bar for each of its clients takes seconds if there are many.
         axes.stairs(
-            left + counts[:, c],
+            left + counts[:, label],
             edges,
             baseline=left,
             orientation="horizontal",
             fill=True,
-            color=color,
-            label=names[c],
+            color=_color(label, classes),
+            label=names[label],
         )
-        left = left + counts[:, c]
-    axes.set(xlabel="samples", ylabel="client", title=_title(partition))
+        left = left + counts[:, label]
+    axes.set(xlabel="samples", ylabel="client", title=_partition_title(partition))
     axes.invert_yaxis()
     if clients <= 40:
         axes.set_yticks(np.arange(clients))
@@ -84,42 +110,42 @@ def labels(counts: np.ndarray, partition: dict[str, Any]) -> Figure:
 
 
 def circles(counts: np.ndarray, partition: dict[str, Any]) -> Figure:
-    """Samples per client and class as papers draw them: the area of a circle is their number;
-    counts (clients, classes)."""
+    """Plot samples per client and class as papers do: a circle's area is their number.
+
+    Args:
+        counts: (clients, classes).
+        partition: the content of partition.json.
+    """
     clients, classes = counts.shape
-    figure = Figure(
-        figsize=(min(16.0, 2 + 0.3 * clients), min(12.0, 1.5 + 0.3 * classes)), layout="constrained"
-    )
+    width = min(16.0, 2 + 0.3 * clients)
+    height = min(12.0, 1.5 + 0.3 * classes)
+    figure = Figure(figsize=(width, height), layout="constrained")
     axes = figure.add_subplot()
     client, label = counts.nonzero()
     sizes = counts[client, label]
-    # points; the rest is margin
-    cell = 72 * min(figure.get_figwidth() / (clients + 6), figure.get_figheight() / (classes + 4))
+    # The width of a cell in points; the rest is margin.
+    cell = 72 * min(width / (clients + 6), height / (classes + 4))
     axes.scatter(client, label, s=cell**2 * sizes / max(1, sizes.max(initial=0)), linewidths=0)
     axes.set(
         xlabel="client",
         ylabel="class",
-        title=_title(partition),
+        title=_partition_title(partition),
         xlim=(-1, clients),
         ylim=(-1, classes),
     )
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_yticks(
-        np.arange(classes), partition["classes"], fontsize="small" if classes <= 20 else "xx-small"
-    )
+    fontsize = "small" if classes <= 20 else "xx-small"
+    axes.set_yticks(np.arange(classes), partition["classes"], fontsize=fontsize)
     return figure
 
 
-def partition_figures(folder: Path, partition: dict[str, Any]) -> list[Path]:
-    """labels.png and circles.png of a partition.json's content; returns their paths."""
-    counts = np.array(partition["counts"])
-    return [
-        _save(draw(counts, partition), folder / f"{draw.__name__}.png")
-        for draw in (labels, circles)
-    ]
+def _color(label: int, classes: int) -> tuple[float, float, float, float]:
+    if classes <= 20:
+        return colormaps["tab10" if classes <= 10 else "tab20"](label)
+    return colormaps["turbo"](label / (classes - 1))
 
 
-def _title(partition: dict[str, Any]) -> str:
+def _partition_title(partition: dict[str, Any]) -> str:
     return f"{partition['name']} partition, {partition['clients']} clients ({partition['hash']})"
 
 

@@ -20,19 +20,19 @@ from rich.progress import (
 from rich.table import Table
 
 if TYPE_CHECKING:
+    from fedhet.record.summary import Row
     from fedhet.server import Observer
 
 log = logging.getLogger("fedhet")
 
 
-def describe(row: dict[str, Any]) -> str:
-    """One step in one line."""
+def step_line(row: Row) -> str:
+    """Return one step in one line."""
     parts = [f"{row['phase']} {row['step']}"]
     if row["acc_global"] is not None:
         parts.append(f"accuracy {row['acc_global']:.4f}")
-    elif (
-        row["acc_clients_mean"] is not None
-    ):  # a method without a global model, or no global test set
+    elif row["acc_clients_mean"] is not None:
+        # The method has no global model, or there is no global test set.
         parts.append(f"clients' accuracy {row['acc_clients_mean']:.4f}")
     if row["loss_global"] is not None:
         parts.append(f"loss {row['loss_global']:.4f}")
@@ -41,16 +41,18 @@ def describe(row: dict[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def logged(row: dict[str, Any]) -> None:
-    """An observer that logs: for processes whose output is a log."""
-    log.info(
-        "%s, %d clients, %.2f s", describe(row), len(row["cohort"]), sum(row["seconds"].values())
-    )
+def log_step(row: Row) -> None:
+    """Log a step: the observer for processes whose output is a log."""
+    seconds = sum(row["seconds"].values())
+    log.info("%s, %d clients, %.2f s", step_line(row), len(row["cohort"]), seconds)
 
 
 def log_to_stderr(name: str = "fedhet") -> None:
-    """For a process that Flower has started, whose log is what the user sees of it; a run shows
-    what "fedhet.data" tells."""
+    """Send a logger's messages to stderr.
+
+    A process started by Flower shows the user nothing but its log, so it sends all of them. A run
+    sends those of "fedhet.data".
+    """
     logger = logging.getLogger(name)
     if not logger.handlers:
         handler = logging.StreamHandler()
@@ -61,10 +63,10 @@ def log_to_stderr(name: str = "fedhet") -> None:
 
 @contextmanager
 def progress(title: str, rounds: Sequence[int]) -> Iterator[Observer]:
-    """A live bar over all steps on a terminal; a line per step elsewhere."""
+    """Show a live bar over all steps on a terminal, and one line per step elsewhere."""
     console = Console(stderr=True)
     if not (console.is_terminal or console.is_jupyter):
-        yield lambda row: console.print(describe(row), highlight=False, soft_wrap=True)
+        yield lambda row: console.print(step_line(row), highlight=False, soft_wrap=True)
         return
     columns = (
         TextColumn("{task.fields[title]}"),
@@ -76,87 +78,80 @@ def progress(title: str, rounds: Sequence[int]) -> Iterator[Observer]:
     )
     with Progress(*columns, console=console, transient=False) as bar:
         task = bar.add_task("", total=sum(rounds), title=title)
-        yield lambda row: bar.update(task, advance=1, description=describe(row))
+        yield lambda row: bar.update(task, advance=1, description=step_line(row))
 
 
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4f}"
-
-
-def _accuracy(found: dict[str, float | None]) -> str:
-    return (
-        f"last {_share(found['last'])}   at the best validation {_share(found['best_val'])}   best"
-        f" on test {_share(found['best_test'])}"
-    )
-
-
-def size(n: float) -> str:
-    """Bytes for people."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if n < 1000 or unit == "GB":
-            return f"{n:.0f} {unit}" if unit == "B" else f"{n:.1f} {unit}"
+def readable_size(n: float) -> str:
+    """Return a number of bytes in a readable unit."""
+    if n < 1000:
+        return f"{n:.0f} B"
+    for unit in ("kB", "MB"):
         n /= 1000
-    raise AssertionError
+        if n < 1000:
+            return f"{n:.1f} {unit}"
+    return f"{n / 1000:.1f} GB"
 
 
-def summary(found: dict[str, Any], folder: Path) -> None:
-    """The end of a run, and where its pictures lie."""
-    table = Table(
-        title=" + ".join([found["method"], *(p for p in found["plugins"] if p != found["method"])]),
-        show_header=False,
-    )
-    partition, seconds, state = found["partition"], found["seconds"], found["client_state"]
-    rows = [
-        (
-            "data",
-            (
-                f"{found['dataset'] or 'given'}, {partition['clients']} clients,"
-                f" {partition['name']}; model {found['model']}"
-            ),
-        ),
-        ("rounds", ", ".join(f"{p['name']} {p['rounds']}" for p in found["phases"])),
-        ("accuracy, global test set", _accuracy(found["accuracy"])),
-        *(
-            (f"accuracy, {view} models", f"{_accuracy(found[view])}   (mean of the clients' tests)")
-            for view in ("personal", "finetuned")
-            if view in found
-        ),
-        ("loss, global test set", _share(found["loss"])),
-        (
-            "seconds",
-            (
-                f"{seconds['total']:.1f} (clients {seconds['train']:.1f}, evaluation"
-                f" {seconds['evaluate']:.1f})"
-            ),
-        ),
-        *(
-            (f"sent {way}", ", ".join(f"{kind} {size(n)}" for kind, n in kinds.items()))
-            for way, kinds in found["bytes"].items()
-        ),
-        *(
-            [
-                (
-                    "clients remember",
-                    f"{size(state['bytes'])} in all, the largest {size(state['largest'])}",
-                )
-            ]
-            if state["bytes"]
-            else []
-        ),
-        *([("clients that failed", str(len(found["failures"])))] if found["failures"] else []),
-        *(
-            (f"figure: {path.stem}", str(path))
-            for path in sorted((folder / "figures").glob("*.png"))
-        ),
+def print_summary(summary: dict[str, Any], folder: Path) -> None:
+    """Print the table at the end of a run, with the paths of its figures."""
+    names = [summary["method"], *(p for p in summary["plugins"] if p != summary["method"])]
+    table = Table(title=" + ".join(names), show_header=False)
+    rows = _summary_rows(summary)
+    rows += [
+        (f"figure: {path.stem}", str(path)) for path in sorted((folder / "figures").glob("*.png"))
     ]
     for name, value in rows:
         table.add_row(name, value)
-    # Paths must stay whole where the terminal is narrow or the output is a file.
     console = Console()
-    Console(
-        width=(
-            max(console.width, 40 + max(len(value) for _, value in rows))
-            if not console.is_terminal
-            else None
-        )
-    ).print(table)
+    if not console.is_terminal:
+        # Paths must not be folded where the output is a file or a pipe.
+        width = max(console.width, 40 + max(len(value) for _, value in rows))
+        console = Console(width=width)
+    console.print(table)
+
+
+def _summary_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    partition = summary["partition"]
+    seconds = summary["seconds"]
+    state = summary["client_state"]
+    rows = [
+        (
+            "data",
+            f"{summary['dataset'] or 'given'}, {partition['clients']} clients,"
+            f" {partition['name']}; model {summary['model']}",
+        ),
+        ("rounds", ", ".join(f"{phase['name']} {phase['rounds']}" for phase in summary["phases"])),
+        ("accuracy, global test set", _accuracy(summary["accuracy"])),
+    ]
+    for view in ("personal", "finetuned"):
+        if view in summary:
+            value = f"{_accuracy(summary[view])}   (mean over the clients' test data)"
+            rows.append((f"accuracy, {view} models", value))
+    rows += [
+        ("loss, global test set", _score(summary["loss"])),
+        (
+            "seconds",
+            f"{seconds['total']:.1f} (clients {seconds['train']:.1f},"
+            f" evaluation {seconds['evaluate']:.1f})",
+        ),
+    ]
+    for way, kinds in summary["bytes"].items():
+        sizes = ", ".join(f"{kind} {readable_size(n)}" for kind, n in kinds.items())
+        rows.append((f"sent {way}", sizes))
+    if state["bytes"]:
+        total, largest = readable_size(state["bytes"]), readable_size(state["largest"])
+        rows.append(("stored by the clients", f"{total} in total, the largest {largest}"))
+    if summary["failures"]:
+        rows.append(("failed clients", str(len(summary["failures"]))))
+    return rows
+
+
+def _score(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"
+
+
+def _accuracy(accuracy: dict[str, float | None]) -> str:
+    return (
+        f"last {_score(accuracy['last'])}   at the best validation {_score(accuracy['best_val'])}"
+        f"   best on test {_score(accuracy['best_test'])}"
+    )

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
 import shutil
+import signal
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from fake_jobs import install_jobs
 
-from fedhet.config import catalogue, config
+from fedhet.config import Config, catalogue
 
 
 @pytest.fixture
@@ -13,5 +17,24 @@ def own_conf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of conf/ to which a test may add files."""
     folder = Path(shutil.copytree(catalogue.CONF, tmp_path / "conf"))
     monkeypatch.setattr(catalogue, "CONF", folder)
-    monkeypatch.setattr(config, "CONF", folder)
     return folder
+
+
+@pytest.fixture
+def own_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Restore what `main` changes in its process, and run it in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
+    monkeypatch.delenv("FEDHET_TRACEBACK", raising=False)
+    handler = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, handler)
+
+
+@pytest.fixture
+def jobs(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
+    """The configurations that were run, by an engine that does nothing."""
+    configs: list[Config] = []
+    install_jobs(monkeypatch, configs, lambda settings: None)
+    return configs

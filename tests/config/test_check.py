@@ -1,3 +1,5 @@
+"""Checks of single settings."""
+
 from __future__ import annotations
 
 import math
@@ -11,21 +13,20 @@ from fedhet.errors import ConfigError
 
 @pytest.mark.parametrize("value", [0, 0.0, 1, 0.5, np.float64(0.5), np.int64(1)])
 def test_a_number_in_its_range_is_returned_as_a_float(value: float) -> None:
-    found = check.number("k", value, low=0, high=1)
-    assert type(found) is float
-    assert found == value
+    checked = check.number("k", value, low=0, high=1)
+    assert type(checked) is float
+    assert checked == value
 
 
 @pytest.mark.parametrize("value", [True, "1", None, math.nan, math.inf, -math.inf, [1], 1j])
-def test_what_is_no_finite_number_is_refused(value: object) -> None:
-    with pytest.raises(
-        ConfigError, match=r"^plugin\.x\.mu=.* is not allowed; it must be a number >= 0$"
-    ):
+def test_only_finite_numbers_are_numbers(value: object) -> None:
+    message = r"^plugin\.x\.mu=.* is not allowed; it must be a number >= 0$"
+    with pytest.raises(ConfigError, match=message):
         check.number("plugin.x.mu", value, low=0)
 
 
 @pytest.mark.parametrize(
-    ("limits", "inside", "outside", "said"),
+    ("limits", "inside", "outside", "interval"),
     [
         ({"low": 2}, [2, 3], [1.9], ">= 2"),
         ({"open_low": 2}, [2.1], [2, 1], "> 2"),
@@ -36,14 +37,14 @@ def test_what_is_no_finite_number_is_refused(value: object) -> None:
     ],
 )
 def test_open_and_closed_ends(
-    limits: dict[str, float], inside: list[float], outside: list[float], said: str
+    limits: dict[str, float], inside: list[float], outside: list[float], interval: str
 ) -> None:
     for value in inside:
         assert check.number("k", value, **limits) == value
     for value in outside:
         with pytest.raises(ConfigError) as caught:
             check.number("k", value, **limits)
-        assert str(caught.value) == f"k={value} is not allowed; it must be a number {said}"
+        assert str(caught.value) == f"k={value} is not allowed; it must be a number {interval}"
 
 
 @pytest.mark.parametrize("value", [1.0, True, "1", None, 0, math.nan])
@@ -60,27 +61,24 @@ def test_only_true_and_false_are_booleans(value: object) -> None:
         check.boolean("k", value)
 
 
-def test_one_of_offers_the_nearest_word() -> None:
+def test_one_of_suggests_the_closest_word() -> None:
     words = ("average", "local", "frozen")
     assert check.one_of("buffers", "local", words) == "local"
-    with pytest.raises(
-        ConfigError,
-        match=(
-            r"buffers=frosen is not allowed \(did you mean frozen\?\); choose from: average, local,"
-            r" frozen"
-        ),
-    ):
+    message = (
+        r"buffers=frosen is not allowed \(did you mean frozen\?\);"
+        r" choose from: average, local, frozen"
+    )
+    with pytest.raises(ConfigError, match=message):
         check.one_of("buffers", "frosen", words)
     with pytest.raises(ConfigError, match="buffers=null is not allowed; choose"):
         check.one_of("buffers", None, words)
 
 
-def test_optional_lets_null_through_and_says_so() -> None:
+def test_optional_allows_null_and_says_so() -> None:
     assert check.optional(check.number, "clip", None, open_low=0) is None
     assert check.optional(check.number, "clip", 2, open_low=0) == 2.0
-    with pytest.raises(
-        ConfigError, match="clip=0 is not allowed; it must be a number > 0, or null"
-    ):
+    message = "clip=0 is not allowed; it must be a number > 0, or null"
+    with pytest.raises(ConfigError, match=message):
         check.optional(check.number, "clip", 0, open_low=0)
 
 
@@ -93,10 +91,10 @@ def test_text_is_not_empty() -> None:
 
 def test_each_names_the_place_in_the_list() -> None:
     assert check.each(check.integer, "hidden", [1, 2], low=1) == (1, 2)
-    for value, said in (
+    for value, message in (
         ([1, 0], r"hidden\[1\]=0 is not allowed; it must be a whole number >= 1"),
         ("12", "hidden=12 .* a list"),
         (None, "hidden=null"),
     ):
-        with pytest.raises(ConfigError, match=said):
+        with pytest.raises(ConfigError, match=message):
             check.each(check.integer, "hidden", value, low=1)

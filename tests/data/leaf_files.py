@@ -1,4 +1,4 @@
-"""Writes what LEAF writes."""
+"""Writes JSON files as LEAF does."""
 
 from __future__ import annotations
 
@@ -23,6 +23,6 @@ def write_leaf(folder: Path, train: Users, test: Users, file: str = "all_data_0.
 
 
 def windows(text: str, n: int) -> tuple[list[str], list[str]]:
-    """The first n windows of 80 characters, and what follows each."""
+    """The first n windows of 80 characters, and the character that follows each."""
     text = text * (n // len(text) + 81)
     return [text[i : i + 80] for i in range(n)], [text[i + 80] for i in range(n)]

@@ -1,4 +1,4 @@
-"""crop_flip: against torchvision's own transforms, image by image; and what a run makes of it."""
+"""crop_flip: compared with torchvision's transforms image by image, and used in training."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from data.image_data import save_image
 from torch import nn
 
 import fedhet
@@ -20,37 +21,29 @@ from fedhet.state import MemoryStore
 from fedhet.task import ClientData, Samples, Task
 
 MEAN, STD = (0.49, 0.48, 0.44), (0.247, 0.243, 0.261)
-PIXELS = torch.randint(
-    0, 256, (20, 3, 6, 5), generator=torch.Generator().manual_seed(0), dtype=torch.uint8
-)
+RANDOM = torch.Generator().manual_seed(0)
+PIXELS = torch.randint(0, 256, (20, 3, 6, 5), generator=RANDOM, dtype=torch.uint8)
+
+
+def dataset(augment: str) -> Dataset:
+    y = torch.zeros(20, dtype=torch.int64)
+    test = Samples(PIXELS[:1], [0])
+    return Dataset("toy", PIXELS, y, test, ("a",), MEAN, STD, augment=augment)
 
 
 def crop_flip() -> CropFlip:
-    found = augmentation(
-        Dataset(
-            "toy",
-            PIXELS,
-            torch.zeros(20, dtype=torch.int64),
-            Samples(PIXELS[:1], [0]),
-            ("a",),
-            MEAN,
-            STD,
-            augment="crop_flip",
-        )
-    )
-    assert found is not None
-    return found
+    augment = augmentation(dataset("crop_flip"))
+    assert augment is not None
+    return augment
 
 
-def normalized(pixels: torch.Tensor) -> torch.Tensor:
-    return Normalize(MEAN, STD)(pixels.float().div(255).view(-1, *pixels.shape[-3:])).view(
-        pixels.shape
-    )
+def normalised(pixels: torch.Tensor) -> torch.Tensor:
+    batch = pixels.float().div(255).view(-1, *pixels.shape[-3:])
+    return Normalize(MEAN, STD)(batch).view(pixels.shape)
 
 
 def candidates(image: torch.Tensor) -> dict[tuple[int, int, bool], torch.Tensor]:
-    """All that torchvision's Pad, crop and flip, then normalisation, can make of one image of raw
-    pixels."""
+    """All results that torchvision's pad, crop, flip and normalisation can have for one image."""
     from torchvision.transforms import functional
 
     padded = functional.pad(image, [PADDING] * 4)
@@ -60,38 +53,39 @@ def candidates(image: torch.Tensor) -> dict[tuple[int, int, bool], torch.Tensor]
         for x in range(2 * PADDING + 1)
     }
     return {
-        (y, x, flip): normalized(functional.hflip(crop) if flip else crop)
+        (y, x, flip): normalised(functional.hflip(crop) if flip else crop)
         for (y, x), crop in crops.items()
         for flip in (False, True)
     }
 
 
 def test_each_image_becomes_one_of_torchvisions_crops_bit_for_bit() -> None:
-    found = crop_flip()(normalized(PIXELS), torch.Generator().manual_seed(1))
+    results = crop_flip()(normalised(PIXELS), torch.Generator().manual_seed(1))
     seen: list[tuple[int, int, bool]] = []
-    for image, result in zip(PIXELS, found, strict=True):
-        seen += [
+    for image, result in zip(PIXELS, results, strict=True):
+        matches = [
             which
             for which, candidate in candidates(image).items()
             if torch.equal(candidate, result)
-        ][:1]
+        ]
+        seen += matches[:1]
     assert len(seen) == len(PIXELS)
     assert len(set(seen)) > 12  # of 162; each image has its own
 
 
 def test_all_crops_and_flips_are_equally_likely() -> None:
     n = 16200
-    # every pixel differs, so a result tells its crop
+    # every pixel differs, so a result identifies its crop
     image = torch.arange(1.0, 31).view(1, 1, 6, 5).expand(n, 1, 6, 5)
     results = CropFlip((0.0,))(image, torch.Generator().manual_seed(2)).flatten(1).to(torch.int64)
-    kinds, held = torch.unique(results, dim=0, return_counts=True)
+    kinds, counts = torch.unique(results, dim=0, return_counts=True)
     assert len(kinds) == 2 * 9 * 9
-    # chi square of 161 degrees: above it once in 3,000 times
-    assert float((held - 100).square().div(100).sum()) < 230
+    # chi square with 161 degrees of freedom: exceeded once in 3,000 times
+    assert float((counts - 100).square().div(100).sum()) < 230
 
 
 def test_the_input_is_left_alone_and_the_generator_decides() -> None:
-    x = normalized(PIXELS)
+    x = normalised(PIXELS)
     before = x.clone()
     a, b = (crop_flip()(x, torch.Generator().manual_seed(3)) for _ in range(2))
     assert torch.equal(x, before) and torch.equal(a, b)
@@ -99,20 +93,7 @@ def test_the_input_is_left_alone_and_the_generator_decides() -> None:
 
 
 def test_none_is_nothing_at_all() -> None:
-    assert (
-        augmentation(
-            Dataset(
-                "toy",
-                PIXELS,
-                torch.zeros(20, dtype=torch.int64),
-                Samples(PIXELS[:1], [0]),
-                ("a",),
-                MEAN,
-                STD,
-            )
-        )
-        is None
-    )
+    assert augmentation(dataset("none")) is None
 
 
 # ---- in training
@@ -128,8 +109,7 @@ class Flat(nn.Module):
 
 
 def task(seen: list[torch.Tensor] | None = None, n: int = 10) -> Task:
-    """Images whose every pixel is the image's number; augmentation adds 100, 101, ... to the
-    batches in their order."""
+    """All pixels of an image are its number; augmentation adds a random number above 100."""
 
     def augment(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         assert seen is not None
@@ -137,12 +117,12 @@ def task(seen: list[torch.Tensor] | None = None, n: int = 10) -> Task:
         return x + 100 + torch.rand(1, generator=generator)
 
     x = torch.arange(float(n)).view(n, 1, 1, 1).expand(n, 3, 2, 2).contiguous()
-    clients = [ClientData(Samples(x, torch.arange(n) % 2)) for _ in range(3)]
+    samples = Samples(x, torch.arange(n) % 2)
     return Task(
         Flat,
         nn.CrossEntropyLoss(reduction="none"),
-        clients,
-        Samples(x, torch.arange(n) % 2),
+        [ClientData(samples)] * 3,
+        samples,
         2,
         augment=None if seen is None else augment,
     )
@@ -175,7 +155,7 @@ def message(
 
 
 class Spy(Plugin):
-    """Notes what a batch holds."""
+    """Records the batches."""
 
     name = "spy"
 
@@ -191,11 +171,11 @@ class Spy(Plugin):
 def trained(
     pid: int = 0, step: int = 1
 ) -> tuple[list[torch.Tensor], list[tuple[torch.Tensor, torch.Tensor]]]:
+    """The raw batches that were augmented, and (x, index) of those that were trained on."""
     seen: list[torch.Tensor] = []
     spy, place = Spy(), site(seen)
-    reply = FedAvgClient(place, [spy], MemoryStore()).handle(
-        message(place, LocalSettings(0.1, 2, 4), {"spy": spy.digest()}, pid, step)
-    )
+    msg = message(place, LocalSettings(0.1, 2, 4), {"spy": spy.digest()}, pid, step)
+    reply = FedAvgClient(place, [spy], MemoryStore()).handle(msg)
     assert isinstance(reply, Update), reply
     return seen, spy.batches
 
@@ -205,30 +185,32 @@ def test_batches_are_augmented_and_stay_aligned() -> None:
     assert len(seen) == len(batches) == 6  # two epochs of 4 + 4 + 2
     draws = []
     for raw, (x, index) in zip(seen, batches, strict=True):
-        # what is augmented is the data themselves, every time anew
+        # each batch is augmented from the data themselves, not from an earlier augmentation
         assert torch.equal(raw[:, 0, 0, 0], index.float())
         draws.append(float((x - raw).mean()))
     assert all(100 <= value <= 101 for value in draws) and len(set(draws)) == 6
-    assert [torch.equal(a, b) for (a, _), (b, _) in zip(batches, trained()[1], strict=True)] == [
-        True
-    ] * 6
+    _, again = trained()
+    for (x, _), (x_again, _) in zip(batches, again, strict=True):
+        assert torch.equal(x, x_again)
     for other in ({"pid": 1}, {"step": 2}):
-        assert float((trained(**other)[1][0][0] - trained(**other)[0][0]).mean()) != pytest.approx(
-            draws[0], abs=1e-4
-        )
+        seen, batches = trained(**other)
+        draw = float((batches[0][0] - seen[0]).mean())
+        assert draw != pytest.approx(draws[0], abs=1e-4)
 
 
-def write(folder: Path) -> None:
-    from PIL import Image
+# ---- in runs
 
+
+@pytest.fixture
+def image_folder(tmp_path: Path) -> None:
+    """Random images of two classes as CIFAR-10."""
     draw = np.random.default_rng(0)
     for part, n in (("train", 12), ("test", 4)):
         for c in range(2):
-            (folder / part / f"{c}").mkdir(parents=True)
+            place = tmp_path / "cifar10" / part / f"{c}"
+            place.mkdir(parents=True)
             for i in range(n):
-                Image.fromarray(draw.integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(
-                    folder / part / f"{c}" / f"{i}.png"
-                )
+                save_image(place / f"{i}.png", draw.integers(0, 256, (8, 8, 3), dtype=np.uint8))
 
 
 RUN = [
@@ -243,49 +225,43 @@ RUN = [
 AUGMENT = "dataset.augment=crop_flip"
 
 
-def run(tmp_path: Path, *overrides: str, folder: str) -> fedhet.Run:
-    return fedhet.run(
-        [*RUN, f"data_dir={tmp_path}", f"hydra.run.dir={tmp_path / folder}", *overrides]
-    )
+def digest(tmp_path: Path, *overrides: str, folder: str) -> str:
+    """The weights' digest of a run."""
+    places = [f"data_dir={tmp_path}", f"hydra.run.dir={tmp_path / folder}"]
+    return fedhet.run([*RUN, *places, *overrides]).summary["weights_sha256"]
 
 
-def test_a_run_augments_where_it_is_told(tmp_path: Path) -> None:
-    write(tmp_path / "cifar10")
-    on, off = (
-        run(tmp_path, f"dataset.augment={key}", folder=key).summary["weights_sha256"]
-        for key in ("crop_flip", "none")
-    )
+@pytest.mark.usefixtures("image_folder")
+def test_a_run_augments_if_configured(tmp_path: Path) -> None:
+    on = digest(tmp_path, AUGMENT, folder="on")
+    off = digest(tmp_path, "dataset.augment=none", folder="off")
     assert on != off
 
 
 @pytest.mark.matrix
+@pytest.mark.usefixtures("image_folder")
 def test_one_worker_and_two_give_the_same_bytes(tmp_path: Path) -> None:
-    write(tmp_path / "cifar10")
-    one, two = (
-        run(tmp_path, AUGMENT, f"engine.workers={n}", folder=f"{n}").summary["weights_sha256"]
-        for n in (1, 2)
-    )
+    one = digest(tmp_path, AUGMENT, "engine.workers=1", folder="one")
+    two = digest(tmp_path, AUGMENT, "engine.workers=2", folder="two")
     assert one == two
 
 
 @pytest.mark.matrix
+@pytest.mark.usefixtures("image_folder")
 def test_fedgmms_samples_are_augmented_too(tmp_path: Path) -> None:
-    write(tmp_path / "cifar10")
-    on, again, off = (
-        run(tmp_path, "method=fedgmm", key, folder=str(i)).summary["weights_sha256"]
-        for i, key in enumerate((AUGMENT, AUGMENT, "dataset.augment=none"))
-    )
+    on = digest(tmp_path, "method=fedgmm", AUGMENT, folder="on")
+    again = digest(tmp_path, "method=fedgmm", AUGMENT, folder="again")
+    off = digest(tmp_path, "method=fedgmm", "dataset.augment=none", folder="off")
     assert on == again != off
 
 
 def test_clients_do_not_train_as_one() -> None:
     from fedhet.engines.vectorized import obstacle
 
-    found = [
-        obstacle(FedAvgClient(site(seen), [], MemoryStore()), LocalSettings(0.1, 1, 4))
-        for seen in ([], None)
-    ]
-    assert "dataset.augment=none" in str(found[0]) and found[1] is None
+    local = LocalSettings(0.1, 1, 4)
+    augmented = obstacle(FedAvgClient(site([]), [], MemoryStore()), local)
+    assert "dataset.augment=none" in str(augmented)
+    assert obstacle(FedAvgClient(site(None), [], MemoryStore()), local) is None
 
 
 def test_fedsgd_augments_its_full_gradient() -> None:
@@ -293,8 +269,8 @@ def test_fedsgd_augments_its_full_gradient() -> None:
 
     seen: list[torch.Tensor] = []
     place = site(seen)
-    reply = FedSGDClient(place, [], MemoryStore()).handle(
-        message(place, LocalSettings(0.1, 1, 4), {}, **{CHUNK: 4})
-    )
+    msg = message(place, LocalSettings(0.1, 1, 4), {}, **{CHUNK: 4})
+    reply = FedSGDClient(place, [], MemoryStore()).handle(msg)
     assert isinstance(reply, Update), reply
-    assert sorted(float(value) for part in seen for value in part[:, 0, 0, 0]) == list(range(10))
+    numbers = torch.cat([batch[:, 0, 0, 0] for batch in seen])
+    assert sorted(numbers.tolist()) == list(range(10))

@@ -1,11 +1,11 @@
-"""Downloads from a server on loopback: checked, unpacked, put in place whole or not at all, and
-what is said when that fails."""
+"""Downloads from a server on loopback: they are checked, unpacked, and complete or not there."""
 
 from __future__ import annotations
 
 import gzip
 import hashlib
 import io
+import socket
 import tarfile
 import threading
 import zipfile
@@ -15,13 +15,14 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from data.test_datasets import load, write_images, write_mnist
+from data.image_data import load, write_images, write_mnist
 from torchvision import datasets
 
 from fedhet.config import catalogue
 from fedhet.data.__main__ import main
 from fedhet.data.commands import download
 from fedhet.data.commands.download import Archive
+from fedhet.errors import DataError
 
 
 class Quiet(SimpleHTTPRequestHandler):
@@ -46,15 +47,14 @@ def md5(path: Path) -> str:
 
 @pytest.fixture
 def mnist(served: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """MNIST's four files on the server, which torchvision then names as the publisher; returns the
-    folder."""
+    """MNIST's four files in the served folder, which torchvision then takes for the publisher's."""
     folder, url = served
     resources = []
     for file in sorted(write_mnist(tmp_path / "source", 7).iterdir()):
         zipped = folder / f"{file.name}.gz"
         zipped.write_bytes(gzip.compress(file.read_bytes()))
         resources.append((zipped.name, md5(zipped)))
-    monkeypatch.setattr(datasets.MNIST, "mirrors", [f"{url}gone/", url])  # the first answers 404
+    monkeypatch.setattr(datasets.MNIST, "mirrors", [f"{url}gone/", url])  # the first responds 404
     monkeypatch.setattr(datasets.MNIST, "resources", resources)
     return folder
 
@@ -66,7 +66,7 @@ def test_mnist_from_its_second_mirror(
     assert main(["download", "mnist", "--data-dir", str(data_dir)]) == 0
     data = load("mnist", data_dir=str(data_dir))
     assert data.x.shape == (12, 1, 5, 6) and int(data.x.min()) == 7
-    assert sorted(path.name for path in data_dir.iterdir()) == ["MNIST"]  # and no litter
+    assert sorted(path.name for path in data_dir.iterdir()) == ["MNIST"]  # nothing else is left
     for path in mnist.iterdir():
         path.unlink()
     capsys.readouterr()
@@ -80,14 +80,15 @@ def test_default_folder_is_where_runs_look(
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("FEDHET_DATA_DIR", raising=False)
     assert main(["download", "mnist"]) == 0
-    assert load("mnist", data_dir="data").x.data_ptr() and (tmp_path / "data" / "MNIST").is_dir()
+    assert load("mnist", data_dir="data").x.data_ptr()
+    assert (tmp_path / "data" / "MNIST").is_dir()
     monkeypatch.setenv("FEDHET_DATA_DIR", str(tmp_path / "env"))
     assert main(["download", "mnist"]) == 0
     assert (tmp_path / "env" / "MNIST").is_dir()
 
 
 @pytest.mark.parametrize("damage", ["cut", "other", "gone"])
-def test_nothing_is_put_in_place_unless_it_is_whole(
+def test_nothing_is_moved_into_place_unless_it_is_complete(
     mnist: Path,
     served: tuple[Path, str],
     tmp_path: Path,
@@ -101,29 +102,27 @@ def test_nothing_is_put_in_place_unless_it_is_whole(
         bad.unlink()
     data_dir = tmp_path / "data"
     assert main(["download", "mnist", "--data-dir", str(data_dir)]) == 2
-    said = capsys.readouterr().err
-    assert f"no address gave {bad.name} with md5 {hashlib.md5(good).hexdigest()}" in said
-    assert (
-        f"{served[1]}gone/{bad.name}: HTTP Error 404" in said
-    )  # both addresses, and what was wrong with each
-    assert (
-        f"{served[1]}{bad.name}: " + ("HTTP Error 404" if damage == "gone" else "its md5 is")
-        in said
-    )
+    message = capsys.readouterr().err
+    assert f"no address has {bad.name} with md5 {hashlib.md5(good).hexdigest()}" in message
+    # both addresses, and what was wrong with each
+    assert f"{served[1]}gone/{bad.name}: HTTP Error 404" in message
+    problem = "HTTP Error 404" if damage == "gone" else "its md5 is"
+    assert f"{served[1]}{bad.name}: {problem}" in message
     assert not (data_dir / "MNIST" / "raw" / "t10k-labels-idx1-ubyte").exists()
     assert [path.name for path in data_dir.iterdir() if path.name != "MNIST"] == []
-    bad.write_bytes(good)  # a second try gets what is missing
+    bad.write_bytes(good)  # a second attempt downloads what is missing
     assert main(["download", "mnist", "--data-dir", str(data_dir), "--mirror", served[1]]) == 0
     assert len(load("mnist", data_dir=str(data_dir)).test) == 4
 
 
 def test_no_connection(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with ThreadingHTTPServer(("127.0.0.1", 0), Quiet) as server:
-        nobody = f"http://127.0.0.1:{server.server_port}"
-    assert main(["download", "cifar10", "--data-dir", str(tmp_path), "--mirror", nobody]) == 2
-    said = capsys.readouterr().err
-    assert f"{nobody}/cifar-10-python.tar.gz: " in said and datasets.CIFAR10.tgz_md5 in said
-    assert f"so that {tmp_path / 'cifar-10-batches-py'} is there" in said
+        closed = f"http://127.0.0.1:{server.server_port}"
+    assert main(["download", "cifar10", "--data-dir", str(tmp_path), "--mirror", closed]) == 2
+    message = capsys.readouterr().err
+    assert f"{closed}/cifar-10-python.tar.gz: " in message
+    assert datasets.CIFAR10.tgz_md5 in message
+    assert f"or unpack it as {tmp_path / 'cifar-10-batches-py'}" in message
 
 
 def tar(folder: Path, to: Path, arcname: str) -> None:
@@ -137,20 +136,20 @@ def test_every_kind_of_archive(
     """A tar with a folder (CIFAR), one without (CINIC-10), a zip of zipped files (EMNIST)."""
     folder, url = served
     write_images(tmp_path / "images", (32, 32, 3))
-    tar(tmp_path / "images", folder / "cifar-10-python.tar.gz", "cifar-10-batches-py")
-    monkeypatch.setattr(datasets.CIFAR10, "tgz_md5", md5(folder / "cifar-10-python.tar.gz"))
-    tar(tmp_path / "images", folder / "CINIC-10.tar.gz", ".")
-    monkeypatch.setattr(
-        download,
-        "_CINIC10",
-        Archive(["http://x/CINIC-10.tar.gz"], md5(folder / "CINIC-10.tar.gz"), "CINIC-10"),
+    cifar, cinic, emnist = (
+        folder / name for name in ("cifar-10-python.tar.gz", "CINIC-10.tar.gz", "gzip.zip")
     )
-    with zipfile.ZipFile(folder / "gzip.zip", "w") as file:
+    tar(tmp_path / "images", cifar, "cifar-10-batches-py")
+    monkeypatch.setattr(datasets.CIFAR10, "tgz_md5", md5(cifar))
+    tar(tmp_path / "images", cinic, ".")
+    archive = Archive(["http://x/CINIC-10.tar.gz"], md5(cinic), "CINIC-10")
+    monkeypatch.setattr(download, "_CINIC10", archive)
+    with zipfile.ZipFile(emnist, "w") as file:
         for i, inner in enumerate(sorted(write_mnist(tmp_path / "source").iterdir())):
             part, what = ("test", "train")[i // 2], inner.name.partition("-")[2]
             stream = io.BytesIO(gzip.compress(inner.read_bytes()))
             file.writestr(f"gzip/emnist-digits-{part}-{what}.gz", stream.getvalue())
-    monkeypatch.setattr(datasets.EMNIST, "md5", md5(folder / "gzip.zip"))
+    monkeypatch.setattr(datasets.EMNIST, "md5", md5(emnist))
     data_dir = str(tmp_path / "data")
     for name in ("cifar10", "cinic10", "emnist"):
         assert main(["download", name, "--data-dir", data_dir, "--mirror", url]) == 0
@@ -160,19 +159,17 @@ def test_every_kind_of_archive(
 
 
 def test_published_addresses_are_torchvisions() -> None:
-    """Each file of a dataset has an address and a checksum, and becomes what its loader looks
-    for."""
+    """Each file has an address and a checksum, and becomes what its loader looks for."""
     for name, archives in download.PUBLISHED.items():
         for archive in archives():
-            assert all(url.startswith("http") for url in archive.urls) and len(archive.md5) == 32, (
-                name
-            )
+            assert all(url.startswith("http") for url in archive.urls), name
+            assert len(archive.md5) == 32, name
     files = [
         f"MNIST/raw/{part}-{what}-ubyte"
         for part in ("t10k", "train")
         for what in ("images-idx3", "labels-idx1")
     ]
-    assert sorted(archive.gives for archive in download.PUBLISHED["mnist"]()) == files
+    assert sorted(archive.target for archive in download.PUBLISHED["mnist"]()) == files
 
 
 def test_what_cannot_be_downloaded_says_how(capsys: pytest.CaptureFixture[str]) -> None:
@@ -184,10 +181,6 @@ def test_what_cannot_be_downloaded_says_how(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_a_run_never_downloads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import socket
-
-    from fedhet.errors import DataError
-
     def connect(*_: object) -> None:
         raise AssertionError("a connection")
 

@@ -1,9 +1,8 @@
-"""Hugging Face's formats, from local folders and its cache; the network is closed."""
+"""Hugging Face's formats, from local folders and its cache, without a network."""
 
 from __future__ import annotations
 
 import socket
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import pandas
 import pytest
 import torch
 import yaml
-from PIL import Image
+from data.image_data import grey, png
 
 from fedhet.data import hf
 from fedhet.data.dataset import Dataset
@@ -23,16 +22,16 @@ CONF = Path(__file__).parents[2] / "conf" / "dataset"
 
 @pytest.fixture(autouse=True)
 def network(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Whom somebody wanted to reach, also where the failure is caught."""
-    asked: list[Any] = []
+    """The attempts to connect, including those whose failure is caught."""
+    attempts: list[Any] = []
 
-    def refused(*args: Any, **kwargs: Any) -> Any:
-        asked.append(args)
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        attempts.append(args)
         raise OSError("no network in this test")
 
-    monkeypatch.setattr(socket, "getaddrinfo", refused)
-    monkeypatch.setattr(socket.socket, "connect", refused)
-    return asked
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    return attempts
 
 
 def load(folder: Path | str, **keys: object) -> Dataset:
@@ -41,10 +40,9 @@ def load(folder: Path | str, **keys: object) -> Dataset:
     return hf.hf(**{**conf, "data_dir": str(folder), **keys})
 
 
-def png(value: int, size: tuple[int, int] = (3, 2)) -> dict[str, Any]:
-    stream = BytesIO()
-    Image.new("L", size, value).save(stream, "PNG")
-    return {"bytes": stream.getvalue(), "path": None}
+def cell(value: int, size: tuple[int, int] = (2, 3)) -> dict[str, Any]:
+    """A grey image (H, W) = `size` of one value."""
+    return {"bytes": png(grey(value, size)), "path": None}
 
 
 def write(folder: Path, labels: Any, part: str = "train", **columns: Any) -> Path:
@@ -61,13 +59,13 @@ def write_images(folder: Path) -> Path:
     kinds = datasets.Features(
         {"photo": datasets.Image(), "label": label, "who": datasets.Value("string")}
     )
+    folder.mkdir(exist_ok=True)
     for part, values in (("train", [10, 20, 30]), ("test", [40])):
         rows = {
-            "photo": [png(value) for value in values],
+            "photo": [cell(value) for value in values],
             "label": [0, 1, 1][: len(values)],
             "who": ["z", "a", "z"][: len(values)],
         }
-        folder.mkdir(exist_ok=True)
         datasets.Dataset.from_dict(rows, features=kinds).to_parquet(folder / f"{part}.parquet")
     return folder
 
@@ -76,16 +74,18 @@ def test_images_with_named_classes(tmp_path: Path, network: list[Any]) -> None:
     write_images(tmp_path / "mine")
     data = load(tmp_path, path="mine", owner="who")
     assert (data.shape, data.x.dtype, data.classes) == ((1, 2, 3), torch.uint8, ("cat", "dog"))
-    assert data.x[:, 0, 1, 2].tolist() == [10, 20, 30] and data.test.x[:, 0, 0, 0].tolist() == [40]
-    assert (data.y.tolist(), data.test.y.tolist(), data.owner_names) == ([0, 1, 1], [0], ("a", "z"))
-    assert data.owners is not None and data.owners.tolist() == [1, 0, 1] and network == []
+    assert data.x[:, 0, 1, 2].tolist() == [10, 20, 30]
+    assert data.test.x[:, 0, 0, 0].tolist() == [40]
+    assert (data.y.tolist(), data.test.y.tolist()) == ([0, 1, 1], [0])
+    assert data.owner_names == ("a", "z")
+    assert data.owners is not None and data.owners.tolist() == [1, 0, 1]
+    assert network == []
     assert load(tmp_path, path="mine", size=4).shape == (1, 4, 4)
 
 
-def test_the_fixed_cut_of_a_dataset_without_test_split(tmp_path: Path) -> None:
-    place = write(
-        tmp_path / "t", np.arange(10) % 2, a=np.arange(10.0), b=np.ones(10), note=["n"] * 10
-    )
+def test_the_held_out_rows_of_a_dataset_without_test_split(tmp_path: Path) -> None:
+    columns = {"a": np.arange(10.0), "b": np.ones(10), "note": ["n"] * 10}
+    place = write(tmp_path / "t", np.arange(10) % 2, **columns)
     with pytest.raises(DataError, match=r"column 'note': 'n'; expected finite numbers"):
         load(tmp_path, path=str(place), test=None)
     data = load("elsewhere", path=str(place), test=None, features=["a", "b"])
@@ -102,13 +102,11 @@ def test_a_dataset_in_the_cache_of_the_hub(
     repository = tmp_path / "datasets--somebody--pets"
     (repository / "refs").mkdir(parents=True)
     (repository / "refs" / "main").write_text("0" * 40)
-    with pytest.raises(
-        DataError,
-        match=(
-            r"(?s)data not found.*somebody with pets\n.*hf download --repo-type dataset"
-            r" somebody/pets"
-        ),
-    ):
+    message = (
+        r"(?s)data not found.*somebody with pets\n.*"
+        r"hf download --repo-type dataset somebody/pets"
+    )
+    with pytest.raises(DataError, match=message):
         load(tmp_path, path="somebody/pets")
     (repository / "snapshots").mkdir()
     write_images(repository / "snapshots" / ("0" * 40))
@@ -119,33 +117,42 @@ def test_a_dataset_in_the_cache_of_the_hub(
 def test_real_cifar100(real: str, network: list[Any]) -> None:
     data = load(real, path="cifar100_sample", label="fine_label")
     assert (data.shape, data.x.dtype, len(data.classes)) == ((3, 32, 32), torch.uint8, 100)
-    assert (
-        torch.bincount(data.y).tolist() == [5] * 100
-        and torch.bincount(data.test.y).tolist() == [1] * 100
-    )
+    assert torch.bincount(data.y).tolist() == [5] * 100
+    assert torch.bincount(data.test.y).tolist() == [1] * 100
     assert network == []
 
 
-def test_what_is_wrong_is_named(tmp_path: Path) -> None:
-    place = write_images(tmp_path / "mine")
-    for keys, said in (
-        ({"label": "kind"}, r"mine, split 'train' has no column 'kind'; it has photo, label, who"),
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        (
+            {"label": "kind"},
+            r"mine, split 'train' has no column 'kind'; it has photo, label, who",
+        ),
         ({"owner": "kind"}, r"split 'train' has no column 'kind'"),
         (
             {"features": "who"},
-            (
-                r"split 'train', column 'who' holds Value\('string'\), no images; a list of columns"
-                r" is a table: \[who\]"
-            ),
+            r"split 'train', column 'who' holds Value\('string'\), not images; a list of columns"
+            r" is a table: \[who\]",
         ),
         (
             {"train": "trian"},
-            r"no dataset with the splits trian, test: .*'trian' is not present.*'train', 'test'",
+            r"not a dataset with the splits trian, test:"
+            r" .*'trian' is not present.*'train', 'test'",
         ),
-        ({"subset": "tiny"}, r"mine is damaged, or no dataset.*tiny"),
-    ):
-        with pytest.raises(DataError, match=said):
-            load(tmp_path, path="mine", **keys)
+        ({"subset": "tiny"}, r"mine is damaged, or not a dataset.*tiny"),
+    ],
+)
+def test_wrong_columns_and_splits_are_named(
+    tmp_path: Path, keys: dict[str, object], message: str
+) -> None:
+    write_images(tmp_path / "mine")
+    with pytest.raises(DataError, match=message):
+        load(tmp_path, path="mine", **keys)
+
+
+def test_wrong_settings_and_damage_are_named(tmp_path: Path) -> None:
+    place = write_images(tmp_path / "mine")
     with pytest.raises(ConfigError, match=r"dataset\.path=null"):
         load(tmp_path)
     with pytest.raises(ConfigError, match=r"dataset\.size=0"):
@@ -161,34 +168,35 @@ def test_what_is_wrong_is_named(tmp_path: Path) -> None:
         load(tmp_path, path="mine")
 
 
-def test_wrong_rows_are_named(tmp_path: Path) -> None:
-    for i, (photos, labels, said) in enumerate(
+@pytest.mark.parametrize(
+    ("photos", "labels", "message"),
+    [
         (
-            (
-                [png(1), {"bytes": b"no image", "path": None}],
-                [0, 1],
-                r"split 'train', row 1 is not a readable image",
-            ),
-            ([png(1), None], [0, 1], r"split 'train', row 1 is not a readable image"),
-            (
-                [png(1), png(1, (5, 5))],
-                [0, 1],
-                r"split 'train', row 1 is \(C, H, W\) = \(1, 5, 5\), but .*row 0 is \(1, 2, 3\)",
-            ),
-            (
-                [png(1), png(2)],
-                [0, None],
-                r"split 'train', row 1, column 'label': nothing is there",
-            ),
-        )
-    ):
-        import datasets
+            [cell(1), {"bytes": b"no image", "path": None}],
+            [0, 1],
+            r"split 'train', row 1 is not a readable image",
+        ),
+        ([cell(1), None], [0, 1], r"split 'train', row 1 is not a readable image"),
+        (
+            [cell(1), cell(1, (5, 5))],
+            [0, 1],
+            r"split 'train', row 1 has \(C, H, W\) = \(1, 5, 5\), but .*row 0 has \(1, 2, 3\)",
+        ),
+        (
+            [cell(1), cell(2)],
+            [0, None],
+            r"split 'train', row 1, column 'label': the cell is empty",
+        ),
+    ],
+)
+def test_wrong_rows_are_named(
+    tmp_path: Path, photos: list[Any], labels: list[Any], message: str
+) -> None:
+    import datasets
 
-        kinds = datasets.Features({"photo": datasets.Image(), "label": datasets.Value("int64")})
-        folder = tmp_path / str(i)
-        folder.mkdir()
-        datasets.Dataset.from_dict({"photo": photos, "label": labels}, features=kinds).to_parquet(
-            folder / "train.parquet"
-        )
-        with pytest.raises(DataError, match=said):
-            load(tmp_path, path=folder.name, test=None, test_fraction=0.5)
+    kinds = datasets.Features({"photo": datasets.Image(), "label": datasets.Value("int64")})
+    rows = datasets.Dataset.from_dict({"photo": photos, "label": labels}, features=kinds)
+    (tmp_path / "mine").mkdir()
+    rows.to_parquet(tmp_path / "mine" / "train.parquet")
+    with pytest.raises(DataError, match=message):
+        load(tmp_path, path="mine", test=None, test_fraction=0.5)

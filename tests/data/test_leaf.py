@@ -1,4 +1,4 @@
-"""LEAF's json: the real subsets' counts, users as owners, and what wrong files say."""
+"""LEAF's JSON: the real subsets' counts, users as owners, and wrong files."""
 
 from __future__ import annotations
 
@@ -21,13 +21,15 @@ CONF = Path(__file__).parents[2] / "conf" / "dataset"
 
 def load(name: str, data_dir: Path | str) -> Dataset:
     conf = yaml.safe_load((CONF / f"{name}.yaml").read_text())
-    return getattr(leaf, conf.pop("_target_").split(".")[-1])(**conf, data_dir=str(data_dir))
+    loader = getattr(leaf, conf.pop("_target_").split(".")[-1])
+    return loader(**conf, data_dir=str(data_dir))
 
 
 def published(real: str, title: str, label: str) -> list[str]:
-    """The entries of the line of the subsets' README that begins with `label`, below `title`."""
-    part = (Path(real) / "README.md").read_text().split(f"\n## {title}")[1].split("\n## ")[0]
-    (line,) = [line for line in part.splitlines() if line.startswith(f"- {label}")]
+    """The entries in the subsets' README, below `title`, of the line that begins with `label`."""
+    readme = (Path(real) / "README.md").read_text()
+    section = readme.split(f"\n## {title}")[1].split("\n## ")[0]
+    (line,) = [line for line in section.splitlines() if line.startswith(f"- {label}")]
     return line.split(": ", 1)[1].split(" (")[0].replace(", ", "\n").splitlines()
 
 
@@ -44,42 +46,34 @@ def test_real_users_have_the_counts_of_their_readme(
     data = load(name, real)
     assert data.owners is not None
     held = dict(zip(data.owner_names, np.bincount(data.owners).tolist(), strict=True))
-    said = [entry.rsplit(" ", 1) for entry in published(real, title, users)]
-    assert held == {user: int(counts.split("/")[0]) for user, counts in said}
-    assert len(data.test) == sum(int(counts.split("/")[1]) for _, counts in said)
+    entries = [entry.rsplit(" ", 1) for entry in published(real, title, users)]
+    assert held == {user: int(counts.split("/")[0]) for user, counts in entries}
+    assert len(data.test) == sum(int(counts.split("/")[1]) for _, counts in entries)
 
 
 def test_real_femnist(real: str) -> None:
     data = load("femnist", real)
-    assert (data.shape, data.x.dtype, data.test.x.dtype, len(data.classes)) == (
-        (1, 28, 28),
-        torch.uint8,
-        torch.uint8,
-        62,
-    )
+    assert (data.shape, len(data.classes)) == ((1, 28, 28), 62)
+    assert data.x.dtype == data.test.x.dtype == torch.uint8
     for part, y in (("Train per class", data.y), ("Test per class", data.test.y)):
-        said = [int(entry.split(":")[1]) for entry in published(real, "FEMNIST", part)[0].split()]
-        assert torch.bincount(y, minlength=62).tolist() == said
+        entries = published(real, "FEMNIST", part)[0].split()
+        counts = [int(entry.split(":")[1]) for entry in entries]
+        assert torch.bincount(y, minlength=62).tolist() == counts
     pixels = data.x.float().div(255)
-    assert (float(pixels.mean()), float(pixels.std())) == pytest.approx(
-        (data.mean[0], data.std[0]), abs=0.005
-    )
+    assert float(pixels.mean()) == pytest.approx(data.mean[0], abs=0.005)
+    assert float(pixels.std()) == pytest.approx(data.std[0], abs=0.005)
     content = json.loads(next(Path(real, "femnist", "train").iterdir()).read_text())
     user = content["users"][3]
     own = data.x[torch.from_numpy(data.owners == data.owner_names.index(user))]
-    assert own.flatten(1).div(255).numpy() == pytest.approx(
-        np.array(content["user_data"][user]["x"]), abs=5e-5
-    )  # in the file's order
+    # in the file's order
+    expected = np.array(content["user_data"][user]["x"])
+    assert own.flatten(1).div(255).numpy() == pytest.approx(expected, abs=5e-5)
 
 
 def test_real_shakespeare(real: str) -> None:
     data = load("shakespeare", real)
-    assert (data.text, data.shape, data.x.dtype, len(data.classes)) == (
-        True,
-        (80,),
-        torch.int16,
-        80,
-    )
+    assert (data.text, data.shape, data.x.dtype) == (True, (80,), torch.int16)
+    assert len(data.classes) == 80
     content = json.loads(next(Path(real, "shakespeare", "train").iterdir()).read_text())
     whole = [
         row
@@ -87,10 +81,8 @@ def test_real_shakespeare(real: str) -> None:
         for row in zip(*content["user_data"][user].values(), strict=True)
     ]
     for i in (0, 937, 938, len(whole) - 1):
-        assert (
-            "".join(data.classes[token] for token in data.x[i]),
-            data.classes[data.y[i]],
-        ) == whole[i]
+        window = "".join(data.classes[token] for token in data.x[i])
+        assert (window, data.classes[data.y[i]]) == whole[i]
 
 
 def image(level: int) -> list[float]:
@@ -109,23 +101,18 @@ def small() -> dict[str, tuple[Users, Users]]:
 
 def test_several_files_are_one_dataset(tmp_path: Path) -> None:
     train, test = small()["femnist"]
-    write_leaf(tmp_path / "femnist", train, test, "b.json")
-    write_leaf(
-        tmp_path / "femnist", {"w0": ([image(3)], [5])}, {"new": ([image(4)], [6])}, "a.json"
-    )
+    folder = tmp_path / "femnist"
+    write_leaf(folder, train, test, "b.json")
+    write_leaf(folder, {"w0": ([image(3)], [5])}, {"new": ([image(4)], [6])}, "a.json")
     data = load("femnist", tmp_path)
     assert data.x[:, 0, 5, 5].tolist() == [3, 0, 255, 7] and data.y.tolist() == [5, 61, 0, 9]
-    assert (
-        data.owner_names == ("w0", "w1", "w2")
-        and data.owners is not None
-        and data.owners.tolist() == [0, 2, 2, 1]
-    )
+    assert data.owner_names == ("w0", "w1", "w2")
+    assert data.owners is not None and data.owners.tolist() == [0, 2, 2, 1]
     # the union of all users' test samples
     assert data.test.x[:, 0, 0, 0].tolist() == [4, 9] and data.test.y.tolist() == [6, 1]
-    write_leaf(tmp_path / "femnist", {"w2": ([image(3)], [5])}, {}, "c.json")
-    with pytest.raises(
-        DataError, match=r"c\.json: the user 'w2' is there twice, or in another file"
-    ):
+    write_leaf(folder, {"w2": ([image(3)], [5])}, {}, "c.json")
+    message = r"c\.json: the user 'w2' occurs twice, in this file or in another one"
+    with pytest.raises(DataError, match=message):
         load("femnist", tmp_path)
 
 
@@ -177,20 +164,20 @@ WRONG = [
     (
         "femnist",
         lambda content, user: content["user_data"].pop(user),
-        r"is not LEAF's json.*KeyError\('w2'\)",
+        r"is not LEAF's JSON.*KeyError\('w2'\)",
     ),
-    ("femnist", lambda content, user: content["num_samples"].pop(), r"is not LEAF's json"),
-    ("femnist", lambda content, user: content.pop("users"), r"is not LEAF's json.*users"),
+    ("femnist", lambda content, user: content["num_samples"].pop(), r"is not LEAF's JSON"),
+    ("femnist", lambda content, user: content.pop("users"), r"is not LEAF's JSON.*users"),
 ]
 
 
-@pytest.mark.parametrize(("name", "spoil", "said"), WRONG)
-def test_wrong_files_are_named(tmp_path: Path, name: str, spoil: Any, said: str) -> None:
+@pytest.mark.parametrize(("name", "spoil", "message"), WRONG)
+def test_wrong_files_are_named(tmp_path: Path, name: str, spoil: Any, message: str) -> None:
     path = write_leaf(tmp_path / name, *small()[name])
     content = json.loads(path.read_text())
     spoil(content, content["users"][0])
     path.write_text(json.dumps(content))
-    with pytest.raises(DataError, match=said) as caught:
+    with pytest.raises(DataError, match=message) as caught:
         load(name, tmp_path)
     assert str(path) in str(caught.value)
 
@@ -198,27 +185,24 @@ def test_wrong_files_are_named(tmp_path: Path, name: str, spoil: Any, said: str)
 def test_users_without_samples_and_broken_files(tmp_path: Path) -> None:
     train, test = small()["femnist"]
     path = write_leaf(tmp_path / "femnist", {**train, "idle": ([], [])}, test)
-    with pytest.raises(DataError, match=r"^[^(]*all_data_0.json, user 'idle' has no sample"):
+    with pytest.raises(DataError, match=r"^[^(]*all_data_0.json, user 'idle' has no samples"):
         load("femnist", tmp_path)
     path.write_text(json.dumps({"users": [], "num_samples": [], "user_data": {}}))
-    with pytest.raises(DataError, match=f"{path}: no user is there"):
+    with pytest.raises(DataError, match=f"{path}: there are no users"):
         load("femnist", tmp_path)
     for content in (b"{", b"", b"\xff\xfe", path.read_bytes()[:-9]):
         path.write_bytes(content)
-        with pytest.raises(
-            DataError, match=f"{path} is damaged or cut short: expected LEAF's json"
-        ):
+        message = f"{path} is damaged or truncated: expected LEAF's JSON"
+        with pytest.raises(DataError, match=message):
             load("femnist", tmp_path)
     path.write_text("[]")
-    with pytest.raises(DataError, match=f"{path} is not LEAF's json"):
+    with pytest.raises(DataError, match=f"{path} is not LEAF's JSON"):
         load("femnist", tmp_path)
     path.unlink()
-    with pytest.raises(DataError, match=r"train holds no \*\.json"):
+    with pytest.raises(DataError, match=r"train contains no \*\.json"):
         load("femnist", tmp_path)
-    with pytest.raises(
-        DataError,
-        match=(
-            r"(?s)data not found.*shakespeare with train, test\nMake it with LEAF's preprocess\.sh"
-        ),
-    ):
+    message = (
+        r"(?s)data not found.*shakespeare with train, test\nMake it with LEAF's preprocess\.sh"
+    )
+    with pytest.raises(DataError, match=message):
         load("shakespeare", tmp_path)

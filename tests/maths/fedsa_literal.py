@@ -1,5 +1,7 @@
-"""FedSA's section 3 read literally, entry by entry, in numpy and lists: what the package is
-compared with."""
+"""FedSA's section 3 read literally, entry by entry, in numpy and lists.
+
+The package is compared with this implementation.
+"""
 
 from __future__ import annotations
 
@@ -13,22 +15,24 @@ def similarity(sim: np.ndarray, client: int, members: list[int]) -> float:
 
 
 def cluster(sim: np.ndarray, S: int, sim_t: float) -> list[list[int]]:
-    """Steps 1 to 3 below equation 10, with the ties of the ruling; fractions are rounded so that
-    equal ones are equal."""
+    """Steps 1 to 3 below equation 10.
+
+    Of equal pairs, a client with a cluster comes first, then the lower index. Fractions are rounded
+    so that equal ones compare equal.
+    """
     clusters: list[list[int]] = []
     free = list(range(len(sim)))
+
+    def rounded(client: int, members: list[int]) -> float:
+        return round(similarity(sim, client, members), 9)
+
     while free and len(clusters) < S:
-        # (similarity, a client with a cluster before two clients, indices): the smallest tuple is
-        # taken
-        found = [
-            (-round(similarity(sim, k, c), 9), 0, k, s)
-            for k in free
-            for s, c in enumerate(clusters)
-        ]
-        found += [(-round(float(sim[i, j]), 9), 1, i, j) for i in free for j in free if i < j]
-        if not found:
+        # (-similarity, a client with a cluster before two clients, indices); the smallest is taken
+        pairs = [(-rounded(k, c), 0, k, s) for k in free for s, c in enumerate(clusters)]
+        pairs += [(-round(float(sim[i, j]), 9), 1, i, j) for i in free for j in free if i < j]
+        if not pairs:
             break
-        _, opens, first, second = min(found)
+        _, opens, first, second = min(pairs)
         if opens:
             clusters.append([first, second])
             free = [k for k in free if k not in (first, second)]
@@ -38,18 +42,10 @@ def cluster(sim: np.ndarray, S: int, sim_t: float) -> list[list[int]]:
     if len(clusters) == S:
         joins = []
         for k in free:
-            best = max(round(similarity(sim, k, c), 9) for c in clusters)
+            similarities = [rounded(k, c) for c in clusters]
+            best = max(similarities)
             if best > round(sim_t, 9):
-                joins.append(
-                    (
-                        k,
-                        next(
-                            s
-                            for s, c in enumerate(clusters)
-                            if round(similarity(sim, k, c), 9) == best
-                        ),
-                    )
-                )
+                joins.append((k, similarities.index(best)))
         for k, s in joins:
             clusters[s].append(k)
     return clusters
@@ -58,7 +54,7 @@ def cluster(sim: np.ndarray, S: int, sim_t: float) -> list[list[int]]:
 def aggregate(
     W: np.ndarray, cv_t: float = 0.2, sim_t: float = 0.2, C: int = 4, S: int = 4
 ) -> dict[str, Any]:
-    """W (K, M), no entry with a mean of zero."""
+    """The aggregate of W (K, M), in which no entry has a mean of zero."""
     K, M = W.shape
     mu = [sum(W[:, m]) / K for m in range(M)]  # eq. 2
     s = [[(W[k, m] - mu[m]) ** 2 for m in range(M)] for k in range(K)]  # eq. 3
@@ -73,12 +69,10 @@ def aggregate(
         for k in range(K):
             u = s[k][m] / max(s[p][m] for p in range(K))
             mic[k][m] = next(c for c in range(1, C + 1) if u <= c / C)  # eq. 8, 9
-    sim = np.array(
-        [
-            [1 - sum(mic[a][m] != mic[b][m] for m in high) / len(high) for b in range(K)]
-            for a in range(K)
-        ]
-    )  # eq. 10
+    sim = np.empty((K, K))
+    for a in range(K):
+        for b in range(K):
+            sim[a, b] = 1 - sum(mic[a][m] != mic[b][m] for m in high) / len(high)  # eq. 10
     clusters = cluster(sim, S, sim_t)
     mac = []
     for members in clusters:  # eq. 11
@@ -88,7 +82,6 @@ def aggregate(
     for m in high:
         n = [sum(own[q] == own[m] for q in high) for own in mac]
         alpha[m] = [x / sum(n) for x in n]  # eq. 14
-        w[m] = sum(
-            a * np.mean([W[k, m] for k in c]) for a, c in zip(alpha[m], clusters, strict=True)
-        )  # eq. 12, 15
+        wbar = [np.mean([W[k, m] for k in members]) for members in clusters]  # eq. 12
+        w[m] = sum(a * mean for a, mean in zip(alpha[m], wbar, strict=True))  # eq. 15
     return {"w": w, "high": high, "clusters": [sorted(c) for c in clusters], "alpha": alpha}

@@ -1,4 +1,4 @@
-"""FedLEx, equations 3, 4 and 6: closed forms, and what must hold for every input."""
+"""FedLEx, equations 3, 4 and 6: closed forms, and properties that hold for every input."""
 
 from __future__ import annotations
 
@@ -27,49 +27,38 @@ NAN, INF = float("nan"), float("inf")
 def draw(seed: int, explorers: int = 5) -> list[Tree]:
     """Squares over several orders of magnitude, as explorations give them."""
     g = torch.Generator().manual_seed(seed)
-    return [
-        {
-            name: (
-                (
-                    torch.randn(shape, generator=g, dtype=torch.float64)
-                    * 10.0 ** torch.randn(shape, generator=g)
-                ).square()
-            )
-            for name, shape in SHAPES.items()
-        }
-        for _ in range(explorers)
-    ]
+
+    def squares(shape: tuple[int, ...]) -> Tensor:
+        values = torch.randn(shape, generator=g, dtype=torch.float64)
+        return (values * 10.0 ** torch.randn(shape, generator=g)).square()
+
+    return [{name: squares(shape) for name, shape in SHAPES.items()} for _ in range(explorers)]
 
 
-def same(found: Tree, expected: Tree, rtol: float = 1e-12) -> None:
-    assert list(found) == list(expected)
+def assert_close(actual: Tree, expected: Tree, rtol: float = 1e-12) -> None:
+    assert list(actual) == list(expected)
     for name in expected:
-        torch.testing.assert_close(found[name], expected[name], rtol=rtol, atol=1e-15)
+        torch.testing.assert_close(actual[name], expected[name], rtol=rtol, atol=1e-15)
 
 
 def test_deviation() -> None:
-    found = deviation(
+    d = deviation(
         {"a": torch.tensor([1.0, -2.0]), "b": torch.tensor(0.5)},
         {"a": torch.tensor([1.0, 1.0]), "b": torch.tensor(0.0)},
     )
-    assert (
-        found["a"].tolist() == [0.0, 9.0]
-        and found["b"].item() == 0.25
-        and found["a"].dtype == torch.float64
-    )
+    assert d["a"].tolist() == [0.0, 9.0] and d["b"].item() == 0.25
+    assert d["a"].dtype == torch.float64
 
 
 @pytest.mark.parametrize(
     ("final", "dtype"), [(NAN, torch.float64), (INF, torch.float64), (1e25, torch.float32)]
 )
-def test_a_diverged_exploration_is_told(final: float, dtype: torch.dtype) -> None:
-    """Also where only the square overflows in the type that is sent."""
+def test_a_diverged_exploration_is_reported(final: float, dtype: torch.dtype) -> None:
+    """Also if only the square overflows, in the type that is sent."""
+    start = {"a": torch.zeros(2), "b": torch.zeros(2)}
+    end = {"a": torch.ones(2), "b": torch.tensor([0.0, final])}
     with pytest.raises(ValueError, match=r"'b'.*diverged"):
-        deviation(
-            {"a": torch.zeros(2), "b": torch.zeros(2)},
-            {"a": torch.ones(2), "b": torch.tensor([0.0, final])},
-            dtype,
-        )
+        deviation(start, end, dtype)
 
 
 @pytest.mark.parametrize("scope", ["tensor", "model"])
@@ -79,11 +68,12 @@ def test_the_equation_read_literally(scope: str) -> None:
     for d in explorers:
         whole = np.concatenate([t.numpy().ravel() for t in d.values()])
         for name, t in d.items():
-            over = t.numpy() if scope == "tensor" else whole
-            expected[name] += (t.numpy() - over.min()) / (over.max() - over.min()) / len(explorers)
-    found = global_guidance(explorers, scope=scope)
+            values = t.numpy() if scope == "tensor" else whole
+            low, high = values.min(), values.max()
+            expected[name] += (t.numpy() - low) / (high - low) / len(explorers)
+    guidance = global_guidance(explorers, scope=scope)
     for name in SHAPES:
-        np.testing.assert_allclose(found[name], expected[name], rtol=1e-12)
+        np.testing.assert_allclose(guidance[name], expected[name], rtol=1e-12)
 
 
 @pytest.mark.parametrize("order", ["normalise_then_mean", "mean_then_normalise"])
@@ -92,60 +82,53 @@ def test_the_equation_read_literally(scope: str) -> None:
 def test_bounds_and_permutation(seed: int, scope: str, order: str) -> None:
     explorers = draw(seed)
     before = [{name: t.clone() for name, t in d.items()} for d in explorers]
-    found = global_guidance(explorers, scope=scope, order=order)
-    assert all(float(g.min()) >= 0 and float(g.max()) <= 1 for g in found.values())
-    same(found, global_guidance(explorers[::-1], scope=scope, order=order))
+    guidance = global_guidance(explorers, scope=scope, order=order)
+    assert all(float(g.min()) >= 0 and float(g.max()) <= 1 for g in guidance.values())
+    assert_close(guidance, global_guidance(explorers[::-1], scope=scope, order=order))
     one = global_guidance(explorers[:1], scope=scope, order=order)
-    assert {float(t.min()) for t in one.values()} | {float(t.max()) for t in one.values()} >= {
-        0.0,
-        1.0,
-    }
-    same(one, global_guidance(explorers[:1] * 3, scope=scope, order=order))
-    assert all(
-        torch.equal(d[name], old[name])
-        for d, old in zip(explorers, before, strict=True)
-        for name in d
-    )
+    extremes = {float(bound) for t in one.values() for bound in t.aminmax()}
+    assert extremes >= {0.0, 1.0}
+    assert_close(one, global_guidance(explorers[:1] * 3, scope=scope, order=order))
+    for d, old in zip(explorers, before, strict=True):  # the arguments are left unchanged
+        assert all(torch.equal(d[name], old[name]) for name in d)
 
 
 def test_every_tensor_spans_zero_to_one_in_the_authors_order() -> None:
-    found = global_guidance(draw(1), order="mean_then_normalise")
-    assert all((float(g.min()), float(g.max())) == (0.0, 1.0) for g in found.values())
+    guidance = global_guidance(draw(1), order="mean_then_normalise")
+    assert all((float(g.min()), float(g.max())) == (0.0, 1.0) for g in guidance.values())
     assert all(float(g.max()) < 1 for g in global_guidance(draw(1)).values())
 
 
 def test_an_explorers_scale_does_not_matter_before_the_mean() -> None:
-    """Nor does what is added to a tensor; in the authors' order both do."""
+    """Nor does a constant that is added to a tensor; in the authors' order both do."""
     explorers = draw(2)
     scaled = [{name: 10.0 ** (i - 2) * t for name, t in d.items()} for i, d in enumerate(explorers)]
-    same(global_guidance(scaled), global_guidance(explorers))
+    assert_close(global_guidance(scaled), global_guidance(explorers))
     shifted = [{**d, "w": d["w"] + 1.0} for d in explorers]
-    same(global_guidance(shifted), global_guidance(explorers), rtol=1e-9)
+    assert_close(global_guidance(shifted), global_guidance(explorers), rtol=1e-9)
     by_mean = [global_guidance(e, order="mean_then_normalise")["w"] for e in (explorers, scaled)]
     assert float((by_mean[0] - by_mean[1]).abs().max()) > 0.1
 
 
 @pytest.mark.parametrize("value", [0.0, 3.0, 1e-30])
 def test_a_constant_tensor_is_neutral_for_its_explorer(value: float) -> None:
-    """One-element tensors too; 1 + 1e-13 counts as constant, 1 + 1e-11 does not."""
+    """Also a one-element tensor; 1 + 1e-13 counts as constant, 1 + 1e-11 does not."""
     first = {"a": torch.full((3,), value), "one": torch.tensor([7.0])}
     second = {"a": torch.tensor([0.0, 1.0, 4.0]), "one": torch.tensor([0.0])}
-    found = global_guidance([first, second])
-    assert found["a"].tolist() == [0.5, 0.625, 1.0] and found["one"].tolist() == [1.0]
-    near, far = (
-        global_guidance([{"a": torch.tensor([1.0, 1.0 + d], dtype=torch.float64)}])["a"]
-        for d in (1e-13, 1e-11)
-    )
-    assert near.tolist() == [1.0, 1.0] and far.tolist() == [0.0, 1.0]
+    guidance = global_guidance([first, second])
+    assert guidance["a"].tolist() == [0.5, 0.625, 1.0] and guidance["one"].tolist() == [1.0]
+    for spread, expected in ((1e-13, [1.0, 1.0]), (1e-11, [0.0, 1.0])):
+        d = {"a": torch.tensor([1.0, 1.0 + spread], dtype=torch.float64)}
+        assert global_guidance([d])["a"].tolist() == expected
 
 
-def test_where_nothing_moves_the_mask_is_one() -> None:
+@pytest.mark.parametrize("rescale", ["none", "mean1"])
+@pytest.mark.parametrize("order", ["normalise_then_mean", "mean_then_normalise"])
+@pytest.mark.parametrize("scope", ["tensor", "model"])
+def test_the_mask_is_one_where_nothing_moves(scope: str, order: str, rescale: str) -> None:
     still = [{name: torch.zeros(shape) for name, shape in SHAPES.items()}] * 3
-    for scope in ("tensor", "model"):
-        for order in ("normalise_then_mean", "mean_then_normalise"):
-            for rescale in ("none", "mean1"):
-                found = adjusted(global_guidance(still, scope=scope, order=order), rescale, 0.3)
-                assert all(torch.equal(g, torch.ones_like(g)) for g in found.values())
+    mask = adjusted(global_guidance(still, scope=scope, order=order), rescale, 0.3)
+    assert all(torch.equal(g, torch.ones_like(g)) for g in mask.values())
 
 
 def test_rescaling_and_the_floor() -> None:
@@ -153,45 +136,35 @@ def test_rescaling_and_the_floor() -> None:
     assert all(torch.equal(g, guidance[name]) for name, g in adjusted(guidance).items())
     for name, g in adjusted(guidance, "mean1").items():
         assert float(g.mean()) == pytest.approx(1, rel=1e-12)
-        torch.testing.assert_close(
-            g / g.max(), guidance[name] / guidance[name].max(), rtol=1e-12, atol=0
-        )
+        expected = guidance[name] / guidance[name].max()
+        torch.testing.assert_close(g / g.max(), expected, rtol=1e-12, atol=0)
     floored = adjusted(guidance, g_min=0.25)
     for name, g in floored.items():
         torch.testing.assert_close(g, 0.25 + 0.75 * guidance[name], rtol=1e-12, atol=0)
-    both = adjusted(guidance, "mean1", 0.25)
-    assert all(
-        float(g.mean()) == pytest.approx(1, rel=1e-12) and float(g.min()) >= 0.25
-        for g in both.values()
-    )
+    for g in adjusted(guidance, "mean1", 0.25).values():
+        assert float(g.mean()) == pytest.approx(1, rel=1e-12)
+        assert float(g.min()) >= 0.25
 
 
 def test_a_tensor_whose_mask_is_zero_throughout_is_rescaled_to_one() -> None:
-    """Over the whole model "b" holds nothing but the smallest D, so that G / mean(G) would be
-    0/0."""
-    guidance = global_guidance(
-        [{"a": torch.tensor([0.0, 1.0, 4.0]), "b": torch.tensor([0.0, 0.0])}], scope="model"
-    )
+    """With scope="model", "b" holds nothing but the smallest D, and G / mean(G) would be 0/0."""
+    d = {"a": torch.tensor([0.0, 1.0, 4.0]), "b": torch.tensor([0.0, 0.0])}
+    guidance = global_guidance([d], scope="model")
     assert guidance["b"].tolist() == [0.0, 0.0]
-    found = adjusted(guidance, "mean1")
-    assert found["b"].tolist() == [1.0, 1.0] and found["a"].tolist() == pytest.approx(
-        [0.0, 0.6, 2.4]
-    )
-    assert adjusted(guidance)["b"].tolist() == [0.0, 0.0] and adjusted(guidance, "mean1", 0.25)[
-        "b"
-    ].tolist() == [1.0, 1.0]
+    rescaled = adjusted(guidance, "mean1")
+    assert rescaled["a"].tolist() == pytest.approx([0.0, 0.6, 2.4])
+    assert rescaled["b"].tolist() == [1.0, 1.0]
+    assert adjusted(guidance)["b"].tolist() == [0.0, 0.0]
+    assert adjusted(guidance, "mean1", 0.25)["b"].tolist() == [1.0, 1.0]
 
 
 @pytest.mark.parametrize(
-    ("participants", "how", "expected"),
+    ("participants", "options", "expected"),
     [
         ([4, 2, 0], {"first": True}, [7, 2, 5]),
         ([4, 2, 0], {"first": False}, [2]),
-        (
-            [5, 4, 7],
-            {"first": False},
-            [7, 5],
-        ),  # in the explorers' order, whatever the participants'
+        # in the order of the explorers, not in that of the participants
+        ([5, 4, 7], {"first": False}, [7, 5]),
         ([0, 1], {"first": False}, None),
         ([0, 1], {"first": True}, [7, 2, 5]),
         ([0, 1], {"first": False, "empty": "all"}, [7, 2, 5]),
@@ -200,9 +173,9 @@ def test_a_tensor_whose_mask_is_zero_throughout_is_rescaled_to_one() -> None:
     ],
 )
 def test_whose_deviations_count(
-    participants: list[int], how: dict[str, Any], expected: list[int] | None
+    participants: list[int], options: dict[str, Any], expected: list[int] | None
 ) -> None:
-    assert contributors([7, 2, 5], participants, **how) == expected
+    assert contributors([7, 2, 5], participants, **options) == expected
 
 
 def test_masks() -> None:
@@ -213,10 +186,11 @@ def test_masks() -> None:
 
 def test_a_masked_step_is_exact_at_zero_and_one() -> None:
     g = torch.Generator().manual_seed(0)
-    before, after = (
-        torch.randn(500, generator=g) * 10.0 ** torch.randint(-15, 15, (500,), generator=g)
-        for _ in range(2)
-    )
+
+    def values() -> Tensor:
+        return torch.randn(500, generator=g) * 10.0 ** torch.randint(-15, 15, (500,), generator=g)
+
+    before, after = values(), values()
     for mask, expected in ((torch.zeros(500), before), (torch.ones(500), after)):
         w = after.clone()
         mask_step([w], [before], [mask])
@@ -230,7 +204,7 @@ GOOD = {"a": torch.tensor([0.0, 1.0])}
 
 
 @pytest.mark.parametrize(
-    ("deviations", "how", "said"),
+    ("deviations", "options", "message"),
     [
         ([], {}, "0 explorers"),
         ([{}], {}, "0 tensors"),
@@ -242,8 +216,8 @@ GOOD = {"a": torch.tensor([0.0, 1.0])}
         ([GOOD], {"order": "mean"}, "order='mean'"),
     ],
 )
-def test_bad_input_is_named(
-    deviations: Sequence[dict[str, Tensor]], how: dict[str, str], said: str
+def test_bad_input_is_reported(
+    deviations: Sequence[dict[str, Tensor]], options: dict[str, str], message: str
 ) -> None:
-    with pytest.raises(ValueError, match=said):
-        global_guidance(deviations, **how)
+    with pytest.raises(ValueError, match=message):
+        global_guidance(deviations, **options)

@@ -1,4 +1,4 @@
-"""FedNova's normaliser against the recursions that it sums, and what combine must keep."""
+"""FedNova: the normaliser against the recursions that it sums, and properties of `combine`."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from fedhet.maths.fednova import Term, combine, normaliser
 
 
 def moved(steps: int, momentum: float = 0.0, eta_mu: float = 0.0) -> float:
-    """x - w after `steps` steps of rate 1 on a constant gradient 1, momentum from zero, the pull
-    eta_mu (w - x)."""
-    x = d = 0.0
+    """x - w after `steps` steps of rate 1 on a constant gradient of 1.
+
+    The momentum starts at zero, and the proximal term pulls with eta_mu (w - x).
+    """
+    distance = d = 0.0
     for _ in range(steps):
-        d = momentum * d + 1.0 - eta_mu * x  # x counts the way gone, against which the term pulls
-        x += d
-    return x
+        d = momentum * d + 1.0 - eta_mu * distance
+        distance += d
+    return distance
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2, 7, 50])
@@ -25,26 +27,28 @@ def moved(steps: int, momentum: float = 0.0, eta_mu: float = 0.0) -> float:
     [{}, {"momentum": 0.5}, {"momentum": 0.9}, {"eta_mu": 0.01}, {"eta_mu": 0.7}, {"eta_mu": 1.5}],
     ids=str,
 )
-def test_it_is_the_way_under_a_constant_gradient(steps: int, kind: dict[str, float]) -> None:
+def test_it_is_the_distance_under_a_constant_gradient(steps: int, kind: dict[str, float]) -> None:
     assert normaliser(steps, **kind) == pytest.approx(moved(steps, **kind), rel=1e-12)
 
 
 @pytest.mark.parametrize("steps", [1, 10, 5000])
 @pytest.mark.parametrize("eta_mu", [1e-12, 1e-15, 1e-17, 1e-300])
 def test_a_proximal_term_that_vanishes_is_plain_sgd(steps: int, eta_mu: float) -> None:
-    """tau - tau (tau - 1) eta_mu/2 + ...; none of it may be lost to 1 - (1 - eta_mu)^tau."""
+    """tau - tau (tau - 1) eta_mu/2 + ..., without loss of digits in 1 - (1 - eta_mu)^tau."""
     assert normaliser(steps, eta_mu=eta_mu) == pytest.approx(steps, rel=max(1e-12, steps * eta_mu))
 
 
 @pytest.mark.parametrize("steps", [1, 10, 999, 4096])
 @pytest.mark.parametrize("short", [1e-5, 1e-8, 1e-16])
 def test_momentum_near_one_is_the_triangular_number(steps: int, short: float) -> None:
-    """sum_j (1 - rho^j)/(1 - rho) with rho = 1 - short: j - j (j - 1)/2 short + ..., so tau (tau +
-    1)/2 - (tau^3 - tau)/6 short + ..."""
+    """With rho = 1 - short, the sum over j of (1 - rho^j)/(1 - rho) is expanded in short.
+
+    Each term is j - j (j - 1)/2 short + ...; the sum is tau (tau + 1)/2 - (tau^3 - tau)/6 short
+    + ...
+    """
     expected = steps * (steps + 1) / 2 - (steps**3 - steps) / 6 * short
-    assert normaliser(steps, momentum=1 - short) == pytest.approx(
-        expected, rel=max(1e-12, (steps * short) ** 2)
-    )
+    actual = normaliser(steps, momentum=1 - short)
+    assert actual == pytest.approx(expected, rel=max(1e-12, (steps * short) ** 2))
 
 
 @pytest.mark.parametrize(
@@ -59,13 +63,13 @@ def test_momentum_near_one_is_the_triangular_number(steps: int, short: float) ->
     ids=str,
 )
 def test_it_is_zero_without_a_step_and_only_then(kind: dict[str, float]) -> None:
-    """By which `combine` knows whom to leave out."""
+    """By this, `combine` recognises the clients to leave out."""
     assert normaliser(0, **kind) == 0
     assert all(normaliser(steps, **kind) > 0 for steps in range(1, 60))
 
 
 @pytest.mark.parametrize(
-    ("kind", "said"),
+    ("kind", "message"),
     [
         ({"steps": -1}, "steps=-1"),
         ({"steps": 2.5}, "steps=2.5"),
@@ -76,16 +80,16 @@ def test_it_is_zero_without_a_step_and_only_then(kind: dict[str, float]) -> None
         ({"steps": 3, "momentum": float("nan")}, "momentum=nan"),
     ],
 )
-def test_what_has_no_formula_is_refused(kind: dict[str, float], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_what_has_no_formula_is_refused(kind: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         normaliser(**kind)  # type: ignore[arg-type]
 
 
 def terms(a: list[float], weights: list[float]) -> list[Term]:
     g = torch.Generator().manual_seed(1)
     return [
-        Term({"x": torch.randn(5, generator=g)}, w, one, one)
-        for one, w in zip(a, weights, strict=True)
+        Term({"x": torch.randn(5, generator=g)}, weight, a_i, a_i)
+        for a_i, weight in zip(a, weights, strict=True)
     ]
 
 
@@ -95,24 +99,23 @@ def terms(a: list[float], weights: list[float]) -> list[Term]:
 @pytest.mark.parametrize("a", [7.0, 10 / 3], ids=str)
 def test_equal_work_is_the_weighted_mean_bit_for_bit(weights: list[float], a: float) -> None:
     given = terms([a] * 3, weights)
-    found, tau_eff = combine(given)
-    assert (
-        torch.equal(found["x"], trees.mean((t.change, t.weight) for t in given)["x"])
-        and tau_eff == a
-    )
+    combined, tau_eff = combine(given)
+    mean = trees.mean((term.change, term.weight) for term in given)
+    assert torch.equal(combined["x"], mean["x"])
+    assert tau_eff == a
 
 
 def test_only_ratios_of_weights_count_and_the_order_does_not() -> None:
     a, weights = [2.0, 9.0, 4.0], [3.0, 8.0, 5.0]
-    found, tau_eff = combine(terms(a, weights))
-    scaled, again = combine(terms(a, [w / 16 for w in weights]))
+    combined, tau_eff = combine(terms(a, weights))
+    scaled, scaled_tau_eff = combine(terms(a, [weight / 16 for weight in weights]))
     turned, _ = combine(terms(a, weights)[::-1])
-    torch.testing.assert_close(found["x"], scaled["x"], rtol=1e-14, atol=0)
-    torch.testing.assert_close(found["x"], turned["x"], rtol=1e-12, atol=1e-14)
-    assert tau_eff == pytest.approx(again) == pytest.approx((6 + 72 + 20) / 16)
+    torch.testing.assert_close(combined["x"], scaled["x"], rtol=1e-14, atol=0)
+    torch.testing.assert_close(combined["x"], turned["x"], rtol=1e-12, atol=1e-14)
+    assert tau_eff == pytest.approx(scaled_tau_eff) == pytest.approx((6 + 72 + 20) / 16)
 
 
-def test_who_took_no_step_is_left_out() -> None:
+def test_a_client_without_a_step_is_left_out() -> None:
     given = terms([0.0, 9.0, 4.0], [3.0, 8.0, 5.0])
     assert torch.equal(combine(given)[0]["x"], combine(given[1:])[0]["x"])
     with pytest.raises(ValueError, match="took a step"):

@@ -17,16 +17,19 @@ KNOWN = torch.tensor([True, True, False, True])
 def test_losses_by_loops(denominator: str) -> None:
     draw = np.random.default_rng(0)
     z = functional.normalize(torch.from_numpy(draw.normal(size=(5, 3)))).numpy()
-    y, mean, sets = np.array([0, 1, 3, 3, 0]), draw.normal(size=(4, 3)), draw.normal(size=(2, 4, 3))
+    y = np.array([0, 1, 3, 3, 0])
+    mean = draw.normal(size=(4, 3))
+    sets = draw.normal(size=(2, 4, 3))
 
     def term(b: int, rows: np.ndarray) -> float:
         s = rows @ z[b] / 0.2
-        over = [c for c in (0, 1, 3) if denominator == "all" or c != y[b]]
-        return float(-s[y[b]] + np.log(np.exp(s[over]).sum()))
+        classes = [c for c in (0, 1, 3) if denominator == "all" or c != y[b]]
+        return float(-s[y[b]] + np.log(np.exp(s[classes]).sum()))
 
     expected = [term(b, mean) + np.mean([term(b, rows) for rows in sets]) for b in range(5)]
-    found = maths.losses(*map(torch.from_numpy, (z, y, mean, sets)), KNOWN, 0.2, denominator)  # type: ignore[call-arg, arg-type]
-    np.testing.assert_allclose(found, expected, rtol=1e-12)
+    tensors = [torch.from_numpy(a) for a in (z, y, mean, sets)]
+    losses = maths.losses(*tensors, KNOWN, 0.2, denominator)  # type: ignore[call-arg, arg-type]
+    np.testing.assert_allclose(losses, expected, rtol=1e-12)
 
 
 @pytest.mark.parametrize("denominator", maths.DENOMINATORS)
@@ -35,21 +38,19 @@ def test_losses_by_loops(denominator: str) -> None:
     [KNOWN, torch.tensor([True, False, False, False]), torch.zeros(4, dtype=torch.bool)],
     ids=str,
 )
-def test_what_nobody_knows_has_neither_loss_nor_gradient(denominator: str, known: Tensor) -> None:
+def test_unknown_classes_have_neither_loss_nor_gradient(denominator: str, known: Tensor) -> None:
     scores = torch.randn(2, 4, 4, generator=torch.Generator().manual_seed(0)).requires_grad_()
     losses = maths.contrast(scores, torch.arange(4), known, denominator)
     (grad,) = torch.autograd.grad(losses.sum(), scores)
-    told = known & (known.sum() > 1)
-    assert torch.isfinite(losses).all() and torch.equal(losses != 0, told.expand(2, 4))
-    assert (
-        torch.isfinite(grad).all()
-        and torch.equal(grad.abs().sum((0, 2)) > 0, told)
-        and not grad[..., ~known].any()
-    )
+    contrasted = known & (known.sum() > 1)
+    assert torch.isfinite(losses).all() and torch.isfinite(grad).all()
+    assert torch.equal(losses != 0, contrasted.expand(2, 4))
+    assert torch.equal(grad.abs().sum((0, 2)) > 0, contrasted)
+    assert not grad[..., ~known].any()
 
 
 def test_rows_are_classes_so_perfect_features_have_almost_no_loss() -> None:
-    """Whatever the order in which labels are met, and whichever classes a client lacks."""
+    """Whatever the order of the labels is, and whichever classes a client lacks."""
     corners = torch.eye(5)
     y = torch.tensor([3, 3, 0, 4, 1, 2, 0])
     mean, has = maths.prototypes(corners[y], y, 5)
@@ -57,14 +58,13 @@ def test_rows_are_classes_so_perfect_features_have_almost_no_loss() -> None:
     some, some_has = maths.prototypes(corners[y[:3]], y[:3], 5)
     assert some_has.tolist() == [True, False, False, True, False] and not some[[1, 2, 4]].any()
     means, owned = torch.stack([some, mean]), torch.stack([some_has, has])
-    pooled, found = maths.pooled(means, owned)
-    assert torch.equal(pooled, mean) and found.all()
-    sets = torch.where(owned[..., None], means, pooled).float()
-    assert float(maths.losses(corners[y], y, pooled.float(), sets, found, 0.07, "all").max()) < 1e-4
-    assert (
-        float(maths.losses(corners[y], y.roll(1), pooled.float(), sets, found, 0.07, "all").mean())
-        > 10
-    )
+    pooled, known = maths.pooled(means, owned)
+    assert torch.equal(pooled, mean) and known.all()
+    prototypes = pooled.float(), torch.where(owned[..., None], means, pooled).float()
+    right = maths.losses(corners[y], y, *prototypes, known, 0.07, "all")
+    wrong = maths.losses(corners[y], y.roll(1), *prototypes, known, 0.07, "all")
+    assert float(right.max()) < 1e-4
+    assert float(wrong.mean()) > 10
 
 
 def test_prototypes_are_plain_means_over_samples_and_over_clients() -> None:
@@ -72,14 +72,9 @@ def test_prototypes_are_plain_means_over_samples_and_over_clients() -> None:
     z, y = draw.normal(size=(6, 2)), np.array([2, 0, 2, 2, 0, 2])
     mean, _ = maths.prototypes(torch.from_numpy(z), torch.from_numpy(y), 3)
     np.testing.assert_allclose(mean[[0, 2]], [z[y == 0].mean(0), z[y == 2].mean(0)], rtol=1e-12)
-    means, owned = (
-        torch.randn(3, 3, 2).double(),
-        torch.tensor([[1, 0, 0], [1, 1, 0], [1, 1, 0]]).bool(),
-    )
-    pooled, found = maths.pooled(means, owned)
-    np.testing.assert_allclose(
-        pooled,
-        torch.stack([means[:, 0].mean(0), means[1:, 1].mean(0), torch.zeros(2).double()]),
-        rtol=1e-12,
-    )
-    assert found.tolist() == [True, True, False]
+    means = torch.randn(3, 3, 2).double()
+    owned = torch.tensor([[1, 0, 0], [1, 1, 0], [1, 1, 0]]).bool()
+    pooled, known = maths.pooled(means, owned)
+    expected = [means[:, 0].mean(0), means[1:, 1].mean(0), torch.zeros(2).double()]
+    np.testing.assert_allclose(pooled, torch.stack(expected), rtol=1e-12)
+    assert known.tolist() == [True, True, False]

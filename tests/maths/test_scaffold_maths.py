@@ -1,4 +1,4 @@
-"""SCAFFOLD's controls, one tensor at a time."""
+"""SCAFFOLD's control variates, one tensor at a time."""
 
 from __future__ import annotations
 
@@ -15,23 +15,22 @@ def draw(n: int, seed: int) -> Tensor:
 
 @pytest.mark.parametrize("steps", [1, 7])
 def test_option_ii_is_the_mean_of_the_visited_gradients(steps: int) -> None:
-    """Walk y <- y - lr (g - c_i + c) with whatever gradients: c_i+ must be their mean."""
+    """After y <- y - lr (g - c_i + c) with arbitrary gradients, c_i+ must be their mean."""
     c, c_i, x = draw(3, 0)
     gradients, lr, y = draw(steps, 1), 0.03, x
     for g in gradients:
         y = y - lr * (g + correction(c, c_i))
-    torch.testing.assert_close(
-        c_i + control_change(c, y - x, steps * lr), gradients.mean(0), rtol=1e-10, atol=1e-10
-    )
+    c_plus = c_i + control_change(c, y - x, steps * lr)
+    torch.testing.assert_close(c_plus, gradients.mean(0), rtol=1e-10, atol=1e-10)
 
 
-def test_the_correction_vanishes_where_the_client_is_the_mean() -> None:
+def test_the_correction_vanishes_if_the_client_has_the_servers_control() -> None:
     c = draw(1, 2)[0]
     assert not correction(c, c).any()
 
 
 def test_the_sum_follows_the_clients() -> None:
-    """Started at sum_j lambda_j c_j and told of changes of some, it is the new sum."""
+    """Started at sum_j lambda_j c_j and updated by some clients, it is the new sum."""
     old, new = draw(5, 3), draw(5, 4)
     before, after = [1.0, 0.5, 2.0, 1.0, 3.0], [1.0, 1.5, 0.2, 1.0, 3.0]
     took_part = [1, 2]

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from methods.plugs import noisy
-from methods.test_by_hand import (
+from methods.by_hand import (
     DATA,
     EPOCHS,
     LR,
@@ -24,6 +23,8 @@ from methods.test_by_hand import (
     same,
     task,
 )
+from methods.plugs import noisy
+from methods.readouts import arrays, client_state, step_and_replies
 
 from fedhet.data.toy import toy_task
 from fedhet.errors import ConfigError
@@ -39,33 +40,33 @@ __all__ = ["case"]
 Federation = Callable[..., Any]
 
 
-def kept(run: Any, pid: int) -> Weights | None:
-    """v_k as the client keeps it."""
-    state = run.store.load(pid, run.strategy.versions.get(pid, 0)) or {}
-    return {
-        name.removeprefix(f"{PERSONAL}/"): t.numpy()
-        for name, t in state.items()
-        if name.startswith(f"{PERSONAL}/")
-    } or None
+def personal(run: Any, pid: int) -> Weights:
+    """v_k as the client keeps it; empty where it has never taken part."""
+    return arrays(client_state(run, pid, PERSONAL))
 
 
 @pytest.mark.parametrize("lam", [0.0, 0.7])
 @pytest.mark.parametrize("epochs", [1, 3])
 def test_by_hand(case: Callable[..., Case], lam: float, epochs: int) -> None:
-    """Li et al., algorithm 1: v_k <- v_k - lr (g(v_k) + lam (v_k - w^t)) at the participants only,
-    and FedAvg of the w_k."""
+    """Li et al., algorithm 1: v_k <- v_k - lr (g(v_k) + lam (v_k - w^t)) at the participants only.
+
+    The w_k are averaged as in FedAvg.
+    """
     running = case(Ditto, options={"lam": lam, "plocal_epochs": epochs})
     first = {name: array.copy() for name, array in running.weights.items()}
     v: list[Weights] = [first] * len(SIZES)
-    for x, cohort, found in running.rounds():
+
+    def step(a: np.ndarray, g: np.ndarray, b: np.ndarray) -> np.ndarray:
+        return a - LR * (g + lam * (a - b))
+
+    for x, cohort, aggregated in running.rounds():
         for k in cohort:
             for _ in range(epochs):
-                v[k] = each(
-                    lambda a, g, b: a - LR * (g + lam * (a - b)), v[k], gradient(v[k], *DATA[k]), x
-                )
-        same(found, mean([local_sgd(x, k) for k in cohort], [SIZES[k] for k in cohort]))
+                v[k] = each(step, v[k], gradient(v[k], *DATA[k]), x)
+        expected = mean([local_sgd(x, k) for k in cohort], [SIZES[k] for k in cohort])
+        same(aggregated, expected)
         for k in range(len(SIZES)):
-            same(kept(running.run, k) or first, v[k])
+            same(personal(running.run, k) or first, v[k])
 
 
 @pytest.mark.parametrize("buffers", ["average", "local", "frozen"])
@@ -76,7 +77,7 @@ def test_by_hand(case: Callable[..., Case], lam: float, epochs: int) -> None:
 )
 def test_the_global_model_is_fedavgs(federation: Federation, plugins: Any, buffers: str) -> None:
     """Bit for bit, and so is what clients keep for it; evaluation moves neither, nor any v_k."""
-    how = {
+    settings = {
         "plugins": plugins,
         "buffers": buffers,
         "rounds": 3,
@@ -84,38 +85,35 @@ def test_the_global_model_is_fedavgs(federation: Federation, plugins: Any, buffe
         "epochs": 2,
         "local": {"momentum": 0.9},
     }
-    ditto, alone = (
-        federation(noisy(), Ditto, options={"plocal_epochs": 2}, **how) for _ in range(2)
+    ditto, unevaluated = (
+        federation(noisy(), Ditto, options={"plocal_epochs": 2}, **settings) for _ in range(2)
     )
-    fedavg = federation(noisy(), FedAvg, **how)
+    fedavg = federation(noisy(), FedAvg, **settings)
     for _ in range(3):
-        for run in (ditto, alone, fedavg):
+        for run in (ditto, unevaluated, fedavg):
             run.step()
         for _ in range(2):
             replies = [ditto.client().handle(msg) for msg in evaluation_messages(ditto.strategy)]
         assert ditto.sha256 == fedavg.sha256
         assert ditto.strategy.reports().keys() == fedavg.strategy.reports().keys()
-        plain = [
-            fedavg.client().handle(msg).metrics for msg in evaluation_messages(fedavg.strategy)
-        ]
-        assert [
-            {name: reply.metrics[name] for name in told}
-            for reply, told in zip(replies, plain, strict=True)
-        ] == plain
+        for reply, msg in zip(replies, evaluation_messages(fedavg.strategy), strict=True):
+            expected = fedavg.client().handle(msg).metrics
+            assert {name: reply.metrics[name] for name in expected} == expected
         for pid in range(4):
-            ours, unseen, theirs = (
-                r.store.load(pid, r.strategy.versions.get(pid, 0)) or {}
-                for r in (ditto, alone, fedavg)
+            state, unevaluated_state, fedavg_state = (
+                run.store.load(pid, run.strategy.versions.get(pid, 0)) or {}
+                for run in (ditto, unevaluated, fedavg)
             )
-            assert ours.keys() == unseen.keys() and all(
-                torch.equal(t, unseen[name]) for name, t in ours.items()
-            )
-            assert all(torch.equal(t, ours[name]) for name, t in theirs.items())
+            assert state.keys() == unevaluated_state.keys()
+            assert all(torch.equal(t, unevaluated_state[name]) for name, t in state.items())
+            assert all(torch.equal(t, state[name]) for name, t in fedavg_state.items())
 
 
-def test_both_models_take_the_same_first_round_where_nothing_pulls(federation: Federation) -> None:
-    """v_k = w_k: same start, same batches, each with momentum from zero; so no optimiser is
-    shared."""
+def test_both_models_take_the_same_first_round_without_a_pull(federation: Federation) -> None:
+    """v_k = w_k: the same start and batches, each with momentum from zero.
+
+    So the two models share no optimiser.
+    """
     run = federation(
         toy_task(norm=True),
         Ditto,
@@ -124,20 +122,18 @@ def test_both_models_take_the_same_first_round_where_nothing_pulls(federation: F
         local={"momentum": 0.9},
         rounds=2,
     )
-    heard: list[Any] = []
-    run.step(lambda plan, replies: heard.extend(replies) or replies)
-    for update in heard:
-        v = kept(run, update.pid)
-        assert v is not None and all(
-            np.array_equal(v[name], t.numpy()) for name, t in update.weights.items()
-        )
+    _, updates = step_and_replies(run)
+    for update in updates:
+        v = personal(run, update.pid)
+        assert v and update.weights
+        assert all(np.array_equal(v[name], t.numpy()) for name, t in update.weights.items())
     run.step()
-    assert not np.array_equal(kept(run, 0)["head.weight"], run.model["head.weight"].numpy())  # type: ignore[index]
+    x = arrays(run.model)
+    assert not np.array_equal(personal(run, 0)["head.weight"], x["head.weight"])
 
 
 def test_the_personal_model_has_its_own_statistics(federation: Federation) -> None:
-    """Its batch counter counts its own steps only, whatever policy the global model's buffers
-    follow."""
+    """Its batch counter counts its own steps only, under any policy for the global buffers."""
     for buffers in ("average", "local"):
         run = federation(
             toy_task(norm=True),
@@ -149,37 +145,32 @@ def test_the_personal_model_has_its_own_statistics(federation: Federation) -> No
             buffers=buffers,
         ).run()
         for pid in range(4):
-            assert int(kept(run, pid)["body.1.num_batches_tracked"]) == 2 * 3 * (3 + pid)  # type: ignore[index]
-    frozen = federation(toy_task(norm=True), Ditto, rounds=1, buffers="frozen").run()
-    assert "body.1.running_mean" not in kept(frozen, 0)  # type: ignore[operator]
+            assert int(personal(run, pid)["body.1.num_batches_tracked"]) == 2 * 3 * (3 + pid)
+    frozen = personal(federation(toy_task(norm=True), Ditto, rounds=1, buffers="frozen").run(), 0)
+    assert frozen and "body.1.running_mean" not in frozen
 
 
 def test_views(federation: Federation) -> None:
-    """Global: the received model; personal: v_k, the initial model where a client has never been
-    chosen."""
+    """Global: the received model. Personal: v_k, or the initial model without participation."""
     plain = task()
-    held = Task(
-        plain.model,
-        plain.criterion,
-        [ClientData(c.train, None, c.train) for c in plain.clients],
-        None,
-        2,
-    )
-    run = federation(held, Ditto, lr=LR, epochs=EPOCHS, batch_size=99, fraction=0.4)
+    clients = [ClientData(c.train, None, c.train) for c in plain.clients]
+    tested_on_train = Task(plain.model, plain.criterion, clients, None, 2)
+    run = federation(tested_on_train, Ditto, lr=LR, epochs=EPOCHS, batch_size=99, fraction=0.4)
     first = {name: t.clone() for name, t in run.model.items()}
     cohort = [msg.pid for msg in run.step()]
     for msg in evaluation_messages(run.strategy):
         metrics = run.client().handle(msg).metrics
-        v = {name: torch.from_numpy(t) for name, t in (kept(run, msg.pid) or {}).items()} or first
+        v = client_state(run, msg.pid, PERSONAL) or first
         assert (v is first) == (msg.pid not in cohort)
-        data = held.clients[msg.pid].train
+        data = clients[msg.pid].train
         for view, w in (("global", run.model), ("personal", v)):
-            loss = float(held.criterion(run.site.load(w).eval()(data.x), data.y).detach().mean())
+            output = run.site.load(w).eval()(data.x)
+            loss = float(plain.criterion(output, data.y).detach().mean())
             assert metrics[f"test.{view}.loss"] == pytest.approx(loss, rel=1e-9), view
 
 
 def test_personal_models_never_travel(federation: Federation) -> None:
-    """What a client packs is FedAvg's reply, name by name and size by size."""
+    """The packed reply of a client is FedAvg's, array by array."""
     packed = {}
     for cls in (Ditto, FedAvg):
         run = federation(toy_task(norm=True), cls, rounds=2)
@@ -198,7 +189,7 @@ def test_plugins_stay_out_of_the_personal_model(federation: Federation) -> None:
     )
     assert plain.sha256 != pulled.sha256
     for pid in range(4):
-        same(kept(pulled, pid) or {}, kept(plain, pid) or {})
+        same(personal(pulled, pid), personal(plain, pid))
 
 
 @pytest.mark.parametrize(
@@ -209,14 +200,17 @@ def test_bad_options_are_named(federation: Federation, options: dict[str, Any]) 
         federation(toy_task(), Ditto, options=options)
 
 
-def test_the_personal_training_depends_on_nothing_of_the_global_one(federation: Federation) -> None:
-    """Its dropout masks are those of its own stream; nor does it reach into the next message that
-    the same object serves."""
+def test_the_personal_training_is_independent_of_the_global_one(federation: Federation) -> None:
+    """Its dropout masks come from a separate stream.
+
+    Nor does it affect the next message that the same client object serves.
+    """
     one, three = (federation(noisy(), Ditto, epochs=epochs).run() for epochs in (1, 3))
     reused = federation(noisy(), Ditto)
-    client, plan = reused.client(), reused.strategy.plan(1)
+    client = reused.client()
+    plan = reused.strategy.plan(1)
     reused.strategy.settle(client.handle(msg) for msg in plan)
     assert reused.sha256 == one.sha256 != three.sha256
     for pid in range(4):
-        same(kept(one, pid) or {}, kept(three, pid) or {})
-        same(kept(one, pid) or {}, kept(reused, pid) or {})
+        same(personal(one, pid), personal(three, pid))
+        same(personal(one, pid), personal(reused, pid))

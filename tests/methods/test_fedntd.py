@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from methods.test_by_hand import EPOCHS, LR, SIZES, Weights, each, mean, same
+from methods.by_hand import EPOCHS, LR, SIZES, Weights, each, mean, same
+from methods.readouts import arrays, client_state, copied
 from methods.three_classes import CLASSES, DATA, backward, error, logits, softmax, task
 from torch import Tensor, nn
 from torch.nn import functional
@@ -23,7 +24,8 @@ from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fedntd import FedNTD, FedNTDPlugin
 
 Federation = Callable[..., Any]
-BETA, TAU = 0.8, 1.7
+BETA = 0.8
+TAU = 1.7
 
 
 def ntd(**options: float) -> Callable[[], list[FedNTDPlugin]]:
@@ -31,8 +33,11 @@ def ntd(**options: float) -> Callable[[], list[FedNTDPlugin]]:
 
 
 def local(x: Weights, pid: int) -> Weights:
-    """d KL(p || q) / d logits of q is (q - p) / tau, 0 for the label; the loss has beta tau^2 in
-    front."""
+    """The local model after some steps on all of the client's data.
+
+    The derivative of KL(p || q) by the logits of q is (q - p) / tau, 0 for the label; the loss has
+    the factor beta tau^2.
+    """
     inputs, y = DATA[pid]
     w = x
     for _ in range(EPOCHS):
@@ -59,26 +64,24 @@ def test_by_hand(federation: Federation) -> None:
         fraction=0.6,
     )
     for _ in range(3):
-        x = {name: t.numpy().copy() for name, t in run.model.items()}
+        x = copied(run.model)
         cohort = [msg.pid for msg in run.step()]
-        same(
-            {name: t.numpy() for name, t in run.model.items()},
-            mean([local(x, k) for k in cohort], [SIZES[k] for k in cohort]),
-        )
+        expected = mean([local(x, k) for k in cohort], [SIZES[k] for k in cohort])
+        same(arrays(run.model), expected)
     assert run.strategy.versions == {}, "clients keep nothing"
 
 
 def test_beta_zero_is_fedavg(federation: Federation) -> None:
-    how = {"rounds": 3, "fraction": 0.75, "epochs": 2, "lr": LR, "local": {"momentum": 0.5}}
-    found = [
-        federation(task(), FedAvg, plugins=plugins, **how).run().sha256
+    settings = {"rounds": 3, "fraction": 0.75, "epochs": 2, "lr": LR, "local": {"momentum": 0.5}}
+    fedavg, off, on = (
+        federation(task(), FedAvg, plugins=plugins, **settings).run().sha256
         for plugins in (list, ntd(beta=0), ntd(beta=0.5))
-    ]
-    assert found[0] == found[1] != found[2]
+    )
+    assert fedavg == off != on
 
 
 def test_two_classes_are_fedavg(federation: Federation) -> None:
-    """One class is left beside the label: its share is 1 on both sides."""
+    """One class is left beside the label, and its share is 1 on both sides."""
     distilled, plain = (
         federation(toy_task(norm=True), FedAvg, plugins=plugins, rounds=2).run()
         for plugins in (ntd(beta=5), list)
@@ -88,34 +91,33 @@ def test_two_classes_are_fedavg(federation: Federation) -> None:
 
 def test_the_method_is_the_plugin(launch: Callable[..., Any]) -> None:
     lines = ["rounds=2", "eval.clients=false", "plugin.fedntd.beta=2"]
-    runs = [
-        launch(*lines, *more, task=task())
-        for more in (["method=fedntd"], ["method=fedavg", "plugin=[fedntd]"])
-    ]
-    assert runs[0].summary["weights_sha256"] == runs[1].summary["weights_sha256"]
+    method = launch(*lines, "method=fedntd", task=task())
+    plugin = launch(*lines, "method=fedavg", "plugin=[fedntd]", task=task())
+    assert method.summary["weights_sha256"] == plugin.summary["weights_sha256"]
+
+
+class NormNet(nn.Module):
+    """Batch norm, and neither features nor a head: logits are all that FedNTD needs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Linear(3, 4, dtype=torch.float64),
+            nn.BatchNorm1d(4, dtype=torch.float64),
+            nn.Linear(4, CLASSES, dtype=torch.float64),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(x)
 
 
 @pytest.mark.parametrize("buffers", ["average", "local", "frozen"])
 def test_the_teacher_is_in_eval_mode_with_the_statistics_of_evaluation(
     federation: Federation, buffers: str
 ) -> None:
-    """One step on one batch in the second round, by modules of their own."""
-
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body = nn.Sequential(
-                nn.Linear(3, 4, dtype=torch.float64),
-                nn.BatchNorm1d(4, dtype=torch.float64),
-                nn.Linear(4, CLASSES, dtype=torch.float64),
-            )
-
-        # neither features nor a head: logits are all that it takes
-        def forward(self, x: Tensor) -> Tensor:
-            return self.body(x)
-
+    """One step on one batch in the second round, computed by separate modules."""
     run = federation(
-        replace(task(), model=Net),
+        replace(task(), model=NormNet),
         FedAvg,
         plugins=ntd(beta=2),
         buffers=buffers,
@@ -125,36 +127,25 @@ def test_the_teacher_is_in_eval_mode_with_the_statistics_of_evaluation(
     )
     run.step()
     for msg in run.strategy.plan(2):
-        kept = run.store.load(msg.pid, run.strategy.versions.get(msg.pid, 0)) or {}
-        received = {
-            **run.site.initial,
-            **{name.removeprefix("client.kept/"): t for name, t in kept.items()},
-            **msg.weights,
-        }
-        student, teacher = Net().train(buffers != "frozen"), Net().eval()
+        own = client_state(run, msg.pid, "client.kept")
+        received = {**run.site.initial, **own, **msg.weights}
+        student = NormNet().train(buffers != "frozen")
+        teacher = NormNet().eval()
         student.load_state_dict(received)
         teacher.load_state_dict(received)
         x, y = (torch.from_numpy(a) for a in DATA[msg.pid])
-        q = student(x)
-        loss = (
-            functional.cross_entropy(q, y)
-            + 2 * not_true_distillation(q, teacher(x).detach(), y, 1.0).mean()
-        )
-        expected = {
-            name: p.detach() - 0.5 * g
-            for (name, p), g in zip(
-                student.named_parameters(),
-                torch.autograd.grad(loss, list(student.parameters())),
-                strict=True,
-            )
-        }
-        found = run.client().handle(msg).weights
-        for name, t in expected.items():
-            torch.testing.assert_close(found[name], t, rtol=1e-9, atol=1e-12)
+        output = student(x)
+        distillation = not_true_distillation(output, teacher(x).detach(), y, 1.0).mean()
+        loss = functional.cross_entropy(output, y) + 2 * distillation
+        grads = torch.autograd.grad(loss, list(student.parameters()))
+        weights = run.client().handle(msg).weights
+        for (name, p), g in zip(student.named_parameters(), grads, strict=True):
+            expected = p.detach() - 0.5 * g
+            torch.testing.assert_close(weights[name], expected, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("classes", [0, 1])
-def test_a_task_without_classes_is_refused_at_the_start(
+def test_a_task_without_two_classes_is_refused_at_the_start(
     federation: Federation, classes: int
 ) -> None:
     with pytest.raises(ConfigError, match=rf"fedntd .*the task has {classes} classes"):
@@ -167,8 +158,6 @@ def test_bad_options_are_named(options: dict[str, Any]) -> None:
         FedNTDPlugin(**options)
 
 
-def test_clients_are_not_trained_as_one(federation: Federation) -> None:
-    assert (
-        obstacle(federation(task(), FedAvg, plugins=ntd()).client(), LocalSettings(lr=0.1))
-        == "plugin 'fedntd' has the hook losses"
-    )
+def test_clients_are_not_vectorized(federation: Federation) -> None:
+    client = federation(task(), FedAvg, plugins=ntd()).client()
+    assert obstacle(client, LocalSettings(lr=0.1)) == "plugin 'fedntd' has the hook losses"

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from methods.test_by_hand import EPOCHS, LR, SIZES, Weights, each, mean, same
+from methods.by_hand import EPOCHS, LR, SIZES, Weights, each, mean, same
+from methods.readouts import arrays, client_state, copied, step_and_replies
 from methods.three_classes import DATA, Net, backward, error, features, logits, task
 from torch import Tensor, nn
 
@@ -21,11 +22,12 @@ from fedhet.maths.moon import contrastive
 from fedhet.messages import LocalSettings
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fedsgd import FedSGD
-from fedhet.methods.moon import Moon, MoonPlugin
+from fedhet.methods.moon import PREVIOUS, Moon, MoonPlugin
 from fedhet.task import ClientData
 
 Federation = Callable[..., Any]
-MU, TAU = 3.0, 0.7
+MU = 3.0
+TAU = 0.7
 
 
 def moon(**options: float) -> Callable[[], list[MoonPlugin]]:
@@ -33,29 +35,34 @@ def moon(**options: float) -> Callable[[], list[MoonPlugin]]:
 
 
 def cosine(z: np.ndarray, other: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Each row's cosine with the other's row, and its gradient; both 0 for zero rows."""
+    """The cosine of each row with the other's row, and its gradient; both 0 for zero rows."""
     a, b = (np.maximum(np.linalg.norm(t, axis=1, keepdims=True), 1e-8) for t in (z, other))
     s = (z * other).sum(1, keepdims=True) / (a * b)
     return s, other / (a * b) - s * z / a**2
 
 
 def local(x: Weights, previous: Weights, pid: int) -> tuple[Weights, float]:
-    """(The local model, the term's mean) after some steps on all of the client's data."""
+    """(The local model, the mean of the term) after some steps on all of the client's data."""
     inputs, y = DATA[pid]
-    w, terms = x, []
+    w = x
+    terms = []
     for _ in range(EPOCHS):
         z = features(w, inputs)
-        (s_g, d_g), (s_p, d_p) = (cosine(z, features(other, inputs)) for other in (x, previous))
-        terms.append(np.mean(-np.log(np.exp(s_g / TAU) / (np.exp(s_g / TAU) + np.exp(s_p / TAU)))))
-        share = np.exp(s_p / TAU) / (np.exp(s_g / TAU) + np.exp(s_p / TAU))
-        g = backward(w, inputs, error(logits(w, inputs), y), MU * share * (d_p - d_g) / TAU)
+        s_g, d_g = cosine(z, features(x, inputs))
+        s_p, d_p = cosine(z, features(previous, inputs))
+        e_g, e_p = np.exp(s_g / TAU), np.exp(s_p / TAU)
+        terms.append(np.mean(-np.log(e_g / (e_g + e_p))))
+        d_features = MU * e_p / (e_g + e_p) * (d_p - d_g) / TAU
+        g = backward(w, inputs, error(logits(w, inputs), y), d_features)
         w = each(lambda a, b: a - LR * b, w, g)
     return w, float(np.mean(terms))
 
 
 def test_by_hand(federation: Federation) -> None:
-    """Li, He and Song, algorithm 1: w_i^{t-1} is the client's own; who takes part for the first
-    time has the global model."""
+    """Li, He and Song, algorithm 1: w_i^{t-1} is the client's own model of its last participation.
+
+    In the first participation it is the global model.
+    """
     run = federation(
         task(),
         Moon,
@@ -68,37 +75,30 @@ def test_by_hand(federation: Federation) -> None:
     )
     previous: dict[int, Weights] = {}
     for _ in range(4):
-        x = {name: t.numpy().copy() for name, t in run.model.items()}
-        heard: list[Any] = []
-        plan = run.step(lambda plan, replies, heard=heard: heard.extend(replies) or replies)
+        x = copied(run.model)
+        plan, replies = step_and_replies(run)
         cohort = [msg.pid for msg in plan]
         ends = {pid: local(x, previous.get(pid, x), pid) for pid in cohort}
-        same(
-            {name: t.numpy() for name, t in run.model.items()},
-            mean([ends[k][0] for k in cohort], [SIZES[k] for k in cohort]),
-        )
-        assert [reply.metrics["moon.term"] for reply in heard] == pytest.approx(
-            [ends[k][1] for k in cohort]
-        )
-        again = set(previous) & set(cohort)
+        expected = mean([ends[k][0] for k in cohort], [SIZES[k] for k in cohort])
+        same(arrays(run.model), expected)
+        terms = [reply.metrics["moon.term"] for reply in replies]
+        assert terms == pytest.approx([ends[k][1] for k in cohort])
+        returning = set(previous) & set(cohort)
         previous |= {pid: w for pid, (w, _) in ends.items()}
         for pid, w in previous.items():
-            kept = run.store.load(pid, run.strategy.versions[pid])
-            same({name: kept[f"moon.previous/{name}"].numpy() for name in w}, w)
-    assert again and len(previous) > len(cohort)
+            same(arrays(client_state(run, pid, PREVIOUS)), w)
+    assert returning and len(previous) > len(cohort)
 
 
 def test_the_first_participation_is_fedavg(federation: Federation) -> None:
-    """The term is log 2 and pulls nowhere: the same bits; from the second on it pulls."""
+    """The term is log 2 without a gradient, so the bits are the same; then the term pulls."""
     pulled, plain = (
         federation(toy_task(norm=True), FedAvg, plugins=plugins, rounds=2)
         for plugins in (moon(), list)
     )
-    plan = pulled.strategy.plan(1)
-    assert all(
-        pulled.client().handle(msg).metrics["moon.term"] == pytest.approx(math.log(2))
-        for msg in plan
-    )
+    for msg in pulled.strategy.plan(1):
+        metrics = pulled.client().handle(msg).metrics
+        assert metrics["moon.term"] == pytest.approx(math.log(2))
     for equal in (True, False):
         pulled.step()
         plain.step()
@@ -106,24 +106,23 @@ def test_the_first_participation_is_fedavg(federation: Federation) -> None:
 
 
 def test_mu_zero_is_fedavg_and_keeps_nothing(federation: Federation) -> None:
-    how = {"rounds": 3, "fraction": 0.75, "epochs": 2, "local": {"momentum": 0.5}}
+    settings = {"rounds": 3, "fraction": 0.75, "epochs": 2, "local": {"momentum": 0.5}}
     off, plain = (
-        federation(toy_task(norm=True), FedAvg, plugins=plugins, **how).run()
+        federation(toy_task(norm=True), FedAvg, plugins=plugins, **settings).run()
         for plugins in (moon(mu=0), list)
     )
-    assert off.sha256 == plain.sha256 and off.strategy.versions == {}
+    assert off.sha256 == plain.sha256
+    assert off.strategy.versions == {}
 
 
 def test_the_method_is_the_plugin(launch: Callable[..., Any]) -> None:
     lines = ["rounds=2", "eval.clients=false", "plugin.moon.mu=2"]
-    runs = [
-        launch(*lines, *more, task=toy_task())
-        for more in (["method=moon"], ["method=fedavg", "plugin=[moon]"])
-    ]
-    assert runs[0].summary["weights_sha256"] == runs[1].summary["weights_sha256"]
+    method = launch(*lines, "method=moon", task=toy_task())
+    plugin = launch(*lines, "method=fedavg", "plugin=[moon]", task=toy_task())
+    assert method.summary["weights_sha256"] == plugin.summary["weights_sha256"]
 
 
-def test_each_client_has_its_own_previous_model_whoever_comes_first(federation: Federation) -> None:
+def test_each_client_has_its_own_previous_model_in_any_order(federation: Federation) -> None:
     """The clients of a process share one model and one pair of frozen ones."""
 
     def backwards(plan: list[Any], replies: list[Any]) -> list[Any]:
@@ -135,18 +134,20 @@ def test_each_client_has_its_own_previous_model_whoever_comes_first(federation: 
 
 
 @pytest.mark.parametrize("buffers", ["average", "local", "frozen"])
-def test_both_others_are_in_eval_mode_with_their_own_statistics(
+def test_both_references_are_in_eval_mode_with_their_own_statistics(
     federation: Federation, buffers: str
 ) -> None:
-    """One batch in the second round, by modules of their own: the global model has the statistics
-    that evaluation would use."""
+    """One batch in the second round, computed by separate modules.
+
+    The global model has the statistics with which the client would evaluate it.
+    """
+    make_model = toy_task(norm=True).model
 
     def frozen(values: dict[str, Tensor]) -> nn.Module:
-        model = made().eval()
+        model = make_model().eval()
         model.load_state_dict(values)
         return model
 
-    made = toy_task(norm=True).model
     run = federation(
         toy_task(norm=True),
         FedAvg,
@@ -158,27 +159,19 @@ def test_both_others_are_in_eval_mode_with_their_own_statistics(
     )
     run.step()
     for msg in run.strategy.plan(2):
-        kept = run.store.load(msg.pid, run.strategy.versions[msg.pid])
-        own, previous = (
-            {
-                name.removeprefix(f"{key}/"): t
-                for name, t in kept.items()
-                if name.startswith(f"{key}/")
-            }
-            for key in ("client.kept", "moon.previous")
-        )
+        own = client_state(run, msg.pid, "client.kept")
+        previous = client_state(run, msg.pid, PREVIOUS)
         assert set(previous) == set(run.site.initial if buffers != "frozen" else run.site.trained)
         received = {**run.site.initial, **own, **msg.weights}
         current = frozen(received).train(buffers != "frozen")
         x = run.site.train_data(msg.pid).x
         z, z_global, z_previous = (
-            m.features(x).detach()
-            for m in (current, frozen(received), frozen({**run.site.initial, **previous}))
+            model.features(x).detach()
+            for model in (current, frozen(received), frozen({**run.site.initial, **previous}))
         )
         term = run.client().handle(msg).metrics["moon.term"]
-        assert term == pytest.approx(
-            float(contrastive(z, z_global, z_previous, 0.5).mean()), rel=1e-5
-        )
+        expected = float(contrastive(z, z_global, z_previous, 0.5).mean())
+        assert term == pytest.approx(expected, rel=1e-5)
         assert abs(term - math.log(2)) > 1e-4
 
 
@@ -192,23 +185,25 @@ def test_a_dead_sample_has_a_finite_gradient(federation: Federation) -> None:
 
     x, y = (torch.from_numpy(a.copy()) for a in DATA[0])
     x[0] = 0
-    toy = replace(task(), model=model, clients=[ClientData((x, y))], sizes=[len(y)])
-    run = federation(toy, FedAvg, plugins=moon(mu=2), rounds=3, lr=0.01, batch_size=2).run()
-    assert not run.site.model.features(x)[0].any() and run.site.model.features(x).any()
+    one_client = replace(task(), model=model, clients=[ClientData((x, y))], sizes=[len(y)])
+    run = federation(one_client, FedAvg, plugins=moon(mu=2), rounds=3, lr=0.01, batch_size=2).run()
+    features_after = run.site.model.features(x)
+    assert not features_after[0].any() and features_after.any()
     assert all(torch.isfinite(t).all() for t in run.model.values())
 
 
-def test_the_previous_model_under_fedsgd_is_the_one_received(federation: Federation) -> None:
-    """Nothing is trained at the client: one gradient is sent."""
+def test_the_previous_model_under_fedsgd_is_the_received_one(federation: Federation) -> None:
+    """Clients train nothing there: they send one gradient."""
     run = federation(toy_task(), FedSGD, plugins=moon(), rounds=1)
     msg, *_ = run.step()
-    kept = run.store.load(msg.pid, run.strategy.versions[msg.pid])
-    assert all(torch.equal(kept[f"moon.previous/{name}"], t) for name, t in msg.weights.items())
+    previous = client_state(run, msg.pid, PREVIOUS)
+    assert all(torch.equal(previous[name], t) for name, t in msg.weights.items())
 
 
 def test_a_model_without_features_is_refused_at_the_start(federation: Federation) -> None:
+    linear = replace(toy_task(), model=lambda: nn.Linear(4, 2))
     with pytest.raises(ConfigError, match=r"moon needs .*features.*Linear has no features"):
-        federation(replace(toy_task(), model=lambda: nn.Linear(4, 2)), FedAvg, plugins=moon())
+        federation(linear, FedAvg, plugins=moon())
 
 
 @pytest.mark.parametrize("options", [{"mu": -1}, {"mu": "much"}, {"tau": 0}, {"tau": None}])
@@ -217,8 +212,6 @@ def test_bad_options_are_named(options: dict[str, Any]) -> None:
         MoonPlugin(**options)
 
 
-def test_clients_are_not_trained_as_one(federation: Federation) -> None:
-    assert (
-        obstacle(federation(toy_task(), FedAvg, plugins=moon()).client(), LocalSettings(lr=0.1))
-        == "plugin 'moon' has the hook losses"
-    )
+def test_clients_are_not_vectorized(federation: Federation) -> None:
+    client = federation(toy_task(), FedAvg, plugins=moon()).client()
+    assert obstacle(client, LocalSettings(lr=0.1)) == "plugin 'moon' has the hook losses"

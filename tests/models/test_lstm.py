@@ -28,32 +28,25 @@ def lstm(**other: Any) -> CharLSTM:
 
 def test_shapes_and_size() -> None:
     model, x = lstm(), torch.randint(0, 9, (4, 6), dtype=torch.int16)
-    assert (
-        model.features(x).shape == (4, 5)
-        and torch.equal(model(x), model.head(model.features(x)))
-        and model(x).shape == (4, 9)
-    )
-    assert type(model.head) is nn.Linear and list(model.state_dict())[-2:] == [
-        "head.weight",
-        "head.bias",
-    ]
+    assert model.features(x).shape == (4, 5)
+    assert torch.equal(model(x), model.head(model.features(x)))
+    assert model(x).shape == (4, 9)
+    assert type(model.head) is nn.Linear
+    assert list(model.state_dict())[-2:] == ["head.weight", "head.bias"]
     nn.functional.cross_entropy(model(x), torch.tensor([0, 3, 8, 8])).backward()
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
     full = CharLSTM(shape=(80,), classes=len(ALPHABET), embedding=8, hidden=256, layers=2)
-    # four gates: input, state and two biases
+    # four gates, each with weights for the input and the state, and two biases
     layers = [4 * 256 * (width + 256 + 2) for width in (8, 256)]
     assert sum(p.numel() for p in full.parameters()) == 80 * 8 + sum(layers) + 257 * 80 == 819_920
 
 
 def test_it_is_the_recurrence() -> None:
-    """One layer against the equations of Hochreiter & Schmidhuber 1997 with forget gates, a step at
-    a time."""
+    """One layer, compared step by step with Hochreiter & Schmidhuber 1997 with forget gates."""
     model, x = lstm(layers=1).double(), torch.tensor([[1, 4, 4, 8]])
-    w, u, b = (
-        model.lstm.weight_ih_l0,
-        model.lstm.weight_hh_l0,
-        model.lstm.bias_ih_l0 + model.lstm.bias_hh_l0,
-    )
+    w = model.lstm.weight_ih_l0
+    u = model.lstm.weight_hh_l0
+    b = model.lstm.bias_ih_l0 + model.lstm.bias_hh_l0
     h = c = torch.zeros(5, dtype=torch.float64)
     for token in x[0]:
         i, f, g, o = (w @ model.embedding.weight[token] + u @ h + b).chunk(4)
@@ -63,9 +56,8 @@ def test_it_is_the_recurrence() -> None:
 
 
 def test_what_it_refuses() -> None:
-    with pytest.raises(
-        ConfigError, match=r"CharLSTM reads text, windows of \(T,\) .*samples are \(1, 8, 8\)"
-    ):
+    message = r"CharLSTM takes text, windows of \(T,\) .*samples have the shape \(1, 8, 8\)"
+    with pytest.raises(ConfigError, match=message):
         lstm(shape=(1, 8, 8))
     for key in ("embedding", "hidden", "layers"):
         with pytest.raises(ConfigError, match=rf"model\.{key}=0"):
@@ -77,7 +69,7 @@ def test_what_it_refuses() -> None:
 
 @pytest.fixture
 def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Overrides: 60 windows of a text that repeats itself, three clients, a small LSTM."""
+    """Overrides for 60 windows of a repetitive text, three clients, and a small LSTM."""
     monkeypatch.setenv("FEDHET_CACHE", str(tmp_path / "cache"))
     write_leaf(
         tmp_path / "shakespeare",
@@ -119,32 +111,27 @@ def test_methods_without_densities_train_on_text(
     clients = [ClientData((own, own[:, 0].long()), None, (own[:4], own[:4, 0].long())) for own in x]
     task = Task(lstm, cross_entropy, clients, (x[0], x[0, :, 0].long()), 9)
     done = launch("rounds=2", "client.batch_size=4", *lines, task=task)
-    assert done.summary["status"] == "ok" and all(
-        torch.isfinite(t).all() for t in done.weights.values()
-    )
+    assert done.summary["status"] == "ok"
+    assert all(torch.isfinite(t).all() for t in done.weights.values())
     start = lstm().state_dict()
-    assert any(
-        not torch.equal(t, start[name])
-        for name, t in done.weights.items()
-        if name.startswith("lstm")
-    )
+    recurrent = [name for name in done.weights if name.startswith("lstm")]
+    assert any(not torch.equal(done.weights[name], start[name]) for name in recurrent)
 
 
 @pytest.mark.matrix
 def test_workers_make_no_difference(launch: Callable[..., Any], text: list[str]) -> None:
-    alone, shared = (
-        launch(*text, "method=fedavg", f"engine.workers={workers}") for workers in (1, 2)
-    )
-    assert alone.summary["weights_sha256"] == shared.summary["weights_sha256"]
+    runs = [launch(*text, "method=fedavg", f"engine.workers={workers}") for workers in (1, 2)]
+    one, two = (run.summary["weights_sha256"] for run in runs)
+    assert one == two
 
 
 def test_it_learns(launch: Callable[..., Any], text: list[str]) -> None:
     done = launch(*text, "method=fedavg", "eval.every=2")
-    assert done.summary["accuracy"]["last"] == 1.0  # each character of the text tells the next
+    assert done.summary["accuracy"]["last"] == 1.0  # each character determines the next
 
 
 @pytest.mark.parametrize(
-    ("overrides", "said"),
+    ("overrides", "message"),
     [
         (["method=fedgmm"], "plugin 'fedgmm' models the density of inputs.*token numbers"),
         (["method=feddisk"], "plugin 'feddisk' models the density of inputs.*token numbers"),
@@ -155,52 +142,31 @@ def test_it_learns(launch: Callable[..., Any], text: list[str]) -> None:
         (["method=fedavg", "engine.vectorize=2"], "engine.vectorize=2: .*recurrent layers"),
     ],
 )
-def test_what_a_text_refuses(
-    launch: Callable[..., Any], text: list[str], overrides: list[str], said: str
+def test_what_is_refused_on_text(
+    launch: Callable[..., Any], text: list[str], overrides: list[str], message: str
 ) -> None:
-    kept = [
-        override
-        for override in text
-        if not (override.startswith("model") and "model=mlp" in overrides)
-    ]
-    with pytest.raises(ConfigError, match=said):
-        launch(*kept, *overrides)
+    if "model=mlp" in overrides:  # the settings of the LSTM must go, too
+        text = [override for override in text if not override.startswith("model")]
+    with pytest.raises(ConfigError, match=message):
+        launch(*text, *overrides)
 
 
 def test_an_lstm_refuses_a_table(launch: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "train.csv").write_text("a,b,label\n" + "1,2,x\n3,4,y\n" * 10)
-    with pytest.raises(
-        ConfigError,
-        match=(
-            r"CharLSTM reads token numbers \(T,\), a text; a sample of csv is \(2,\),"
-            r" torch\.float32"
-        ),
-    ):
-        launch(
-            f"data_dir={tmp_path}",
-            "dataset=csv",
-            "partition=iid",
-            "partition.clients=2",
-            "model=char_lstm",
-            "method=fedavg",
-        )
+    settings = ["dataset=csv", "partition=iid", "partition.clients=2"]
+    message = (
+        r"CharLSTM reads token numbers \(T,\), a text; a sample of csv is \(2,\), torch\.float32"
+    )
+    with pytest.raises(ConfigError, match=message):
+        launch(f"data_dir={tmp_path}", *settings, "model=char_lstm", "method=fedavg")
 
 
 @pytest.mark.parametrize("method", ["fedgmm", "feddisk", "feddiskab"])
 def test_densities_refuse_a_table_outside_the_unit_interval(
     launch: Callable[..., Any], method: str
 ) -> None:
-    task = toy_task()
-    with pytest.raises(
-        ConfigError, match=r"models the density of inputs in \[0, 1\].*these lie in \[2, 2\]"
-    ):
-        launch(
-            f"method={method}",
-            task=Task(
-                task.model,
-                task.criterion,
-                task.clients,
-                (torch.full((3, 4), 2.0), torch.zeros(3).long()),
-                2,
-            ),
-        )
+    toy = toy_task()
+    test = (torch.full((3, 4), 2.0), torch.zeros(3).long())
+    message = r"models the density of inputs in \[0, 1\].*these lie in \[2, 2\]"
+    with pytest.raises(ConfigError, match=message):
+        launch(f"method={method}", task=Task(toy.model, toy.criterion, toy.clients, test, 2))

@@ -1,4 +1,4 @@
-"""Replays FedDisk's vectors."""
+"""FedDisk's functions for adapter.py."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from fedhet import metrics
 from fedhet.maths import feddisk
 from fedhet.methods.feddisk import FedDiskPlugin
 
@@ -41,8 +42,8 @@ def _sample_weights(params: Params, p: Tensor) -> dict[str, Tensor]:
 
 def _ecr(params: Params, acc: Tensor) -> dict[str, int | None]:
     return {
-        "baseline": feddisk.effective_rounds(acc),
-        "to_target": feddisk.effective_rounds(acc, params["target"]),
+        "baseline": metrics.effective_rounds(acc),
+        "to_target": metrics.effective_rounds(acc, params["target"]),
     }
 
 
@@ -51,6 +52,6 @@ FUNCTIONS: dict[tuple[str, str], Callable[..., dict[str, Any]]] = {
     ("feddisk", "made"): _made,
     ("feddisk", "made_sample"): _made_sample,
     ("feddisk", "sample_weights"): _sample_weights,
-    ("feddisk", "comm_cost"): lambda params: {"cost": feddisk.comm_cost(**params)},
+    ("feddisk", "comm_cost"): lambda params: {"cost": metrics.comm_cost(**params)},
     ("feddisk", "ecr"): _ecr,
 }

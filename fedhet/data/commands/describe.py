@@ -1,7 +1,7 @@
-"""Who would hold what: a table of the clients, and figures, without training.
+"""Show which client would have which samples, as a table and as figures, without training.
 
-The table has at most MOST clients and, where there are so few classes that it stays readable, a
-column per class."""
+The table has at most MAX_ROWS clients, and a column per class if there are at most MAX_CLASSES.
+"""
 
 from __future__ import annotations
 
@@ -10,86 +10,98 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table
 
-    from fedhet.data.configured import Configured
+    from fedhet.data.run_data import RunData
 
-MOST = 40  # rows
-COLUMNS = 20  # classes
+MAX_ROWS = 40
+MAX_CLASSES = 20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
     parser.add_argument(
-        "overrides", nargs="*", help="as of a run: dataset=mnist partition=shards seed=1 ..."
+        "overrides", nargs="*", help="as for a run: dataset=mnist partition=shards seed=1 ..."
     )
     parser.add_argument(
-        "--out", type=Path, help="folder of the figures; default: outputs/partitions/<name>-<hash>"
+        "--out",
+        type=Path,
+        help="the folder for the figures; default: outputs/partitions/<name>-<hash>",
     )
 
 
 def main(args: argparse.Namespace) -> int:
-    from rich.console import Console
-
+    """Print the table of clients, draw the figures, and print their paths."""
     from fedhet import config
-    from fedhet.data.configured import Configured
+    from fedhet.data.run_data import RunData
     from fedhet.record import figures
 
-    found = Configured.of(config.compose(args.overrides).cfg)
-    about = found.about()
-    folder: Path = args.out or Path("outputs", "partitions", f"{about['name']}-{about['hash']}")
+    data = RunData.of(config.compose(args.overrides).cfg)
+    record = data.partition_record()
+    folder: Path = args.out or Path("outputs", "partitions", f"{record['name']}-{record['hash']}")
     folder.mkdir(parents=True, exist_ok=True)
-    drawn = figures.partition_figures(folder, about)
-    console = Console()
-    shown = table(found, about)
-    if not console.is_terminal:  # a file has room for every column
-        console = Console(
-            width=max(
-                console.width,
-                console.measure(shown, options=console.options.update(max_width=10_000)).maximum,
-            )
-        )
-    console.print(shown)
-    for path in drawn:
+    paths = figures.partition_figures(folder, record)
+    shown = table(data, record)
+    _console_for(shown).print(shown)
+    for path in paths:
         print(f"figure: {path.resolve()}")
     return 0
 
 
-def table(found: Configured, about: dict[str, Any]) -> Table:
-    """Clients in rows; samples, parts and classes in columns."""
+def table(data: RunData, record: dict[str, Any]) -> Table:
+    """Clients in rows; samples, parts and classes in columns.
+
+    Args:
+        data: the data of a configuration.
+        record: its `partition_record()`.
+    """
     from rich.table import Table
 
-    clients, classes, counts = about["clients"], about["classes"], about["counts"]
-    sizes = [sum(parts) for parts in found.clients.parts]
-    few = len(classes) <= COLUMNS
+    clients, classes = record["clients"], record["classes"]
+    part_sizes = data.clients.part_sizes
+    sizes = [sum(parts) for parts in part_sizes]
+    by_class = len(classes) <= MAX_CLASSES
+    owners = bool(record["owners"])
+    noise = bool(data.scheme.noise)
     shown = Table(
         title=(
-            f"{about['name']} partition {about['hash']} of {found.dataset.name}: {clients} clients,"
-            f" {sum(sizes)} of {about['samples']} samples, {min(sizes)} to {max(sizes)} each"
+            f"{record['name']} partition {record['hash']} of {data.dataset.name}:"
+            f" {clients} clients, {sum(sizes)} of {record['samples']} samples,"
+            f" {min(sizes)} to {max(sizes)} each"
         ),
-        caption=f"the first {MOST} of {clients} clients" if clients > MOST else None,
+        caption=f"the first {MAX_ROWS} of {clients} clients" if clients > MAX_ROWS else None,
     )
-    heads = [
-        "client",
-        *(["owner"] if about["owners"] else []),
-        *(["noise sd"] if found.scheme.noise else []),
-        "samples",
-        "train",
-        "val",
-        "test",
-        "classes",
-        *(classes if few else []),
-    ]
-    for head in heads:
-        shown.add_column(head, justify="left" if head == "owner" else "right", no_wrap=True)
-    for pid in range(min(clients, MOST)):
-        row = [
-            pid,
-            *about["owners"][pid : pid + 1],
-            *([f"{found.clients.noise_sd(pid):.3f}"] if found.scheme.noise else []),
-            sizes[pid],
-            *found.clients.parts[pid],
-            sum(n > 0 for n in counts[pid]),
-            *(counts[pid] if few else []),
-        ]
+    headers = ["client"]
+    if owners:
+        headers.append("owner")
+    if noise:
+        headers.append("noise sd")
+    headers += ["samples", "train", "val", "test", "classes"]
+    if by_class:
+        headers += classes
+    for header in headers:
+        shown.add_column(header, justify="left" if header == "owner" else "right", no_wrap=True)
+    for pid in range(min(clients, MAX_ROWS)):
+        counts = record["counts"][pid]
+        row: list[object] = [pid]
+        if owners:
+            row.append(record["owners"][pid])
+        if noise:
+            row.append(f"{data.clients.noise_sd(pid):.3f}")
+        row += [sizes[pid], *part_sizes[pid], sum(count > 0 for count in counts)]
+        if by_class:
+            row += counts
         shown.add_row(*map(str, row))
     return shown
+
+
+def _console_for(shown: Table) -> Console:
+    """The terminal, or a file that is wide enough for every column of the table."""
+    from rich.console import Console
+
+    console = Console()
+    if console.is_terminal:
+        return console
+    options = console.options.update(max_width=10_000)
+    return Console(width=max(console.width, console.measure(shown, options=options).maximum))

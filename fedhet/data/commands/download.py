@@ -1,7 +1,8 @@
-"""Get a dataset from its publisher: checked, and unpacked where the loaders look for it.
+"""Download a dataset from its publisher, check it, and unpack it where the loaders look for it.
 
-Nothing else in fedhet downloads. A file is put in place only when it is whole: an interrupted
-download leaves nothing behind."""
+Nothing else in fedhet downloads. A file is moved into place only when it is complete, so an
+interrupted download leaves nothing behind.
+"""
 
 from __future__ import annotations
 
@@ -23,16 +24,18 @@ from fedhet.errors import DataError
 _CHUNK = 2**18
 _TIMEOUT = 30.0  # seconds without a byte
 
+_LEAF = "Make it with LEAF's programs, https://github.com/TalwalkarLab/leaf"
+# How to get the datasets that cannot be downloaded.
 BY_HAND = {
     "chest_xray": (
-        "Its sources have licences and log-ins of their own. Put each as"
-        " <source>/{train,test}/{NORMAL,PNEUMONIA}/*.png or .jpg into the folder chest_xray."
-        " Kermany et al.: https://doi.org/10.17632/rscbjbr9sj ; NIH ChestX-ray8:"
-        " https://nihcc.app.box.com/v/ChestXray-NIHCC"
+        "Each of its sources has a licence and a login. Put each source into the folder chest_xray"
+        " as <source>/{train,test}/{NORMAL,PNEUMONIA}/*.png or .jpg."
+        " Kermany et al.: https://doi.org/10.17632/rscbjbr9sj ;"
+        " NIH ChestX-ray8: https://nihcc.app.box.com/v/ChestXray-NIHCC"
     ),
-    "digits": "It comes with scikit-learn; there is nothing to get.",
-    "femnist": "Make it with LEAF's own programs, https://github.com/TalwalkarLab/leaf",
-    "shakespeare": "Make it with LEAF's own programs, https://github.com/TalwalkarLab/leaf",
+    "digits": "It comes with scikit-learn; there is nothing to download.",
+    "femnist": _LEAF,
+    "shakespeare": _LEAF,
 }
 
 
@@ -41,44 +44,46 @@ class Archive:
     """A published file.
 
     Args:
-        urls: where it is, the preferred first.
+        urls: its addresses, in order of preference.
         md5: its checksum.
-        gives: what it becomes, below the data folder.
-        inner: what of the unpacked files becomes `gives`; "" is all of them.
+        target: the file or folder that it becomes, relative to the data folder.
+        inner: the unpacked file or folder that is moved to `target`; "" means all of them.
     """
 
     urls: Sequence[str]
     md5: str
-    gives: str
+    target: str
     inner: str = ""
 
 
-def _of_mnist(name: str) -> list[Archive]:
+def _of_mnist(class_name: str) -> list[Archive]:
     from torchvision import datasets
 
-    kind = getattr(datasets, name)
-    files = [(file, md5, file.removesuffix(".gz")) for file, md5 in kind.resources]
-    return [
-        Archive([mirror + file for mirror in kind.mirrors], md5, f"{name}/raw/{unzipped}", unzipped)
-        for file, md5, unzipped in files
-    ]
+    torchvision_class = getattr(datasets, class_name)
+    archives = []
+    for file, md5 in torchvision_class.resources:
+        unzipped = file.removesuffix(".gz")
+        urls = [mirror + file for mirror in torchvision_class.mirrors]
+        archives.append(Archive(urls, md5, f"{class_name}/raw/{unzipped}", unzipped))
+    return archives
 
 
-def _of_cifar(name: str) -> list[Archive]:
+def _of_cifar(class_name: str) -> list[Archive]:
     from torchvision import datasets
 
-    kind = getattr(datasets, name)
-    return [Archive([kind.url], kind.tgz_md5, kind.base_folder, kind.base_folder)]
+    torchvision_class = getattr(datasets, class_name)
+    folder = torchvision_class.base_folder
+    return [Archive([torchvision_class.url], torchvision_class.tgz_md5, folder, folder)]
 
 
-def _emnist() -> list[Archive]:
+def _of_emnist() -> list[Archive]:
     from torchvision.datasets import EMNIST
 
     return [Archive([EMNIST.url], EMNIST.md5, "EMNIST/raw", "gzip")]
 
 
-# Torchvision lacks these two, and their publishers state no checksum: it is the one that many
-# public projects check against.
+# Torchvision does not have these two, and their publishers state no checksum: these are the ones
+# that many public projects check against.
 _CINIC10 = Archive(
     ["https://datashare.ed.ac.uk/bitstream/handle/10283/3192/CINIC-10.tar.gz"],
     "6ee4d0c996905fe93221de577967a372",
@@ -94,7 +99,7 @@ _TINY_IMAGENET = Archive(
 PUBLISHED: dict[str, Callable[[], list[Archive]]] = {
     "mnist": lambda: _of_mnist("MNIST"),
     "fashion_mnist": lambda: _of_mnist("FashionMNIST"),
-    "emnist": _emnist,
+    "emnist": _of_emnist,
     "cifar10": lambda: _of_cifar("CIFAR10"),
     "cifar100": lambda: _of_cifar("CIFAR100"),
     "cinic10": lambda: [_CINIC10],
@@ -103,83 +108,89 @@ PUBLISHED: dict[str, Callable[[], list[Archive]]] = {
 
 
 def add_arguments(parser: ArgumentParser) -> None:
+    """Declare the command's arguments."""
     parser.add_argument(
         "dataset", help=f"{', '.join(PUBLISHED)}; for others it says how to get them by hand"
     )
     parser.add_argument(
         "--data-dir",
         default=os.environ.get("FEDHET_DATA_DIR") or "data",
-        help=(
-            "the folder to put it in, as the setting data_dir (default: FEDHET_DATA_DIR, else data)"
-        ),
+        help="the data folder, as in the setting data_dir (default: FEDHET_DATA_DIR, else data)",
     )
     parser.add_argument(
         "--mirror",
         metavar="URL",
-        help="get the files from this folder instead; the checksums stay the publisher's",
+        help="download the files from this folder instead; the checksums stay the publisher's",
     )
 
 
 def main(args: Namespace) -> int:
-    """Get the dataset; 0 where it then is there.
+    """Download the dataset, except for files that are already there.
 
-    Raises: DataError: no address gave a file with the published checksum; or the dataset is one to
-        get by hand. ConfigError: no dataset has this name.
+    Raises:
+        DataError: no address has a file with the published checksum, or the dataset cannot be
+            downloaded.
+        ConfigError: no dataset has this name.
     """
     check.one_of("dataset", args.dataset, catalogue.choices("dataset"))
     if args.dataset not in PUBLISHED:
         how = BY_HAND.get(
-            args.dataset, "These are your own data; docs/data.md says how to lay them out"
+            args.dataset, "These are your own data; docs/data.md describes their layout"
         )
         raise DataError(f"{args.dataset} cannot be downloaded by this command. {how}")
-    root = Path(args.data_dir).expanduser().absolute()
+    data_dir = Path(args.data_dir).expanduser().absolute()
     for archive in PUBLISHED[args.dataset]():
-        place = root / archive.gives
-        if place.exists():
-            print(f"{place} is already there")
-            continue
-        _get(archive, place, root, args.mirror)
-        print(place)
+        target = data_dir / archive.target
+        if target.exists():
+            print(f"{target} is already there")
+        else:
+            _get(archive, data_dir, args.mirror)
+            print(target)
     return 0
 
 
-def _get(archive: Archive, place: Path, root: Path, mirror: str | None) -> None:
+def _get(archive: Archive, data_dir: Path, mirror: str | None) -> None:
+    """Download and unpack an archive, and move the result to its target."""
     from torchvision.datasets.utils import extract_archive
 
-    file = archive.urls[0].rpartition("/")[2]
-    urls = archive.urls if mirror is None else [f"{mirror.rstrip('/')}/{file}"]
-    problems = []
-    root.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=root, prefix=".download-") as scratch:
-        got, unpacked = Path(scratch, file), Path(scratch, "unpacked")
-        for url in urls:
-            try:
-                md5 = _fetch(url, got)
-            except (OSError, http.client.HTTPException) as error:
-                problems.append(f"{url}: {error}")
-                continue
-            if md5 == archive.md5:
-                break
-            problems.append(f"{url}: its md5 is {md5}, {got.stat().st_size} bytes")
-        else:
-            tried = "".join(f"\n  {problem}" for problem in problems)
-            raise DataError(
-                f"no address gave {file} with md5 {archive.md5}:{tried}\nWithout a connection: get"
-                " it on another machine, and serve its folder to --mirror, or unpack it so that"
-                f" {place} is there"
-            )
+    target = data_dir / archive.target
+    data_dir.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=data_dir, prefix=".download-") as scratch:
+        file = _download(archive, Path(scratch), target, mirror)
+        unpacked = Path(scratch, "unpacked")
         unpacked.mkdir()
-        extract_archive(str(got), str(unpacked), remove_finished=True)
-        found = unpacked / archive.inner
-        for each in found.glob("*.gz"):  # EMNIST's zip holds zipped files
-            extract_archive(str(each), str(found), remove_finished=True)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        shutil.move(found, place)
+        extract_archive(str(file), str(unpacked), remove_finished=True)
+        result = unpacked / archive.inner
+        for zipped in result.glob("*.gz"):  # EMNIST's zip contains zipped files
+            extract_archive(str(zipped), str(result), remove_finished=True)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.move(result, target)
+
+
+def _download(archive: Archive, folder: Path, target: Path, mirror: str | None) -> Path:
+    """The archive's file in `folder`, from the first address where its checksum is right."""
+    name = archive.urls[0].rpartition("/")[2]
+    file = folder / name
+    urls = archive.urls if mirror is None else [f"{mirror.rstrip('/')}/{name}"]
+    problems = ""
+    for url in urls:
+        try:
+            md5 = _fetch(url, file)
+        except (OSError, http.client.HTTPException) as error:
+            problems += f"\n  {url}: {error}"
+            continue
+        if md5 == archive.md5:
+            return file
+        problems += f"\n  {url}: its md5 is {md5}, {file.stat().st_size} bytes"
+    raise DataError(
+        f"no address has {name} with md5 {archive.md5}:{problems}\n"
+        "Without a connection: download it on another machine, and either serve its folder to"
+        f" --mirror or unpack it as {target}"
+    )
 
 
 def _fetch(url: str, to: Path) -> str:
-    """Copies what is at `url` into the file `to`, with a progress bar on a terminal, and returns
-    its md5."""
+    """Download `url` into the file `to`, with a progress bar on a terminal; return its md5."""
     from rich.progress import (
         BarColumn,
         DownloadColumn,

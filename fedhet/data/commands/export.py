@@ -1,4 +1,4 @@
-"""Write a client's own samples to a file that its machine can keep, and nothing of the others."""
+"""Write a client's own samples, and no other client's, to a file for its machine."""
 
 from __future__ import annotations
 
@@ -12,60 +12,62 @@ import numpy as np
 from fedhet.errors import ConfigError
 
 if TYPE_CHECKING:
-    from fedhet.data.configured import Configured
+    from fedhet.data.run_data import RunData
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
     parser.add_argument(
-        "overrides", nargs="*", help="as of the run: dataset=mnist partition=shards seed=1 ..."
+        "overrides", nargs="*", help="as for the run: dataset=mnist partition=shards seed=1 ..."
     )
     parser.add_argument(
         "--client",
         type=int,
         required=True,
         action="append",
-        help="its number; may be given several times",
+        help="the client's number; may be given several times",
     )
-    parser.add_argument("--out", type=Path, required=True, help="folder of client-<number>.npz")
+    parser.add_argument(
+        "--out", type=Path, required=True, help="the folder for client-<number>.npz"
+    )
 
 
 def main(args: argparse.Namespace) -> int:
+    """Write a file for each `--client` and print their paths."""
     from fedhet import config
-    from fedhet.data.configured import Configured
+    from fedhet.data.run_data import RunData
 
-    found = Configured.of(config.compose(args.overrides).cfg)
+    data = RunData.of(config.compose(args.overrides).cfg)
     for pid in args.client:
-        print(write(found, pid, args.out))
+        print(write(data, pid, args.out))
     return 0
 
 
-def write(found: Configured, pid: int, folder: Path) -> Path:
-    """`folder`/client-<pid>.npz: x_train, y_train, and x_val, y_val, x_test, y_test where the
-    client has such samples.
+def write(data: RunData, pid: int, folder: Path) -> Path:
+    """Write `folder`/client-<pid>.npz and return its path.
 
-    They are what the client would use, before normalisation: uint8 or floating, its noise included.
-    `classes`, `mean` and `std` are those of the dataset.
+    The arrays are x_train and y_train, and x_val, y_val, x_test and y_test where the client has
+    such samples. They are what the client would use, before normalisation: uint8 or floating, with
+    its noise. `classes`, `mean` and `std` are those of the dataset.
 
     Raises:
         ConfigError: there is no such client.
     """
-    if not 0 <= pid < len(found.clients):
+    if not 0 <= pid < len(data.clients):
         raise ConfigError(
-            f"--client {pid}: the partition has the clients 0 to {len(found.clients) - 1}"
+            f"--client {pid}: the partition has the clients 0 to {len(data.clients) - 1}"
         )
-    client = found.clients[pid]
-    parts = {"train": client.train, "val": client.val, "test": client.test}
-    arrays = {
-        f"{axis}_{part}": getattr(samples, axis).numpy()
-        for part, samples in parts.items()
-        if samples is not None
-        for axis in "xy"
-    }
+    client = data.clients[pid]
+    arrays = {key: np.array(getattr(data.dataset, key)) for key in ("classes", "mean", "std")}
+    for part in ("train", "val", "test"):
+        samples = getattr(client, part)
+        if samples is not None:
+            arrays[f"x_{part}"] = samples.x.numpy()
+            arrays[f"y_{part}"] = samples.y.numpy()
     folder.mkdir(parents=True, exist_ok=True)
     path = folder.resolve() / f"client-{pid}.npz"
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        whole = Path(scratch, path.name)
-        about = {key: np.array(getattr(found.dataset, key)) for key in ("classes", "mean", "std")}
-        np.savez(whole, allow_pickle=False, **about, **arrays)
-        whole.replace(path)  # atomic
+        complete = Path(scratch, path.name)
+        np.savez(complete, allow_pickle=False, **arrays)
+        complete.replace(path)  # atomic: a reader sees the whole file or none
     return path

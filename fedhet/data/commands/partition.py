@@ -6,22 +6,24 @@ import argparse
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
     parser.add_argument(
-        "overrides", nargs="*", help="as of a run: dataset=mnist partition=shards seed=1 ..."
+        "overrides", nargs="*", help="as for a run: dataset=mnist partition=shards seed=1 ..."
     )
     parser.add_argument("--name", required=True, help="letters, digits and _ . + -")
 
 
 def main(args: argparse.Namespace) -> int:
+    """Save the partition of the overrides as `--name`."""
     from fedhet import config
     from fedhet.data import saved
-    from fedhet.data.configured import Configured
+    from fedhet.data.run_data import RunData
 
-    saved.place(args.name)  # a name that is not allowed is told before any data are read
-    about = Configured.of(config.compose(args.overrides).cfg).about()
-    path = saved.save(args.name, about)
+    saved.path_of(args.name)  # a name that is not allowed is reported before any data are read
+    record = RunData.of(config.compose(args.overrides).cfg).partition_record()
+    path = saved.save(args.name, record)
     print(
-        f"partition {about['name']} {about['hash']}, {about['clients']} clients: {path}\n"
+        f"partition {record['name']} {record['hash']}, {record['clients']} clients: {path}\n"
         f"use it with partition=saved partition.name={args.name}"
     )
     return 0

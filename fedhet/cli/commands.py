@@ -1,0 +1,59 @@
+"""The commands of `python -m fedhet <command>`; without a command, a run starts."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from importlib import import_module
+from typing import NamedTuple
+
+from fedhet.check import did_you_mean
+from fedhet.config import catalogue
+from fedhet.errors import ConfigError
+
+
+class Command(NamedTuple):
+    """A command.
+
+    Attributes:
+        module: the module whose `main(argv) -> exit code` runs it; imported when it is called.
+        help: its line in --help.
+    """
+
+    module: str
+    help: str
+
+
+COMMANDS: dict[str, Command] = {
+    "data": Command("fedhet.data.__main__", "download, describe, partition and export data"),
+}
+
+
+def is_command(word: str) -> bool:
+    """Whether the first word of a command line is a command, known or not."""
+    return "=" not in word and not word.startswith(("-", "~"))
+
+
+def run_command(word: str, argv: Sequence[str]) -> int:
+    """Run the command with its own arguments and return its exit code.
+
+    Raises:
+        ConfigError: there is no such command; the message suggests the closest words.
+    """
+    if word not in COMMANDS:
+        raise ConfigError(
+            f"{word!r} is neither a command nor an override key=value{_closest(word)};"
+            f" commands: {', '.join(COMMANDS)}; see python -m fedhet --help"
+        )
+    code: int = import_module(COMMANDS[word].module).main(argv)
+    return code
+
+
+def _closest(word: str) -> str:
+    """Return the hint with the closest commands and overrides `group=choice`."""
+    suggestions = {name: [name] for name in COMMANDS}
+    for group, choices in catalogue.groups().items():
+        for choice in choices:
+            suggestions.setdefault(choice, []).append(f"{group}={choice}")
+    similar = difflib.get_close_matches(word, suggestions, n=1)
+    return did_you_mean(word, (), [text for name in similar for text in suggestions[name]])

@@ -1,0 +1,120 @@
+"""Checks the overrides before torch is imported, then lets Hydra run the job or the sweep."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import hydra
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+
+from fedhet import config, process
+from fedhet.cli.errors import FAILED, error_line, report_error
+from fedhet.errors import RunFailed
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+NAN = float("nan")
+
+
+def launch(overrides: list[str], flags: list[str], *, sweep: bool) -> int:
+    """Run one job, or every job of a sweep, and return the exit code.
+
+    Args:
+        overrides: the overrides of the command line.
+        flags: its other arguments, which Hydra reads.
+        sweep: whether the overrides may give several values.
+
+    Raises:
+        ConfigError: an override is wrong; nothing was run.
+    """
+    overrides = config.check_overrides(overrides, sweep=sweep)
+    task = HydraTask()
+    sys.argv = ["fedhet", *flags, *overrides]  # Hydra reads them from there
+    # Hydra raises errors; without this variable it prints a traceback and calls sys.exit.
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    application = hydra.main(
+        version_base=config.HYDRA_VERSION, config_path=str(config.CONF), config_name="config"
+    )
+    try:
+        application(task)()
+    finally:
+        GlobalHydra.instance().clear()
+    if not sweep:
+        return task.code
+    for failure in task.failures:
+        print(f"failed: {failure}", file=sys.stderr)
+    return FAILED if task.failures else 0
+
+
+class HydraTask:
+    """The function that Hydra calls for each job.
+
+    A job that fails is reported and noted, so that the other jobs of a sweep still run. In another
+    process, where a launcher may run the job, the exception is raised again: a note would be lost
+    with that process.
+
+    Attributes:
+        code: the exit code of the last job that failed, else 0.
+        failures: a line for each job that failed.
+    """
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self.code = 0
+        self.failures: list[str] = []
+
+    def __call__(self, cfg: DictConfig) -> float:
+        """Run the job and return its best validation accuracy.
+
+        The value is for the optimiser of a sweep, which must not see the test data. It is NaN if
+        the job failed or no client has validation data.
+        """
+        hydra_config = HydraConfig.get()
+        output_dir = Path(hydra_config.runtime.output_dir)
+        folder: Path | None = output_dir
+        name = " ".join(hydra_config.overrides.task) or "the defaults"
+        if hydra_config.mode == RunMode.MULTIRUN:
+            name = f"job {hydra_config.job.num}: {name}"
+            print(name, flush=True)
+        try:
+            _prepare_process()
+            from fedhet.job import run_job
+            from fedhet.record import terminal
+
+            terminal.log_to_stderr("fedhet.data")  # which files were found or left out
+            run = run_job(config.from_hydra_job(cfg))
+            folder = run.dir
+            validation = run.summary["validation"]
+            return NAN if validation is None else float(validation)
+        except Exception as error:
+            folder = Path(error.folder) if isinstance(error, RunFailed) and error.folder else None
+            if os.getpid() != self.pid:
+                raise
+            self.code = report_error(error)
+            self.failures.append(f"{name}: {error_line(error)}")
+            return NAN
+        finally:
+            # Hydra creates the folder even for a job that never began.
+            if not any(output_dir.iterdir()):
+                output_dir.rmdir()
+            if folder is not None and folder.is_dir():
+                print(f"run folder: {folder.resolve()}", flush=True)
+
+
+def _prepare_process() -> None:
+    """Import what a job needs; later in a sweep, free the memory of the previous job.
+
+    Its models and data are in reference cycles, which Python may keep for a long time.
+    """
+    if "fedhet.job" in sys.modules:
+        gc.collect()
+        return
+    with process.imports():
+        import fedhet.job  # noqa: F401

@@ -1,0 +1,175 @@
+"""Composes a run's configuration from conf/ and the overrides, and checks it.
+
+Imports neither torch nor Flower.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
+
+from fedhet.config import catalogue, overrides, validation
+from fedhet.config.targets import check_hydra_targets, check_targets
+from fedhet.errors import ConfigError
+
+HYDRA_VERSION = "1.3"
+_LOCK = threading.Lock()  # Hydra's state is one object per process
+
+
+@dataclass(frozen=True)
+class Config:
+    """One run's configuration.
+
+    Attributes:
+        cfg: the settings: interpolations resolved, checked, read-only, without Hydra's own.
+        choices: group -> choice, for every group but plugin (see `plugins`); a group without a
+            choice is absent.
+        run_dir: absolute path of the run folder; "" if the configuration comes from `cached`.
+        run_dir_given: whether the user named the run folder, by hydra.run.dir=...
+        overrides: the overrides that lead to `cfg`, without those of Hydra's own settings.
+    """
+
+    cfg: DictConfig
+    choices: dict[str, str]
+    run_dir: str
+    run_dir_given: bool
+    overrides: tuple[str, ...]
+
+    @property
+    def plugins(self) -> tuple[str, ...]:
+        """The active plug-ins in order: first the method's own, then those of plugin=[...]."""
+        return tuple(str(name) for name in self.cfg.plugin)
+
+
+def compose(lines: Sequence[str]) -> Config:
+    """Compose and check the configuration of one run from its overrides.
+
+    Safe in threads and inside a Hydra application.
+
+    Raises:
+        ConfigError: a name or key is unknown, a value is out of range, or an object is not trusted.
+    """
+    parsed = overrides.parse(lines)
+    texts = overrides.of_single_run(parsed)
+    try:
+        cfg = _hydra_config(texts)
+    except ConfigError:
+        # Hydra's message does not say what is allowed, so the keys are checked here first.
+        chosen = _hydra_config(overrides.choices_only(parsed))
+        settings: Any = OmegaConf.to_container(chosen)
+        del settings["hydra"]
+        overrides.check_keys(parsed, settings)
+        raise
+    with _as_config_error():
+        return _checked(cfg, cfg.hydra, str(Path(cfg.hydra.run.dir).resolve()))
+
+
+@lru_cache(maxsize=32)
+def cached(lines: tuple[str, ...]) -> Config:
+    """Compose only once for the same overrides: a client composes for each of its short messages.
+
+    The run folder is left out, because its name contains the time, and two runs with the same
+    overrides need two folders.
+    """
+    return replace(compose(lines), run_dir="")
+
+
+def from_hydra_job(cfg: DictConfig) -> Config:
+    """Check the configuration that Hydra passes to the job it is running."""
+    hydra = HydraConfig.get()
+    with _as_config_error():
+        return _checked(cfg, hydra, hydra.runtime.output_dir)
+
+
+def check_overrides(lines: Sequence[str], *, sweep: bool = False) -> list[str]:
+    """Check all names and values of the overrides; return them in the form that Hydra needs.
+
+    The overrides of a sweep are checked before its first run starts.
+
+    Raises:
+        ConfigError: as `compose` does; for a sweep it names the first run that is wrong.
+    """
+    parsed = overrides.parse(lines)
+    runs = overrides.of_sweep_runs(parsed) if sweep else [overrides.of_single_run(parsed)]
+    for run in runs:
+        try:
+            compose(run)
+        except ConfigError as error:
+            if not sweep:
+                raise
+            raise ConfigError(f"{error} (in the sweep's run {' '.join(run)})") from error
+    return [str(override.input_line) for override in parsed]
+
+
+def _hydra_config(texts: Sequence[str]) -> DictConfig:
+    """Compose with Hydra; a Hydra application that runs in this process keeps its state."""
+    with _LOCK, _as_config_error():
+        running = GlobalHydra.instance().hydra
+        GlobalHydra.instance().hydra = None
+        try:
+            with initialize_config_dir(
+                str(catalogue.CONF), job_name="fedhet", version_base=HYDRA_VERSION
+            ):
+                return hydra_compose("config", list(texts), return_hydra_config=True)
+        finally:
+            GlobalHydra.instance().hydra = running
+
+
+def _checked(cfg: DictConfig, hydra: Any, run_dir: str) -> Config:
+    choices = {
+        str(group): str(name)
+        for group, name in hydra.runtime.choices.items()
+        if "/" not in str(group) and group != "plugin" and name is not None
+    }
+    validation.check_fixed_choices(choices)
+    check_hydra_targets(hydra)
+    cfg = cfg.copy()
+    with open_dict(cfg):
+        cfg.pop("hydra", None)
+    OmegaConf.resolve(cfg)
+    validation.check_structure(cfg)
+    validation.check_server_opt(cfg, choices["server_opt"])
+    check_targets(cfg)
+    validation.validate(cfg)
+    OmegaConf.set_readonly(cfg, True)
+    run_dir_given = any(line.startswith("hydra.run.dir=") for line in hydra.overrides.hydra)
+    return Config(cfg, choices, run_dir, run_dir_given, tuple(hydra.overrides.task))
+
+
+@contextmanager
+def _as_config_error() -> Iterator[None]:
+    """Turn errors of Hydra and OmegaConf into a ConfigError of one line.
+
+    Both keep the key and the cause apart from the message; here they become one.
+    """
+    try:
+        yield
+    except ConfigError:
+        raise
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
+        pieces = [getattr(error, "full_key", None), error, error.__cause__]
+        lines = [str(piece).partition("\n")[0].rstrip(".") for piece in pieces if piece]
+        raise ConfigError(": ".join(dict.fromkeys(lines))) from error
+
+
+def _sweep_subdir(number: int, overrides_of_job: str) -> str:
+    """Name the folder of a sweep's job: its number, which is unique, and what it overrides."""
+    words = re.sub(r"[^a-zA-Z0-9_.,=+-]+", "_", overrides_of_job)
+    return f"{number}-{words}"[:80].rstrip("-_,")
+
+
+OmegaConf.register_new_resolver("fedhet.subdir", _sweep_subdir, replace=True)

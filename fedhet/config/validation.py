@@ -1,0 +1,131 @@
+"""Checks of a composed configuration that no constructor makes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from omegaconf import DictConfig, OmegaConf
+
+from fedhet.check import boolean, integer, number, one_of, optional, text
+from fedhet.config import catalogue
+from fedhet.errors import ConfigError
+
+_GROUPS = (
+    "dataset",
+    "partition",
+    "model",
+    "client",
+    "method",
+    "server_opt",
+    "engine",
+    "eval",
+    "early_stopping",
+)
+
+
+def validate(cfg: DictConfig) -> None:
+    """Check the settings that no constructor checks: those without a group, client.* and engine.*.
+
+    Raises:
+        ConfigError: a value is out of range, or two settings contradict each other.
+    """
+    _validate_run(cfg)
+    _validate_client(cfg.client)
+    _validate_engine(cfg.engine)
+
+
+def _validate_run(cfg: DictConfig) -> None:
+    integer("seed", cfg.seed, low=0, high=2**63 - 1)
+    integer("rounds", cfg.rounds, low=1)
+    number("fraction", cfg.fraction, open_low=0, high=1)
+    text("data_dir", cfg.data_dir)
+    one_of("device", cfg.device, ("auto", "cpu", "cuda"))
+    one_of("on_failure", cfg.on_failure, ("stop", "skip"))
+    one_of("buffers", cfg.buffers, ("average", "local", "frozen"))
+    integer("eval.every", cfg.eval.every, low=1)
+    boolean("eval.clients", cfg.eval.clients)
+    integer("eval.finetune_epochs", cfg.eval.finetune_epochs, low=0)
+    patience = optional(integer, "early_stopping.patience", cfg.early_stopping.patience, low=1)
+    number("early_stopping.min_delta", cfg.early_stopping.min_delta, low=0)
+    if patience is not None and not cfg.eval.clients:
+        raise ConfigError(
+            f"early_stopping.patience={patience} needs eval.clients=true, because it watches the"
+            " clients' validation data"
+        )
+
+
+def _validate_client(client: DictConfig) -> None:
+    one_of("client.optimizer", client.optimizer, ("sgd", "adam"))
+    number("client.lr", client.lr, open_low=0)
+    integer("client.epochs", client.epochs, low=1)
+    integer("client.batch_size", client.batch_size, low=1)
+    number("client.momentum", client.momentum, low=0, open_high=1)
+    number("client.weight_decay", client.weight_decay, low=0)
+    number("client.lr_decay", client.lr_decay, open_low=0, high=1)
+    one_of("client.schedule", client.schedule, ("constant", "cosine"))
+    optional(number, "client.clip", client.clip, open_low=0)
+
+
+def _validate_engine(engine: DictConfig) -> None:
+    optional(integer, "engine.workers", engine.workers, low=1)
+    integer("engine.threads", engine.threads, low=1)
+    number("engine.num_cpus", engine.num_cpus, open_low=0)
+    number("engine.num_gpus", engine.num_gpus, low=0)
+    optional(text, "engine.address", engine.address)
+    boolean("engine.compile", engine.compile)
+    boolean("engine.amp", engine.amp)
+    boolean("engine.channels_last", engine.channels_last)
+    if engine.vectorize != "auto":
+        integer("engine.vectorize", engine.vectorize, low=0)
+    if engine.vectorize and engine.name != "local":
+        raise ConfigError(
+            f"engine.vectorize={engine.vectorize} with engine={engine.name}: only engine=local"
+            " trains several clients at once"
+        )
+
+
+def check_fixed_choices(choices: Mapping[str, str]) -> None:
+    """Refuse a choice that contradicts the definition of the chosen method.
+
+    Raises:
+        ConfigError: method=fedadam with server_opt=fedyogi, for example.
+    """
+    method = choices["method"]
+    for group, choice in catalogue.fixed_choices("method", method).items():
+        if choices[group] != choice:
+            raise ConfigError(
+                f"method={method} is defined by {group}={choice}; for {group}={choices[group]} use"
+                " method=fedavg"
+            )
+
+
+def check_structure(cfg: DictConfig) -> None:
+    """Refuse a missing value, and a plain value in place of a group of settings.
+
+    Raises:
+        ConfigError: naming the key.
+    """
+    for key in sorted(OmegaConf.missing_keys(cfg)):
+        raise ConfigError(f"{key} has no default; write {key}=<value>")
+    for key in (*_GROUPS, *(f"plugin.{name}" for name in cfg.plugin)):
+        value = OmegaConf.select(cfg, key)
+        if not isinstance(value, DictConfig):
+            raise ConfigError(
+                f"{key}={value}: this is a group of settings; write {key}.<setting>=<value>"
+            )
+
+
+def check_server_opt(cfg: DictConfig, choice: str) -> None:
+    """Refuse another `kind` than the one that defines the chosen server optimiser.
+
+    Raises:
+        ConfigError: server_opt=fedadam with server_opt.kind=yogi, for example.
+    """
+    defined = OmegaConf.load(catalogue.CONF / "server_opt" / f"{choice}.yaml")
+    kind = OmegaConf.select(cfg.server_opt, "kind")
+    own = OmegaConf.select(defined, "kind")
+    if kind != own:
+        raise ConfigError(
+            f"server_opt.kind={kind}: server_opt={choice} is defined by kind={own}; choose"
+            f" server_opt=fed{kind}"
+        )

@@ -1,0 +1,202 @@
+"""Tables: csv and Parquet files, and any other data frame with columns of numbers."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedhet import check
+from fedhet.data.array_cache import Arrays, cached_arrays, signature
+from fedhet.data.arrays import Classes, RawSamples, Statistic, assemble, dataset_arrays
+from fedhet.data.dataset import Dataset
+from fedhet.data.files import find_file
+from fedhet.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    import pandas
+
+SUFFIXES = (".csv", ".parquet")
+
+
+def table(
+    *,
+    name: str,
+    data_dir: str,
+    train: str,
+    test: str | None,
+    test_fraction: float,
+    features: Sequence[str] | None,
+    label: str,
+    owner: str | None,
+    classes: Classes,
+    mean: Statistic,
+    std: Statistic,
+) -> Dataset:
+    """The dataset of csv files (with a header) or Parquet files.
+
+    Args:
+        train, test: the files' paths, absolute or under `data_dir`. Without `test`, the global test
+            set is `test_fraction` of the rows of `train`, the same rows whatever the seed.
+        test_fraction: the fraction of the rows that is held out where `test` is None.
+        features: the columns (F,) that the model sees, all of numbers; None: all but `label` and
+            `owner`.
+        label: the column of classes, whole numbers or text.
+        owner: the column of natural owners; None: there are no owners.
+        classes: see `fedhet.data.arrays.dataset_arrays`.
+        mean, std: see `fedhet.data.arrays.assemble`.
+
+    Raises:
+        DataError: a file is damaged, lacks a column, or has a cell that is missing or not a finite
+            number; the message names the file, the row and the column.
+    """
+    check.number("dataset.test_fraction", test_fraction, open_low=0, open_high=1)
+    paths = [find_file(data_dir, "train", train)]
+    if test is not None:
+        paths.append(find_file(data_dir, "test", test))
+    settings: dict[str, Any] = {
+        "features": features,
+        "label": label,
+        "owner": owner,
+        "classes": classes,
+        "test_fraction": test_fraction,
+    }
+
+    def read() -> Arrays:
+        return arrays_of_frames([(str(path), _read_frame(path)) for path in paths], **settings)
+
+    key = {"loader": "table", **settings, "files": signature(paths)}
+    return assemble(name, cached_arrays(name, key, read), mean, std)
+
+
+def _read_frame(path: Path) -> pandas.DataFrame:
+    if path.suffix not in SUFFIXES:
+        raise ConfigError(f"{path}: a table must be a file that ends in {' or '.join(SUFFIXES)}")
+    import pandas
+
+    try:
+        if path.suffix == ".parquet":
+            return pandas.read_parquet(path)
+        return _read_csv(path)
+    # KeyError and TypeError come from damaged metadata
+    except (OSError, ValueError, KeyError, TypeError, pandas.errors.ParserWarning) as error:
+        raise DataError(
+            f"{path} is damaged, or not a {path.suffix[1:]} file with a header:"
+            f" {str(error).strip()}"
+        ) from error
+
+
+def _read_csv(path: Path) -> pandas.DataFrame:
+    import pandas
+
+    with warnings.catch_warnings():
+        # pandas only warns about rows with more fields than the header
+        warnings.simplefilter("error", pandas.errors.ParserWarning)
+        header = pandas.read_csv(path, header=None, nrows=1, dtype=str, index_col=False).iloc[0]
+        # pandas would rename the second column to "<name>.1": the label would become a feature
+        if header.duplicated().any():
+            column = header[header.duplicated()].iloc[0]
+            raise ValueError(f"it names the column {column!r} twice")
+        # low_memory=False: a column has one type, whatever its chunks look like
+        return pandas.read_csv(path, low_memory=False, index_col=False)
+
+
+def arrays_of_frames(
+    frames: Sequence[tuple[str, pandas.DataFrame]],
+    *,
+    features: Sequence[str] | None,
+    label: str,
+    owner: str | None,
+    classes: Classes,
+    test_fraction: float,
+) -> Arrays:
+    """The dataset's arrays of one or two data frames.
+
+    Args:
+        frames: pairs (source for messages, data frame): the training data and, optionally, the test
+            data. For the other arguments see `table`.
+    """
+    if isinstance(features, str):
+        raise ConfigError(
+            f"dataset.features={features}: must be null, or a list of columns: [{features}]"
+        )
+    others = [label] if owner is None else [label, owner]
+    if features is None:
+        used = [column for column in frames[0][1].columns if column not in others]
+    else:
+        used = list(features)
+    if not used or set(used) & set(others):
+        raise ConfigError(
+            f"dataset.features={used}: must name at least one column, and none of"
+            f" {', '.join(others)}, the label and the owner"
+        )
+    train = _raw_samples(*frames[0], used, label, owner)
+    # The samples of the global test set have no owners.
+    test = _raw_samples(*frames[1], used, label, None) if len(frames) > 1 else None
+    return dataset_arrays(train, test, classes, test_fraction)
+
+
+def _raw_samples(
+    source: str, frame: pandas.DataFrame, features: Sequence[str], label: str, owner: str | None
+) -> RawSamples:
+    required = [*features, label] if owner is None else [*features, label, owner]
+    for column in required:
+        if column not in frame.columns:
+            columns = ", ".join(map(str, frame.columns))
+            raise DataError(f"{source} has no column {column!r}; it has {columns}")
+    return RawSamples(
+        _numeric_columns(frame, features, source),
+        column_values(frame, label, source),
+        None if owner is None else column_values(frame, owner, source),
+        source,
+        f"{source}, column {label!r}",
+    )
+
+
+def _numeric_columns(frame: pandas.DataFrame, columns: Sequence[str], source: str) -> np.ndarray:
+    """(n, F) float32."""
+    from pandas import to_numeric
+
+    x = np.empty((len(frame), len(columns)), np.float32)
+    for j, column in enumerate(columns):
+        try:
+            numbers = to_numeric(frame[column], errors="coerce")
+            numbers = numbers.to_numpy(np.float64, na_value=np.nan)
+        except TypeError as error:  # the cells are lists, for example
+            raise DataError(f"{source}, column {column!r}: expected numbers ({error})") from error
+        with np.errstate(over="ignore"):  # too large a number becomes inf, which is reported below
+            x[:, j] = numbers
+        finite = np.isfinite(x[:, j])
+        if not finite.all():
+            row = int(finite.argmin())
+            (value,) = frame[column].iloc[[row]].tolist()
+            raise DataError(
+                f"{source}, row {row}, column {column!r}: {repr(value)[:60]}; expected finite"
+                " numbers; dataset.features chooses the columns"
+            )
+    return x
+
+
+def column_values(frame: pandas.DataFrame, column: str, source: str) -> np.ndarray:
+    """The values (n,) of a column of labels or owners, in numpy's type.
+
+    Raises:
+        DataError: a value is missing, or is a list.
+    """
+    missing = frame[column].isna().to_numpy()
+    if missing.any():
+        raise DataError(
+            f"{source}, row {int(missing.argmax())}, column {column!r}: the cell is empty;"
+            " expected a value"
+        )
+    values = frame[column].to_numpy()
+    if values.dtype == object:
+        for row, value in enumerate(values):
+            if isinstance(value, list | dict | np.ndarray):
+                raise DataError(
+                    f"{source}, row {row}, column {column!r}: {value}; expected a number or text"
+                )
+    return values

@@ -1,0 +1,185 @@
+"""Arrays in an npz file: a table, images, or token numbers."""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from fedhet import check
+from fedhet.data.array_cache import Arrays, cached_arrays, signature
+from fedhet.data.arrays import Classes, RawSamples, Statistic, assemble, dataset_arrays
+from fedhet.data.dataset import Dataset
+from fedhet.data.files import find_file
+from fedhet.errors import DataError
+
+# The arrays of a file that describe its others, as `python -m fedhet.data export` writes them.
+_DESCRIPTIVE = ("classes", "mean", "std")
+# What np.load raises for a damaged file, or for one that contains objects.
+_DAMAGE = (
+    OSError,
+    ValueError,
+    EOFError,
+    TypeError,
+    RuntimeError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
+
+
+def npz(
+    *,
+    name: str,
+    data_dir: str,
+    file: str,
+    x_train: str,
+    y_train: str,
+    x_test: str,
+    y_test: str,
+    owner: str | None,
+    classes: Classes,
+    text: bool,
+    mean: Statistic,
+    std: Statistic,
+) -> Dataset:
+    """The dataset of an npz file.
+
+    Args:
+        file: its path, absolute or under `data_dir`.
+        x_train, x_test: the names of arrays: a table (n, F); images (n, H, W) or (n, C, H, W) as
+            uint8 or floats in [0, 1]; or, with `text`, token numbers (n, T), each one of the
+            classes.
+        y_train, y_test: the names of arrays (n,) of whole numbers or text.
+        owner: the name of an array (n,), the natural owner of each training sample; None: there
+            are no owners.
+        classes: see `fedhet.data.arrays.dataset_arrays`; None also stands for an array `classes` in
+            the file, the names of 0 .. C-1.
+        text: whether the inputs are token numbers.
+        mean, std: see `fedhet.data.arrays.assemble`; "auto" also stands for arrays `mean` and `std`
+            in the file. Not used for text.
+
+    Raises:
+        DataError: the file is damaged, lacks an array, or an array contains no such data; the
+            message names the array and the row.
+    """
+    check.boolean("dataset.text", text)
+    names = {"x_train": x_train, "y_train": y_train, "x_test": x_test, "y_test": y_test}
+    if owner is not None:
+        names["owner"] = owner
+    path = find_file(data_dir, "file", file)
+    key = {
+        "loader": "npz",
+        "names": names,
+        "classes": classes,
+        "text": text,
+        "files": signature([path]),
+    }
+    arrays = cached_arrays(name, key, lambda: _read(path, names, classes, text))
+    return assemble(name, arrays) if text else assemble(name, arrays, mean, std)
+
+
+def _read(path: Path, names: Mapping[str, str], classes: Classes, text: bool) -> Arrays:
+    """The dataset's arrays; see `npz`."""
+    arrays = _load_arrays(path, names)
+    sources = {key: f"{path}, array {array!r}" for key, array in names.items()}
+    to_inputs = _token_numbers if text else _numeric_inputs
+    train = RawSamples(
+        to_inputs(arrays["x_train"], sources["x_train"]),
+        arrays["y_train"],
+        arrays.get("owner"),
+        sources["x_train"],
+        sources["y_train"],
+    )
+    test = RawSamples(
+        to_inputs(arrays["x_test"], sources["x_test"]),
+        arrays["y_test"],
+        None,
+        sources["x_test"],
+        sources["y_test"],
+    )
+    descriptive = {key: arrays[key] for key in _DESCRIPTIVE if key in arrays}
+    if classes is not None:
+        descriptive.pop("classes", None)
+    for key, values in descriptive.items():
+        _check_descriptive(key, values, path)
+    if "classes" in descriptive:
+        classes = len(descriptive["classes"])
+    return dataset_arrays(train, test, classes) | descriptive
+
+
+def _load_arrays(path: Path, names: Mapping[str, str]) -> Arrays:
+    """The arrays by the keys of `names`, and the file's descriptive arrays."""
+    try:
+        with np.load(path) as file:
+            for key, array in names.items():
+                if array not in file.files:
+                    raise DataError(
+                        f"{path} has no array {array!r} (dataset.{key}); it has"
+                        f" {', '.join(file.files)}"
+                    )
+            descriptive = {key: file[key] for key in _DESCRIPTIVE if key in file.files}
+            return descriptive | {key: file[array] for key, array in names.items()}
+    except DataError:
+        raise
+    except _DAMAGE as error:
+        raise DataError(
+            f"{path} is damaged, or not an npz file of numbers and text: {error}"
+        ) from error
+
+
+def _check_descriptive(key: str, values: np.ndarray, path: Path) -> None:
+    if key == "classes":
+        valid = values.ndim == 1 and len(np.unique(values)) == len(values)
+        expected = "distinct names (C,)"
+    else:
+        numbers = values.ndim == 1 and values.dtype.kind in "iuf"
+        valid = numbers and bool(np.isfinite(values).all())
+        expected = "a finite number for each channel or column"
+        if key == "std":
+            valid = valid and values.min() > 0
+            expected += ", > 0"
+    if not valid:
+        raise DataError(f"{path}, array {key!r} is {values.tolist()}; expected {expected}")
+
+
+def _numeric_inputs(x: np.ndarray, source: str) -> np.ndarray:
+    """A table (n, F) as float32, or images (n, C, H, W) as uint8 or float32."""
+    if x.ndim not in (2, 3, 4) or 0 in x.shape[1:] or x.dtype.kind not in "biuf":
+        raise DataError(
+            f"{source} is {x.dtype} {x.shape}; expected numbers (n, F), (n, H, W) or (n, C, H, W)"
+        )
+    if x.ndim == 4 and x.shape[3] in (1, 3) and x.shape[1] not in (1, 3):
+        raise DataError(
+            f"{source} is {x.shape}; channels must come first, transpose(0, 3, 1, 2) moves them"
+        )
+    if x.ndim > 2 and x.dtype.kind != "f" and x.dtype != np.uint8:
+        raise DataError(f"{source} holds images as {x.dtype}; expected uint8, or floats in [0, 1]")
+    if x.ndim == 3:
+        x = x[:, None]
+    if x.ndim == 4 and x.dtype == np.uint8:
+        return x
+    with np.errstate(over="ignore"):  # too large a number becomes inf, which is reported below
+        numbers = x.astype(np.float32)
+    if x.ndim == 2:
+        valid = np.isfinite(numbers)
+        expected = "finite numbers"
+    else:
+        valid = (numbers >= 0) & (numbers <= 1)
+        expected = "pixels in [0, 1], or uint8"
+    if not valid.all():
+        row, *position = np.argwhere(~valid)[0].tolist()
+        raise DataError(
+            f"{source}, row {row}: {x[(row, *position)]} at {position}; expected {expected}"
+        )
+    return numbers
+
+
+def _token_numbers(x: np.ndarray, source: str) -> np.ndarray:
+    if x.ndim != 2 or not x.shape[1] or x.dtype.kind not in "iu":
+        raise DataError(
+            f"{source} is {x.dtype} {x.shape}; dataset.text=true expects token numbers (n, T)"
+        )
+    return x.astype(np.int64)

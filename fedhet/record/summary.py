@@ -1,0 +1,130 @@
+"""summary.json: what a run's rounds add up to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fedhet import trees
+from fedhet.metrics import comm_cost, effective_rounds
+
+if TYPE_CHECKING:
+    from fedhet.strategy import FedStrategy
+
+Row = dict[str, Any]  # a line of rounds.jsonl
+
+
+def summarise(
+    rows: Sequence[Row],
+    strategy: FedStrategy,
+    *,
+    status: str,
+    reason: str | None,
+    seconds: float,
+    failures: list[dict[str, Any]],
+) -> dict[str, Any]:
+    """Return the entries of summary.json that are known when a run has ended.
+
+    Args:
+        rows: the lines of rounds.jsonl.
+        strategy: the run's strategy, in its final state.
+        status: ok, failed or interrupted.
+        reason: why the run did not end well, or None.
+        seconds: the duration of the whole run.
+        failures: the clients that failed, with the round.
+    """
+    executed = [row["phase"] for row in rows]
+    losses = [row["loss_global"] for row in rows if row["loss_global"] is not None]
+    validation = [row["acc_val_weighted"] for row in rows if "acc_val_weighted" in row]
+    clocks = _sums([row["seconds"] for row in rows])
+    return {
+        "status": status,
+        "reason": reason,
+        "phases": [
+            {"name": entry.name, "rounds": executed.count(entry.name)}
+            for entry in strategy.timetable
+        ],
+        "models": list(strategy.views),
+        "accuracy": _accuracy(rows, "acc_global", "acc_val_weighted"),
+        **{
+            view: _accuracy(rows, f"acc_{view}_mean", f"acc_{view}_val_weighted")
+            for view in strategy.views
+            if view != "global"
+        },
+        "validation": max(validation, default=None),
+        "loss": losses[-1] if losses else None,
+        "seconds": {
+            "total": seconds,
+            **{name: clocks.get(name, 0.0) for name in ("train", "evaluate", "aggregate")},
+        },
+        "communication": _communication(rows, strategy),
+        "bytes": {way: _sums([row["bytes"][way] for row in rows]) for way in ("up", "down")},
+        "client_state": strategy.client_state,
+        "failures": failures,
+        "weights_sha256": trees.sha256(strategy.weights),
+    }
+
+
+def _accuracy(rows: Sequence[Row], test: str, validation: str) -> dict[str, float | None]:
+    """Return the test accuracy at three evaluations.
+
+    Args:
+        rows: the lines of rounds.jsonl.
+        test: the key of the test accuracy.
+        validation: the key of the validation accuracy.
+
+    Returns:
+        `last`: at the last evaluation. `best_val`: at the one that validation chooses. `best_test`:
+        the best of all, which cannot be chosen without the test data.
+    """
+    scores = [(row[test], row.get(validation)) for row in rows if row.get(test) is not None]
+    validated = [
+        (on_validation, on_test) for on_test, on_validation in scores if on_validation is not None
+    ]
+    return {
+        "last": scores[-1][0] if scores else None,
+        "best_val": max(validated, key=lambda pair: pair[0])[1] if validated else None,
+        "best_test": max((on_test for on_test, _ in scores), default=None),
+    }
+
+
+def _communication(rows: Sequence[Row], strategy: FedStrategy) -> dict[str, int | None]:
+    """Return the effective rounds until the run's own best accuracy, and their cost.
+
+    The cost is in numbers that one client sends and receives (FedDisk, eq. 18 and 19). A step
+    before the training counts as a round if clients sent something up in it. Both are None if no
+    accuracy is defined.
+    """
+    scored = [
+        (row["step"], row["acc_global"])
+        for row in rows
+        if row["phase"] == "train" and row["acc_global"] is not None
+    ]
+    if not scored:
+        return {"effective_rounds": None, "cost": None}
+    evaluations = effective_rounds(torch.tensor([accuracy for _, accuracy in scored]))
+    step = scored[(evaluations or len(scored)) - 1][0]
+    before = [
+        row["phase"] for row in rows if row["phase"] != "train" and any(row["bytes"]["up"].values())
+    ]
+    cost = comm_cost(_count_numbers(strategy.sent("model")), step)
+    for entry in strategy.timetable:
+        phase = entry.phase
+        if entry.name != "train" and phase.slot and phase.uploads:
+            cost += comm_cost(_count_numbers(strategy.sent(phase.slot)), before.count(entry.name))
+    return {"effective_rounds": len(before) + step, "cost": cost}
+
+
+def _sums(counts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Add up the values of equal names."""
+    totals: dict[str, Any] = {}
+    for named in counts:
+        for name, value in named.items():
+            totals[name] = totals.get(name, 0) + value
+    return totals
+
+
+def _count_numbers(tree: trees.Tree) -> int:
+    return sum(tensor.numel() for tensor in tree.values() if tensor.is_floating_point())

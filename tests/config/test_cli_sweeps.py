@@ -1,0 +1,125 @@
+"""Sweeps from the command line: what their jobs get, and what becomes of those that fail."""
+
+from __future__ import annotations
+
+import gc
+import math
+import types
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_jobs import failing, install_jobs
+
+from fedhet import config
+from fedhet.cli import main
+from fedhet.cli.launch import HydraTask
+from fedhet.config import Config
+from fedhet.errors import DataError, RunFailed
+
+pytestmark = pytest.mark.usefixtures("own_process")
+
+
+def test_a_job_has_the_configuration_that_its_overrides_compose(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Client processes rely on it. Composing also works inside Hydra's own run."""
+    configs: list[Config] = []
+    composed: list[Config] = []
+    install_jobs(
+        monkeypatch, configs, lambda settings: composed.append(config.compose(settings.overrides))
+    )
+    assert main.main(["-m", "method=fednorm,fedadam", "plugin=[fedprox]", "seed=3"]) == 0
+    assert len(configs) == 2
+    for job, again in zip(configs, composed, strict=True):
+        assert job.cfg == again.cfg
+        assert job.choices == again.choices
+        assert job.plugins == again.plugins
+        assert job.overrides == again.overrides
+    assert {(job.choices["method"], job.cfg.seed, job.plugins) for job in configs} == {
+        ("fednorm", 3, ("fednorm", "fedprox")),
+        ("fedadam", 3, ("fedprox",)),
+    }
+    assert len({job.run_dir for job in configs}) == 2
+    assert all(Path(job.run_dir).parents[2].name == "multirun" for job in configs)
+
+
+def test_a_job_of_a_sweep_begins_without_the_objects_of_the_previous_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    models: list[weakref.ref[Any]] = []
+
+    def job(settings: Config) -> None:
+        assert all(ref() is None for ref in models)
+        model = types.ModuleType("model")  # can be referenced weakly
+        model.itself = model  # type: ignore[attr-defined]
+        models.append(weakref.ref(model))
+
+    install_jobs(monkeypatch, [], job)
+    gc.disable()  # it must not depend on when Python collects
+    try:
+        assert main.main(["-m", "seed=1,2,3"]) == 0
+    finally:
+        gc.enable()
+    assert len(models) == 3
+
+
+def test_job_folders_of_a_sweep_are_short_and_flat(jobs: list[Config]) -> None:
+    keys = ("rounds", "fraction", "client.epochs", "client.batch_size")
+    overrides = ["data_dir=/a/b/c", "seed=0,1", *(f"{key}=1" for key in keys)]
+    assert main.main(["-m", *overrides]) == 0
+    names = [Path(job.run_dir).name for job in jobs]
+    assert [name[0] for name in names] == ["0", "1"]
+    assert max(map(len, names)) <= 80
+    assert len({Path(job.run_dir).parent for job in jobs}) == 1
+
+
+def test_a_failing_job_does_not_stop_a_sweep(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    configs: list[Config] = []
+    job = failing(RunFailed("diverged"), lambda settings: settings.cfg.seed == 1)
+    install_jobs(monkeypatch, configs, job)
+    assert main.main(["-m", "seed=0,1,2"]) == 1
+    assert [settings.cfg.seed for settings in configs] == [0, 1, 2]
+    printed = capsys.readouterr()
+    assert printed.err == "error: diverged\nfailed: job 1: seed=1: diverged\n"
+    folders = [line for line in printed.out.splitlines() if line.startswith("run folder: ")]
+    assert folders == [f"run folder: {configs[number].run_dir}" for number in (0, 2)]
+    assert "job 2: seed=2" in printed.out
+
+
+def test_in_another_process_the_exception_is_raised_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A note would be lost with a launcher's process, so Hydra must carry the exception back."""
+    job = failing(DataError("no file"), lambda settings: settings.cfg.seed == 1)
+    install_jobs(monkeypatch, [], job)
+    other_pid = property(lambda task: -1, lambda task, value: None)
+    monkeypatch.setattr(HydraTask, "pid", other_pid, raising=False)
+    assert main.main(["-m", "seed=0,1"]) == 2
+    assert capsys.readouterr().err.endswith("error: no file\n")
+
+
+def test_an_optimiser_gets_the_validation_accuracy(
+    monkeypatch: pytest.MonkeyPatch, jobs: list[Config]
+) -> None:
+    returned: list[float] = []
+    call = HydraTask.__call__
+    monkeypatch.setattr(HydraTask, "__call__", lambda task, cfg: returned.append(call(task, cfg)))
+    assert main.main(["-m", "seed=4,2"]) == 0
+    assert returned == [4.0, 2.0]
+    main.main(["seed=0"])  # no client has validation data
+    install_jobs(monkeypatch, [], failing(RunFailed("diverged")))
+    main.main([])
+    assert len(returned) == 4
+    assert all(math.isnan(value) for value in returned[2:])
+
+
+def test_a_wrong_sweep_runs_nothing(jobs: list[Config], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["-m", "method=fedavg,fednormm"]) == 2
+    assert main.main(["-m", "client.lr=.1,0"]) == 2
+    assert main.main(["seed=0,1"]) == 2
+    assert jobs == []
+    assert capsys.readouterr().out == ""

@@ -1,0 +1,171 @@
+"""What the groups in conf/ compose to: every choice, plug-ins, server optimisers, experiments."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from fedhet.config import cached, catalogue, compose
+from fedhet.config.targets import check_targets
+from fedhet.errors import ConfigError
+
+# A method may fix its server optimiser, and an experiment any group: both have tests of their own.
+GROUPS = {
+    group: names
+    for group, names in catalogue.groups().items()
+    if group not in ("server_opt", "experiment")
+}
+# Choices that need a name.
+NAMED = {"torchvision": "torchvision/resnet18", "timm": "timm/resnet18"}
+SERVER_OPTS = [name for name in catalogue.choices("server_opt") if name != "none"]
+
+
+def settings(*overrides: str) -> dict[str, Any]:
+    content: Any = OmegaConf.to_container(cached(overrides).cfg)
+    return content
+
+
+@pytest.mark.parametrize("turn", range(max(map(len, GROUPS.values()))))
+def test_every_choice_composes_and_its_objects_are_trusted(turn: int) -> None:
+    """Turn k takes the k-th choice of each group, and starts again where a group has fewer."""
+    chosen = {}
+    for group, names in GROUPS.items():
+        name = names[turn % len(names)]
+        chosen[group] = NAMED.get(name, name)
+    config = compose([f"{group}={name}" for group, name in chosen.items()])
+    check_targets(config.cfg)
+    assert chosen.pop("plugin") in config.plugins
+    assert {group: config.choices[group] for group in chosen} == chosen
+
+
+@pytest.mark.parametrize("name", catalogue.choices("experiment"))
+def test_every_experiment_composes(name: str) -> None:
+    assert compose([f"experiment={name}"]).choices["experiment"] == name
+
+
+def test_a_method_with_a_plugin_is_fedavg_with_that_plugin() -> None:
+    for plugin in ("fednorm", "fedprox"):
+        own = settings(f"method={plugin}")
+        added = settings("method=fedavg", f"plugin=[{plugin}]")
+        assert own.pop("method") != added.pop("method")
+        assert own == added
+
+
+@pytest.mark.parametrize(
+    ("overrides", "plugins"),
+    [
+        (["method=fedavg"], ()),
+        (["method=fednorm", "plugin=[]"], ("fednorm",)),
+        (["method=fednorm", "plugin=[fednorm]"], ("fednorm",)),
+        (["method=fednorm", "plugin=[fedprox]"], ("fednorm", "fedprox")),
+        (["plugin=[fedprox,fednorm]", "method=fednorm"], ("fednorm", "fedprox")),
+        (["method=fedprox", "plugin=[fednorm]"], ("fedprox", "fednorm")),
+        (["method=fedavg", "plugin=[fedprox,fednorm]"], ("fedprox", "fednorm")),
+        (["method=fedavg", "plugin=[fednorm,fednorm]"], ("fednorm",)),
+        (["method=scaffold", "plugin=[fednorm]"], ("fednorm",)),
+        (["method=fedavg", "plugin=fednorm"], ("fednorm",)),
+        (["method=fedavg", "+plugin=[fednorm]"], ("fednorm",)),
+    ],
+)
+def test_plugins_are_the_methods_own_then_the_users(
+    overrides: list[str], plugins: tuple[str, ...]
+) -> None:
+    assert compose(overrides).plugins == plugins
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["method=fednorm", "plugin.fednorm.temperature=.3"],
+        ["plugin.fednorm.temperature=.3", "method=fednorm", "plugin=[fednorm]"],
+        ["method=scaffold", "plugin=[fednorm]", "plugin.fednorm.temperature=.3"],
+        ["method=scaffold", "plugin=[fednorm]", "+plugin.fednorm.temperature=.3"],
+        ["method=fednorm", "plugin={fednorm: {temperature: .3}}"],
+    ],
+)
+def test_plugin_options_in_all_spellings(overrides: list[str]) -> None:
+    assert compose(overrides).cfg.plugin.fednorm.temperature == 0.3
+
+
+@pytest.mark.parametrize("name", SERVER_OPTS)
+def test_methods_named_after_a_server_optimiser(name: str) -> None:
+    named = settings(f"method={name}", "server_opt.lr=.5")
+    assert named == settings("method=fedavg", f"server_opt={name}", "server_opt.lr=.5")
+    assert named["server_opt"]["lr"] == 0.5
+    assert compose([f"method={name}"]).choices["server_opt"] == name
+
+
+@pytest.mark.parametrize("other", ["none", "fedyogi"])
+def test_a_method_defined_by_a_server_optimiser_refuses_another(other: str) -> None:
+    assert compose(["method=fedadam", "server_opt=fedadam"]).choices["method"] == "fedadam"
+    message = (
+        f"method=fedadam is defined by server_opt=fedadam; for server_opt={other} use method=fedavg"
+    )
+    with pytest.raises(ConfigError, match=message):
+        compose(["method=fedadam", f"server_opt={other}"])
+
+
+@pytest.mark.parametrize("chosen", ["method=fedadam", "server_opt=fedadam"])
+def test_a_server_optimiser_is_what_its_name_says(chosen: str) -> None:
+    message = (
+        r"server_opt\.kind=yogi: server_opt=fedadam is defined by kind=adam;"
+        r" choose server_opt=fedyogi"
+    )
+    with pytest.raises(ConfigError, match=message):
+        compose([chosen, "server_opt.kind=yogi"])
+
+
+def test_switching_the_engine_breaks_no_other_override() -> None:
+    for name in catalogue.choices("engine"):
+        engine = settings(f"engine={name}")["engine"]
+        assert set(engine) == {
+            "name",
+            "workers",
+            "threads",
+            "num_cpus",
+            "num_gpus",
+            "address",
+            "compile",
+            "amp",
+            "channels_last",
+            "vectorize",
+        }
+        assert engine["name"] == name
+
+
+def test_clients_differ_only_in_their_optimiser_and_its_learning_rate() -> None:
+    sgd = settings()["client"]
+    adam = settings("client=adam")["client"]
+    assert {key for key in sgd if sgd[key] != adam[key]} == {"optimizer", "lr"}
+
+
+def test_an_experiment_overrides_the_defaults_and_the_command_line_overrides_both() -> None:
+    assert settings("experiment=smoke")["rounds"] == 2
+    assert settings("+experiment=smoke")["rounds"] == 2
+    assert settings("rounds=7", "experiment=smoke")["rounds"] == 7
+    assert settings("experiment=smoke")["partition"] == {**settings()["partition"], "clients": 3}
+
+
+def test_an_experiment_in_a_folder_chooses_groups(own_conf: Path) -> None:
+    folder = own_conf / "experiment" / "smoke"  # beside smoke.yaml
+    folder.mkdir(exist_ok=True)
+    (folder / "adam.yaml").write_text(
+        "# @package _global_\n"
+        "defaults: [override /method: fedadam, override /plugin: [fedprox]]\n"
+        "rounds: 3\n"
+        "server_opt: {tau: .5}\n"
+    )
+    config = compose(["experiment=smoke/adam"])
+    assert config.choices["method"] == "fedadam"
+    assert config.choices["server_opt"] == "fedadam"
+    assert config.plugins == ("fedprox",)
+    assert config.cfg.rounds == 3
+    assert (config.cfg.server_opt.tau, config.cfg.server_opt.lr) == (0.5, 0.1)
+    assert compose(["experiment=smoke/adam", "method=fednorm", "plugin=[]"]).plugins == ("fednorm",)
+    with pytest.raises(
+        ConfigError, match=r"unknown experiment 'smoke/adm' \(did you mean smoke/adam"
+    ):
+        compose(["experiment=smoke/adm"])

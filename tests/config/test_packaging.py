@@ -1,0 +1,87 @@
+"""Building fedhet prints no warnings, and what is installed is complete."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("setuptools", minversion="77")
+
+ROOT = Path(__file__).parents[2]
+SOURCES = ("pyproject.toml", "setup.py", "MANIFEST.in", "requirements.txt", "README.md", "LICENSE")
+
+
+def paths(folder: str, pattern: str) -> set[str]:
+    return {path.relative_to(ROOT).as_posix() for path in (ROOT / folder).rglob(pattern)}
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of what a build reads: it leaves files beside its sources."""
+    folder = tmp_path_factory.mktemp("source")
+    for name in SOURCES:
+        shutil.copy(ROOT / name, folder)
+    for name in ("fedhet", "conf"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    return folder
+
+
+def build(source: Path, kind: str) -> Path:
+    """Build a distribution by the hook that pip calls, and check that it prints no warning."""
+    code = f"from setuptools import build_meta; print(build_meta.build_{kind}('dist'))"
+    env = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
+    process = subprocess.run(
+        [sys.executable, "-c", code], cwd=source, env=env, capture_output=True, text=True
+    )
+    output = process.stdout + process.stderr
+    assert process.returncode == 0, output
+    assert "warning" not in output.lower() and "!!" not in output, output
+    return source / "dist" / process.stdout.splitlines()[-1]
+
+
+def test_a_wheel_has_every_module_and_conf(source: Path) -> None:
+    with zipfile.ZipFile(build(source, "wheel")) as wheel:
+        names = {name for name in wheel.namelist() if ".dist-info/" not in name}
+    conf = {f"fedhet/{path}" for path in paths("conf", "*.yaml")}
+    assert names == paths("fedhet", "*.py") | conf | {"fedhet/py.typed"}
+
+
+def test_the_conf_of_an_installed_wheel_is_found(source: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(build(source, "wheel")) as wheel:
+        wheel.extractall(tmp_path)
+    process = subprocess.run(
+        [sys.executable, "-m", "fedhet", "--cfg", "job", "method=scaffold"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "_target_: fedhet.methods.scaffold.Scaffold" in process.stdout
+    code = "from fedhet.config import CONF; print(CONF)"
+    process = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert process.stdout.strip() == str(tmp_path.resolve() / "fedhet" / "conf")
+
+
+def test_an_editable_install_uses_conf_in_place(source: Path) -> None:
+    with zipfile.ZipFile(build(source, "editable")) as wheel:
+        files = {name: wheel.read(name).decode() for name in wheel.namelist()}
+    links = [text.strip() for name, text in files.items() if name.endswith(".pth")]
+    assert links == [str(source)]
+    assert not any(name.endswith((".py", ".yaml")) for name in files)
+
+
+def test_a_source_distribution_has_conf(source: Path) -> None:
+    archive = build(source, "sdist")
+    shutil.unpack_archive(archive, source / "unpacked")
+    (folder,) = (source / "unpacked").iterdir()
+    conf = {path.relative_to(folder).as_posix() for path in (folder / "conf").rglob("*.yaml")}
+    assert conf == paths("conf", "*.yaml")
+    assert (folder / "setup.py").exists() and (folder / "requirements.txt").exists()

@@ -1,0 +1,205 @@
+"""`_target_`: what a configuration may name, and how it is instantiated."""
+
+from __future__ import annotations
+
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import DictConfig, OmegaConf
+
+from fedhet.config import check_overrides, compose
+from fedhet.config.targets import check_targets, find_target, instantiate
+from fedhet.errors import ConfigError, DataError
+
+
+class Piece:
+    def __init__(
+        self, *, size: int, shape: tuple[int, ...] = (), where: dict[str, Any] | None = None
+    ) -> None:
+        if size < 0:
+            raise ValueError(f"size={size} is below 0")
+        if size == 0:
+            raise DataError("nothing there")
+        if size == 99:
+            raise TypeError("a bug")
+        self.size, self.shape, self.where = size, shape, where
+
+
+@pytest.fixture(autouse=True)
+def package(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package `trustme` with a class of its own, a function, and things that it only imports."""
+    module = types.ModuleType("trustme.pieces")
+
+    def build(size: int) -> int:
+        return size
+
+    class Own(Piece):
+        pass
+
+    for thing in (build, Own):
+        thing.__module__ = "trustme.pieces"
+    module.__dict__.update(Piece=Own, build=build, Popen=__import__("subprocess").Popen, number=3)
+    monkeypatch.setitem(sys.modules, "trustme", types.ModuleType("trustme"))
+    monkeypatch.setitem(sys.modules, "trustme.pieces", module)
+    monkeypatch.setenv("FEDHET_TRUST", "trustme")
+
+
+def node(**settings: Any) -> DictConfig:
+    mine = {"_target_": "trustme.pieces.Piece", **settings}
+    return OmegaConf.create({"plugin": {"mine": mine}}).plugin.mine
+
+
+def test_an_object_gets_its_settings_and_the_callers_as_plain_values() -> None:
+    piece = instantiate(node(size=3, where={"a": [1, {"_target_": "os.system"}]}), shape=(1, 2))
+    assert (piece.size, piece.shape) == (3, (1, 2))
+    assert type(piece.where) is dict  # its content is data: nothing in it is called
+    assert piece.where == {"a": [1, {"_target_": "os.system"}]}
+    assert instantiate(OmegaConf.create({"_target_": "trustme.pieces.build", "size": 2})) == 2
+
+
+def test_no_target_is_no_object() -> None:
+    assert instantiate(OmegaConf.create({"_target_": None})) is None
+    assert instantiate(compose([]).cfg.server_opt) is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "message"),
+    [
+        (
+            {"size": 1, "colour": 2},
+            ConfigError,
+            "plugin.mine does not fit trustme.pieces.Piece: .*colour",
+        ),
+        ({}, ConfigError, "plugin.mine does not fit trustme.pieces.Piece: .*size"),
+        ({"size": -1}, ConfigError, "plugin.mine: size=-1 is below 0"),
+        ({"size": 0}, DataError, "^nothing there$"),
+        ({"size": 99}, ConfigError, "plugin.mine: a bug"),
+    ],
+)
+def test_errors_of_a_constructor_name_the_key(
+    settings: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        instantiate(node(**settings))
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "trustme.pieces.Piec",
+        "trustme.nothing.Piece",
+        "trustme.pieces.number",
+        "trustme.pieces.Popen",
+        "trustme",
+    ],
+)
+def test_a_target_must_be_a_class_of_its_package(target: str) -> None:
+    with pytest.raises(ConfigError, match=f"plugin.mine._target_={target}: there is no such class"):
+        find_target(node(_target_=target))
+
+
+def test_what_fedhet_imports_cannot_be_reached_through_it() -> None:
+    for target in (
+        "fedhet.config.targets.os.system",
+        "fedhet.config.targets.importlib",
+        "fedhet.config.targets.DictConfig",
+    ):
+        with pytest.raises(ConfigError, match="no such class"):
+            find_target(OmegaConf.create({"_target_": target}))
+
+
+def test_a_missing_dependency_is_not_a_wrong_name(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "trustme_too.py").write_text("import not_there\nclass Piece: ...\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("FEDHET_TRUST", "trustme_too")
+    with pytest.raises(ModuleNotFoundError, match="not_there"):
+        find_target(OmegaConf.create({"_target_": "trustme_too.Piece"}))
+
+
+@pytest.mark.parametrize(
+    ("trust", "target", "trusted"),
+    [
+        ("", "fedhet.methods.fedavg.FedAvg", True),
+        ("", "fedhetx.methods.Evil", False),
+        ("", "os.system", False),
+        ("", "builtins.eval", False),
+        ("mine", "mine.Method", True),
+        ("mine", "minefield.Method", False),
+        ("mine.deep", "mine.Method", False),
+        ("a, mine.deep.,b", "mine.deep.Method", True),
+        ("a:mine", "mine.Method", True),
+        (",", "os.system", False),
+        ("mine", 3, False),
+    ],
+)
+def test_what_is_trusted(
+    monkeypatch: pytest.MonkeyPatch, trust: str, target: object, trusted: bool
+) -> None:
+    monkeypatch.setenv("FEDHET_TRUST", trust)
+    cfg = OmegaConf.create({"a": [{"b": {"_target_": target}}], "c": {"_target_": None}})
+    if trusted:
+        check_targets(cfg)
+    else:
+        message = rf"a\.0\.b\._target_={target} is not trusted; allowed: fedhet\.\*.*FEDHET_TRUST"
+        with pytest.raises(ConfigError, match=message):
+            check_targets(cfg)
+
+
+def test_a_configuration_cannot_name_other_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = "trustme.pieces.Piece"
+    assert compose([f"method._target_={target}"]).cfg.method._target_ == target
+    monkeypatch.delenv("FEDHET_TRUST")
+    for override in (
+        "method._target_=trustme.pieces.Piece",
+        "plugin.fednorm._target_=os.system",
+        "partition.split=[{_target_: os.system}]",
+    ):
+        with pytest.raises(ConfigError, match="is not trusted"):
+            compose([override])
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "hydra.launcher._target_=os.system",
+        "hydra.sweeper._target_=trustme.pieces.Piece",
+        "+hydra.callbacks.mine={_target_: os.system, command: ls}",
+        "+hydra.launcher.inner._target_=hydralisk.Thing",
+        "+hydra.job_logging.handlers={mine: {class: subprocess.Popen, args: ls}}",
+        "hydra.launcher='${oc.create:{_target_: os.system}}'",
+        "+hydra.job.env_set.FEDHET_TRUST=os",
+    ],
+)
+def test_hydras_own_settings_cannot_name_other_code(override: str) -> None:
+    for sweep in (False, True):
+        with pytest.raises(ConfigError, match=r"is not (trusted|allowed)"):
+            check_overrides([override], sweep=sweep)
+
+
+def test_logging_factories_cannot_name_other_code(own_conf: Path) -> None:
+    """Python's logging settings name a function in the key "()", which only a file can contain."""
+    for factory, trusted in (("os.system", False), ("logging.Formatter", True)):
+        (own_conf / "experiment" / "logged.yaml").write_text(
+            "# @package _global_\n"
+            f"hydra: {{job_logging: {{formatters: {{mine: {{(): {factory}}}}}}}}}\n"
+        )
+        if trusted:
+            compose(["experiment=logged"])
+        else:
+            message = r"hydra.job_logging.formatters.mine.\(\)=os.system is not trusted"
+            with pytest.raises(ConfigError, match=message):
+                compose(["experiment=logged"])
+
+
+def test_hydras_own_code_is_trusted() -> None:
+    compose(
+        [
+            "hydra/job_logging=default",
+            "hydra.launcher._target_=hydra._internal.core_plugins.basic_launcher.BasicLauncher",
+        ]
+    )

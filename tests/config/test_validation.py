@@ -1,0 +1,80 @@
+"""The ranges of the settings that no constructor checks."""
+
+from __future__ import annotations
+
+import pytest
+from omegaconf import DictConfig, OmegaConf
+
+from fedhet.config import compose, validate
+from fedhet.errors import ConfigError
+
+# key -> (values that are allowed, values that are refused)
+RANGES = {
+    "seed": ([0, 2**63 - 1], [-1, 1.0, True, None, 2**63]),
+    "rounds": ([1], [0, -1, 1.5, "a", True]),
+    "fraction": ([1, 0.01], [0, 1.01, True, "all"]),
+    "data_dir": (["here"], ["", None]),
+    "device": (["auto", "cpu", "cuda"], ["gpu", None]),
+    "on_failure": (["stop", "skip"], ["ignore"]),
+    "buffers": (["average", "local", "frozen"], ["mean"]),
+    "eval.every": ([1, 5], [0, 0.5]),
+    "eval.clients": ([True, False], [1, "yes"]),
+    "eval.finetune_epochs": ([0, 5], [-1, 0.5, None]),
+    "early_stopping.patience": ([None, 1], [0, 2.5]),
+    "early_stopping.min_delta": ([0, 0.01], [-0.1, None]),
+    "client.optimizer": (["sgd", "adam"], ["adamw"]),
+    "client.lr": ([1e-9, 10], [0, -1, "fast", float("nan"), float("inf")]),
+    "client.epochs": ([1], [0, 1.5]),
+    "client.batch_size": ([1], [0, None]),
+    "client.momentum": ([0, 0.99], [1, -0.1]),
+    "client.weight_decay": ([0, 1], [-0.1]),
+    "client.lr_decay": ([0.5, 1], [0, 1.1]),
+    "client.schedule": (["constant", "cosine"], ["linear", None]),
+    "client.clip": ([None, 0.1], [0, -1, "no"]),
+    "engine.workers": ([None, 1], [0, 1.5]),
+    "engine.threads": ([1], [0, None]),
+    "engine.num_cpus": ([1, 0.5], [0, None]),
+    "engine.num_gpus": ([0, 0.25], [-1]),
+    "engine.address": ([None, "auto"], ["", 6379]),
+    "engine.compile": ([True, False], [1, "yes"]),
+    "engine.amp": ([True, False], [1, "bf16"]),
+    "engine.channels_last": ([True, False], [0, None]),
+    "engine.vectorize": ([0, 8, "auto"], [-1, 1.5, True]),
+}
+
+
+@pytest.fixture(scope="module")
+def composed() -> DictConfig:
+    return compose([]).cfg
+
+
+@pytest.mark.parametrize("key", RANGES)
+def test_ranges(composed: DictConfig, key: str) -> None:
+    cfg = composed.copy()
+    OmegaConf.set_readonly(cfg, False)
+    allowed, refused = RANGES[key]
+    for value in allowed:
+        OmegaConf.update(cfg, key, value)
+        validate(cfg)
+    for value in refused:
+        OmegaConf.update(cfg, key, value)
+        with pytest.raises(ConfigError, match=f"^{key}=.* is not allowed"):
+            validate(cfg)
+
+
+def test_every_setting_without_a_constructor_is_checked(composed: DictConfig) -> None:
+    with_constructor = {"dataset", "partition", "model", "method", "plugin", "server_opt"}
+    keys: set[str] = set()
+    for key, value in composed.items():
+        if key in with_constructor:
+            continue
+        if OmegaConf.is_dict(value):
+            keys |= {f"{key}.{inner}" for inner in value}
+        else:
+            keys.add(str(key))
+    assert keys - {"engine.name"} == set(RANGES)
+
+
+def test_ranges_are_checked_when_composing() -> None:
+    with pytest.raises(ConfigError, match=r"client\.lr=-1 is not allowed; it must be a number > 0"):
+        compose(["client.lr=-1"])

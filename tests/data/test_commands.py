@@ -1,0 +1,174 @@
+"""`python -m fedhet.data`: partition, export and describe."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from data.schemes import run_data, saved_scheme
+from rich.console import Console
+
+from fedhet import config
+from fedhet.config.targets import instantiate
+from fedhet.data import saved
+from fedhet.data.__main__ import main
+from fedhet.data.commands.describe import table
+from fedhet.data.dataset import Dataset
+from fedhet.data.run_data import RunData
+from fedhet.data.scheme import Scheme
+from fedhet.errors import ConfigError
+from fedhet.task import Samples
+
+
+@pytest.fixture(autouse=True)
+def _logger() -> Iterator[None]:
+    """`main` configures the log of its process; here it is restored."""
+    log = logging.getLogger("fedhet")
+    handlers, level = list(log.handlers), log.level
+    yield
+    log.handlers[:], log.level = handlers, level
+
+
+# ---- partition
+
+
+def test_a_name_is_kept(cache_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    overrides = ["partition=pathological", "partition.clients=5"]
+    assert main(["partition", overrides[0], "--name", "two-each", overrides[1]]) == 0
+    path = cache_dir / "two-each.json"
+    assert str(path) in capsys.readouterr().out
+    scheme: Scheme = saved_scheme("two-each")
+    data = run_data(*overrides)
+    assert scheme.assign(data.dataset.y.numpy(), 3) == data.partition
+    # the same partition may be saved again
+    assert main(["partition", "--name", "two-each", *overrides]) == 0
+    before = path.read_bytes()
+    assert main(["partition", "--name", "two-each", "partition=iid"]) == 2
+    assert f"{path} is another partition, {data.partition.hash}" in capsys.readouterr().err
+    assert main(["partition", "--name", "two-each", *overrides, "partition.noise=.1"]) == 2
+    assert "noise 0.0, not" in capsys.readouterr().err
+    assert path.read_bytes() == before
+    assert main(["partition", "--name", "../mine"]) == 2
+    assert "--name ../mine: a name consists of letters" in capsys.readouterr().err
+    message = (
+        "neither a run folder, nor a partition.json, nor a saved name; saved names are: two-each"
+    )
+    with pytest.raises(ConfigError, match=message):
+        saved_scheme("two_each")
+    assert saved.read("two-each")[0] == path
+
+
+# ---- export
+
+
+def test_export_holds_one_client_and_no_other(tmp_path: Path) -> None:
+    overrides = ["partition.clients=4", "partition.noise=.1"]
+    out = tmp_path / "out"
+    assert main(["export", *overrides, "--client", "1", "--client", "3", "--out", str(out)]) == 0
+    data = run_data(*overrides)
+    assert sorted(path.name for path in out.iterdir()) == ["client-1.npz", "client-3.npz"]
+    for pid in (1, 3):
+        with np.load(out / f"client-{pid}.npz") as file:
+            arrays = dict(file)
+        client = data.clients[pid]
+        assert client.val is not None and client.test is not None
+        for part, samples in (("train", client.train), ("val", client.val), ("test", client.test)):
+            assert torch.equal(torch.from_numpy(arrays.pop(f"x_{part}")), samples.x)
+            assert torch.equal(torch.from_numpy(arrays.pop(f"y_{part}")), samples.y)
+        for key in ("classes", "mean", "std"):
+            assert arrays.pop(key).tolist() == list(getattr(data.dataset, key))
+        assert arrays == {}
+
+
+def test_export_leaves_out_empty_parts_and_unknown_clients(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["export", "partition.split=[1,0,0]", "--client", "0", "--out", str(tmp_path)]) == 0
+    with np.load(tmp_path / "client-0.npz") as file:
+        assert set(file) == {"x_train", "y_train", "classes", "mean", "std"}
+    capsys.readouterr()
+    for client in ("10", "-1"):
+        assert main(["export", f"--client={client}", "--out", str(tmp_path)]) == 2
+        assert f"--client {client}: the partition has the clients 0 to 9" in capsys.readouterr().err
+
+
+# ---- describe
+
+
+def rows_of(output: str) -> list[list[str]]:
+    """The cells of the rows of a printed table."""
+    lines = [line for line in output.splitlines() if line.startswith("│")]
+    return [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines]
+
+
+def test_describe_prints_the_counts_and_draws(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    overrides = ["partition=shards", "partition.clients=3", "partition.noise=.1"]
+    assert main(["describe", *overrides, "--out", str(tmp_path)]) == 0
+    data = run_data(*overrides)
+    rows = rows_of(capsys.readouterr().out)
+    assert len(rows) == 3
+    for pid, row in enumerate(rows):
+        y = data.dataset.y[torch.from_numpy(data.partition.indices[pid])]
+        counts = [int((y == label).sum()) for label in range(10)]
+        client = data.clients[pid]
+        assert client.val is not None and client.test is not None
+        parts = [len(client.train), len(client.val), len(client.test)]
+        noise = f"{(0.1 * (pid + 1) / 3) ** 0.5:.3f}"
+        numbers = [len(y), *parts, sum(n > 0 for n in counts), *counts]
+        assert row == [str(pid), noise, *map(str, numbers)]
+    assert [path.read_bytes()[:4] for path in sorted(tmp_path.glob("*.png"))] == [b"\x89PNG"] * 2
+
+
+def test_owners_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    dataset = Dataset(
+        "letters",
+        torch.zeros(30, 1, 2, 2),
+        torch.arange(30) % 25,
+        Samples(torch.zeros(1, 1, 2, 2), torch.tensor([0])),
+        tuple("abcdefghijklmnopqrstuvwxy"),
+        owners=np.arange(30) % 3,
+        owner_names=("ada", "bert", "cleo"),
+    )
+    cfg = config.compose(["partition=natural"]).cfg
+    scheme = instantiate(cfg.partition)
+    partition = scheme.assign(dataset.y.numpy(), 0, dataset.owners, dataset.owner_names)
+    data = RunData(cfg, scheme, dataset, partition)
+    record = data.partition_record()
+    assert record["owners"] == ["ada", "bert", "cleo"]
+    Console(width=120).print(table(data, record))
+    # no columns for the 25 classes
+    assert rows_of(capsys.readouterr().out) == [
+        ["0", "ada", "10", "8", "1", "1", "10"],
+        ["1", "bert", "10", "8", "1", "1", "10"],
+        ["2", "cleo", "10", "8", "1", "1", "10"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("partition.clients=2000", "partition.clients=2000: there are only 1437 samples"),
+        ("partition=natural", "partition=natural: these data do not name the owners"),
+        ("partition.noise=-1", "partition.noise=-1: must be a number >= 0"),
+        ("partition=saved", "partition.name=None: give a saved name"),
+        ("nonsense=1", "unknown setting 'nonsense'"),
+    ],
+)
+def test_wrong_settings_are_reported_in_one_line(
+    capsys: pytest.CaptureFixture[str], override: str, message: str
+) -> None:
+    assert main(["describe", override]) == 2
+    output = capsys.readouterr().err
+    assert output.startswith(f"error: {message}") and output.count("\n") == 1
+
+
+def test_an_unknown_command_exits() -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["describ"])
+    assert caught.value.code == 2

@@ -1,0 +1,226 @@
+"""The user's own npz file: what is kept, how it is standardised, and wrong arrays."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from data.own_data import load
+
+from fedhet.data import transform
+from fedhet.errors import ConfigError, DataError
+
+
+def arrays(**other: Any) -> dict[str, np.ndarray]:
+    rows = np.arange(12.0).reshape(4, 3)
+    return {
+        "x_train": rows,
+        "y_train": np.array([2, 0, 2, 7]),
+        "x_test": rows[:2] + 0.5,
+        "y_test": np.array([7, 2]),
+        **other,
+    }
+
+
+def write(folder: Path, **other: Any) -> Path:
+    np.savez(folder / "data.npz", **arrays(**other))
+    return folder
+
+
+def test_a_table_of_numbers(tmp_path: Path) -> None:
+    data = load("npz", write(tmp_path, who=np.array(["b", "a", "b", "c"])), owner="who")
+    assert (data.shape, data.x.dtype, data.text) == ((3,), torch.float32, False)
+    assert data.x.tolist() == arrays()["x_train"].tolist()
+    assert data.test.x.tolist() == arrays()["x_test"].tolist()
+    assert data.classes == ("0", "2", "7")
+    assert (data.y.tolist(), data.test.y.tolist()) == ([1, 0, 1, 2], [2, 1])
+    assert data.owner_names == ("a", "b", "c")
+    assert data.owners is not None and data.owners.tolist() == [1, 0, 1, 2]
+    # auto: the training rows have mean 0 and standard deviation 1 when the model sees them
+    seen = transform(data)(data.x)
+    assert seen.mean(0).tolist() == pytest.approx([0, 0, 0], abs=1e-6)
+    assert seen.std(0, correction=0).tolist() == pytest.approx([1, 1, 1])
+
+
+def test_names_of_arrays_and_an_absolute_path(tmp_path: Path) -> None:
+    path = tmp_path / "mine.npz"
+    labels = np.array(["yes", "no"])
+    np.savez(path, a=np.eye(2), b=labels, c=np.eye(2)[:1], d=labels[1:])
+    names = {"x_train": "a", "y_train": "b", "x_test": "c", "y_test": "d"}
+    data = load("npz", tmp_path / "elsewhere", file=str(path), **names)
+    assert (data.classes, data.y.tolist(), data.test.y.tolist()) == (("no", "yes"), [1, 0], [0])
+    ordered = load("npz", tmp_path, file="mine.npz", classes=["yes", "no", "?"], **names)
+    assert ordered.y.tolist() == [0, 1]
+
+
+def test_images(tmp_path: Path) -> None:
+    grey = np.random.default_rng(0).integers(0, 256, (4, 5, 6), dtype=np.uint8)
+    data = load("npz", write(tmp_path, x_train=grey, x_test=grey[:2]))
+    assert (data.shape, data.x.dtype) == ((1, 5, 6), torch.uint8)
+    assert np.array_equal(data.x[:, 0].numpy(), grey)
+    assert (data.mean[0], data.std[0]) == pytest.approx((grey.mean() / 255, grey.std() / 255))
+    coloured = np.random.default_rng(1).random((4, 3, 5, 6))
+    write(tmp_path, x_train=coloured, x_test=coloured[:2])
+    data = load("npz", tmp_path, mean=[0.5], std="auto")
+    assert (data.shape, data.x.dtype, data.mean) == ((3, 5, 6), torch.float32, (0.5, 0.5, 0.5))
+    assert data.std == pytest.approx(coloured.std((0, 2, 3)))
+
+
+def test_tokens(tmp_path: Path) -> None:
+    tokens = np.array([[0, 1, 2], [1, 2, 3], [2, 3, 0], [3, 0, 1]])
+    labels = np.array([3, 0, 1, 2])
+    write(tmp_path, x_train=tokens, y_train=labels, x_test=tokens[:2], y_test=labels[:2])
+    data = load("npz", tmp_path, text=True, classes=4)
+    assert (data.text, data.shape, data.x.tolist()) == (True, (3,), tokens.tolist())
+    assert transform(data) is None
+    labels = np.array([0, 0, 1, 2])
+    write(tmp_path, x_train=tokens, y_train=labels, x_test=tokens[:2], y_test=np.array([1, 0]))
+    message = "training sample 1 has the token 3; tokens are class numbers, 0 to 2"
+    with pytest.raises(DataError, match=message):
+        load("npz", tmp_path, text=True, classes=3)
+    assert not load("npz", tmp_path, classes=3).text
+
+
+def test_what_the_export_of_a_client_writes(tmp_path: Path) -> None:
+    """The client may lack classes, and its data are normalised as the federation's."""
+    descriptive = {
+        "classes": np.array(["a", "b", "c"]),
+        "mean": np.array([1.0, 2.0, 3.0]),
+        "std": np.array([4.0, 5.0, 6.0]),
+    }
+    write(tmp_path, y_train=np.array([2, 0, 2, 2]), y_test=np.array([0, 2]), **descriptive)
+    data = load("npz", tmp_path)
+    assert (data.classes, data.y.tolist()) == (("a", "b", "c"), [2, 0, 2, 2])
+    assert (data.mean, data.std) == ((1, 2, 3), (4, 5, 6))
+    message = r"row 3: label 7; expected one of the classes \['0', '1', '2'\]"
+    with pytest.raises(DataError, match=message):
+        load("npz", write(tmp_path, **descriptive))
+
+
+# Changes of the file, settings, and what the error says.
+WRONG: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    (
+        {"x_train": np.array([[1, 2], [3, np.inf], [0, 0], [0, 0]])},
+        {},
+        r"array 'x_train', row 1: inf at \[1\]; expected finite",
+    ),
+    ({"x_train": np.array([[1, 2], [3, 4], [1e39, 0], [0, 0]])}, {}, r"row 2: 1e\+39 at \[0\]"),
+    ({"x_train": np.zeros((4, 0))}, {}, r"float64 \(4, 0\); expected numbers"),
+    (
+        {"x_train": np.full((4, 2, 2), 1.5)},
+        {},
+        r"array 'x_train', row 0: 1.5 at \[0, 0, 0\]; expected pixels in \[0, 1\]",
+    ),
+    ({"x_test": np.full((2, 1, 2, 2), -0.5)}, {}, r"array 'x_test', row 0: -0.5"),
+    (
+        {"y_train": np.array([0, 1, np.inf, 0])},
+        {},
+        r"array 'y_train', row 2: label inf; expected a class",
+    ),
+    (
+        {"y_train": np.array([0, 1e30, 0, 0])},
+        {"classes": 2},
+        r"row 1: label 1e\+30; expected a class",
+    ),
+    ({"classes": np.array("a")}, {}, r"array 'classes' is a; expected distinct names \(C,\)"),
+    ({"classes": np.array(["a", "a"])}, {}, r"array 'classes' is .*; expected distinct names"),
+    ({"mean": np.array(0.5)}, {}, r"array 'mean' is 0.5; expected a finite number for each"),
+    ({"mean": np.array([np.nan] * 3)}, {}, r"array 'mean' is \[nan"),
+    ({"std": np.array([1, 0, 1])}, {}, r"array 'std' is .*, > 0"),
+    ({"who": np.array([0, np.nan, 1, 1])}, {"owner": "who"}, r"row 1: its owner is nan"),
+    ({"x_test": np.full((2, 1, 2, 2), np.nan)}, {}, r"array 'x_test', row 0: nan at \[0, 0, 0\]"),
+    (
+        {"x_train": np.array([["a"] * 3] * 4)},
+        {},
+        r"array 'x_train' is <U1 \(4, 3\); expected numbers \(n, F\)",
+    ),
+    ({"x_train": np.zeros(4)}, {}, r"float64 \(4,\); expected numbers"),
+    ({"x_train": np.zeros((4, 5, 5, 3))}, {}, r"channels must come first"),
+    ({"x_train": np.zeros((4, 5, 5), np.int64)}, {}, r"images as int64; expected uint8"),
+    ({"x_train": np.zeros((0, 3)), "y_train": np.zeros(0, int)}, {}, "contains no samples"),
+    ({"y_train": np.array([0, 1])}, {}, r"labels have shape \(2,\); expected \(4,\)"),
+    (
+        {"y_train": np.array([0, 1.5, 0, 0])},
+        {},
+        r"array 'y_train', row 1: label 1.5; expected a class",
+    ),
+    (
+        {"y_test": np.array([7, 3])},
+        {},
+        r"array 'y_test', row 1: label 3; expected one of the classes \['0', '2', '7'\]",
+    ),
+    (
+        {},
+        {"classes": 7},
+        r"array 'y_train', row 3: label 7; expected one of the classes \['0', '1', .*'6'\]",
+    ),
+    ({"who": np.arange(3)}, {"owner": "who"}, r"owners have shape \(3,\); expected \(4,\)"),
+    (
+        {},
+        {"owner": "who"},
+        r"^[^:]*has no array 'who' \(dataset.owner\); it has x_train, y_train, x_test, y_test",
+    ),
+    ({}, {"text": True}, r"is float64 \(4, 3\); dataset.text=true expects token numbers \(n, T\)"),
+    (
+        {"x_test": np.zeros((2, 4))},
+        {},
+        r"training samples have shape \(3,\), but test samples \(4,\)",
+    ),
+    (
+        {"y_train": np.array([None] * 4)},
+        {},
+        r"data.npz is damaged, or not an npz file of numbers and text: Object arrays",
+    ),
+]
+
+
+@pytest.mark.parametrize(("content", "keys", "message"), WRONG)
+def test_wrong_arrays_are_named(
+    tmp_path: Path, content: dict[str, Any], keys: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(DataError, match=message):
+        load("npz", write(tmp_path, **content), **keys)
+
+
+def test_damaged_npz(tmp_path: Path) -> None:
+    path = write(tmp_path) / "data.npz"
+    whole = path.read_bytes()
+    for content in (whole[:-40], whole[:200], b"", b"PK\x03\x04", b"no npz"):
+        path.write_bytes(content)
+        with pytest.raises(DataError, match=r"data\.npz is damaged, or not an npz"):
+            load("npz", tmp_path)
+    np.savez_compressed(path, **arrays())
+    whole = path.read_bytes()
+    for position in range(30, 300, 3):  # in a deflated array's header and bytes
+        path.write_bytes(whole[:position] + b"\xff\xff" + whole[position + 2 :])
+        # some bytes do not matter; no other error may be raised
+        with contextlib.suppress(DataError):
+            load("npz", tmp_path)
+    with path.open("wb") as file:
+        np.save(file, np.zeros(3))
+    with pytest.raises(DataError, match=r"data\.npz is damaged, or not an npz"):
+        load("npz", tmp_path)
+    with pytest.raises(DataError, match=r"(?s)not found.*with other\.npz\n.*dataset\.file"):
+        load("npz", tmp_path, file="other.npz")
+
+
+def test_wrong_settings(tmp_path: Path) -> None:
+    write(tmp_path)
+    for keys in (
+        {"text": 1},
+        {"file": None},
+        {"classes": 0},
+        {"classes": True},
+        {"classes": "a"},
+        {"classes": ["a", "a"]},
+        {"classes": []},
+        {"mean": "mean"},
+        {"std": 1.0},
+        {"std": ["a"]},
+    ):
+        with pytest.raises(ConfigError, match=rf"dataset\.{next(iter(keys))}(\[0\])?="):
+            load("npz", tmp_path, **keys)

@@ -1,0 +1,131 @@
+"""Settings of a partition that are wrong, or impossible for the data."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from data.schemes import NAMES, OWNERS, labels, make, natural
+
+from fedhet.data.partition import Dirichlet, Iid, Natural, Pathological, Quantity, Shards
+from fedhet.data.scheme import DrawnScheme
+from fedhet.errors import ConfigError
+
+# Of 100 samples in 10 classes.
+IMPOSSIBLE = [
+    (Iid, {"clients": 101, "min_size": 0}, "partition.clients=101: there are only 100 samples"),
+    (
+        Iid,
+        {"clients": 10, "min_size": 11},
+        "partition.min_size=11: 10 clients would need 110 samples, but there are 100",
+    ),
+    (
+        Dirichlet,
+        {"clients": 20, "alpha": 0.01, "min_size": 3},
+        "partition Dirichlet of 100 samples with .*'alpha': 0.01.* impossible",
+    ),
+    (Pathological, {"classes": 11}, "partition.classes=11: the data have only 10 classes"),
+    (
+        Pathological,
+        {"classes": 9, "clients": 50},
+        "partition Pathological of 100 samples .* impossible",
+    ),
+    (
+        Pathological,
+        {"classes": 1, "clients": 15, "min_size": 6},
+        r"partition.min_size=6: .* a client would get only 5 of 100",
+    ),
+    (
+        Shards,
+        {"shards": 11},
+        "partition.shards=11: 10 clients would need 110 shards of 100 samples",
+    ),
+    (
+        Quantity,
+        {"sizes": "square"},
+        "partition Quantity of 100 samples .*'sizes': 'square'.* impossible: .* not greater than 0",
+    ),
+    (
+        Quantity,
+        {"sizes": "exponential", "clients": 100},
+        "partition Quantity of 100 samples .* impossible",
+    ),
+    (
+        Quantity,
+        {"sizes": "linear", "min_size": 2},
+        "partition.min_size=2: .* a client would get only 1 of 100",
+    ),
+    (
+        Shards,
+        {"shards": 3, "clients": 6, "min_size": 16},
+        "partition.min_size=16: .* a client would get only 15 of 100",
+    ),
+]
+
+
+@pytest.mark.parametrize(("kind", "keys", "message"), IMPOSSIBLE)
+def test_impossible_settings_are_refused_with_the_numbers(
+    kind: type[DrawnScheme], keys: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make(kind, **keys).assign(labels(each=10), seed=0)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        (
+            {"clients": 5},
+            r"partition\.clients=5 with partition\.min_size=0: only 4 of 4 owners",
+        ),
+        (
+            {"clients": 3, "min_size": 14},
+            r"partition\.clients=3 with partition\.min_size=14: only 2 of 4 owners",
+        ),
+        ({"min_size": 31}, r"^partition\.min_size=31: only 0 of 4 owners"),
+    ],
+)
+def test_natural_refusals_have_the_numbers(keys: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        natural(**keys).assign(np.zeros(50), 0, OWNERS, NAMES)
+
+
+def test_natural_needs_owners() -> None:
+    message = r"partition=natural: .*femnist.*shakespeare.*chest_xray"
+    with pytest.raises(ConfigError, match=message):
+        natural().assign(np.zeros(50), 0)
+
+
+NAN = float("nan")
+SPLITS = [
+    [0.8, 0.2],
+    [0.8, 0.1, 0.2],
+    [0, 0.5, 0.5],
+    [1.1, -0.1, 0],
+    ["0.8", "0.1", "0.1"],
+    0.8,
+    "abc",
+    [NAN] * 3,
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "values"),
+    [
+        (Iid, "clients", [0, -1, 2.0, "10", True, None]),
+        (Iid, "min_size", [-1, 0.5]),
+        (Iid, "split", SPLITS),
+        (Dirichlet, "alpha", [0, -0.1, float("inf"), NAN, "0.3", True]),
+        (Pathological, "classes", [0, 1.5]),
+        (Shards, "shards", [0, "2"]),
+        (Quantity, "sizes", ["equal", None]),
+        (Quantity, "alpha", [0, "1"]),
+        (Iid, "noise", [-0.1, float("inf"), NAN, "0.1", True, None]),
+        (Natural, "clients", [0, -1, 2.0, "10", True]),
+    ],
+)
+def test_wrong_values_name_their_key(
+    kind: type[DrawnScheme], key: str, values: list[object]
+) -> None:
+    for value in values:
+        with pytest.raises(ConfigError, match=f"partition.{key}="):
+            natural(**{key: value}) if kind is Natural else make(kind, **{key: value})

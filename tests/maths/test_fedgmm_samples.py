@@ -1,0 +1,85 @@
+"""FedGMM's generated samples: they follow the mixture, and they balance the classes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from fedhet.maths import fedgmm as maths
+from fedhet.maths.fedgmm import Mixture
+
+
+def test_samples_follow_the_mixture() -> None:
+    """The moments are within five standard errors.
+
+    The shares of the components are within five standard errors of the multinomial.
+    """
+    mixture = Mixture(
+        torch.tensor([0.3, 0.7]),
+        torch.tensor([[0.3, 0.5], [0.7, 0.4]]),
+        torch.tensor([[1e-3, 4e-3], [2e-3, 1e-3]]),
+    )
+    n = 40_000
+    samples = maths.sample(mixture, n, np.random.default_rng(0)).double()
+    mean, variance = maths.moments(mixture)
+    assert samples.shape == (n, 2)
+    assert ((samples.mean(0) - mean).abs() < 5 * (variance / n).sqrt()).all()
+    torch.testing.assert_close(samples.var(0), variance, rtol=0.05, atol=0)
+    first = int((samples[:, 0] < 0.5).sum())
+    assert first != 0.3 * n and abs(first - 0.3 * n) < 5 * (n * 0.21) ** 0.5
+    np.testing.assert_allclose(samples[:first].var(0), [1e-3, 4e-3], rtol=0.1)
+
+
+def test_samples_are_clipped_and_repeat_with_the_stream() -> None:
+    wide = Mixture(torch.ones(1), torch.tensor([[0.0, 1.0]]), torch.ones(1, 2))
+    samples, again = (maths.sample(wide, 400, np.random.default_rng(3)) for _ in range(2))
+    assert torch.equal(samples, again)
+    assert float(samples.min()) == 0 and float(samples.max()) == 1
+    assert 0.4 < float((samples == 0).double().mean(0)[0]) < 0.6
+    assert maths.sample(wide, 0, np.random.default_rng(3)).shape == (0, 2)
+
+
+# ---- how many samples are generated
+
+COUNTS = torch.tensor([[5, 0, 2, 9], [0, 0, 0, 0], [1, 1, 1, 1]])
+
+
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [
+        ("client_max", [[9] * 4, [0] * 4, [1] * 4]),
+        ("global_max", [[9] * 4] * 3),
+        (3, [[5, 3, 3, 9], [3] * 4, [3] * 4]),
+        (0, COUNTS.tolist()),
+    ],
+)
+def test_generated_samples_bring_every_class_to_the_target(
+    target: str | int, expected: list[list[int]]
+) -> None:
+    everything = torch.ones(4, dtype=torch.bool)
+    generated = maths.generate_counts(COUNTS, everything, target, 9)
+    assert (generated + COUNTS).tolist() == expected
+
+
+def test_nothing_is_generated_without_a_mixture() -> None:
+    available = torch.tensor([True, False, True, False])
+    generated = maths.generate_counts(COUNTS[0], available, "client_max", 9)
+    assert generated.tolist() == [4, 0, 7, 0]
+
+
+@pytest.mark.parametrize(
+    ("counts", "target"),
+    [
+        ([3, -1], "client_max"),
+        ([3.0, 1.0], "client_max"),
+        ([3, 1], "max"),
+        ([3, 1], -1),
+        ([3, 1], True),
+        ([3, 1], 2.5),
+    ],
+)
+def test_bad_counts_and_targets_are_reported(counts: list[int], target: object) -> None:
+    available = torch.ones(2, dtype=torch.bool)
+    with pytest.raises(ValueError, match=r"counts \[|target="):
+        maths.generate_counts(torch.tensor(counts), available, target, 3)  # type: ignore[arg-type]

@@ -1,0 +1,71 @@
+"""FedSA's clustering of the clients by their similarities."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedhet.maths.fedsa import Options, aggregate_tensor
+from fedhet.maths.fedsa_clusters import cluster
+
+
+def similarities(seed: int, clients: int = 9, levels: int = 6) -> Tensor:
+    """A symmetric matrix with many equal values."""
+    g = torch.Generator().manual_seed(seed)
+    values = torch.randint(0, levels, (clients, clients), generator=g).double() / (levels - 1)
+    upper = values.triu(1)
+    return upper + upper.T + torch.eye(clients).double()
+
+
+@pytest.mark.parametrize("threshold", ["at_full", "always"])
+@pytest.mark.parametrize("S", [1, 2, 4, 12])
+@pytest.mark.parametrize("seed", range(8))
+def test_every_client_is_in_one_cluster_or_in_none(seed: int, S: int, threshold: str) -> None:
+    sim = similarities(seed)
+    clusters, rest = cluster(sim, Options(S=S, sim_t=0.5, threshold=threshold))
+    assert sorted([k for members in clusters for k in members] + rest) == list(range(len(sim)))
+    assert len(clusters) <= S and all(len(members) > 1 for members in clusters)
+    if threshold == "always":
+        for members in clusters:
+            for k in members:
+                others = [m for m in members if m != k]
+                assert float(sim[k, others].max()) > 0.5
+    elif len(clusters) < S:
+        assert not rest
+
+
+def test_rounding_does_not_break_ties() -> None:
+    """Similarities within 1e-12 are equal.
+
+    The older of two clusters wins, and no similarity exceeds a sim_t that it equals.
+    """
+    sim = torch.eye(7).double()
+    sim[0, 1] = sim[2, 3] = 0.9
+    sim[[0, 1], 4] = 0.2
+    sim[[2, 3], 4] = 0.2 + 1e-13
+    sim = torch.maximum(sim, sim.T)
+    clusters, rest = cluster(sim, Options(S=2, sim_t=0.1))
+    assert clusters == [[0, 1, 4], [2, 3]] and rest == [5, 6]
+    assert cluster(sim, Options(S=2, sim_t=0.2)) == ([[0, 1], [2, 3]], [4, 5, 6])
+
+
+def test_the_threshold_from_the_start() -> None:
+    sim = torch.eye(4).double()
+    sim[0, 1] = sim[1, 0] = 0.3
+    assert cluster(sim, Options(S=4, sim_t=0.2, threshold="always")) == ([[0, 1]], [2, 3])
+    assert cluster(sim, Options(S=4, sim_t=0.3, threshold="always")) == ([], [0, 1, 2, 3])
+    assert cluster(sim, Options(S=4, sim_t=0.3)) == ([[0, 1, 2, 3]], [])
+
+
+def test_a_threshold_that_no_pair_exceeds_gives_the_uniform_mean() -> None:
+    W = torch.randn(9, 60, generator=torch.Generator().manual_seed(0)).double()
+    unclustered = aggregate_tensor(W, Options(sim_t=1.0, threshold="always"))
+    assert len(unclustered.high)
+    assert torch.equal(unclustered.w, aggregate_tensor(W, Options(cv_t=1)).w)
+
+
+@pytest.mark.parametrize("sim", [torch.ones(2, 3), torch.ones(3), torch.full((2, 2), float("nan"))])
+def test_bad_similarities_are_reported(sim: Tensor) -> None:
+    with pytest.raises(ValueError, match="square matrix of finite values"):
+        cluster(sim, Options())

@@ -1,0 +1,118 @@
+"""FedDisk's MADE is a normalised autoregressive density, and samples follow it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fedhet.maths import feddisk
+from fedhet.trees import Tree
+
+SIZES = [(1, 3), (2, 1), (4, 9), (6, 4), (7, 50)]
+
+
+def made(dim: int, hidden: int, seed: int = 0, scale: float = 3.0) -> Tree:
+    weights = feddisk.initial(dim, hidden, torch.Generator().manual_seed(seed))
+    return {name: t.double() * scale for name, t in weights.items()}
+
+
+def mask_of(dim: int, hidden: int, kind: str) -> feddisk.Masks:
+    return feddisk.masks(dim, hidden, np.random.default_rng(3) if kind == "random" else None)
+
+
+def cube(dim: int) -> Tensor:
+    """All binary vectors."""
+    return torch.tensor(list(itertools.product([0.0, 1.0], repeat=dim)), dtype=torch.float64)
+
+
+def uniform(*shape: int, seed: int) -> Tensor:
+    return torch.rand(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("kind", ["even", "random"])
+@pytest.mark.parametrize(("dim", "hidden"), SIZES)
+def test_masks_read_literally(dim: int, hidden: int, kind: str) -> None:
+    mask = mask_of(dim, hidden, kind)
+    m = mask.degrees.tolist()
+    assert all(1 <= degree <= max(dim - 1, 1) for degree in m)
+    if kind == "even":
+        assert m == [1 + math.floor(k * (dim - 1) / hidden) for k in range(hidden)]
+    for k, d in itertools.product(range(hidden), range(1, dim + 1)):
+        assert mask.m1[k, d - 1] == (m[k] >= d)
+        assert mask.m2[d - 1, k] == (d > m[k])
+
+
+def test_even_degrees_use_every_degree_equally_often() -> None:
+    counts = torch.bincount(feddisk.masks(8, 70).degrees)[1:]
+    assert counts.tolist() == [10] * 7
+
+
+@pytest.mark.parametrize(("dim", "hidden"), [(0, 4), (4, 0), (-1, 2)])
+def test_impossible_sizes_are_refused(dim: int, hidden: int) -> None:
+    with pytest.raises(ValueError, match=f"{dim} inputs and {hidden} hidden"):
+        feddisk.masks(dim, hidden)
+
+
+@pytest.mark.parametrize("kind", ["even", "random"])
+@pytest.mark.parametrize(("dim", "hidden"), SIZES)
+def test_the_jacobian_is_strictly_lower_triangular(dim: int, hidden: int, kind: str) -> None:
+    """Output d depends on x_<d only, and on all of them if there are enough hidden units."""
+    mask, weights = mask_of(dim, hidden, kind), made(dim, hidden)
+    weights["b1"] = weights["b1"].abs() + 10  # all ReLUs are active: every path has a derivative
+    jacobian = torch.autograd.functional.jacobian(
+        lambda v: feddisk.logits(weights, mask, v[None])[0], uniform(dim, seed=1)
+    )
+    assert torch.count_nonzero(jacobian.triu()) == 0
+    assert torch.equal(jacobian != 0, mask.m2 @ mask.m1 != 0)
+    if hidden >= dim and kind == "even":
+        assert torch.count_nonzero(jacobian) == dim * (dim - 1) // 2
+
+
+@pytest.mark.parametrize(("dim", "hidden"), SIZES[:-1])
+def test_it_is_a_normalised_density(dim: int, hidden: int) -> None:
+    total = (-feddisk.nll(made(dim, hidden), feddisk.masks(dim, hidden), cube(dim))).exp().sum()
+    assert float(total) == pytest.approx(1, rel=1e-12)
+
+
+def test_the_first_output_is_a_constant_and_soft_targets_give_cross_entropies() -> None:
+    weights, mask, x = made(5, 8), feddisk.masks(5, 8), uniform(6, 5, seed=0)
+    out = feddisk.logits(weights, mask, x).sigmoid()
+    assert torch.equal(out[:, 0], weights["b2"][0].sigmoid().expand(6))
+    expected = -(x * out.log() + (1 - x) * (1 - out).log()).sum(1)
+    torch.testing.assert_close(feddisk.nll(weights, mask, x), expected)
+
+
+@pytest.mark.parametrize("kind", ["even", "random"])
+@pytest.mark.parametrize(("dim", "hidden"), SIZES)
+def test_sampling_is_the_definition_step_by_step(dim: int, hidden: int, kind: str) -> None:
+    weights, mask = made(dim, hidden), mask_of(dim, hidden, kind)
+    uniforms = uniform(40, dim, seed=2)
+    x = torch.full_like(uniforms, 0.3)  # entries that are not drawn yet must not matter
+    for d in range(dim):
+        x[:, d] = (uniforms[:, d] < feddisk.logits(weights, mask, x).sigmoid()[:, d]).double()
+    assert torch.equal(feddisk.sample(weights, mask, uniforms), x)
+
+
+def test_samples_follow_the_density() -> None:
+    dim, n = 3, 40_000
+    weights, mask = made(dim, 12), feddisk.masks(dim, 12)
+    x = feddisk.sample(weights, mask, uniform(n, dim, seed=4))
+    numbers = (x @ torch.tensor([4.0, 2.0, 1.0], dtype=torch.float64)).long()
+    shares = torch.bincount(numbers, minlength=8) / n
+    p = (-feddisk.nll(weights, mask, cube(dim))).exp()
+    assert p.max() / p.min() > 3
+    assert ((shares - p).abs() < 5 * (p * (1 - p) / n).sqrt()).all()
+
+
+@pytest.mark.parametrize("value", [-0.01, 1.01, math.nan, math.inf])
+def test_pixels_outside_the_unit_interval_are_refused(value: float) -> None:
+    x = torch.rand(3, 4)
+    feddisk.check_pixels(x)
+    x[1, 2] = value
+    with pytest.raises(ValueError, match=r"\[0, 1\]"):
+        feddisk.check_pixels(x)
