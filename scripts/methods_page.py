@@ -14,15 +14,13 @@ import argparse
 import ast
 import re
 import sys
-import textwrap
-from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # this checkout's fedhet, wherever the command is started
 
+from docstring_markdown import cell, render, wrapped  # noqa: E402
 from omegaconf import OmegaConf  # noqa: E402
 
 from fedhet.config import catalogue  # noqa: E402
@@ -37,8 +35,6 @@ HEADER = f"""\
 *`{COMMAND}` (`make docs`) generates this page from the docstrings in
 fedhet/methods/, the options in conf/, and the texts in docs/methods/. Edit those instead.*
 """
-LIST_ITEM = r"[-*] |\d+\. "
-MESSAGE_KEYS = ("down", "up", "client keeps", "server keeps")
 
 
 @dataclass(frozen=True)
@@ -138,7 +134,7 @@ def _contents(every: list[Section]) -> str:
         anchor = re.sub(r"[^\w\- ]", "", section.title.lower()).replace(" ", "-")
         for method in section.methods:
             name, _, about = catalogue.title("method", method).partition(": ")
-            lines.append(f"| [{name}](#{anchor}) | {_cell(about)} |")
+            lines.append(f"| [{name}](#{anchor}) | {cell(about)} |")
     return "\n".join(lines)
 
 
@@ -146,18 +142,16 @@ def _section(section: Section) -> str:
     """One section of the page."""
     idea, details = _notes(section.notes)
     docstring = ast.get_docstring(ast.parse(section.source.read_text(encoding="utf-8"))) or ""
-    blocks = list(_blocks(docstring))
-    rendered = [_render(*block) for block in blocks]
-    leading = next((i for i, (kind, _) in enumerate(blocks) if kind != "prose"), len(blocks))
+    blocks = render(docstring)
     source = section.source.relative_to(ROOT).as_posix().removesuffix("/__init__.py")
     choices = ", ".join(f"`{choice}`" for choice in section.choices)
     options = [_options(path, prefix) for path, prefix in section.options]
     parts = [
         f"## {section.title}",
-        f"{choices}; [{source}](../{source})",
-        *rendered[:leading],
+        wrapped(f"{choices}; [{source}](../{source})"),
+        *blocks[:1],
         idea,
-        *rendered[leading:],
+        *blocks[1:],
         "### Options" if any(options) else "",
         *options,
         details,
@@ -167,14 +161,14 @@ def _section(section: Section) -> str:
 
 def _notes(path: Path) -> tuple[str, str]:
     """The text before the first heading, and the rest; headings move down in a method's section."""
-    before, heading, after = path.read_text(encoding="utf-8").partition("\n## ")
+    text = "\n" + path.read_text(encoding="utf-8")
+    before, heading, after = text.partition("\n## ")
     details = f"{heading.strip()} {after}" if heading else ""
     if path.name != "introduction.md":
         details = re.sub(r"(?m)^(?=##+ )", "#", details)
     return before, details
 
 
-# ---- options
 def _options(path: str, prefix: str) -> str:
     """The options in a file below conf/, with their defaults and comments; empty if none has help.
 
@@ -187,91 +181,9 @@ def _options(path: str, prefix: str) -> str:
     text = re.sub(r"(?m)^# @package .*\n", "", text)
     text = re.sub(r"\A# .*\n", "", text)  # the title
     text = re.sub(r"(?m)^defaults:\n(?: +.*\n)+", "", text)
-    text = re.sub(r"(?m)^_target_: .*\n", "", text)
-    return f"`{prefix}.<option>`:\n\n```yaml\n{text.strip()}\n```"
-
-
-# ---- docstrings
-def _blocks(docstring: str) -> Iterator[tuple[str, str]]:
-    """(kind, text) of the blocks of a docstring; kinds are "prose", "messages" and "literal".
-
-    Indented text is literal, or the messages if it says what goes "down:". Successive blocks of one
-    kind other than prose belong together, even with a blank line between them.
-    """
-    kind = ""
-    lines: list[str] = []
-    for paragraph in re.split(r"\n\s*\n", docstring.strip("\n")):
-        for text in _by_indentation(paragraph):
-            this = "prose"
-            if text.startswith("    "):
-                is_message = re.search(rf"\b({'|'.join(MESSAGE_KEYS)}):", text)
-                this = "messages" if is_message else "literal"
-            if lines and (this != kind or this == "prose"):
-                yield kind, "\n".join(lines)
-                lines = []
-            lines += ([""] if lines else []) + text.split("\n")
-            kind = this
-    if lines:
-        yield kind, "\n".join(lines)
-
-
-def _by_indentation(paragraph: str) -> Iterator[str]:
-    """The parts of a paragraph that are indented or not; a list is one part."""
-    if re.match(LIST_ITEM, paragraph):
-        yield paragraph
-        return
-    for _, lines in groupby(paragraph.split("\n"), lambda line: line.startswith("    ")):
-        yield "\n".join(lines)
-
-
-def _render(kind: str, text: str) -> str:
-    """A block of a docstring as Markdown."""
-    if kind == "prose":
-        if re.match(LIST_ITEM, text):
-            return text
-        # A wrapped line may begin like a list item or a heading; a backslash prevents that.
-        return re.sub(r"(?m)^(\d*)([-+*#.)])(?= )", r"\1\\\2", text)
-    table = _messages(text) if kind == "messages" else ""
-    return table or f"```text\n{textwrap.dedent(text)}\n```"
-
-
-def _messages(text: str) -> str:
-    """A table of what travels and what is kept, or "" where the text has another form.
-
-    Each key of MESSAGE_KEYS is followed by a colon and its value. A word before "down:" on the same
-    line is the phase. What is kept is said for each phase, or once after the last.
-    """
-    rows: list[dict[str, str]] = []
-    tokens = list(re.finditer(rf"(?<!\w)({'|'.join(MESSAGE_KEYS)}):", text))
-    ends = []
-    for token in tokens:
-        start = token.start()
-        if token[1] == "down":
-            start = text.rfind("\n", 0, start) + 1
-            rows.append({"phase": text[start : token.start()].strip()})
-        ends.append(start)
-        if not rows or token[1] in rows[-1] or ":" in rows[-1]["phase"]:
-            return ""
-        rows[-1][token[1]] = ""
-    if not rows or text[: ends[0]].strip():
-        return ""
-    row = -1
-    for token, end in zip(tokens, [*ends[1:], len(text)], strict=True):
-        row += token[1] == "down"
-        rows[row][token[1]] = _cell(" ".join(text[token.end() : end].split()).rstrip(";"))
-    kept: dict[str, str] = {}
-    if len(rows) > 1 and not any("keeps" in key for row in rows[:-1] for key in row):
-        kept = {key: rows[-1].pop(key) for key in MESSAGE_KEYS[2:] if key in rows[-1]}
-    columns = [key for key in ("phase", *MESSAGE_KEYS) if any(row.get(key) for row in rows)]
-    lines = [columns, ["---"] * len(columns)]
-    lines += [[row.get(key, "") for key in columns] for row in rows]
-    table = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
-    sentences = [f"The {key}: {value}." for key, value in kept.items()]
-    return "\n\n".join([table, " ".join(sentences)]) if sentences else table
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
+    text = re.sub(r"(?m)^\w+: [^#\n]+\n", "", text)  # settings without help
+    choice = f" of `{path.replace('/', '=')}`" if prefix == "server_opt" else ""
+    return f"`{prefix}.<option>`{choice}:\n\n```yaml\n{text.strip()}\n```"
 
 
 def main() -> int:

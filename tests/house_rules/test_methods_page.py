@@ -43,6 +43,7 @@ def test_every_method_has_a_section(generator: ModuleType) -> None:
             "A sum is a\n- b.\n\n- a list\n    of one",
             ["A sum is a\n\\- b.", "- a list\n    of one"],
         ),
+        ("Options:\n- one,\n  two\n- three", ["Options:\n- one,\n  two\n- three"]),
         (
             "    down: x      up: w_k, |a|      client keeps: nothing\n    server keeps: x",
             [
@@ -64,7 +65,7 @@ def test_every_method_has_a_section(generator: ModuleType) -> None:
 def test_docstrings_become_markdown(
     generator: ModuleType, docstring: str, rendered: list[str] | None
 ) -> None:
-    blocks = [generator._render(*block) for block in generator._blocks(docstring)]
+    blocks = generator.render(docstring)
     if rendered is None:  # in no form that a table could have
         assert blocks[0].startswith("```text\n")
     else:
