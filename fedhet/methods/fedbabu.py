@@ -10,7 +10,7 @@ classification").
 The head is the parameters of the module `model.head`. It is no parameter of the local optimiser, so
 neither weight decay nor momentum moves it, and it never travels. At every evaluation the received
 model ("global") and its fine-tuned form ("personal") are scored: fine-tuning uses the local
-settings of the round, without plug-ins, and leaves no trace. Default 5 epochs of everything
+settings at the base rate, without plug-ins, and leaves no trace. Default 5 epochs of everything
 (`full`), as in the paper."""
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ import torch
 
 from fedhet import trees
 from fedhet.metrics import comm_cost, effective_rounds
+from fedhet.state import state_sizes
 
 if TYPE_CHECKING:
     from fedhet.strategy import FedStrategy
@@ -61,7 +62,7 @@ def summarise(
         },
         "communication": _communication(rows, strategy),
         "bytes": {way: _sums([row["bytes"][way] for row in rows]) for way in ("up", "down")},
-        "client_state": strategy.client_state,
+        "client_state": state_sizes(strategy.state_bytes),
         "failures": failures,
         "weights_sha256": trees.sha256(strategy.weights),
     }

@@ -121,20 +121,19 @@ def _summary_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
             f" {partition['name']}; model {summary['model']}",
         ),
         ("rounds", ", ".join(f"{phase['name']} {phase['rounds']}" for phase in summary["phases"])),
-        ("accuracy, global test set", _accuracy(summary["accuracy"])),
     ]
+    if "global" in summary["models"]:
+        rows.append(("accuracy, global test set", _accuracy(summary["accuracy"])))
+    else:
+        rows.append(("accuracy", "no global model: each client evaluates a model of its own"))
     for view in ("personal", "finetuned"):
         if view in summary:
             value = f"{_accuracy(summary[view])}   (mean over the clients' test data)"
             rows.append((f"accuracy, {view} models", value))
-    rows += [
-        ("loss, global test set", _score(summary["loss"])),
-        (
-            "seconds",
-            f"{seconds['total']:.1f} (clients {seconds['train']:.1f},"
-            f" evaluation {seconds['evaluate']:.1f})",
-        ),
-    ]
+    if "global" in summary["models"]:
+        rows.append(("loss, global test set", _score(summary["loss"])))
+    spent = f"clients {seconds['train']:.1f}, evaluation {seconds['evaluate']:.1f}"
+    rows.append(("seconds", f"{seconds['total']:.1f} ({spent})"))
     for way, kinds in summary["bytes"].items():
         sizes = ", ".join(f"{kind} {readable_size(n)}" for kind, n in kinds.items())
         rows.append((f"sent {way}", sizes))

@@ -111,7 +111,7 @@ def test_local_statistics_are_those_that_a_client_is_evaluated_with(federation: 
     for msg in evaluation_messages(run.strategy)[:2]:
         update = run.client().handle(msg)
         assert isinstance(update, Update), update
-        losses.append(update.metrics["test.global.loss"])
+        losses.append(update.metrics["test.personal.loss"])
         state = run.store.load(msg.pid, 1)
         model = run.site.load(
             {**run.model, **{name: state[f"client.kept/{name}"] for name in (MEAN, VAR, COUNT)}}
