@@ -77,8 +77,8 @@ def load(run_dir: str | Path, weights: str = "model") -> Module:
         )
     if "global" not in summary.get("models", ["global"]):
         log.warning(
-            "method=%s%s has no global model: %s holds what its clients share, and the initial values"
-            " of all other weights",
+            "method=%s%s has no global model: %s holds what its clients share, and the initial"
+            " values of all other weights",
             summary["method"],
             " with buffers=local" if cfg.buffers == "local" else "",
             file,

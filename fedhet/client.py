@@ -96,7 +96,7 @@ class FedClient(LocalTraining, NumPyClient):
 
     # ---- one message
     def handle(self, msg: Broadcast) -> Reply:
-        """Serve a message. A Failure says who failed, where and why; the state is then unchanged."""
+        """Serve a message. A Failure says who failed, where and why; the state is unchanged."""
         return self.attempt(msg, partial(self._serve, msg))
 
     def attempt(self, msg: Broadcast, work: Callable[[], Result]) -> Result | Failure:
@@ -176,9 +176,9 @@ class FedClient(LocalTraining, NumPyClient):
 
     # ---- what a method overrides
     def train(self, msg: Broadcast) -> Update:
-        """The phase `train`: start from the received weights, train for local epochs, reply."""
+        """The phase `train`: start from the received weights, train as `local` says, reply."""
         self.model = self.site.load(self.start(msg))
-        self.steps = self.train_model(self.model, self.data, epochs=self.local.epochs)
+        self.steps = self.train_model(self.model, self.data)
         return self.reply()
 
     def start(self, msg: Broadcast) -> AnyTree:
@@ -215,7 +215,9 @@ class FedClient(LocalTraining, NumPyClient):
         """Score every view on the client's own validation and test data; nothing is changed."""
         own = self.site.task.clients[self.pid]
         own_views = self.views(self.msg)
-        views = {name: own_views[own] for name, own in evaluated_views(own_views, self.site).items()}
+        views = {
+            name: own_views[own] for name, own in evaluated_views(own_views, self.site).items()
+        }
         if FINETUNE in self.msg.extras:
             views["finetuned"] = lambda: self._finetuned(own_views["global"]())
         metrics: dict[str, float] = {}

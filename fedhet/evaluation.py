@@ -68,10 +68,11 @@ def evaluation_messages(strategy: FedStrategy) -> list[Broadcast]:
 def client_means(updates: Sequence[Update], views: Sequence[str]) -> dict[str, float]:
     """Accuracy and loss over the clients' test and validation data, as rounds.jsonl names them.
 
-    The first view is "clients" (acc_clients_mean, acc_val_weighted, ...). Every view but "global"
-    also has names of its own (acc_personal_mean, acc_personal_val_weighted, ...).
+    The first view is "clients" (acc_clients_mean, acc_val_weighted, ...), and only its test
+    accuracy has acc_clients_worst_decile. Every view but "global" also has names of its own
+    (acc_personal_mean, acc_personal_val_weighted, ...).
     """
-    means: dict[str, float] = {}
+    means = _worst_decile(updates, views[0])
     for view in views:
         names = [("clients", "val")] if view == views[0] else []
         if view != "global":
@@ -94,6 +95,16 @@ def _means(updates: Sequence[Update], scored: str, name: str) -> dict[str, float
             means[f"{short}_{name}_mean"] = sum(value for value, _ in pairs) / len(pairs)
             means[f"{short}_{name}_weighted"] = sum(value * n for value, n in pairs) / samples
     return means
+
+
+def _worst_decile(updates: Sequence[Update], view: str) -> dict[str, float]:
+    """The mean accuracy of the worst 10 % of the clients with test data, at least one client."""
+    key = f"test.{view}.accuracy"
+    accuracies = sorted(update.metrics[key] for update in updates if key in update.metrics)
+    if not accuracies:
+        return {}
+    worst = accuracies[: max(1, len(accuracies) // 10)]
+    return {"acc_clients_worst_decile": sum(worst) / len(worst)}
 
 
 class Selection:

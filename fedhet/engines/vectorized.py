@@ -7,7 +7,6 @@ than one. The result is that of one client after another up to rounding; on a CP
 
 from __future__ import annotations
 
-import itertools
 import logging
 import time
 from collections.abc import Callable, Iterator
@@ -179,8 +178,11 @@ def member(client: FedClient, msg: Broadcast) -> Member:
     """The client, ready to train: `FedClient.train` up to its loop."""
     client.receive(msg)
     client.prepare()
-    orders = itertools.islice(client.orders(len(client.data)), client.local.epochs)
-    batches = [batch for order in orders for batch in order.split(client.local.batch_size)]
+    n = len(client.data)
+    epochs = zip(client.local.epoch_sizes(n), client.orders(n), strict=False)  # orders never end
+    batches = [
+        batch for size, order in epochs for batch in order[:size].split(client.local.batch_size)
+    ]
     weights = client.sample_weights(client.data)
     return Member(client, client.start(client.msg), client.data, weights, batches)
 

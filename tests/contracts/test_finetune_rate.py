@@ -1,4 +1,4 @@
-"""Evaluations that train take the rate of the configuration, however far training has lowered it."""
+"""Evaluations that train take the configuration's rate, however far training has lowered it."""
 
 from __future__ import annotations
 
