@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help run test test-all check bench clean
+.PHONY: help run test test-all check docs bench clean
 
 help:  ## print this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -35,6 +35,9 @@ check: $(READY)  ## check the formatting, lint with ruff, and check types with m
 
 bench: $(READY)  ## run the benchmarks
 	$(BIN)/python scripts/bench $(ARGS)
+
+docs: $(READY)  ## generate docs/methods.md from the docstrings, conf/ and docs/methods/
+	$(BIN)/python scripts/methods_page.py
 
 clean:  ## remove the environment and the caches; keep runs and data
 	rm -rf $(VENV) .coverage* .pytest_cache .mypy_cache .ruff_cache build *.egg-info

@@ -96,7 +96,12 @@ class FedClient(LocalTraining, NumPyClient):
 
     # ---- one message
     def handle(self, msg: Broadcast) -> Reply:
-        """Serve a message. A Failure says who failed, where and why; the state is unchanged."""
+        """Serve a message.
+
+        Returns:
+            The update, or a Failure that says who failed, where and why; the state is then
+            unchanged.
+        """
         return self.attempt(msg, partial(self._serve, msg))
 
     def attempt(self, msg: Broadcast, work: Callable[[], Result]) -> Result | Failure:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fedhet.client import FINETUNE, evaluated_views
 from fedhet.errors import RunFailed
-from fedhet.messages import EVALUATE, Broadcast, Update
+from fedhet.messages import EVALUATE, Broadcast, Failure, Reply, Update
 from fedhet.metrics import score
 from fedhet.phases import EarlyStopping
 from fedhet.trees import Tree
@@ -63,6 +63,29 @@ def evaluation_messages(strategy: FedStrategy) -> list[Broadcast]:
     )
     versions = strategy.versions
     return [msg.to(pid, versions.get(pid, 0), {}) for pid, n in enumerate(strategy.sizes) if n]
+
+
+def received(
+    replies: Iterable[Reply], on_failure: str, report: Callable[[Failure], None]
+) -> list[Update]:
+    """The clients' scores; every client that failed is passed to `report`, then left out.
+
+    Raises:
+        RunFailed: a client failed and `on_failure` is "stop", or no client succeeded.
+    """
+    updates: list[Update] = []
+    failures: list[Failure] = []
+    for reply in replies:
+        if isinstance(reply, Update):
+            updates.append(reply)
+            continue
+        failures.append(reply)
+        report(reply)
+        if on_failure == "stop":
+            raise RunFailed(str(reply))
+    if not updates:
+        raise RunFailed("; ".join(map(str, failures)))
+    return updates
 
 
 def client_means(updates: Sequence[Update], views: Sequence[str]) -> dict[str, float]:

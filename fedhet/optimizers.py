@@ -1,6 +1,6 @@
-"""Local optimisers that take the gradients as a list.
+"""The gradient of a batch loss, and local optimisers that take it as a list.
 
-Hooks can thus change the gradients between the backward pass and the step.
+Hooks can thus change it between the backward pass and the step.
 """
 
 from __future__ import annotations
@@ -12,6 +12,41 @@ import torch
 from torch import Tensor, nn
 
 from fedhet.messages import LocalSettings
+
+_ENGINE = torch.autograd.Variable._execution_engine
+
+
+def derivative(losses: Tensor, penalty: Tensor | None, params: Sequence[Tensor]) -> list[Tensor]:
+    """The gradient of losses.mean() + penalty with respect to `params`.
+
+    Each tensor has memory of its own, because hooks and the step change gradients in place. A
+    parameter that plays no part in the loss gets zeros.
+    """
+    # The mean is passed on as a constant gradient of its terms, which saves two kernels.
+    share = torch.full_like(losses, 1 / losses.numel())
+    outputs: tuple[Tensor, ...] = (losses,)
+    weights: tuple[Tensor, ...] = (share,)
+    if penalty is not None and penalty.requires_grad:
+        outputs = (losses, penalty)
+        weights = (share, torch.ones_like(penalty))
+    # torch.autograd.grad makes the same call after checks that take a tenth of a small model's step
+    # and that import sympy, which takes .4 s.
+    derivatives = _ENGINE.run_backward(
+        outputs,
+        weights,
+        keep_graph=False,
+        create_graph=False,
+        inputs=tuple(params),
+        allow_unreachable=True,
+        accumulate_grad=False,
+    )
+    grads = [
+        torch.zeros_like(p) if g is None else g for g, p in zip(derivatives, params, strict=True)
+    ]
+    # Autograd gives the terms of a sum one tensor, and the terms of a mean a broadcast number.
+    if len({g.data_ptr() for g in grads}) < len(grads) or any(0 in g.stride() for g in grads):
+        grads = [g.clone(memory_format=torch.contiguous_format) for g in grads]
+    return grads
 
 
 class Optimizer(Protocol):

@@ -42,8 +42,8 @@ class Plugin:
 
     Attributes:
         name: its name in the configuration, and the prefix of its extras and phases.
-        needs_all: whether `incoming` gets all updates as a list, with weights that sum to 1 after
-            it; else it gets an iterator to read once.
+        needs_all: whether the merge gets all updates at once, with weights that sum to 1; else it
+            reads an iterator once and the weights are relative.
         settings: the options that server and client must agree on.
         report: what the step in progress should record: numbers go to rounds.jsonl, tensors to
             arrays/. It is emptied before each step.

@@ -7,9 +7,14 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from fedhet.errors import RunFailed
-from fedhet.evaluation import Selection, client_means, evaluation_messages, global_scores
-from fedhet.messages import Broadcast, Failure, Reply, Update
+from fedhet.evaluation import (
+    Selection,
+    client_means,
+    evaluation_messages,
+    global_scores,
+    received,
+)
+from fedhet.messages import Broadcast, Failure, Reply
 from fedhet.phases import locate
 from fedhet.record.run_folder import Recorder
 from fedhet.state import state_sizes
@@ -132,18 +137,12 @@ def _evaluate(
     row |= {"acc_global": scores.get("accuracy"), "loss_global": scores.get("loss")}
     if not clients:
         return
-    updates: list[Update] = []
-    failures: list[Failure] = []
-    for reply in courier.exchange(evaluation_messages(strategy), Clock()):
-        if isinstance(reply, Update):
-            updates.append(reply)
-            continue
-        failures.append(reply)
-        row["failures"].append(vars(reply))
-        recorder.failures.append({"round": row["round"], **vars(reply)})
-        if strategy.setting.on_failure == "stop":
-            raise RunFailed(str(reply))
-    if not updates:
-        raise RunFailed("; ".join(map(str, failures)))
+
+    def report(failure: Failure) -> None:
+        row["failures"].append(vars(failure))
+        recorder.failures.append({"round": row["round"], **vars(failure)})
+
+    replies = courier.exchange(evaluation_messages(strategy), Clock())
+    updates = received(replies, strategy.setting.on_failure, report)
     recorder.clients(row["round"], {update.pid: update.metrics for update in updates})
     row |= client_means(updates, strategy.views)

@@ -43,8 +43,7 @@ class FedStrategy(FlowerStrategy):
             reads an iterator once and the weights are relative.
         evaluates: the views that the method offers; the first one chooses the best round.
         evaluation_extras: extras for clients that evaluate.
-        site, sizes, seed, rounds: the task, model and device; training samples per client; the
-            run's seed; the number of training rounds.
+        site, sizes, rounds: task, model and device; training samples per client; training rounds.
         weights: slot -> its tensors; "model" has all of the model's.
         timetable: the run's phases in order, those of plug-ins first.
         current: the step in progress.
@@ -64,7 +63,6 @@ class FedStrategy(FlowerStrategy):
         self.setting = setting
         self.site = setting.site
         self.sizes = self.site.task.sizes
-        self.seed = self.site.seed
         self.rounds = setting.rounds
         self.plugins = list(setting.plugins)
         self.local = setting.local
@@ -138,14 +136,13 @@ class FedStrategy(FlowerStrategy):
     # ---- one step
     def begin(self, server_round: int) -> bool:
         """Move to this round; false past the end of the timetable."""
-        position = locate(self.timetable, server_round)
-        if position is None:
+        if (position := locate(self.timetable, server_round)) is None:
             return False
         index, step = position
         entry = self.timetable[index]
         phase = entry.phase
         cohort = sample_cohort(
-            self.sizes, phase.cohort, self.setting.fraction, self.seed, entry.name, step
+            self.sizes, phase.cohort, self.setting.fraction, self.site.seed, entry.name, step
         )
         sent = self.sent(phase.slot) if phase.slot else {}
         old = trees.pick(sent, self.mergeable(phase.slot)) if phase.slot else {}
@@ -153,10 +150,7 @@ class FedStrategy(FlowerStrategy):
         return True
 
     def mergeable(self, slot: str) -> list[str]:
-        """The names that merges, plug-ins and server optimisers see: trained and shared.
-
-        Buffers never are among them.
-        """
+        """The names that merges, plug-ins and server optimisers see; buffers never are."""
         if slot == "model":
             return self.site.mergeable
         return [name for name, t in self.weights[slot].items() if t.is_floating_point()]
@@ -241,10 +235,7 @@ class FedStrategy(FlowerStrategy):
             self.end_phase()
 
     def _accept(self, update: Update) -> None:
-        """The checks of the phase and of plug-ins, whose ValueError makes it the client's failure.
-
-        Then the update gets its base weight.
-        """
+        """The checks of the phase and of plug-ins; then the update gets its base weight."""
         phase = self.current.entry.phase
         if phase.check:
             phase.check(update)

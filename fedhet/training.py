@@ -1,13 +1,13 @@
 """Local training: mini-batches, with the points at which methods and plug-ins change it.
 
-Every model that a client sends is trained by `LocalTraining.train_model`, or under engine.vectorize
-by its twin for several clients at once (fedhet/engines/vectorized.py). What is no model of the task
-has a small loop of its own: FedALA's mixing weights, FedGen's generator, FedDisk's networks.
+Models are trained by `LocalTraining.train_model`, or under engine.vectorize by its twin for several
+clients (fedhet/engines/vectorized.py). FedALA's mixing weights, FedGen's generator and FedDisk's
+networks have small loops of their own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -16,12 +16,11 @@ from torch import Tensor, nn
 from fedhet import optimizers, streams
 from fedhet.messages import Broadcast, LocalSettings
 from fedhet.models.base import norms
+from fedhet.optimizers import derivative
 from fedhet.phases import EarlyStopping
 from fedhet.plugin import Plugin, active_hooks, combined_weights, overrides
 from fedhet.site import Site
 from fedhet.task import Samples
-
-_ENGINE = torch.autograd.Variable._execution_engine
 
 Objective = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor | None]]
 BatchGradient = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, list[Tensor]]]
@@ -51,39 +50,6 @@ class Batch:
         if self.features is None:
             raise ValueError("the model has no features(x) and head(f)")
         return self.features
-
-
-def derivative(losses: Tensor, penalty: Tensor | None, params: Sequence[Tensor]) -> list[Tensor]:
-    """The gradient of losses.mean() + penalty with respect to `params`.
-
-    Each tensor has memory of its own, because hooks and the step change gradients in place. A
-    parameter that plays no part in the loss gets zeros.
-    """
-    # The mean is passed on as a constant gradient of its terms, which saves two kernels.
-    share = torch.full_like(losses, 1 / losses.numel())
-    outputs: tuple[Tensor, ...] = (losses,)
-    weights: tuple[Tensor, ...] = (share,)
-    if penalty is not None and penalty.requires_grad:
-        outputs = (losses, penalty)
-        weights = (share, torch.ones_like(penalty))
-    # torch.autograd.grad makes the same call after checks that take a tenth of a small model's step
-    # and that import sympy, which takes .4 s.
-    derivatives = _ENGINE.run_backward(
-        outputs,
-        weights,
-        keep_graph=False,
-        create_graph=False,
-        inputs=tuple(params),
-        allow_unreachable=True,
-        accumulate_grad=False,
-    )
-    grads = [
-        torch.zeros_like(p) if g is None else g for g, p in zip(derivatives, params, strict=True)
-    ]
-    # Autograd gives the terms of a sum one tensor, and the terms of a mean a broadcast number.
-    if len({g.data_ptr() for g in grads}) < len(grads) or any(0 in g.stride() for g in grads):
-        grads = [g.clone(memory_format=torch.contiguous_format) for g in grads]
-    return grads
 
 
 class LocalTraining:

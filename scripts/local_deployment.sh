@@ -1,17 +1,18 @@
 #!/usr/bin/env bash
-# A real deployment on this machine: one SuperLink and some SuperNodes as processes of their own, with TLS and a key
-# per node. Submits one run to them, streams its log and ends them all. docs/deployment.md does it on real machines.
+# A real deployment on this machine: one SuperLink and several SuperNodes as separate processes,
+# with TLS and a key per node. The script submits one run to them, streams its log and stops them
+# all. docs/deployment.md describes the same on real machines.
 #
 #   scripts/local_deployment.sh [--nodes 3] [--keep] [overrides ...]
 #   scripts/local_deployment.sh method=scaffold 'plugin=[fednorm]' rounds=3
 #
-# --keep keeps the work folder: certificates, keys, logs, client state. The Python environment must be active.
-# Exit code, how the run truly ended: 0 well, 1 not well, 2 a wrong setting, 130 and 143 interrupted.
-# The last line of stdout is "run folder: <absolute path>", where the run got as far as having one.
+# --keep keeps the work folder: certificates, keys, logs, client state. The Python environment must
+# be active. The exit code is the run's true status: 0 success, 1 failure, 2 a wrong setting, 130
+# and 143 interrupted. The last line of stdout is "run folder: <absolute path>", if the run had one.
 set -euo pipefail
 
-START_SECONDS=120 # for the SuperLink, and then for the nodes, to be up
-END_SECONDS=15    # for the processes to end by themselves before they are killed
+START_SECONDS=120 # for the SuperLink to start, and then for the nodes
+END_SECONDS=15    # for the processes to exit after SIGTERM, before they are killed
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 nodes=3 keep=false folder="" pids=""
 
@@ -33,22 +34,23 @@ done
 [[ $nodes =~ ^[1-9][0-9]*$ ]] || die 2 "--nodes '$nodes': a whole number of at least 1 is expected"
 PATH=${VIRTUAL_ENV:+$VIRTUAL_ENV/bin:}$PATH # Flower starts its helpers by name
 for tool in python flwr flower-superlink flower-supernode openssl ssh-keygen; do
-  command -v "$tool" >/dev/null || die 2 "$tool is not on PATH; activate the environment in which fedhet is installed"
+  command -v "$tool" >/dev/null ||
+    die 2 "$tool is not on PATH; activate the environment in which fedhet is installed"
 done
 
-# ---- whatever happens, every process that was started is ended
-launch() { # launch <command ...>: in the background, in a process group of its own
+# ---- whatever happens, every process that was started is stopped
+launch() { # launch <command ...>: in the background, in a new process group
   set -m
   "$@" </dev/null &
   set +m
   pids+=" $!"
 }
 
-signal() { # signal <name> <process group ...>: true where one of the groups still has a process
-  local name=$1 group found=1
+signal() { # signal <name> <process group ...>: succeeds if one of the groups still has a process
+  local name=$1 group none_left=1
   shift
-  for group; do kill -s "$name" -- "-$group" 2>/dev/null && found=0; done
-  return $found
+  for group; do kill -s "$name" -- "-$group" 2>/dev/null && none_left=0; done
+  return $none_left
 }
 
 finish() {
@@ -76,14 +78,14 @@ await() { # await <what> <command ...>: until the command succeeds
     for pid in $pids; do kill -0 "$pid" 2>/dev/null || deadline=0; done
     if ((SECONDS >= deadline)); then
       tail -n 15 "$work"/*.log >&2
-      ((deadline)) || die 1 "waiting for $what, a process has ended; its log is above"
+      ((deadline)) || die 1 "a process exited while waiting for $what; its log is above"
       die 1 "waited $START_SECONDS s for $what; the logs are above"
     fi
     sleep .5
   done
 }
 
-# ---- the settings, checked before anything is started; the server app needs an absolute run folder
+# ---- check the settings before anything is started; the server app needs an absolute run folder
 folder=$(PYTHONPATH=$root python - "$work/run.toml" "$*" <<'PY'
 import json
 import shlex
@@ -93,36 +95,50 @@ from pathlib import Path
 from fedhet import config
 from fedhet.errors import ConfigError
 
+
+def quoted(text):
+    return json.dumps(text, ensure_ascii=False)
+
+
 try:
     settings = config.compose(shlex.split(sys.argv[2]))
-    if Path(settings.run_dir, "summary.json").exists():
-        raise ConfigError(f"hydra.run.dir={settings.run_dir}: that folder already holds a run; name another")
+    run_dir = settings.run_dir
+    if Path(run_dir, "summary.json").exists():
+        raise ConfigError(f"hydra.run.dir={run_dir}: the folder already holds a run; name another")
 except (ConfigError, ValueError) as error:
     print(f"error: {error}", file=sys.stderr)
     sys.exit(2)
-overrides = [*settings.overrides, f"hydra.run.dir={json.dumps(settings.run_dir, ensure_ascii=False)}"]
-Path(sys.argv[1]).write_text(f"overrides = {json.dumps(shlex.join(overrides), ensure_ascii=False)}\n")
-print(settings.run_dir)
+overrides = shlex.join([*settings.overrides, f"hydra.run.dir={quoted(run_dir)}"])
+Path(sys.argv[1]).write_text(f"overrides = {quoted(overrides)}\n")
+print(run_dir)
 PY
 )
 
-# ---- a CA, the SuperLink's certificate (its SAN holds the names by which it is reached), a key per node
+# ---- a CA, the SuperLink's certificate (its SAN lists the names that nodes use), a key per node
 (
   cd "$work"
-  printf 'subjectAltName = DNS:localhost, IP:127.0.0.1\nauthorityKeyIdentifier = keyid\n' >server.ext
-  openssl req -x509 -newkey rsa:2048 -nodes -days 30 -subj "/CN=local CA" -addext "keyUsage=critical,keyCertSign,cRLSign" \
-    -keyout ca.key -out ca.crt
+  printf '%s\n' 'subjectAltName = DNS:localhost, IP:127.0.0.1' \
+    'authorityKeyIdentifier = keyid' >server.ext
+  openssl req -x509 -newkey rsa:2048 -nodes -days 30 -subj "/CN=local CA" \
+    -addext "keyUsage=critical,keyCertSign,cRLSign" -keyout ca.key -out ca.crt
   openssl req -newkey rsa:2048 -nodes -subj "/CN=localhost" -keyout server.key -out server.csr
-  openssl x509 -req -in server.csr -CA ca.crt -CAkey ca.key -CAcreateserial -days 30 -extfile server.ext -out server.pem
-  for ((i = 0; i < nodes; i++)); do ssh-keygen -q -t ecdsa -b 384 -N "" -C "node$i" -f "node$i.key"; done
-) >"$work/keys.txt" 2>&1 || { cat "$work/keys.txt" >&2; die 1 "the certificates could not be made"; }
+  openssl x509 -req -in server.csr -CA ca.crt -CAkey ca.key -CAcreateserial -days 30 \
+    -extfile server.ext -out server.pem
+  for ((i = 0; i < nodes; i++)); do
+    ssh-keygen -q -t ecdsa -b 384 -N "" -C "node$i" -f "node$i.key"
+  done
+) >"$work/keys.txt" 2>&1 || {
+  cat "$work/keys.txt" >&2
+  die 1 "the certificates could not be created"
+}
 
 # ---- the SuperLink
 read -r -a ports <<<"$(python -c "import socket
 held = [socket.create_server(('127.0.0.1', 0)) for _ in range($nodes + 1)]
 print(*[each.getsockname()[1] for each in held])")"
 superlink=127.0.0.1:${ports[nodes]}
-export FLWR_HOME=$work FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 # never the user's ~/.flwr
+export FLWR_HOME=$work # never the user's ~/.flwr
+export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1
 cat >"$work/config.toml" <<TOML
 [superlink]
 default = "deployment"
@@ -130,38 +146,44 @@ default = "deployment"
 address = "$superlink"
 root-certificates = "$work/ca.crt"
 TOML
-launch flower-superlink --host 127.0.0.1 --port "${ports[nodes]}" --enable-supernode-auth --disable-runtime-dependency-installation \
-  --ssl-ca-certfile "$work/ca.crt" --ssl-certfile "$work/server.pem" --ssl-keyfile "$work/server.key" >"$work/superlink.log" 2>&1
+launch flower-superlink --host 127.0.0.1 --port "${ports[nodes]}" \
+  --enable-supernode-auth --disable-runtime-dependency-installation \
+  --ssl-ca-certfile "$work/ca.crt" --ssl-certfile "$work/server.pem" \
+  --ssl-keyfile "$work/server.key" >"$work/superlink.log" 2>&1
 listening() { # listening <port ...>
   local port
   for port; do (: <"/dev/tcp/127.0.0.1/$port") 2>/dev/null || return; done
 }
 await "the SuperLink" listening "${ports[nodes]}"
-pids+=" $(pgrep -P "$!")" # its superexec, and with it the server app, has a process group of its own
+pids+=" $(pgrep -P "$!")" # its superexec, with the server app, has a process group of its own
 
-# ---- the nodes, each with a home and a state folder of its own, as on a machine of its own
-node() { # node <i>: its key must be known before it starts
+# ---- the nodes, each with its own home and state folder, as on separate machines
+node() { # node <i>: its key must be registered before it starts
   flwr supernode register "$work/node$1.key.pub" deployment --name "node$1"
   export FLWR_HOME=$work/node$1 FEDHET_STATE_DIR=$work/node$1/state
-  exec flower-supernode --superlink "$superlink" --root-certificates "$work/ca.crt" --auth-supernode-private-key "$work/node$1.key" \
-    --host 127.0.0.1 --port "${ports[$1]}" --node-config "partition-id=$1 num-partitions=$nodes"
+  exec flower-supernode --superlink "$superlink" --root-certificates "$work/ca.crt" \
+    --auth-supernode-private-key "$work/node$1.key" --host 127.0.0.1 --port "${ports[$1]}" \
+    --node-config "partition-id=$1 num-partitions=$nodes"
 }
 for ((i = 0; i < nodes; i++)); do launch node "$i" >"$work/node$i.log" 2>&1; done
 online() {
-  flwr supernode ls deployment --format json 2>&1 | python -c \
-    "import json, sys; sys.exit(sum(node['status'] == 'online' for node in json.load(sys.stdin)['nodes']) < $nodes)"
+  flwr supernode ls deployment --format json 2>&1 | python -c "import json, sys
+nodes = json.load(sys.stdin)['nodes']
+sys.exit(sum(node['status'] == 'online' for node in nodes) < $nodes)"
 }
-await "$nodes SuperNodes to start" listening "${ports[@]::nodes}" # cheaper to ask than Flower, whose command takes seconds of work
+# The ports are asked first, because Flower's command takes seconds of processor time.
+await "$nodes SuperNodes to start" listening "${ports[@]::nodes}"
 await "$nodes SuperNodes" online
 
-# ---- the run. flwr run ends with 0 whatever became of it, so Flower is asked; the log can end a moment before the run
+# ---- the run. The exit code of flwr run is always 0, so Flower is asked for the status. The log
+# can end a moment before the run.
 launch flwr run "$root" deployment --stream --run-config "$work/run.toml" >&2
 wait "$!" || die 1 "flwr run did not submit the run, or lost the SuperLink"
 for ((i = 0; i < 20; i++)); do
-  found=$(flwr ls deployment --format json | python -c "import json, sys
+  status=$(flwr ls deployment --format json | python -c "import json, sys
 run = json.load(sys.stdin)['runs'][0]
 print(run['status'], run['status-details'])")
-  [[ $found != finished:* ]] || break
+  [[ $status != finished:* ]] || break
   sleep 1
 done
-[[ $found == finished:completed* ]] || die 1 "Flower says $found"
+[[ $status == finished:completed* ]] || die 1 "Flower reports $status"

@@ -10,7 +10,7 @@ from fedhet.server import Clock
 
 
 class LocalCourier:
-    """Calls the clients as the merge asks for their replies, so that one update is alive at a time.
+    """Serves each message when the merge asks for its reply, so that one update exists at a time.
 
     Args:
         make: makes the client of one message.

@@ -1,9 +1,9 @@
-"""Submits the run through `flwr run` to a Flower of its own on this machine, and tells how it truly
-ended.
+"""Submits the run through `flwr run` to a SuperLink of its own on this machine.
 
-`flwr run --stream` exits with 0 whatever happens, leaves a daemon behind, and runs with that
-daemon's environment. So each run here has its own FLWR_HOME and ports, asks `flwr ls` for the
-status, and ends every process that it started."""
+`flwr run --stream` exits with 0 even if the run fails, leaves a daemon behind, and a later run gets
+that daemon's environment. So each run has its own FLWR_HOME and ports, `flwr ls` is asked for the
+status, and every process that was started is ended.
+"""
 
 from __future__ import annotations
 
@@ -29,24 +29,27 @@ from fedhet.record.run_folder import write_json
 if TYPE_CHECKING:
     from fedhet.job import Job
 
-END_SECONDS = 10.0  # for the daemon to end by itself before it is killed
+END_SECONDS = 10.0  # how long a process may take to end before it is killed
+SUPERLINK = '[superlink]\ndefault = "local"\n[superlink.local]\naddress = ":local:"\n'
 
 
 def run(job: Job) -> Path:
-    """Run the job; the server app writes the run folder, whose absolute path it is given."""
-    app, folder = CONF.parent, Path(job.config.run_dir).resolve()
+    """Run the job. The server app writes the run folder, of which it gets the absolute path.
+
+    Raises:
+        ConfigError: a setting does not fit, or fedhet's source folder is missing.
+        RunFailed: the run did not complete; the reason is the server app's or Flower's.
+    """
+    app = CONF.parent
+    folder = Path(job.config.run_dir).resolve()
     if not (app / "pyproject.toml").exists():
         raise ConfigError(
-            "engine=flwr submits fedhet's source folder, which is not here; clone it and `pip"
-            " install -e .`"
+            f"engine=flwr submits fedhet's source folder, but {app} is not one; clone fedhet"
+            " and `pip install -e .`"
         )
     if (folder / "summary.json").exists():
         raise ConfigError(f"hydra.run.dir={folder}: that folder already holds a run; name another")
-    _ = job.strategy  # a setting that does not fit is told here, not in a log
-    overrides = [
-        *(line for line in job.config.overrides if not line.startswith("hydra.run.dir=")),
-        f"hydra.run.dir={_quoted(str(folder))}",
-    ]
+    _ = job.strategy  # a setting that does not fit is reported here, not in a log
     with ExitStack() as stack:
         home = Path(
             stack.enter_context(
@@ -54,50 +57,41 @@ def run(job: Job) -> Path:
             )
         )
         environment = _environment(home)
-        stack.enter_context(_daemon_ended(environment))
-        settings = home / "run.toml"
-        settings.write_text(
-            f"overrides = {json.dumps(shlex.join(overrides), ensure_ascii=False)}\n",
-            encoding="utf-8",
-        )
-        (home / "config.toml").write_text(
-            '[superlink]\ndefault = "local"\n[superlink.local]\naddress = ":local:"\n'
-        )
+        stack.enter_context(_superlink_ended(environment))
+        (home / "config.toml").write_text(SUPERLINK)
+        run_config = home / "run.toml"
+        run_config.write_text(_run_config(job, folder), encoding="utf-8")
         options = [
             "--stream",
             "--federation-config",
             _resources(job),
             "--run-config",
-            str(settings),
+            str(run_config),
         ]
-        stack.enter_context(_interruption_told(folder))
+        stack.enter_context(_interruption_recorded(folder))
         run_id = _submit(["run", str(app), "local", *options], environment)
         status, details = _status(run_id, environment)
     if not (folder / "model.safetensors").exists() or status != "finished:completed":
-        raise RunFailed(_reason(folder) or f"Flower says {status}: {details}", str(folder))
+        reason = _recorded_reason(folder) or f"Flower reports {status}: {details}"
+        raise RunFailed(reason, str(folder))
     return folder
 
 
-@contextmanager
-def _interruption_told(folder: Path) -> Iterator[None]:
-    """Flower kills a server app that is stopped, which then cannot say so."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        path = folder / "summary.json"
-        if path.exists() and path.stat().st_size:
-            write_json(
-                path,
-                {
-                    **json.loads(path.read_text()),
-                    "status": "interrupted",
-                    "reason": "stopped by the user",
-                },
-            )
-        raise
+# ---- what Flower is given
+def _run_config(job: Job, folder: Path) -> str:
+    """The run's overrides as Flower's run config, which the server app and the client app read."""
+    lines = [line for line in job.config.overrides if not line.startswith("hydra.run.dir=")]
+    overrides = shlex.join([*lines, f"hydra.run.dir={_quoted(str(folder))}"])
+    return f"overrides = {json.dumps(overrides, ensure_ascii=False)}\n"
+
+
+def _quoted(path: str) -> str:
+    """The path as a Hydra value, whatever characters it has."""
+    return "'" + path.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def _resources(job: Job) -> str:
+    """The number of nodes, and the CPUs and GPUs of each client."""
     engine = job.config.cfg.engine
     if engine.num_cpus != int(engine.num_cpus):
         raise ConfigError(
@@ -110,36 +104,42 @@ def _resources(job: Job) -> str:
     )
 
 
-def _quoted(path: str) -> str:
-    """A Hydra value whatever characters the path has."""
-    return "'" + path.replace("\\", "\\\\").replace("'", "\\'") + "'"
-
-
 def _environment(home: Path) -> dict[str, str]:
-    with socket.socket() as one, socket.socket() as two:
-        one.bind(("127.0.0.1", 0))
-        two.bind(("127.0.0.1", 0))
-        ports = str(one.getsockname()[1]), str(two.getsockname()[1])
+    """The environment of Flower's commands: a home and ports of this run, and nothing online."""
+    http, control = _free_ports()
     return {
         **os.environ,
         "FLWR_HOME": str(home),
-        "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": ports[0],
-        "FLWR_LOCAL_CONTROL_API_PORT": ports[1],
+        "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(http),
+        "FLWR_LOCAL_CONTROL_API_PORT": str(control),
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-        # flwr starts its helpers by name, so they must be this environment's.
+        # Flower starts its helpers by name, so this environment's must come first.
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
     }
 
 
+def _free_ports() -> tuple[int, int]:
+    with socket.socket() as one, socket.socket() as two:
+        one.bind(("127.0.0.1", 0))
+        two.bind(("127.0.0.1", 0))
+        return one.getsockname()[1], two.getsockname()[1]
+
+
+# ---- the submitted run
 def _flwr(arguments: list[str]) -> list[str]:
     return [str(Path(sys.executable).parent / "flwr"), *arguments]
 
 
 def _submit(arguments: list[str], environment: dict[str, str]) -> str:
-    """Stream the run's log to stderr; returns its id."""
-    run_id, said = "", []
+    """Submit the run, copy its log to stderr until it ends, and return its id.
+
+    Raises:
+        RunFailed: Flower did not accept the run.
+    """
+    run_id = ""
+    log: list[str] = []
     with subprocess.Popen(
         _flwr(arguments),
         env=environment,
@@ -149,49 +149,64 @@ def _submit(arguments: list[str], environment: dict[str, str]) -> str:
     ) as process:
         assert process.stdout
         for line in process.stdout:
-            said.append(line)
+            log.append(line)
             print(line, end="", file=sys.stderr, flush=True)
-            if found := re.search(r"Successfully started run (\d+)", line):
-                run_id = found[1]
+            if started := re.search(r"Successfully started run (\d+)", line):
+                run_id = started[1]
     if process.returncode or not run_id:
         raise RunFailed(
             f"`flwr run` did not accept the run (exit code {process.returncode}):"
-            f" {''.join(said[-5:]).strip()}"
+            f" {''.join(log[-5:]).strip()}"
         )
     return run_id
 
 
 def _status(run_id: str, environment: dict[str, str]) -> tuple[str, str]:
-    found = subprocess.run(
+    """(status, details) of the run, as `flwr ls` reports them."""
+    listing = subprocess.run(
         _flwr(["ls", "local", "--format", "json"]),
         env=environment,
         capture_output=True,
         text=True,
         check=False,
     )
-    runs: list[dict[str, Any]] = json.loads(found.stdout or "{}").get("runs", [])
-    mine = next((each for each in runs if str(each["run-id"]) == run_id), None)
-    return (
-        (mine["status"], mine["status-details"])
-        if mine
-        else ("unknown", found.stdout + found.stderr)
-    )
+    runs: list[dict[str, Any]] = json.loads(listing.stdout or "{}").get("runs", [])
+    for run in runs:
+        if str(run["run-id"]) == run_id:
+            return run["status"], run["status-details"]
+    return "unknown", listing.stdout + listing.stderr
 
 
-def _reason(folder: Path) -> str | None:
-    """What the server app recorded."""
+def _recorded_reason(folder: Path) -> str | None:
+    """The reason of a failure in the record; None where the server app wrote none."""
+    summary = _summary(folder)
+    return summary.get("reason") if summary else None
+
+
+def _summary(folder: Path) -> dict[str, Any] | None:
     path = folder / "summary.json"
-    return (
-        json.loads(path.read_text()).get("reason")
-        if path.exists() and path.stat().st_size
-        else None
-    )
+    if not path.exists() or not path.stat().st_size:
+        return None
+    summary: dict[str, Any] = json.loads(path.read_text())
+    return summary
 
 
 @contextmanager
-def _daemon_ended(environment: dict[str, str]) -> Iterator[None]:
-    """End the SuperLink that `flwr run` has started, and all its descendants, whatever happens
-    inside."""
+def _interruption_recorded(folder: Path) -> Iterator[None]:
+    """Record an interruption: Flower kills the server app, which then cannot do so."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if summary := _summary(folder):
+            ended = {"status": "interrupted", "reason": "stopped by the user"}
+            write_json(folder / "summary.json", {**summary, **ended})
+        raise
+
+
+# ---- the processes
+@contextmanager
+def _superlink_ended(environment: dict[str, str]) -> Iterator[None]:
+    """At the end, stop the SuperLink that `flwr run` has started, and all its descendants."""
     try:
         yield
     finally:

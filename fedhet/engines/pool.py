@@ -1,4 +1,4 @@
-"""Clients in worker processes, whose messages travel in shared memory."""
+"""The courier to clients in worker processes, whose messages travel in shared memory."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import multiprocessing
 import signal
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -21,30 +22,77 @@ if TYPE_CHECKING:
     from fedhet.job import Job
 
 log = logging.getLogger("fedhet")
-END_SECONDS = 5.0  # for a worker to end by itself
-# of replies that wait for those before them; beyond it a worker waits too, where as many wait as
-# there are workers
+END_SECONDS = 5.0  # how long a worker may take to end before it is killed
+# Bytes of replies that are received but whose turn has not come. Beyond them no further message is
+# handed out, as long as at least as many replies are held as there are workers.
 AHEAD_BYTES = 2**28
 
 
+@dataclass
+class Worker:
+    """A worker process, as its parent sees it.
+
+    Attributes:
+        process: the process.
+        reader: reads its replies.
+        replies: the path of the files to which it writes them.
+    """
+
+    process: Any
+    reader: Reader
+    replies: Path
+
+
+@dataclass
+class Exchange:
+    """Where the messages of one step are; each is known by its position in the plan.
+
+    Attributes:
+        waiting: the messages that no worker has had yet, the first one last.
+        idle: the workers without a message.
+        busy: worker -> its message.
+        held: the replies whose turn has not come.
+        held_bytes: their size.
+    """
+
+    waiting: list[int]
+    idle: list[Connection]
+    busy: dict[Connection, int] = field(default_factory=dict)
+    held: dict[int, Reply] = field(default_factory=dict)
+    held_bytes: int = 0
+
+    def hold(self, position: int, reply: Reply) -> None:
+        self.held[position] = reply
+        self.held_bytes += _size(reply)
+
+    def release(self, position: int) -> Reply:
+        reply = self.held.pop(position)
+        self.held_bytes -= _size(reply)
+        return reply
+
+
 class PoolCourier:
-    """Hands messages to worker processes, one at a time to each, and the next one as soon as a
-    reply is in."""
+    """Gives each worker process one message at a time, and the next as soon as it has replied.
+
+    Args:
+        workers: how many processes to start.
+        job: what each of them serves.
+        folder: where messages and clients' states are kept.
+    """
 
     def __init__(self, workers: int, job: Job, folder: Path) -> None:
-        # A forked worker shares the data at no cost, but CUDA, other platforms than Linux, and
-        # OpenMP's threads cannot be forked: a child that computes with several of them would wait
-        # for ever.
+        # A forked worker shares the data at no cost. CUDA and OpenMP's threads do not survive a
+        # fork: a forked process that computes with several threads would hang.
         self._forked = (
             sys.platform == "linux"
             and job.site.device.type == "cpu"
             and job.config.cfg.engine.threads == 1
         )
         self._context: Any = multiprocessing.get_context("fork" if self._forked else "spawn")
-        self._job, self._folder, self._count = job, folder, workers
-        self._workers: dict[Connection, Any] = {}
-        self._reader: dict[Connection, Reader] = {}
-        self._replies: dict[Connection, Path] = {}  # where a worker lays them
+        self._job = job
+        self._folder = folder
+        self._count = workers
+        self._workers: dict[Connection, Worker] = {}
         self._started = 0
 
     def __enter__(self) -> PoolCourier:
@@ -56,97 +104,98 @@ class PoolCourier:
 
     def __exit__(self, *error: object) -> None:
         for connection in self._workers:
-            connection.close()  # a worker ends when its pipe does
-        for process in self._workers.values():
-            process.join(timeout=END_SECONDS)
-            process.kill()
-            process.join()
-
-    def _start(self) -> Connection:
-        here, there = self._context.Pipe()
-        # A forked worker has copies of our ends of all pipes; with its own open it would never hear
-        # that we have gone.
-        inherited = [*self._workers, here] if self._forked else []
-        self._started += 1
-        self._replies[here] = self._folder / f"reply-{self._started}"
-        arguments = (there, self._job, self._folder, self._replies[here], inherited)
-        process = self._context.Process(target=_work, args=arguments, daemon=True)
-        process.start()
-        there.close()
-        self._workers[here] = process
-        self._reader[here] = Reader(copy=True)  # the worker writes its next reply over this one
-        return here
+            connection.close()  # a worker ends when its pipe is closed
+        for worker in self._workers.values():
+            worker.process.join(timeout=END_SECONDS)
+            worker.process.kill()
+            worker.process.join()
 
     def exchange(self, plan: list[Broadcast], clock: Clock) -> Iterator[Reply]:
-        waiting = list(range(len(plan)))[::-1]  # positions in the plan, the last one first
-        done: dict[int, Reply] = {}  # replies that wait for their turn
-        sizes = [0] * len(plan)  # their bytes
-        busy: dict[Connection, int] = {}
-        idle = list(self._workers)
         self._writer.clear()
-
-        def feed() -> None:
-            """Give every idle worker its next message, unless too many replies wait."""
-            while idle and waiting and (len(done) < self._count or sum(sizes) < AHEAD_BYTES):
-                at = waiting.pop()
-                with clock("broadcast"):
-                    connection = self._send(idle.pop(0), self._writer.message(plan[at]))
-                    busy[connection] = at
-
+        exchange = Exchange(waiting=list(reversed(range(len(plan)))), idle=list(self._workers))
         for position in range(len(plan)):
-            feed()
-            while position not in done:
+            self._hand_out(exchange, plan, clock)
+            while position not in exchange.held:
                 with clock("clients"):
-                    ready = cast("list[Connection]", wait(list(busy)))
+                    ready = cast("list[Connection]", wait(list(exchange.busy)))
                 for connection in ready:
-                    at = busy.pop(connection)
-                    try:
-                        with clock("upload"):
-                            done[at] = self._receive(connection)
-                        idle.append(connection)
-                    except (EOFError, OSError):
-                        done[at] = self._died(connection, plan[at])
-                        idle.append(self._start())
-                    sizes[at] = _size(done[at])
-                    feed()
-            sizes[position] = 0
-            yield done.pop(position)
+                    self._take_reply(connection, exchange, plan, clock)
+                    self._hand_out(exchange, plan, clock)
+            yield exchange.release(position)
+
+    def _hand_out(self, exchange: Exchange, plan: list[Broadcast], clock: Clock) -> None:
+        """Give every idle worker its next message, unless too many replies wait for their turn."""
+        while exchange.idle and exchange.waiting:
+            if len(exchange.held) >= self._count and exchange.held_bytes >= AHEAD_BYTES:
+                return
+            position = exchange.waiting.pop()
+            with clock("broadcast"):
+                message = self._writer.message(plan[position])
+                connection = self._send(exchange.idle.pop(0), message)
+            exchange.busy[connection] = position
+
+    def _take_reply(
+        self, connection: Connection, exchange: Exchange, plan: list[Broadcast], clock: Clock
+    ) -> None:
+        """Receive the worker's reply, or replace the worker if it has died."""
+        position = exchange.busy.pop(connection)
+        reply: Reply
+        try:
+            with clock("upload"):
+                reply = self._receive(connection)
+        except (EOFError, OSError):
+            msg = plan[position]
+            cause = f"its worker process died (exit code {self._remove(connection)})"
+            reply = Failure(msg.pid, msg.phase, msg.step, cause)
+            connection = self._start()
+        exchange.hold(position, reply)
+        exchange.idle.append(connection)
 
     def _receive(self, connection: Connection) -> Reply:
-        reply = connection.recv()
-        return self._reader[connection].message(reply) if isinstance(reply, Update) else reply
+        reply: Reply = connection.recv()
+        if isinstance(reply, Failure):
+            return reply
+        return self._workers[connection].reader.message(reply)
 
-    def _send(self, connection: Connection, message: Any) -> Connection:
-        """Send to this worker, or to a new one where it has died while it had nothing to do."""
+    def _send(self, connection: Connection, message: Broadcast) -> Connection:
+        """Send to this worker, or to a new one if it has died since its last reply."""
         try:
             connection.send(message)
         except OSError:
-            self._bury(connection)
+            self._remove(connection)
             connection = self._start()
             connection.send(message)
         return connection
 
-    def _bury(self, connection: Connection) -> int | None:
-        process = self._workers.pop(connection)
-        del self._reader[connection]
-        for file in self._folder.glob(f"{self._replies.pop(connection).name}.*"):
+    def _start(self) -> Connection:
+        """Start a worker, and return this process's end of its pipe."""
+        here, there = self._context.Pipe()
+        # A forked worker inherits our ends of all pipes, and must close them: while one is open
+        # somewhere, the worker at its other end cannot notice that we have ended.
+        inherited = [*self._workers, here] if self._forked else []
+        self._started += 1
+        replies = self._folder / f"reply-{self._started}"
+        arguments = (there, self._job, self._folder, replies, inherited)
+        process = self._context.Process(target=_work, args=arguments, daemon=True)
+        process.start()
+        there.close()
+        # Copies, because the worker writes its next reply over this one.
+        self._workers[here] = Worker(process, Reader(copy=True), replies)
+        return here
+
+    def _remove(self, connection: Connection) -> int | None:
+        """Clean up after a worker that has died, and return its exit code."""
+        worker = self._workers.pop(connection)
+        for file in self._folder.glob(f"{worker.replies.name}.*"):
             file.unlink()
         connection.close()
-        process.join()
-        code: int | None = process.exitcode
+        worker.process.join()
+        code: int | None = worker.process.exitcode
         return code
-
-    def _died(self, connection: Connection, msg: Broadcast) -> Failure:
-        return Failure(
-            msg.pid,
-            msg.phase,
-            msg.step,
-            f"its worker process died (exit code {self._bury(connection)})",
-        )
 
 
 def _size(reply: Reply) -> int:
-    """The bytes of a reply that waits for its turn."""
+    """The bytes of a reply."""
     if isinstance(reply, Failure):
         return 0
     return sum(payload("weights", reply.weights, reply.extras).values())
@@ -161,7 +210,9 @@ def _work(
     for other in inherited:
         other.close()
     pin_threads(job.config.cfg.engine.threads)
-    store, reader, writer = DiskStore(folder), Reader(copy=False), Writer(replies)
+    store = DiskStore(folder)
+    reader = Reader(copy=False)
+    writer = Writer(replies)
     while True:
         try:
             msg = connection.recv()
@@ -170,9 +221,11 @@ def _work(
         writer.clear()
         try:
             reply: Reply = job.client(store).handle(reader.message(msg))
-            found = writer.message(reply) if isinstance(reply, Update) else reply
-        # the client's own are replies already: these are the worker's, a full disk among them
+            if isinstance(reply, Update):
+                reply = writer.message(reply)
+        # The client's own errors are Failures by now. This is one of the worker, such as a full
+        # disk.
         except Exception as error:
             log.debug("client %d", msg.pid, exc_info=True)
-            found = Failure(msg.pid, msg.phase, msg.step, f"{type(error).__name__}: {error}")
-        connection.send(found)
+            reply = Failure(msg.pid, msg.phase, msg.step, f"{type(error).__name__}: {error}")
+        connection.send(reply)

@@ -1,11 +1,15 @@
-"""Flower's own simulation on Ray: one SuperNode per client, so each client's state travels in its
-node's context."""
+"""Flower's simulation on Ray, with one node per client.
+
+Each client's state travels in its node's context.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,15 +24,21 @@ if TYPE_CHECKING:
     from fedhet.job import Job
 
 POLL_SECONDS = 0.02  # between two looks for replies; Flower's own .1 s is a third of a small round
+LOOKS_PER_SECOND = 5000  # of all threads together, which take a quarter of a core
 
 
 def run(job: Job) -> Path:
-    """Run the job under Ray, on an existing cluster where engine.address names one."""
+    """Run the job under Ray, on an existing cluster if engine.address names one.
+
+    Raises:
+        ConfigError: the cluster does not answer, or no client can ever fit.
+        RunFailed: a client failed and on_failure is "stop", or no client succeeded.
+    """
     from flwr.client import ClientApp
     from flwr.server import ServerApp
     from flwr.simulation import run_simulation
 
-    from fedhet.flower.apps import components
+    from fedhet.flower.apps import client_for, components
 
     class App(ServerApp):
         def __call__(self, grid: Grid, context: Context) -> None:
@@ -41,22 +51,13 @@ def run(job: Job) -> Path:
     overrides = job.config.overrides
 
     def client_fn(context: Context) -> Client:
-        from fedhet.flower.apps import client_for
-
         return client_for(context, ContextStore(context.state), overrides, "ray")
 
-    logger = logging.getLogger("flwr")  # Flower's own lines would bury the progress; warnings stay
-    level = logger.level
-    logger.setLevel(logging.WARNING)
-    logger.addFilter(_not_deprecation)
-    warnings.filterwarnings(
-        "ignore", message=".*RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", category=FutureWarning
-    )
-    init_args: dict[str, Any] = (
-        {"address": engine.address} if engine.address else {"include_dashboard": False}
-    )
+    init_args: dict[str, Any] = {"include_dashboard": False}
+    if engine.address:
+        init_args = {"address": engine.address}
     try:
-        with job.progress() as observe:
+        with _quiet_flower(), job.progress() as observe:
             run_simulation(
                 App(server_fn=lambda context: components(job, observe)),
                 ClientApp(client_fn=client_fn),
@@ -68,32 +69,45 @@ def run(job: Job) -> Path:
             )
     finally:
         job.strategy.nodes.cancelled = True
-        logger.setLevel(level)
-        logger.removeFilter(_not_deprecation)
     return recorder.folder
 
 
 def hurry(grid: Grid, clients: int) -> None:
-    """Let Flower's simulation look for replies more often than it does by itself, if clients are
-    few.
+    """Let Flower's simulation look for replies more often than by default.
 
-    Each waits in a thread of its own that looks: 5000 looks a second take a quarter of a core.
+    Every client's reply is awaited by a thread, so the more clients, the longer the interval.
     """
     from flwr.superlink.grid import InMemoryGrid
 
     if isinstance(grid, InMemoryGrid):
-        grid.pull_interval = min(grid.pull_interval, max(POLL_SECONDS, clients / 5000))
+        interval = max(POLL_SECONDS, clients / LOOKS_PER_SECOND)
+        grid.pull_interval = min(grid.pull_interval, interval)
 
 
-def _not_deprecation(line: logging.LogRecord) -> bool:
-    """Flower prints half a page on its `run_simulation`, which still is the only way to run a
-    simulation in a process."""
+@contextmanager
+def _quiet_flower() -> Iterator[None]:
+    """Let Flower log only warnings: its other lines would bury the progress."""
+    warnings.filterwarnings(
+        "ignore", message=".*RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", category=FutureWarning
+    )
+    logger = logging.getLogger("flwr")
+    level = logger.level
+    logger.setLevel(logging.WARNING)
+    logger.addFilter(_no_deprecation)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        logger.removeFilter(_no_deprecation)
+
+
+def _no_deprecation(line: logging.LogRecord) -> bool:
+    """Drop half a page about `run_simulation`, which nothing replaces for runs in a process."""
     return not str(line.msg).startswith("DEPRECATED FEATURE")
 
 
 def _check_resources(engine: Any) -> None:
-    """Flower waits for ever on a backend that cannot start one client, so what can never fit is
-    refused here."""
+    """Refuse clients that can never fit: Flower would wait for a place without end."""
     cpus, gpus, where = _cluster(engine.address) if engine.address else _here()
     if engine.num_cpus > cpus:
         raise ConfigError(f"engine.num_cpus={engine.num_cpus} per client, but {where} has {cpus:g}")
@@ -102,12 +116,14 @@ def _check_resources(engine: Any) -> None:
 
 
 def _here() -> tuple[float, float, str]:
+    """(CPUs, GPUs, the place for an error message) of this machine."""
     import torch
 
     return os.cpu_count() or 1, torch.cuda.device_count(), "this machine"
 
 
 def _cluster(address: str) -> tuple[float, float, str]:
+    """(CPUs, GPUs, the place for an error message) of a Ray cluster."""
     import ray
 
     try:
@@ -117,7 +133,7 @@ def _cluster(address: str) -> tuple[float, float, str]:
             f"engine.address={address}: no Ray cluster answers there: {error}"
         ) from error
     try:
-        found = ray.cluster_resources()
-        return found.get("CPU", 0.0), found.get("GPU", 0.0), f"the cluster at {address}"
+        resources = ray.cluster_resources()
+        return resources.get("CPU", 0.0), resources.get("GPU", 0.0), f"the cluster at {address}"
     finally:
         ray.shutdown()

@@ -1,8 +1,8 @@
-"""Tensors of messages between processes of one machine: they lie in a file that all of them map
-into their memory.
+"""Tensors of messages between processes of one machine, in files that all of them map to memory.
 
-What goes through a pipe is the message with a `Slice` in place of each tensor, so that a model is
-written once for a whole cohort and read where it lies."""
+What goes through a pipe is the message with a `Slice` in place of each tensor. So a model is
+written once for a whole cohort and read where it is.
+"""
 
 from __future__ import annotations
 
@@ -16,42 +16,55 @@ from torch import Tensor
 
 from fedhet.messages import Broadcast, Update
 
-ALIGNED = 64  # bytes, so that vector instructions find whole lines
+ALIGNED = 64  # bytes, so that vector instructions work on whole cache lines
+SMALLEST = 2**20  # bytes of a file
 
 Message = TypeVar("Message", Broadcast, Update)
 
 
 class Slice(NamedTuple):
-    """Where a tensor lies."""
+    """Where a tensor is.
+
+    Attributes:
+        file: the path of the file.
+        size: the size of the file in bytes.
+        start: the tensor's first byte in the file.
+        dtype: its type.
+        shape: its shape.
+    """
 
     file: str
-    size: int  # of the file, in bytes
-    at: int
+    size: int
+    start: int
     dtype: torch.dtype
     shape: torch.Size
 
 
 class Writer:
-    """Lays the tensors of messages into files `<path>.0`, `<path>.1`, ..., each at least twice as
-    large as the last one.
+    """Writes the tensors of messages to files `<path>.0`, `<path>.1`, ...
 
-    What it has written stays until `clear`. A tensor that several messages share is written once.
+    Each file is at least twice as large as the previous one. What was written stays until `clear`.
+    A tensor that several messages share is written once.
     """
 
     def __init__(self, path: Path) -> None:
-        self._path, self._number, self._size, self._used = path, -1, 0, 0
+        self._path = path
+        self._number = -1  # of the file that is written to
+        self._size = 0
+        self._used = 0
         self._memory = torch.empty(0, dtype=torch.uint8)
-        # the tensor beside its slice, so that its id cannot be another's
+        # Each tensor is kept beside its slice, so that its id cannot be given to another.
         self._written: dict[int, tuple[Tensor, Slice]] = {}
 
     def clear(self) -> None:
-        """Forget what was written; the readers must be done with it."""
+        """Forget what was written; no reader may still need it."""
         for number in range(self._number):
             self._file(number).unlink(missing_ok=True)
-        self._used, self._written = 0, {}
+        self._used = 0
+        self._written = {}
 
     def message(self, message: Message) -> Message:
-        """The message with slices for its tensors."""
+        """The message with slices in place of its tensors."""
         return _mapped(message, self._put)
 
     def _file(self, number: int) -> Path:
@@ -59,60 +72,65 @@ class Writer:
 
     def _put(self, tensor: Tensor) -> Slice:
         if id(tensor) not in self._written:
-            end = self._used + tensor.nbytes
-            if end > self._size:
+            if self._used + tensor.nbytes > self._size:
                 self._grow(tensor.nbytes)
-                end = tensor.nbytes
-            at, self._used = end - tensor.nbytes, -(-end // ALIGNED) * ALIGNED
-            where = Slice(str(self._file(self._number)), self._size, at, tensor.dtype, tensor.shape)
+            start = self._used
+            self._used = -(-(start + tensor.nbytes) // ALIGNED) * ALIGNED
+            file = str(self._file(self._number))
+            where = Slice(file, self._size, start, tensor.dtype, tensor.shape)
             _view(self._memory, where).copy_(tensor.detach())
             self._written[id(tensor)] = tensor, where
         return self._written[id(tensor)][1]
 
     def _grow(self, needed: int) -> None:
-        self._number, self._size, self._used = (
-            self._number + 1,
-            max(2 * self._size, needed, 2**20),
-            0,
-        )
+        """Continue in a new file, with room for `needed` bytes."""
+        self._number += 1
+        self._size = max(2 * self._size, needed, SMALLEST)
+        self._used = 0
         path = self._file(self._number)
         with path.open("wb") as file:
-            if hasattr(
-                os, "posix_fallocate"
-            ):  # a full disk is an error here, and would end the process on first use
+            # On a full disk this is an error; without it, the first use would end the process.
+            if hasattr(os, "posix_fallocate"):
                 os.posix_fallocate(file.fileno(), 0, self._size)
         self._memory = _mapping(str(path), self._size)
 
 
 class Reader:
-    """Reads what a `Writer` of another process has written."""
+    """Reads what a `Writer` of another process has written.
+
+    Args:
+        copy: whether messages get copies of the tensors; else they get views of the shared memory,
+            which must not be changed.
+    """
 
     def __init__(self, *, copy: bool) -> None:
         self._copy = copy
-        self._open: tuple[str, Tensor] = "", torch.empty(0)
+        self._open: tuple[str, Tensor] = "", torch.empty(0)  # the last file, and its memory
 
     def message(self, message: Message) -> Message:
-        """The message with its tensors: copies, or views of the shared memory that nobody may
-        change."""
+        """The message with its tensors in place of slices."""
         return _mapped(message, self._get)
 
     def _get(self, where: Slice) -> Tensor:
         if self._open[0] != where.file:
             self._open = where.file, _mapping(where.file, where.size)
-        found = _view(self._open[1], where)
-        return found.clone() if self._copy else found
+        tensor = _view(self._open[1], where)
+        return tensor.clone() if self._copy else tensor
 
 
 def _mapping(file: str, size: int) -> Tensor:
+    """The file's bytes as a tensor in shared memory."""
     return torch.from_file(file, shared=True, size=size, dtype=torch.uint8)
 
 
 def _view(memory: Tensor, where: Slice) -> Tensor:
     size = where.shape.numel() * where.dtype.itemsize
-    return memory[where.at : where.at + size].view(where.dtype).view(where.shape)
+    return memory[where.start : where.start + size].view(where.dtype).view(where.shape)
 
 
 def _mapped(message: Message, convert: Any) -> Message:
+    """The message with `convert` applied to each of its tensors or slices."""
+
     def each(value: Any) -> Any:
         if isinstance(value, dict):
             return {name: each(item) for name, item in value.items()}

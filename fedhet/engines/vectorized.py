@@ -1,9 +1,9 @@
-"""Several clients of this process trained as one, by torch.func.vmap over their parameters and
-batches.
+"""Several clients of this process trained as one, by torch.func.vmap over parameters and batches.
 
-On a GPU the steps of a small model wait for kernel launches, and k clients then cost little more
-than one. The result is that of one client after another up to rounding; on a CPU it is no faster
-(docs/performance.md)."""
+On a GPU the steps of a small model wait for kernel launches, and k clients then take little longer
+than one. The result is that of one client after another, up to rounding. On a CPU nothing is gained
+(docs/performance.md).
+"""
 
 from __future__ import annotations
 
@@ -33,61 +33,82 @@ from fedhet.trees import AnyTree
 
 if TYPE_CHECKING:
     from fedhet.job import Job
-    from fedhet.state import Store
 
 log = logging.getLogger("fedhet")
-OWN = ("train", "train_model", "losses", "penalty", "objective", "gradient", "optimizer")
-AUTO = 16  # clients at a time under engine.vectorize=auto
+# Methods of a client that this module replaces, so that none of them may be overridden.
+REPLACED = ("train", "train_model", "losses", "penalty", "objective", "gradient", "optimizer")
+AUTO = 16  # clients at a time under engine.vectorize=auto on a GPU
+
+
+# ---- whether clients can train as one
+def clients_together(job: Job, make: Callable[[], FedClient]) -> int:
+    """How many clients train as one (engine.vectorize); 0 for one after another.
+
+    Raises:
+        ConfigError: engine.vectorize is a number, but the clients cannot train as one.
+    """
+    wanted = job.config.cfg.engine.vectorize
+    k = AUTO if wanted == "auto" else int(wanted)
+    if not k or (wanted == "auto" and job.site.device.type != "cuda"):
+        return 0
+    reason = obstacle(make(), job.strategy.setting.local)
+    if reason is None:
+        return k
+    if wanted != "auto":
+        raise ConfigError(
+            f"engine.vectorize={wanted}: these clients cannot train as one: {reason}; use"
+            " engine.vectorize=0 or auto"
+        )
+    log.info("engine.vectorize=auto: one client after another, because %s", reason)
+    return 0
 
 
 def obstacle(client: FedClient, local: LocalSettings) -> str | None:
-    """Why such clients cannot train as one, or None."""
-    for name in OWN:
+    """Why such clients cannot train as one; None where they can."""
+    for name in REPLACED:
         if overrides(client, FedClient, name):
             return f"{type(client).__name__} has its own {name}"
-    for hook, found in active_hooks(client.plugins).items():
-        if found:
-            return f"plugin {found[0].__self__.name!r} has the hook {hook}"
-    if next(client.site.model.buffers(), None) is not None:
+    for hook, methods in active_hooks(client.plugins).items():
+        if methods:
+            return f"plugin {methods[0].__self__.name!r} has the hook {hook}"
+    model = client.site.model
+    if next(model.buffers(), None) is not None:
         return "the model has buffers, which training may change (model.norm=group has none)"
     if client.site.task.augment is not None:
         return "augmentation draws for one client at a time (dataset.augment=none)"
-    if any(
-        isinstance(module, _DropoutNd) and module.p > 0 for module in client.site.model.modules()
-    ):
+    if any(isinstance(module, _DropoutNd) and module.p > 0 for module in model.modules()):
         return "dropout would draw other numbers"
-    if any(isinstance(module, nn.RNNBase) for module in client.site.model.modules()):
+    if any(isinstance(module, nn.RNNBase) for module in model.modules()):
         return "torch.func.vmap computes recurrent layers one client after another, or not at all"
-    return (
-        f"client.optimizer={local.optimizer} (sgd can)"
-        if local.optimizer != "sgd"
-        else _refused(client.site)
-    )
+    if local.optimizer != "sgd":
+        return f"client.optimizer={local.optimizer} (sgd can)"
+    return _refusal(client.site)
 
 
-def _refused(site: Site) -> str | None:
-    """Why torch cannot vectorise this model and criterion, found by one gradient of a client's
-    first sample; or None."""
-    first = site.train_data(max(range(len(site.task.sizes)), key=site.task.sizes.__getitem__))
-    x, y = first.x[None, :1], first.y[None, :1]
+def _refusal(site: Site) -> str | None:
+    """Why torch cannot vectorise this model and criterion; None where it can.
+
+    One gradient is tried, on the first sample of the largest client.
+    """
+    sizes = site.task.sizes
+    data = site.train_data(sizes.index(max(sizes)))
+    parameters = [p[None] for p in site.parameters]
+    buffers = dict(site.model.named_buffers())
+    weights = torch.ones(1, 1, device=site.device)
     try:
-        _vectorised(site)(
-            [p[None] for p in site.parameters],
-            dict(site.model.named_buffers()),
-            x,
-            y,
-            torch.ones(1, 1, device=site.device),
-        )
-    # what vmap raises for what it has no rule for
+        _vectorised(site)(parameters, buffers, data.x[None, :1], data.y[None, :1], weights)
+    # what vmap raises for an operation that it has no rule for
     except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
         return f"torch says: {str(error).strip().splitlines()[0]}"
     return None
 
 
 def _vectorised(site: Site) -> Callable[..., tuple[list[Tensor], Tensor, object]]:
+    """`functional.gradient` over a further first dimension, the client, of all but the buffers."""
     return vmap(gradient(site), in_dims=(0, None, 0, 0, 0), out_dims=(0, 0, None))  # type: ignore[no-any-return, arg-type]
 
 
+# ---- one client of a group
 @dataclass
 class Member:
     """A client of a group: where it starts, its data, and the positions of each of its batches."""
@@ -98,6 +119,18 @@ class Member:
     weights: Tensor | None
     batches: list[Tensor]
 
+    @classmethod
+    def ready(cls, client: FedClient, msg: Broadcast) -> Member:
+        """The client, ready to train: `FedClient.handle` and `train` up to the loop."""
+        client.receive(msg)
+        client.prepare()
+        data = client.data
+        batches: list[Tensor] = []
+        orders = client.orders(len(data))
+        for size in client.local.epoch_sizes(len(data)):
+            batches += next(orders)[:size].split(client.local.batch_size)
+        return cls(client, client.start(client.msg), data, client.sample_weights(data), batches)
+
     def finish(self, parameters: list[Tensor], seconds: float) -> Update:
         """The reply, with these trained parameters."""
         client = self.client
@@ -107,8 +140,14 @@ class Member:
         return client.finish(client.reply(), seconds)
 
 
+# ---- the group
 class VectorCourier(LocalCourier):
-    """Trains k clients at a time; every other phase, and evaluation, is served one by one."""
+    """Trains k clients at a time. Other phases, and evaluation, are served one client at a time.
+
+    Args:
+        make: makes the client of one message.
+        k: how many clients train as one.
+    """
 
     def __init__(self, make: Callable[[], FedClient], k: int) -> None:
         super().__init__(make)
@@ -118,16 +157,16 @@ class VectorCourier(LocalCourier):
         if not plan[0].trains:
             yield from super().exchange(plan, clock)
             return
-        for at in range(0, len(plan), self._k):
+        for first in range(0, len(plan), self._k):
             with clock("clients"):
-                replies = self._together(plan[at : at + self._k])
+                replies = self._together(plan[first : first + self._k])
             yield from replies
 
     def _together(self, plan: list[Broadcast]) -> list[Reply]:
         """The replies of clients that are trained as one, in the order of their messages."""
         clients = [self._make() for _ in plan]
         opened = [
-            client.attempt(msg, partial(member, client, msg))
+            client.attempt(msg, partial(Member.ready, client, msg))
             for client, msg in zip(clients, plan, strict=True)
         ]
         members = [one for one in opened if isinstance(one, Member)]
@@ -154,54 +193,21 @@ class VectorCourier(LocalCourier):
         return replies
 
 
-def courier(job: Job, store: Store) -> LocalCourier:
-    """The courier that engine.vectorize asks for; ConfigError where the number is given and the
-    clients cannot train as one."""
-    wanted, device = job.config.cfg.engine.vectorize, job.site.device
-    k = (AUTO if device.type == "cuda" else 0) if wanted == "auto" else int(wanted)
-    if k and (reason := obstacle(job.client(store), job.strategy.setting.local)):
-        if wanted != "auto":
-            raise ConfigError(
-                f"engine.vectorize={wanted}: these clients cannot train as one: {reason}; use"
-                " engine.vectorize=0 or auto"
-            )
-        log.info("engine.vectorize=auto: one client after another, because %s", reason)
-        k = 0
-    return (
-        VectorCourier(lambda: job.client(store), k)
-        if k > 1
-        else LocalCourier(lambda: job.client(store))
-    )
-
-
-def member(client: FedClient, msg: Broadcast) -> Member:
-    """The client, ready to train: `FedClient.train` up to its loop."""
-    client.receive(msg)
-    client.prepare()
-    n = len(client.data)
-    epochs = zip(client.local.epoch_sizes(n), client.orders(n), strict=False)  # orders never end
-    batches = [
-        batch for size, order in epochs for batch in order[:size].split(client.local.batch_size)
-    ]
-    weights = client.sample_weights(client.data)
-    return Member(client, client.start(client.msg), client.data, weights, batches)
-
-
 def train_together(members: list[Member]) -> list[list[Tensor]]:
     """The trained parameters of each member.
 
-    All take their first step together; those with more batches go on without the others.
+    All take their first step together; those with more batches continue without the others.
     """
     if not members:
         return []
-    # Longest first, so that those that still train are always the first ones.
+    # Longest first, so that the members that still train are always the first ones.
     order = sorted(range(len(members)), key=lambda i: -len(members[i].batches))
     group = [members[i] for i in order]
     site = group[0].client.site
     local = group[0].client.local
     values = [{**site.initial, **one.start} for one in group]
     params = [torch.stack([value[name] for value in values]) for name in site.trained]
-    site.load(values[0])  # for what nobody trains
+    site.load(values[0])  # for the tensors that are not trained
     buffers = dict(site.model.named_buffers())
     largest = max(len(one.data) for one in group)
     x = torch.stack([_padded(one.data.x, largest) for one in group])
@@ -210,18 +216,18 @@ def train_together(members: list[Member]) -> list[list[Tensor]]:
     lengths = [len(one.batches) for one in group]
     rows = torch.arange(len(group), device=site.device)[:, None]
     site.model.train()
-    step = _vectorised(site)
+    gradients = _vectorised(site)
     unclipped = replace(local, clip=None)
     momenta = [torch.zeros_like(p) for p in params]
     with torch.no_grad():
         for t in range(lengths[0]):
-            a = sum(length > t for length in lengths)  # the members that still train
-            w = [p[:a] for p in params]
-            at = index[:a, t]
-            grads, _, _ = step(w, buffers, x[rows[:a], at], y[rows[:a], at], weights[:a, t])
+            k = sum(length > t for length in lengths)  # the members that still train
+            w = [p[:k] for p in params]
+            batch = rows[:k], index[:k, t]
+            grads, _, _ = gradients(w, buffers, x[batch], y[batch], weights[:k, t])
             if local.clip is not None:
                 grads = _clip(grads, local.clip)
-            SGD(w, unclipped, [m[:a] for m in momenta] if local.momentum else None).step(grads)
+            SGD(w, unclipped, [m[:k] for m in momenta] if local.momentum else None).step(grads)
     row_of = {i: row for row, i in enumerate(order)}
     return [[p[row_of[i]] for p in params] for i in range(len(members))]
 
@@ -240,11 +246,12 @@ def _stacked_batches(group: list[Member], device: torch.device) -> tuple[Tensor,
 
 
 def _padded(t: Tensor, n: int) -> Tensor:
+    """The tensor with n rows; those that it lacks are zeros."""
     return t if len(t) == n else torch.cat([t, t.new_zeros(n - len(t), *t.shape[1:])])
 
 
 def _clip(grads: list[Tensor], limit: float) -> list[Tensor]:
-    """`optimizers.clip_norm` for stacked gradients; the norm is each client's own."""
+    """`optimizers.clip_norm` for stacked gradients, by the norm of each client's own gradient."""
     norms = torch.stack([g.flatten(1).norm(dim=1) for g in grads]).norm(dim=0)
     factor = (limit / (norms + 1e-6)).clamp(max=1.0)
     return [g * factor.view(-1, *[1] * (g.ndim - 1)) for g in grads]

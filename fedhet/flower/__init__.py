@@ -1,1 +1,1 @@
-"""Everything that knows how Flower carries messages and starts its apps."""
+"""Everything that knows Flower: its message format, its Strategy and Server, its apps and nodes."""

@@ -1,4 +1,8 @@
-"""Flower's two apps: the client of one message, and the server of a run."""
+"""What Flower's two apps consist of: the client of one message, and the server of a run.
+
+client_app.py and server_app.py in the repository's root are the apps for `flwr run`; engine=ray
+builds its own (fedhet/engines/ray.py).
+"""
 
 from __future__ import annotations
 
@@ -6,8 +10,11 @@ import shlex
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from flwr.server import ServerAppComponents, ServerConfig
+
 from fedhet import config
 from fedhet.errors import ConfigError
+from fedhet.flower.server import FedServer
 from fedhet.job import Job
 from fedhet.process import pin_threads
 from fedhet.record import terminal
@@ -17,41 +24,45 @@ from fedhet.state import Store
 if TYPE_CHECKING:
     from flwr.client import Client
     from flwr.common import Context
-    from flwr.server import ServerAppComponents
-
-
-@lru_cache(maxsize=1)
-def _site_job(overrides: tuple[str, ...], engine: str) -> Job:
-    """One per process: a process that serves many messages loads its data and model once."""
-    settings = config.cached(overrides)
-    pin_threads(settings.cfg.engine.threads)
-    return Job(settings, engine=engine)
 
 
 def client_for(
     context: Context, store: Store, overrides: tuple[str, ...] | None = None, engine: str = "flwr"
 ) -> Client:
-    """The client of one message. It hosts every partition id that its node's partition-id stands
-    for."""
+    """The client of one message, which may be for any of the clients that its node hosts.
+
+    Args:
+        context: Flower's context of the node.
+        store: where the clients' states are.
+        overrides: the run's overrides; None reads them from the run config.
+        engine: the engine's name.
+
+    Raises:
+        ConfigError: the node was started without partition-id or num-partitions.
+    """
     try:
         properties = {
             key: int(context.node_config[key]) for key in ("partition-id", "num-partitions")
         }
     except KeyError as error:
         raise ConfigError(
-            f"this SuperNode was started without {error}; give it "
-            "--node-config 'partition-id=0 num-partitions=3' with its own number"
+            f"this SuperNode was started without {error}; give it"
+            " --node-config 'partition-id=0 num-partitions=3' with its own number"
         ) from error
-    return (
-        _site_job(_overrides(context) if overrides is None else overrides, engine)
-        .client(store, properties)
-        .to_client()
-    )
+    job = _cached_job(_overrides(context) if overrides is None else overrides, engine)
+    return job.client(store, properties).to_client()
+
+
+@lru_cache(maxsize=1)
+def _cached_job(overrides: tuple[str, ...], engine: str) -> Job:
+    """The job of this process, so that it loads data and model once for all its messages."""
+    settings = config.cached(overrides)
+    pin_threads(settings.cfg.engine.threads)
+    return Job(settings, engine=engine)
 
 
 def server_for(context: Context) -> ServerAppComponents:
-    """The server of a run under `flwr run`; its folder is named by the log's first and last
-    lines."""
+    """The server of a run under `flwr run`; the first and last lines of its log name the folder."""
     terminal.log_to_stderr()
     settings = config.compose(list(_overrides(context)))
     pin_threads(settings.cfg.engine.threads)
@@ -59,15 +70,14 @@ def server_for(context: Context) -> ServerAppComponents:
 
 
 def components(job: Job, observe: Observer) -> ServerAppComponents:
-    from flwr.server import ServerAppComponents, ServerConfig
-
-    from fedhet.flower.server import FedServer
-
+    """The server of a run as Flower wants it; FedServer replaces the number of rounds."""
+    evaluate_clients = job.config.cfg.eval.clients
     server = FedServer(
-        job.strategy, job.recorder, evaluate_clients=job.config.cfg.eval.clients, observe=observe
+        job.strategy, job.recorder, evaluate_clients=evaluate_clients, observe=observe
     )
     return ServerAppComponents(server=server, config=ServerConfig(num_rounds=job.config.cfg.rounds))
 
 
 def _overrides(context: Context) -> tuple[str, ...]:
+    """The overrides in the run config, which is one string."""
     return tuple(shlex.split(str(context.run_config.get("overrides", ""))))

@@ -14,13 +14,13 @@ from flwr.common import (
     parameters_to_ndarrays,
 )
 from flwr.server.client_manager import ClientManager
+from flwr.server.client_proxy import ClientProxy
 from flwr.server.strategy import Strategy
 
-from fedhet.errors import RunFailed
-from fedhet.evaluation import client_means, evaluation_messages, global_scores
+from fedhet.evaluation import client_means, evaluation_messages, global_scores, received
 from fedhet.flower import wire
 from fedhet.flower.nodes import Nodes
-from fedhet.messages import Broadcast, Update
+from fedhet.messages import Broadcast, Failure
 from fedhet.phases import locate
 
 if TYPE_CHECKING:
@@ -30,10 +30,12 @@ log = logging.getLogger("fedhet")
 
 
 class FlowerStrategy(Strategy):
-    """Flower's six methods. FedServer runs a timetable and uses none of the aggregating ones.
+    """The six methods that Flower's Server calls; FedServer (server.py) needs none of them.
 
-    Under Flower's own Server, which runs a fixed number of rounds, a round past the end of the
-    timetable asks nobody, and clients evaluate after the rounds for which `due` holds.
+    Flower's Server runs a fixed number of rounds, the phases before the training among them. A
+    round past the end of the timetable asks no client. The server and the clients evaluate after
+    the rounds for which `due` holds. What needs a run folder does not happen: no round is
+    recorded, no best model is kept, and the training does not stop early.
 
     Attributes:
         nodes: which node hosts which client.
@@ -41,9 +43,7 @@ class FlowerStrategy(Strategy):
 
     def __init__(self) -> None:
         self.nodes = Nodes()
-        self._awaited: dict[
-            int, Broadcast
-        ] = {}  # the messages whose replies are awaited, by client
+        self._awaited: dict[int, Broadcast] = {}  # by client; empty past the end of the timetable
 
     @property
     def _method(self) -> FedStrategy:
@@ -51,72 +51,59 @@ class FlowerStrategy(Strategy):
 
     def initialize_parameters(self, client_manager: ClientManager) -> Parameters:
         """The model's shared tensors, in state-dict order."""
-        return self._parameters()
-
-    def _parameters(self) -> Parameters:
-        return ndarrays_to_parameters(
-            [t.cpu().numpy() for t in self._method.sent("model").values()]
-        )
+        return _shared(self._method)
 
     def configure_fit(
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
-    ) -> list[tuple[Any, FitIns]]:
+    ) -> list[tuple[ClientProxy, FitIns]]:
         """The messages of the round; none past the end of the timetable."""
-        self._awaited = {}
         if locate(self._method.timetable, server_round) is None:
-            log.info("round %d: the timetable is over, nobody trains", server_round)
+            log.info("round %d is past the end of the timetable; no client is asked", server_round)
+            self._awaited = {}
             return []
         self._awaited = {msg.pid: msg for msg in self._method.plan(server_round)}
-        pack = wire.Packer()
+        packer = wire.Packer()
         return [
-            (self.nodes.proxy(pid, client_manager), wire.fit_ins(msg, pack))
+            (self.nodes.proxy(pid, client_manager), wire.fit_ins(msg, packer))
             for pid, msg in self._awaited.items()
         ]
 
     def aggregate_fit(
         self, server_round: int, results: list[tuple[Any, Any]], failures: list[Any]
     ) -> tuple[Parameters | None, dict[str, Any]]:
-        """The aggregated model's shared tensors, and the means of the clients' metrics."""
+        """The aggregated model's shared tensors, and the means of the clients' metrics.
+
+        Raises:
+            RunFailed: a client failed and on_failure is "stop", or no client succeeded.
+        """
         self._method.settle(self.nodes.in_order(self._awaited, results, failures))
-        return self._parameters(), dict(self._method.current.metrics)
+        return _shared(self._method), dict(self._method.current.metrics)
 
     def configure_evaluate(
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
-    ) -> list[tuple[Any, EvaluateIns]]:
-        """Evaluation by every client with data, after a round for which it is due."""
-        if not self._awaited or not self._method.due:
+    ) -> list[tuple[ClientProxy, EvaluateIns]]:
+        """Messages to all clients with data after a round for which an evaluation is due."""
+        if not self._evaluation_due:
             return []
         self._awaited = {msg.pid: msg for msg in evaluation_messages(self._method)}
-        pack = wire.Packer()
+        packer = wire.Packer()
         return [
-            (self.nodes.proxy(pid, client_manager), wire.evaluate_ins(msg, pack))
+            (self.nodes.proxy(pid, client_manager), wire.evaluate_ins(msg, packer))
             for pid, msg in self._awaited.items()
         ]
 
     def aggregate_evaluate(
         self, server_round: int, results: list[tuple[Any, Any]], failures: list[Any]
     ) -> tuple[float | None, dict[str, Any]]:
-        """The clients' loss over all their test samples, and the means that a run records.
+        """The loss over all clients' test samples, and means named as in rounds.jsonl.
 
-        `accuracy` is over all test samples; the others are named as in rounds.jsonl.
+        "accuracy" is the accuracy over all clients' test samples.
 
         Raises:
             RunFailed: a client failed and on_failure is "stop", or no client succeeded.
         """
-        if not self._awaited:
-            return None, {}
-        updates: list[Update] = []
-        causes: list[str] = []
-        for reply in self.nodes.in_order(self._awaited, results, failures):
-            if isinstance(reply, Update):
-                updates.append(reply)
-                continue
-            log.warning("%s", reply)
-            causes.append(str(reply))
-            if self._method.setting.on_failure == "stop":
-                raise RunFailed(str(reply))
-        if not updates:
-            raise RunFailed("; ".join(causes))
+        replies = self.nodes.in_order(self._awaited, results, failures)
+        updates = received(replies, self._method.setting.on_failure, _warn)
         means: dict[str, Any] = client_means(updates, self._method.views)
         if "acc_clients_weighted" in means:
             means["accuracy"] = means["acc_clients_weighted"]
@@ -125,8 +112,28 @@ class FlowerStrategy(Strategy):
     def evaluate(
         self, server_round: int, parameters: Parameters
     ) -> tuple[float, dict[str, Any]] | None:
-        """Loss and scores of these parameters on the global test set."""
+        """Loss and scores of these parameters on the global test set.
+
+        None after a round for which no evaluation is due, and where there is no global test set or
+        no global model. Round 0 is the initial model.
+        """
+        if server_round and not self._evaluation_due:
+            return None
         tensors = [torch.from_numpy(array) for array in parameters_to_ndarrays(parameters)]
         shared = dict(zip(self._method.sent("model"), tensors, strict=True))
         scores = global_scores(self._method, {**self._method.weights["model"], **shared})
         return (scores.pop("loss"), dict(scores)) if scores else None
+
+    @property
+    def _evaluation_due(self) -> bool:
+        """Whether an evaluation follows the round in progress."""
+        return bool(self._awaited) and self._method.due
+
+
+def _shared(method: FedStrategy) -> Parameters:
+    tensors = method.sent("model").values()
+    return ndarrays_to_parameters([t.cpu().numpy() for t in tensors])
+
+
+def _warn(failure: Failure) -> None:
+    log.warning("%s", failure)

@@ -1,1 +1,5 @@
-"""One method, one file: docstring with the message table, the client half, the server half."""
+"""The methods, one to a file.
+
+The docstring of each file is the reference of its method: equations, messages, and deviations from
+the paper. Its classes are the client half, the server half, and the plug-in where there is one.
+"""

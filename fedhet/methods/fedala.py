@@ -47,11 +47,11 @@ from fedhet.client import FedClient
 from fedhet.errors import ConfigError
 from fedhet.maths import fedala as maths
 from fedhet.messages import Broadcast, Extras, Update
+from fedhet.optimizers import derivative
 from fedhet.phases import Phase
 from fedhet.setting import Setting
 from fedhet.site import Site
 from fedhet.strategy import FedStrategy
-from fedhet.training import derivative
 from fedhet.trees import AnyTree
 
 ETA = "fedala.eta"

@@ -1,17 +1,28 @@
-"""FedBABU (Oh, Kim and Yun 2022, "FedBABU: toward enhanced representation for federated image
-classification").
+"""FedBABU: the body is trained by FedAvg, the head is not trained (Oh, Kim and Yun 2022).
 
-    the body (all but the last linear layer) by FedAvg; the head keeps its common initial value, at
-    every client personal model: body and head, fine-tuned for `finetune_epochs` on the client's own
-    training data
+The paper is "FedBABU: toward enhanced representation for federated image classification"; this is
+its algorithm 1. The head is the module `model.head`, the last linear layer; the body is the rest.
 
-    down: x_body      up: w_body, n_k      client keeps: nothing      server keeps: x_body and the head as it was initialised
+    client: w_body <- E epochs of local SGD from w_body = x_body, with the head fixed
+    server: x_body <- sum_k p_k w_k,body,  p_k = n_k / sum_j n_j
+    personal model: (x_body, head), fine-tuned for `finetune_epochs` on the client's training data
 
-The head is the parameters of the module `model.head`. It is no parameter of the local optimiser, so
-neither weight decay nor momentum moves it, and it never travels. At every evaluation the received
-model ("global") and its fine-tuned form ("personal") are scored: fine-tuning uses the local
-settings at the base rate, without plug-ins, and leaves no trace. Default 5 epochs of everything
-(`full`), as in the paper."""
+    down:          x_body
+    up:            w_body, n_k
+    client keeps:  nothing
+    server keeps:  x_body, and the head as it was initialised
+
+All clients have the same head from the beginning. It is not among the parameters of the local
+optimiser, so that neither weight decay nor momentum moves it, and it never travels.
+
+Every evaluation scores two views: "global" is the received model, "personal" the fine-tuned one.
+Fine-tuning uses the configured local settings, at the base rate, without plug-ins, and changes
+neither the server's model nor what clients remember.
+
+Deviations from the paper: none. `finetune=head` and `finetune=body` fine-tune one part only.
+
+Defaults: 5 epochs of fine-tuning of body and head (`full`), as in the paper.
+"""
 
 from __future__ import annotations
 
@@ -27,19 +38,22 @@ from fedhet.setting import Setting
 from fedhet.site import Scope
 from fedhet.strategy import FedStrategy
 
-HEAD, EPOCHS, PART = "head.", "fedbabu.finetune_epochs", "fedbabu.finetune"
+HEAD = "head."  # how the names of its parameters begin
+EPOCHS = "fedbabu.finetune_epochs"
+PART = "fedbabu.finetune"
 
 
 class FedBABUClient(FedClient):
-    """FedAvg on the body; fine-tunes what it evaluates."""
+    """Trains the body as in FedAvg, and also evaluates the model after fine-tuning."""
 
     def views(self, msg: Broadcast) -> dict[str, Callable[[], nn.Module]]:
         return {**super().views(msg), "personal": lambda: self._fine_tuned(msg)}
 
     def _fine_tuned(self, msg: Broadcast) -> nn.Module:
-        """The site's model, fine-tuned; like every model it is overwritten, head included, when the
-        next one is loaded."""
-        site, epochs, part = self.site, msg.integer(EPOCHS), msg.text(PART)
+        """The site's model after fine-tuning; the next `load` overwrites it, head included."""
+        site = self.site
+        epochs = msg.integer(EPOCHS)
+        part = msg.text(PART)
         model = site.load(self.start(msg))
         head = {name: p for name, p in model.named_parameters() if name.startswith(HEAD)}
         body = dict(zip(site.trained, site.parameters, strict=True))
@@ -56,7 +70,7 @@ class FedBABUClient(FedClient):
 
 
 class FedBABU(FedStrategy):
-    """FedAvg of the body."""
+    """Averages the bodies of the clients' models."""
 
     name = "fedbabu"
     client_cls = FedBABUClient
@@ -77,8 +91,8 @@ class FedBABU(FedStrategy):
         head = getattr(model, HEAD.rstrip("."), None)
         if not isinstance(head, nn.Module) or not list(head.parameters()):
             raise ConfigError(
-                "method=fedbabu freezes the head of the model, a module `head` with parameters; "
-                f"{type(model).__name__} has none"
+                "method=fedbabu freezes the head of the model, a module `head` with parameters;"
+                f" {type(model).__name__} has none"
             )
         return Scope(trained=_in_body, shared=_in_body)
 

@@ -253,7 +253,7 @@ class FedGen(FedStrategy):
         counts = torch.stack([self._label_counts(update) for update in updates])
         self._counts |= {update.pid: n for update, n in zip(updates, counts, strict=True)}
         current = self.current
-        stream = streams.torch_generator(self.seed, "fedgen", current.entry.name, current.step)
+        stream = streams.torch_generator(self.site.seed, "fedgen", current.entry.name, current.step)
         law = self._law() * (counts.sum(0) > 0)
         source = Source(self._generator, stream, law=law, noise=self.noise)
         W_KCd = self._stacked(updates, "head.weight")

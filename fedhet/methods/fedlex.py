@@ -1,26 +1,41 @@
-"""FedLEx (Internò et al. 2024, "Federated loss exploration for improved convergence on non-IID
-data"): masked local training.
+"""FedLEx: local training masked by an exploration of the loss (Internò et al. 2024).
 
-    D_i = (W_0 - W_i)^2, W_i after e_exp epochs of explorer i from the common W_0 (eq. 3)
-    G = mean_i (D_i - min D_i)/(max D_i - min D_i), min and max over the entries of a tensor (eq. 4)
-    W <- W - lr (grad G) in every local step (eq. 6); the host aggregates
+Internò, Olhofer, Jin and Hammer, "Federated loss exploration for improved convergence on non-IID
+data". A plug-in for any host, which aggregates as it always does.
 
-    explore  down: W_0            up: `fedlex.D` (float32)   client keeps: nothing   server keeps:
-    every D_i train    down: x, `fedlex.G`  up: what the host sends    client keeps: nothing
-    server keeps: G
+    D_i = (W_0 - W_i)^2                                       (eq. 3)
+    G   = mean_i (D_i - min D_i) / (max D_i - min D_i)        (eq. 4)
+    W  <- W - lr (G grad)                                     (eq. 6)
 
-In the first round G is that of all explorers, then of the explorers in the round's cohort; without
-one it stays (algorithm 2). Where the text says "with equation 5" it means equation 4. The mask is
-the last thing that multiplies the gradient of the whole local loss, a proximal term included;
-clipping, weight decay (not masked) and momentum follow.
+W_i are the weights of explorer i after e_exp epochs from the common W_0. Minima and maxima are
+taken over the entries of each tensor. Every local step of the training is masked.
 
-Rulings: eq. 4 does not say over what it takes min and max (`scope`); a constant D, where it is 0/0,
-gives G = 1, the host's step; eq. 4's order is normalise, then mean (the authors' program does it
-the other way round, `order`). Exploration is the host's own local training with a fresh optimiser
-and no other plug-in; its copy and buffers are discarded. G has a median of 1e-3 to 1e-1, so it
-divides the host's step by ten to a thousand: the paper's equation, literally, hardly trains at the
-host's learning rate. `rescale=mean1` keeps each tensor's mean step. Defaults: c_exp and e_exp are
-the paper's; patience (the authors' program: 40) is off."""
+    explore  down: W_0                       up: `fedlex.D` (float32)
+    train    down: x, `fedlex.G`             up: what the host sends
+
+    client keeps: nothing
+    server keeps: every D_i, and G
+
+In the first round G is that of all explorers, later that of the explorers in the round's cohort. It
+stays as it is where the cohort has none (algorithm 2). The mask is the last factor on the gradient
+of the whole local loss, proximal terms included. Clipping, weight decay, which is not masked, and
+momentum follow.
+
+Rulings:
+- Equation 4 does not say over which entries minimum and maximum are taken: each tensor (`scope`).
+- Equation 4 normalises, then averages; the authors' program does it in reverse (`order`).
+- A constant D, for which equation 4 is 0/0, counts as G = 1, which is the host's step.
+- Where the text says that G is computed "with equation 5", it means equation 4.
+- Exploration is the host's own local training, with a fresh optimiser and without other plug-ins.
+  The explorer's copy and its buffers are discarded.
+
+Equation 6 is taken literally. The median of G is 1e-3 to 1e-1, so it divides the host's steps by
+ten to a thousand and hardly trains at the host's learning rate. `rescale=mean1` preserves the mean
+step of each tensor.
+
+Defaults: c_exp 20 and e_exp 150 are the paper's. There is no early stopping of the exploration; the
+authors' program has a patience of 40.
+"""
 
 from __future__ import annotations
 
@@ -40,25 +55,22 @@ from fedhet.messages import Broadcast, Update
 from fedhet.optimizers import Optimizer
 from fedhet.phases import Phase
 from fedhet.plugin import Plugin, Report
-from fedhet.site import Site
 from fedhet.strategy import FedStrategy
 from fedhet.trees import Tree
 
 log = logging.getLogger("fedhet")
-D, G = "fedlex.D", "fedlex.G"
 
-
-def guided(site: Site) -> list[str]:
-    """The names that have a D and a G: trained and shared."""
-    return [name for name in site.trained if name in site.shared]
+D = "fedlex.D"
+G = "fedlex.G"
 
 
 class MaskedStep:
-    """apply_to=update: the mask multiplies what the optimiser does with the gradient, weight decay
-    included."""
+    """An optimiser whose steps are masked, weight decay included (apply_to=update)."""
 
     def __init__(self, inner: Optimizer, params: list[Tensor], masks: list[Tensor]) -> None:
-        self._inner, self._params, self._masks = inner, params, masks
+        self._inner = inner
+        self._params = params
+        self._masks = masks
 
     def step(self, grads: list[Tensor]) -> None:
         before = [p.detach().clone() for p in self._params]
@@ -67,7 +79,7 @@ class MaskedStep:
 
 
 class FedLExPlugin(Plugin):
-    """The exploration, G, and the mask, over trained parameters that the server knows."""
+    """The phase `explore`, then the mask G on the trained parameters that clients share."""
 
     name = "fedlex"
 
@@ -107,104 +119,80 @@ class FedLExPlugin(Plugin):
             rescale=self.rescale,
             g_min=self.g_min,
         )
-        self._deviations: dict[int, Tree] = {}  # by explorer, largest client first
-        self._used: list[int] = []  # whose D make up G
-        self._guidance: Tree = {}
-        self._statistics: Report = {}  # of G
 
     @property
     def refuses(self) -> dict[str, str]:
         if self.apply_to == "gradient":
             return {}
-        return {
-            "fedsgd": (
-                "it takes no local step that plugin.fedlex.apply_to=update could mask; use"
-                " apply_to=gradient"
-            )
-        }
+        reason = (
+            "it takes no local step that plugin.fedlex.apply_to=update could mask; use"
+            " apply_to=gradient"
+        )
+        return {"fedsgd": reason}
 
-    # ---- client
+    # ---- phase "explore"
+    def setup(self) -> None:
+        site = self.server.site
+        self._expected = {  # the names, shapes and dtype of a D
+            name: torch.empty(site.initial[name].shape, dtype=torch.float32, device="meta")
+            for name in site.mergeable
+        }
+        self._explorers = self._count_explorers()
+        self._deviations: dict[int, Tree] = {}  # by explorer, largest client first
+        self._used: list[int] = []  # the explorers whose D make up G
+        self._guidance: Tree = {}
+        self._statistics: Report = {}  # of G
+
+    def _count_explorers(self) -> int:
+        """How many clients explore; a share is rounded up, and is at least one client."""
+        if isinstance(self.c_exp, int):
+            return self.c_exp
+        available = sum(n > 0 for n in self.server.sizes)
+        # As floats, 0.1 of 30 clients is slightly above 3; without `round` it would become 4.
+        return max(1, math.ceil(round(self.c_exp * available, 9)))
+
+    def phases(self) -> list[Phase]:
+        explore = Phase(
+            "explore",
+            1,
+            self._keep_deviations,
+            check=self._check_deviation,
+            cohort=self._explorers,
+            uploads=False,
+        )
+        return [explore]
+
     def explore(self, msg: Broadcast) -> Update:
-        """The phase `explore`: train a copy, send how far each parameter has moved, discard the
-        copy."""
+        """Train a copy of the model, send how far each parameter has moved, discard the copy."""
         client = self.client
-        model = client.site.load(client.start(msg))
+        site = client.site
+        model = site.load(client.start(msg))
         steps = client.train_model(
             model, client.data, epochs=self.e_exp, patience=self.patience, hooks=False
         )
-        names = guided(client.site)
-        start = trees.pick(msg.weights, names)
-        found = maths.deviation(start, client.site.read(names), torch.float32)
+        start = trees.pick(msg.weights, site.mergeable)
+        deviation = maths.deviation(start, site.read(site.mergeable), torch.float32)
         return Update(
             client.pid,
             client.num_examples,
-            extras={D: found},
+            extras={D: deviation},
             metrics={"fedlex.steps": float(steps)},
         )
 
-    def prepare(self, msg: Broadcast) -> None:
-        if not msg.trains:
-            return
-        guidance = msg.tree(G)
-        site = self.client.site
-        self._positions = [site.trained.index(name) for name in guidance]
-        self._masks = [
-            g.to(site.device, site.parameters[i].dtype)
-            for i, g in zip(self._positions, guidance.values(), strict=True)
-        ]
-
-    def scale(self, grads: list[Tensor]) -> None:
-        if self.apply_to == "gradient":
-            maths.mask_gradient([grads[i] for i in self._positions], self._masks)
-
-    def optimizer(self, inner: Optimizer, params: list[Tensor]) -> Optimizer:
-        return (
-            inner
-            if self.apply_to == "gradient"
-            else MaskedStep(inner, [params[i] for i in self._positions], self._masks)
-        )
-
-    # ---- server
-    def setup(self) -> None:
-        site = self.server.site
-        self._like = {
-            name: torch.empty(site.initial[name].shape, dtype=torch.float32, device="meta")
-            for name in guided(site)
-        }
-        available = sum(n > 0 for n in self.server.sizes)
-        # Rounded up, as the phase's own rule is to round; 0.1 of 30 is 3, not 4, and the least
-        # share is 1.
-        self._wanted = (
-            self.c_exp
-            if isinstance(self.c_exp, int)
-            else max(1, math.ceil(round(self.c_exp * available, 9)))
-        )
-
-    def phases(self) -> list[Phase]:
-        return [
-            Phase(
-                "explore",
-                1,
-                self._keep,
-                check=self._check_explore,
-                cohort=self._wanted,
-                uploads=False,
-            )
-        ]
-
-    def _keep(self, updates: Iterator[Update], old: Tree) -> Tree:
-        """The merge of `explore`: the model stays as it is."""
-        self._deviations = {
-            update.pid: trees.pick(update.tree(D, self._like), self._like) for update in updates
-        }
-        return {}
-
-    def _check_explore(self, update: Update) -> None:
-        if bad := maths.first_negative(update.tree(D, self._like)):
+    def _check_deviation(self, update: Update) -> None:
+        if bad := maths.first_negative(update.tree(D, self._expected)):
             raise ValueError(
                 f"extra {D!r}, tensor {bad!r}: holds negative values; deviations are >= 0"
             )
 
+    def _keep_deviations(self, updates: Iterator[Update], old: Tree) -> Tree:
+        """The merge of `explore`: the model stays as it is."""
+        self._deviations = {
+            update.pid: trees.pick(update.tree(D), self._expected) for update in updates
+        }
+        return {}
+
+    # ---- training, server
     def outgoing(self, msg: Broadcast, cohort: list[int]) -> None:
         if not msg.trains:
             self._warn(msg.local.optimizer, len(cohort))
@@ -217,26 +205,14 @@ class FedLExPlugin(Plugin):
             empty=self.empty,
         )
         if used is not None and used != self._used:
-            self._used, self._guidance = used, self._aggregated(used)
+            self._used = used
+            self._update_guidance()
         msg.extras[G] = self._guidance
         explorers = sum(pid in self._deviations for pid in cohort) / len(cohort)
         self.report = {**self._statistics, "explorers": explorers}
 
-    def _aggregated(self, used: list[int]) -> Tree:
-        found = maths.global_guidance(
-            [self._deviations[pid] for pid in used], scope=self.scope, order=self.order
-        )
-        guidance = trees.map(Tensor.float, maths.adjusted(found, self.rescale, self.g_min))
-        self._statistics = {
-            "median": float(torch.cat([g.flatten() for g in guidance.values()]).median()),
-            "medians": torch.stack([g.median() for g in guidance.values()]),
-            "means": torch.stack([g.mean() for g in guidance.values()]),
-            "pids": torch.tensor(used),
-        }
-        return guidance
-
     def _warn(self, optimizer: str, explorers: int) -> None:
-        if explorers < self._wanted:
+        if explorers < self._explorers:
             log.warning(
                 "plugin.fedlex.c_exp=%s, but only %d clients have data: all of them explore",
                 self.c_exp,
@@ -244,20 +220,54 @@ class FedLExPlugin(Plugin):
             )
         if optimizer != "sgd" and self.apply_to == "gradient":
             log.warning(
-                "client.optimizer=%s cancels a constant factor per parameter, so FedLEx's mask is"
-                " nearly inactive; use client=sgd, or plugin.fedlex.apply_to=update",
+                "client.optimizer=%s cancels a constant factor on a parameter's gradients, so"
+                " FedLEx's mask is nearly inactive; use client=sgd, or"
+                " plugin.fedlex.apply_to=update",
                 optimizer,
             )
 
+    def _update_guidance(self) -> None:
+        """Compute G from the deviations of the explorers in use, and its statistics."""
+        deviations = [self._deviations[pid] for pid in self._used]
+        guidance = maths.global_guidance(deviations, scope=self.scope, order=self.order)
+        guidance = maths.adjusted(guidance, self.rescale, self.g_min)
+        self._guidance = trees.map(Tensor.float, guidance)
+        tensors = list(self._guidance.values())
+        self._statistics = {
+            "median": float(torch.cat([g.flatten() for g in tensors]).median()),
+            "medians": torch.stack([g.median() for g in tensors]),
+            "means": torch.stack([g.mean() for g in tensors]),
+            "pids": torch.tensor(self._used),
+        }
+
+    # ---- training, client
+    def prepare(self, msg: Broadcast) -> None:
+        if not msg.trains:
+            return
+        site = self.client.site
+        guidance = msg.tree(G)
+        self._positions = [site.trained.index(name) for name in guidance]
+        self._masks = [
+            g.to(site.device, site.parameters[i].dtype)
+            for i, g in zip(self._positions, guidance.values(), strict=True)
+        ]
+
+    def scale(self, grads: list[Tensor]) -> None:
+        if self.apply_to == "gradient":
+            maths.mask_gradient([grads[i] for i in self._positions], self._masks)
+
+    def optimizer(self, inner: Optimizer, params: list[Tensor]) -> Optimizer:
+        if self.apply_to == "gradient":
+            return inner
+        return MaskedStep(inner, [params[i] for i in self._positions], self._masks)
+
 
 def _count_or_share(name: str, value: float) -> float:
-    """A count as int, a share as float."""
+    """Check a count, which becomes an int, or a share, which becomes a float."""
     try:
-        return (
-            check.integer(name, value, low=1)
-            if isinstance(value, Integral)
-            else check.number(name, value, open_low=0, high=1)
-        )
+        if isinstance(value, Integral):
+            return check.integer(name, value, low=1)
+        return check.number(name, value, open_low=0, high=1)
     except ConfigError as error:
         raise ConfigError(
             f"{error}: a whole number counts explorers, a fraction in (0, 1] is their share of the"
@@ -270,7 +280,7 @@ class FedLExClient(FedClient):
 
 
 class FedLEx(FedStrategy):
-    """FedAvg with the plug-in above (conf/method/fedlex.yaml lists it)."""
+    """FedAvg with the plug-in above, which conf/method/fedlex.yaml adds."""
 
     name = "fedlex"
     client_cls = FedLExClient

@@ -1,18 +1,29 @@
-"""FedNorm (Kundalwal et al., "Client contribution normalization for enhanced federated learning"):
-a wrapper of any host.
+"""FedNorm: aggregation weights normalised by latent similarity (Kundalwal et al.).
 
-    z_r = mean over the client's training samples of the input of the last linear layer, trained
-    local model, eval mode S_rp = cos(z_r, z_p), S_rr = 1 (eq. 3, 4)      Lambda_r = 1 -
-    softmax(sum_p S_rp / T)_r (eq. 5, 8) w_r = Lambda_r nu_r / sum_q Lambda_q nu_q, in place of the
-    host's weights nu (eq. 6, 7)
+Kundalwal, Saraswat, Mishra and Mishra, "Client contribution normalization for enhanced federated
+learning". A plug-in for any host: w_r takes the place of the host's aggregation weight nu_r.
 
-    down: what the host sends      up: what the host sends, `fednorm.z` (d,)      client keeps: nothing      server keeps: nothing
+    z_r      = mean of h(x) over all training samples x of client r
+    S_rp     = cos(z_r, z_p), S_rr = 1                      (eq. 3, 4)
+    a_r      = sum_p S_rp / T                               (eq. 8)
+    Lambda_r = 1 - softmax(a)_r                             (eq. 5)
+    w_r      = Lambda_r nu_r / sum_q Lambda_q nu_q          (eq. 6, 7)
 
-It raises the weight of outliers, by design: it is no defence against a poisoned or broken client.
-With uniform nu no weight exceeds 1/(R-1), and with two participants the weights are the host's. The
-paper prints no value for T, only "less than 1" (which sharpens the softmax); the default is .5. It
-computes z both before and in the last epoch of training; the default here is after training, with
-the model that is sent."""
+h(x) is the input of the last linear layer of the client's trained model, in eval mode.
+
+    down: what the host sends
+    up: what the host sends, `fednorm.z` (d,)
+    client keeps: nothing
+    server keeps: nothing
+
+Outliers gain weight, by design: FedNorm is no defence against a poisoned or broken client. Under
+uniform nu no weight exceeds 1 / (R - 1) with R participants. With two participants the similarities
+cannot tell them apart, and the weights are the host's.
+
+Rulings: the paper computes z both before training and in its last epoch; here it is computed after
+training, with the model that is sent (`z_when`). The paper requires T to be less than 1, which
+sharpens the softmax, but prints no value; the default is .5.
+"""
 
 from __future__ import annotations
 
@@ -32,6 +43,7 @@ from fedhet.strategy import FedStrategy
 from fedhet.trees import Tree
 
 log = logging.getLogger("fedhet")
+
 Z = "fednorm.z"
 
 
@@ -47,22 +59,21 @@ class FedNormPlugin(Plugin):
             "plugin.fednorm.z_when", z_when, ("after_training", "before_training")
         )
         super().__init__(temperature=self.temperature, z_when=self.z_when)
-        self._dim: int | None = None
-        self._told = False
 
     # ---- client
     def prepare(self, msg: Broadcast) -> None:
         if self.z_when == "before_training":
             self.client.site.load(self.client.start(msg))
-            self._z = self._latents()
+            self._z = self._mean_latents()
 
     def finish(self, update: Update) -> None:
-        update.extras[Z] = self._latents() if self.z_when == "after_training" else self._z
+        if self.z_when == "after_training":
+            self._z = self._mean_latents()
+        update.extras[Z] = self._z
 
     @torch.no_grad()
-    def _latents(self) -> Tensor:
-        """(d,) float32: the mean of features(x) over all real training samples, without
-        augmentation."""
+    def _mean_latents(self) -> Tensor:
+        """z (d,) in float32, over all real training samples, without augmentation."""
         site = self.client.site
         features = getattr(site.model, "features", None)
         if features is None:
@@ -72,52 +83,53 @@ class FedNormPlugin(Plugin):
             )
         site.model.eval()
         data = site.train_data(self.client.pid)
-        total = sum(features(x).flatten(1).sum(0, dtype=torch.float64) for x in chunks(data.x))
-        assert isinstance(total, Tensor)
+        total = torch.zeros((), dtype=torch.float64, device=site.device)
+        for x in chunks(data.x):
+            total = total + features(x).flatten(1).sum(0, dtype=torch.float64)
         return (total / len(data)).float()
 
     # ---- server
     def setup(self) -> None:
-        self._dim = getattr(getattr(self.server.site.model, "head", None), "in_features", None)
+        head = getattr(self.server.site.model, "head", None)
+        # Where the head does not say how wide its input is, the first client's z decides.
+        self._width: int | None = getattr(head, "in_features", None)
+        self._pair_reported = False
 
     def check(self, update: Update) -> None:
         z = update.tensor(Z, ndim=1)
-        self._dim = self._dim or len(z)  # a head that does not tell its width: the first client's
-        if len(z) != self._dim:
-            raise ValueError(f"extra {Z!r} has {len(z)} entries; {self._dim} are expected")
+        self._width = self._width or len(z)
+        if len(z) != self._width:
+            raise ValueError(f"extra {Z!r} has {len(z)} entries; {self._width} are expected")
 
     def incoming(self, updates: Iterator[Update], old: Tree) -> list[Update]:
-        out = list(updates)
-        if len(out) == 2 and not self._told:
+        received = list(updates)
+        if len(received) == 2 and not self._pair_reported:
             log.info(
-                "fednorm: with two participants its weights are the host's, so it does nothing in"
-                " such rounds"
+                "fednorm: with two participants its weights are the host's,"
+                " so it does nothing in such rounds"
             )
-            self._told = True
-        z = torch.stack([update.tensor(Z).cpu() for update in out])
-        found = contribution(
-            z,
-            torch.tensor([update.weight for update in out], dtype=torch.float64),
-            self.temperature,
-        )
-        for update, weight in zip(out, found.weights.tolist(), strict=True):
+            self._pair_reported = True
+        z = torch.stack([update.tensor(Z).cpu() for update in received])
+        nu = torch.tensor([update.weight for update in received], dtype=torch.float64)
+        similarity, factors, weights = contribution(z, nu, self.temperature)
+        for update, weight in zip(received, weights.tolist(), strict=True):
             update.weight = weight
         self.report = {
-            "similarity": found.similarity,
-            "factors": found.factors,
-            "weights": found.weights,
-            "pids": torch.tensor([update.pid for update in out]),
-            "weight_max": float(found.weights.max()),
+            "similarity": similarity,
+            "factors": factors,
+            "weights": weights,
+            "pids": torch.tensor([update.pid for update in received]),
+            "weight_max": float(weights.max()),
         }
-        return out
+        return received
 
 
 class FedNormClient(FedClient):
-    """Plain FedAvg training; the plug-in adds the latents."""
+    """Plain FedAvg training; the plug-in adds z."""
 
 
 class FedNorm(FedStrategy):
-    """FedAvg with the plug-in above (conf/method/fednorm.yaml lists it)."""
+    """FedAvg with the plug-in above, which conf/method/fednorm.yaml adds."""
 
     name = "fednorm"
     client_cls = FedNormClient

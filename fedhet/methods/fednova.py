@@ -1,18 +1,36 @@
-"""FedNova (Wang et al. 2020, "Tackling the objective inconsistency problem in heterogeneous
-federated optimization").
+"""FedNova: averages the clients' changes per unit of local progress (Wang et al. 2020).
 
-    d_i = (x - w_i) / |a_i|_1      tau_eff = sum_i p_i |a_i|_1      x <- x - tau_eff sum_i p_i d_i
+The paper is "Tackling the objective inconsistency problem in heterogeneous federated optimization".
 
-    down: x      up: w_i, n_i, `fednova.steps`      client keeps: nothing      server keeps: x
+    client: w_i <- tau_i local steps from w_i = x
+    server: d_i = (x - w_i) / |a_i|_1
+            tau_eff = sum_i p_i |a_i|_1
+            x <- x - tau_eff sum_i p_i d_i                                 (eq. 8)
 
-|a_i|_1 is the number of steps for plain SGD, and has closed forms for momentum (which starts at 0
-in each round) and for the proximal term of plugin=[fedprox]; both together, and Adam, have none and
-are refused. The paper's client sends d_i and |a_i|_1; here it sends w_i and its steps, from which
-the server, which set the rate, the momentum and mu, forms both. p_i are the weights as they stand:
-n_i, or what a plug-in such as FedNorm makes of them, in both sums. A client without a step is left
-out. Weight decay and clipping count as part of the gradient. `tau_eff=mean_steps` is sum_i p_i
-tau_i, which the original program takes with mu > 0. Its server momentum is server_opt=fedavgm.
-Buffers are averaged under p_i."""
+    down:          x
+    up:            w_i, n_i, `fednova.steps` (tau_i)
+    client keeps:  nothing
+    server keeps:  x
+
+|a_i|_1 says how far the local solver goes in tau steps. rho is client.momentum, which starts at 0
+in each round; mu is the factor of the proximal term that plugin=[fedprox] adds:
+
+    plain SGD      tau
+    momentum       (tau - rho (1 - rho^tau) / (1 - rho)) / (1 - rho)
+    proximal term  (1 - (1 - lr mu)^tau) / (lr mu)
+
+Momentum together with a proximal term, and Adam, have no such formula and are refused. Weight decay
+and clipping count as part of the gradient. p_i are the aggregation weights in both sums: n_i, or
+what a plug-in such as FedNorm makes of them, scaled to sum 1. A client that took no step is left
+out. Buffers are averaged under p_i.
+
+Deviation from the paper: its client sends d_i and |a_i|_1. Here it sends w_i and tau_i, from which
+the server forms both, because it knows the rate, the momentum and mu.
+
+Options: `tau_eff=mean_steps` sets tau_eff = sum_i p_i tau_i, which the authors' program uses with
+mu > 0; the default `normalised` is the formula above. The paper's server momentum is
+server_opt=fedavgm.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +40,7 @@ from fedhet import check, trees
 from fedhet.client import FedClient
 from fedhet.errors import ConfigError
 from fedhet.maths.fednova import Term, combine, normaliser
-from fedhet.messages import Broadcast, Update
+from fedhet.messages import Broadcast, LocalSettings, Update
 from fedhet.methods.fedprox import FedProxPlugin
 from fedhet.setting import Setting
 from fedhet.strategy import FedStrategy
@@ -32,7 +50,7 @@ STEPS = "fednova.steps"
 
 
 class FedNovaClient(FedClient):
-    """FedAvg's training; tells the optimiser steps really taken."""
+    """Trains as in FedAvg, and sends the number of optimiser steps that it has really taken."""
 
     def train(self, msg: Broadcast) -> Update:
         update = super().train(msg)
@@ -41,7 +59,7 @@ class FedNovaClient(FedClient):
 
 
 class FedNova(FedStrategy):
-    """Averages changes per unit of local progress, then takes the mean progress."""
+    """Takes the mean direction of the clients, and moves the model by their mean progress."""
 
     name = "fednova"
     client_cls = FedNovaClient
@@ -53,11 +71,10 @@ class FedNova(FedStrategy):
                 f"client.optimizer={setting.local.optimizer}: method=fednova knows |a_i|_1 for SGD"
                 " only (client=sgd)"
             )
-        self._mu = next(
-            (plugin.mu for plugin in setting.plugins if isinstance(plugin, FedProxPlugin)), 0.0
-        )
+        factors = [plugin.mu for plugin in setting.plugins if isinstance(plugin, FedProxPlugin)]
+        self._mu = factors[0] if factors else 0.0
         try:
-            normaliser(1, momentum=setting.local.momentum, eta_mu=setting.local.lr * self._mu)
+            self._normaliser(1, setting.local)
         except ValueError as error:
             raise ConfigError(
                 f"method=fednova with client.momentum={setting.local.momentum},"
@@ -66,7 +83,7 @@ class FedNova(FedStrategy):
         super().__init__(setting)
 
     def check(self, update: Update) -> None:
-        update.integer(STEPS, low=0)
+        update.integer(STEPS)
 
     def merge(self, updates: Iterator[Update], old: Tree) -> Tree:
         change, tau_eff = combine(map(self._term, updates))
@@ -74,6 +91,11 @@ class FedNova(FedStrategy):
         return trees.add(change, old)
 
     def _term(self, update: Update) -> Term:
-        steps = update.integer(STEPS, low=0)
-        a = normaliser(steps, momentum=self.local.momentum, eta_mu=self.local.lr * self._mu)
-        return Term(update.change, update.weight, a, a if self.tau_eff == "normalised" else steps)
+        steps = update.integer(STEPS)
+        a = self._normaliser(steps, self.local)
+        tau = a if self.tau_eff == "normalised" else steps
+        return Term(update.change, update.weight, a, tau)
+
+    def _normaliser(self, steps: int, local: LocalSettings) -> float:
+        """|a_i|_1 after so many steps."""
+        return normaliser(steps, momentum=local.momentum, eta_mu=local.lr * self._mu)

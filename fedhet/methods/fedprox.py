@@ -1,13 +1,28 @@
-"""FedProx (Li et al. 2020, "Federated optimization in heterogeneous networks"): FedAvg with a
-proximal term.
+"""FedProx: FedAvg with a proximal term in the local loss (Li et al. 2020).
 
-    min_w F_k(w) + mu/2 |w - x|^2 (eq. 2), so each local gradient is g + mu (w - x), with x the weights received this round
+The paper is "Federated optimization in heterogeneous networks".
 
-    down: x      up: w_k, n_k      client keeps: nothing      server keeps: x
+    client: minimise F_k(w) + mu/2 |w - x|^2                               (eq. 2)
+            w <- w - lr (g(w) + mu (w - x)), from w = x
+    server: x <- sum_k p_k w_k,  p_k = n_k / sum_j n_j
 
-Deviations: participants are weighted by n_k (the paper samples in proportion to n_k and averages
-uniformly, equal in expectation); inexactness gamma and stragglers are not modelled. Default mu .01
-(the papers here use .001 to 1); plain SGD needs lr mu < 2. mu = 0 is FedAvg, bit for bit."""
+    down:          x
+    up:            w_k, n_k
+    client keeps:  nothing
+    server keeps:  x
+
+x is the model that the client received in this round. The term covers the trained parameters that
+the server sends; it needs lr mu < 2, or plain SGD diverges. mu = 0 is FedAvg, bit for bit.
+
+Deviations from the paper:
+
+- Participants are drawn uniformly and weighted by n_k. The paper draws them with probabilities
+  proportional to n_k and takes the plain mean, which is equal in expectation.
+- Every client trains for the same number of epochs: neither the inexactness gamma nor stragglers
+  are modelled.
+
+Default: mu = 0.01. The papers that compare with FedProx use values from 0.001 to 1.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +37,7 @@ from fedhet.strategy import FedStrategy
 
 
 class FedProxPlugin(Plugin):
-    """The proximal term, over trained parameters that the server knows."""
+    """Adds the gradient of the proximal term to every local gradient."""
 
     name = "fedprox"
 
@@ -32,22 +47,24 @@ class FedProxPlugin(Plugin):
 
     def prepare(self, msg: Broadcast) -> None:
         site = self.client.site
-        at = [(i, name) for i, name in enumerate(site.trained) if name in msg.weights]
-        self._positions = [i for i, _ in at]
-        self._anchors = [msg.weights[name] for _, name in at]
-        self._params = [site.parameters[i] for i in self._positions]
+        parameters = site.parameters
+        received = [(i, name) for i, name in enumerate(site.trained) if name in msg.weights]
+        self._positions = [i for i, _ in received]
+        self._params = [parameters[i] for i, _ in received]
+        self._anchors = [msg.weights[name] for _, name in received]
 
     def gradient(self, grads: list[Tensor]) -> None:
         if self.mu:
-            add_proximal([grads[i] for i in self._positions], self._params, self._anchors, self.mu)
+            pulled = [grads[i] for i in self._positions]
+            add_proximal(pulled, self._params, self._anchors, self.mu)
 
 
 class FedProxClient(FedClient):
-    """Plain FedAvg training; the plug-in adds the term."""
+    """Trains as in FedAvg; the plug-in adds the proximal term."""
 
 
 class FedProx(FedStrategy):
-    """FedAvg with the plug-in above (conf/method/fedprox.yaml lists it)."""
+    """Aggregates as FedAvg does; the plug-in `fedprox`, which it requires, changes the training."""
 
     name = "fedprox"
     client_cls = FedProxClient

@@ -1,26 +1,41 @@
-"""FedSA (Wang, Liao, Yuan & Zhang, "The key of parameter skew in federated learning"): aggregation
-by dispersion.
+"""FedSA: aggregation by the dispersion of each entry (Wang, Liao, Yuan and Zhang).
 
-Per tensor, with W (K, M) the participants' values:
+Wang, Liao, Yuan and Zhang, "The key of parameter skew in federated learning". Entries on which the
+participants disagree most are averaged by clusters of similar clients, all others uniformly.
 
-    cv_m = std_k(W_km) / |mean_k W_km|; high where (cv_m - min cv) / (max cv - min cv) > cv_t (eq.
-        2-6)
-    low:  x_m <- mean_k W_km (eq. 7)
-    high: MIC_km in 1..C, the class of client k's squared deviation (eq. 8, 9); SIM_ab, the share of
-        high entries with equal MIC (eq. 10); clusters of similar clients; MAC_sm, the most frequent
-        MIC in cluster s, and wbar_sm, its mean (eq. 11, 12) x_m <- sum_s alpha_sm wbar_sm, alpha_sm
-        = n_{s,MAC_sm} / sum_s' n_{s',MAC_s'm}, n_sc = #{high m: MAC_sm = c} (eq. 13-15)
+For each tensor, with W (K, M) the values of K participants at its M entries:
 
-    down: x      up: w_k, n_k      client keeps: nothing      server keeps: x
+    cv_m     = std_k(W_km) / |mean_k W_km|                              (eq. 2-4)
+    m is high where (cv_m - min cv) / (max cv - min cv) > cv_t          (eq. 5, 6)
 
-Deviations: equation 8 bins the squared deviations themselves, nearly all of which lie in the lowest
-bin: here they are divided by the largest at the entry. Equation 14 divides by S C, which is not a
-weighting: here the weights sum to 1. cv_t .2, sim_t .2, C = S = 4 are the paper's for CIFAR-10 (5
-and 5 for CIFAR-100, 8 and 8 for Tiny-ImageNet).
+    low m:
+    x_m     <- mean_k W_km                                              (eq. 7)
 
-Equation 5, taken literally as here, calls some 1/cv_t entries of a tensor high, whatever its size,
-so FedSA is nearly the uniform mean; the recorded `frac_high` says how nearly. Buffers never pass
-through it."""
+    high m:
+    MIC_km   = class in 1..C of client k's squared deviation            (eq. 8, 9)
+    SIM_ab   = share of the high entries at which MIC_a = MIC_b         (eq. 10)
+    MAC_sm   = most frequent MIC_km in cluster s of similar clients     (eq. 11)
+    wbar_sm  = mean_k W_km over the members of cluster s                (eq. 12)
+    n_sc     = #{high m: MAC_sm = c}                                    (eq. 14)
+    alpha_sm = n_{s,MAC_sm} / sum_s' n_{s',MAC_s'm}                     (eq. 14)
+    x_m     <- sum_s alpha_sm wbar_sm                                   (eq. 13, 15)
+
+    down: x
+    up: w_k, n_k
+    client keeps: nothing
+    server keeps: x
+
+Deviations: equation 8 bins the squared deviations themselves, nearly all of which are in the lowest
+bin; here they are divided by the largest at the entry (`mic_scale`). Equation 14 divides by S C,
+which is not a weighting; here the weights of an entry sum to 1 (`alpha_mode`).
+
+Rulings: equation 5 is taken literally. It then makes about 1 / cv_t entries of a tensor high,
+whatever its size, so that FedSA is nearly the uniform mean; the recorded `frac_high` says how
+nearly. Buffers are never aggregated by FedSA.
+
+Defaults: cv_t .2, sim_t .2 and C = S = 4 are the paper's for CIFAR-10. It has C = S = 5 for
+CIFAR-100 and 8 for Tiny-ImageNet.
+"""
 
 from __future__ import annotations
 
@@ -42,8 +57,11 @@ class FedSAClient(FedClient):
 
 
 class FedSA(FedStrategy):
-    """Owns the aggregation only, so any client-side plug-in and any server optimiser composes with
-    it."""
+    """Changes the aggregation only, so it works with any client-side plug-in or server optimiser.
+
+    The options are those of fedhet.maths.fedsa.Options, and `client_weighting`: the weights of the
+    means in equations 7 and 12, "uniform" or by n_k ("samples").
+    """
 
     name = "fedsa"
     client_cls = FedSAClient
@@ -64,7 +82,14 @@ class FedSA(FedStrategy):
         client_weighting: str = "uniform",
     ) -> None:
         self.options = Options(
-            cv_t, sim_t, C, S, cv_clip_quantile, mic_scale, alpha_mode, threshold
+            cv_t=cv_t,
+            sim_t=sim_t,
+            C=C,
+            S=S,
+            cv_clip_quantile=cv_clip_quantile,
+            mic_scale=mic_scale,
+            alpha_mode=alpha_mode,
+            threshold=threshold,
         )
         self.client_weighting = check.one_of(
             "method.client_weighting", client_weighting, ("uniform", "samples")
@@ -75,39 +100,41 @@ class FedSA(FedStrategy):
     def refuses(self) -> dict[str, str]:
         if self.client_weighting == "samples":
             return {}
-        return {
-            "fednorm": (
-                "it changes aggregation weights, which FedSA reads with"
-                " method.client_weighting=samples only"
-            )
-        }
+        reason = (
+            "it changes the aggregation weights, which FedSA uses only with"
+            " method.client_weighting=samples"
+        )
+        return {"fednorm": reason}
 
     def base_weight(self, update: Update) -> float:
         return float(update.num_examples) if self.client_weighting == "samples" else 1.0
 
     def merge(self, updates: Iterator[Update], old: Tree) -> Tree:
         received = list(updates)
-        # The weights as they came, not their differences: those would be float64 trees.
-        trees = [update.weights for update in received]
-        weights = torch.tensor([update.weight for update in received], dtype=torch.float64)
-        new: Tree = {}
-        high, alone = [], []
-        for name, before in old.items():
-            values = [tree[name].reshape(-1) for tree in trees]
-            found = aggregate_tensor(
-                values,
-                self.options,
-                weights.to(before.device) if self.client_weighting == "samples" else None,
+        weights = None
+        if self.client_weighting == "samples":
+            weights = torch.tensor(
+                [update.weight for update in received],
+                dtype=torch.float64,
+                device=self.site.device,
             )
-            new[name] = found.w.view(before.shape)
-            high.append(len(found.high))
-            if len(found.high):
-                alone.append(1 - sum(map(len, found.clusters)) / len(received))
+        new: Tree = {}
+        high: list[int] = []  # the number of high entries of each tensor
+        unclustered: list[float] = []  # the share of clients in no cluster, where there are any
+        for name, before in old.items():
+            # The weights themselves, since their changes would be float64 copies of them.
+            values = [update.weights[name].reshape(-1) for update in received]
+            aggregate = aggregate_tensor(values, self.options, weights)
+            new[name] = aggregate.w.view(before.shape)
+            high.append(len(aggregate.high))
+            if len(aggregate.high):
+                clustered = sum(len(members) for members in aggregate.clusters)
+                unclustered.append(1 - clustered / len(received))
         sizes = torch.tensor([before.numel() for before in old.values()])
         self.report = {
             "frac_high": sum(high) / int(sizes.sum()),
             "high": sum(high),
-            "unclustered": sum(alone) / len(alone) if alone else 0.0,
+            "unclustered": sum(unclustered) / len(unclustered) if unclustered else 0.0,
             "frac_high_per_tensor": torch.tensor(high, dtype=torch.float64) / sizes,
         }
         return new

@@ -1,16 +1,31 @@
-"""FedSGD (McMahan et al. 2017): one gradient per client and round.
+"""FedSGD: one gradient per client and round, one step on the server (McMahan et al. 2017).
 
-    x <- x - lr (sum_k p_k g_k + weight_decay x),      g_k = the gradient of client k's local loss at x, over all its samples
+The paper is "Communication-efficient learning of deep networks from decentralized data", section 2.
 
-    down: x, `fedsgd.chunk` (0: batches=1)      up: n_k, `fedsgd.g`, `fedsgd.buffers` (batch norm
-    only) client keeps: nothing      server keeps: x
+    client: g_k = the gradient of its local loss at x, over all its samples
+    server: x <- x - lr (sum_k p_k g_k + weight_decay x),  p_k = n_k / sum_j n_j
 
-Without weight decay and momentum it is FedAvg with one epoch of one batch, to rounding. The step is
-the server's: so are the rate (client.lr) and client.weight_decay, while client.epochs means
-nothing; server_opt gives momentum. Plug-ins change g_k as they change any gradient, then
-client.clip bounds it. `chunk` samples go through the model at a time: exact, but for batch norm,
-whose statistics are then each chunk's; where a client's data fit into one chunk they are those of
-all data. `batches=1` takes one random mini-batch of client.batch_size instead."""
+    down:          x, `fedsgd.chunk` (0 for batches=1)
+    up:            n_k, `fedsgd.g`; with batch norm: `fedsgd.buffers`
+    client keeps:  nothing
+    server keeps:  x
+
+Up to rounding this is FedAvg with one epoch of one batch. The step is the server's, and so are
+client.lr and client.weight_decay; client.epochs has no effect. client.momentum must be 0:
+server_opt gives momentum. Plug-ins change g_k as they change every gradient, then client.clip
+bounds it.
+
+Options:
+
+- `chunk` (1024) is the number of samples that go through the model at a time. The gradient is exact
+  all the same, except for batch norm, which normalises each chunk separately; where a client's data
+  fit into one chunk, its statistics are those of all data.
+- `batches=1` replaces all samples by one random mini-batch of client.batch_size; the default is
+  `full`.
+
+Deviations from the paper: weight decay, clipping and batches=1 are additions; all are off by
+default.
+"""
 
 from __future__ import annotations
 
@@ -28,24 +43,26 @@ from fedhet.setting import Setting
 from fedhet.strategy import FedStrategy
 from fedhet.trees import AnyTree, Tree
 
-CHUNK, GRADIENT, BUFFERS = "fedsgd.chunk", "fedsgd.g", "fedsgd.buffers"
+CHUNK = "fedsgd.chunk"
+GRADIENT = "fedsgd.g"
+BUFFERS = "fedsgd.buffers"
 
 
 def server_step(
     x: AnyTree, gradients: Iterable[tuple[AnyTree, float]], lr: float, weight_decay: float = 0.0
 ) -> Tree:
-    """x - lr (sum_k p_k g_k / sum_k p_k + weight_decay x) of (g_k, p_k), in float64."""
-    return trees.add(x, trees.add(trees.mean(gradients), x, weight_decay), -lr)
+    """x - lr (sum_k p_k g_k / sum_k p_k + weight_decay x) for pairs (g_k, p_k), in float64."""
+    direction = trees.add(trees.mean(gradients), x, weight_decay)
+    return trees.add(x, direction, -lr)
 
 
 class FedSGDClient(FedClient):
-    """Computes a gradient and takes no step."""
+    """Sends the gradient of its local loss; it takes no step."""
 
     def train(self, msg: Broadcast) -> Update:
         self.model = self.site.load(self.start(msg))
-        draws = self.generator("batches")
-        # the batches that FedAvg would draw
-        index = torch.randperm(len(self.data), generator=draws).to(self.site.device)
+        # The order of FedAvg's first epoch, so that batches=1 takes the first of its batches.
+        index = next(self.orders(len(self.data))).to(self.site.device)
         chunk = msg.integer(CHUNK)
         if not chunk:
             chunk = self.local.batch_size
@@ -56,15 +73,15 @@ class FedSGDClient(FedClient):
             if self.local.clip is not None:
                 optimizers.clip_norm(grads, self.local.clip)
         update = self.reply({GRADIENT: dict(zip(self.site.trained, grads, strict=True))})
-        buffers = {name: t for name, t in update.weights.items() if name not in self.site.trained}
-        update.weights = {}  # x itself, which the server has
+        buffers = [name for name in update.weights if name not in self.site.trained]
         if buffers:
-            update.extras[BUFFERS] = buffers
+            update.extras[BUFFERS] = trees.pick(update.weights, buffers)
+        update.weights = {}  # the parameters are still x, which the server has
         return update
 
 
 class FedSGD(FedStrategy):
-    """One step down the mean gradient."""
+    """Takes one step along the mean of the clients' gradients."""
 
     name = "fedsgd"
     client_cls = FedSGDClient
@@ -82,13 +99,15 @@ class FedSGD(FedStrategy):
         if local.steps is not None:
             raise ConfigError(f"client.steps={local.steps}: method=fedsgd takes no local step")
         super().__init__(setting)
-        self._like = trees.pick(self.site.initial, self.site.trained)
-        self._buffers = trees.pick(
-            self.site.initial, [name for name in self.site.shared if name not in self._like]
-        )
+
+    def setup(self) -> None:
+        site = self.site
+        buffers = [name for name in site.shared if name not in site.trained]
+        self._like = trees.pick(site.initial, site.trained)
+        self._buffers = trees.pick(site.initial, buffers)
 
     def phases(self) -> list[Phase]:
-        # gradients come instead of weights
+        # Clients send gradients instead of weights.
         return [replace(phase, uploads=False) for phase in super().phases()]
 
     def cohort_extras(self, phase: Phase, step: int, cohort: list[int]) -> Extras:
@@ -97,9 +116,9 @@ class FedSGD(FedStrategy):
     def check(self, update: Update) -> None:
         update.tree(GRADIENT, self._like)
         if self._buffers:
-            # beside every merge, as if they had come with weights
+            # The server averages them beside the merge, as it does when they come with weights.
             update.buffers = update.tree(BUFFERS, self._buffers)
 
     def merge(self, updates: Iterator[Update], old: Tree) -> Tree:
-        gradients = ((update.tree(GRADIENT, self._like), update.weight) for update in updates)
+        gradients = ((update.tree(GRADIENT), update.weight) for update in updates)
         return server_step(old, gradients, self.local.lr, self.local.weight_decay)

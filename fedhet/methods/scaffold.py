@@ -1,24 +1,40 @@
-"""SCAFFOLD (Karimireddy et al. 2020, "Stochastic controlled averaging for federated learning").
+"""SCAFFOLD: control variates correct the drift of local SGD (Karimireddy et al. 2020).
 
-    y <- y - lr (g(y) - c_i + c)
-    c_i+ = c_i - c + (x - y) / (steps lr) (option II, control=steps), or the full local gradient at x (I, control=gradient)
-    x <- x + lr_g mean_i (y_i - x)                   c = mean over ALL clients of c_j
+The paper is "SCAFFOLD: Stochastic controlled averaging for federated learning"; this is its
+algorithm 1. Client i takes K steps from y = x.
 
-    down: x, `scaffold.c`, I: `scaffold.gradient`      up: y, `scaffold.c_plus`, II:
-    `scaffold.steps`, I: `scaffold.c_i` client keeps: c_i      server keeps: c, lambda
+    client: y <- y - lr (g(y) - c_i + c)                                   (line 10)
+            c_i+ = the gradient of the local loss at x                     (line 12, option I)
+            c_i+ = c_i - c + (x - y) / (K lr)                              (line 12, option II)
+    server: x <- x + lr_g sum_i w_i (y_i - x) / sum_i w_i                  (line 17)
+            c <- sum_j lambda_j c_j / sum_j lambda_j, over all N clients
 
-The paper's client sends c_i+ - c_i; here it sends c_i+, of the same size, and under option II the
-server recovers the difference -c - dy / (steps lr); under option I it cannot, and the client sends
-c_i as well. That lets controls be averaged under the aggregation's own weights, c = sum_j lambda_j
-c_j / sum_j lambda_j with lambda_j = R w_j at client j's last participation and 1 before it: where a
-plug-in changes the weights (FedNorm), a plain mean of controls would pull x back to plain
-SCAFFOLD's fixed point. Without such a plug-in lambda = 1 and the rule is the paper's.
-`control_weights=uniform` keeps lambda = 1 always.
+    down:          x, `scaffold.c`; option I: `scaffold.gradient`
+    up:            y, `scaffold.c_plus`; option I: `scaffold.c_i`; option II: `scaffold.steps` (K)
+    client keeps:  c_i, which is 0 before its first participation
+    server keeps:  x, the sum of lambda_j c_j, and lambda
 
-Option II holds for plain SGD at a constant rate only, so momentum, weight decay, clipping and Adam
-are refused, and so is FedLEx, which scales the steps. `steps` are the optimiser steps really taken.
-Option I costs one more pass over the data and allows them all; its gradient is that of the local
-loss as plug-ins shape it, before any hook changes gradients. lr_g 1, as in the paper's experiments.
+w_i is 1, or what a plug-in such as FedNorm sets. lambda_j is 1 before client j's first
+participation; after it, R w_j of its last participation among R clients, with w scaled to sum 1.
+Without such a plug-in lambda is 1, and the rule for c is the paper's
+c <- c + (1/N) sum_i (c_i+ - c_i). With one, a plain mean of the control variates would pull x back
+to the fixed point of unweighted SCAFFOLD, so they are averaged under the same weights as the
+updates. `control_weights=uniform` keeps lambda = 1 always.
+
+`control` chooses the option:
+
+- `steps` is option II. It is exact for plain SGD at a constant rate only: momentum, weight decay,
+  clipping and Adam are refused, and so is FedLEx, which scales the steps. K is the number of
+  optimiser steps that the client has really taken.
+- `gradient` is option I. It costs one more pass over the data and allows all of these. The gradient
+  is that of the local loss with the terms, weights and data that plug-ins add, before any hook
+  changes gradients.
+
+Deviation from the paper: its client sends c_i+ - c_i. Here it sends c_i+, which has the same size.
+Under option II the server recovers the difference as -c - (y - x) / (K lr); under option I it
+cannot, and the client sends c_i as well.
+
+Defaults: lr_g = 1, as in the paper's experiments, and option II.
 """
 
 from __future__ import annotations
@@ -32,76 +48,56 @@ from fedhet import check, trees
 from fedhet.client import FedClient
 from fedhet.errors import ConfigError
 from fedhet.maths.scaffold import control_change, control_sum, correction
-from fedhet.messages import Broadcast, Extras, Update
+from fedhet.messages import Broadcast, Extras, LocalSettings, Update
 from fedhet.metrics import FORWARD_BATCH
 from fedhet.phases import Phase
 from fedhet.setting import Setting
 from fedhet.strategy import FedStrategy
 from fedhet.trees import AnyTree, Tree
 
-CONTROL, GRADIENT, PLUS, STEPS, OWN = (
-    "scaffold.c",
-    "scaffold.gradient",
-    "scaffold.c_plus",
-    "scaffold.steps",
-    "scaffold.c_i",
+CONTROL = "scaffold.c"
+GRADIENT = "scaffold.gradient"
+PLUS = "scaffold.c_plus"
+STEPS = "scaffold.steps"
+OWN = "scaffold.c_i"
+
+NO_FEDLEX = (
+    "its mask scales the steps from which method.control=steps recovers the control variates; use"
+    " method.control=gradient"
 )
 
 
 class ScaffoldClient(FedClient):
-    """SGD on g - c_i + c; keeps c_i from one participation to the next."""
+    """Trains by SGD on g - c_i + c, and keeps c_i from one participation to the next."""
 
-    _shift: list[Tensor] | None = None  # c - c_i; none where a plug-in trains in a phase of its own
+    _corrections: dict[int, Tensor] = {}  # parameter -> c - c_i; empty in phases of plug-ins
 
     def train(self, msg: Broadcast) -> Update:
         c = msg.tree(CONTROL)
         c_i = self.state.get(OWN) or trees.map(torch.zeros_like, c)
-        self._shift = [correction(c[name], c_i[name]) for name in c]
-        self._positions = [self.site.trained.index(name) for name in c]
-        at_x = self._gradient_at(msg) if msg.extras.get(GRADIENT) else None
-        update = super().train(msg)
-        if at_x is not None:
-            c_plus, update.extras[OWN] = trees.pick(at_x, c), c_i
+        positions = {name: i for i, name in enumerate(self.site.trained)}
+        self._corrections = {positions[name]: correction(c[name], c_i[name]) for name in c}
+        if GRADIENT in msg.extras:
+            c_plus = trees.pick(local_gradient(self, msg), c)
+            update = super().train(msg)
+            update.extras[OWN] = c_i
         else:
-            change, steps_lr = (
-                trees.Difference(trees.pick(update.weights, c), msg.weights),
-                self.steps * self.local.lr,
-            )
-            c_plus = trees.cast(
-                {
-                    name: (
-                        c_i[name].double()
-                        + control_change(c[name].double(), change[name], steps_lr)
-                    )
-                    for name in c
-                },
-                c,
-            )
+            update = super().train(msg)
+            dy = trees.Difference(trees.pick(update.weights, c), msg.weights)
+            c_plus = trees.cast(trees.add(c_i, option_ii(c, dy, self.steps * self.local.lr)), c)
             update.extras[STEPS] = self.steps
         update.extras[PLUS] = c_plus
         self.state.put(OWN, c_plus)
         return update
 
-    def _gradient_at(self, msg: Broadcast) -> Tree:
-        """Over all training samples, at the received weights; the training that follows loads those
-        again."""
-        model = self.site.load(self.start(msg))
-        index = torch.arange(len(self.data), device=self.site.device)
-        return dict(
-            zip(
-                self.site.trained,
-                self.full_gradient(model, self.data, index, FORWARD_BATCH),
-                strict=True,
-            )
-        )
-
     def gradient(self, grads: list[Tensor]) -> None:
-        if self._shift is not None:
-            torch._foreach_add_([grads[i] for i in self._positions], self._shift)
+        if self._corrections:
+            corrected = [grads[i] for i in self._corrections]
+            torch._foreach_add_(corrected, list(self._corrections.values()))
 
 
 class Scaffold(FedStrategy):
-    """x and the controls are averaged under the same weights."""
+    """Averages the changes of the model, and the control variates of all clients beside them."""
 
     name = "scaffold"
     client_cls = ScaffoldClient
@@ -116,82 +112,126 @@ class Scaffold(FedStrategy):
     ) -> None:
         self.lr_g = check.number("method.lr_g", lr_g, open_low=0)
         self.control = check.one_of("method.control", control, ("steps", "gradient"))
-        self.control_weights = check.one_of(
-            "method.control_weights", control_weights, ("aggregation", "uniform")
-        )
-        for key, plain in (
-            ("optimizer", "sgd"),
-            ("momentum", 0),
-            ("weight_decay", 0),
-            ("clip", None),
-        ):
-            if self.control == "steps" and getattr(setting.local, key) != plain:
-                raise ConfigError(
-                    f"client.{key}={getattr(setting.local, key)}: method=scaffold needs plain SGD"
-                    f" (client.{key}={plain}), because its control variates are recovered from the"
-                    " steps taken; method.control=gradient does not"
-                )
+        weights = ("aggregation", "uniform")
+        self.control_weights = check.one_of("method.control_weights", control_weights, weights)
+        if self.control == "steps":
+            require_plain_sgd(setting.local)
         super().__init__(setting)
-        shared = [name for name in self.site.trained if name in self.site.shared]
-        self._like = trees.pick(self.site.initial, shared)
-        self._total = trees.zeros(self._like)  # A = sum_j lambda_j c_j
-        # lambda_j of the clients that have taken part; 1 for the others
-        self._share: dict[int, float] = {}
-        self._sent: Tree
+
+    def setup(self) -> None:
+        like = trees.pick(self.site.initial, self.site.mergeable)
+        self._controls = ControlVariates(like, len(self.sizes), self.control, self.control_weights)
 
     @property
     def refuses(self) -> dict[str, str]:
-        reason = (
-            "its mask scales the steps from which method.control=steps recovers the control"
-            " variates; use method.control=gradient"
-        )
-        return {"fedlex": reason} if self.control == "steps" else {}
+        return {"fedlex": NO_FEDLEX} if self.control == "steps" else {}
 
     def base_weight(self, update: Update) -> float:
         return 1.0
 
     def cohort_extras(self, phase: Phase, step: int, cohort: list[int]) -> Extras:
-        clients = len(self.sizes) + sum(share - 1.0 for share in self._share.values())
-        self._sent = trees.cast(trees.map(lambda a: a / clients, self._total), self._like)
-        return (
-            {CONTROL: self._sent, GRADIENT: True}
-            if self.control == "gradient"
-            else {CONTROL: self._sent}
-        )
+        return self._controls.extras()
 
     def check(self, update: Update) -> None:
+        self._controls.check(update)
+
+    def merge(self, updates: Iterator[Update], old: Tree) -> Tree:
+        dx = trees.Sum()
+        for update in updates:
+            dx.add(update.change, update.weight)
+            self._controls.replace(update, self.local.lr)
+        self._controls.finish()
+        return trees.add(old, dx.mean(reuse=True), self.lr_g)
+
+
+class ControlVariates:
+    """The server's account of the clients' control variates.
+
+    The server does not hold the c_j. It keeps sum_j lambda_j c_j over all clients, and puts each
+    participant's c_i+ in the place of its c_i.
+
+    Args:
+        like: the tensors that a control variate consists of, for their shapes and dtypes.
+        clients: the number N of all clients.
+        control: the option `method.control`.
+        weights: the option `method.control_weights`.
+    """
+
+    def __init__(self, like: Tree, clients: int, control: str, weights: str) -> None:
+        self._like = like
+        self._clients = clients
+        self._control = control
+        self._weights = weights
+        self._total = trees.zeros(like)  # sum_j lambda_j c_j
+        self._factors: dict[int, float] = {}  # lambda_j; 1 for the clients that are not in it
+
+    def extras(self) -> Extras:
+        """What the participants receive. This begins a step."""
+        factors = self._clients + sum(factor - 1.0 for factor in self._factors.values())
+        self._c = trees.cast(trees.map(lambda total: total / factors, self._total), self._like)
+        self._added = trees.Sum()
+        self._removed = trees.Sum()
+        self._participants: dict[int, float] = {}  # client -> its weight in this step
+        if self._control == "gradient":
+            return {CONTROL: self._c, GRADIENT: True}
+        return {CONTROL: self._c}
+
+    def check(self, update: Update) -> None:
+        """Raise ValueError where the update does not have what `replace` needs."""
         update.tree(PLUS, self._like)
-        if self.control == "gradient":
+        if self._control == "gradient":
             update.tree(OWN, self._like)
         else:
             update.integer(STEPS, low=1)
 
-    def merge(self, updates: Iterator[Update], old: Tree) -> Tree:
-        dy, new, gone = trees.Sum(), trees.Sum(), trees.Sum()
-        weights: dict[int, float] = {}
-        for update in updates:
-            change, plus = update.change, update.tree(PLUS, self._like)
-            weights[update.pid] = update.weight if self.control_weights == "aggregation" else 1.0
-            dy.add(change, update.weight)
-            new.add(plus, weights[update.pid])
-            gone.add(self._before(update, change, plus), self._share.get(update.pid, 1.0))
-        scale = len(weights) / sum(weights.values())  # lambda_i = R w_i with weights of sum 1
-        for name in self._total:
-            self._total[name] = control_sum(
-                self._total[name], [scale], [new.tree[name]], [1.0], [gone.tree[name]]
-            )
-        self._share |= {pid: scale * weight for pid, weight in weights.items()}
-        return trees.add(old, dy.mean(reuse=True), self.lr_g)
+    def replace(self, update: Update, lr: float) -> None:
+        """Put the client's c_i+ in the place of its c_i; `finish` makes it count."""
+        weight = update.weight if self._weights == "aggregation" else 1.0
+        self._participants[update.pid] = weight
+        self._added.add(update.tree(PLUS), weight)
+        self._removed.add(self._before(update, lr), self._factors.get(update.pid, 1.0))
 
-    def _before(self, update: Update, change: AnyTree, plus: Tree) -> Tree:
+    def _before(self, update: Update, lr: float) -> Tree:
         """c_i, which the client has just replaced by c_i+."""
-        if self.control == "gradient":
-            return update.tree(OWN, self._like)
-        steps_lr = update.scalar(STEPS) * self.local.lr
-        return {
-            name: (
-                plus[name].double()
-                - control_change(self._sent[name].double(), change[name], steps_lr)
+        if self._control == "gradient":
+            return update.tree(OWN)
+        steps = update.integer(STEPS)
+        return trees.add(update.tree(PLUS), option_ii(self._c, update.change, steps * lr), -1.0)
+
+    def finish(self) -> None:
+        """End a step: form the sum over all clients that the next step starts from."""
+        weights = self._participants
+        scale = len(weights) / sum(weights.values())  # lambda_i = R w_i, with w scaled to sum 1
+        added = self._added.tree
+        removed = self._removed.tree
+        for name, total in self._total.items():
+            self._total[name] = control_sum(total, [scale], [added[name]], [1.0], [removed[name]])
+        self._factors |= {pid: scale * weight for pid, weight in weights.items()}
+
+
+def option_ii(c: Tree, dy: AnyTree, steps_lr: float) -> Tree:
+    """c_i+ - c_i in float64, from dy = y - x after K steps at the rate lr; steps_lr is K lr."""
+    return {name: control_change(c[name].double(), dy[name], steps_lr) for name in c}
+
+
+def local_gradient(client: FedClient, msg: Broadcast) -> Tree:
+    """The gradient of the local loss over all training samples, at the received weights.
+
+    It uses the site's model, which the training that follows loads anew.
+    """
+    model = client.site.load(client.start(msg))
+    index = torch.arange(len(client.data), device=client.site.device)
+    grads = client.full_gradient(model, client.data, index, FORWARD_BATCH)
+    return dict(zip(client.site.trained, grads, strict=True))
+
+
+def require_plain_sgd(local: LocalSettings) -> None:
+    """Raise ConfigError where the local steps are not those of plain SGD, as option II needs."""
+    plain = {"optimizer": "sgd", "momentum": 0, "weight_decay": 0, "clip": None}
+    for key, value in plain.items():
+        if getattr(local, key) != value:
+            raise ConfigError(
+                f"client.{key}={getattr(local, key)}: method=scaffold needs plain SGD"
+                f" (client.{key}={'null' if value is None else value}), because it recovers its"
+                " control variates from the steps taken; method.control=gradient does not"
             )
-            for name in self._like
-        }

@@ -1,21 +1,35 @@
-"""SGDM: momentum federated learning (Liu et al. 2020, "Accelerating federated learning via momentum
-gradient descent").
+"""SGDM: momentum SGD on the clients, whose momenta are averaged too (Liu et al. 2020).
 
-    client: d <- gamma d + g;  w <- w - lr d      server: x = sum_k p_k w_k;  d = sum_k p_k d_k
+The paper is "Accelerating federated learning via momentum gradient descent".
 
-    down: x, `sgdm.d`      up: w_k, n_k, `sgdm.d`      client keeps: nothing      server keeps: x, d (0 at first)
+    client: d <- gamma d + g(w)                                            (eq. 4)
+            w <- w - lr d, from w = x and the received d                   (eq. 5)
+    server: x <- sum_k p_k w_k,  p_k = n_k / sum_j n_j
+            d <- sum_k p_k d_k
 
-Heavy ball without dampening, on the clients; whoever takes part later starts from the d that the
-server then holds. With one client it is centralised heavy ball. p_k are the weights as they stand
-(FedNorm's, say), on both averages. Weight decay is added to g. `momentum_state=reset` starts every
-client from d = 0 and sends none: FedAvg with client.momentum. client.momentum must be 0, since
-gamma is that momentum, and the client's optimiser SGD. gamma .9 is not from the papers."""
+    down:          x, `sgdm.d`
+    up:            w_k, n_k, `sgdm.d` (d_k)
+    client keeps:  nothing
+    server keeps:  x, d (0 at first)
+
+This is the heavy ball method without dampening. A client starts from the d that the server has at
+the time, whether or not it took part in forming it; with one client the method is the centralised
+heavy ball. Both means use the same weights: n_k, or what a plug-in such as FedNorm makes of them.
+Weight decay is added to g. client.momentum must be 0, because gamma is the momentum, and the
+client's optimiser must be SGD.
+
+Options: `momentum_state=reset` starts every client from d = 0 and sends no d, which is FedAvg with
+client.momentum=gamma; the default is `averaged`.
+
+Default: gamma = 0.9, which is not from the paper, nor from those that compare with it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
 
+import torch
 from torch import nn
 
 from fedhet import check, optimizers, trees
@@ -31,31 +45,29 @@ MOMENTUM = "sgdm.d"
 
 
 class SGDMClient(FedClient):
-    """SGD with momentum local.momentum = gamma, from the d that is sent, else (a plug-in's phase,
-    reset) from 0."""
+    """Trains by SGD with momentum gamma from the received d.
+
+    Where the server sends no d (reset, or a phase of a plug-in), the momentum starts at 0.
+    """
 
     _d: Tree | None = None
 
     def train(self, msg: Broadcast) -> Update:
-        d = msg.extras.get(MOMENTUM)
-        self._d = (
-            {name: d[name].to(self.site.device, copy=True) for name in self.site.trained}
-            if isinstance(d, dict)
-            else None
-        )
+        if MOMENTUM in msg.extras:
+            # A copy, because training changes it in place and other clients receive the original.
+            self._d = trees.map(torch.clone, trees.pick(msg.tree(MOMENTUM), self.site.trained))
         update = super().train(msg)
         if self._d is not None:
             update.extras[MOMENTUM] = self._d
         return update
 
     def optimizer(self, params: list[nn.Parameter]) -> optimizers.Optimizer:
-        return optimizers.SGD(
-            params, self.local, None if self._d is None else list(self._d.values())
-        )
+        buffers = None if self._d is None else list(self._d.values())
+        return optimizers.SGD(params, self.local, buffers)
 
 
 class SGDM(FedStrategy):
-    """FedAvg of weights and momenta."""
+    """Averages the clients' weights and their momenta."""
 
     name = "sgdm"
     client_cls = SGDMClient
@@ -64,9 +76,8 @@ class SGDM(FedStrategy):
         self, setting: Setting, *, gamma: float = 0.9, momentum_state: str = "averaged"
     ) -> None:
         self.gamma = check.number("method.gamma", gamma, low=0, open_high=1)
-        self.momentum_state = check.one_of(
-            "method.momentum_state", momentum_state, ("averaged", "reset")
-        )
+        states = ("averaged", "reset")
+        self.momentum_state = check.one_of("method.momentum_state", momentum_state, states)
         local = setting.local
         if local.optimizer != "sgd" or local.momentum:
             raise ConfigError(
@@ -74,24 +85,27 @@ class SGDM(FedStrategy):
                 " is SGD with its own momentum; use client=sgd, client.momentum=0 and method.gamma"
             )
         super().__init__(replace(setting, local=replace(local, momentum=self.gamma)))
+
+    def setup(self) -> None:
         self._like = trees.pick(self.site.initial, self.site.trained)
         self._d = trees.zeros(self._like)
 
     def cohort_extras(self, phase: Phase, step: int, cohort: list[int]) -> Extras:
-        return (
-            {MOMENTUM: trees.cast(self._d, self._like)} if self.momentum_state == "averaged" else {}
-        )
+        if self.momentum_state == "reset":
+            return {}
+        return {MOMENTUM: trees.cast(self._d, self._like)}
 
     def check(self, update: Update) -> None:
         if self.momentum_state == "averaged":
             update.tree(MOMENTUM, self._like)
 
     def merge(self, updates: Iterator[Update], old: Tree) -> Tree:
-        change, d = trees.Sum(), trees.Sum()
+        change = trees.Sum()
+        d = trees.Sum()
         for update in updates:
             change.add(update.change, update.weight)
             if self.momentum_state == "averaged":
-                d.add(update.tree(MOMENTUM, self._like), update.weight)
-        if d.tree:
+                d.add(update.tree(MOMENTUM), update.weight)
+        if self.momentum_state == "averaged":
             self._d = d.mean(reuse=True)
         return trees.add(change.mean(reuse=True), old)

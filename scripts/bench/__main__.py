@@ -1,10 +1,11 @@
-"""All benchmarks, the table of goals, and whether they are met.
+"""Runs the benchmarks and compares them with their goals.
 
     python scripts/bench [--check] [--only W1 ...] [--reps N] [--json PATH]
 
-cells.py has the cells and their goals. Each system runs in processes of its own, in alternation,
-with one thread; a system that is not installed is skipped. --check exits with code 1 where a goal
-is missed. The other scripts also run alone, and say what they measure."""
+cells.py and method_cells.py define the cells and their goals. Systems run in separate processes, in
+alternation, with one thread each; a system that is not installed is skipped. With --check the exit
+code is 1 if a goal is missed. The other scripts can also be run alone; each says what it measures.
+"""
 
 from __future__ import annotations
 
@@ -14,29 +15,31 @@ import sys
 from pathlib import Path
 
 from cells import CELLS
-from harness import plain, show
+from harness import show, to_json
 
 
 def main() -> int:
+    """Run the cells that the command line names."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--check", action="store_true", help="exit with 1 if a goal is missed")
     parser.add_argument(
-        "--check", action="store_true", help="exit with code 1 where a goal is missed"
+        "--only", nargs="+", choices=CELLS, default=list(CELLS), help="run only these cells"
     )
-    parser.add_argument("--only", nargs="+", choices=CELLS, default=list(CELLS), help="these cells")
     parser.add_argument("--reps", type=int, default=3, help="repetitions of every system")
     parser.add_argument("--json", type=Path, help="write all figures here, after each cell")
     args = parser.parse_args()
-    written, missed = {}, []
+    results = {}
+    missed: list[str] = []
     for name in args.only:
         print(f"== {name}: {CELLS[name].__doc__}")
-        found = CELLS[name](args.reps)
-        show(found)
-        missed += [f"{name}: {goal.what}" for goal in found.goals if goal.verdict == "MISSED"]
-        written[name] = plain(found)
+        result = CELLS[name](args.reps)
+        show(result)
+        missed += [f"{name}: {goal.what}" for goal in result.goals if goal.verdict == "MISSED"]
+        results[name] = to_json(result)
         if args.json:
-            args.json.write_text(json.dumps(written, indent=1) + "\n")
+            args.json.write_text(json.dumps(results, indent=1) + "\n")
     if missed:
         print("missed:", *missed, sep="\n  ")
     return int(args.check and bool(missed))

@@ -1,17 +1,18 @@
-"""fedhet on a workload, by its public interface. Prints JSON.
+"""fedhet on a workload, through its public interface. Prints JSON.
 
     python scripts/bench/fedhet_system.py W1 [--pixels] [--same] [overrides ...]
     python scripts/bench/fedhet_system.py W1 --job [overrides ...]
 
-The cohorts are fedhet's own (a function of the seed); all clients have 600 samples, so that each
-round is the same work. In process the task is given as objects. For other engines it is configured
-(its data by pieces.py, its model fedhet's own of the same layers, its partition of the same sizes),
-and the last round evaluates ten samples.
+The cohorts are fedhet's own (a function of the seed); all clients have 600 samples, so each round
+is the same amount of work. In process the task is given as objects. For other engines it is
+configured: data from pieces.py, fedhet's own model with the same layers, a partition of the same
+sizes; the last round then evaluates ten samples.
 
---pixels brings the samples into [0, 1], as methods that model pixels want them. --same leaves the
-first ten clients, who then take part in every round: what a method's clients remember is there from
-the second on. --job runs `python -m fedhet` on the configured task and takes the seconds from the
-command to its end."""
+--pixels scales the samples to [0, 1], as methods that model pixels need them. --same keeps the
+first ten clients only, which thus take part in every round, so that what a method's clients
+remember is there from the second round on. --job runs `python -m fedhet` on the configured task and
+measures the seconds of the whole command.
+"""
 
 from __future__ import annotations
 
@@ -46,12 +47,12 @@ MODELS = {"W1": "mlp", "W2": "cnn"}
 
 
 def prepare() -> None:
-    """What the harness gives its systems, also where one runs alone."""
+    """Set the environment that the harness gives its systems, for a script that runs alone."""
     os.environ.update(ENVIRONMENT)
 
 
 def settings(workload: Workload, folder: str, clients: int, overrides: list[str]) -> list[str]:
-    """The overrides of a run, those given last in place of the usual ones."""
+    """The overrides of a run: the usual ones, replaced by those given."""
     usual = {
         "method": "fedavg",
         "rounds": workload.rounds + 1,
@@ -62,10 +63,8 @@ def settings(workload: Workload, folder: str, clients: int, overrides: list[str]
         "client.batch_size": workload.batch,
         "hydra.run.dir": f"{folder}/run",
     }
-    return [
-        f"{key}={value}"
-        for key, value in (usual | dict(line.split("=", 1) for line in overrides)).items()
-    ]
+    given = dict(override.split("=", 1) for override in overrides)
+    return [f"{key}={value}" for key, value in (usual | given).items()]
 
 
 def configured(name: str) -> list[str]:
@@ -84,30 +83,35 @@ def configured(name: str) -> list[str]:
     ]
 
 
-def rows(workload: Workload, overrides: list[str], samples: Data | None) -> list[dict[str, Any]]:
-    """The timed rounds of a run, as rounds.jsonl has them; without samples the overrides configure
-    the task."""
+def timed_rows(
+    workload: Workload, overrides: list[str], samples: Data | None
+) -> list[dict[str, Any]]:
+    """The timed rounds of a run, as in rounds.jsonl.
+
+    Without samples, the overrides configure the task.
+    """
     task = None
     if samples:
         clients = [fedhet.ClientData(fedhet.Samples(*pair)) for pair in samples]
         task = fedhet.Task(
             model=workload.model, criterion=criterion, clients=clients, test=None, classes=CLASSES
         )
+    number = len(samples) if samples else CLIENTS
     with tempfile.TemporaryDirectory() as folder:
-        done = fedhet.run(
-            settings(workload, folder, len(samples or range(CLIENTS)), overrides), task=task
-        )
-        found = [json.loads(line) for line in (done.dir / "rounds.jsonl").read_text().splitlines()]
-    return [row for row in found if row["phase"] == "train"][1:]
+        run = fedhet.run(settings(workload, folder, number, overrides), task=task)
+        rows = [json.loads(line) for line in (run.dir / "rounds.jsonl").read_text().splitlines()]
+    return [row for row in rows if row["phase"] == "train"][1:]
 
 
-def pixels(samples: Data) -> Data:
-    low, high = min(float(x.min()) for x, _ in samples), max(float(x.max()) for x, _ in samples)
+def to_pixels(samples: Data) -> Data:
+    """The samples scaled to [0, 1]."""
+    low = min(float(x.min()) for x, _ in samples)
+    high = max(float(x.max()) for x, _ in samples)
     return [((x - low).div_(high - low).clamp_(0, 1), y) for x, y in samples]
 
 
 def job(name: str, overrides: list[str]) -> float:
-    """Seconds of the command."""
+    """Seconds of the whole command."""
     with tempfile.TemporaryDirectory() as folder:
         lines = settings(WORKLOADS[name], folder, CLIENTS, configured(name) + overrides)
         began = time.perf_counter()
@@ -122,6 +126,7 @@ def job(name: str, overrides: list[str]) -> float:
 
 
 def main() -> None:
+    """Run the workload and print its seconds."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -138,17 +143,20 @@ def main() -> None:
         return
     try:
         if "engine=ray" in args.overrides:
-            found = rows(workload, configured(args.workload) + args.overrides, None)
+            rows = timed_rows(workload, configured(args.workload) + args.overrides, None)
         else:
             samples = data(workload)[: COHORT if args.same else CLIENTS]
-            found = rows(workload, args.overrides, pixels(samples) if args.pixels else samples)
+            if args.pixels:
+                samples = to_pixels(samples)
+            rows = timed_rows(workload, args.overrides, samples)
     except ConfigError as error:
-        if not str(error).startswith("unknown setting"):  # of a fedhet that does not have it yet
+        # A version of fedhet that does not have the setting yet is left out of a comparison.
+        if not str(error).startswith("unknown setting"):
             raise
         print(error, file=sys.stderr)
         raise SystemExit(ABSENT) from None
-    split = [row["seconds"] for row in found]
-    print(json.dumps({"rounds": [sum(seconds.values()) for seconds in split], "split": split}))
+    seconds = [row["seconds"] for row in rows]
+    print(json.dumps({"rounds": [sum(parts.values()) for parts in seconds], "split": seconds}))
 
 
 if __name__ == "__main__":

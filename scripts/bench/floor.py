@@ -1,10 +1,11 @@
-"""The physical floor: a plain loop that does only the local steps and the sum. Prints JSON.
+"""The floor: a plain loop that does the local steps and the weighted sum only. Prints JSON.
 
     python scripts/bench/floor.py W1 [--workers 2] [--rounds N]
 
-Resident tensors, one model for each worker, one gather for each epoch, `autograd.grad`, an in-place
-step, a running weighted sum. Two workers are two processes with shared memory between them, each
-with half of the cohort."""
+Resident tensors, one model per worker, one gather per epoch, `autograd.grad`, an in-place step, a
+running weighted sum. Two workers are two processes with shared memory between them, each with half
+of the cohort.
+"""
 
 from __future__ import annotations
 
@@ -12,29 +13,40 @@ import argparse
 import json
 import time
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
 import torch.multiprocessing as multiprocessing
 from torch import Tensor, nn
 from torch.nn import functional
-from workloads import LR, WORKLOADS, Data, Workload, cohort, data
+from workloads import COHORT, LR, WORKLOADS, Data, Workload, cohort, data
 
-Extra = Callable[[list[Tensor], list[Tensor]], object]
-Loss = Callable[[Any, Tensor, Tensor], Tensor]  # of model, inputs, targets
+Extra = Callable[[list[Tensor], list[Tensor]], object]  # (parameters, gradients)
+Loss = Callable[[Any, Tensor, Tensor], Tensor]  # (model, inputs, targets)
+# (received weights, clients, sum of their models, weight of each model)
+Train = Callable[[list[Tensor], list[int], list[Tensor], float], None]
 
 
-def plain(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+def cross_entropy(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """The mean loss of a batch."""
     return functional.cross_entropy(model(x), y)
 
 
 def trainer(
-    workload: Workload, samples: Data, extra: Extra | None = None, loss: Loss = plain
-) -> Any:
-    """A function that adds the models that some clients make of `x` to `total`; `extra` gets
-    parameters and gradients in each step."""
+    workload: Workload, samples: Data, extra: Extra | None = None, loss: Loss = cross_entropy
+) -> Train:
+    """A function that trains some clients from the same weights and adds up their models.
+
+    Args:
+        workload: the model and its batch size.
+        samples: the samples of all clients.
+        extra: called in each step, before the parameters move.
+        loss: the loss of a batch.
+    """
     model = workload.model()
     params: list[Tensor] = list(model.parameters())
+    size = workload.batch
 
     def train(x: list[Tensor], clients: list[int], total: list[Tensor], share: float) -> None:
         for k in clients:
@@ -43,11 +55,9 @@ def trainer(
             inputs, targets = samples[k]
             order = torch.randperm(len(targets))
             inputs, targets = inputs[order], targets[order]
-            for at in range(0, len(targets), workload.batch):
-                found = loss(
-                    model, inputs[at : at + workload.batch], targets[at : at + workload.batch]
-                )
-                grads = torch.autograd.grad(found, params)
+            for at in range(0, len(targets), size):
+                batch_loss = loss(model, inputs[at : at + size], targets[at : at + size])
+                grads = torch.autograd.grad(batch_loss, params)
                 with torch.no_grad():
                     if extra:
                         extra(params, list(grads))
@@ -59,49 +69,52 @@ def trainer(
 
 
 def work(
-    workload: Workload, samples: Data, x: list[Tensor], total: list[Tensor], pipe: Any
+    workload: Workload, samples: Data, x: list[Tensor], total: list[Tensor], pipe: Connection
 ) -> None:
+    """Serve the messages of a worker process: lists of clients, then None."""
     torch.set_num_threads(1)
     train = trainer(workload, samples)
     while (clients := pipe.recv()) is not None:
         torch._foreach_zero_(total)
-        train(x, clients, total, 1 / 10)
+        train(x, clients, total, 1 / COHORT)
         pipe.send(None)
 
 
 def run(workload: Workload, workers: int, rounds: int) -> list[float]:
     """Seconds of each timed round."""
     torch.manual_seed(0)
-    samples, seconds = data(workload), []
+    samples = data(workload)
     x = [p.detach().clone() for p in workload.model().parameters()]
+    pipes: list[Connection] = []
     if workers > 1:
         x = [t.share_memory_() for t in x]
         totals = [[torch.zeros_like(t).share_memory_() for t in x] for _ in range(workers)]
-        pipes = []
+        context = multiprocessing.get_context("fork")
         for total in totals:
             here, there = multiprocessing.Pipe()
-            multiprocessing.get_context("fork").Process(
-                target=work, args=(workload, samples, x, total, there), daemon=True
-            ).start()
+            arguments = (workload, samples, x, total, there)
+            context.Process(target=work, args=arguments, daemon=True).start()
             pipes.append(here)
     else:
-        train, totals = trainer(workload, samples), [[torch.zeros_like(t) for t in x]]
+        totals = [[torch.zeros_like(t) for t in x]]
+        train = trainer(workload, samples)
+    seconds = []
     for number in range(1, rounds + 2):
         began = time.perf_counter()
         clients = cohort(number)
-        if workers > 1:
+        if pipes:
             for at, pipe in enumerate(pipes):
                 pipe.send(clients[at::workers])
             for pipe in pipes:
                 pipe.recv()
         else:
             torch._foreach_zero_(totals[0])
-            train(x, clients, totals[0], 1 / 10)
+            train(x, clients, totals[0], 1 / COHORT)
         torch._foreach_copy_(x, totals[0])
         for total in totals[1:]:
             torch._foreach_add_(x, total)
         seconds.append(time.perf_counter() - began)
-    for pipe in pipes if workers > 1 else []:
+    for pipe in pipes:
         pipe.send(None)
     return seconds[1:]
 
@@ -112,7 +125,7 @@ if __name__ == "__main__":
     )
     parser.add_argument("workload", choices=WORKLOADS)
     parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--rounds", type=int, help="timed rounds; the workload's own by default")
+    parser.add_argument("--rounds", type=int, help="timed rounds; by default the workload's")
     args = parser.parse_args()
     torch.set_num_threads(1)
     workload = WORKLOADS[args.workload]

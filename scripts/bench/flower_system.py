@@ -1,26 +1,26 @@
-"""Stock Flower on a workload, as its own users write it: `NumPyClient`, `FedAvg` and
-`run_simulation` on Ray. Prints JSON.
+"""Stock Flower on a workload, as Flower's own users write it. Prints JSON.
 
     python scripts/bench/flower_system.py W1 [--workers 2] [--no-accuracy]
 
-{"rounds": [seconds of each timed round], "total": seconds from process start until Ray is down,
-"accuracy": of the final model on all samples, computed after that}. A round lasts from one end of
-`aggregate_fit` to the next, so the strategy, the engine and the way there and back are in it; the
-first round, in which the actors load the data, is not in "rounds". Exits with code 3 where Flower
-or Ray is absent.
+{"rounds": [seconds of each timed round], "total": seconds from the start of the process until Ray
+is down, "accuracy": of the final model on all samples, computed after that}. The run consists of
+`NumPyClient`, `FedAvg` and `run_simulation` on Ray. A round lasts from the end of one
+`aggregate_fit` to the end of the next, so it includes the strategy, the engine and the transport in
+both directions. The first round, in which the actors load the data, is not in "rounds". The exit
+code is 3 if Flower or Ray is not installed.
 
-How the run differs from fedhet's own:
+How the run differs from fedhet's:
 
--   every client is trained through Flower's engine: parameters go as NumPy arrays through messages
-    and Ray to one of `--workers` actors and back, a `Net()` is built per call, and the server keeps
-    all replies until the last has come;
+-   every client is trained through Flower's engine: parameters travel as NumPy arrays in messages
+    through Ray to one of `--workers` actors and back, a `Net()` is built per call, and the server
+    keeps all replies until the last has arrived;
 -   local steps are the plain loop (`torch.optim.SGD`, `backward`) on index batches of a permutation
     per epoch. There is no `DataLoader` and the samples stay in the actor process, so this is
     already faster than Flower's quickstart;
--   the cohorts are `workloads.cohort`, not fedhet's own; the order of samples is each actor's own
-    generator's;
--   Flower's engine hands out messages and collects replies every 0.1 s, which quantises the seconds
-    of a round.
+-   the cohorts are `workloads.cohort`, not fedhet's; the order of samples comes from each actor's
+    generator;
+-   Flower's engine sends messages and collects replies every 0.1 s, which quantises the seconds of
+    a round.
 """
 
 from __future__ import annotations
@@ -33,15 +33,14 @@ import os
 import sys
 import time
 
-os.environ |= {
-    "OMP_NUM_THREADS": "1",
-    "FLWR_TELEMETRY_ENABLED": "0",
-    "RAY_DEDUP_LOGS": "0",
-}  # before torch, Flower and Ray
+from harness import ABSENT
+
+# Before torch, Flower and Ray are imported.
+os.environ |= {"OMP_NUM_THREADS": "1", "FLWR_TELEMETRY_ENABLED": "0", "RAY_DEDUP_LOGS": "0"}
 for package in ("flwr", "ray"):
     if importlib.util.find_spec(package) is None:
         print(f"{package} is not installed: pip install -r requirements.txt", file=sys.stderr)
-        raise SystemExit(3)
+        raise SystemExit(ABSENT)
 
 import psutil  # noqa: E402
 import torch  # noqa: E402
@@ -63,34 +62,43 @@ from flwr.server.strategy import FedAvg  # noqa: E402
 from flwr.simulation import run_simulation  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
-from workloads import CLIENTS, COHORT, LR, WORKLOADS, Data, Workload, cohort, data  # noqa: E402
+from workloads import (  # noqa: E402
+    CLIENTS,
+    COHORT,
+    LR,
+    WORKLOADS,
+    Data,
+    Workload,
+    accuracy,
+    cohort,
+    data,
+)
 
-CACHE: dict[str, Data] = {}  # of an actor process
+CACHE: dict[str, Data] = {}  # the samples of an actor process
 
 
 def get_weights(net: nn.Module) -> NDArrays:
+    """The model's state as arrays."""
     return [value.cpu().numpy() for value in net.state_dict().values()]
 
 
 def set_weights(net: nn.Module, arrays: NDArrays) -> None:
-    net.load_state_dict(
-        {
-            name: torch.from_numpy(array)
-            for name, array in zip(net.state_dict(), arrays, strict=True)
-        }
-    )
+    """Load arrays that `get_weights` has returned."""
+    names = net.state_dict()
+    net.load_state_dict({n: torch.from_numpy(a) for n, a in zip(names, arrays, strict=True)})
 
 
 class FlowerClient(NumPyClient):
+    """Trains the client whose number is in the config, for one epoch."""
+
     def __init__(self, name: str) -> None:
         torch.set_num_threads(1)
+        workload = WORKLOADS[name]
         if name not in CACHE:
-            CACHE[name] = data(WORKLOADS[name])
-        self.samples, self.batch, self.net = (
-            CACHE[name],
-            WORKLOADS[name].batch,
-            WORKLOADS[name].model(),
-        )
+            CACHE[name] = data(workload)
+        self.samples = CACHE[name]
+        self.batch = workload.batch
+        self.net = workload.model()
 
     def fit(
         self, parameters: NDArrays, config: dict[str, Scalar]
@@ -106,15 +114,16 @@ class FlowerClient(NumPyClient):
 
 
 class Cohorts(FedAvg):
-    """FedAvg on the cohorts of the benchmark, which notes when each round ended.
+    """FedAvg on the cohorts of the benchmark; it records when each round ended.
 
-    A Flower server does not know which node holds which partition. So any ten nodes are taken, as
-    FedAvg does, and each is told in its config which partition to train; all partitions are in
-    every actor, so that the work is the same."""
+    A Flower server does not know which node holds which partition. So it takes any ten nodes, as
+    FedAvg does, and tells each in its config which partition to train; every actor has all
+    partitions, so the work is the same.
+    """
 
     def __init__(self, initial: Parameters) -> None:
-        # The minimum, because the fraction is of the nodes that happen to be there when the first
-        # round begins.
+        # The minimum is needed because the fraction refers to the nodes that happen to be
+        # connected when the first round begins.
         super().__init__(
             fraction_fit=COHORT / CLIENTS,
             min_fit_clients=COHORT,
@@ -154,7 +163,7 @@ class Cohorts(FedAvg):
 def run(name: str, workers: int) -> tuple[list[float], nn.Module]:
     """Seconds of each timed round, and the final model."""
     logging.getLogger("flwr").setLevel(logging.ERROR)
-    workload = WORKLOADS[name]
+    workload: Workload = WORKLOADS[name]
     torch.manual_seed(0)
     net = workload.model()
     strategy = Cohorts(ndarrays_to_parameters(get_weights(net)))
@@ -163,9 +172,8 @@ def run(name: str, workers: int) -> tuple[list[float], nn.Module]:
         return FlowerClient(name).to_client()
 
     def server_fn(_: Context) -> ServerAppComponents:
-        return ServerAppComponents(
-            strategy=strategy, config=ServerConfig(num_rounds=workload.rounds + 1)
-        )
+        config = ServerConfig(num_rounds=workload.rounds + 1)
+        return ServerAppComponents(strategy=strategy, config=config)
 
     init = {
         "num_cpus": workers,
@@ -183,36 +191,27 @@ def run(name: str, workers: int) -> tuple[list[float], nn.Module]:
     return [end - began for began, end in zip(strategy.ends, strategy.ends[1:], strict=False)], net
 
 
-@torch.no_grad()
-def accuracy(net: nn.Module, workload: Workload) -> float:
-    samples = data(workload)
-    return sum(int((net(x).argmax(1) == y).sum()) for x, y in samples) / sum(
-        len(y) for _, y in samples
-    )
-
-
 def main() -> None:
+    """Run the workload and print its seconds."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("workload", choices=WORKLOADS)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument(
-        "--no-accuracy",
-        action="store_true",
-        help="leave it out: for W2 it takes as long as several rounds",
+        "--no-accuracy", action="store_true", help="skip it: for W2 it takes several rounds' time"
     )
     args = parser.parse_args()
     torch.set_num_threads(1)
     rounds, net = run(args.workload, args.workers)
-    total = time.time() - psutil.Process().create_time()
-    found = {} if args.no_accuracy else {"accuracy": accuracy(net, WORKLOADS[args.workload])}
-    print(json.dumps({"rounds": rounds, "total": total, **found}))
+    figures = {"rounds": rounds, "total": time.time() - psutil.Process().create_time()}
+    if not args.no_accuracy:
+        figures["accuracy"] = accuracy(net, data(WORKLOADS[args.workload]))
+    print(json.dumps(figures))
 
 
 if __name__ == "__main__":
-    # not this `__main__`, whose functions Ray would send by value and whose cache no actor would
-    # keep
+    # Ray would send the functions of `__main__` by value, and no actor would keep their cache.
     import flower_system
 
     flower_system.main()

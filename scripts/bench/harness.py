@@ -1,8 +1,9 @@
-"""Runs systems in alternation, each time in a process of its own, and says which goals they meet.
-Imports nothing heavy.
+"""Runs systems in alternation, each time in a new process, and compares the results with goals.
 
-A system is a command of this folder that prints one line of JSON. With exit code 3 it says that it
-cannot run here, and on stderr why; it is then left out. OMP_NUM_THREADS is 1 everywhere."""
+A system is a script of this folder that prints one line of JSON. If it cannot run here, it exits
+with code ABSENT and gives the reason on stderr; it is then skipped. OMP_NUM_THREADS is 1
+everywhere. This module imports nothing heavy.
+"""
 
 from __future__ import annotations
 
@@ -20,50 +21,64 @@ HERE = Path(__file__).parent
 ABSENT = 3
 
 
-# fedhet's own classes for the benchmarks (pieces.py) are found by their names, also in Ray's
-# processes.
+def _joined(separator: str, *values: str | None) -> str:
+    return separator.join(value for value in values if value)
+
+
+# fedhet imports the classes of pieces.py by name, also in Ray's processes.
 ENVIRONMENT = {
     **os.environ,
     "OMP_NUM_THREADS": "1",
-    "PYTHONPATH": os.pathsep.join(filter(None, (str(HERE), os.environ.get("PYTHONPATH")))),
-    "FEDHET_TRUST": ",".join(filter(None, ("pieces", os.environ.get("FEDHET_TRUST")))),
+    "PYTHONPATH": _joined(os.pathsep, str(HERE), os.environ.get("PYTHONPATH")),
+    "FEDHET_TRUST": _joined(",", "pieces", os.environ.get("FEDHET_TRUST")),
 }
 
 
 @dataclass
 class System:
-    """What the repetitions of one system have printed; `absent` says why it could not run."""
+    """What the repetitions of one system have printed.
+
+    Attributes:
+        reps: the JSON object of each repetition.
+        absent: why the system cannot run here; None if it can.
+    """
 
     reps: list[dict[str, Any]] = field(default_factory=list)
     absent: str | None = None
 
     def value(self, key: str) -> float | None:
-        """The median of the repetitions."""
+        """The median over the repetitions; None if there are none."""
         return statistics.median(rep[key] for rep in self.reps) if self.reps else None
 
     @property
     def timed(self) -> bool:
+        """Whether the repetitions have timed rounds."""
         return bool(self.reps) and "rounds" in self.reps[0]
 
     @property
     def median(self) -> float | None:
         """Seconds per round: the median of the repetitions' medians."""
-        return (
-            statistics.median(statistics.median(rep["rounds"]) for rep in self.reps)
-            if self.reps
-            else None
-        )
+        if not self.reps:
+            return None
+        return statistics.median(statistics.median(rep["rounds"]) for rep in self.reps)
 
     @property
     def best(self) -> float | None:
-        """The best single round."""
+        """Seconds of the best single round."""
         return min(min(rep["rounds"]) for rep in self.reps) if self.reps else None
 
 
 @dataclass(frozen=True)
 class Goal:
-    """`measured` is to be `bound` at most, or at least where `least`; None where it could not be
-    measured."""
+    """A bound on a measured value.
+
+    Attributes:
+        what: the value in words.
+        measured: the value; None if it could not be measured.
+        bound: the largest value that meets the goal, or the smallest if `least`.
+        unit: the unit of both; "x" for a ratio.
+        least: whether `bound` is a lower bound.
+    """
 
     what: str
     measured: float | None
@@ -73,17 +88,15 @@ class Goal:
 
     @property
     def verdict(self) -> str:
+        """ "met", "MISSED" or "skipped"."""
         if self.measured is None:
             return "skipped"
-        return (
-            "met"
-            if (self.measured >= self.bound if self.least else self.measured <= self.bound)
-            else "MISSED"
-        )
+        met = self.measured >= self.bound if self.least else self.measured <= self.bound
+        return "met" if met else "MISSED"
 
 
 @dataclass
-class Found:
+class Result:
     """What a cell has measured."""
 
     goals: list[Goal]
@@ -92,83 +105,72 @@ class Found:
 
 
 def ratio(a: float | None, b: float | None) -> float | None:
+    """a / b; None if either was not measured."""
     return None if a is None or b is None else a / b
 
 
 def alternate(commands: Mapping[str, Sequence[str]], reps: int) -> dict[str, System]:
-    """Every system once, then every system again, so that a slow minute of the machine meets them
-    all."""
+    """Run every system once, then every system again, so that slow minutes affect all of them."""
     systems = {name: System() for name in commands}
     for rep in range(reps):
         for name, (script, *arguments) in commands.items():
             if systems[name].absent is None:
-                _progress(f"{rep + 1}/{reps} {name}")
-                _once(systems[name], [str(HERE / script), *arguments])
-    _progress("")
+                _show_progress(f"{rep + 1}/{reps} {name}")
+                _run_once(systems[name], [str(HERE / script), *arguments])
+    _show_progress("")
     return systems
 
 
-def _progress(line: str) -> None:
+def _show_progress(line: str) -> None:
     if sys.stderr.isatty():
         print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
 
 
-def _once(system: System, command: list[str]) -> None:
-    done = subprocess.run(
+def _run_once(system: System, command: list[str]) -> None:
+    process = subprocess.run(
         [sys.executable, *command], env=ENVIRONMENT, capture_output=True, text=True
     )
-    if done.returncode == ABSENT:
-        system.absent = done.stderr.strip().rpartition("\n")[2]
-    elif done.returncode:
+    if process.returncode == ABSENT:
+        system.absent = process.stderr.strip().rpartition("\n")[2]
+    elif process.returncode:
         raise RuntimeError(
-            f"{' '.join(command)} ended with exit code {done.returncode}:\n{done.stderr[-2000:]}"
+            f"{' '.join(command)} failed with exit code {process.returncode}:\n"
+            f"{process.stderr[-2000:]}"
         )
     else:
-        system.reps.append(json.loads(done.stdout.strip().rpartition("\n")[2]))
+        system.reps.append(json.loads(process.stdout.strip().rpartition("\n")[2]))
 
 
-def show(found: Found, floor: str = "floor") -> None:
-    """The systems' rounds, with ratios to the floor where there is one, and the goals."""
-    timed = {
-        name: system for name, system in found.systems.items() if system.absent or system.timed
-    }
+def show(result: Result, floor: str = "floor") -> None:
+    """Print the systems' rounds, with ratios to the floor if there is one, and the goals."""
+    systems = result.systems.items()
+    timed = {name: system for name, system in systems if system.absent or system.timed}
     base = timed.get(floor)
     if timed:
-        print(
-            f"  {'seconds per round':24} {'median':>9} {'best':>9}"
-            + (f"   / {floor}: median, best" if base else "")
-        )
+        against = f"   / {floor}: median, best" if base else ""
+        print(f"  {'seconds per round':24} {'median':>9} {'best':>9}{against}")
     for name, system in timed.items():
         if system.absent:
             print(f"  {name:24} skipped: {system.absent}")
             continue
-        ratios = (
-            f"{ratio(system.median, base.median):15.2f} {ratio(system.best, base.best):7.2f}"
-            if base
-            else ""
-        )
-        print(f"  {name:24} {system.median:9.4f} {system.best:9.4f}{ratios}")
-    for note in found.notes:
+        line = f"  {name:24} {system.median:9.4f} {system.best:9.4f}"
+        if base:
+            line += f"{ratio(system.median, base.median):15.2f}"
+            line += f" {ratio(system.best, base.best):7.2f}"
+        print(line)
+    for note in result.notes:
         print(f"  {note}")
-    for goal in found.goals:
+    for goal in result.goals:
         measured = "-" if goal.measured is None else f"{goal.measured:.3g} {goal.unit}"
-        print(
-            f"  {goal.verdict:8} {measured:>12}  (goal {'>=' if goal.least else '<='}"
-            f" {goal.bound:.3g} {goal.unit})  {goal.what}"
-        )
+        bound = f"{'>=' if goal.least else '<='} {goal.bound:.3g} {goal.unit}"
+        print(f"  {goal.verdict:8} {measured:>12}  (goal {bound})  {goal.what}")
 
 
-def plain(found: Found) -> dict[str, Any]:
-    """For JSON."""
-    systems = {
-        name: {
-            **vars(system),
-            **({"median": system.median, "best": system.best} if system.timed else {}),
-        }
-        for name, system in found.systems.items()
-    }
-    return {
-        "goals": [{**vars(goal), "verdict": goal.verdict} for goal in found.goals],
-        "systems": systems,
-        "notes": found.notes,
-    }
+def to_json(result: Result) -> dict[str, Any]:
+    """The result as values that JSON can hold."""
+    systems = {}
+    for name, system in result.systems.items():
+        times = {"median": system.median, "best": system.best} if system.timed else {}
+        systems[name] = {**vars(system), **times}
+    goals = [{**vars(goal), "verdict": goal.verdict} for goal in result.goals]
+    return {"goals": goals, "systems": systems, "notes": result.notes}

@@ -1,16 +1,20 @@
-"""What a run of the 2NN holds in memory, each question in a process of its own. Prints JSON.
+"""What a run of the 2NN holds in memory, one question per process. Prints JSON.
 
-    python scripts/bench/memory.py clients NUMBER SAMPLES COHORT   {"rounds": seconds of each,
-    "gib": peak beyond the imports} python scripts/bench/memory.py growth
-    {"growth": resident memory after round 200 / after round 10} python scripts/bench/memory.py
-    trees WORKERS                   {"trees": most of the clients' trees alive in the server} python
-    scripts/bench/memory.py states METHOD                   {"gib": peak of the process, "state":
-    GiB of what the clients remember}
+    python scripts/bench/memory.py clients NUMBER SAMPLES COHORT
+        {"rounds": seconds of each, "gib": peak beyond the imports}
+    python scripts/bench/memory.py growth
+        {"growth": resident memory after round 200 / after round 10}
+    python scripts/bench/memory.py trees WORKERS
+        {"trees": the most clients' trees that are alive in the server}
+    python scripts/bench/memory.py states METHOD
+        {"gib": peak of the process, "state": GiB of what the clients remember}
 
-`clients`: that many clients of so many samples each (60,000 at most in all), COHORT of them in each
-round; the peak includes what makes the samples. `growth`: the toy federation with all its
-evaluations. `trees`: W1's clients, ten in each round. `states`: 500 clients, all of them in each of
-three rounds and evaluated; the peak is the whole process's, imports included."""
+`clients`: NUMBER clients with SAMPLES samples each (60,000 at most in total), COHORT of them in
+each round; the peak includes the generation of the samples. `growth`: the toy federation with all
+its evaluations. `trees`: W1's clients, ten in each round. `states`: 500 clients, all of which take
+part in each of three rounds and are evaluated; the peak is that of the whole process, imports
+included.
+"""
 
 from __future__ import annotations
 
@@ -26,46 +30,52 @@ import torch
 from workloads import CLASSES, SAMPLES, WORKLOADS, criterion, data
 
 import fedhet
+
+# Everything that a run imports must be loaded before its memory is measured.
 import fedhet.engines.local
 import fedhet.job
-import fedhet.record.figures  # all that a run imports is there before its memory is measured
+import fedhet.record.figures
 from fedhet.data.toy import toy_task
 
 W1 = WORKLOADS["W1"]
 
 
-def _peak() -> float:
+def _peak_gib() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
 def clients(number: int, samples: int, cohort: int) -> dict[str, Any]:
-    before = _peak()
+    """Seconds and memory of a run with many clients."""
+    before = _peak_gib()
     federation = data(W1, SAMPLES // samples)[:number]
-    rows = fedhet_system.rows(W1, ["rounds=6", f"fraction={cohort / number}"], federation)
-    return {"rounds": [sum(row["seconds"].values()) for row in rows], "gib": _peak() - before}
+    rows = fedhet_system.timed_rows(W1, ["rounds=6", f"fraction={cohort / number}"], federation)
+    seconds = [sum(row["seconds"].values()) for row in rows]
+    return {"rounds": seconds, "gib": _peak_gib() - before}
 
 
 def growth() -> dict[str, Any]:
+    """The growth of a long run's memory."""
     with tempfile.TemporaryDirectory() as folder:
-        lines = [
+        overrides = [
             "method=fedavg",
             "method._target_=pieces.Resident",
             "rounds=200",
             f"hydra.run.dir={folder}/run",
         ]
-        done = fedhet.run(lines, task=toy_task())
-        rows = [json.loads(line) for line in (done.dir / "rounds.jsonl").read_text().splitlines()]
+        run = fedhet.run(overrides, task=toy_task())
+        rows = [json.loads(line) for line in (run.dir / "rounds.jsonl").read_text().splitlines()]
     return {"growth": rows[199]["fedavg.rss"] / rows[9]["fedavg.rss"]}
 
 
 def trees(workers: int) -> dict[str, Any]:
-    rows = fedhet_system.rows(
-        W1, ["method._target_=pieces.Streaming", f"engine.workers={workers}", "rounds=4"], data(W1)
-    )
+    """How many updates the server holds at once."""
+    overrides = ["method._target_=pieces.Streaming", f"engine.workers={workers}", "rounds=4"]
+    rows = fedhet_system.timed_rows(W1, overrides, data(W1))
     return {"trees": max(row["fedavg.trees"] for row in rows)}
 
 
 def states(method: str) -> dict[str, Any]:
+    """The memory of a method whose clients remember a model."""
     draw = torch.Generator().manual_seed(0)
 
     def part(n: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -76,7 +86,7 @@ def states(method: str) -> dict[str, Any]:
         model=W1.model, criterion=criterion, clients=federation, test=None, classes=CLASSES
     )
     with tempfile.TemporaryDirectory() as folder:
-        lines = [
+        overrides = [
             f"method={method}",
             "rounds=3",
             "eval.every=3",
@@ -84,23 +94,20 @@ def states(method: str) -> dict[str, Any]:
             "client.lr=0.05",
             f"hydra.run.dir={folder}/run",
         ]
-        found = fedhet.run(lines, task=task).summary["client_state"]
-    return {"gib": _peak(), "state": found["bytes"] / 2**30}
+        client_state = fedhet.run(overrides, task=task).summary["client_state"]
+    return {"gib": _peak_gib(), "state": client_state["bytes"] / 2**30}
 
+
+QUESTIONS: dict[str, Callable[..., dict[str, Any]]] = {
+    "clients": clients,
+    "growth": growth,
+    "trees": trees,
+    "states": states,
+}
 
 if __name__ == "__main__":
-    fedhet_system.prepare()  # pieces.py is found by its name
+    fedhet_system.prepare()  # so that fedhet imports pieces.py by name
     torch.set_num_threads(1)
-    questions: dict[str, Callable[..., dict[str, Any]]] = {
-        "clients": clients,
-        "growth": growth,
-        "trees": trees,
-        "states": states,
-    }
-    print(
-        json.dumps(
-            questions[sys.argv[1]](
-                *(int(word) if word.isdigit() else word for word in sys.argv[2:])
-            )
-        )
-    )
+    question, *words = sys.argv[1:]
+    arguments = [int(word) if word.isdigit() else word for word in words]
+    print(json.dumps(QUESTIONS[question](*arguments)))

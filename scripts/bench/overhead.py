@@ -1,11 +1,11 @@
-"""How far a round of W1 is from its physical floor: the floor and the in-process engine in
-alternation, one worker each.
+"""How far a round of W1 is from the floor: both in alternation, with one worker each.
 
     python scripts/bench/overhead.py [--rounds 10] [--reps 3] [--json PATH]
 
-workloads.py says what W1 is, floor.py what the floor does. The first round of each repetition is
-not counted. Times are noisy: read the ratios. Also prints the memory of the same samples in 1,000
-parts, beyond what the imports take."""
+workloads.py defines W1, floor.py the floor. The first round of each repetition is not timed. Times
+are noisy, so read the ratios. The script also prints the memory that the same samples in 1,000
+parts take beyond the imports.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ import argparse
 import json
 from pathlib import Path
 
-from harness import Found, alternate, ratio, show
+from harness import Result, alternate, ratio, show
 
 
 def main() -> None:
+    """Measure, print, and write the JSON file if asked to."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -31,23 +32,17 @@ def main() -> None:
         },
         args.reps,
     )
-    gib = alternate({"memory": ["memory.py", "clients", "1000", "60", "10"]}, 1)["memory"].value(
-        "gib"
-    )
-    show(Found([], systems, [f"60,000 samples in 1,000 parts: {gib:.2f} GiB beyond the imports"]))
+    memory = alternate({"memory": ["memory.py", "clients", "1000", "60", "10"]}, 1)["memory"]
+    gib = memory.value("gib")
+    note = f"60,000 samples in 1,000 parts: {gib:.2f} GiB beyond the imports"
+    show(Result([], systems, [note]))
     if args.json:
-        median, best = (
-            {name: getattr(system, kind) for name, system in systems.items()}
-            for kind in ("median", "best")
-        )
-        ratios = {
-            f"ratio_{kind}": ratio(times["fedhet"], times["floor"])
-            for kind, times in (("median", median), ("best", best))
-        }
-        args.json.write_text(
-            json.dumps({"median": median, "best": best, **ratios, "memory_gib": gib}, indent=1)
-            + "\n"
-        )
+        figures: dict[str, object] = {"memory_gib": gib}
+        for kind in ("median", "best"):
+            seconds = {name: getattr(system, kind) for name, system in systems.items()}
+            figures[kind] = seconds
+            figures[f"ratio_{kind}"] = ratio(seconds["fedhet"], seconds["floor"])
+        args.json.write_text(json.dumps(figures, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,30 +1,31 @@
-"""apple/pfl-research on a workload: `SimulatedBackend`, `FederatedAveraging` and `PyTorchModel` on
-resident tensors. Prints JSON.
+"""apple/pfl-research on a workload. Prints JSON.
 
     python scripts/bench/pfl_system.py W1 [--workers 2] [--no-accuracy]
 
-{"rounds": [seconds of each timed round], "total": seconds from process start to the end of
-training, "accuracy": of the final model on all samples, computed after that}. A round lasts from
-one call of the callback after a central iteration to the next; the first round is not in "rounds".
-Two workers are two replicas under `torchrun` with gloo on the CPU, as pfl documents it: both draw
-the same cohort, each trains its half, and an all-reduce sums the updates. Their "total" begins with
-the command above, so it includes what `torchrun` takes. Exits with code 3 where pfl is absent.
+{"rounds": [seconds of each timed round], "total": seconds from the start of the process to the end
+of training, "accuracy": of the final model on all samples, computed after that}. The run consists
+of `SimulatedBackend`, `FederatedAveraging` and `PyTorchModel` on resident tensors. A round lasts
+from one call of the callback after a central iteration to the next; the first round is not in
+"rounds". Two workers are two replicas under `torchrun` with gloo on the CPU, as pfl documents it:
+both draw the same cohort, each trains its half, and an all-reduce sums the updates. Their "total"
+begins with the command above, so it includes the start of `torchrun`. The exit code is 3 if pfl is
+not installed.
 
-How the run differs from fedhet's own:
+How the run differs from fedhet's:
 
 -   pfl never shuffles: every client sees its samples in the same order (two shards of one label
-    each, one after the other) in each epoch. That is a little less work, and other numbers: the
-    accuracy is not that of a shuffled run;
--   batches are views of resident tensors, cut again for each client and round, as
+    each, one after the other) in each epoch. That is slightly less work, and the accuracy is not
+    that of a shuffled run;
+-   batches are views of resident tensors, cut anew for each client and round, as
     `FederatedDataset.from_slices` does;
 -   the mean of the clients' updates is taken with equal weights (here all have 600 samples, so it
     is the same mean) and applied by a central `torch.optim.SGD` of rate 1;
 -   pfl always evaluates in iteration 0 (`evaluation_frequency=0` divides by zero), before and after
-    each client's training. A `metrics` function that computes nothing turns that off; later
+    each client's training. A `metrics` function that computes nothing avoids that work; later
     iterations do not evaluate;
 -   the model's `loss` does not call `train()` at each step, as pfl's own examples do: this favours
     pfl;
--   the cohorts are `workloads.cohort`, not fedhet's own.
+-   the cohorts are `workloads.cohort`, not fedhet's.
 """
 
 from __future__ import annotations
@@ -38,32 +39,33 @@ import sys
 import time
 from collections.abc import Iterator
 
+from harness import ABSENT
+
 os.environ |= {"OMP_NUM_THREADS": "1", "PFL_PYTORCH_DEVICE": "cpu"}
 if importlib.util.find_spec("pfl") is None:
     print("pfl is not installed: pip install -e .[bench]", file=sys.stderr)
-    raise SystemExit(3)
+    raise SystemExit(ABSENT)
 
 
 def arguments() -> argparse.Namespace:
+    """The arguments of the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("workload", choices=("W1", "W2"))
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument(
-        "--no-accuracy",
-        action="store_true",
-        help="leave it out: for W2 it takes as long as several rounds",
+        "--no-accuracy", action="store_true", help="skip it: for W2 it takes several rounds' time"
     )
     return parser.parse_args()
 
 
 REPLICA = "TORCHELASTIC_RUN_ID" in os.environ
-if (
-    __name__ == "__main__" and not REPLICA and (workers := arguments().workers) > 1
-):  # before the imports, which cost seconds
-    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={workers}"]
-    os.execv(sys.executable, [sys.executable, *torchrun, *sys.argv])
+if __name__ == "__main__" and not REPLICA:  # before the imports, which take seconds
+    workers = arguments().workers
+    if workers > 1:
+        torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={workers}"]
+        os.execv(sys.executable, [sys.executable, *torchrun, *sys.argv])
 
 import numpy as np  # noqa: E402
 import psutil  # noqa: E402
@@ -79,11 +81,20 @@ from pfl.metrics import Metrics  # noqa: E402
 from pfl.model.pytorch import PyTorchModel  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
-from workloads import COHORT, LR, WORKLOADS, Data, Workload, cohort, data  # noqa: E402
+from workloads import (  # noqa: E402
+    COHORT,
+    LR,
+    WORKLOADS,
+    Data,
+    Workload,
+    accuracy,
+    cohort,
+    data,
+)
 
 
 class Net(nn.Module):
-    """The model of a workload with the two methods that pfl wants."""
+    """The model of a workload with the two methods that pfl expects."""
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
@@ -97,7 +108,7 @@ class Net(nn.Module):
 
 
 class Clock(TrainingProcessCallback[PyTorchModel]):
-    """Notes when each central iteration ended."""
+    """Records when each central iteration ended."""
 
     def __init__(self) -> None:
         self.ends: list[float] = []
@@ -110,11 +121,12 @@ class Clock(TrainingProcessCallback[PyTorchModel]):
 
 
 class Cohorts:
-    """pfl's user sampler, which it calls once per client: the clients of the first round, of the
-    second, and so on.
+    """pfl's user sampler, which pfl calls once per client.
 
-    Every replica calls it for all clients, also those of the others, so that all replicas have the
-    same rounds; that holds where the replicas divide the cohort."""
+    It returns the clients of the first round, then those of the second, and so on. Every replica
+    calls it for all clients, including those that other replicas train, so that all replicas have
+    the same rounds; this holds if the number of replicas divides the cohort.
+    """
 
     def __init__(self, rounds: int) -> None:
         self.clients: Iterator[int] = iter(
@@ -158,14 +170,8 @@ def run(workload: Workload, samples: Data) -> tuple[list[float], nn.Module]:
     return [end - began for began, end in zip(clock.ends, clock.ends[1:], strict=False)], net
 
 
-@torch.no_grad()
-def accuracy(net: nn.Module, samples: Data) -> float:
-    return sum(int((net(x).argmax(1) == y).sum()) for x, y in samples) / sum(
-        len(y) for _, y in samples
-    )
-
-
 def main() -> None:
+    """Run the workload and print its seconds."""
     args = arguments()
     if COHORT % pytorch_ops.distributed.world_size:
         raise SystemExit(f"--workers must divide the cohort of {COHORT}")
@@ -174,12 +180,13 @@ def main() -> None:
     workload = WORKLOADS[args.workload]
     samples = data(workload)
     rounds, net = run(workload, samples)
-    # torchrun took the place of the first command
+    # A replica's parent is torchrun, which has replaced the process of the command.
     process = psutil.Process(os.getppid()) if REPLICA else psutil.Process()
-    total = time.time() - process.create_time()
+    figures = {"rounds": rounds, "total": time.time() - process.create_time()}
     if pytorch_ops.distributed.global_rank == 0:
-        found = {} if args.no_accuracy else {"accuracy": accuracy(net, samples)}
-        print(json.dumps({"rounds": rounds, "total": total, **found}))
+        if not args.no_accuracy:
+            figures["accuracy"] = accuracy(net, samples)
+        print(json.dumps(figures))
     if REPLICA:
         torch.distributed.destroy_process_group()
 

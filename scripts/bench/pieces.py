@@ -1,5 +1,4 @@
-"""What the benchmarks put into fedhet by `_target_`; the environment variable FEDHET_TRUST names
-this module."""
+"""Classes that the benchmarks pass to fedhet by `_target_`; FEDHET_TRUST names this module."""
 
 from __future__ import annotations
 
@@ -20,19 +19,12 @@ from fedhet.trees import Tree
 
 
 def dataset(*, name: str, data_dir: str, mean: Sequence[float], std: Sequence[float]) -> Dataset:
-    """The synthetic samples as a configured dataset, for engines that build the task in other
-    processes."""
+    """The synthetic samples as a data set, for engines that build the task in other processes."""
     x, y = synthetic()
     x = x.reshape(-1, 1, 28, 28)
-    return Dataset(
-        name,
-        x,
-        y,
-        Samples(x[:CLASSES], y[:CLASSES]),
-        tuple(map(str, range(CLASSES))),
-        tuple(mean),
-        tuple(std),
-    )
+    test = Samples(x[:CLASSES], y[:CLASSES])
+    classes = tuple(map(str, range(CLASSES)))
+    return Dataset(name, x, y, test, classes, tuple(mean), tuple(std))
 
 
 class IdleClient(FedClient):
@@ -44,13 +36,13 @@ class IdleClient(FedClient):
 
 
 class Idle(FedAvg):
-    """Clients that return at once."""
+    """FedAvg with clients that return at once."""
 
     client_cls = IdleClient
 
 
 class Resident(FedAvg):
-    """Reports the resident memory after each round."""
+    """FedAvg that reports the resident memory after each round."""
 
     def merge(self, updates: Iterator[Update], old: Tree) -> Tree:
         new = super().merge(updates, old)
@@ -59,8 +51,10 @@ class Resident(FedAvg):
 
 
 class Streaming(FedAvg):
-    """Counts how many clients' trees live in the server's process while it sums them, those that
-    wait for their turn included."""
+    """FedAvg that reports how many clients' trees are alive in the server's process at once.
+
+    Trees that wait for their turn in the sum are counted too.
+    """
 
     def merge(self, updates: Iterator[Update], old: Tree) -> Tree:
         self._most = 0
@@ -69,13 +63,13 @@ class Streaming(FedAvg):
         return new
 
     def _watched(self, updates: Iterator[Update]) -> Iterator[Update]:
-        # a tensor of each tree, which may outlive its message
+        # One tensor of each tree; a tensor may outlive its message.
         known: dict[int, weakref.ref[Tensor]] = {}
         for update in updates:
             for each in gc.get_objects():
                 if type(each) is Update and each.weights:
                     first = next(iter(each.weights.values()))
-                    if isinstance(first, Tensor):  # not a note of where it lies in shared memory
+                    if isinstance(first, Tensor):  # not a reference into shared memory
                         known[id(first)] = weakref.ref(first)
             self._most = max(self._most, sum(ref() is not None for ref in known.values()))
             yield update

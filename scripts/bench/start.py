@@ -1,10 +1,11 @@
-"""How long a command takes to begin. Prints JSON: {"help": s, "first": s}.
+"""How long a command takes to begin. Prints JSON: {"help": seconds, "first": seconds}.
 
     python scripts/bench/start.py
 
-`help` is `python -m fedhet --help` to its end. `first` is from `python -m fedhet` (the embedded
-digits, the default method) until the first line of its rounds.jsonl, one round and its evaluation;
-the run is then stopped."""
+`help` is the whole of `python -m fedhet --help`. `first` is the time from `python -m fedhet` (the
+embedded digits, the default method) to the first line of its rounds.jsonl, that is, one round and
+its evaluation; the run is then stopped.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +19,15 @@ from pathlib import Path
 COMMAND = [sys.executable, "-m", "fedhet"]
 
 
-def to_help() -> float:
+def time_to_help() -> float:
+    """Seconds of the command that prints the help text."""
     began = time.perf_counter()
     subprocess.run([*COMMAND, "--help"], stdout=subprocess.DEVNULL, check=True)
     return time.perf_counter() - began
 
 
-def to_first_round() -> float:
+def time_to_first_round() -> float:
+    """Seconds until the first round is recorded."""
     with tempfile.TemporaryDirectory() as folder:
         lines = Path(folder, "run", "rounds.jsonl")
         command = [*COMMAND, f"hydra.run.dir={lines.parent}"]
@@ -33,14 +36,14 @@ def to_first_round() -> float:
         while not (lines.exists() and lines.stat().st_size):
             if run.poll() is not None:
                 raise SystemExit(
-                    f"python -m fedhet ended with exit code {run.returncode} before its first round"
+                    f"python -m fedhet exited with code {run.returncode} before its first round"
                 )
             time.sleep(0.005)
-        spent = time.perf_counter() - began
+        seconds = time.perf_counter() - began
         run.terminate()
         run.wait()
-    return spent
+    return seconds
 
 
 if __name__ == "__main__":
-    print(json.dumps({"help": to_help(), "first": to_first_round()}))
+    print(json.dumps({"help": time_to_help(), "first": time_to_first_round()}))

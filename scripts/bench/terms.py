@@ -1,5 +1,7 @@
-"""What methods do in each step, as plain torch in the floor's loop on W1. The equations are
-fedhet.maths'."""
+"""What methods do in each step, as plain torch in the floor's loop on W1.
+
+The equations are those of fedhet.maths.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import torch
-from floor import Extra, Loss, trainer
+from floor import Extra, Loss, Train, trainer
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 from workloads import CLASSES, COHORT, LR, WORKLOADS, Data, TwoNN
@@ -20,19 +22,26 @@ from fedhet.maths.moon import contrastive
 from fedhet.methods.fedgen import Generator
 from fedhet.optimizers import clip_norm
 
-W1, WIDTH = WORKLOADS["W1"], 200
-BODY, HEAD = slice(4), slice(4, None)  # of the 2NN's tensors
+W1 = WORKLOADS["W1"]
+WIDTH = 200  # of the 2NN's features
+BODY = slice(4)  # of the 2NN's tensors
+HEAD = slice(4, None)
 
 
 def generator() -> Generator:
-    """FedGen's, with its default widths."""
+    """FedGen's generator with its default widths."""
     return Generator(512, CLASSES, 512, WIDTH)
 
 
 def gradients(x: list[Tensor]) -> dict[str, Extra]:
-    """What changes the gradient; operands of their own push the model out of the caches."""
+    """What changes the gradient.
+
+    The operands are separate tensors, so that they push the model out of the caches.
+    """
     d = [t.clone() for t in x]
-    weights, losses, index = torch.ones(600), torch.ones(W1.batch), torch.arange(W1.batch)
+    weights = torch.ones(600)
+    losses = torch.ones(W1.batch)
+    index = torch.arange(W1.batch)
 
     def momentum(params: list[Tensor], grads: list[Tensor]) -> None:
         torch._foreach_mul_(d, 0.9)
@@ -48,9 +57,11 @@ def gradients(x: list[Tensor]) -> dict[str, Extra]:
 
 
 def objectives() -> dict[str, Loss]:
-    """Losses in place of the cross entropy."""
-    received, previous = TwoNN(), TwoNN()
-    made, law = generator().eval().requires_grad_(False), torch.ones(CLASSES)
+    """Losses that replace the cross entropy."""
+    received = TwoNN()
+    previous = TwoNN()
+    network = generator().eval().requires_grad_(False)
+    law = torch.ones(CLASSES)
     personal = nn.Linear(WIDTH, CLASSES)
     own: list[Tensor] = list(personal.parameters())
 
@@ -76,51 +87,65 @@ def objectives() -> dict[str, Loss]:
 
     def fedgen(model: TwoNN, x: Tensor, y: Tensor) -> Tensor:
         drawn = torch.multinomial(law, len(y), replacement=True)
-        z = made(torch.randn(len(y), made.noise_dim), drawn)
+        z = network(torch.randn(len(y), network.noise_dim), drawn)
         return cross_entropy(model(x), y) + cross_entropy(model.head(z), drawn)
 
     return {"moon": moon, "fedntd": fedntd, "fedrod": fedrod, "fedgen": fedgen}
 
 
-def loops(samples: Data) -> dict[str, Callable[[int], object]]:
-    """A client's local steps, by method; "fedala" is what precedes them. "floor" adds nothing."""
-    x, total = ([p.detach().clone() for p in TwoNN().parameters()] for _ in range(2))
-    trainers = {
-        "floor": trainer(W1, samples),
-        **{name: trainer(W1, samples, extra) for name, extra in gradients(x).items()},
-        **{name: trainer(W1, samples, loss=loss) for name, loss in objectives().items()},
-    }
-    body, local = TwoNN().body, [t.clone() for t in x[HEAD]]
+def _fedpcl(samples: Data) -> Train:
+    """FedPCL's local steps, which train the body only."""
+    prototypes = normalize(torch.randn(COHORT + 1, CLASSES, WIDTH), dim=-1)
+    known = torch.ones(CLASSES, dtype=torch.bool)
+
+    def loss(body: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        z = normalize(body(x))
+        return fedpcl.losses(z, y, prototypes[0], prototypes[1:], known, 0.07, "all").mean()
+
+    def clip(params: list[Tensor], grads: list[Tensor]) -> None:
+        clip_norm(grads, 10.0)
+
+    return trainer(replace(W1, model=lambda: TwoNN().body), samples, clip, loss)
+
+
+def _fedala(samples: Data, received: list[Tensor]) -> Train:
+    """FedALA's learning of the mixing weights of the head, on 80 % of the samples."""
+    body = TwoNN().body
+    local = [t.clone() for t in received]
     weights = [torch.ones_like(t) for t in local]
-    means, known = (
-        normalize(torch.randn(COHORT + 1, CLASSES, WIDTH), dim=-1),
-        torch.ones(CLASSES, dtype=torch.bool),
-    )
 
-    def contrast(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        return fedpcl.losses(normalize(model(x)), y, means[0], means[1:], known, 0.07, "all").mean()
-
-    def top(head: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    def loss(head: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         with torch.no_grad():
             z = body(x)
         return cross_entropy(head(z), y)
 
     def mix(params: list[Tensor], grads: list[Tensor]) -> None:
-        weights[:] = fedala.step(weights, grads, local, x[HEAD], 1.0)
-        torch._foreach_copy_(params, fedala.start(local, x[HEAD], weights))
+        weights[:] = fedala.step(weights, grads, local, received, 1.0)
+        torch._foreach_copy_(params, fedala.start(local, received, weights))
 
-    # FedALA's s is 80 %
-    drawn = [(inputs[: len(y) * 8 // 10], y[: len(y) * 8 // 10]) for inputs, y in samples]
+    drawn = [(x[: len(y) * 8 // 10], y[: len(y) * 8 // 10]) for x, y in samples]
+    return trainer(replace(W1, model=lambda: TwoNN().head), drawn, mix, loss)
 
-    def clip(params: list[Tensor], grads: list[Tensor]) -> None:
-        clip_norm(grads, 10.0)
 
-    parts = {
-        "fedpcl": (BODY, trainer(replace(W1, model=lambda: TwoNN().body), samples, clip, contrast)),
-        "fedala": (HEAD, trainer(replace(W1, model=lambda: TwoNN().head), drawn, mix, top)),
+def loops(samples: Data) -> dict[str, Callable[[int], object]]:
+    """Method -> a function that does a client's local steps.
+
+    "floor" adds nothing; "fedala" is what precedes the local steps.
+    """
+    x = [p.detach().clone() for p in TwoNN().parameters()]
+    total = [p.detach().clone() for p in TwoNN().parameters()]
+    every = slice(None)
+    trainers: dict[str, tuple[slice, Train]] = {
+        "fedpcl": (BODY, _fedpcl(samples)),
+        "fedala": (HEAD, _fedala(samples, x[HEAD])),
+        "floor": (every, trainer(W1, samples)),
     }
-    parts |= {name: (slice(None), train) for name, train in trainers.items()}
-    return {
-        name: lambda k, part=part, train=train: train(x[part], [k], total[part], 0.1)  # type: ignore[misc]
-        for name, (part, train) in parts.items()
-    }
+    for name, extra in gradients(x).items():
+        trainers[name] = every, trainer(W1, samples, extra)
+    for name, loss in objectives().items():
+        trainers[name] = every, trainer(W1, samples, loss=loss)
+
+    def local_steps(part: slice, train: Train) -> Callable[[int], object]:
+        return lambda k: train(x[part], [k], total[part], 0.1)
+
+    return {name: local_steps(part, train) for name, (part, train) in trainers.items()}

@@ -1,4 +1,4 @@
-"""Batch norm: what happens to running statistics, and to a batch of one."""
+"""Batch norm: running statistics, and batches of one. Frozen and tied parameters."""
 
 from __future__ import annotations
 
@@ -7,16 +7,18 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fedhet import trees
 from fedhet.data.toy import toy_task
+from fedhet.errors import ConfigError
 from fedhet.evaluation import evaluation_messages
 from fedhet.messages import Broadcast, Update
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fednorm import FedNormPlugin
 from fedhet.methods.scaffold import Scaffold
 from fedhet.server_opt import FedAvgM, FedOpt, ServerOptimizer
+from fedhet.site import Site
 from fedhet.task import ClientData, Samples, Task
 
 Federation = Callable[..., Any]
@@ -31,11 +33,6 @@ def listening(heard: list[Update]) -> Callable[[list[Broadcast], list[Any]], lis
     return alter
 
 
-def kept(update: Update, name: str) -> Tensor:
-    assert update.weights is not None
-    return update.weights[name]
-
-
 @pytest.mark.parametrize(
     "plugins", [list, lambda: [FedNormPlugin(temperature=0.05)]], ids=["fedavg", "fednorm"]
 )
@@ -45,8 +42,10 @@ def kept(update: Update, name: str) -> Tensor:
     ids=["none", "momentum", "adam"],
 )
 def test_average(federation: Federation, plugins: Any, server_opt: ServerOptimizer | None) -> None:
-    """Under the weights of the parameters, whatever the server optimiser does to those; counters:
-    the largest."""
+    """Statistics are averaged under the parameters' weights; a counter becomes the largest.
+
+    No server optimiser changes them.
+    """
     heard: list[Update] = []
     run = federation(
         toy_task(norm=True), FedAvg, plugins=plugins, server_opt=server_opt, rounds=3, epochs=2
@@ -55,16 +54,18 @@ def test_average(federation: Federation, plugins: Any, server_opt: ServerOptimiz
         run.step(listening(heard))
         total = sum(update.weight for update in heard)
         for name in (MEAN, VAR):
-            expected = sum(update.weight / total * kept(update, name).double() for update in heard)
-            torch.testing.assert_close(run.model[name], expected.float(), rtol=1e-6, atol=0)  # type: ignore[union-attr]
+            terms = [update.weight / total * update.weights[name].double() for update in heard]
+            expected = torch.stack(terms).sum(0).float()
+            torch.testing.assert_close(run.model[name], expected, rtol=1e-6, atol=0)
         assert (run.model[VAR] > 0).all()
-        assert int(run.model[COUNT]) == max(int(kept(update, COUNT)) for update in heard)
+        assert int(run.model[COUNT]) == max(int(update.weights[COUNT]) for update in heard)
     weights = [update.weight / total for update in heard]
-    assert (weights == pytest.approx([n / 72 for n in (24, 20, 16, 12)])) == (plugins is list)
+    by_size = pytest.approx([n / 72 for n in (24, 20, 16, 12)])
+    assert (weights == by_size) == (plugins is list)
 
 
 class Names(ServerOptimizer):
-    """Notes what it is given."""
+    """Notes the names of the tensors that it is given."""
 
     def __init__(self) -> None:
         self.seen: set[str] = set()
@@ -87,59 +88,52 @@ def test_server_optimisers_see_parameters_only(
 
 
 def test_local(federation: Federation) -> None:
-    """Never sent; every client goes on from its own."""
+    """They are never sent; every client continues from its own."""
     heard: list[Update] = []
     run = federation(toy_task(norm=True), FedAvg, buffers="local", rounds=2, batch_size=4)
     start = trees.map(torch.clone, run.model)
     plan = run.step(listening(heard))
     run.step(listening(heard))
-    assert not {MEAN, VAR, COUNT} & {*(plan[0].weights or {}), *(heard[0].weights or {})}
+    assert not {MEAN, VAR, COUNT} & {*plan[0].weights, *heard[0].weights}
     assert all(torch.equal(run.model[name], start[name]) for name in (MEAN, VAR, COUNT))
-    own = [run.store.load(pid, 2) for pid in range(4)]
-    for pid, state in enumerate(own):
+    states = [run.store.load(pid, 2) for pid in range(4)]
+    for pid, state in enumerate(states):
         assert int(state[f"client.kept/{COUNT}"]) == 2 * (3 + pid)  # both rounds' batches
-    assert all(
-        not torch.equal(own[0][f"client.kept/{MEAN}"], state[f"client.kept/{MEAN}"])
-        for state in own[1:]
-    )
+    means = [state[f"client.kept/{MEAN}"] for state in states]
+    assert not any(torch.equal(means[0], mean) for mean in means[1:])
 
 
-def test_local_statistics_are_those_that_a_client_is_evaluated_with(federation: Federation) -> None:
+def test_a_client_is_evaluated_with_its_local_statistics(federation: Federation) -> None:
     run = federation(toy_task(norm=True), FedAvg, buffers="local", rounds=1)
     run.step()
-    losses = []
+    task = run.site.task
     for msg in evaluation_messages(run.strategy)[:2]:
         update = run.client().handle(msg)
         assert isinstance(update, Update), update
-        losses.append(update.metrics["test.personal.loss"])
+        loss = update.metrics["test.personal.loss"]
+        test = task.clients[msg.pid].test
+
+        def mean_loss(weights: trees.Tree, test: Samples = test) -> float:
+            model = run.site.load(weights).eval()
+            return float(task.criterion(model(test.x), test.y).detach().double().mean())
+
         state = run.store.load(msg.pid, 1)
-        model = run.site.load(
-            {**run.model, **{name: state[f"client.kept/{name}"] for name in (MEAN, VAR, COUNT)}}
-        ).eval()
-        test = run.site.task.clients[msg.pid].test
-        expected = float(run.site.task.criterion(model(test.x), test.y).detach().double().mean())
-        assert losses[-1] == pytest.approx(expected, rel=1e-6)
-        shared = float(
-            run.site.task.criterion(run.site.load(run.model).eval()(test.x), test.y)
-            .detach()
-            .double()
-            .mean()
-        )
-        assert abs(losses[-1] - shared) > 1e-4
+        own = {name: state[f"client.kept/{name}"] for name in (MEAN, VAR, COUNT)}
+        assert loss == pytest.approx(mean_loss({**run.model, **own}), rel=1e-6)
+        assert abs(loss - mean_loss(run.model)) > 1e-4
 
 
 def test_frozen(federation: Federation) -> None:
-    """Never sent, never changed; training normalises by them."""
+    """They are never sent and never changed; training normalises by them."""
     heard: list[Update] = []
     run = federation(toy_task(norm=True), FedAvg, buffers="frozen", rounds=2)
     start = trees.map(torch.clone, run.model)
     plan = run.step(listening(heard))
     run.step()
-    assert not {MEAN, VAR, COUNT} & {*(plan[0].weights or {}), *(heard[0].weights or {})}
+    assert not {MEAN, VAR, COUNT} & {*plan[0].weights, *heard[0].weights}
     assert all(torch.equal(run.site.read([name])[name], start[name]) for name in (MEAN, VAR, COUNT))
-    assert not torch.equal(
-        run.model["body.1.weight"], start["body.1.weight"]
-    )  # the affine part is a parameter
+    # The affine part is a parameter.
+    assert not torch.equal(run.model["body.1.weight"], start["body.1.weight"])
     assert not run.strategy.versions
 
 
@@ -147,17 +141,16 @@ def lone(n: int, norm: bool) -> Task:
     """One client with n samples."""
     task = toy_task(1, norm=norm)
     train = task.clients[0].train
-    return Task(
-        task.model, task.criterion, [ClientData(Samples(train.x[:n], train.y[:n]))], None, 2
-    )
+    client = ClientData(Samples(train.x[:n], train.y[:n]))
+    return Task(task.model, task.criterion, [client], None, 2)
 
 
 @pytest.mark.parametrize(
     ("n", "size", "steps", "counted"),
     [
         (12, 4, 3, 3),
-        (9, 4, 2, 2),  # a trailing single is dropped, as the client has another batch
-        (1, 4, 1, 0),  # it has not: the statistics stay as they are
+        (9, 4, 2, 2),  # a trailing single sample is dropped, as the client has other batches
+        (1, 4, 1, 0),  # the only sample is used, and the statistics stay as they are
         (5, 1, 5, 0),  # batches of one throughout
         (2, 2, 1, 1),
     ],
@@ -192,3 +185,17 @@ def test_frozen_tensors_that_are_no_buffers_are_never_sent(federation: Federatio
     plan = run.step()
     assert "head.bias" not in plan[0].weights and "head.bias" not in plan[0].extras["scaffold.c"]
     assert torch.equal(run.model["head.bias"], before)
+
+
+def test_tied_parameters_are_refused() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Linear(2, 2)
+            self.b = nn.Linear(2, 2)
+            self.b.weight = self.a.weight
+
+    task = toy_task(2)
+    task.model = Tied
+    with pytest.raises(ConfigError, match=r"'b\.weight' tied"):
+        Site(task, device=torch.device("cpu"), seed=0)

@@ -1,5 +1,7 @@
-"""Every method alone and with every plug-in, found in conf/: a new yaml is tested without writing a
-test."""
+"""Every method alone and with every plug-in, as conf/ lists them.
+
+A new file in conf/method or conf/plugin is tested without a new test.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,7 @@ import contextlib
 import inspect
 import io
 import logging
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
@@ -32,7 +35,8 @@ from fedhet.state import DiskStore
 from fedhet.task import Task
 from fedhet.trees import Tree
 
-METHODS, PLUGINS = catalogue.choices("method"), catalogue.choices("plugin")
+METHODS = catalogue.choices("method")
+PLUGINS = catalogue.choices("plugin")
 SETTINGS = [
     "rounds=2",
     "fraction=0.75",
@@ -42,9 +46,8 @@ SETTINGS = [
     "engine.workers=1",
     "device=cpu",
 ]
-
-
-# The one place where long warm-ups are shortened.
+# Phases before the training and server-side training take long by default. A new method or plug-in
+# that has such options gets a line here.
 DENSITY = [
     f"plugin.feddisk.{key}=2" for key in ("made_max_rounds", "local_max_epochs", "clf_max_epochs")
 ]
@@ -59,66 +62,71 @@ SHORT = {
 
 @cache
 def listed() -> tuple[list[tuple[str, str, str | None]], str]:
-    """What `python -m fedhet --list` prints, once for all tests: it builds every pair. And what the
-    log heard meanwhile."""
-    heard = io.StringIO()
-    handler, log = logging.StreamHandler(heard), logging.getLogger("fedhet")
+    """The rows that `python -m fedhet --list` prints, and what was logged meanwhile.
+
+    Every pair is built, so this is done once for all tests.
+    """
+    logged = io.StringIO()
+    handler = logging.StreamHandler(logged)
+    log = logging.getLogger("fedhet")
     log.addHandler(handler)
     try:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(config, "compose", lambda lines: composed(*lines))
-            return compatibility(), heard.getvalue()
+            return compatibility(), logged.getvalue()
     finally:
         log.removeHandler(handler)
 
 
 def refusals() -> dict[tuple[str, str], str]:
-    """(method, plug-in) -> why not."""
-    return {
-        (method, plugin): reason for method, plugin, reason in listed()[0] if reason is not None
-    }
+    """(method, plug-in) -> why they cannot be combined."""
+    rows, _ = listed()
+    return {(method, plugin): reason for method, plugin, reason in rows if reason is not None}
 
 
 def shortened(method: str, plugin: str | None) -> Config:
+    """The configuration of a short run."""
     short = {line for name in (method, plugin) for line in SHORT.get(str(name), [])}
     return composed(f"method={method}", f"plugin=[{plugin or ''}]", *SETTINGS, *sorted(short))
 
 
 def run(settings: Config, folder: Path, task: Task) -> Any:
+    """Run without output on the terminal."""
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         return run_job(replace(settings, run_dir=str(folder)), task)
 
 
-def flat(msg: Broadcast | Update) -> dict[str, Tree]:
-    """Every tensor of a message."""
-    extras = {
-        name: {"": value} if isinstance(value, torch.Tensor) else value
-        for name, value in msg.extras.items()
-    }
-    return {
-        "weights": msg.weights or {},
-        **{name: value for name, value in extras.items() if isinstance(value, dict)},
-    }
+def digest(msg: Broadcast | Update) -> str:
+    """A hash of every tensor of a message."""
+    tensors: dict[str, Tree] = {"weights": msg.weights}
+    for name, value in msg.extras.items():
+        if isinstance(value, torch.Tensor):
+            tensors[name] = {"": value}
+        elif isinstance(value, dict):
+            tensors[name] = value
+    return trees.sha256(tensors)
 
 
 class Apart:
-    """As if every message were served by a process of its own: nothing is shared but bytes on the
-    wire and states on disk."""
+    """Serves every message as if by a process of its own.
+
+    Clients share nothing but bytes on the wire and states on disk.
+    """
 
     def __init__(self, settings: Config, task: Task, folder: Path) -> None:
-        self.settings, self.task, self.store = settings, task, DiskStore(folder)
+        self.settings = settings
+        self.task = task
+        self.store = DiskStore(folder)
         self.strategy = Job(settings, task).strategy
 
     def answers(self, plan: list[Broadcast]) -> Iterator[Any]:
         for msg in plan:
-            before = trees.sha256(flat(msg))
+            before = digest(msg)
             arrays, carried = wire.write_broadcast(msg)
             received = wire.read_broadcast([array.copy() for array in arrays], carried)
             reply = Job(self.settings, self.task).client(self.store).handle(received)
             assert isinstance(reply, Update), reply
-            assert trees.sha256(flat(received)) == before == trees.sha256(flat(msg)), (
-                "a client changed what it was sent"
-            )
+            assert digest(received) == before == digest(msg), "a client changed what it was sent"
             yield wire.read_reply(msg, wire.reply_arrays(reply))
 
     def run(self) -> Apart:
@@ -130,86 +138,86 @@ class Apart:
 
 
 def pairs() -> Iterator[Any]:
-    """In the matrix: pairs of a method that only presets a plug-in or a server optimiser, which run
-    other methods' classes, and every second one of the others, so that each method and each plug-in
-    still meets half of the other side."""
+    """Every method alone and with each plug-in.
+
+    Two kinds of pairs run in the matrix only: those of a method that presets a plug-in or a server
+    optimiser, since it runs other methods' classes, and every second one of the others. So each
+    method and each plug-in still meets half of the other side.
+    """
     for i, method in enumerate(METHODS):
         preset = OmegaConf.load(catalogue.CONF / "method" / f"{method}.yaml").get("defaults")
         yield pytest.param(method, None)
         for j, plugin in enumerate(PLUGINS):
-            yield pytest.param(
-                method, plugin, marks=[pytest.mark.matrix] if preset or (i + j) % 2 else []
-            )
+            marks = [pytest.mark.matrix] if preset or (i + j) % 2 else []
+            yield pytest.param(method, plugin, marks=marks)
 
 
 @pytest.mark.parametrize(("method", "plugin"), list(pairs()))
 def test_runs(
     method: str, plugin: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two rounds on toy data: finite, repeatable, and the same bytes when nothing but messages and
-    states passes between rounds."""
+    """Two rounds on toy data are finite and repeatable.
+
+    The bytes are the same when nothing but messages and states passes between rounds.
+    """
     monkeypatch.setattr("fedhet.record.figures.draw", lambda *args: [])
-    settings, task = shortened(method, plugin), toy_task()
+    settings = shortened(method, plugin)
+    task = toy_task()
     if plugin and (method, plugin) in refusals():
         with pytest.raises(ConfigError, match="refuses"):
             run(settings, tmp_path / "refused", task)
         return
     done = run(settings, tmp_path / "run", task)
-    assert done.summary["status"] == "ok" and done.summary["failures"] == []
-    fresh = Job(settings, task).strategy
-    assert trees.first_nonfinite(done.weights) is None
-    assert (
-        torch.isfinite(torch.tensor(done.summary["loss"]))
-        if "global" in fresh.evaluates
-        else done.summary["loss"] is None
-    )
+    assert done.summary["status"] == "ok"
+    assert done.summary["failures"] == []
     assert done.summary["phases"][-1] == {"name": "train", "rounds": 2}
-    moved = any(
-        not torch.equal(fresh.site.initial[name], tensor) for name, tensor in done.weights.items()
-    )
-    assert (
-        moved is bool(fresh.site.shared)
-        and trees.sha256(fresh.weights) != done.summary["weights_sha256"]
-    )
+    assert trees.first_nonfinite(done.weights) is None
+    fresh = Job(settings, task).strategy
+    if "global" in fresh.evaluates:
+        assert math.isfinite(done.summary["loss"])
+    else:
+        assert done.summary["loss"] is None
+    initial = fresh.site.initial
+    moved = any(not torch.equal(initial[name], t) for name, t in done.weights.items())
+    assert moved is bool(fresh.site.shared)
+    assert trees.sha256(fresh.weights) != done.summary["weights_sha256"]
 
     apart = Apart(settings, task, tmp_path / "state").run()
     assert trees.sha256(apart.strategy.weights) == done.summary["weights_sha256"]
     for pid, version in apart.strategy.versions.items():
-        kept = apart.store.load(pid, version)
-        assert kept and trees.first_nonfinite(kept) is None
+        state = apart.store.load(pid, version)
+        assert state and trees.first_nonfinite(state) is None
 
 
-def test_all_that_is_listed_is_built_and_nothing_else_is_said() -> None:
+def test_every_pair_is_listed_and_nothing_is_logged() -> None:
     """FedDiskAb's warning belongs to a run."""
-    rows, heard = listed()
-    assert {(method, plugin) for method, plugin, _ in rows} == {
-        (m, p) for m in METHODS for p in PLUGINS
-    }
-    assert heard == ""
+    rows, logged = listed()
+    every = {(method, plugin) for method in METHODS for plugin in PLUGINS}
+    assert {(method, plugin) for method, plugin, _ in rows} == every
+    assert logged == ""
 
 
 @pytest.mark.parametrize(
     ("group", "name"),
     [(g, name) for g in ("method", "plugin", "server_opt") for name in catalogue.choices(g)],
 )
-def test_yaml_keys_are_the_constructors(group: str, name: str) -> None:
-    """The yaml shows every option, with the constructor's default, and nothing else; all are
-    keyword-only."""
+def test_yaml_keys_are_the_constructors_options(group: str, name: str) -> None:
+    """The yaml shows every option with the constructor's default, and nothing else.
+
+    All options are keyword-only.
+    """
     node = OmegaConf.load(catalogue.CONF / group / f"{name}.yaml")
     node = node.get(group, node)  # a file that also presets other groups' settings
     if node._target_ is None:
         return
-    options = {
-        key: value
-        for key, value in OmegaConf.to_container(node).items()
-        if key not in ("_target_", "defaults")
-    }
+    options = OmegaConf.to_container(node)
+    assert isinstance(options, dict)
+    options.pop("_target_")
+    options.pop("defaults", None)
     parameters = dict(inspect.signature(find_target(node)).parameters)
     parameters.pop("setting", None)
     assert set(options) == set(parameters)
-    assert all(
-        parameter.kind is inspect.Parameter.KEYWORD_ONLY for parameter in parameters.values()
-    )
+    assert all(p.kind is inspect.Parameter.KEYWORD_ONLY for p in parameters.values())
     if group != "server_opt":  # one class serves several of its files, with defaults of their own
         assert options == {key: parameter.default for key, parameter in parameters.items()}
 
@@ -219,14 +227,14 @@ def test_a_method_is_named_as_its_file_or_defined_by_a_server_optimiser(name: st
     settings = shortened(name, None)
     cls = find_target(settings.cfg.method)
     assert cls.name == name or settings.choices["server_opt"] == name
-    assert cls.client_cls is not None and all(
-        Job(settings, toy_task()).plugins()[i].name == p for i, p in enumerate(settings.plugins)
-    )
+    assert cls.client_cls is not None
+    plugins = Job(settings, toy_task()).plugins()
+    assert [plugin.name for plugin in plugins] == list(settings.plugins)
 
 
 @pytest.mark.parametrize("name", PLUGINS)
-def test_a_plugin_is_named_as_its_file_and_tells_its_settings(name: str) -> None:
-    """The digest must see every option, else a server and a client that differ would not notice."""
+def test_a_plugin_is_named_as_its_file_and_reports_its_settings(name: str) -> None:
+    """A server and a client with other settings notice it only if the digest sees every option."""
     settings = shortened("fedavg", name)
     plugin = Job(settings, toy_task()).plugins()[0]
     assert plugin.name == name

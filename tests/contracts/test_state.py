@@ -1,19 +1,96 @@
-"""What clients remember, in one process: in memory, and in files beyond a limit."""
+"""What clients remember from round to round, and the stores that keep it."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from flwr.common import RecordDict
 
 from fedhet import state
+from fedhet.client import FedClient
 from fedhet.data.toy import toy_task
+from fedhet.errors import RunFailed
+from fedhet.messages import Broadcast, Update
+from fedhet.methods.fedavg import FedAvg
+from fedhet.trees import Tree
 
 Launch = Callable[..., Any]
+
+
+class CountingClient(FedClient):
+    """Counts its participations and sends the count. Client 1 fails in its second one."""
+
+    def train(self, msg: Broadcast) -> Update:
+        kept = self.state.get("counting.n")
+        n = (kept["n"] if kept else torch.tensor(0)) + 1
+        self.state.put("counting.n", {"n": n})
+        if n == 2 and self.pid == 1 and self.site.seed == 7:
+            self.site.seed = 8  # so that it fails once
+            raise OSError("battery")
+        update = super().train(msg)
+        update.extras["counting.n"] = int(n)
+        return update
+
+
+class Counting(FedAvg):
+    client_cls = CountingClient
+
+    def merge(self, updates: Iterator[Update], old: Tree) -> Tree:
+        everyone = list(updates)
+        self.counts = {update.pid: update.integer("counting.n") for update in everyone}
+        return super().merge(iter(everyone), old)
+
+
+@pytest.mark.parametrize("kind", ["memory", "disk", "context"])
+def test_state_advances_only_where_the_server_accepted(
+    federation: Callable[..., Any], tmp_path: Path, kind: str
+) -> None:
+    run = federation(toy_task(3), Counting, seed=7, rounds=6, on_failure="skip")
+    if kind == "memory":
+        run.store = state.MemoryStore()
+    elif kind == "disk":
+        run.store = state.DiskStore(tmp_path)
+    else:
+        run.store = state.ContextStore(RecordDict())
+
+    def damage(plan: list[Broadcast], replies: list[Any]) -> list[Any]:
+        for reply in replies:
+            if reply.pid == 2:  # it has done its work, but the server refuses the reply
+                reply.num_examples = 0
+        return replies
+
+    counts = []
+    for alter in (None, None, damage, damage, None, None):
+        run.step(*([alter] if alter else []))
+        counts.append(dict(sorted(run.strategy.counts.items())))
+    # Client 1 raised in its second participation, after it had counted; client 2 was left out in
+    # rounds 3 and 4.
+    assert counts == [
+        {0: 1, 1: 1, 2: 1},
+        {0: 2, 2: 2},
+        {0: 3, 1: 2},
+        {0: 4, 1: 3},
+        {0: 5, 1: 4, 2: 3},
+        {0: 6, 1: 5, 2: 4},
+    ]
+    assert run.strategy.versions == {0: 6, 1: 6, 2: 6}
+
+
+def test_a_lost_state_is_reported(federation: Callable[..., Any]) -> None:
+    run = federation(toy_task(3), Counting, rounds=2)
+    run.step()
+    run.store = state.MemoryStore()
+    place = "client 2 failed in phase 'train', step 2"
+    with pytest.raises(RunFailed, match=rf"{place}: .*state of round 1 is missing"):
+        run.step()
+
+
+# ---- the store in memory, which moves states to files beyond a limit
 
 
 def test_states_beyond_the_limit_lie_on_disk(
@@ -39,8 +116,10 @@ def test_states_beyond_the_limit_lie_on_disk(
 
 
 def test_a_full_disk_loses_no_state(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It fails for the client whose state is saved; the one whose state was to leave the memory
-    keeps it."""
+    """Saving fails for the client whose state is new.
+
+    The state that was to leave the memory stays there.
+    """
 
     def full(self: Any, *args: Any, **how: Any) -> None:
         raise OSError("no space left")
@@ -59,29 +138,30 @@ def test_a_spilled_state_keeps_the_version_that_the_server_accepted() -> None:
     for pid in (0, 1):
         store.save(pid, 1, tree, keep=0)
     store.save(0, 2, {"a": torch.ones(8)}, keep=1)
-    store.save(1, 2, tree, keep=1)  # puts client 0's second version on disk
+    store.save(1, 2, tree, keep=1)  # moves client 0's second version to disk
     for version in (1, 2):
-        found = store.load(0, version)
-        assert found is not None and torch.equal(found["a"], torch.full((8,), version - 1.0))
+        kept = store.load(0, version)
+        assert kept is not None and torch.equal(kept["a"], torch.full((8,), version - 1.0))
     store.save(0, 3, tree, keep=2)
     store.save(1, 3, tree, keep=2)
-    assert (
-        store.load(0, 1) is None and store.load(0, 2) is not None and store.load(0, 3) is not None
-    )
+    assert [store.load(0, version) is not None for version in (1, 2, 3)] == [False, True, True]
 
 
 @pytest.mark.parametrize("limit", [1, 60, 200])
-def test_a_store_is_what_a_dictionary_is(limit: int) -> None:
-    """Whoever takes part, changes nothing, or is left out: a client reads what the server last
-    accepted."""
-    draw, store = random.Random(limit), state.MemoryStore(limit)
+def test_the_store_behaves_as_a_dictionary(limit: int) -> None:
+    """Clients take part, change nothing, or are left out, at random.
+
+    Each always reads the state that the server accepted last.
+    """
+    draw = random.Random(limit)
+    store = state.MemoryStore(limit)
     accepted: dict[int, tuple[int, float]] = {}
     for version in range(1, 40):
         for pid in draw.sample(range(5), 3):
             last, value = accepted.get(pid, (0, None))
             own = state.ClientState(store, pid, last)
-            found = own.get("piece")
-            assert (None if found is None else float(found["x"][0])) == value
+            kept = own.get("piece")
+            assert (None if kept is None else float(kept["x"][0])) == value
             if draw.random() < 0.8:
                 own.put("piece", {"x": torch.full((draw.randint(1, 9),), float(version))})
                 assert own.commit(version)

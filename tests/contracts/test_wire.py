@@ -1,5 +1,4 @@
-"""Messages survive Flower's wire form, and whatever cannot be read is a failure with a name, never
-a crash."""
+"""Messages survive Flower's wire format; a reply that cannot be read is its client's failure."""
 
 from __future__ import annotations
 
@@ -55,20 +54,20 @@ MESSAGE = Broadcast(
 )
 
 
-def same(found: Any, expected: Any, ordered: bool = True) -> bool:
-    """Equal in type, names and their order, dtype, shape and content."""
+def same(value: Any, expected: Any, ordered: bool = True) -> bool:
+    """Whether both are equal in type, names and their order, dtype, shape and content."""
     if isinstance(expected, dict):
-        names = isinstance(found, dict) and (
-            list(found) == list(expected) if ordered else set(found) == set(expected)
-        )
-        return names and all(same(found[name], expected[name]) for name in expected)
+        if not isinstance(value, dict) or set(value) != set(expected):
+            return False
+        if ordered and list(value) != list(expected):
+            return False
+        return all(same(value[name], expected[name]) for name in expected)
     if isinstance(expected, Tensor):
-        alike = isinstance(found, Tensor) and (found.dtype, found.shape) == (
-            expected.dtype,
-            expected.shape,
-        )
-        return alike and torch.equal(found, expected)
-    return type(found) is type(expected) and found == expected
+        if not isinstance(value, Tensor):
+            return False
+        alike = (value.dtype, value.shape) == (expected.dtype, expected.shape)
+        return alike and torch.equal(value, expected)
+    return type(value) is type(expected) and value == expected
 
 
 @pytest.mark.parametrize("limit", [0, 8, 24, 2**25], ids=lambda n: f"inline-{n}")
@@ -76,18 +75,19 @@ def same(found: Any, expected: Any, ordered: bool = True) -> bool:
 def test_a_broadcast_comes_back(
     monkeypatch: pytest.MonkeyPatch, limit: int, weights: trees.Tree
 ) -> None:
-    """Also where extras ride as named blocks behind the slot; through both writers."""
+    """By both writers, also where extras follow the weights in the parameter list."""
     monkeypatch.setattr(wire, "INLINE_LIMIT", limit)
     msg = replace(MESSAGE, weights=weights)
     ins = wire.fit_ins(msg, wire.Packer())
-    for arrays, config in (
+    carried = [
         wire.write_broadcast(msg),
         (parameters_to_ndarrays(ins.parameters), ins.config),
-    ):
+    ]
+    for arrays, config in carried:
         got = wire.read_broadcast(arrays, config)
         assert same(got.weights, weights) and same(got.extras, EXTRAS, ordered=False)
         assert replace(got, weights={}, extras={}) == replace(msg, weights={}, extras={})
-        behind = len(arrays) - len(weights or {})
+        behind = len(arrays) - len(weights)
         assert behind == {0: 7, 8: 4, 24: 3, 2**25: 0}[limit]
 
 
@@ -96,15 +96,11 @@ def test_an_update_comes_back(monkeypatch: pytest.MonkeyPatch, limit: int) -> No
     monkeypatch.setattr(wire, "INLINE_LIMIT", limit)
     reply = Update(4, 17, WEIGHTS, {"loss": 0.25}, keeps=True, extras=EXTRAS)
     arrays, examples, metrics = wire.reply_arrays(reply)
-    # what NumPyClient insists on
+    # NumPyClient accepts nothing else.
     assert isinstance(arrays, list) and type(examples) is int and isinstance(metrics, dict)
     got = wire.read_reply(MESSAGE, (arrays, examples, metrics))
-    assert isinstance(got, Update) and (got.pid, got.num_examples, got.metrics, got.keeps) == (
-        4,
-        17,
-        {"loss": 0.25},
-        True,
-    )
+    assert isinstance(got, Update)
+    assert (got.pid, got.num_examples, got.metrics, got.keeps) == (4, 17, {"loss": 0.25}, True)
     assert same(got.weights, WEIGHTS) and same(got.extras, EXTRAS, ordered=False)
 
 
@@ -114,7 +110,7 @@ def test_a_failure_comes_back() -> None:
 
 
 @pytest.mark.parametrize("limit", [0, 2**25])
-def test_what_a_cohort_shares_is_packed_once_and_arrives_under_every_name(
+def test_what_a_cohort_shares_arrives_under_every_name(
     monkeypatch: pytest.MonkeyPatch, limit: int
 ) -> None:
     """The same tensor under two names, and the weights themselves as an extra."""
@@ -122,23 +118,13 @@ def test_what_a_cohort_shares_is_packed_once_and_arrives_under_every_name(
     shared = torch.arange(4.0)
     packer = wire.Packer()
     for pid in (0, 1):
-        msg = replace(
-            MESSAGE,
-            pid=pid,
-            extras={
-                "first": shared,
-                "second": shared,
-                "third": WEIGHTS,
-                "own": torch.tensor([float(pid)]),
-            },
-        )
+        own = torch.tensor([float(pid)])
+        extras: Extras = {"first": shared, "second": shared, "third": WEIGHTS, "own": own}
+        msg = replace(MESSAGE, pid=pid, extras=extras)
         ins = wire.fit_ins(msg, packer)
         got = wire.read_broadcast(parameters_to_ndarrays(ins.parameters), ins.config)
-        assert (
-            got.pid == pid
-            and same(got.weights, WEIGHTS)
-            and same(got.extras, msg.extras, ordered=False)
-        )
+        assert got.pid == pid
+        assert same(got.weights, WEIGHTS) and same(got.extras, extras, ordered=False)
 
 
 @pytest.mark.parametrize(
@@ -147,8 +133,10 @@ def test_what_a_cohort_shares_is_packed_once_and_arrives_under_every_name(
     ids=lambda value: type(value).__name__,
 )
 def test_only_pythons_own_scalars_travel(value: Any) -> None:
-    """A numpy scalar passes in one engine and fails in another: it is refused with its name, or
-    leaves as Python's own type."""
+    """A numpy scalar would pass in one engine and fail in another.
+
+    So it is refused with its name, or leaves as Python's own type.
+    """
     try:
         _, carried = wire.pack({}, {"extra": value}, {})
     except TypeError as error:
@@ -158,9 +146,10 @@ def test_only_pythons_own_scalars_travel(value: Any) -> None:
 
 
 def test_received_tensors_can_be_written_to() -> None:
-    """They must not alias the sender's, nor be read-only memory."""
-    got = wire.read_reply(MESSAGE, wire.reply_arrays(Update(4, 1, trees.map(torch.clone, WEIGHTS))))
-    assert isinstance(got, Update) and got.weights
+    """They neither share the sender's memory nor lie in read-only memory."""
+    reply = Update(4, 1, trees.map(torch.clone, WEIGHTS))
+    got = wire.read_reply(MESSAGE, wire.reply_arrays(reply))
+    assert isinstance(got, Update)
     got.weights["w"].add_(1.0)
 
 
@@ -190,7 +179,7 @@ def result(run: Any) -> tuple[Broadcast, FitRes]:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "cause"),
     [
         (lambda h: h["names"].pop(), "arrays but its header names"),
         (lambda h: h.update(names=None), "names of the weights are None"),
@@ -207,40 +196,58 @@ def result(run: Any) -> tuple[Broadcast, FitRes]:
     ],
 )
 def test_a_damaged_header(
-    federation: Callable[..., Any], change: Callable[[dict[str, Any]], Any], said: str
+    federation: Callable[..., Any], change: Callable[[dict[str, Any]], Any], cause: str
 ) -> None:
     msg, res = result(federation(toy_task(), Scaffold))
     header = json.loads(str(res.metrics[wire.HEADER]))
     change(header)
     res.metrics[wire.HEADER] = json.dumps(header)
     failure = wire.read_result(msg, res)
-    assert isinstance(failure, Failure) and (failure.pid, failure.phase, failure.step) == (
-        msg.pid,
-        "train",
-        1,
-    )
-    assert said in failure.cause
+    assert isinstance(failure, Failure)
+    assert (failure.pid, failure.phase, failure.step) == (msg.pid, "train", 1)
+    assert cause in failure.cause
 
 
 def test_damaged_tensors(federation: Callable[..., Any]) -> None:
     msg, res = result(federation(toy_task(), Scaffold))
     intact = dict(res.metrics)
-    res.metrics["fedhet.scaffold.c_plus"] = bytes(res.metrics["fedhet.scaffold.c_plus"])[:-3]  # type: ignore[arg-type]
+    controls = res.metrics["fedhet.scaffold.c_plus"]
+    assert isinstance(controls, bytes)
+    res.metrics["fedhet.scaffold.c_plus"] = controls[:-3]
     failure = wire.read_result(msg, res)
     assert isinstance(failure, Failure) and "scaffold.c_plus" in failure.cause
     res.metrics = intact
-    res.parameters = Parameters(
-        [res.parameters.tensors[0][:-3], *res.parameters.tensors[1:]], "numpy.ndarray"
-    )
+    first, *others = res.parameters.tensors
+    res.parameters = Parameters([first[:-3], *others], "numpy.ndarray")
     failure = wire.read_result(msg, res)
     assert isinstance(failure, Failure) and "unreadable reply" in failure.cause
+
+
+def damage(res: FitRes, draw: random.Random) -> None:
+    """Change one or five bits of one randomly chosen part of the reply."""
+    tensors = list(res.parameters.tensors)
+    parts = [key for key, value in res.metrics.items() if isinstance(value, bytes | str)]
+    part = draw.choice(parts + [str(i) for i in range(len(tensors))])
+    for _ in range(draw.choice([1, 1, 5])):
+        if part.isdigit():
+            tensors[int(part)] = flipped(tensors[int(part)], draw)
+        elif isinstance(value := res.metrics[part], str):
+            res.metrics[part] = flipped(value.encode(), draw).decode("latin1")
+        else:
+            res.metrics[part] = flipped(value, draw)  # type: ignore[arg-type]
+    res.parameters = Parameters(tensors, "numpy.ndarray")
+
+
+def flipped(value: bytes, draw: random.Random) -> bytes:
+    """The bytes with one bit changed."""
+    at = draw.randrange(len(value))
+    return value[:at] + bytes([value[at] ^ (1 << draw.randrange(8))]) + value[at + 1 :]
 
 
 def test_any_damage_is_a_failure_or_an_update_that_passes_all_checks(
     federation: Callable[..., Any],
 ) -> None:
-    """Random bytes of a reply are changed; the step must end, with finite weights, and blame nobody
-    else."""
+    """Whatever is changed in a reply, the step ends with finite weights and blames its client."""
     draw = random.Random(0)
     blamed = 0
     for trial in range(90):
@@ -248,28 +255,13 @@ def test_any_damage_is_a_failure_or_an_update_that_passes_all_checks(
             toy_task(3), Scaffold, plugins=lambda: [FedNormPlugin()], on_failure="skip", rounds=1
         )
         plan = run.strategy.plan(1)
-        found = [run.client().to_client().fit(wire.fit_ins(msg, wire.Packer())) for msg in plan]
+        replies = [run.client().to_client().fit(wire.fit_ins(msg, wire.Packer())) for msg in plan]
         victim = trial % 3
-        res, tensors = found[victim], list(found[victim].parameters.tensors)
-        places = [key for key, value in res.metrics.items() if isinstance(value, bytes | str)]
-        where = draw.choice(places + [str(i) for i in range(len(tensors))])
-        for _ in range(draw.choice([1, 1, 5])):
-            if where.isdigit():
-                tensors[int(where)] = flipped(tensors[int(where)], draw)
-            elif isinstance(value := res.metrics[where], str):
-                res.metrics[where] = flipped(value.encode(), draw).decode("latin1")
-            else:
-                res.metrics[where] = flipped(value, draw)  # type: ignore[arg-type]
-        res.parameters = Parameters(tensors, "numpy.ndarray")
-        run.strategy.settle(
-            wire.read_result(msg, res) for msg, res in zip(plan, found, strict=True)
-        )
+        damage(replies[victim], draw)
+        pairs = zip(plan, replies, strict=True)
+        run.strategy.settle(wire.read_result(msg, res) for msg, res in pairs)
         assert trees.first_nonfinite(run.model) is None
-        assert all(failure.pid == plan[victim].pid for failure in run.strategy.current.failures)
-        blamed += len(run.strategy.current.failures)
+        failures = run.strategy.current.failures
+        assert all(failure.pid == plan[victim].pid for failure in failures)
+        blamed += len(failures)
     assert blamed > 30  # most damage is noticed; the rest changed digits of a number
-
-
-def flipped(value: bytes, draw: random.Random) -> bytes:
-    at = draw.randrange(len(value))
-    return value[:at] + bytes([value[at] ^ (1 << draw.randrange(8))]) + value[at + 1 :]

@@ -1,26 +1,28 @@
-"""Clients with f_i(w) = a_i/2 (w - b_i)^2: the limit of every method has a closed form.
+"""On quadratic losses the limit of every method has a closed form (quadratic.py).
 
 K local steps of rate lr take client i from x to b_i + r_i^K (x - b_i), r_i = 1 - lr a_i. FedAvg
-therefore stops at the mean of b_i under 1 - r_i^K, not at the optimum, the mean under a_i; SCAFFOLD
-stops only at the optimum."""
+therefore stops at the mean of b_i under 1 - r_i^K, not at the optimum, the mean under a_i. SCAFFOLD
+stops only at the optimum.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from vectors.adapter import quadratic, replay
+from convergence.quadratic import final_weight, quadratic
+from methods.by_hand import V
+from methods.plugs import Fixed
 
-from fedhet.messages import Update
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.scaffold import Scaffold
-from fedhet.plugin import Plugin
-from fedhet.trees import Tree
 
-TWO: dict[str, Any] = {"a": [1.0, 4.0], "b": [1.0, -1.0], "steps": 10, "lr": 0.05}
-FIVE: dict[str, Any] = {
+Problem = dict[str, Any]
+
+TWO: Problem = {"a": [1.0, 4.0], "b": [1.0, -1.0], "steps": 10, "lr": 0.05}
+FIVE: Problem = {
     "a": [1.0, 4.0, 2.0, 0.5, 3.0],
     "b": [1.0, -1.0, 0.0, 2.0, 0.3],
     "steps": 6,
@@ -29,28 +31,19 @@ FIVE: dict[str, Any] = {
 PROBLEMS = {"two": TWO, "five": FIVE, "unequal": {**FIVE, "steps": [2, 5, 9, 7, 3]}}
 
 
-def run(problem: dict[str, Any], method: str, rounds: int, **how: Any) -> float:
-    params = {
-        **problem,
-        "method": method,
-        "plugins": [],
-        "rounds": rounds,
-        "fraction": 1.0,
-        "seed": 0,
-        **how,
-    }
-    return float(replay("convergence", "quadratic", params, {})["w"])
-
-
-def optimum(problem: dict[str, Any]) -> float:
+def optimum(problem: Problem) -> float:
     return float(np.average(problem["b"], weights=problem["a"]))
 
 
-def local_limit(problem: dict[str, Any], mu: float = 0.0) -> float:
-    """Where averaging after local SGD on f_i + mu/2 (w - x)^2 stops: such a step contracts by 1 -
-    lr (a + mu) towards (a b + mu x) / (a + mu), so client i moves by (1 - r^K) a/(a + mu) (b - x),
-    and the moves must cancel."""
-    a, b, steps = np.array(problem["a"]), np.array(problem["b"]), np.array(problem["steps"])
+def local_limit(problem: Problem, mu: float = 0.0) -> float:
+    """Where averaging stops after local SGD on f_i + mu/2 (w - x)^2.
+
+    Such a step contracts by 1 - lr (a + mu) towards (a b + mu x) / (a + mu), so client i moves by
+    (1 - r^K) a/(a + mu) (b - x), and the moves must cancel.
+    """
+    a = np.array(problem["a"])
+    b = np.array(problem["b"])
+    steps = np.array(problem["steps"])
     moved = (1 - (1 - problem["lr"] * (a + mu)) ** steps) * a / (a + mu)
     return float(np.average(b, weights=moved))
 
@@ -62,9 +55,11 @@ def test_the_two_client_numbers() -> None:
 
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_fedavg_reaches_its_biased_limit(name: str) -> None:
-    assert run(PROBLEMS[name], "fedavg", 40) == pytest.approx(local_limit(PROBLEMS[name]), abs=1e-9)
-    # else the two methods could not be told apart
-    assert abs(local_limit(PROBLEMS[name]) - optimum(PROBLEMS[name])) > 0.01
+    problem = PROBLEMS[name]
+    limit = local_limit(problem)
+    assert final_weight(**problem, method="fedavg", rounds=40) == pytest.approx(limit, abs=1e-9)
+    # Otherwise FedAvg and SCAFFOLD could not be distinguished.
+    assert abs(limit - optimum(problem)) > 0.01
 
 
 @pytest.mark.parametrize(
@@ -81,7 +76,8 @@ def test_fedavg_reaches_its_biased_limit(name: str) -> None:
     ids=["method", "plugin"],
 )
 def test_fedprox_reaches_its_own_limit(mu: float, how: dict[str, Any]) -> None:
-    assert run(FIVE, rounds=60, **how) == pytest.approx(local_limit(FIVE, mu), abs=1e-9)
+    limit = local_limit(FIVE, mu)
+    assert final_weight(**FIVE, rounds=60, **how) == pytest.approx(limit, abs=1e-9)
 
 
 @pytest.mark.parametrize("plugins", [[], ["fednorm"]], ids=["alone", "fednorm"])
@@ -94,92 +90,72 @@ def test_fedprox_reaches_its_own_limit(mu: float, how: dict[str, Any]) -> None:
     ],
 )
 def test_scaffold_reaches_the_optimum(name: str, fraction: float, plugins: list[str]) -> None:
-    """Constant features make all latents equal, so FedNorm must leave SCAFFOLD as it is."""
-    found = run(
-        PROBLEMS[name],
-        "scaffold",
-        60 if fraction == 1.0 else 200,
-        fraction=fraction,
-        plugins=plugins,
-        w0=0.7,
-    )
-    assert found == pytest.approx(optimum(PROBLEMS[name]), abs=1e-9)
+    """Constant features make all latents equal, so FedNorm must not change SCAFFOLD."""
+    problem = PROBLEMS[name]
+    how = {"method": "scaffold", "plugins": plugins, "fraction": fraction, "w0": 0.7}
+    w = final_weight(**problem, **how, rounds=60 if fraction == 1.0 else 200)
+    assert w == pytest.approx(optimum(problem), abs=1e-9)
 
 
 def test_fedavg_does_not_settle_at_half_participation() -> None:
-    """So the test above is one that FedAvg fails."""
-    assert abs(run(TWO, "fedavg", 50, fraction=0.5) - optimum(TWO)) > 0.1
+    """So FedAvg would fail the test above."""
+    w = final_weight(**TWO, method="fedavg", rounds=50, fraction=0.5)
+    assert abs(w - optimum(TWO)) > 0.1
 
 
 def test_scaffold_with_a_server_rate_below_one_reaches_the_optimum() -> None:
-    assert run(TWO, "scaffold", 80, method_args={"lr_g": 0.7}) == pytest.approx(
-        optimum(TWO), abs=1e-9
-    )
+    w = final_weight(**TWO, method="scaffold", rounds=80, method_args={"lr_g": 0.7})
+    assert w == pytest.approx(optimum(TWO), abs=1e-9)
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedprox"])
 @pytest.mark.matrix
 def test_fednorm_with_constant_features_follows_its_host(method: str) -> None:
-    rounds = 7  # in transit, where every weight still counts
-    assert run(FIVE, method, rounds, plugins=["fednorm"]) == pytest.approx(
-        run(FIVE, method, rounds), abs=1e-12
-    )
+    rounds = 7  # before the limit, where every aggregation weight still counts
+    alone = final_weight(**FIVE, method=method, rounds=rounds)
+    with_fednorm = final_weight(**FIVE, method=method, rounds=rounds, plugins=["fednorm"])
+    assert with_fednorm == pytest.approx(alone, abs=1e-12)
 
 
 def test_server_momentum_has_the_same_limit() -> None:
     """The pseudo-gradient vanishes where FedAvg stops."""
-    found = run(TWO, "fedavgm", 150, method_args={"beta": 0.5, "lr": 0.5})
-    assert found == pytest.approx(local_limit(TWO), abs=1e-9)
+    w = final_weight(**TWO, method="fedavgm", rounds=150, method_args={"beta": 0.5, "lr": 0.5})
+    assert w == pytest.approx(local_limit(TWO), abs=1e-9)
 
 
-class Fixed(Plugin):
-    """The weights v in place of the host's."""
-
-    name = "fixed"
-    needs_all = True
-    v = (0.1, 0.4, 0.2, 0.2, 0.1)
-
-    def incoming(self, updates: Iterator[Update], old: Tree) -> list[Update]:
-        out = list(updates)
-        for update in out:
-            update.weight = self.v[update.pid]
-        return out
+WEIGHTED_OPTIMUM = float(np.average(FIVE["b"], weights=np.array(V) * FIVE["a"]))
+WEIGHTED_LIMIT = float(
+    np.average(FIVE["b"], weights=V * (1 - (1 - FIVE["lr"] * np.array(FIVE["a"])) ** FIVE["steps"]))
+)
 
 
 @pytest.mark.parametrize(
     ("cls", "options", "expected"),
     [
-        (Scaffold, {}, float(np.average(FIVE["b"], weights=np.array(Fixed.v) * FIVE["a"]))),
+        (Scaffold, {}, WEIGHTED_OPTIMUM),
         pytest.param(
             Scaffold, {"control_weights": "uniform"}, optimum(FIVE), marks=pytest.mark.matrix
         ),
-        pytest.param(
-            FedAvg,
-            {},
-            float(
-                np.average(FIVE["b"], weights=Fixed.v * (1 - (1 - 0.07 * np.array(FIVE["a"])) ** 6))
-            ),
-            marks=pytest.mark.matrix,
-        ),
+        pytest.param(FedAvg, {}, WEIGHTED_LIMIT, marks=pytest.mark.matrix),
     ],
     ids=["scaffold", "scaffold-uniform-controls", "fedavg"],
 )
 def test_the_fixed_point_of_equation_6(
     federation: Callable[..., Any], cls: type, options: dict[str, Any], expected: float
 ) -> None:
-    """With weights v, SCAFFOLD minimises sum_i v_i f_i, as FedNorm's equation 6 wants: its controls
-    are averaged under v too.
+    """With weights v, SCAFFOLD minimises sum_i v_i f_i, as FedNorm's equation 6 requires.
 
-    With a plain mean of the controls the weights cancel, and x goes where plain SCAFFOLD goes.
+    Its controls are averaged under v too. With a plain mean of the controls the weights cancel, and
+    x goes where plain SCAFFOLD goes.
     """
-    done = federation(
+    run = federation(
         quadratic(FIVE["a"], FIVE["b"]),
         cls,
-        plugins=lambda: [Fixed()],
+        plugins=lambda: [Fixed(V)],
         options=options,
-        lr=0.07,
-        epochs=6,
+        lr=FIVE["lr"],
+        epochs=FIVE["steps"],
         batch_size=1,
         rounds=150,
     ).run()
-    assert float(done.model["w"]) == pytest.approx(expected, abs=1e-9)
+    assert float(run.model["w"]) == pytest.approx(expected, abs=1e-9)

@@ -1,5 +1,7 @@
-"""A plug-in that fails on purpose: client 3 in step 2. Named by `plugin.fednorm._target_` with
-FEDHET_TRUST=faulty."""
+"""A plug-in that fails on purpose, for client 3 in step 2.
+
+A run uses it by `plugin.fednorm._target_=faulty.Faulty` with FEDHET_TRUST=faulty.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from fedhet.methods.fednorm import FedNormPlugin, Z
 
 
 class Faulty(FedNormPlugin):
-    """`z_when` says how: raise | exit | nonfinite | shape | extra."""
+    """FedNorm, but `z_when` says how it fails: raise, exit, nonfinite, shape or extra."""
 
     def __init__(self, *, temperature: float, z_when: str) -> None:
         super().__init__(temperature=temperature)

@@ -1,5 +1,7 @@
-"""A SuperLink and SuperNodes as real processes, with TLS and node keys:
-scripts/local_deployment.sh, which starts and ends them."""
+"""A SuperLink and SuperNodes as real processes, with TLS and node keys.
+
+scripts/local_deployment.sh starts and ends them.
+"""
 
 from __future__ import annotations
 
@@ -45,8 +47,10 @@ FEDLEX = [
 
 @contextmanager
 def deployment(home: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """The script, in a folder whose name needs quoting and with its work folder in `home`. At the
-    end nothing that it started runs."""
+    """The script, in a folder whose name needs quoting, with its work folder in `home`.
+
+    At the end no process that it started is running.
+    """
     here = home / "a folder, with 'quotes'"
     here.mkdir()
     environment = os.environ | {
@@ -68,26 +72,29 @@ def deployment(home: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
         try:
             yield process
         finally:
-            process.terminate()  # where the test has failed; the script then ends the rest
+            process.terminate()  # if the test has failed; the script then ends the rest
     assert started_below(home) == []
     assert [path.name for path in home.iterdir()] == [here.name]  # the keys are gone, too
 
 
 def started_below(home: Path) -> list[str]:
-    """The command lines of Flower's processes whose FLWR_HOME is below `home`; all that the script
-    starts inherit one."""
-    found = []
+    """The command lines of processes whose FLWR_HOME is below `home`.
+
+    All processes that the script starts inherit such a FLWR_HOME.
+    """
+    lines = []
     for process in psutil.process_iter():
         try:
             if process.environ().get("FLWR_HOME", "").startswith(str(home)):
-                found.append(" ".join(process.cmdline()))
+                lines.append(" ".join(process.cmdline()))
         except psutil.Error:  # ended meanwhile, or another user's
             continue
-    return found
+    return lines
 
 
-def run_folder(said: str) -> Path:
-    return Path(said.splitlines()[-1].removeprefix("run folder: "))
+def run_folder(output: str) -> Path:
+    """The folder that the last line of the script's output names."""
+    return Path(output.splitlines()[-1].removeprefix("run folder: "))
 
 
 def read(folder: Path) -> dict[str, Any]:
@@ -105,42 +112,36 @@ def test_three_nodes_give_the_bytes_of_the_in_process_engine(
     home = tmp_path / "home"
     home.mkdir()
     with deployment(home, *overrides, "hydra.run.dir=../../run") as process:
-        said, log = process.communicate(timeout=SECONDS)
+        output, log = process.communicate(timeout=SECONDS)
         assert process.returncode == 0, log
-    assert run_folder(said) == tmp_path / "run"
-    found, expected = (
-        read(tmp_path / "run"),
-        fedhet.run([*overrides, f"hydra.run.dir={tmp_path / 'expected'}"]).summary,
-    )
-    assert found["status"] == "ok"
-    assert {key: found[key] for key in ("weights_sha256", "accuracy", "loss", "bytes")} == {
-        key: expected[key] for key in ("weights_sha256", "accuracy", "loss", "bytes")
-    }
-    *_, first, second = (
-        set(json.loads(line)["cohort"])
-        for line in (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()
-    )
+    assert run_folder(output) == tmp_path / "run"
+    summary = read(tmp_path / "run")
+    expected = fedhet.run([*overrides, f"hydra.run.dir={tmp_path / 'expected'}"]).summary
+    assert summary["status"] == "ok"
+    for key in ("weights_sha256", "accuracy", "loss", "bytes"):
+        assert summary[key] == expected[key], key
+    rows = (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()
+    *_, first, second = (set(json.loads(row)["cohort"]) for row in rows)
     assert first & second  # a state was read again, in a new process on the same node
 
 
 @pytest.mark.matrix
-def test_a_setting_that_the_server_app_refuses_fails_with_its_reason(tmp_path: Path) -> None:
+def test_a_setting_that_the_server_app_refuses_is_reported(tmp_path: Path) -> None:
     with deployment(tmp_path, "--nodes", "1", "method=scaffold", "client.momentum=.9") as process:
-        said, log = process.communicate(timeout=SECONDS)
+        output, log = process.communicate(timeout=SECONDS)
     assert process.returncode == 1
     assert "client.momentum=0.9: method=scaffold needs plain SGD" in log.splitlines()[-1]
-    assert said == ""  # no run folder
+    assert output == ""  # no run folder
 
 
 @pytest.mark.matrix
 def test_an_interrupted_run_leaves_its_folder_and_no_process(tmp_path: Path) -> None:
     with deployment(tmp_path, "--nodes", "1", "method=fedavg", "hydra.run.dir=run") as process:
         assert process.stderr
-        assert any(
-            "fedhet: run folder" in line for line in process.stderr
-        )  # the server app is at work
+        # Wait until the server app is working.
+        assert any("fedhet: run folder" in line for line in process.stderr)
         assert started_below(tmp_path)
         process.send_signal(signal.SIGINT)
-        said, _ = process.communicate(timeout=SECONDS)
+        output, _ = process.communicate(timeout=SECONDS)
     assert process.returncode == 130
-    assert read(run_folder(said))["status"] == "interrupted"
+    assert read(run_folder(output))["status"] == "interrupted"

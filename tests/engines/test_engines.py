@@ -1,5 +1,4 @@
-"""One configuration, one result, whatever carries it; and what happens when a client or its process
-fails."""
+"""One configuration has one result in every engine, also when a client or its process fails."""
 
 from __future__ import annotations
 
@@ -17,6 +16,7 @@ import pytest
 from flwr.superlink.grid import InMemoryGrid
 
 import fedhet
+from fedhet.data.toy import toy_task
 from fedhet.engines import ray
 
 HERE = Path(__file__).parent
@@ -28,19 +28,19 @@ RUNS = pytest.mark.parametrize("overrides", [FEDAVG, SCAFFOLD], ids=["fedavg", "
 
 def summary(folder: Path, *overrides: str) -> dict[str, Any]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedhet.record.figures.draw", lambda *args: [])  # a second of each run
+        # Figures take a second of each run.
+        patch.setattr("fedhet.record.figures.draw", lambda *args: [])
         return fedhet.run([*overrides, f"hydra.run.dir={folder}"]).summary
 
 
 def same(a: dict[str, Any], b: dict[str, Any]) -> None:
-    for key in ("weights_sha256", "accuracy", "loss", "phases", "partition"):
+    for key in ("weights_sha256", "accuracy", "loss", "phases", "partition", "bytes"):
         assert a[key] == b[key], key
-    assert a["bytes"] == b["bytes"]
 
 
 @pytest.fixture(scope="session")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """The one-worker in-process runs that every other engine must reproduce."""
+    """The in-process runs with one worker, which every other engine must reproduce."""
     home = tmp_path_factory.mktemp("reference")
     return {run[0]: summary(home / str(i), *run) for i, run in enumerate((FEDAVG, SCAFFOLD))}
 
@@ -63,8 +63,7 @@ def test_a_seed_repeats_and_another_does_not(
 
 @pytest.fixture
 def faulty(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """FedAvg with the plug-in of faulty.py, which processes that are started here can import
-    too."""
+    """FedAvg with the plug-in of faulty.py, which processes that are started here can import."""
     monkeypatch.setenv("FEDHET_TRUST", "faulty")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]))
     monkeypatch.syspath_prepend(str(HERE))
@@ -85,37 +84,39 @@ CAUSES = {
 }
 
 
+def failures(recorded: dict[str, Any]) -> list[tuple[int, int]]:
+    """(round, client) of each failure."""
+    return [(failure["round"], failure["pid"]) for failure in recorded["failures"]]
+
+
 @pytest.mark.parametrize("how", CAUSES)
 def test_a_failing_client_stops_the_run(tmp_path: Path, faulty: list[str], how: str) -> None:
     folder = tmp_path / "run"
-    with pytest.raises(
-        fedhet.RunFailed, match="client 3 failed in phase 'train', step 2"
-    ) as caught:
+    place = "client 3 failed in phase 'train', step 2"
+    with pytest.raises(fedhet.RunFailed, match=place) as caught:
         summary(folder, *faulty, f"plugin.fednorm.z_when={how}")
     assert CAUSES[how].removeprefix("expected a float32") in caught.value.reason
-    kept = json.loads((folder / "summary.json").read_text())
-    assert kept["status"] == "failed"
-    assert kept["reason"] == caught.value.reason
-    assert [(f["round"], f["pid"], f["phase"], f["step"]) for f in kept["failures"]] == [
-        (2, 3, "train", 2)
-    ]
+    recorded = json.loads((folder / "summary.json").read_text())
+    assert recorded["status"] == "failed"
+    assert recorded["reason"] == caught.value.reason
+    assert failures(recorded) == [(2, 3)]
+    (failure,) = recorded["failures"]
+    assert (failure["phase"], failure["step"]) == ("train", 2)
     assert len((folder / "rounds.jsonl").read_text().splitlines()) == 1  # the round before is kept
     assert (folder / "model.safetensors").exists()
 
 
-def test_a_failing_client_is_left_out_and_reported_and_the_bytes_are_the_same_however_it_failed(
-    tmp_path: Path, faulty: list[str]
-) -> None:
+def test_a_failing_client_is_left_out_and_reported(tmp_path: Path, faulty: list[str]) -> None:
+    """The bytes are the same however it failed."""
     hashes = {}
     for how in CAUSES:
-        found = summary(tmp_path / how, *faulty, f"plugin.fednorm.z_when={how}", "on_failure=skip")
-        assert found["status"] == "ok", how
-        assert [(f["round"], f["pid"]) for f in found["failures"]] == [(2, 3)], how
-        rows = [
-            json.loads(line) for line in (tmp_path / how / "rounds.jsonl").read_text().splitlines()
-        ]
+        folder = tmp_path / how
+        recorded = summary(folder, *faulty, f"plugin.fednorm.z_when={how}", "on_failure=skip")
+        assert recorded["status"] == "ok", how
+        assert failures(recorded) == [(2, 3)], how
+        rows = map(json.loads, (folder / "rounds.jsonl").read_text().splitlines())
         assert [len(row["failures"]) for row in rows] == [0, 1, 0], how
-        hashes[how] = found["weights_sha256"]
+        hashes[how] = recorded["weights_sha256"]
     assert len(set(hashes.values())) == 1, hashes
 
 
@@ -123,26 +124,23 @@ def test_a_worker_process_that_dies_is_noticed_and_replaced(
     tmp_path: Path, faulty: list[str]
 ) -> None:
     dies = [*faulty, "plugin.fednorm.z_when=exit", "engine.workers=2"]
-    with pytest.raises(
-        fedhet.RunFailed, match=r"client 3 .*its worker process died \(exit code 7\)"
-    ):
+    cause = r"client 3 .*its worker process died \(exit code 7\)"
+    with pytest.raises(fedhet.RunFailed, match=cause):
         summary(tmp_path / "stop", *dies)
-    found = summary(tmp_path / "skip", *dies, "on_failure=skip")
+    died = summary(tmp_path / "skip", *dies, "on_failure=skip")
     raised = summary(tmp_path / "raise", *faulty, "plugin.fednorm.z_when=raise", "on_failure=skip")
-    assert [(f["round"], f["pid"]) for f in found["failures"]] == [(2, 3)]
-    assert found["weights_sha256"] == raised["weights_sha256"]
+    assert failures(died) == [(2, 3)]
+    assert died["weights_sha256"] == raised["weights_sha256"]
     assert not multiprocessing.active_children()
 
 
 def descendants() -> list[str]:
-    return [
-        " ".join(child.cmdline())
-        for child in psutil.Process().children(recursive=True)
-        if child.status() != psutil.STATUS_ZOMBIE
-    ]
+    """The command lines of the processes that this one has started, directly or not."""
+    children = psutil.Process().children(recursive=True)
+    return [" ".join(c.cmdline()) for c in children if c.status() != psutil.STATUS_ZOMBIE]
 
 
-# Warm-up phases, masks down, a second slot, sample weights kept by the clients.
+# Phases before the training, masks down, a second slot, sample weights kept by the clients.
 FEDLEX = [
     "method=fedlex",
     "plugin.fedlex.c_exp=3",
@@ -163,10 +161,9 @@ FEDDISK = [
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("overrides", [FEDLEX, FEDDISK], ids=["fedlex", "feddisk"])
-def test_warm_ups_give_the_same_bytes_under_ray(tmp_path: Path, overrides: list[str]) -> None:
-    same(
-        summary(tmp_path / "ray", *overrides, "engine=ray"), summary(tmp_path / "local", *overrides)
-    )
+def test_other_phases_give_the_same_bytes_under_ray(tmp_path: Path, overrides: list[str]) -> None:
+    under_ray = summary(tmp_path / "ray", *overrides, "engine=ray")
+    same(under_ray, summary(tmp_path / "local", *overrides))
 
 
 @pytest.mark.matrix
@@ -179,11 +176,11 @@ def test_ray_gives_the_same_bytes(
 
 @pytest.mark.matrix
 def test_a_ray_worker_that_dies_ends_the_run_failed(tmp_path: Path, faulty: list[str]) -> None:
-    with pytest.raises(
-        fedhet.RunFailed, match="client 3 failed in phase 'train', step 2: no reply"
-    ):
+    place = "client 3 failed in phase 'train', step 2"
+    with pytest.raises(fedhet.RunFailed, match=f"{place}: no reply"):
         summary(tmp_path / "run", *faulty, "plugin.fednorm.z_when=exit", "engine=ray")
-    assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "failed"
+    recorded = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert recorded["status"] == "failed"
 
 
 @pytest.mark.matrix
@@ -192,37 +189,23 @@ def test_flwr_run_gives_the_same_bytes_with_any_number_of_nodes(
     tmp_path: Path, reference: dict[str, dict[str, Any]], nodes: int
 ) -> None:
     folder = tmp_path / "a folder, with 'quotes'"
-    same(
-        fedhet.run(
-            [*SCAFFOLD, "engine=flwr", f"engine.workers={nodes}", f'hydra.run.dir="{folder}"']
-        ).summary,
-        reference[SCAFFOLD[0]],
-    )
+    lines = [*SCAFFOLD, "engine=flwr", f"engine.workers={nodes}", f'hydra.run.dir="{folder}"']
+    same(fedhet.run(lines).summary, reference[SCAFFOLD[0]])
     time.sleep(1)
     assert not [line for line in descendants() if "flower" in line or "ray" in line]
 
 
 @pytest.mark.matrix
-def test_flwr_run_tells_the_true_status(tmp_path: Path, faulty: list[str]) -> None:
-    with pytest.raises(
-        fedhet.RunFailed,
-        match="client 3 failed in phase 'train', step 2: OSError: the disk is full",
-    ):
-        summary(
-            tmp_path / "run",
-            *faulty,
-            "plugin.fednorm.z_when=raise",
-            "engine=flwr",
-            "engine.workers=2",
-        )
+def test_flwr_run_reports_the_true_status(tmp_path: Path, faulty: list[str]) -> None:
+    lines = [*faulty, "plugin.fednorm.z_when=raise", "engine=flwr", "engine.workers=2"]
+    cause = "client 3 failed in phase 'train', step 2: OSError: the disk is full"
+    with pytest.raises(fedhet.RunFailed, match=cause):
+        summary(tmp_path / "run", *lines)
 
 
 def test_a_task_of_objects_runs_in_process_only() -> None:
-    from fedhet.data.toy import toy_task
-
-    with pytest.raises(
-        fedhet.ConfigError, match="engine=ray builds the task again in other processes"
-    ):
+    message = "engine=ray builds the task again in other processes"
+    with pytest.raises(fedhet.ConfigError, match=message):
         fedhet.run(["engine=ray"], task=toy_task())
 
 
@@ -236,12 +219,10 @@ def test_ray_looks_for_replies_more_often_than_flower_unless_clients_are_many(
 
 
 def test_engines_refuse_what_cannot_start() -> None:
-    with pytest.raises(
-        fedhet.ConfigError, match=r"engine.num_cpus=4096.* per client, but this machine has"
-    ):
+    message = r"engine.num_cpus=4096.* per client, but this machine has"
+    with pytest.raises(fedhet.ConfigError, match=message):
         fedhet.run(["engine=ray", "engine.num_cpus=4096"])
     if sys.platform == "linux":
-        with pytest.raises(
-            fedhet.ConfigError, match=r"engine.num_cpus=0.5: `flwr run` takes whole CPUs"
-        ):
+        message = r"engine.num_cpus=0.5: `flwr run` takes whole CPUs"
+        with pytest.raises(fedhet.ConfigError, match=message):
             fedhet.run(["engine=flwr", "engine.num_cpus=.5"])

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from fedhet import density
 from fedhet.maths import feddisk
 from fedhet.messages import LocalSettings
+from fedhet.methods.feddisk import networks
 from fedhet.phases import EarlyStopping
 from fedhet.trees import Tree
 
@@ -24,7 +24,7 @@ def test_early_stopping_counts_the_losses_that_do_not_beat_the_best() -> None:
 
 def test_a_loss_that_is_not_finite_is_reported() -> None:
     w = torch.ones(1, requires_grad=True)
-    epochs = density.descend(
+    epochs = networks.descend(
         "thing",
         lambda indices: w * torch.tensor(math.nan),
         [w],
@@ -57,10 +57,10 @@ def test_the_local_made_is_that_of_the_epoch_with_the_lowest_held_out_loss(patie
     def draws() -> torch.Generator:
         return torch.Generator().manual_seed(2)
 
-    fitted = density.fit_made(fresh(), mask, x, held, settings, patience, draws())
+    fitted = networks.fit_made(fresh(), mask, x, held, settings, patience, draws())
     again, losses, states = fresh(), [], []
-    for _ in density.made_epochs("x", again, mask, x, settings, draws()):
-        losses.append(density.mean_nll(again, mask, held))
+    for _ in networks.made_epochs("x", again, mask, x, settings, draws()):
+        losses.append(networks.mean_nll(again, mask, held))
         states.append({name: t.detach().clone() for name, t in again.items()})
     best = next(
         i
@@ -78,7 +78,7 @@ def test_the_classifier_estimates_a_density_ratio() -> None:
     ones = torch.tensor([[0.0]] * 20 + [[1.0]] * 80)
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        p = density.classify(
+        p = networks.classify(
             zeros,
             ones,
             torch.tensor([[0.0], [1.0]]),

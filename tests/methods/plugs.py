@@ -1,22 +1,26 @@
-"""What tests of methods share: plug-ins, and a task whose model is hard to leave alone."""
+"""Plug-ins and a task that the tests of several methods use."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from fedhet.client import FedClient
 from fedhet.data.toy import toy_task
-from fedhet.messages import Update
+from fedhet.messages import Broadcast, Update
+from fedhet.phases import Phase
 from fedhet.plugin import Plugin
 from fedhet.task import Task
+from fedhet.training import Batch
 from fedhet.trees import Tree
 
 
 class Fixed(Plugin):
-    """Client k's weight is v[k], whatever the host's."""
+    """Gives client k the weight v[k] in place of the method's."""
 
     name = "fixed"
     needs_all = True
@@ -26,10 +30,10 @@ class Fixed(Plugin):
         self.v = v
 
     def incoming(self, updates: Iterator[Update], old: Tree) -> list[Update]:
-        out = list(updates)
-        for update in out:
+        weighted = list(updates)
+        for update in weighted:
             update.weight = self.v[update.pid]
-        return out
+        return weighted
 
 
 class Half(Plugin):
@@ -41,13 +45,55 @@ class Half(Plugin):
         torch._foreach_mul_(grads, 0.5)
 
 
+class Spy(Plugin):
+    """Appends the positions of every forward pass in training to `seen`, by (step, client)."""
+
+    name = "spy"
+
+    def __init__(self, seen: dict[tuple[int, int], list[list[int]]]) -> None:
+        super().__init__()
+        self.seen = seen
+
+    def losses(self, batch: Batch) -> Tensor:
+        self.seen[self.client.msg.step, self.client.pid].append(batch.index.tolist())
+        return torch.zeros(len(batch.y))
+
+
+class Explore(Plugin):
+    """Has a phase of its own, in which every client trains from a fresh optimiser.
+
+    The clients send the resulting weights as an extra; the server appends them to `ends`.
+    """
+
+    name = "explore"
+
+    def __init__(self, ends: list[Any]) -> None:
+        super().__init__()
+        self.ends = ends
+
+    def phases(self) -> list[Phase]:
+        return [Phase("walk", 1, self.collect, cohort=1.0, uploads=False)]
+
+    def walk(self, msg: Broadcast) -> Update:
+        client: FedClient = self.client
+        client.train_model(client.site.load(client.start(msg)), client.data, epochs=2, hooks=False)
+        end = client.site.read(client.site.shared)
+        return Update(client.pid, client.num_examples, extras={"explore.end": end})
+
+    def collect(self, updates: Iterator[Update], old: Tree) -> Tree:
+        self.ends.extend(update.extras["explore.end"] for update in updates)
+        return {}
+
+
 def noisy() -> Task:
-    """Batch norm, whose statistics a side loop must not move, and dropout, which draws from the
-    message's random stream."""
+    """A toy task with batch norm, whose statistics a side loop must not move, and with dropout.
+
+    Dropout draws from the message's random stream, which a side loop must not move either.
+    """
 
     def model() -> nn.Module:
-        made = toy_task(norm=True).model()
-        made.body.append(nn.Dropout(0.3))  # type: ignore[union-attr, operator]
-        return made
+        toy = toy_task(norm=True).model()
+        toy.body.append(nn.Dropout(0.3))  # type: ignore[union-attr, operator]
+        return toy
 
     return replace(toy_task(), model=model)

@@ -8,9 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from methods.plugs import noisy
-from methods.readouts import arrays, client_state, step_and_replies
-from methods.test_by_hand import (
+from methods.by_hand import (
     DATA,
     EPOCHS,
     LR,
@@ -25,6 +23,8 @@ from methods.test_by_hand import (
     same,
     task,
 )
+from methods.plugs import noisy
+from methods.readouts import arrays, client_state, step_and_replies
 
 from fedhet.data.toy import toy_task
 from fedhet.errors import ConfigError

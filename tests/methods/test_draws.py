@@ -1,5 +1,4 @@
-"""Who is asked and which batches are drawn: functions of the seed, the phase and the step, whatever
-the method."""
+"""Cohorts and batches are functions of the seed, the phase and the step, whatever the method."""
 
 from __future__ import annotations
 
@@ -9,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from methods.plugs import Spy
 
 from fedhet import phases
 from fedhet.client import FedClient
@@ -21,21 +20,8 @@ from fedhet.methods.fedprox import FedProxPlugin
 from fedhet.methods.scaffold import Scaffold
 from fedhet.phases import Phase
 from fedhet.plugin import Plugin
-from fedhet.training import Batch
 
-
-class Spy(Plugin):
-    """Notes every batch's positions, under (step, client)."""
-
-    name = "spy"
-
-    def __init__(self, notes: dict[tuple[int, int], list[list[int]]]) -> None:
-        super().__init__()
-        self.notes = notes
-
-    def losses(self, batch: Batch) -> Tensor:
-        self.notes[self.client.msg.step, self.client.pid].append(batch.index.tolist())
-        return torch.zeros(len(batch.y))
+Batches = dict[tuple[int, int], list[list[int]]]  # (step, client) -> the positions in each batch
 
 
 class WarmClient(FedClient):
@@ -44,12 +30,12 @@ class WarmClient(FedClient):
 
 
 class WarmFedAvg(FedAvg):
-    """FedAvg after two steps in which everyone trains for nothing."""
+    """FedAvg after two steps in which every client trains and the result is dropped."""
 
     client_cls = WarmClient
 
     def phases(self) -> list[Phase]:
-        return [Phase("warm", 2, lambda updates, old: None, cohort=1.0), *super().phases()]
+        return [Phase("warm", 2, lambda updates, old: {}, cohort=1.0), *super().phases()]
 
 
 def batches(
@@ -57,43 +43,47 @@ def batches(
     cls: type,
     plugins: tuple[Callable[[], Plugin], ...] = (),
     **how: Any,
-) -> Any:
-    notes: dict[tuple[int, int], list[list[int]]] = defaultdict(list)
+) -> Batches:
+    """The batches of three rounds with half of the clients."""
+    seen: Batches = defaultdict(list)
     federation(
         toy_task(),
         cls,
-        plugins=lambda: [*(make() for make in plugins), Spy(notes)],
+        plugins=lambda: [*(make() for make in plugins), Spy(seen)],
         rounds=3,
         epochs=2,
         fraction=0.5,
         **how,
     ).run()
-    return dict(notes)
+    return dict(seen)
 
 
 def test_every_sample_once_per_epoch_in_a_new_order(federation: Callable[..., Any]) -> None:
     seen = batches(federation, FedAvg)
-    for (_, pid), found in seen.items():
-        flat = [i for batch in found for i in batch]
+    for (_, pid), own in seen.items():
+        order = [i for batch in own for i in batch]
         n = 12 + 4 * pid
-        assert sorted(flat[:n]) == sorted(flat[n:]) == list(range(n)) and flat[:n] != flat[n:]
-    by_client = [found for (step, _), found in seen.items() if step == 1]
-    assert len(by_client) == 2 and by_client[0] != by_client[1]
+        first, second = order[:n], order[n:]
+        assert sorted(first) == sorted(second) == list(range(n))
+        assert first != second
+    of_step_1 = [own for (step, _), own in seen.items() if step == 1]
+    assert len(of_step_1) == 2
+    assert of_step_1[0] != of_step_1[1]
 
 
 def test_batches_differ_by_client_step_and_seed(federation: Callable[..., Any]) -> None:
-    equal = {}
+    drawn = {}
     for seed in (0, 1):
-        notes: dict[tuple[int, int], list[list[int]]] = defaultdict(list)
+        seen: Batches = defaultdict(list)
         federation(
             toy_task(equal=True),
             FedAvg,
-            plugins=lambda notes=notes: [Spy(notes)],
+            plugins=lambda seen=seen: [Spy(seen)],
             rounds=3,
             seed=seed,
         ).run()
-        equal |= {(seed, *key): str(found) for key, found in notes.items()}
-    assert len(equal) == 2 * 3 * 4 == len(set(equal.values()))
+        drawn |= {(seed, *key): str(own) for key, own in seen.items()}
+    assert len(drawn) == 2 * 3 * 4 == len(set(drawn.values()))
 
 
 @pytest.mark.parametrize(
@@ -114,22 +104,22 @@ def test_cohorts_and_batches_are_the_same_for_every_method(
 
 def test_cohorts_follow_the_seed_and_the_step() -> None:
     sizes = [3, 9, 0, 5, 9, 7, 1, 2, 8, 4]
-    drawn = {
-        (seed, step): tuple(phases.sample_cohort(sizes, None, 0.5, seed, "train", step))
-        for seed in range(3)
-        for step in range(1, 6)
-    }
-    again = {
-        (seed, step): tuple(phases.sample_cohort(sizes, None, 0.5, seed, "train", step))
-        for seed in range(3)
-        for step in range(1, 6)
-    }
-    assert drawn == again and len(set(drawn.values())) > 12
-    for found in drawn.values():
-        # nobody without data
-        assert len(set(found)) == len(found) == round(0.5 * 9) and 2 not in found
-        # largest first, ties by pid
-        assert list(found) == sorted(found, key=lambda pid: (-sizes[pid], pid))
+
+    def draw() -> dict[tuple[int, int], tuple[int, ...]]:
+        return {
+            (seed, step): tuple(phases.sample_cohort(sizes, None, 0.5, seed, "train", step))
+            for seed in range(3)
+            for step in range(1, 6)
+        }
+
+    cohorts = draw()
+    assert cohorts == draw()
+    assert len(set(cohorts.values())) > 12
+    for cohort in cohorts.values():
+        assert len(set(cohort)) == len(cohort) == round(0.5 * 9)
+        assert 2 not in cohort  # it has no data
+        # Largest first, ties by pid.
+        assert list(cohort) == sorted(cohort, key=lambda pid: (-sizes[pid], pid))
 
 
 def test_every_client_is_drawn_equally_often() -> None:
@@ -138,7 +128,8 @@ def test_every_client_is_drawn_equally_often() -> None:
     for step in range(2000):
         for pid in phases.sample_cohort(range(1, 11), 4, 1.0, 0, "train", step):
             counts[pid] += 1
-    assert sum(counts) == 8000 and all(abs(n - 800) < 110 for n in counts)
+    assert sum(counts) == 8000
+    assert all(abs(n - 800) < 110 for n in counts)
 
 
 @pytest.mark.parametrize(
@@ -160,8 +151,6 @@ def test_initial_weights_follow_the_seed_alone(federation: Callable[..., Any]) -
     torch.manual_seed(1)
     first = federation(toy_task(), FedAvg).sha256
     torch.manual_seed(2)
-    assert (
-        federation(toy_task(), Scaffold).sha256
-        == first
-        != federation(toy_task(), FedAvg, seed=1).sha256
-    )
+    same_seed = federation(toy_task(), Scaffold).sha256
+    other_seed = federation(toy_task(), FedAvg, seed=1).sha256
+    assert same_seed == first != other_seed

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from methods.by_hand import same
 from methods.plugs import noisy
 from methods.readouts import arrays, client_state, step_and_replies
-from methods.test_by_hand import same
 
 from fedhet.data.toy import toy_task
 from fedhet.errors import ConfigError, RunFailed

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from methods.readouts import arrays, client_state, copied
-from methods.test_by_hand import (
+from methods.by_hand import (
     DATA,
     LR,
     SIZES,
@@ -22,6 +21,7 @@ from methods.test_by_hand import (
     same,
     task,
 )
+from methods.readouts import arrays, client_state, copied
 
 from fedhet.evaluation import evaluation_messages
 from fedhet.methods.fedala import LOCAL, WEIGHTS, FedALA

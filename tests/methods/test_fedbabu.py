@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -9,21 +10,22 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from methods.plugs import Fixed
-from methods.test_by_hand import (
+from methods.by_hand import (
     DATA,
     EPOCHS,
     LR,
     SIZES,
     Case,
+    V,
     Weights,
-    case,
     criterion,
     gradient,
+    latents,
     mean,
     same,
     task,
 )
+from methods.plugs import Fixed
 from torch import nn
 
 from fedhet.data.toy import toy_task
@@ -35,12 +37,13 @@ from fedhet.methods.fedbabu import FedBABU
 from fedhet.methods.fedprox import FedProxPlugin
 from fedhet.task import ClientData, Task
 
-__all__ = ["case"]
-V = (0.1, 0.4, 0.2, 0.2, 0.1)
-BODY, HEAD = ("body.weight", "body.bias"), ("head.weight", "head.bias")
+Federation = Callable[..., Any]
+BODY = ("body.weight", "body.bias")
+HEAD = ("head.weight", "head.bias")
 
 
 def sgd(w: Weights, pid: int, names: tuple[str, ...], epochs: int) -> Weights:
+    """Steps of local SGD on the tensors with these names."""
     for _ in range(epochs):
         g = gradient(w, *DATA[pid])
         w = {name: t - LR * g[name] if name in names else t for name, t in w.items()}
@@ -52,35 +55,30 @@ def test_by_hand(case: Callable[..., Case], weights: Any) -> None:
     """Oh et al., algorithm 1: the head's learning rate is 0, and the body is averaged."""
     running = case(FedBABU, plugins=lambda: [Fixed(V)] if weights else [])
     first = running.weights
-    for x, cohort, found in running.rounds():
-        same(
-            found,
-            mean(
-                [sgd(x, k, BODY, EPOCHS) for k in cohort], [(weights or SIZES)[k] for k in cohort]
-            ),
-        )
-        assert all(np.array_equal(found[name], first[name]) for name in HEAD)
+    for x, cohort, new in running.rounds():
+        ends = [sgd(x, k, BODY, EPOCHS) for k in cohort]
+        same(new, mean(ends, [(weights or SIZES)[k] for k in cohort]))
+        assert all(np.array_equal(new[name], first[name]) for name in HEAD)
 
 
-def held_out() -> Task:
-    """The by-hand task, whose clients also test on their own training data."""
+def with_test_data() -> Task:
+    """The task by hand, whose clients are also tested on their own training data."""
     plain = task()
-    return Task(
-        plain.model, criterion, [ClientData(c.train, None, c.train) for c in plain.clients], None, 2
-    )
+    clients = [ClientData(client.train, None, client.train) for client in plain.clients]
+    return Task(plain.model, criterion, clients, None, 2)
 
 
 @pytest.mark.parametrize(("part", "names"), [("full", BODY + HEAD), ("head", HEAD), ("body", BODY)])
 @pytest.mark.parametrize("epochs", [0, 3])
 def test_fine_tuning_by_hand(
-    federation: Callable[..., Any], part: str, names: tuple[str, ...], epochs: int
+    federation: Federation, part: str, names: tuple[str, ...], epochs: int
 ) -> None:
-    """Full batches: E steps of the part from the global model; "global" is scored as it was
-    received."""
+    """Full batches: E steps of the part from the global model, which is scored as received."""
+    options = {"finetune": part, "finetune_epochs": epochs}
     run = federation(
-        held_out(),
+        with_test_data(),
         FedBABU,
-        options={"finetune": part, "finetune_epochs": epochs},
+        options=options,
         lr=LR,
         epochs=2,
         batch_size=99,
@@ -91,24 +89,19 @@ def test_fine_tuning_by_hand(
         x = {name: t.numpy().copy() for name, t in run.model.items()}
         for msg in evaluation_messages(run.strategy):
             metrics = run.client().handle(msg).metrics
+            inputs, y = DATA[msg.pid]
             for view, w in (("global", x), ("personal", sgd(x, msg.pid, names, epochs))):
-                inputs, y = DATA[msg.pid]
-                h = np.maximum(inputs @ w["body.weight"].T + w["body.bias"], 0)
-                logits = h @ w["head.weight"].T + w["head.bias"]
+                logits = latents(w, inputs) @ w["head.weight"].T + w["head.bias"]
                 loss = np.mean(np.log(np.exp(logits).sum(1)) - logits[np.arange(len(y)), y])
+                accuracy = np.mean(logits.argmax(1) == y)
                 assert metrics[f"test.{view}.loss"] == pytest.approx(loss, rel=1e-9), view
-                assert metrics[f"test.{view}.accuracy"] == pytest.approx(
-                    np.mean(logits.argmax(1) == y)
-                )
+                assert metrics[f"test.{view}.accuracy"] == pytest.approx(accuracy)
 
 
 @pytest.mark.parametrize("part", ["full", "head", "body"])
 @pytest.mark.parametrize("buffers", ["average", "local", "frozen"])
-def test_evaluation_leaves_no_trace(
-    federation: Callable[..., Any], part: str, buffers: str
-) -> None:
-    """Round by round the same weights and client state with and without evaluation, batch norm
-    included."""
+def test_evaluation_leaves_no_trace(federation: Federation, part: str, buffers: str) -> None:
+    """Weights and client state are the same in every round with and without evaluation."""
     how = {
         "options": {"finetune": part},
         "buffers": buffers,
@@ -124,13 +117,11 @@ def test_evaluation_leaves_no_trace(
         watched.step()
         alone.step()
         for _ in range(2):
-            replies = [
-                watched.client().handle(msg) for msg in evaluation_messages(watched.strategy)
-            ]
-            for reply in replies:
-                received = reply.metrics.get("test.global.loss")  # none under buffers=local
+            for msg in evaluation_messages(watched.strategy):
+                metrics = watched.client().handle(msg).metrics
+                received = metrics.get("test.global.loss")  # none under buffers=local
                 assert (received is None) == (buffers == "local")
-                assert reply.metrics["test.personal.loss"] != received
+                assert metrics["test.personal.loss"] != received
             global_scores(watched.strategy)
         assert {name: p.requires_grad for name, p in watched.site.model.named_parameters()} == flags
         assert watched.sha256 == alone.sha256
@@ -139,13 +130,12 @@ def test_evaluation_leaves_no_trace(
                 run.store.load(pid, run.strategy.versions.get(pid, 0)) or {}
                 for run in (watched, alone)
             )
-            assert kept.keys() == other.keys() and all(
-                torch.equal(t, other[name]) for name, t in kept.items()
-            )
+            assert kept.keys() == other.keys()
+            assert all(torch.equal(t, other[name]) for name, t in kept.items())
 
 
 def test_a_failed_fine_tuning_leaves_no_trace_either(
-    federation: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    federation: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = federation(toy_task(), FedBABU)
     run.step()
@@ -153,14 +143,15 @@ def test_a_failed_fine_tuning_leaves_no_trace_either(
     client = run.client()
     monkeypatch.setattr(client, "train_model", lambda *args, **kwargs: 1 / 0)
     failure = client.handle(evaluation_messages(run.strategy)[1])
-    assert failure.pid == 1 and "ZeroDivisionError" in failure.cause
-    assert [
-        n for n, p in run.site.model.named_parameters() if p.requires_grad
-    ] == run.site.trained and run.sha256 == before
+    assert failure.pid == 1
+    assert "ZeroDivisionError" in failure.cause
+    trained = [name for name, p in run.site.model.named_parameters() if p.requires_grad]
+    assert trained == run.site.trained
+    assert run.sha256 == before
 
 
 def test_nothing_moves_the_head_and_it_never_travels(launch: Callable[..., Any]) -> None:
-    """Neither decay nor momentum; the server's bytes are the body's 15 parameters."""
+    """Neither weight decay nor momentum; the bytes are those of the body's 15 parameters."""
     lines = [
         "method=fedbabu",
         "client.weight_decay=0.1",
@@ -168,39 +159,34 @@ def test_nothing_moves_the_head_and_it_never_travels(launch: Callable[..., Any])
         "client.lr=0.5",
         "eval.every=1",
     ]
-    runs = [launch(*lines, f"rounds={rounds}", task=toy_task()) for rounds in (1, 4)]
-    for name in ("head.weight", "head.bias"):
-        assert (
-            torch.equal(runs[0].weights[name], runs[1].weights[name])
-            and runs[0].weights[name].any()
-        )
-    assert not torch.equal(runs[0].weights["body.0.weight"], runs[1].weights["body.0.weight"])
-    assert runs[0].summary["bytes"] == {"up": {"model": 4 * 4 * 15}, "down": {"model": 4 * 4 * 15}}
+    one, four = (launch(*lines, f"rounds={rounds}", task=toy_task()) for rounds in (1, 4))
+    for name in HEAD:
+        assert torch.equal(one.weights[name], four.weights[name])
+        assert one.weights[name].any()
+    assert not torch.equal(one.weights["body.0.weight"], four.weights["body.0.weight"])
+    assert one.summary["bytes"] == {"up": {"model": 4 * 4 * 15}, "down": {"model": 4 * 4 * 15}}
 
 
-def test_no_packed_message_has_the_head(federation: Callable[..., Any]) -> None:
-    """Nor has an evaluation's reply a tensor, though the client has just fine-tuned a head of its
-    own."""
+def test_no_packed_message_has_the_head(federation: Federation) -> None:
+    """Nor has an evaluation's reply, though the client has just fine-tuned a head of its own."""
     run = federation(toy_task(norm=True), FedBABU)
     body = [tuple(t.shape) for name, t in run.model.items() if not name.startswith("head.")]
     for msg in run.strategy.plan(1):
-        arrays, _, carried = wire.reply_arrays(run.client().handle(msg))
-        assert (
-            [array.shape for array in arrays]
-            == [array.shape for array in wire.write_broadcast(msg)[0]]
-            == body
-        )
-        assert not any(isinstance(value, bytes) for value in carried.values())
+        assert [array.shape for array in wire.write_broadcast(msg)[0]] == body
+        arrays, _, config = wire.reply_arrays(run.client().handle(msg))
+        assert [array.shape for array in arrays] == body
+        assert not any(isinstance(value, bytes) for value in config.values())
     for msg in evaluation_messages(run.strategy):
-        arrays, _, carried = wire.reply_arrays(run.client().handle(msg))
-        assert arrays == [] and not any(isinstance(value, bytes) for value in carried.values())
+        arrays, _, config = wire.reply_arrays(run.client().handle(msg))
+        assert arrays == []
+        assert not any(isinstance(value, bytes) for value in config.values())
 
 
 def test_both_accuracies_are_recorded_and_engines_agree(launch: Callable[..., Any]) -> None:
-    """Workers read the fine-tuning's settings from the message; without evaluation the weights are
-    the same."""
-    import json
+    """Workers read the settings of fine-tuning from the message.
 
+    Without evaluation the weights are the same.
+    """
     lines = [
         "method=fedbabu",
         "method.finetune_epochs=3",
@@ -214,82 +200,72 @@ def test_both_accuracies_are_recorded_and_engines_agree(launch: Callable[..., An
         for more in ([], ["engine.workers=2"], ["eval.clients=false"])
     ]
     assert len({run.summary["weights_sha256"] for run in runs}) == 1
-    rows = [
-        [json.loads(line) for line in (run.dir / "rounds.jsonl").read_text().splitlines()]
-        for run in runs
-    ]
-    names = [
-        f"acc_{kind}"
-        for kind in (
-            "clients_mean",
-            "clients_weighted",
-            "val_mean",
-            "personal_mean",
-            "personal_weighted",
-            "personal_val_mean",
-        )
-    ]
-    for ours, theirs, neither in zip(*rows, strict=True):
-        assert [ours[name] for name in names] == [
-            theirs[name] for name in names
-        ] and "acc_personal_mean" not in neither
-        assert ours["acc_global"] == neither["acc_global"] is not None
+    texts = [(run.dir / "rounds.jsonl").read_text() for run in runs]
+    records = [[json.loads(line) for line in text.splitlines()] for text in texts]
+    scores = ("clients_mean", "clients_weighted", "val_mean")
+    personal = ("personal_mean", "personal_weighted", "personal_val_mean")
+    for one, two, without in zip(*records, strict=True):
+        for score in (*scores, *personal):
+            assert one[f"acc_{score}"] == two[f"acc_{score}"]
+        assert "acc_personal_mean" not in without
+        assert one["acc_global"] == without["acc_global"] is not None
 
 
-def test_fine_tuning_uses_the_base_rate(federation: Callable[..., Any]) -> None:
+def test_fine_tuning_uses_the_base_rate(federation: Federation) -> None:
     run = federation(toy_task(), FedBABU, lr=0.4, lr_decay=0.5, rounds=3)
     for rate in (0.4, 0.2, 0.1):
         assert {msg.local.lr for msg in run.step()} == {rate}
         assert {msg.local.lr for msg in evaluation_messages(run.strategy)} == {0.4}
 
 
-def test_plugins_stay_out_of_fine_tuning(federation: Callable[..., Any]) -> None:
+def test_plugins_do_not_act_in_fine_tuning(federation: Federation) -> None:
     """The proximal term pulls in training only."""
-    found = []
+    metrics = []
     for plugins in (list, lambda: [FedProxPlugin(mu=3.0)]):
         run = federation(toy_task(), FedBABU, plugins=plugins, lr=0.3, rounds=2)
         run.strategy.begin(1)
-        found.append(
-            [run.client().handle(msg).metrics for msg in evaluation_messages(run.strategy)]
-        )
-    assert found[0] == found[1]
+        messages = evaluation_messages(run.strategy)
+        metrics.append([run.client().handle(msg).metrics for msg in messages])
+    assert metrics[0] == metrics[1]
 
 
-def test_the_body_follows_fedprox(federation: Callable[..., Any]) -> None:
-    prox, plain = (
+def test_the_body_follows_fedprox(federation: Federation) -> None:
+    fedprox, plain = (
         federation(toy_task(), FedBABU, plugins=plugins, epochs=3).run()
         for plugins in (lambda: [FedProxPlugin(mu=5.0)], list)
     )
-    assert prox.sha256 != plain.sha256
+    assert fedprox.sha256 != plain.sha256
 
 
 class Headless(nn.Sequential):
-    pass
+    """Has no `head`."""
 
 
-class Callable_(nn.Linear):
+class FunctionHead(nn.Linear):
+    """Has a `head` that is no module."""
+
     def head(self, z: Any) -> Any:
         return z
 
 
 @pytest.mark.parametrize(
-    "model", [lambda: Headless(nn.Linear(4, 2)), lambda: Callable_(4, 2)], ids=["none", "function"]
+    "model", [lambda: Headless(nn.Linear(4, 2)), lambda: FunctionHead(4, 2)], ids=["none", "method"]
 )
-def test_a_model_without_a_head_is_refused(federation: Callable[..., Any], model: Any) -> None:
-    with pytest.raises(ConfigError, match=r"fedbabu.*module `head`.*(Headless|Callable_)"):
+def test_a_model_without_a_head_is_refused(federation: Federation, model: Any) -> None:
+    with pytest.raises(ConfigError, match=r"fedbabu.*module `head`.*(Headless|FunctionHead)"):
         federation(replace(toy_task(), model=model), FedBABU)
 
 
 @pytest.mark.parametrize(
     "options", [{"finetune_epochs": -1}, {"finetune_epochs": 1.5}, {"finetune": "last"}]
 )
-def test_bad_options_are_named(federation: Callable[..., Any], options: dict[str, Any]) -> None:
+def test_bad_options_are_named(federation: Federation, options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=rf"method\.{next(iter(options))}="):
         federation(toy_task(), FedBABU, options=options)
 
 
-def test_a_parameter_that_the_model_froze_stays_frozen(federation: Callable[..., Any]) -> None:
-    """Fine-tuning sets it no gradient either."""
+def test_a_parameter_that_the_model_froze_stays_frozen(federation: Federation) -> None:
+    """Fine-tuning does not train it either."""
 
     def frozen() -> nn.Module:
         model = toy_task().model()
@@ -299,14 +275,14 @@ def test_a_parameter_that_the_model_froze_stays_frozen(federation: Callable[...,
     run = federation(replace(toy_task(), model=frozen), FedBABU, rounds=2)
     before = run.model["body.0.bias"].clone()
     run.step()
-    model = run.client()
+    client = run.client()
     for msg in evaluation_messages(run.strategy):
-        model.handle(msg)
+        client.handle(msg)
         assert torch.equal(run.site.model.body[0].bias, before)
     assert torch.equal(run.model["body.0.bias"], before)
 
 
-def test_other_methods_send_nothing_to_evaluate(federation: Callable[..., Any]) -> None:
+def test_other_methods_send_nothing_to_evaluate(federation: Federation) -> None:
     run = federation(toy_task(), FedAvg)
     run.step()
     assert all(not msg.extras for msg in evaluation_messages(run.strategy))

@@ -8,9 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from methods.readouts import arrays, copied
-from methods.small_generator import SMALL, source
-from methods.test_by_hand import (
+from methods.by_hand import (
     DATA,
     EPOCHS,
     LR,
@@ -25,6 +23,8 @@ from methods.test_by_hand import (
     same,
     task,
 )
+from methods.readouts import arrays, copied
+from methods.small_generator import SMALL, source
 
 from fedhet.methods.fedgen import FedGen, Source
 from fedhet.task import ClientData, Samples

@@ -9,15 +9,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_by_hand import DATA, EPOCHS, LR, SIZES, Net, Weights, each, gradient, mean, same, task
+from methods.by_hand import DATA, EPOCHS, LR, SIZES, Net, Weights, each, gradient, mean, same, task
 from torch import nn
 
-from fedhet.messages import LocalSettings
 from fedhet.methods.fedlex import FedLEx, FedLExPlugin, G
 from fedhet.methods.fedprox import FedProxPlugin
+from fedhet.plugin import Plugin
 
 Make = Callable[..., Any]
-MU, MOMENTUM, DECAY, CLIP = 0.8, 0.6, 0.05, 0.4
+
+MU = 0.8
+MOMENTUM = 0.6
+DECAY = 0.05
+CLIP = 0.4
 MANNERS = {"plain": {}, "all": {"momentum": MOMENTUM, "weight_decay": DECAY, "clip": CLIP}}
 
 
@@ -41,7 +45,8 @@ def trained(
     clip: float | None = None,
 ) -> Weights:
     """Local SGD with full batches: (g + mu (w - x)) G, then clipping, weight decay, momentum."""
-    w, buffer = x, each(np.zeros_like, x)
+    w = x
+    buffer = each(np.zeros_like, x)
     for _ in range(epochs):
         g = each(lambda a, b, c: a + mu * (b - c), gradient(w, *DATA[pid]), w, x)
         g = each(np.multiply, g, mask or each(np.ones_like, g))
@@ -54,7 +59,7 @@ def trained(
 
 
 def single(array: Any) -> np.ndarray:
-    """As it travels."""
+    """The values as they travel, in float32."""
     return np.asarray(array, np.float32).astype(float)
 
 
@@ -66,18 +71,31 @@ def guidance(deviations: list[Weights]) -> Weights:
     )
 
 
-def hand(
-    federation: Make, local: dict[str, Any], rounds: int, plugins: Callable[[], list[Any]]
+def federation_of_five(
+    federation: Make,
+    plugins: Callable[[], list[Plugin]],
+    *,
+    rounds: int,
+    local: dict[str, Any],
+    lr: float = LR,
+    epochs: int = EPOCHS,
 ) -> Any:
-    run = federation(
+    """Full batches; 2 of 5 clients take part in each round. `local` are further settings."""
+    return federation(
         dataclasses.replace(task(), model=ThreeClasses),
         FedLEx,
         plugins=plugins,
         rounds=rounds,
         fraction=0.4,
+        lr=lr,
+        epochs=epochs,
+        batch_size=max(SIZES),
+        local=local,
     )
-    run.strategy.setting.local = LocalSettings(lr=LR, epochs=EPOCHS, batch_size=max(SIZES), **local)
-    return run
+
+
+def model_of(run: Any) -> Weights:
+    return {name: t.numpy().copy() for name, t in run.model.items()}
 
 
 @pytest.mark.parametrize("empty", ["previous", "all"])
@@ -85,80 +103,84 @@ def hand(
 @pytest.mark.parametrize("local", MANNERS.values(), ids=MANNERS)
 def test_rounds_by_hand(federation: Make, local: dict[str, float], mu: float, empty: str) -> None:
     """Algorithms 1 and 2 on FedAvg and FedProx: 2 of 5 explore, 2 of 5 train in each round."""
-    rounds, e_exp = 7, 6
-    plugins = [
-        lambda: FedLExPlugin(c_exp=2, e_exp=e_exp, empty=empty),
-        lambda: FedProxPlugin(mu=mu),
-    ]
-    run = hand(federation, local, rounds, lambda: [make() for make in plugins])
-    x = {name: t.numpy().copy() for name, t in run.model.items()}
+    rounds = 7
+    e_exp = 6
+
+    def plugins() -> list[Plugin]:
+        return [FedLExPlugin(c_exp=2, e_exp=e_exp, empty=empty), FedProxPlugin(mu=mu)]
+
+    run = federation_of_five(federation, plugins, rounds=rounds, local=local)
+    x = model_of(run)
     explorers = [msg.pid for msg in run.step()]
-    same({name: t.numpy() for name, t in run.model.items()}, x)  # exploring moves nothing
-    explored = {
+    same(model_of(run), x)  # exploring moves nothing
+    deviations = {
         pid: each(lambda a, b: single((a - b) ** 2), x, trained(x, pid, e_exp, **local))
         for pid in explorers
     }
-    seen, current = set(), {}
+    seen = set()
+    mask: Weights = {}
     for number in range(rounds):
         cohort = [msg.pid for msg in run.step()]
         used = explorers if number == 0 else [pid for pid in explorers if pid in cohort]
         if used or empty == "all":
-            current = guidance([explored[pid] for pid in used or explorers])
-        x = mean(
-            [trained(x, k, EPOCHS, mask=current, mu=mu, **local) for k in cohort],
-            [SIZES[k] for k in cohort],
-        )
-        same({name: t.numpy() for name, t in run.model.items()}, x)
+            mask = guidance([deviations[pid] for pid in used or explorers])
+        ends = [trained(x, pid, EPOCHS, mask=mask, mu=mu, **local) for pid in cohort]
+        x = mean(ends, [SIZES[pid] for pid in cohort])
+        same(model_of(run), x)
         seen.add(len(used) if number else "first")
-    assert {"first", 0, 1} <= seen  # without an explorer among them, with one, and the first
+    assert {"first", 0, 1} <= seen  # the first round, one without an explorer, one with one
 
 
 @pytest.mark.parametrize("weight_decay", [0.0, DECAY])
 def test_masking_the_update_is_masking_the_gradient_up_to_weight_decay(
     federation: Make, weight_decay: float
 ) -> None:
-    """W + G (step(W) - W), step by step; momentum is linear, so only the decay is masked beside the
-    gradient."""
+    """W + G (step(W) - W) in each step.
+
+    Momentum is linear, so the decay is all that is masked beside the gradient.
+    """
     local = {"momentum": MOMENTUM, "weight_decay": weight_decay}
-    by_gradient, by_update = (
-        hand(
-            federation, local, 3, lambda how=how: [FedLExPlugin(c_exp=3, e_exp=5, apply_to=how)]
-        ).run()
-        for how in ("gradient", "update")
-    )
-    apart = max(
-        float((by_gradient.model[name] - by_update.model[name]).abs().max())
-        for name in by_update.model
-    )
-    assert apart < 1e-12 if weight_decay == 0 else apart > 1e-4
+
+    def end(apply_to: str) -> Weights:
+        def plugins() -> list[Plugin]:
+            return [FedLExPlugin(c_exp=3, e_exp=5, apply_to=apply_to)]
+
+        return model_of(federation_of_five(federation, plugins, rounds=3, local=local).run())
+
+    by_gradient = end("gradient")
+    by_update = end("update")
+    apart = max(float(np.abs(by_gradient[name] - by_update[name]).max()) for name in by_update)
+    if weight_decay == 0:
+        assert apart < 1e-12
+    else:
+        assert apart > 1e-4
 
 
 @pytest.mark.parametrize("apply_to", ["gradient", "update"])
 def test_adams_first_step(federation: Make, apply_to: str) -> None:
-    """lr g/(|g| + 1e-8): a mask on the gradient cancels but for that constant, a mask on the update
-    does not."""
-    run = hand(
-        federation,
-        {"optimizer": "adam"},
-        1,
-        lambda: [FedLExPlugin(c_exp=3, e_exp=5, apply_to=apply_to)],
-    )
-    run.strategy.setting.local = LocalSettings(
-        lr=0.1, epochs=1, batch_size=max(SIZES), optimizer="adam"
+    """Adam's first step is lr g / (|g| + 1e-8).
+
+    But for that constant it cancels a mask on the gradient. A mask on the update stays.
+    """
+    lr = 0.1
+
+    def plugins() -> list[Plugin]:
+        return [FedLExPlugin(c_exp=3, e_exp=5, apply_to=apply_to)]
+
+    run = federation_of_five(
+        federation, plugins, rounds=1, local={"optimizer": "adam"}, lr=lr, epochs=1
     )
     run.step()
-    x = {name: t.numpy().copy() for name, t in run.model.items()}
+    x = model_of(run)
     plan = run.step()
     mask = {name: t.double().numpy() for name, t in plan[0].extras[G].items()}
-    local = []
+    ends = []
     for msg in plan:
         g = gradient(x, *DATA[msg.pid])
-        masked = each(np.multiply, g, mask) if apply_to == "gradient" else g
-        step = each(lambda a: 0.1 * a / (np.abs(a) + 1e-8), masked)
-        local.append(
-            each(lambda a, s, m: a - (s * m if apply_to == "update" else s), x, step, mask)
-        )
-    same(
-        {name: t.numpy() for name, t in run.model.items()},
-        mean(local, [SIZES[m.pid] for m in plan]),
-    )
+        if apply_to == "gradient":
+            g = each(np.multiply, g, mask)
+        step = each(lambda a: lr * a / (np.abs(a) + 1e-8), g)
+        if apply_to == "update":
+            step = each(np.multiply, step, mask)
+        ends.append(each(np.subtract, x, step))
+    same(model_of(run), mean(ends, [SIZES[msg.pid] for msg in plan]))

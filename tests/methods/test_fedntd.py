@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from methods.by_hand import EPOCHS, LR, SIZES, Weights, each, mean, same
 from methods.readouts import arrays, client_state, copied
-from methods.test_by_hand import EPOCHS, LR, SIZES, Weights, each, mean, same
 from methods.three_classes import CLASSES, DATA, backward, error, logits, softmax, task
 from torch import Tensor, nn
 from torch.nn import functional

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from methods.by_hand import DATA, EPOCHS, LR, SIZES, Weights, latents, same, task
 from methods.readouts import arrays, client_state, copied
-from methods.test_by_hand import DATA, EPOCHS, LR, SIZES, Weights, latents, same, task
 
 from fedhet.client import KEPT
 from fedhet.evaluation import evaluation_messages

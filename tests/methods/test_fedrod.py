@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from methods.by_hand import EPOCHS, LR, SIZES, Weights, each, mean, same
+from methods.plugs import Explore
 from methods.readouts import arrays, client_state, copied, step_and_replies
-from methods.test_by_hand import EPOCHS, LR, SIZES, Weights, each, mean, same
-from methods.test_hosts import Explore
 from methods.three_classes import CLASSES, DATA, backward, error, features, logits, task
 from torch import nn
 

@@ -1,5 +1,7 @@
-"""FedSA as a method: rounds by hand, what it composes with, what it records. Its equations:
-tests/maths/test_fedsa_maths.py."""
+"""FedSA as a method: rounds by hand, what it composes with, and what it records.
+
+The equations are tested in tests/maths.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from convergence.quadratic import final_weight
 from maths.fedsa_literal import aggregate as literal
+from methods.by_hand import EPOCHS, LR, SIZES, Weights, each, local_sgd, same, task
 from safetensors.torch import load_file
-from test_by_hand import EPOCHS, LR, SIZES, Weights, each, local_sgd, same, task
 from torch import Tensor
-from vectors.adapter import replay
 
 from fedhet.data.toy import toy_task
 from fedhet.errors import ConfigError, RunFailed
@@ -39,10 +41,11 @@ COMMON = [
 
 def by_hand(local: list[Weights], **options: Any) -> Weights:
     """Section 3 of the paper, for each tensor."""
-    return {
-        name: literal(np.stack([w[name].ravel() for w in local]), **options)["w"].reshape(t.shape)
-        for name, t in local[0].items()
-    }
+    new = {}
+    for name, first in local[0].items():
+        values = np.stack([w[name].ravel() for w in local])
+        new[name] = literal(values, **options)["w"].reshape(first.shape)
+    return new
 
 
 @pytest.mark.parametrize(
@@ -50,8 +53,10 @@ def by_hand(local: list[Weights], **options: Any) -> Weights:
 )
 @pytest.mark.parametrize("beta", [None, 0.0, 0.7])
 def test_rounds_by_hand(federation: Launch, options: dict[str, Any], beta: float | None) -> None:
-    """Algorithm 1; with a server optimiser, what it proposes minus the old value is the
-    pseudo-gradient."""
+    """Algorithm 1.
+
+    With a server optimiser, the pseudo-gradient is what FedSA proposes minus the old value.
+    """
     optimizer = None if beta is None else FedAvgM(lr=0.6, beta=beta)
     run = federation(
         task(),
@@ -63,7 +68,8 @@ def test_rounds_by_hand(federation: Launch, options: dict[str, Any], beta: float
         options=options,
         server_opt=optimizer,
     )
-    v, changed = None, 0.0
+    v = None
+    changed = 0.0
     for _ in range(3):
         x = {name: t.numpy().copy() for name, t in run.model.items()}
         cohort = [msg.pid for msg in run.step()]
@@ -81,10 +87,10 @@ def test_rounds_by_hand(federation: Launch, options: dict[str, Any], beta: float
 
 
 def ulps(a: dict[str, Tensor], b: dict[str, Tensor]) -> int:
+    """The largest distance of two entries, in units of the last place."""
     assert list(a) == list(b)
-    return max(
-        int((a[name].view(torch.int32) - b[name].view(torch.int32)).abs().max()) for name in a
-    )
+    distances = [(a[name].view(torch.int32) - b[name].view(torch.int32)).abs() for name in a]
+    return max(int(distance.max()) for distance in distances)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +103,8 @@ def test_cv_t_of_one_is_a_plain_mean(federation: Launch, options: dict[str, Any]
     uniform = "client_weighting" not in options
     fedsa = federation(toy_task(equal=uniform), FedSA, options=options)
     fedavg = federation(toy_task(equal=uniform), FedAvg)
-    fedsa.step(), fedavg.step()
+    fedsa.step()
+    fedavg.step()
     assert ulps(fedsa.model, fedavg.model) <= 1
 
 
@@ -109,10 +116,8 @@ def test_one_client_is_plain_sgd(federation: Launch) -> None:
 @pytest.mark.parametrize("problem", [{"a": [1.0, 4.0], "b": [1.0, -1.0], "steps": 10, "lr": 0.05}])
 def test_a_single_weight_is_averaged_uniformly(problem: dict[str, Any]) -> None:
     """One entry has one cv, so nothing is high: FedAvg's limit, as both clients have one sample."""
-    params = {**problem, "method": "fedsa", "plugins": [], "rounds": 40}
-    assert float(replay("convergence", "quadratic", params, {})["w"]) == pytest.approx(
-        -0.379757, abs=1e-6
-    )
+    limit = final_weight(**problem, method="fedsa", rounds=40)
+    assert limit == pytest.approx(-0.379757, abs=1e-6)
 
 
 # ---- what it composes with
@@ -138,23 +143,23 @@ def test_fedprox_trains_and_fedsa_aggregates(federation: Launch) -> None:
 
 
 def test_fednorm_is_refused_where_it_would_be_void(federation: Launch) -> None:
-    with pytest.raises(
-        ConfigError, match=r"method=fedsa refuses plugin 'fednorm': .*client_weighting=samples"
-    ):
+    refusal = r"method=fedsa refuses plugin 'fednorm': .*client_weighting=samples"
+    with pytest.raises(ConfigError, match=refusal):
         federation(toy_task(), FedSA, plugins=lambda: [FedNormPlugin()])
 
 
 def test_fednorm_sets_the_weights_of_the_means(federation: Launch) -> None:
     """With cv_t = 1 nothing is left of FedSA, and FedNorm on it is FedNorm."""
-    plugins: Callable[[], list[Any]] = lambda: [FedNormPlugin(temperature=0.05)]  # noqa: E731
-    fedsa = federation(
-        toy_task(), FedSA, plugins=plugins, options={"cv_t": 1.0, "client_weighting": "samples"}
-    )
-    fednorm, fedavg = (
-        federation(toy_task(), FedAvg, plugins=plugins),
-        federation(toy_task(), FedAvg),
-    )
-    fedsa.step(), fednorm.step(), fedavg.step()
+
+    def plugins() -> list[FedNormPlugin]:
+        return [FedNormPlugin(temperature=0.05)]
+
+    options = {"cv_t": 1.0, "client_weighting": "samples"}
+    fedsa = federation(toy_task(), FedSA, plugins=plugins, options=options)
+    fednorm = federation(toy_task(), FedAvg, plugins=plugins)
+    fedavg = federation(toy_task(), FedAvg)
+    for run in (fedsa, fednorm, fedavg):
+        run.step()
     assert ulps(fedsa.model, fednorm.model) <= 1 < ulps(fedsa.model, fedavg.model)
 
 
@@ -165,16 +170,16 @@ def test_same_and_other_bytes(launch: Launch) -> None:
         return str(launch(*COMMON, *base, *lines, task=toy_task(8)).summary["weights_sha256"])
 
     first = sha()
-    assert (
-        first == sha() == sha("engine.workers=2") == sha("plugin=[fedprox]", "plugin.fedprox.mu=0")
-    )
+    assert first == sha()
+    assert first == sha("engine.workers=2")
+    assert first == sha("plugin=[fedprox]", "plugin.fedprox.mu=0")
     assert first == sha("server_opt=fedavgm", "server_opt.beta=0")
     others = [["plugin=[fedprox]", "plugin.fedprox.mu=1"], ["server_opt=fedavgm"]]
     assert len({first, *(sha(*lines) for lines in others)}) == len(others) + 1
 
 
 def test_every_option_changes_the_result(federation: Launch) -> None:
-    options: list[dict[str, Any]] = [
+    changes: list[dict[str, Any]] = [
         {},
         {"cv_t": 0.2},
         {"sim_t": 0.9},
@@ -186,40 +191,35 @@ def test_every_option_changes_the_result(federation: Launch) -> None:
         {"sim_t": 0.9, "threshold": "always"},
         {"client_weighting": "samples"},
     ]
-    found = [
-        federation(
-            toy_task(8),
-            FedSA,
-            options={"cv_t": 0.01, "S": 2, **changed},
-            epochs=2,
-            rounds=3,
-            fraction=0.75,
-        )
-        .run()
-        .sha256
-        for changed in options
-    ]
-    assert len(set(found)) == len(options)
+    sha256 = set()
+    for change in changes:
+        options = {"cv_t": 0.01, "S": 2, **change}
+        run = federation(
+            toy_task(8), FedSA, options=options, epochs=2, rounds=3, fraction=0.75
+        ).run()
+        sha256.add(run.sha256)
+    assert len(sha256) == len(changes)
 
 
 # ---- buffers, records, failures
 
 
 def test_buffers_are_averaged_beside_it(federation: Launch) -> None:
-    heard: list[Any] = []
+    received: list[Any] = []
     run = federation(toy_task(5, norm=True), FedSA, options={"cv_t": 0.0}, epochs=2)
-    run.step(alter=lambda plan, replies: heard.extend(replies) or replies)
+    run.step(alter=lambda plan, replies: received.extend(replies) or replies)
     for name in ("body.1.running_mean", "body.1.running_var"):
-        expected = torch.stack([update.weights[name].double() for update in heard]).mean(0)
+        expected = torch.stack([update.weights[name].double() for update in received]).mean(0)
         torch.testing.assert_close(run.model[name].double(), expected, rtol=1e-6, atol=1e-8)
-    assert int(run.model["body.1.num_batches_tracked"]) == max(
-        int(u.weights["body.1.num_batches_tracked"]) for u in heard
-    )
+    batches = [int(update.weights["body.1.num_batches_tracked"]) for update in received]
+    assert int(run.model["body.1.num_batches_tracked"]) == max(batches)
 
 
 def test_the_unclustered_share(federation: Launch) -> None:
-    """With one cluster and sim_t = 1 nobody joins the pair that opens it: three of five stay
-    outside, at every tensor."""
+    """With one cluster and sim_t = 1 no client joins the pair that opens it.
+
+    Three of five thus stay outside, at every tensor.
+    """
     run = federation(toy_task(5), FedSA, options={"cv_t": 0.0, "S": 1, "sim_t": 1.0})
     run.step()
     assert run.strategy.report["unclustered"] == pytest.approx(0.6)
@@ -232,10 +232,8 @@ def test_what_is_recorded(launch: Launch) -> None:
     rows = [json.loads(line) for line in (run.dir / "rounds.jsonl").read_text().splitlines()]
     assert len(rows) == 3
     for row in rows:
-        share = load_file(run.dir / "arrays" / f"fedsa-{row['step']}.safetensors")[
-            "frac_high_per_tensor"
-        ]
-        high = share * sizes
+        arrays = load_file(run.dir / "arrays" / f"fedsa-{row['step']}.safetensors")
+        high = arrays["frac_high_per_tensor"] * sizes
         torch.testing.assert_close(high, high.round(), rtol=0, atol=1e-9)
         assert row["fedsa.high"] == round(float(high.sum())) > 0
         assert row["fedsa.frac_high"] == pytest.approx(row["fedsa.high"] / int(sizes.sum()))
@@ -252,18 +250,19 @@ def test_a_client_with_nan_stops_the_run_or_is_left_out(federation: Launch) -> N
     def drop(plan: list[Any], replies: list[Any]) -> list[Any]:
         return replies[:2] + replies[3:]
 
-    with pytest.raises(
-        RunFailed, match=r"client \d failed in phase 'train', step 1: .*'head.bias'.*NaN"
-    ):
+    failure = r"client \d failed in phase 'train', step 1: .*'head.bias'.*NaN"
+    with pytest.raises(RunFailed, match=failure):
         federation(toy_task(5), FedSA).step(alter=poison)
-    skipped, without = (federation(toy_task(5), FedSA, on_failure="skip") for _ in range(2))
+    skipped = federation(toy_task(5), FedSA, on_failure="skip")
     skipped.step(alter=poison)
+    without = federation(toy_task(5), FedSA, on_failure="skip")
     without.step(alter=drop)
-    assert skipped.sha256 == without.sha256 and len(skipped.strategy.current.failures) == 1
+    assert skipped.sha256 == without.sha256
+    assert len(skipped.strategy.current.failures) == 1
 
 
 @pytest.mark.parametrize(
-    ("setting", "said"),
+    ("setting", "reason"),
     [
         ("cv_t=2", "method.cv_t=2 .*>= 0 and <= 1"),
         ("sim_t=-1", "method.sim_t=-1"),
@@ -276,6 +275,6 @@ def test_a_client_with_nan_stops_the_run_or_is_left_out(federation: Launch) -> N
         ("client_weighting=n", "uniform, samples"),
     ],
 )
-def test_bad_options_are_told_before_anything_runs(launch: Launch, setting: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_bad_options_are_named(launch: Launch, setting: str, reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
         launch("method=fedsa", f"method.{setting}", task=toy_task())

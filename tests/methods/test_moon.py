@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from methods.by_hand import EPOCHS, LR, SIZES, Weights, each, mean, same
 from methods.readouts import arrays, client_state, copied, step_and_replies
-from methods.test_by_hand import EPOCHS, LR, SIZES, Weights, each, mean, same
 from methods.three_classes import DATA, Net, backward, error, features, logits, task
 from torch import Tensor, nn
 

@@ -23,28 +23,31 @@ SETTINGS = [
 ]
 
 
-def reference(params: list[nn.Parameter], s: LocalSettings) -> torch.optim.Optimizer:
-    if s.optimizer == "adam":
-        return torch.optim.Adam(params, lr=s.lr, weight_decay=s.weight_decay)
-    return torch.optim.SGD(params, lr=s.lr, momentum=s.momentum, weight_decay=s.weight_decay)
+def reference(params: list[nn.Parameter], local: LocalSettings) -> torch.optim.Optimizer:
+    if local.optimizer == "adam":
+        return torch.optim.Adam(params, lr=local.lr, weight_decay=local.weight_decay)
+    return torch.optim.SGD(
+        params, lr=local.lr, momentum=local.momentum, weight_decay=local.weight_decay
+    )
 
 
 @pytest.mark.parametrize("options", SETTINGS, ids=str)
 def test_same_bits_as_torch(options: dict[str, Any]) -> None:
-    settings = LocalSettings(lr=0.07, **options)
+    local = LocalSettings(lr=0.07, **options)
     draws = torch.Generator().manual_seed(0)
     start = [torch.randn(shape, generator=draws) for shape in [(7, 5), (7,), ()]]
     ours, theirs = ([nn.Parameter(t.clone()) for t in start] for _ in range(2))
-    mine, other = make(settings, ours), reference(theirs, settings)
+    optimizer = make(local, ours)
+    expected = reference(theirs, local)
     for _ in range(25):
         grads = [torch.randn(t.shape, generator=draws) for t in start]
         for p, g in zip(theirs, grads, strict=True):
             p.grad = g.clone()
-        if settings.clip is not None:
-            nn.utils.clip_grad_norm_(theirs, settings.clip)
-        other.step()
+        if local.clip is not None:
+            nn.utils.clip_grad_norm_(theirs, local.clip)
+        expected.step()
         with torch.no_grad():
-            mine.step([g.clone() for g in grads])
+            optimizer.step([g.clone() for g in grads])
         assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
 

@@ -1,14 +1,13 @@
-"""The network 3-4-3 with ReLU, and five clients without batches, for rounds by hand: its gradients
-are numpy's, in float64.
+"""The network 3-4-3 with ReLU, and five clients, for rounds by hand in float64.
 
-Nobody but client 0 and 1 has every class, so that what a client lacks matters.
+Only clients 0 and 1 have every class, so that it matters which classes a client lacks.
 """
 
 from __future__ import annotations
 
 import numpy as np
 import torch
-from methods.test_by_hand import SIZES, Weights, criterion
+from methods.by_hand import SIZES, Weights, criterion
 from torch import Tensor, nn
 
 from fedhet.task import ClientData, Task
@@ -19,10 +18,8 @@ CLASSES = 3
 class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.body, self.head = (
-            nn.Linear(3, 4, dtype=torch.float64),
-            nn.Linear(4, CLASSES, dtype=torch.float64),
-        )
+        self.body = nn.Linear(3, 4, dtype=torch.float64)
+        self.head = nn.Linear(4, CLASSES, dtype=torch.float64)
 
     def features(self, x: Tensor) -> Tensor:
         return self.body(x).relu()
@@ -31,15 +28,20 @@ class Net(nn.Module):
         return self.head(self.features(x))
 
 
+def labels(pid: int, n: int) -> np.ndarray:
+    """All three classes for clients 0 and 1; 0 and 1, or 1 and 2, for the others."""
+    if pid < 2:
+        return np.arange(n) % CLASSES
+    return np.arange(n) % 2 + pid % 2
+
+
 RNG = np.random.default_rng(3)
-LABELS = [
-    np.arange(n) % CLASSES if pid < 2 else np.arange(n) % 2 + pid % 2 for pid, n in enumerate(SIZES)
-]
+LABELS = [labels(pid, n) for pid, n in enumerate(SIZES)]
 DATA = [(RNG.normal(size=(len(y), 3)) + y[:, None], y) for y in LABELS]
 
 
 def task() -> Task:
-    """Whose clients also test on their training data."""
+    """A task whose clients are also tested on their training data."""
     clients = []
     for x, y in DATA:
         own = torch.from_numpy(x), torch.from_numpy(y)
@@ -61,14 +63,14 @@ def softmax(a: np.ndarray) -> np.ndarray:
 
 
 def error(a: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """The gradient of the cross entropies of logits `a`."""
+    """The gradient of the samples' cross entropies with respect to the logits `a`."""
     return softmax(a) - np.eye(a.shape[1])[y]
 
 
 def backward(
     w: Weights, x: np.ndarray, d_logits: np.ndarray, d_features: np.ndarray | float = 0.0
 ) -> Weights:
-    """The gradient of the mean loss from those of the samples' losses."""
+    """The gradient of the mean loss, from those of the samples' losses by logits and features."""
     h = features(w, x)
     d_logits = d_logits / len(x)
     back = (d_logits @ w["head.weight"] + d_features / len(x)) * (h > 0)

@@ -1,5 +1,7 @@
-"""MOON, FedNTD and FedROD: means over the batch of the package's per-sample losses, for
-adapter.py."""
+"""The losses of MOON, FedNTD and FedROD for adapter.py.
+
+The vectors hold means over the batch; the package computes losses per sample.
+"""
 
 from __future__ import annotations
 
@@ -23,22 +25,14 @@ def _moon_loss(
 ) -> dict[str, Tensor]:
     plugin = MoonPlugin(**params)
     terms = contrastive(z, z_global, z_prev, plugin.tau)
-    return {
-        "contrastive": terms.mean(),
-        "loss": (cross_entropy(logits, y) + plugin.mu * terms).mean(),
-    }
+    loss = (cross_entropy(logits, y) + plugin.mu * terms).mean()
+    return {"contrastive": terms.mean(), "loss": loss}
 
 
 def _ntd_loss(params: Params, local: Tensor, glob: Tensor, y: Tensor) -> dict[str, Tensor]:
     plugin = FedNTDPlugin(**params)
-    return {
-        "loss": (
-            (
-                cross_entropy(local, y)
-                + plugin.beta * not_true_distillation(local, glob, y, plugin.tau)
-            ).mean()
-        )
-    }
+    distilled = not_true_distillation(local, glob, y, plugin.tau)
+    return {"loss": (cross_entropy(local, y) + plugin.beta * distilled).mean()}
 
 
 def _balanced_softmax(params: Params, **inputs: Tensor) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""FedALA, for adapter.py."""
+"""FedALA's function for adapter.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replays FedDisk's vectors."""
+"""FedDisk's functions for adapter.py."""
 
 from __future__ import annotations
 

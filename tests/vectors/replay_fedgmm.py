@@ -1,4 +1,4 @@
-"""FedGMM's part of adapter.py: the cases of fedgmm/aggregate and fedgmm/generate_counts."""
+"""FedGMM's functions for adapter.py."""
 
 from __future__ import annotations
 
@@ -14,16 +14,20 @@ Params = dict[str, Any]
 
 
 def _aggregate(params: Params, x: Tensor | None = None, **parts: Tensor) -> dict[str, Any]:
-    mixtures = [
-        Mixture(*(parts[f"{name}.{j}"] for name in Mixture._fields)) if f"pi.{j}" in parts else None
-        for j in range(params["clients"])
-    ]
-    found = maths.aggregate(params["counts"], mixtures)
-    if found is None:
+    mixtures = [_mixture(parts, j) for j in range(params["clients"])]
+    mixture = maths.aggregate(params["counts"], mixtures)
+    if mixture is None:
         return {"none": True}
-    mean, variance = maths.moments(found)
-    density = {} if x is None else {"logpdf": maths.log_density(found, x)}
-    return {**found._asdict(), "mean": mean, "variance": variance, **density}
+    mean, variance = maths.moments(mixture)
+    density = {} if x is None else {"logpdf": maths.log_density(mixture, x)}
+    return {**mixture._asdict(), "mean": mean, "variance": variance, **density}
+
+
+def _mixture(parts: dict[str, Tensor], j: int) -> Mixture | None:
+    """The mixture of client j; None where it has sent none."""
+    if f"pi.{j}" not in parts:
+        return None
+    return Mixture(*(parts[f"{name}.{j}"] for name in Mixture._fields))
 
 
 def _generate_counts(params: Params, counts: Tensor, available: Tensor) -> dict[str, Any]:

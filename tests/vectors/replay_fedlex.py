@@ -1,4 +1,4 @@
-"""FedLEx's functions, for tests/vectors/adapter.py."""
+"""FedLEx's functions for adapter.py."""
 
 from __future__ import annotations
 
@@ -17,36 +17,24 @@ Params = dict[str, Any]
 
 def _tree(prefix: str, inputs: dict[str, Tensor]) -> Tree:
     """The tensors "<prefix>.<name>" by name."""
-    return {
-        name.removeprefix(f"{prefix}."): t
-        for name, t in inputs.items()
-        if name.startswith(f"{prefix}.")
-    }
+    start = f"{prefix}."
+    return {name.removeprefix(start): t for name, t in inputs.items() if name.startswith(start)}
 
 
 def _deviation(params: Params, **inputs: Tensor) -> dict[str, Tensor]:
-    return {
-        f"D.{name}": d for name, d in deviation(_tree("W0", inputs), _tree("W1", inputs)).items()
-    }
+    deviations = deviation(_tree("W0", inputs), _tree("W1", inputs))
+    return {f"D.{name}": d for name, d in deviations.items()}
 
 
 def _global_guidance(params: Params, **inputs: Tensor) -> dict[str, Tensor]:
-    found = global_guidance(
-        [_tree(f"D.{i}", inputs) for i in range(params["explorers"])],
-        scope=params["scope"],
-        order=params["order"],
-    )
-    return {f"G.{name}": g for name, g in found.items()}
+    deviations = [_tree(f"D.{i}", inputs) for i in range(params["explorers"])]
+    guidance = global_guidance(deviations, scope=params["scope"], order=params["order"])
+    return {f"G.{name}": g for name, g in guidance.items()}
 
 
 def _rounds(params: Params, **inputs: Tensor) -> dict[str, Tensor]:
-    explored = {
-        pid: {"": d}
-        for pid, d in zip(
-            params["explorers"], (inputs[f"D.{pid}"] for pid in params["explorers"]), strict=True
-        )
-    }
-    found: dict[str, Tensor] = {}
+    explored = {pid: {"": inputs[f"D.{pid}"]} for pid in params["explorers"]}
+    guidances: dict[str, Tensor] = {}
     for step, participants in enumerate(params["participants"], 1):
         used = contributors(
             list(explored),
@@ -55,11 +43,12 @@ def _rounds(params: Params, **inputs: Tensor) -> dict[str, Tensor]:
             refresh=params["refresh"],
             empty=params["empty"],
         )
-        previous = found.get(f"G.{step - 1}")
-        found[f"G.{step}"] = (
-            previous if used is None else global_guidance([explored[pid] for pid in used])[""]
-        )  # type: ignore[assignment]
-    return found
+        if used is None:
+            guidance = guidances[f"G.{step - 1}"]
+        else:
+            guidance = global_guidance([explored[pid] for pid in used])[""]
+        guidances[f"G.{step}"] = guidance
+    return guidances
 
 
 def _sgd_steps(params: Params, W: Tensor, grads: Tensor, G: Tensor) -> dict[str, Tensor]:

@@ -1,5 +1,7 @@
-"""FedSA's cases: what is computed at the high entries only is laid out over all entries, as the
-manifest has it."""
+"""FedSA's functions for adapter.py.
+
+What the package computes for the high entries only is spread over all entries, as in the vectors.
+"""
 
 from __future__ import annotations
 
@@ -14,32 +16,32 @@ from fedhet.maths.fedsa import Options
 
 def _aggregate_tensor(params: dict[str, Any], W: Tensor) -> dict[str, Tensor]:
     options = Options(**params)
-    found = fedsa.aggregate_tensor(W, options)
+    result = fedsa.aggregate_tensor(W, options)
 
     def spread(values: Tensor) -> Tensor:
         out = values.new_zeros(len(values), W.shape[1])
-        out[:, found.high] = values
+        out[:, result.high] = values
         return out
 
     labels = torch.full((len(W),), -1)
-    for s, members in enumerate(found.clusters):
+    for s, members in enumerate(result.clusters):
         labels[members] = s
     high = torch.zeros(W.shape[1], dtype=torch.bool)
-    high[found.high] = True
+    high[result.high] = True
     out = {
-        "w": found.w,
-        "cv": found.cv,
+        "w": result.w,
+        "cv": result.cv,
         "high": high,
         "cluster": labels,
-        "sim": found.sim,
-        "mic": spread(found.mic),
+        "sim": result.sim,
+        "mic": spread(result.mic),
     }
-    if found.clusters:
-        alpha = fedsa.cluster_weights(found.mac, fedsa.class_counts(found.mac, options.C), options)
+    if result.clusters:
+        counts = fedsa.class_counts(result.mac, options.C)
         out |= {
-            "mac": spread(found.mac),
-            "alpha": spread(alpha),
-            "wbar": fedsa.cluster_means(W.double(), found.clusters),
+            "mac": spread(result.mac),
+            "alpha": spread(fedsa.cluster_weights(result.mac, counts, options)),
+            "wbar": fedsa.cluster_means(W.double(), result.clusters),
         }
     return out
 

@@ -1,4 +1,4 @@
-"""FedNova, SGDM and FedSGD, for adapter.py."""
+"""The functions of FedNova, SGDM and FedSGD for adapter.py."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ Params = dict[str, Any]
 def _fednova(params: Params, x: Tensor, W: Tensor, n: Tensor, tau: Tensor) -> dict[str, Any]:
     a = [normaliser(t, momentum=params["momentum"], eta_mu=params["eta_mu"]) for t in tau.tolist()]
     old = {"x": x}
-    change, _ = combine(
+    terms = (
         Term(trees.Difference({"x": w}, old), float(k), a_i, a_i)
         for w, k, a_i in zip(W, n, a, strict=True)
     )
+    change, _ = combine(terms)
     return {"a": a, "x_new": trees.add(change, {"x": x})["x"]}
 
 
@@ -35,11 +36,8 @@ def _mfl_local(params: Params, w: Tensor, d: Tensor, grads: Tensor) -> dict[str,
 
 
 def _fedsgd(params: Params, x: Tensor, grads: Tensor, n: Tensor) -> dict[str, Any]:
-    return {
-        "x_new": server_step(
-            {"x": x}, (({"x": g}, float(k)) for g, k in zip(grads, n, strict=True)), params["lr"]
-        )["x"]
-    }
+    weighted = (({"x": g}, float(k)) for g, k in zip(grads, n, strict=True))
+    return {"x_new": server_step({"x": x}, weighted, params["lr"])["x"]}
 
 
 FUNCTIONS: dict[tuple[str, str], Callable[..., dict[str, Any]]] = {

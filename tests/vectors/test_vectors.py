@@ -1,5 +1,7 @@
-"""Published cases, computed by independent float64 code: manifest.json says what each takes and
-returns."""
+"""Published cases, computed by independent float64 code.
+
+manifest.json says what each case takes and returns.
+"""
 
 from __future__ import annotations
 
@@ -28,20 +30,23 @@ def test_case(case: dict[str, Any]) -> None:
         with pytest.raises(ValueError, match=r"\w"):
             replay(case["method"], case["fn"], case["params"], inputs)
         return
-    found = replay(case["method"], case["fn"], case["params"], inputs)
+    outputs = replay(case["method"], case["fn"], case["params"], inputs)
     for name, expected in {**arrays(case, "out"), **case["expect"]}.items():
-        if expected is None or (
-            isinstance(expected, list) and any(isinstance(part, list) for part in expected)
-        ):
-            assert found[name] == expected, name  # groups of unequal sizes are no array
-            continue
-        np.testing.assert_allclose(
-            found[name], expected, rtol=case["rtol"], atol=case["atol"], err_msg=name
-        )
+        if expected is None or is_nested(expected):
+            assert outputs[name] == expected, name
+        else:
+            np.testing.assert_allclose(
+                outputs[name], expected, rtol=case["rtol"], atol=case["atol"], err_msg=name
+            )
     for name, array in before.items():
         np.testing.assert_array_equal(inputs[name], array, err_msg=f"{name} was changed in place")
 
 
-def test_unknown_function_is_told() -> None:
+def is_nested(expected: Any) -> bool:
+    """Whether it is a list of lists, such as groups of unequal sizes, which form no array."""
+    return isinstance(expected, list) and any(isinstance(part, list) for part in expected)
+
+
+def test_an_unknown_function_is_reported() -> None:
     with pytest.raises(LookupError, match="hosts/nothing"):
         replay("hosts", "nothing", {}, {})

@@ -1,0 +1,149 @@
+"""The small networks of FedDisk, which know nothing of rounds: MADE and a binary classifier."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from math import isfinite
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedhet import optimizers, streams, trees
+from fedhet.maths import feddisk
+from fedhet.maths.feddisk import Masks, nll
+from fedhet.messages import LocalSettings
+from fedhet.optimizers import derivative
+from fedhet.phases import EarlyStopping
+from fedhet.site import Site
+from fedhet.trees import Tree
+
+
+def initial_made(site: Site, dim: int, hidden: int) -> Tree:
+    """The weights from which the global MADE and every local one start, on the site's device.
+
+    They are a function of the run's seed.
+    """
+    draws = streams.torch_generator(site.seed, "feddisk.init")
+    return trees.map(lambda t: t.to(site.device), feddisk.initial(dim, hidden, draws))
+
+
+def fit_made(
+    made: Tree,
+    mask: Masks,
+    x: Tensor,
+    held_out: Tensor,
+    settings: LocalSettings,
+    patience: int,
+    draws: torch.Generator,
+) -> Tree:
+    """Fit a MADE to x (n, D), and return it as it was after its best epoch.
+
+    Args:
+        made: the initial weights, which are changed in place.
+        mask: the masks.
+        x: (n, D) the training samples.
+        held_out: (m, D) the validation samples; the best epoch has the lowest loss on them.
+        settings: how it is trained.
+        patience: stop after so many epochs without a lower validation loss.
+        draws: for the order of the samples.
+    """
+    stop = EarlyStopping(patience)
+    best = made
+    for _ in made_epochs("local MADE", made, mask, x, settings, draws):
+        stopped = stop(mean_nll(made, mask, held_out))
+        if not stop.stale:
+            best = trees.map(lambda t: t.detach().clone(), made)
+        if stopped:
+            break
+    return best
+
+
+def made_epochs(
+    what: str, made: Tree, mask: Masks, x: Tensor, settings: LocalSettings, draws: torch.Generator
+) -> Iterator[float]:
+    """Train a MADE in place by maximum likelihood on x (n, D), as `descend` does."""
+
+    def losses(index: Tensor) -> Tensor:
+        return nll(made, mask, x[index])
+
+    return descend(what, losses, list(made.values()), len(x), settings, draws)
+
+
+@torch.no_grad()
+def mean_nll(made: Tree, mask: Masks, x: Tensor) -> float:
+    """The mean negative log likelihood of x (n, D)."""
+    return float(nll(made, mask, x).double().mean())
+
+
+def classify(
+    zeros: Tensor,
+    ones: Tensor,
+    at: Tensor,
+    hidden: int,
+    settings: LocalSettings,
+    stop: EarlyStopping,
+    draws: torch.Generator,
+) -> Tensor:
+    """Train a classifier to tell `zeros` from `ones`, and return P(1 | z) (n,) of the rows of `at`.
+
+    It has one hidden layer with ReLU, and is initialised from torch's global random stream.
+
+    Args:
+        zeros: (n0, D) the samples of class 0.
+        ones: (n1, D) the samples of class 1.
+        at: (n, D) the samples to classify.
+        hidden: the number of hidden units.
+        settings: how it is trained.
+        stop: ends the training, called with each epoch's mean loss.
+        draws: for the order of the samples.
+    """
+    x = torch.cat([zeros, ones])
+    y = torch.cat([x.new_zeros(len(zeros)), x.new_ones(len(ones))]).long()
+    net = nn.Sequential(nn.Linear(x.shape[1], hidden), nn.ReLU(), nn.Linear(hidden, 2))
+    net = net.to(x.device)
+
+    def losses(index: Tensor) -> Tensor:
+        return functional.cross_entropy(net(x[index]), y[index], reduction="none")
+
+    for loss in descend("classifier", losses, list(net.parameters()), len(y), settings, draws):
+        if stop(loss):
+            break
+    with torch.no_grad():
+        probabilities: Tensor = net(at).softmax(1)
+    return probabilities[:, 1]
+
+
+def descend(
+    what: str,
+    losses: Callable[[Tensor], Tensor],
+    params: Sequence[Tensor],
+    n: int,
+    settings: LocalSettings,
+    draws: torch.Generator,
+) -> Iterator[float]:
+    """Train `settings.epochs` epochs, and yield the mean loss of each.
+
+    Args:
+        what: what is trained, for the error message.
+        losses: the losses (B,) of the samples at the indices (B,).
+        params: what is changed in place.
+        n: the number of samples.
+        settings: the optimiser and its settings.
+        draws: for the order of the samples, which are shuffled anew in every epoch.
+
+    Raises:
+        ValueError: the loss is NaN or infinite.
+    """
+    optimizer = optimizers.make(settings, params)  # type: ignore[arg-type]
+    for _ in range(settings.epochs):
+        total = 0.0
+        for index in torch.randperm(n, generator=draws).split(settings.batch_size):
+            batch_losses = losses(index)
+            grads = derivative(batch_losses, None, params)
+            with torch.no_grad():
+                optimizer.step(grads)
+            total += float(batch_losses.detach().sum())
+        if not isfinite(total):
+            raise ValueError(f"the loss of the {what} is {total}; a smaller learning rate may help")
+        yield total / n

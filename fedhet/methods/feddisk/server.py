@@ -1,0 +1,190 @@
+"""FedDisk's server half: averages the MADEs, stops their training, and records what it cost."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import torch
+
+from fedhet import trees
+from fedhet.errors import ConfigError
+from fedhet.messages import Broadcast, Update
+from fedhet.methods.feddisk import networks
+from fedhet.methods.feddisk.client import ESS, VAL
+from fedhet.metrics import comm_cost
+from fedhet.phases import EarlyStopping, Phase
+from fedhet.plugin import Plugin, Report
+from fedhet.trees import Tree
+
+log = logging.getLogger("fedhet")
+
+SLOT = "density"  # the global MADE
+
+
+class ServerHalf(Plugin):
+    """Declares the phases `density` and `weigh`, and merges their replies.
+
+    The annotated options are those of FedDiskPlugin.
+    """
+
+    ratio: str
+    hidden: int
+    made_patience: int
+    made_max_rounds: int
+    min_samples: int
+
+    def setup(self) -> None:
+        self.server.site.task.check_density(self.name)
+        self._check_ratio()
+        if self.ratio != "raw" and max(self.server.sizes) < self.min_samples:
+            log.warning(
+                "feddisk: every client has fewer than min_samples=%d samples: all weights are 1,"
+                " and no client validates the global MADE, so all made_max_rounds=%d rounds are"
+                " executed",
+                self.min_samples,
+                self.made_max_rounds,
+            )
+        self._early = EarlyStopping(self.made_patience)
+        self._best: Tree = {}  # the global MADE with the lowest validation loss
+        self._made_rounds = 0  # E_1
+        self._train_rounds = 0  # E_2
+
+    def _check_ratio(self) -> None:
+        """Refuse or warn of ratio=raw where it is not a simulation's; refuse others in FedDiskAb.
+
+        Raises:
+            ConfigError: the ratio does not fit the engine or the method.
+        """
+        if self.ratio != "raw":
+            if self.server.name == "feddiskab":
+                raise ConfigError(
+                    "method=feddiskab is FedDisk with plugin.feddisk.ratio=raw and refuses"
+                    f" ratio={self.ratio}; leave plugin=[feddisk] and the ratio out, or use"
+                    " method=feddisk"
+                )
+            return
+        if not self.server.site.simulated:
+            raise ConfigError(
+                "plugin.feddisk.ratio=raw (FedDiskAb) pools the clients' raw data, which only a"
+                " simulation can do: run it with engine=local or engine=ray"
+            )
+        log.warning(
+            "feddisk: ratio=raw (FedDiskAb) pools the raw data of all clients; it is a"
+            " simulation, not federated learning"
+        )
+
+    def slots(self) -> dict[str, Tree]:
+        if self.ratio == "raw":
+            return {}
+        site = self.server.site
+        return {SLOT: networks.initial_made(site, site.task.inputs[0].numel(), self.hidden)}
+
+    def phases(self) -> list[Phase]:
+        density = Phase(
+            "density",
+            self.made_max_rounds,
+            self._average_mades,
+            check=self._check_density,
+            slot=SLOT,
+            cohort=1.0,
+            until=self._stopped,
+            after=self._restore_best,
+        )
+        weigh = Phase(
+            "weigh",
+            1,
+            self._record_sizes,
+            check=self._check_weigh,
+            slot="" if self.ratio == "raw" else SLOT,
+            cohort=1.0,
+            uploads=False,
+        )
+        return [weigh] if self.ratio == "raw" else [density, weigh]
+
+    def outgoing(self, msg: Broadcast, cohort: list[int]) -> None:
+        if msg.trains:
+            self._train_rounds += 1
+        self.report = self._costs()
+
+    # ---- phase 1, "density": the federation trains the global MADE
+    def _check_density(self, update: Update) -> None:
+        if VAL in update.extras or update.num_examples >= self.min_samples:
+            update.scalar(VAL)
+
+    def _average_mades(self, updates: Iterator[Update], old: Tree) -> Tree:
+        """The merge of `density`: equation 12, by n_k whatever the host's own weights are.
+
+        The clients' validation losses are those of the MADE with which the round began.
+        """
+        change = trees.Sum()
+        total_loss = 0.0
+        validating = 0  # the samples of the clients that validate
+        for update in updates:
+            n = update.num_examples
+            change.add(update.change, n)
+            if VAL in update.extras:
+                total_loss += n * update.scalar(VAL)
+                validating += n
+        self._made_rounds += 1
+        self.report = self._costs()
+        if validating:
+            loss = total_loss / validating
+            self.report["val_loss"] = loss
+            self._early(loss)
+            if not self._early.stale:
+                self._best = old
+        return trees.add(change.mean(reuse=True), old)
+
+    def _stopped(self) -> bool:
+        return self._early.stale >= self._early.patience
+
+    def _restore_best(self) -> None:
+        """Put the best MADE back, unless the loss fell until the last permitted round.
+
+        In that case the newest one stays, which no client has validated.
+        """
+        if self._early.stale:
+            self.server.weights[SLOT] = self._best
+
+    # ---- phase 2, "weigh": each client estimates the density ratio of its samples
+    def _check_weigh(self, update: Update) -> None:
+        if ESS not in update.metrics:
+            raise ValueError(f"the reply lacks the metric {ESS!r}")
+
+    def _record_sizes(self, updates: Iterator[Update], old: Tree) -> Tree:
+        """The merge of `weigh`: record the clients' effective sample sizes; no weights change."""
+        shares = {update.pid: update.metrics[ESS] for update in updates}
+        low = [pid for pid, share in shares.items() if share < 0.5]
+        if low:
+            worst = min(low, key=shares.__getitem__)
+            log.warning(
+                "feddisk: the effective sample size is below n_k / 2 for %d of %d clients, the"
+                " lowest %.2f n_k for client %d: the weights make their updates noisier",
+                len(low),
+                len(shares),
+                shares[worst],
+                worst,
+            )
+        ess = torch.tensor(list(shares.values()), dtype=torch.float64)
+        self.report = {
+            "ess": ess,
+            "pids": torch.tensor(list(shares)),
+            "ess_mean": float(ess.mean()),
+            "ess_min": float(ess.min()),
+            "unweighted": sum(self.server.sizes[pid] < self.min_samples for pid in shares),
+            **self._costs(),
+        }
+        return {}
+
+    # ---- costs
+    def _costs(self) -> Report:
+        """E_1, and the cost of equation 19 so far (equation 18 without a MADE)."""
+        made = self._numbers(SLOT) if SLOT in self.server.weights else 0
+        cost = comm_cost(self._numbers("model"), self._train_rounds, made, self._made_rounds)
+        return {"E1": self._made_rounds, "cost": cost}
+
+    def _numbers(self, slot: str) -> int:
+        """How many numbers travel one way with this slot."""
+        sent = self.server.sent(slot)
+        return sum(t.numel() for t in sent.values() if t.is_floating_point())

@@ -1,0 +1,143 @@
+"""FedGMM's client half: fits mixtures to the client's samples, and draws from everyone's."""
+
+from __future__ import annotations
+
+import logging
+import math
+
+import torch
+from torch import Tensor
+
+from fedhet import streams
+from fedhet.maths import fedgmm as maths
+from fedhet.maths.fedgmm import Mixture
+from fedhet.messages import Broadcast, Update, kind
+from fedhet.methods.fedgmm.mixtures import MIXTURES, checked_size, pack, unpack
+from fedhet.plugin import Plugin
+from fedhet.task import Samples
+
+log = logging.getLogger("fedhet")
+
+COUNTS = "fedgmm.counts"
+GLOBAL_MAX = "fedgmm.global_max"
+GENERATED = "fedgmm.generated"
+KEPT = "fedgmm.samples"  # state: x (m, ...) uint8, y (m,)
+
+
+class ClientHalf(Plugin):
+    """Serves the phases `fit` and `share`, and adds the generated samples to every training.
+
+    The annotated options are those of FedGMMPlugin.
+    """
+
+    components: int
+    reg_covar: float
+    target: str | int
+    min_class_samples: int
+    gen_weight: float
+    max_payload_mb: float
+
+    # ---- phase "fit"
+    def fit(self, msg: Broadcast) -> Update:
+        """Fit one mixture to each class of which the client has enough samples, and send them."""
+        site = self.client.site
+        pid = self.client.pid
+        data = self._pixels()
+        d = math.prod(data.x.shape[1:])
+        counts = data.y.bincount(minlength=site.task.classes).cpu()
+        components = {
+            c: maths.components(n, self.components)
+            for c, n in enumerate(counts.tolist())
+            if n >= self.min_class_samples
+        }
+        checked_size("this client", sum(components.values()), d, self.max_payload_mb)
+        mixtures: dict[int, Mixture] = {}
+        not_converged = 0
+        for c, k in components.items():
+            x = data.x[data.y == c].flatten(1)
+            seed = streams.integer(site.seed, f"fedgmm.em.{c}", msg.phase, msg.step, pid)
+            mixtures[c], converged = maths.fit(x, k, reg_covar=self.reg_covar, seed=seed)
+            if not converged:
+                not_converged += 1
+                log.warning(
+                    "fedgmm: client %d, class %d: EM has not converged; the mixture of its last"
+                    " step is used",
+                    pid,
+                    c,
+                )
+        return Update(
+            pid,
+            self.client.num_examples,
+            extras={COUNTS: counts, MIXTURES: pack(mixtures, d)},
+            metrics={"fedgmm.not_converged": float(not_converged)},
+        )
+
+    # ---- phase "share"
+    def share(self, msg: Broadcast) -> Update:
+        """Draw the samples that this client lacks of each class, once for the whole run."""
+        site = self.client.site
+        pid = self.client.pid
+        data = self._pixels()
+        shape = data.x.shape[1:]
+        classes = site.task.classes
+        mixtures = unpack(msg.tree(MIXTURES), math.prod(shape), classes)
+        missing = maths.generate_counts(
+            counts=data.y.bincount(minlength=classes).cpu(),
+            available=torch.tensor([c in mixtures for c in range(classes)]),
+            target=self.target,
+            global_max=msg.integer(GLOBAL_MAX) if GLOBAL_MAX in msg.extras else 0,
+        )
+        total = int(missing.sum())
+        x = torch.empty(total, math.prod(shape), dtype=torch.uint8)
+        for c, part in enumerate(x.split(missing.tolist())):
+            if len(part):
+                draws = streams.generator(site.seed, f"fedgmm.draw.{c}", msg.phase, msg.step, pid)
+                part.copy_(maths.sample(mixtures[c], len(part), draws).mul_(255).round_())
+        y = torch.arange(classes, dtype=data.y.dtype).repeat_interleave(missing)
+        # Also where nothing is missing: the state shows that the phase has been here.
+        self.client.state.put(KEPT, {"x": x.unflatten(1, shape), "y": y})
+        return Update(pid, self.client.num_examples, extras={GENERATED: total})
+
+    # ---- training
+    def data(self, raw: Samples) -> Samples:
+        if not self.client.msg.trains:  # a phase of this plug-in
+            return raw
+        generated = self.client.state.get(KEPT)
+        if generated is None:
+            raise ValueError(
+                "the client has no generated samples: phase 'fedgmm.share' has not reached it, or"
+                " failed there"
+            )
+        x = generated["x"].to(raw.x.device).to(raw.x.dtype).div_(255)
+        y = generated["y"].to(raw.x.device)
+        return Samples(torch.cat([raw.x, x]), torch.cat([raw.y, y]))
+
+    def sample_weights(self, data: Samples) -> Tensor | None:
+        if self.gen_weight == 1:
+            return None
+        weights = data.x.new_full((len(data),), self.gen_weight)
+        weights[: self.client.num_examples] = 1
+        return weights
+
+    def _pixels(self) -> Samples:
+        """The real training samples.
+
+        Raises:
+            ValueError: the inputs are not in [0, 1], or the labels are not classes.
+        """
+        site = self.client.site
+        pid = self.client.pid
+        classes = site.task.classes
+        data = site.floating(site.task.clients[pid].train)
+        low, high = (float(bound) for bound in data.x.aminmax())
+        if not (low >= 0 and high <= 1):  # also where they are NaN
+            raise ValueError(
+                f"fedgmm models pixels in [0, 1], but those of client {pid} lie in [{low}, {high}]"
+            )
+        first, last = (bound.item() for bound in data.y.aminmax())
+        if data.y.ndim != 1 or data.y.is_floating_point() or first < 0 or last >= classes:
+            raise ValueError(
+                f"fedgmm needs labels 0 to {classes - 1}; client {pid} has {kind(data.y)}, from"
+                f" {first} to {last}"
+            )
+        return data

@@ -1,0 +1,180 @@
+"""FedGMM's server half: pools the clients' mixtures and hands them to everyone."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from fedhet.errors import ConfigError
+from fedhet.maths import fedgmm as maths
+from fedhet.maths.fedgmm import Mixture
+from fedhet.messages import Broadcast, Update
+from fedhet.methods.fedgmm.client import COUNTS, GENERATED, GLOBAL_MAX
+from fedhet.methods.fedgmm.mixtures import MIXTURES, checked_size, pack, unpack
+from fedhet.phases import Phase
+from fedhet.plugin import Plugin
+from fedhet.trees import Tree
+
+log = logging.getLogger("fedhet")
+
+
+class ServerHalf(Plugin):
+    """Declares the phases `fit` and `share`, merges their replies, and schedules the training.
+
+    The annotated options are those of FedGMMPlugin.
+    """
+
+    components: int
+    psi: float
+    target: str | int
+    min_class_samples: int
+    max_components: int | None
+    agg_count: str
+    max_payload_mb: float
+
+    def setup(self) -> None:
+        task = self.server.site.task
+        if not task.classes:
+            raise ConfigError("plugin 'fedgmm' needs a task with classes; this one has none")
+        task.check_density(self.name)
+        weighs_by_samples = self.server.base_weight(Update(0, num_examples=2)) == 2
+        if self.agg_count == "augmented" and not weighs_by_samples:
+            raise ConfigError(
+                f"plugin 'fedgmm' refuses method={self.server.name} with"
+                " plugin.fedgmm.agg_count=augmented: it adds drawn samples to n_k, by which this"
+                " method does not weigh clients; use agg_count=original"
+            )
+        # The number of pixels; without a global test set the first client's mixtures decide.
+        self._d = None if task.test is None else math.prod(task.test.x.shape[1:])
+        self._pooled: Tree = {}  # the packed mixtures of all clients, until they are shared
+        self._global_max = 0  # the largest class of any client
+        self._generated: dict[int, int] = {}  # client -> how many samples it drew
+
+    def phases(self) -> list[Phase]:
+        return [
+            Phase("fit", 1, self._pool_mixtures, check=self._check_fit, slot="", cohort=1.0),
+            Phase("share", 1, self._note_generated, check=self._check_share, slot="", cohort=1.0),
+        ]
+
+    def outgoing(self, msg: Broadcast, cohort: list[int]) -> None:
+        if msg.phase == "fedgmm.share":
+            msg.extras[MIXTURES] = self._pooled
+            if self.target == "global_max":
+                msg.extras[GLOBAL_MAX] = self._global_max
+        if msg.trains:  # algorithm 1, line 8
+            msg.local = replace(msg.local, lr=msg.local.lr * (1 - self.psi) ** (msg.step - 1))
+
+    # ---- phase "fit"
+    def _check_fit(self, update: Update) -> None:
+        """Every class with enough samples has a mixture, of no more components than it may have."""
+        counts, mixtures = self._unpacked(update)
+        for c, n in enumerate(counts):
+            if (n >= self.min_class_samples) != (c in mixtures):
+                raise ValueError(
+                    f"extra {MIXTURES!r}, class {c}: {n} samples and"
+                    f" {'a' if c in mixtures else 'no'} mixture; a mixture is expected if and only"
+                    f" if there are min_class_samples={self.min_class_samples} samples"
+                )
+            if c not in mixtures:
+                continue
+            most = maths.components(n, self.components)
+            if len(mixtures[c].pi) > most:
+                raise ValueError(
+                    f"extra {MIXTURES!r}, class {c}: {len(mixtures[c].pi)} components of {n}"
+                    f" samples; at most {most} are expected"
+                )
+        if mixtures and self._d is None:
+            self._d = next(iter(mixtures.values())).mu.shape[1]
+
+    def _unpacked(self, update: Update) -> tuple[list[int], dict[int, Mixture]]:
+        """A reply's samples by class, and its mixtures by class."""
+        classes = self.server.site.task.classes
+        counts = update.counts(COUNTS, update.num_examples, classes)
+        return counts.tolist(), unpack(update.tree(MIXTURES), self._d, classes)
+
+    def _pool_mixtures(self, updates: Iterator[Update], old: Tree) -> Tree:
+        """The merge of `fit`: concatenate the clients' mixtures of each class.
+
+        They are in the order of client ids, whatever that of the cohort.
+        """
+        replies = {update.pid: self._unpacked(update) for update in updates}
+        pids = sorted(replies)
+        counts = torch.tensor([replies[pid][0] for pid in pids])
+        pooled: dict[int, Mixture] = {}
+        for c in range(self.server.site.task.classes):
+            mixture = maths.aggregate(
+                counts[:, c].tolist(), [replies[pid][1].get(c) for pid in pids]
+            )
+            if mixture is not None and self.max_components is not None:
+                mixture = maths.reduce(mixture, self.max_components)
+            if mixture is not None:
+                pooled[c] = mixture
+        absent = self._warn_of_absent(pooled)
+        thin = self._warn_of_thin(counts)
+        d = self._d or 0
+        self._pooled = pack(pooled, d)
+        self._global_max = int(counts.max())
+        components = len(self._pooled["label"])
+        megabytes = checked_size("all clients", components, d, self.max_payload_mb)
+        log.info("fedgmm: %d components, %.1f MB to each client", components, megabytes)
+        self.report = {
+            "counts": counts,
+            "pids": torch.tensor(pids),
+            "components": components,
+            "thin": thin,
+            "megabytes": megabytes,
+            "absent": absent,
+        }
+        return {}
+
+    def _warn_of_absent(self, pooled: dict[int, Mixture]) -> int:
+        """Return the number of classes without any mixture; warn where there are some."""
+        absent = [c for c in range(self.server.site.task.classes) if c not in pooled]
+        if absent:
+            log.warning(
+                "fedgmm: no client has a mixture of the classes %s; nothing is generated for them",
+                absent,
+            )
+        return len(absent)
+
+    def _warn_of_thin(self, counts: Tensor) -> int:
+        """Return the number of clients' mixtures with fewer than 10 samples per component.
+
+        Warn where there are some.
+        """
+        enough = 10 * self.components
+        fitted = counts >= self.min_class_samples
+        thin = int((fitted & (counts < enough)).sum())
+        if thin:
+            log.warning(
+                "fedgmm: privacy: %d of the %d mixtures are fitted to fewer than %d samples; their"
+                " components may be near-copies of images",
+                thin,
+                int(fitted.sum()),
+                enough,
+            )
+        return thin
+
+    # ---- phase "share"
+    def _check_share(self, update: Update) -> None:
+        update.integer(GENERATED)
+
+    def _note_generated(self, updates: Iterator[Update], old: Tree) -> Tree:
+        """The merge of `share`: note how many samples each client drew, and drop the mixtures."""
+        self._generated = {update.pid: update.integer(GENERATED) for update in updates}
+        self._pooled = {}
+        self.report = {"generated": sum(self._generated.values())}
+        return {}
+
+    # ---- training
+    def incoming(self, updates: Iterator[Update], old: Tree) -> Iterator[Update]:
+        for update in updates:
+            if self.agg_count == "augmented":
+                generated = self._generated.get(update.pid, 0)
+                update.weight *= 1 + generated / update.num_examples
+            yield update

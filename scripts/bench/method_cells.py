@@ -1,0 +1,101 @@
+"""What each method costs, compared with its host plus the method's own arithmetic."""
+
+from __future__ import annotations
+
+from harness import Goal, Result, alternate, ratio
+
+GENERATED_PER_CLASS = 60  # FedGMM's target
+SERVER_STEPS = 50  # FedGen's steps on its generator in each round
+SLACK = 1.15  # how much a method may take beyond its arithmetic, by the host's round
+
+# What a method adds to its host, in words; arithmetic.py times it. A plug-in of the same name is
+# the same code. Without batch norm FedBN is FedAvg, so both run on a model that has it.
+OWN_ARITHMETIC = {
+    "fedbabu": "nothing: it sends less",
+    "fednova": "nothing: a few numbers per client",
+    "fedsgd": "nothing: one gradient instead of 60 steps",
+    "fedprox": "g += mu (w - x) in each step",
+    "fedlex": "g *= G in each step",
+    "sgdm": "d = gamma d + g in each step, and a second mean, that of d",
+    "scaffold": (
+        "g += c - c_i in each step; the work of five means: each client's new control, its old one"
+        " recovered, two more sums"
+    ),
+    "feddisk": "a weight for each sample in each step",
+    "feddiskab": "a weight for each sample in each step",
+    "fedgmm": f"steps on generated samples, {GENERATED_PER_CLASS} of each missing class",
+    "fednorm": "one inference pass over each client's data",
+    "fedsa": "five times the mean of the same trees (its goal in the cell 'server')",
+    "moon": "two more forward passes in each step, and the contrast of the features",
+    "fedntd": "one more forward pass in each step, and the distillation",
+    "fedrod": "the balanced softmax, and a step of the personal head beside each step",
+    "ditto": "a second training, with g += lam (v - x) in each step",
+    "fedbn": "nothing: it sends less",
+    "fedala": (
+        "a pass over 80 % of the samples in separate steps: the gradient of the last layer, and the"
+        " mixing of that layer"
+    ),
+    "fedgen": (
+        "the loss of a generated batch in each step;"
+        f" {SERVER_STEPS} steps on the generator in each round"
+    ),
+    "fedpcl": (
+        "contrasts of features instead of the cross entropy, clipping; an inference pass over each"
+        " client's data"
+    ),
+    "fedavgm": "three operations per parameter and round in float64",
+    "fedadam": "twelve operations per parameter and round in float64",
+    "fedyogi": "twelve operations per parameter and round in float64",
+    "fedadagrad": "twelve operations per parameter and round in float64",
+}
+# Phases before the training are kept short, because only the training rounds are compared.
+SHORT_PHASES = {
+    "fedlex": ["plugin.fedlex.c_exp=2", "plugin.fedlex.e_exp=1"],
+    "fedgmm": [f"plugin.fedgmm.target={GENERATED_PER_CLASS}", "plugin.fedgmm.components=1"],
+    "feddisk": [
+        "plugin.feddisk.made_max_rounds=1",
+        "plugin.feddisk.local_max_epochs=1",
+        "plugin.feddisk.clf_max_epochs=1",
+    ],
+    "feddiskab": ["plugin.feddisk.clf_max_epochs=1"],
+    "fedgen": [f"method.server_steps={SERVER_STEPS}"],
+}
+
+
+def _command(method: str, workload: str = "W1") -> list[str]:
+    """The method on the first ten clients, with five timed rounds.
+
+    All ten take part in every round, so that every timed round includes what they remember.
+    FedALA's first learning, which lasts until its loss settles, is in the first of these rounds;
+    its best round is one of the usual ones.
+    """
+    options = ["rounds=6", f"method={method}", *SHORT_PHASES.get(method, [])]
+    return ["fedhet_system.py", workload, "--pixels", "--same", *options]
+
+
+def methods(reps: int) -> Result:
+    """Training rounds of each method relative to FedAvg's, on W1's model and ten clients."""
+    systems = alternate(
+        {
+            "floor": ["floor.py", "W1"],
+            **{name: _command(name) for name in ("fedavg", *OWN_ARITHMETIC) if name != "fedbn"},
+            **{f"{name}, batch norm": _command(name, "W1-norm") for name in ("fedavg", "fedbn")},
+            "arithmetic": ["arithmetic.py"],
+        },
+        reps,
+    )
+    arithmetic = systems["arithmetic"]
+    # arithmetic.py reports it relative to the floor's round; the goals are relative to the host's.
+    floor = ratio(systems["floor"].best, systems["fedavg"].best) or 1.0
+    own = {name: floor * (arithmetic.value(name) or 0.0) for name in OWN_ARITHMETIC}
+    # A step on a generated sample costs what a step on a real sample costs.
+    own["fedgmm"] = arithmetic.value("generated") or 0.0
+    goals = []
+    for name, words in OWN_ARITHMETIC.items():
+        model = ", batch norm" if name == "fedbn" else ""
+        measured = ratio(systems[name + model].best, systems["fedavg" + model].best)
+        what = f"{name}, best; own arithmetic {own[name]:.2f}: {words}"
+        goals.append(Goal(what, measured, SLACK + own[name]))
+    latents = "FedNorm's latents, in inference passes over the client's data"
+    goals.append(Goal(latents, arithmetic.value("latents"), 1.1))
+    return Result(goals, systems)

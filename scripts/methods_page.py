@@ -1,0 +1,294 @@
+"""Builds docs/methods.md, the page about all methods.
+
+    python scripts/methods_page.py            write the page
+    python scripts/methods_page.py --check    exit with code 1 if the page is not up to date
+
+A section has three sources: the docstring of the method's module (paper, equations, messages,
+deviations), its options in conf/ with defaults and help, and the text that is written by hand in
+docs/methods/ (idea, measurements, commands). Methods that share a module share a section.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import re
+import sys
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))  # this checkout's fedhet, wherever the command is started
+
+from omegaconf import OmegaConf  # noqa: E402
+
+from fedhet.config import catalogue  # noqa: E402
+
+COMMAND = "python scripts/methods_page.py"
+PAGE = ROOT / "docs" / "methods.md"
+NOTES = ROOT / "docs" / "methods"
+SERVER_OPT = "fedhet.server_opt"
+HEADER = f"""\
+# Methods
+
+*`{COMMAND}` (`make docs`) generates this page from the docstrings in
+fedhet/methods/, the options in conf/, and the texts in docs/methods/. Edit those instead.*
+"""
+LIST_ITEM = r"[-*] |\d+\. "
+MESSAGE_KEYS = ("down", "up", "client keeps", "server keeps")
+
+
+@dataclass(frozen=True)
+class Section:
+    """The methods that one module defines.
+
+    Attributes:
+        module: the module's dotted name.
+        methods: their names in conf/method.
+        plugins: the plug-ins of the same module, by their names in conf/plugin.
+        server_opts: the server optimisers that define the methods.
+    """
+
+    module: str
+    methods: list[str]
+    plugins: list[str]
+    server_opts: list[str]
+
+    @property
+    def title(self) -> str:
+        """The methods' names as their papers write them."""
+        names = [catalogue.title("method", method).partition(":")[0] for method in self.methods]
+        return " and ".join([", ".join(names[:-1]), names[-1]] if names[1:] else names)
+
+    @property
+    def choices(self) -> list[str]:
+        """What selects them on the command line."""
+        return [
+            *(f"method={method}" for method in self.methods),
+            *(f"plugin=[{plugin}]" for plugin in self.plugins),
+            *(f"server_opt={optimizer}" for optimizer in self.server_opts),
+        ]
+
+    @property
+    def options(self) -> list[tuple[str, str]]:
+        """(path below conf/, prefix of the options on the command line)."""
+        return [
+            *((f"method/{method}", "method") for method in self.methods),
+            *((f"plugin/{plugin}", f"plugin.{plugin}") for plugin in self.plugins),
+            *((f"server_opt/{optimizer}", "server_opt") for optimizer in self.server_opts),
+        ]
+
+    @property
+    def source(self) -> Path:
+        """The file with the module's docstring."""
+        path = ROOT.joinpath(*self.module.split("."))
+        return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+
+    @property
+    def notes(self) -> Path:
+        """The file with the text that is written by hand."""
+        return NOTES / f"{self.module.rpartition('.')[2]}.md"
+
+
+def sections() -> list[Section]:
+    """All sections: FedAvg, the server optimisers, then the others in alphabetical order."""
+    optimizers = [name for name in catalogue.choices("server_opt") if name != "none"]
+    by_module: dict[str, Section] = {}
+    for method in catalogue.choices("method"):
+        server_opts = [method] if method in optimizers else []
+        module = SERVER_OPT if server_opts else _module("method", method)
+        section = by_module.setdefault(module, Section(module, [], [], []))
+        section.methods.append(method)
+        section.server_opts.extend(server_opts)
+    for plugin in catalogue.choices("plugin"):
+        by_module[_module("plugin", plugin)].plugins.append(plugin)
+    first = [by_module.pop("fedhet.methods.fedavg"), by_module.pop(SERVER_OPT)]
+    return [*first, *sorted(by_module.values(), key=lambda section: section.title.lower())]
+
+
+def _module(group: str, choice: str) -> str:
+    """The module that the choice's `_target_` names."""
+    node = OmegaConf.load(catalogue.CONF / group / f"{choice}.yaml")
+    target: str = node.get("method", node)["_target_"]
+    return target.rpartition(".")[0]
+
+
+def page() -> str:
+    """The text of docs/methods.md.
+
+    Raises:
+        SystemExit: a file in docs/methods/ belongs to no section, or a section has none.
+    """
+    introduction, details = _notes(NOTES / "introduction.md")
+    every = sections()
+    expected = {"README.md", "introduction.md", *(section.notes.name for section in every)}
+    if stray := sorted(expected ^ {path.name for path in NOTES.glob("*.md")}):
+        raise SystemExit(f"docs/methods/ has too many or too few files: {', '.join(stray)}")
+    parts = [HEADER, introduction, _contents(every), details, *map(_section, every)]
+    return "\n\n".join(part.strip("\n") for part in parts if part) + "\n"
+
+
+def _contents(every: list[Section]) -> str:
+    """A table with a line for each method."""
+    lines = ["| method | what it does |", "|---|---|"]
+    for section in every:
+        anchor = re.sub(r"[^\w\- ]", "", section.title.lower()).replace(" ", "-")
+        for method in section.methods:
+            name, _, about = catalogue.title("method", method).partition(": ")
+            lines.append(f"| [{name}](#{anchor}) | {_cell(about)} |")
+    return "\n".join(lines)
+
+
+def _section(section: Section) -> str:
+    """One section of the page."""
+    idea, details = _notes(section.notes)
+    docstring = ast.get_docstring(ast.parse(section.source.read_text(encoding="utf-8"))) or ""
+    blocks = list(_blocks(docstring))
+    rendered = [_render(*block) for block in blocks]
+    leading = next((i for i, (kind, _) in enumerate(blocks) if kind != "prose"), len(blocks))
+    source = section.source.relative_to(ROOT).as_posix().removesuffix("/__init__.py")
+    choices = ", ".join(f"`{choice}`" for choice in section.choices)
+    options = [_options(path, prefix) for path, prefix in section.options]
+    parts = [
+        f"## {section.title}",
+        f"{choices}; [{source}](../{source})",
+        *rendered[:leading],
+        idea,
+        *rendered[leading:],
+        "### Options" if any(options) else "",
+        *options,
+        details,
+    ]
+    return "\n\n".join(part.strip("\n") for part in parts if part)
+
+
+def _notes(path: Path) -> tuple[str, str]:
+    """The text before the first heading, and the rest; headings move down in a method's section."""
+    before, heading, after = path.read_text(encoding="utf-8").partition("\n## ")
+    details = f"{heading.strip()} {after}" if heading else ""
+    if path.name != "introduction.md":
+        details = re.sub(r"(?m)^(?=##+ )", "#", details)
+    return before, details
+
+
+# ---- options
+def _options(path: str, prefix: str) -> str:
+    """The options in a file below conf/, with their defaults and comments; empty if none has help.
+
+    Help texts often come in two parts, a comment at the end of the line and one above it, so the
+    file is shown as it is, without what is there for Hydra only.
+    """
+    if not catalogue.settings(path):
+        return ""
+    text = (catalogue.CONF / f"{path}.yaml").read_text(encoding="utf-8")
+    text = re.sub(r"(?m)^# @package .*\n", "", text)
+    text = re.sub(r"\A# .*\n", "", text)  # the title
+    text = re.sub(r"(?m)^defaults:\n(?: +.*\n)+", "", text)
+    text = re.sub(r"(?m)^_target_: .*\n", "", text)
+    return f"`{prefix}.<option>`:\n\n```yaml\n{text.strip()}\n```"
+
+
+# ---- docstrings
+def _blocks(docstring: str) -> Iterator[tuple[str, str]]:
+    """(kind, text) of the blocks of a docstring; kinds are "prose", "messages" and "literal".
+
+    Indented text is literal, or the messages if it says what goes "down:". Successive blocks of one
+    kind other than prose belong together, even with a blank line between them.
+    """
+    kind = ""
+    lines: list[str] = []
+    for paragraph in re.split(r"\n\s*\n", docstring.strip("\n")):
+        for text in _by_indentation(paragraph):
+            this = "prose"
+            if text.startswith("    "):
+                is_message = re.search(rf"\b({'|'.join(MESSAGE_KEYS)}):", text)
+                this = "messages" if is_message else "literal"
+            if lines and (this != kind or this == "prose"):
+                yield kind, "\n".join(lines)
+                lines = []
+            lines += ([""] if lines else []) + text.split("\n")
+            kind = this
+    if lines:
+        yield kind, "\n".join(lines)
+
+
+def _by_indentation(paragraph: str) -> Iterator[str]:
+    """The parts of a paragraph that are indented or not; a list is one part."""
+    if re.match(LIST_ITEM, paragraph):
+        yield paragraph
+        return
+    for _, lines in groupby(paragraph.split("\n"), lambda line: line.startswith("    ")):
+        yield "\n".join(lines)
+
+
+def _render(kind: str, text: str) -> str:
+    """A block of a docstring as Markdown."""
+    if kind == "prose":
+        if re.match(LIST_ITEM, text):
+            return text
+        # A wrapped line may begin like a list item or a heading; a backslash prevents that.
+        return re.sub(r"(?m)^(\d*)([-+*#.)])(?= )", r"\1\\\2", text)
+    table = _messages(text) if kind == "messages" else ""
+    return table or f"```text\n{textwrap.dedent(text)}\n```"
+
+
+def _messages(text: str) -> str:
+    """A table of what travels and what is kept, or "" where the text has another form.
+
+    Each key of MESSAGE_KEYS is followed by a colon and its value. A word before "down:" on the same
+    line is the phase. What is kept is said for each phase, or once after the last.
+    """
+    rows: list[dict[str, str]] = []
+    tokens = list(re.finditer(rf"(?<!\w)({'|'.join(MESSAGE_KEYS)}):", text))
+    ends = []
+    for token in tokens:
+        start = token.start()
+        if token[1] == "down":
+            start = text.rfind("\n", 0, start) + 1
+            rows.append({"phase": text[start : token.start()].strip()})
+        ends.append(start)
+        if not rows or token[1] in rows[-1] or ":" in rows[-1]["phase"]:
+            return ""
+        rows[-1][token[1]] = ""
+    if not rows or text[: ends[0]].strip():
+        return ""
+    row = -1
+    for token, end in zip(tokens, [*ends[1:], len(text)], strict=True):
+        row += token[1] == "down"
+        rows[row][token[1]] = _cell(" ".join(text[token.end() : end].split()).rstrip(";"))
+    kept: dict[str, str] = {}
+    if len(rows) > 1 and not any("keeps" in key for row in rows[:-1] for key in row):
+        kept = {key: rows[-1].pop(key) for key in MESSAGE_KEYS[2:] if key in rows[-1]}
+    columns = [key for key in ("phase", *MESSAGE_KEYS) if any(row.get(key) for row in rows)]
+    lines = [columns, ["---"] * len(columns)]
+    lines += [[row.get(key, "") for key in columns] for row in rows]
+    table = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    sentences = [f"The {key}: {value}." for key, value in kept.items()]
+    return "\n\n".join([table, " ".join(sentences)]) if sentences else table
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def main() -> int:
+    """Write the page, or check it."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--check", action="store_true", help="write nothing")
+    args = parser.parse_args()
+    text = page()
+    if not args.check:
+        PAGE.write_text(text, encoding="utf-8")
+    elif PAGE.read_text(encoding="utf-8") != text:
+        print(f"docs/methods.md is not up to date; run {COMMAND}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,34 @@
+"""What tests of whole runs share: a task with data for every purpose, and what a run recorded."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import torch
+
+from fedhet.data.toy import toy_task
+from fedhet.task import ClientData, Task
+
+SHORT = ["method=fedavg", "rounds=3", "fraction=0.4", "client.lr=0.1", "client.epochs=1"]
+
+
+def validated(clients: int = 5, val: int = 12) -> Task:
+    """The toy federation with validation and test data of other sizes, drawn at random."""
+    task = toy_task(clients)
+    draw = torch.Generator().manual_seed(1)
+
+    def part(n: int) -> tuple[torch.Tensor, torch.Tensor]:
+        x = torch.randn(n, *task.clients[0].train.x.shape[1:], generator=draw)
+        return x, torch.randint(task.classes, (n,), generator=draw)
+
+    task.clients = [
+        ClientData(client.train, part(val) if val else None, part(7 + pid))
+        for pid, client in enumerate(task.clients)
+    ]
+    return task
+
+
+def rows(run: Any) -> list[dict[str, Any]]:
+    """The lines of rounds.jsonl."""
+    return [json.loads(line) for line in (run.dir / "rounds.jsonl").read_text().splitlines()]

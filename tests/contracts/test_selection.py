@@ -1,0 +1,114 @@
+"""Model selection and early stopping by the clients' validation data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import safetensors.torch
+from contracts.runs import SHORT, rows, validated
+
+from fedhet import trees
+from fedhet.errors import ConfigError, RunFailed
+from fedhet.evaluation import Selection
+
+Launch = Callable[..., Any]
+
+
+class Judged:
+    """What `Selection` reads from a strategy, and what it tells a strategy and a recorder to do."""
+
+    def __init__(self, patience: int | None, min_delta: float = 0.0) -> None:
+        self.setting = SimpleNamespace(patience=patience, min_delta=min_delta)
+        self.step = 0
+        self.kept: list[int] = []  # the steps whose model was kept as the best so far
+        self.ended = False
+
+    @property
+    def current(self) -> Any:
+        return SimpleNamespace(step=self.step, entry=SimpleNamespace(rounds=10))
+
+    def keep_best(self, strategy: Judged) -> None:
+        self.kept.append(self.step)
+
+    def end_phase(self) -> None:
+        self.ended = True
+
+
+@pytest.mark.parametrize(
+    ("patience", "min_delta", "expected"), [(2, 0.0, 5), (3, 0.0, 6), (2, 0.1, 3), (None, 0.0, 7)]
+)
+def test_training_stops_where_validation_no_longer_improves(
+    patience: int | None, min_delta: float, expected: int
+) -> None:
+    judged = Judged(patience, min_delta)
+    select = Selection(judged, judged)  # type: ignore[arg-type]
+    for accuracy in (0.5, 0.55, 0.58, 0.58, 0.4, 0.3, 0.6):
+        judged.step += 1
+        select({"acc_val_weighted": accuracy, "acc_global": 1 - accuracy})
+        if judged.ended:
+            break
+    assert judged.step == expected
+    assert judged.kept == [step for step in (1, 2, 3, 7) if step <= expected]
+
+
+def test_the_loss_decides_where_there_is_no_accuracy() -> None:
+    judged = Judged(patience=1)
+    select = Selection(judged, judged)  # type: ignore[arg-type]
+    for loss in (2.0, 1.0, 1.5):
+        judged.step += 1
+        select({"loss_val_weighted": loss})
+    assert judged.kept == [1, 2]
+    assert judged.ended
+
+
+def test_the_best_model_by_validation_is_kept(launch: Launch) -> None:
+    """The rate is far too large: validation gets worse, so the last model is not the best one."""
+    lines = ["method=fedavg", "client.lr=3"]
+    run = launch(*lines, "rounds=8", "early_stopping.patience=3", task=validated())
+    recorded = rows(run)
+    best = max(recorded, key=lambda row: row["acc_val_weighted"])
+    assert len(recorded) == best["step"] + 3 < 8
+    assert run.summary["phases"] == [{"name": "train", "rounds": len(recorded)}]
+    kept = safetensors.torch.load_file(run.dir / "best_val.safetensors")
+    shorter = launch(*lines, f"rounds={best['step']}", task=validated())
+    assert trees.sha256({"model": kept}) == shorter.summary["weights_sha256"]
+    assert run.summary["accuracy"] == {
+        "last": recorded[-1]["acc_global"],
+        "best_val": best["acc_global"],
+        "best_test": max(row["acc_global"] for row in recorded),
+    }
+
+
+def test_stopping_needs_validation_data(launch: Launch) -> None:
+    with pytest.raises(RunFailed, match="no client has validation samples"):
+        launch(*SHORT, "early_stopping.patience=1", task=validated(val=0))
+    with pytest.raises(ConfigError, match=r"early_stopping\.patience=1 needs eval\.clients=true"):
+        launch(*SHORT, "early_stopping.patience=1", "eval.clients=false", task=validated())
+
+
+def test_stopping_in_the_middle_of_a_timetable(launch: Launch) -> None:
+    """The training ends at an evaluation, once.
+
+    There are steps before the training, evaluations in every second round, and personal models
+    only.
+    """
+    lines = [
+        "method=fedpcl",
+        "rounds=9",
+        "eval.every=2",
+        "client.lr=1e-9",
+        "early_stopping.patience=2",
+    ]
+    run = launch(*lines, task=validated())
+    evaluated = [row["step"] for row in rows(run) if row["acc_clients_mean"] is not None]
+    collect = {"name": "collect", "rounds": 1}
+    assert run.summary["phases"] == [collect, {"name": "train", "rounds": 6}]
+    assert evaluated == [2, 4, 6]  # such steps move no model: none is better than the first
+    assert run.summary["models"] == ["personal"]
+    assert run.summary["accuracy"]["best_val"] is None
+    assert run.summary["validation"] == rows(run)[2]["acc_val_weighted"]
+    shorter = launch(*lines, "rounds=3", task=validated())
+    assert shorter.summary["phases"][-1] == {"name": "train", "rounds": 3}

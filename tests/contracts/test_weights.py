@@ -1,0 +1,158 @@
+"""Aggregation weights: how plug-ins change them, and when they are normalised."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from fedhet import trees
+from fedhet.data.toy import toy_task
+from fedhet.messages import Broadcast, Failure, Update
+from fedhet.methods.fedavg import FedAvg
+from fedhet.methods.fedgen import FedGen
+from fedhet.plugin import Plugin
+from fedhet.trees import Tree
+
+Federation = Callable[..., Any]
+SIZES = {3: 24, 2: 20, 1: 16, 0: 12}  # the toy clients' training samples, in the cohort's order
+
+
+class Weighing(FedAvg):
+    """Remembers the weights that its merge gets."""
+
+    def merge(self, updates: Iterator[Update], old: Tree) -> Tree:
+        everyone = list(updates)
+        self.weights_seen = {update.pid: update.weight for update in everyone}
+        return super().merge(iter(everyone), old)
+
+
+class WeighingAll(Weighing):
+    needs_all = True
+
+
+class Scaled(Plugin):
+    """Multiplies every weight by 8 as a generator, which reads its updates once."""
+
+    name = "scaled"
+
+    def incoming(self, updates: Iterator[Update], old: Tree) -> Iterator[Update]:
+        for update in updates:
+            update.weight *= 8
+            yield update
+
+
+class Listed(Plugin):
+    """Returns the updates as a list, and changes none."""
+
+    name = "listed"
+
+    def incoming(self, updates: Iterator[Update], old: Tree) -> list[Update]:
+        return list(updates)
+
+
+class Zeroing(Plugin):
+    """Gives weight to client 0 only."""
+
+    name = "zeroing"
+
+    def incoming(self, updates: Iterator[Update], old: Tree) -> Iterator[Update]:
+        for update in updates:
+            update.weight = float(update.pid == 0)
+            yield update
+
+
+class ZeroingAll(Zeroing):
+    needs_all = True
+
+
+@pytest.mark.parametrize("plugin", [Zeroing, ZeroingAll])
+def test_aggregation_reads_the_weight_and_never_the_number_of_samples(
+    federation: Federation, plugin: type[Plugin]
+) -> None:
+    """Neither for parameters nor for buffers."""
+    run = federation(toy_task(norm=True), FedAvg, plugins=lambda: [plugin()])
+    heard: dict[int, Update] = {}
+
+    def listen(plan: list[Broadcast], replies: list[Any]) -> list[Any]:
+        heard.update({reply.pid: reply for reply in replies})
+        return replies
+
+    run.step(listen)
+    for name, tensor in run.model.items():
+        if tensor.is_floating_point():
+            expected = heard[0].weights[name]
+        else:  # batch counters
+            expected = max(update.weights[name] for update in heard.values())
+        assert torch.equal(tensor, expected)
+
+
+@pytest.mark.parametrize("plugins", [[], [Scaled], [Listed]], ids=["none", "generator", "list"])
+def test_needs_all_gives_weights_that_sum_to_one(
+    federation: Federation, plugins: list[type[Plugin]]
+) -> None:
+    """Whatever a plug-in's `incoming` returns."""
+    run = federation(toy_task(), WeighingAll, plugins=lambda: [plugin() for plugin in plugins])
+    run.step()
+    expected = {pid: pytest.approx(n / 72, rel=1e-15) for pid, n in SIZES.items()}
+    assert run.strategy.weights_seen == expected
+
+
+def test_needs_all_leaves_failed_clients_out_of_the_sum(federation: Federation) -> None:
+    run = federation(toy_task(), WeighingAll, on_failure="skip")
+
+    def without_2(plan: list[Broadcast], replies: list[Any]) -> list[Any]:
+        return [r if r.pid != 2 else Failure(2, "train", 1, "gone") for r in replies]
+
+    run.step(without_2)
+    expected = {pid: pytest.approx(n / 52, rel=1e-15) for pid, n in SIZES.items() if pid != 2}
+    assert run.strategy.weights_seen == expected
+
+
+@pytest.mark.parametrize(("plugin", "factor"), [(Scaled, 8), (Listed, 1)])
+def test_without_needs_all_weights_stay_relative(
+    federation: Federation, plugin: type[Plugin], factor: int
+) -> None:
+    """A list is no request for normalised weights."""
+    run = federation(toy_task(), Weighing, plugins=lambda: [plugin()]).run()
+    assert run.strategy.weights_seen == {pid: factor * n for pid, n in SIZES.items()}
+    assert run.sha256 == federation(toy_task(), Weighing).run().sha256
+
+
+def test_a_plugin_that_needs_all_has_the_weights_normalised(federation: Federation) -> None:
+    """After every plug-in, also after those that come later and scale them."""
+    run = federation(toy_task(), Weighing, plugins=lambda: [Scaled(), ZeroingAll()])
+    run.step()
+    assert run.strategy.weights_seen == {3: 0.0, 2: 0.0, 1: 0.0, 0: 1.0}
+
+
+def test_fedgen_mixes_the_clients_heads_by_normalised_weights(federation: Federation) -> None:
+    """With ensemble=samples, where weights eight times as large would be another ensemble."""
+    options = {"ensemble": "samples", "server_steps": 2, "hidden": 8, "noise_dim": 4}
+    plain = federation(toy_task(), FedGen, options=options, rounds=2).run()
+    scaled = federation(
+        toy_task(), FedGen, plugins=lambda: [Scaled()], options=options, rounds=2
+    ).run()
+    assert scaled.sha256 == plain.sha256
+
+
+class Halving(Plugin):
+    """Goes half of the way that the merge proposes."""
+
+    name = "halving"
+
+    def merged(self, new: Tree, old: Tree) -> Tree:
+        return trees.map(lambda t: t / 2, trees.add(new, old))
+
+
+def test_merged_comes_after_the_merge(federation: Federation) -> None:
+    half = federation(toy_task(), FedAvg, plugins=lambda: [Halving()])
+    full = federation(toy_task(), FedAvg)
+    start = trees.map(torch.clone, full.model)
+    half.step()
+    full.step()
+    for name in start:
+        expected = (full.model[name] + start[name]) / 2
+        torch.testing.assert_close(half.model[name], expected, rtol=1e-6, atol=1e-7)

@@ -1,0 +1,169 @@
+"""FedLEx: it is the host where the mask is one, and something else where it is not."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from convergence.quadratic import final_weight
+from methods.test_draws import batches
+from torch import Tensor, nn
+
+from fedhet.data.toy import toy_task
+from fedhet.messages import Broadcast, Reply
+from fedhet.methods.fedavg import FedAvg
+from fedhet.methods.fedlex import D, FedLExPlugin, G
+from fedhet.methods.fednorm import FedNormPlugin
+from fedhet.methods.fedprox import FedProxPlugin
+from fedhet.methods.fedsgd import FedSGD
+from fedhet.plugin import Plugin
+from fedhet.server_opt import FedAvgM, FedOpt
+
+Make = Callable[..., Any]
+
+
+def still(plan: list[Broadcast], replies: list[Any]) -> list[Reply]:
+    """As if no explorer had moved."""
+    for reply in replies:
+        if D in reply.extras:
+            reply.extras[D] = {name: torch.zeros_like(t) for name, t in reply.extras[D].items()}
+    return replies
+
+
+# name -> method, other plug-ins, server optimiser
+HOSTS: dict[str, tuple[type, Callable[[], list[Plugin]], Callable[[], Any]]] = {
+    "fedavg": (FedAvg, list, lambda: None),
+    "fedsgd": (FedSGD, list, lambda: None),
+    "fedprox": (FedAvg, lambda: [FedProxPlugin(mu=0.5)], lambda: None),
+    "fednorm": (FedAvg, lambda: [FedNormPlugin(temperature=0.01)], lambda: None),
+    "fedavgm": (FedAvg, list, FedAvgM),
+    "fedadam": (FedAvg, list, lambda: FedOpt(kind="adam")),
+    "fedyogi": (FedAvg, list, lambda: FedOpt(kind="yogi")),
+    "fedadagrad": (FedAvg, list, lambda: FedOpt(kind="adagrad")),
+}
+# FedSGD takes no local step, so it refuses apply_to=update.
+MANNERS = [
+    (host, apply_to)
+    for host in HOSTS
+    for apply_to in ("gradient", "update")
+    if (host, apply_to) != ("fedsgd", "update")
+]
+
+
+@pytest.mark.parametrize("buffers", ["average", "local", "frozen"])
+@pytest.mark.parametrize(("host", "apply_to"), MANNERS)
+def test_a_mask_of_one_is_the_host(
+    federation: Make, host: str, apply_to: str, buffers: str
+) -> None:
+    """Bit for bit, buffers included: whatever the exploration did to its copy is gone."""
+    cls, others, server_opt = HOSTS[host]
+    local = {"momentum": 0.0 if cls is FedSGD else 0.5, "weight_decay": 0.01}
+
+    def with_mask() -> list[Plugin]:
+        return [*others(), FedLExPlugin(c_exp=2, e_exp=3, apply_to=apply_to)]
+
+    def run(plugins: Callable[[], list[Plugin]]) -> Any:
+        run = federation(
+            toy_task(norm=True),
+            cls,
+            plugins=plugins,
+            rounds=3,
+            fraction=0.5,
+            epochs=2,
+            buffers=buffers,
+            server_opt=server_opt(),
+            local=local,
+        )
+        return run.run(alter=still)
+
+    def states(run: Any) -> dict[int, dict[str, Tensor]]:
+        return {pid: run.store.load(pid, v) for pid, v in run.strategy.versions.items()}
+
+    masked = run(with_mask)
+    plain = run(others)
+    assert masked.sha256 == plain.sha256
+    # The exploration takes a round of its own, so every state is committed one round later.
+    versions = {pid: version - 1 for pid, version in masked.strategy.versions.items()}
+    assert versions == plain.strategy.versions
+    expected = states(plain)
+    for pid, state in states(masked).items():
+        assert all(torch.equal(t, expected[pid][name]) for name, t in state.items())
+
+
+class Unused(nn.Module):
+    """A parameter that no forward pass reads: nothing moves it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.spare = nn.Parameter(torch.ones(2))
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(x)
+
+
+def test_an_unused_parameter_survives_rescaling_over_the_whole_model(federation: Make) -> None:
+    task = dataclasses.replace(toy_task(), model=Unused)
+
+    def plugins() -> list[Plugin]:
+        return [FedLExPlugin(c_exp=2, e_exp=2, scope="model", rescale="mean1")]
+
+    run = federation(task, FedAvg, plugins=plugins, rounds=2)
+    run.step()
+    assert run.step()[0].extras[G]["spare"].tolist() == [1.0, 1.0]
+    run.run()
+    assert run.model["spare"].tolist() == [1.0, 1.0]
+    assert not torch.equal(run.model["head.weight"], run.site.initial["head.weight"])
+
+
+def test_a_model_of_one_number_has_a_mask_of_one() -> None:
+    """A single entry is constant, so two clients of one quadratic each end where the host ends."""
+    params = {
+        "a": [1.0, 4.0],
+        "b": [1.0, -1.0],
+        "steps": 5,
+        "lr": 0.05,
+        "rounds": 20,
+        "method": "fedavg",
+    }
+    assert final_weight(**params, plugins=["fedlex"]) == final_weight(**params)
+
+
+def test_the_mask_does_something_and_the_method_is_fedavg_with_it(launch: Make) -> None:
+    common = [
+        "rounds=2",
+        "fraction=0.5",
+        "client.batch_size=5",
+        "eval.clients=false",
+        "seed=3",
+    ]
+
+    def sha256(*lines: str) -> str:
+        return str(launch(*common, *lines, task=toy_task()).summary["weights_sha256"])
+
+    def fedlex(*lines: str) -> str:
+        return sha256("plugin.fedlex.e_exp=4", *lines)
+
+    defaults = fedlex("method=fedlex")
+    assert fedlex("method=fedavg", "plugin=[fedlex]") == defaults
+    assert fedlex("method=fedlex", "engine.workers=2") == defaults
+    options = (
+        "scope=model",
+        "order=mean_then_normalise",
+        "refresh=all",
+        "rescale=mean1",
+        "g_min=0.5",
+        "e_exp=5",
+        "c_exp=2",
+        "c_exp=1",
+    )
+    others = [fedlex("method=fedlex", f"plugin.fedlex.{option}") for option in options]
+    assert len({defaults, sha256("method=fedavg"), *others}) == 2 + len(options)
+
+
+def test_cohorts_and_batches_are_the_hosts(federation: Make) -> None:
+    masked = batches(federation, FedAvg, (lambda: FedLExPlugin(e_exp=2),))
+    assert masked == batches(federation, FedAvg)

@@ -1,0 +1,116 @@
+"""FedLEx: who explores, what travels, and what is recorded."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from fedhet.data.toy import toy_task
+from fedhet.methods.fedavg import FedAvg
+from fedhet.methods.fedlex import D, FedLExPlugin, G
+
+Make = Callable[..., Any]
+
+
+@pytest.mark.parametrize(
+    ("c_exp", "clients", "expected"),
+    [
+        (1, 4, 1),
+        (3, 4, 3),
+        (20, 4, 4),
+        (1.0, 4, 4),
+        (0.3, 4, 2),
+        (0.1, 30, 3),
+        (1e-9, 4, 1),
+        (1e-11, 4, 1),
+    ],
+)
+def test_how_many_explore(
+    federation: Make, caplog: pytest.LogCaptureFixture, c_exp: float, clients: int, expected: int
+) -> None:
+    """A share is rounded up; a count above the number of clients is capped, with a warning."""
+
+    def plugins() -> list[FedLExPlugin]:
+        return [FedLExPlugin(c_exp=c_exp)]
+
+    run = federation(toy_task(clients), FedAvg, plugins=plugins, rounds=1, fraction=0.5)
+    with caplog.at_level(logging.WARNING, "fedhet"):
+        assert len(run.strategy.plan(1)) == expected
+    warning = "plugin.fedlex.c_exp=20, but only 4 clients have data: all of them explore"
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines == ([warning] if c_exp == 20 else [])
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "apply_to", "warnings"),
+    [("sgd", "gradient", 0), ("adam", "update", 0), ("adam", "gradient", 1)],
+)
+def test_an_adaptive_optimiser_is_warned_of(
+    federation: Make,
+    caplog: pytest.LogCaptureFixture,
+    optimizer: str,
+    apply_to: str,
+    warnings: int,
+) -> None:
+    def plugins() -> list[FedLExPlugin]:
+        return [FedLExPlugin(c_exp=2, e_exp=1, apply_to=apply_to)]
+
+    federation(toy_task(), FedAvg, plugins=plugins, rounds=2, local={"optimizer": optimizer}).run()
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == warnings
+    assert all("client.optimizer=adam" in line and "nearly inactive" in line for line in lines)
+
+
+def test_messages_and_report(federation: Make) -> None:
+    def plugins() -> list[FedLExPlugin]:
+        return [FedLExPlugin(c_exp=2, e_exp=2)]
+
+    run = federation(toy_task(norm=True), FedAvg, plugins=plugins, rounds=4, fraction=0.5)
+    model = sum(t.nbytes for t in run.model.values())
+    names = [name for name, _ in run.site.model.named_parameters()]
+    mask = sum(run.model[name].nbytes for name in names)
+    explorers = {msg.pid for msg in run.step()}
+    assert run.strategy.current.bytes == {"down": {"model": 2 * model}, "up": {D: 2 * mask}}
+    assert run.strategy.current.metrics["fedlex.steps"] > 0
+    assert run.strategy.reports() == {}
+    assert run.strategy.versions == {}
+    used = explorers
+    for step in range(1, 5):
+        plan = run.step()
+        guidance = plan[0].extras[G]
+        cohort = {msg.pid for msg in plan}
+        report = run.strategy.reports()["fedlex"]
+        assert run.strategy.current.bytes == {
+            "down": {"model": 2 * model, G: 2 * mask},
+            "up": {"model": 2 * model},
+        }
+        assert list(guidance) == names
+        assert all(t.dtype == torch.float32 for t in guidance.values())
+        if step > 1:
+            used = cohort & explorers or used
+        assert set(report["pids"].tolist()) == used
+        assert report["explorers"] == len(cohort & explorers) / 2
+        entries = torch.cat([t.flatten() for t in guidance.values()])
+        means = torch.tensor([float(t.mean()) for t in guidance.values()])
+        assert report["median"] == float(entries.median())
+        assert report["medians"].tolist() == [float(t.median()) for t in guidance.values()]
+        torch.testing.assert_close(report["means"], means)
+
+
+def test_patience_ends_the_exploration(federation: Make) -> None:
+    """With a rate of 0 the loss never falls, but for the rounding of its sum."""
+
+    def steps(patience: int | None) -> float:
+        def plugins() -> list[FedLExPlugin]:
+            return [FedLExPlugin(c_exp=1, e_exp=100, patience=patience)]
+
+        run = federation(toy_task(1), FedAvg, plugins=plugins, lr=0.0)
+        run.step()
+        return float(run.strategy.current.metrics["fedlex.steps"])
+
+    assert steps(None) == 100 * 3
+    assert steps(3) < 60

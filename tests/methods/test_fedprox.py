@@ -1,0 +1,72 @@
+"""FedProx."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from methods.by_hand import SIZES, Case, Weights, each, local_sgd, mean, same
+from torch import nn
+
+from fedhet.data.toy import ToyModel, toy_task
+from fedhet.errors import ConfigError
+from fedhet.methods.fedavg import FedAvg
+from fedhet.methods.fedprox import FedProx, FedProxPlugin
+
+MU = 0.8
+
+
+def test_by_hand(case: Callable[..., Case]) -> None:
+    """Li et al., eq. 2: min F_k(w) + mu/2 |w - x|^2, whose gradient has mu (w - x) more."""
+    for x, cohort, new in case(FedProx, plugins=lambda: [FedProxPlugin(mu=MU)]).rounds():
+
+        def pulled(g: Weights, w: Weights, x: Weights = x) -> Weights:
+            return each(lambda a, b, c: a + MU * (b - c), g, w, x)
+
+        ends = [local_sgd(x, k, pulled) for k in cohort]
+        same(new, mean(ends, [SIZES[k] for k in cohort]))
+
+
+def test_without_a_factor_it_is_fedavg(federation: Callable[..., Any]) -> None:
+    """mu = 0, batch norm included."""
+    how = {"rounds": 2, "epochs": 2}
+    task = toy_task(norm=True)
+    fedavg = federation(task, FedAvg, **how).run()
+    for mu, equal in ((0.0, True), (MU, False)):
+        fedprox = federation(task, FedProx, plugins=lambda mu=mu: [FedProxPlugin(mu=mu)], **how)
+        assert (fedprox.run().sha256 == fedavg.sha256) is equal
+
+
+def test_it_pulls_each_parameter_towards_the_received_one(federation: Callable[..., Any]) -> None:
+    """A parameter that the model froze is left out, also where it comes before the others."""
+
+    def frozen() -> nn.Module:
+        model = ToyModel()
+        model.body[0].weight.requires_grad_(False)
+        return model
+
+    task = toy_task()
+    task.model = frozen
+    plugin = FedProxPlugin(mu=MU)
+    run = federation(task, FedProx, plugins=lambda: [plugin])
+    msg = run.strategy.plan(1)[0]
+    client = run.client()
+    client.receive(msg)
+    client.prepare()
+    site = client.site
+    with torch.no_grad():
+        for i, name in enumerate(site.trained):
+            site.parameters[i].copy_(msg.weights[name] + i)
+    grads = [torch.zeros_like(parameter) for parameter in site.parameters]
+    with torch.no_grad():
+        plugin.gradient(grads)
+    for i, g in enumerate(grads):
+        torch.testing.assert_close(g, torch.full_like(g, MU * i), msg=site.trained[i])
+
+
+@pytest.mark.parametrize("mu", [-0.1, float("nan"), "0.1", None])
+def test_a_bad_factor_is_named(mu: Any) -> None:
+    with pytest.raises(ConfigError, match=r"plugin\.fedprox\.mu="):
+        FedProxPlugin(mu=mu)
