@@ -77,9 +77,10 @@ def load(run_dir: str | Path, weights: str = "model") -> Module:
         )
     if "global" not in summary.get("models", ["global"]):
         log.warning(
-            "method=%s has no global model: %s holds what its clients share, and the initial values"
-            " of all other weights",
+            "method=%s%s has no global model: %s holds what its clients share, and the initial"
+            " values of all other weights",
             summary["method"],
+            " with buffers=local" if cfg.buffers == "local" else "",
             file,
         )
     # The file of pretrained weights may no longer exist, and is not needed.
@@ -100,6 +101,7 @@ def _why_missing(weights: str) -> str:
     if weights == "model":
         return "the run has not ended"
     return (
-        "no evaluation has chosen a model; that takes a method with a global model,"
-        " eval.clients=true and clients with validation samples (partition.split)"
+        "no evaluation has chosen a model; that takes a global model, which some methods and"
+        " buffers=local do without, eval.clients=true and clients with validation samples"
+        " (partition.split)"
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -32,6 +32,20 @@ Result = TypeVar("Result")
 KEPT = "client.kept"  # state: tensors that are trained here and never shared
 STATE = "bytes.state"  # metric: the size of what the client remembers now
 FINETUNE = "eval.finetune_epochs"  # extra: epochs of the view "finetuned"
+
+
+def evaluated_views(views: Iterable[str], site: Site) -> dict[str, str]:
+    """Which of a method's views are evaluated: the name of each in the record -> its own name.
+
+    Without a global model, "global" becomes "personal": the shared weights with the client's own
+    statistics. A method's own "personal" view takes precedence; "global" is then left out.
+    """
+    names = list(views)
+    if not site.local_statistics:
+        return {name: name for name in names}
+    if "personal" in names:
+        return {name: name for name in names if name != "global"}
+    return {"personal" if name == "global" else name: name for name in names}
 
 
 class FedClient(LocalTraining, NumPyClient):
@@ -167,9 +181,9 @@ class FedClient(LocalTraining, NumPyClient):
 
     # ---- what a method overrides
     def train(self, msg: Broadcast) -> Update:
-        """The phase `train`: start from the received weights, train for local epochs, reply."""
+        """The phase `train`: start from the received weights, train as `local` says, reply."""
         self.model = self.site.load(self.start(msg))
-        self.steps = self.train_model(self.model, self.data, epochs=self.local.epochs)
+        self.steps = self.train_model(self.model, self.data)
         return self.reply()
 
     def start(self, msg: Broadcast) -> AnyTree:
@@ -195,16 +209,22 @@ class FedClient(LocalTraining, NumPyClient):
         return self.site.task.sizes[self.pid]
 
     def views(self, msg: Broadcast) -> dict[str, Callable[[], nn.Module]]:
-        """The models to evaluate, by name ("global", "personal"); each is built when it is due."""
+        """The models to evaluate, by name ("global", "personal"); each is built when it is due.
+
+        "global" is the received model; a run that has none evaluates it as "personal".
+        """
         return {"global": lambda: self.site.load(self.received_weights(msg))}
 
     # ---- evaluation
     def assess(self) -> Update:
         """Score every view on the client's own validation and test data; nothing is changed."""
         own = self.site.task.clients[self.pid]
-        views = self.views(self.msg)
+        own_views = self.views(self.msg)
+        views = {
+            name: own_views[own] for name, own in evaluated_views(own_views, self.site).items()
+        }
         if FINETUNE in self.msg.extras:
-            views = {**views, "finetuned": lambda: self._finetuned(views["global"]())}
+            views["finetuned"] = lambda: self._finetuned(own_views["global"]())
         metrics: dict[str, float] = {}
         for view, build in views.items():
             model = build()

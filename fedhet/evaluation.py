@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fedhet.client import FINETUNE
+from fedhet.client import FINETUNE, evaluated_views
 from fedhet.errors import RunFailed
 from fedhet.messages import EVALUATE, Broadcast, Failure, Reply, Update
 from fedhet.metrics import score
@@ -21,19 +21,33 @@ if TYPE_CHECKING:
 log = logging.getLogger("fedhet")
 
 
+def run_views(strategy: FedStrategy) -> tuple[str, ...]:
+    """The views that clients evaluate in this run; the first one chooses the best round.
+
+    They are those of the method, without "global" where the run has no global model, and
+    "finetuned" where the run asks for it.
+    """
+    views = tuple(evaluated_views(strategy.evaluates, strategy.site))
+    return (*views, "finetuned") if strategy.setting.finetune_epochs else views
+
+
 def global_scores(strategy: FedStrategy, weights: Tree | None = None) -> dict[str, float]:
     """Scores of the global model, or of `weights`, on the global test set.
 
-    Empty where the task has no such set, or the method no such model.
+    Empty where the task has no such set, or the run no such model.
     """
     site = strategy.site
-    if site.test_data is None or "global" not in strategy.evaluates:
+    if site.test_data is None or "global" not in strategy.views:
         return {}
     return score(site.load(weights or strategy.weights["model"]), site.test_data, site.task)
 
 
 def evaluation_messages(strategy: FedStrategy) -> list[Broadcast]:
-    """Messages that ask every client with data to evaluate the model as it is now."""
+    """Messages that ask every client with data to evaluate the model as it is now.
+
+    They carry the configuration's settings of local training, not those of the step: a rate that
+    has been lowered for the training must not weaken an evaluation that fine-tunes.
+    """
     extras = dict(strategy.evaluation_extras)
     if strategy.setting.finetune_epochs:
         extras[FINETUNE] = strategy.setting.finetune_epochs
@@ -41,7 +55,7 @@ def evaluation_messages(strategy: FedStrategy) -> list[Broadcast]:
         phase=EVALUATE,
         step=strategy.current.step,
         round=strategy.current.round,
-        local=strategy.local,
+        local=strategy.setting.local,
         slot="model",
         weights=strategy.sent("model"),
         extras=extras,
@@ -77,10 +91,11 @@ def received(
 def client_means(updates: Sequence[Update], views: Sequence[str]) -> dict[str, float]:
     """Accuracy and loss over the clients' test and validation data, as rounds.jsonl names them.
 
-    The first view is "clients" (acc_clients_mean, acc_val_weighted, ...). Every view but "global"
-    also has names of its own (acc_personal_mean, acc_personal_val_weighted, ...).
+    The first view is "clients" (acc_clients_mean, acc_val_weighted, ...), and only its test
+    accuracy has acc_clients_worst_decile. Every view but "global" also has names of its own
+    (acc_personal_mean, acc_personal_val_weighted, ...).
     """
-    means: dict[str, float] = {}
+    means = _worst_decile(updates, views[0])
     for view in views:
         names = [("clients", "val")] if view == views[0] else []
         if view != "global":
@@ -103,6 +118,16 @@ def _means(updates: Sequence[Update], scored: str, name: str) -> dict[str, float
             means[f"{short}_{name}_mean"] = sum(value for value, _ in pairs) / len(pairs)
             means[f"{short}_{name}_weighted"] = sum(value * n for value, n in pairs) / samples
     return means
+
+
+def _worst_decile(updates: Sequence[Update], view: str) -> dict[str, float]:
+    """The mean accuracy of the worst 10 % of the clients with test data, at least one client."""
+    key = f"test.{view}.accuracy"
+    accuracies = sorted(update.metrics[key] for update in updates if key in update.metrics)
+    if not accuracies:
+        return {}
+    worst = accuracies[: max(1, len(accuracies) // 10)]
+    return {"acc_clients_worst_decile": sum(worst) / len(worst)}
 
 
 class Selection:

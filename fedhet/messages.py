@@ -5,7 +5,9 @@ How Flower carries them is the business of fedhet/flower/wire.py.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from itertools import repeat
 
 import numpy as np
 import torch
@@ -25,7 +27,8 @@ EVALUATE = "evaluate"  # the phase name of a message that asks a client to evalu
 class LocalSettings:
     """How clients train in this step (conf/client/*.yaml).
 
-    The settings travel with every message, so that a plug-in can schedule them.
+    The settings travel with every message, so that a plug-in can schedule them. `steps`, where it
+    is not None, replaces `epochs`.
     """
 
     lr: float
@@ -35,6 +38,22 @@ class LocalSettings:
     weight_decay: float = 0.0
     clip: float | None = None
     optimizer: str = "sgd"
+    steps: int | None = None
+
+    def epoch_sizes(self, n: int, epochs: int | None = None) -> Iterator[int]:
+        """How many of n samples each epoch takes: all, unless `steps` end inside the last one.
+
+        Args:
+            n: the number of samples that an epoch has.
+            epochs: the number of epochs, in place of what the settings say.
+        """
+        if epochs is not None or self.steps is None:
+            yield from repeat(n, self.epochs if epochs is None else epochs)
+            return
+        whole, rest = divmod(self.steps, -(-n // self.batch_size))
+        yield from repeat(n, whole)
+        if rest:
+            yield rest * self.batch_size
 
 
 @dataclass

@@ -17,6 +17,7 @@ from fedhet.evaluation import (
 from fedhet.messages import Broadcast, Failure, Reply
 from fedhet.phases import locate
 from fedhet.record.run_folder import Recorder
+from fedhet.state import state_sizes
 from fedhet.strategy import FedStrategy
 
 Observer = Callable[[dict[str, Any]], None]
@@ -118,7 +119,7 @@ def _row(strategy: FedStrategy, clock: Clock) -> dict[str, Any]:
             "evaluate": 0.0,
         },
         "bytes": current.bytes,
-        "client_state": strategy.client_state,
+        "client_state": state_sizes(strategy.state_bytes),
         "failures": [vars(failure) for failure in current.failures],
         "metrics": current.metrics,
     }

@@ -77,6 +77,8 @@ class Site:
         shared: the names that travel, in state-dict order.
         mergeable: the names that are both, which merges, plug-ins and server optimisers see.
         kept: the names that a client keeps for itself.
+        local_statistics: whether buffers="local" leaves the shared weights without the
+            floating-point buffers that belong to them, so that there is no global model.
         frozen_norms: whether batch norm runs in eval mode during training.
 
     Raises:
@@ -131,6 +133,10 @@ class Site:
         self.shared = [name for name in self._state if name in averaged and scope.shared(name)]
         self.kept = [name for name in self._state if name in changing and name not in self.shared]
         self.mergeable = [name for name in self.trained if name in self.shared]
+        # Those that the scope keeps anyway, such as FedBN's, are the method's own business.
+        self.local_statistics = buffers == "local" and any(
+            self._state[name].is_floating_point() for name in own_buffers if scope.shared(name)
+        )
 
     @property
     def parameters(self) -> list[nn.Parameter]:

@@ -27,6 +27,15 @@ STATE_DAYS = 7  # after so many days without use, the states of a run are remove
 MARK = ".fedhet"  # marks the folders that may be removed
 
 
+def state_sizes(nbytes_of: dict[int, int]) -> dict[str, int]:
+    """What clients remember between rounds: how many do, the bytes of all, the largest."""
+    return {
+        "clients": len(nbytes_of),
+        "bytes": sum(nbytes_of.values()),
+        "largest": max(nbytes_of.values(), default=0),
+    }
+
+
 class Store(Protocol):
     """Where states are kept."""
 

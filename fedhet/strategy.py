@@ -17,6 +17,7 @@ from torch import nn
 from fedhet import messages, trees
 from fedhet.client import STATE, FedClient
 from fedhet.errors import RunFailed
+from fedhet.evaluation import run_views
 from fedhet.flower.strategy import FlowerStrategy
 from fedhet.messages import Broadcast, Extras, Reply, Update
 from fedhet.phases import Entry, Phase, locate, sample_cohort
@@ -40,7 +41,7 @@ class FedStrategy(FlowerStrategy):
         requires: the plug-in without which the method would be FedAvg; "" for none.
         needs_all: whether `merge` needs all updates at once, with weights that sum to 1; else it
             reads an iterator once and the weights are relative.
-        evaluates: the views that clients evaluate; the first one chooses the best round.
+        evaluates: the views that the method offers; the first one chooses the best round.
         evaluation_extras: extras for clients that evaluate.
         site, sizes, rounds: task, model and device; training samples per client; training rounds.
         weights: slot -> its tensors; "model" has all of the model's.
@@ -271,8 +272,8 @@ class FedStrategy(FlowerStrategy):
     # ---- evaluation
     @property
     def views(self) -> tuple[str, ...]:
-        """The views that clients evaluate, "finetuned" among them where the run asks for it."""
-        return (*self.evaluates, "finetuned") if self.setting.finetune_epochs else self.evaluates
+        """The views that clients evaluate in this run."""
+        return run_views(self)
 
     @property
     def due(self) -> bool:
@@ -283,15 +284,6 @@ class FedStrategy(FlowerStrategy):
         return phase.evaluate and (last or step % self.setting.eval_every == 0)
 
     # ---- what is recorded
-    @property
-    def client_state(self) -> dict[str, int]:
-        """What clients remember between rounds: how many do, the bytes of all, the largest."""
-        return {
-            "clients": len(self.state_bytes),
-            "bytes": sum(self.state_bytes.values()),
-            "largest": max(self.state_bytes.values(), default=0),
-        }
-
     def reports(self) -> dict[str, Report]:
         """The reports of the method and its plug-ins, by name; empty ones are left out."""
         reports = {self.name: self.report, **{p.name: p.report for p in self.active}}

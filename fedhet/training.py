@@ -1,4 +1,4 @@
-"""Local training: epochs of mini-batches, with the points at which methods and plug-ins change it.
+"""Local training: mini-batches, with the points at which methods and plug-ins change it.
 
 Models are trained by `LocalTraining.train_model`, or under engine.vectorize by its twin for several
 clients (fedhet/engines/vectorized.py). FedALA's mixing weights, FedGen's generator and FedDisk's
@@ -104,7 +104,7 @@ class LocalTraining:
         model: nn.Module,
         data: Samples,
         *,
-        epochs: int,
+        epochs: int | None = None,
         patience: int | None = None,
         hooks: bool = True,
     ) -> int:
@@ -113,7 +113,8 @@ class LocalTraining:
         Args:
             model: the model; its parameters that require gradients are trained.
             data: the training set, prepared.
-            epochs: at most so many passes over the data.
+            epochs: at most so many passes over the data; None for what `self.local` says, which
+                may be a number of steps.
             patience: stop after so many epochs without a lower mean loss; None for never.
             hooks: whether the plug-ins' hooks run; False for training that the server never sees.
         """
@@ -130,17 +131,15 @@ class LocalTraining:
         n = self.train_mode(model, len(data), size)
         stop = None if patience is None else EarlyStopping(patience)
         steps = 0
-        for _ in range(epochs):
-            order = next(orders).to(site.device)[:n]
+        for length in self.local.epoch_sizes(n, epochs):
+            order = next(orders).to(site.device)[:length]
             epoch = site.gathered(data.x, order), data.y[order], order
             epoch_loss = 0.0
             for x, y, index in zip(*(t.split(size) for t in epoch), strict=True):
                 losses, grads = batch_gradient(site.augmented(x, augmentation), y, index)
                 with torch.no_grad():
                     self.gradient(grads)
-                    for hook in active["gradient"]:
-                        hook(grads)
-                    for hook in active["scale"]:
+                    for hook in (*active["gradient"], *active["scale"]):
                         hook(grads)
                     optimizer.step(grads)
                 steps += 1

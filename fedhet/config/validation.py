@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from omegaconf import DictConfig, OmegaConf
 
-from fedhet.check import boolean, integer, number, one_of, optional, text
+from fedhet.check import boolean, each, integer, number, one_of, optional, text
 from fedhet.config import catalogue
 from fedhet.errors import ConfigError
 
@@ -45,6 +45,8 @@ def _validate_run(cfg: DictConfig) -> None:
     integer("eval.every", cfg.eval.every, low=1)
     boolean("eval.clients", cfg.eval.clients)
     integer("eval.finetune_epochs", cfg.eval.finetune_epochs, low=0)
+    integer("eval.last_k", cfg.eval.last_k, low=1)
+    each(number, "eval.targets", cfg.eval.targets, open_low=0, high=1)
     patience = optional(integer, "early_stopping.patience", cfg.early_stopping.patience, low=1)
     number("early_stopping.min_delta", cfg.early_stopping.min_delta, low=0)
     if patience is not None and not cfg.eval.clients:
@@ -58,6 +60,7 @@ def _validate_client(client: DictConfig) -> None:
     one_of("client.optimizer", client.optimizer, ("sgd", "adam"))
     number("client.lr", client.lr, open_low=0)
     integer("client.epochs", client.epochs, low=1)
+    optional(integer, "client.steps", client.steps, low=1)
     integer("client.batch_size", client.batch_size, low=1)
     number("client.momentum", client.momentum, low=0, open_high=1)
     number("client.weight_decay", client.weight_decay, low=0)

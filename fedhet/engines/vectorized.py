@@ -7,7 +7,6 @@ than one. The result is that of one client after another, up to rounding. On a C
 
 from __future__ import annotations
 
-import itertools
 import logging
 import time
 from collections.abc import Callable, Iterator
@@ -126,8 +125,10 @@ class Member:
         client.receive(msg)
         client.prepare()
         data = client.data
-        orders = itertools.islice(client.orders(len(data)), client.local.epochs)
-        batches = [batch for order in orders for batch in order.split(client.local.batch_size)]
+        batches: list[Tensor] = []
+        orders = client.orders(len(data))
+        for size in client.local.epoch_sizes(len(data)):
+            batches += next(orders)[:size].split(client.local.batch_size)
         return cls(client, client.start(client.msg), data, client.sample_weights(data), batches)
 
     def finish(self, parameters: list[Tensor], seconds: float) -> Update:

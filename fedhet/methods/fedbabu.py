@@ -16,8 +16,8 @@ All clients have the same head from the beginning. It is not among the parameter
 optimiser, so that neither weight decay nor momentum moves it, and it never travels.
 
 Every evaluation scores two views: "global" is the received model, "personal" the fine-tuned one.
-Fine-tuning uses the local settings of the round without plug-ins, and changes neither the server's
-model nor what clients remember.
+Fine-tuning uses the configured local settings, at the base rate, without plug-ins, and changes
+neither the server's model nor what clients remember.
 
 Deviations from the paper: none. `finetune=head` and `finetune=body` fine-tune one part only.
 

@@ -96,6 +96,8 @@ class FedSGD(FedStrategy):
                 " method=fedsgd takes its steps on the server; use client=sgd with"
                 " client.momentum=0, and server_opt=fedavgm or another one"
             )
+        if local.steps is not None:
+            raise ConfigError(f"client.steps={local.steps}: method=fedsgd takes no local step")
         super().__init__(setting)
 
     def setup(self) -> None:

@@ -16,13 +16,20 @@ if TYPE_CHECKING:
     from fedhet.record.summary import Row
 
 
-def draw(folder: Path, title: str, rows: Sequence[Row], partition: dict[str, Any]) -> list[Path]:
+def draw(
+    folder: Path,
+    title: str,
+    rows: Sequence[Row],
+    views: Sequence[str],
+    partition: dict[str, Any],
+) -> list[Path]:
     """Save figures/accuracy.png and figures/labels.png, as far as there is something to show.
 
     Args:
         folder: the run folder.
         title: the title of the accuracies.
         rows: the lines of rounds.jsonl.
+        views: the models that clients evaluate, as `models` in summary.json names them.
         partition: the content of partition.json.
 
     Returns:
@@ -35,7 +42,7 @@ def draw(folder: Path, title: str, rows: Sequence[Row], partition: dict[str, Any
         row for row in rows if row["acc_global"] is not None or row["acc_clients_mean"] is not None
     ]
     if scored:
-        paths.append(_save(accuracy(title, scored), home / "accuracy.png"))
+        paths.append(_save(accuracy(title, scored, views), home / "accuracy.png"))
     if partition.get("counts"):
         paths.append(_save(labels(np.array(partition["counts"]), partition), home / "labels.png"))
     return paths
@@ -58,13 +65,17 @@ def partition_figures(folder: Path, partition: dict[str, Any]) -> list[Path]:
     ]
 
 
-def accuracy(title: str, rows: Sequence[Row]) -> Figure:
-    """Plot accuracy over rounds: global test set, and mean over the clients' own test data."""
+def accuracy(title: str, rows: Sequence[Row], views: Sequence[str]) -> Figure:
+    """Plot accuracy over rounds: global test set, and mean over the clients' own test data.
+
+    The clients' accuracy is that of the first of the `views`.
+    """
     figure = Figure(figsize=(7, 4.2), layout="constrained")
     axes = figure.add_subplot()
+    models = "" if views[0] == "global" else f"{views[0]} models, "
     curves = {
         "acc_global": "global test set",
-        "acc_clients_mean": "mean over the clients' test data",
+        "acc_clients_mean": f"{models}mean over the clients' test data",
     }
     for key, label in curves.items():
         points = [(row["step"], row[key]) for row in rows if row.get(key) is not None]

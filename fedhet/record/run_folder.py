@@ -198,7 +198,7 @@ class Recorder:
 
     def keep_best(self, strategy: FedStrategy) -> None:
         """Save the current global model, the best so far by validation, in best_val.safetensors."""
-        if "global" in strategy.evaluates:
+        if "global" in strategy.views:
             part = self.folder / ".best_val.part"
             _save(part, strategy.weights["model"])
             part.replace(self.folder / "best_val.safetensors")
@@ -245,7 +245,13 @@ class Recorder:
             log.warning("no figures: %s", error)
             return
         try:
-            figures.draw(self.folder, self.summary["method"], self.rows, self._partition)
+            figures.draw(
+                self.folder,
+                self.summary["method"],
+                self.rows,
+                self.summary["models"],
+                self._partition,
+            )
         except (OSError, ValueError, RuntimeError) as error:
             # A figure must not fail a run that has ended well.
             log.warning("no figures: %s", error)

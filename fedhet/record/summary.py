@@ -9,6 +9,7 @@ import torch
 
 from fedhet import trees
 from fedhet.metrics import comm_cost, effective_rounds
+from fedhet.state import state_sizes
 
 if TYPE_CHECKING:
     from fedhet.strategy import FedStrategy
@@ -53,6 +54,7 @@ def summarise(
             for view in strategy.views
             if view != "global"
         },
+        **measures(rows, strategy.setting.last_k, strategy.setting.targets),
         "validation": max(validation, default=None),
         "loss": losses[-1] if losses else None,
         "seconds": {
@@ -61,7 +63,7 @@ def summarise(
         },
         "communication": _communication(rows, strategy),
         "bytes": {way: _sums([row["bytes"][way] for row in rows]) for way in ("up", "down")},
-        "client_state": strategy.client_state,
+        "client_state": state_sizes(strategy.state_bytes),
         "failures": failures,
         "weights_sha256": trees.sha256(strategy.weights),
     }
@@ -87,6 +89,55 @@ def _accuracy(rows: Sequence[Row], test: str, validation: str) -> dict[str, floa
         "last": scores[-1][0] if scores else None,
         "best_val": max(validated, key=lambda pair: pair[0])[1] if validated else None,
         "best_test": max((on_test for on_test, _ in scores), default=None),
+    }
+
+
+def measures(rows: Sequence[Row], last_k: int, targets: Sequence[float]) -> dict[str, Any]:
+    """Return what every method is compared by beside its last accuracy.
+
+    The accuracy that counts is acc_global, or acc_clients_mean in a run that has no acc_global.
+
+    Args:
+        rows: the lines of rounds.jsonl.
+        last_k: the number of evaluations to average.
+        targets: accuracies in (0, 1].
+
+    Returns:
+        `acc_clients_mean`, `acc_clients_worst_decile`: at the last evaluation of the clients.
+        `acc_last_k`: the mean accuracy of the last evaluations, and their number, which is less
+        than `last_k` in a run with fewer. `targets`: for each target the rounds, bytes and seconds
+        until the first evaluation that reaches it, None where none does.
+    """
+    scored = [row for row in rows if row["acc_clients_mean"] is not None]
+    last = scored[-1] if scored else {}
+    has_global = any(row["acc_global"] is not None for row in rows)
+    key = "acc_global" if has_global else "acc_clients_mean"
+    accuracies = [row[key] for row in rows if row[key] is not None][-last_k:]
+    return {
+        "acc_clients_mean": last.get("acc_clients_mean"),
+        "acc_clients_worst_decile": last.get("acc_clients_worst_decile"),
+        "acc_last_k": {
+            "mean": sum(accuracies) / len(accuracies) if accuracies else None,
+            "evaluations": len(accuracies),
+        },
+        "targets": [{"accuracy": target, **_cost(rows, key, target)} for target in targets],
+    }
+
+
+def _cost(rows: Sequence[Row], key: str, target: float) -> dict[str, float | None]:
+    """Return the rounds, bytes and seconds until an evaluation reaches the target, or None thrice.
+
+    The rounds before the training count; bytes go up and down, of all kinds. Evaluations are
+    measurements and cost nothing: their messages are not counted, nor is their time.
+    """
+    steps = [i for i, row in enumerate(rows) if row[key] is not None and row[key] >= target]
+    if not steps:
+        return {"rounds": None, "bytes": None, "seconds": None}
+    until = rows[: steps[0] + 1]
+    return {
+        "rounds": len(until),
+        "bytes": sum(sum(sent.values()) for row in until for sent in row["bytes"].values()),
+        "seconds": sum(sum(row["seconds"].values()) - row["seconds"]["evaluate"] for row in until),
     }
 
 

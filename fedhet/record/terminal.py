@@ -121,20 +121,20 @@ def _summary_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
             f" {partition['name']}; model {summary['model']}",
         ),
         ("rounds", ", ".join(f"{phase['name']} {phase['rounds']}" for phase in summary["phases"])),
-        ("accuracy, global test set", _accuracy(summary["accuracy"])),
     ]
+    if "global" in summary["models"]:
+        rows.append(("accuracy, global test set", _accuracy(summary["accuracy"])))
+    else:
+        rows.append(("accuracy", "no global model: each client evaluates a model of its own"))
     for view in ("personal", "finetuned"):
         if view in summary:
             value = f"{_accuracy(summary[view])}   (mean over the clients' test data)"
             rows.append((f"accuracy, {view} models", value))
-    rows += [
-        ("loss, global test set", _score(summary["loss"])),
-        (
-            "seconds",
-            f"{seconds['total']:.1f} (clients {seconds['train']:.1f},"
-            f" evaluation {seconds['evaluate']:.1f})",
-        ),
-    ]
+    rows += _measures(summary)
+    if "global" in summary["models"]:
+        rows.append(("loss, global test set", _score(summary["loss"])))
+    spent = f"clients {seconds['train']:.1f}, evaluation {seconds['evaluate']:.1f}"
+    rows.append(("seconds", f"{seconds['total']:.1f} ({spent})"))
     for way, kinds in summary["bytes"].items():
         sizes = ", ".join(f"{kind} {readable_size(n)}" for kind, n in kinds.items())
         rows.append((f"sent {way}", sizes))
@@ -143,6 +143,28 @@ def _summary_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
         rows.append(("stored by the clients", f"{total} in total, the largest {largest}"))
     if summary["failures"]:
         rows.append(("failed clients", str(len(summary["failures"]))))
+    return rows
+
+
+def _measures(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the rows of what every method is compared by."""
+    view = summary["models"][0]
+    clients = (
+        f"last {_score(summary['acc_clients_mean'])}"
+        f"   worst tenth of the clients {_score(summary['acc_clients_worst_decile'])}"
+        f"   ({view} {'model' if view == 'global' else 'models'})"
+    )
+    mean, evaluations = summary["acc_last_k"]["mean"], summary["acc_last_k"]["evaluations"]
+    rows = [
+        ("accuracy, clients' test data", clients),
+        ("accuracy, last evaluations", f"mean of {evaluations}: {_score(mean)}"),
+    ]
+    for target in summary["targets"]:
+        reached = "not reached"
+        if target["rounds"] is not None:
+            size = readable_size(target["bytes"])
+            reached = f"round {target['rounds']}, after {size} and {target['seconds']:.1f} s"
+        rows.append((f"until accuracy {target['accuracy']:g}", reached))
     return rows
 
 

@@ -47,7 +47,7 @@ REFUSED = [
         [
             "unknown setting 'client.lrr'",
             "did you mean client.lr",
-            "client has optimizer, lr, epochs, batch_size",
+            "client has optimizer, lr, epochs, steps, batch_size",
         ],
     ),
     ("+client.lrr=1", ["unknown setting 'client.lrr'", "did you mean client.lr"]),

@@ -20,11 +20,14 @@ RANGES = {
     "eval.every": ([1, 5], [0, 0.5]),
     "eval.clients": ([True, False], [1, "yes"]),
     "eval.finetune_epochs": ([0, 5], [-1, 0.5, None]),
+    "eval.last_k": ([1, 5], [0, 0.5, None]),
+    "eval.targets": ([[], [0.8, 1]], [[0], [0.8, 80], 0.8, None]),
     "early_stopping.patience": ([None, 1], [0, 2.5]),
     "early_stopping.min_delta": ([0, 0.01], [-0.1, None]),
     "client.optimizer": (["sgd", "adam"], ["adamw"]),
     "client.lr": ([1e-9, 10], [0, -1, "fast", float("nan"), float("inf")]),
     "client.epochs": ([1], [0, 1.5]),
+    "client.steps": ([None, 1], [0, 1.5, True]),
     "client.batch_size": ([1], [0, None]),
     "client.momentum": ([0, 0.99], [1, -0.1]),
     "client.weight_decay": ([0, 1], [-0.1]),
@@ -58,7 +61,7 @@ def test_ranges(composed: DictConfig, key: str) -> None:
         validate(cfg)
     for value in refused:
         OmegaConf.update(cfg, key, value)
-        with pytest.raises(ConfigError, match=f"^{key}=.* is not allowed"):
+        with pytest.raises(ConfigError, match=rf"^{key}(\[\d\])?=.* is not allowed"):
             validate(cfg)
 
 

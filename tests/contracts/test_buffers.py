@@ -110,7 +110,7 @@ def test_a_client_is_evaluated_with_its_local_statistics(federation: Federation)
     for msg in evaluation_messages(run.strategy)[:2]:
         update = run.client().handle(msg)
         assert isinstance(update, Update), update
-        loss = update.metrics["test.global.loss"]
+        loss = update.metrics["test.personal.loss"]
         test = task.clients[msg.pid].test
 
         def mean_loss(weights: trees.Tree, test: Samples = test) -> float:

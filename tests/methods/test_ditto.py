@@ -97,6 +97,8 @@ def test_the_global_model_is_fedavgs(federation: Federation, plugins: Any, buffe
         assert ditto.sha256 == fedavg.sha256
         assert ditto.strategy.reports().keys() == fedavg.strategy.reports().keys()
         for reply, msg in zip(replies, evaluation_messages(fedavg.strategy), strict=True):
+            if buffers == "local":  # no global model; "personal" is v_k here and w there
+                break
             expected = fedavg.client().handle(msg).metrics
             assert {name: reply.metrics[name] for name in expected} == expected
         for pid in range(4):

@@ -1,0 +1,234 @@
+"""client.steps: a number of local optimiser steps in place of epochs."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from composing import composed
+
+from fedhet.config import catalogue
+from fedhet.data.toy import toy_task
+from fedhet.engines.vectorized import VectorCourier
+from fedhet.errors import ConfigError
+from fedhet.flower import wire
+from fedhet.messages import Broadcast, LocalSettings
+from fedhet.methods.fedavg import FedAvg
+from fedhet.methods.fednova import FedNova
+from fedhet.methods.scaffold import Scaffold
+from fedhet.plugin import Plugin
+from fedhet.server import Clock
+
+Launch = Callable[..., Any]
+Federation = Callable[..., Any]
+LINES = ["rounds=2", "client.lr=0.1", "client.batch_size=5", "fraction=0.75"]
+EPOCHS = 2
+STEPS = EPOCHS * 3  # 12 samples in batches of 5
+SHORT = {
+    "fedgen": ["method.server_steps=2", "method.hidden=8", "method.noise_dim=4"],
+    "fedlex": ["plugin.fedlex.e_exp=2"],
+    "feddisk": [],
+    "feddiskab": [],
+}
+for name in ("feddisk", "feddiskab"):
+    SHORT[name] = [
+        f"plugin.feddisk.{key}=2"
+        for key in ("made_max_rounds", "local_max_epochs", "clf_max_epochs")
+    ]
+
+
+# FedGMM's clients train on samples that they have drawn, in numbers that differ.
+@pytest.mark.parametrize("method", [m for m in catalogue.choices("method") if m != "fedgmm"])
+def test_as_many_steps_as_batches_give_the_bytes_of_epochs(launch: Launch, method: str) -> None:
+    if method == "fedsgd":
+        return
+    lines = [f"method={method}", *LINES, *SHORT.get(method, []), "eval.clients=false"]
+    epochs, steps = (
+        launch(*lines, f"client.epochs={epochs}", *more, task=toy_task(3, equal=True, norm=True))
+        for epochs, more in ((EPOCHS, []), (1, [f"client.steps={STEPS}"]))
+    )
+    assert steps.summary["weights_sha256"] == epochs.summary["weights_sha256"]
+
+
+@pytest.mark.parametrize("client", [[], ["client=adam", "client.lr=.01"], ["client.momentum=.9"]])
+def test_with_every_optimiser(launch: Launch, client: list[str]) -> None:
+    lines = ["method=fedavg", *LINES, *client, "eval.clients=false"]
+    task = toy_task(3, equal=True)
+    epochs = launch(*lines, f"client.epochs={EPOCHS}", task=task)
+    steps = launch(*lines, f"client.steps={STEPS}", task=task)
+    assert steps.summary["weights_sha256"] == epochs.summary["weights_sha256"]
+    fewer = launch(*lines, f"client.steps={STEPS - 1}", task=task)
+    assert fewer.summary["weights_sha256"] != epochs.summary["weights_sha256"]
+
+
+@pytest.mark.parametrize("steps", [1, 3, 4, 11])
+@pytest.mark.parametrize("norm", [False, True])
+def test_by_hand(federation: Federation, steps: int, norm: bool) -> None:
+    """torch's SGD over the batches of the epochs, which are ended where the steps are done.
+
+    Client 1 has 16 samples: batches of 5, and with batch norm no trailing batch of one.
+    """
+    run = federation(toy_task(norm=norm), FedAvg, batch_size=5, local={"steps": steps}, epochs=1)
+    (msg, *_) = [msg for msg in run.strategy.plan(1) if msg.pid == 1]
+    client = run.client()
+    update = client.handle(msg)
+    assert client.steps == steps
+    data = run.site.task.clients[1].train
+    assert len(data) == 16
+    model = run.site.task.model()
+    model.load_state_dict(msg.weights)
+    model.train()
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    client.receive(msg)
+    kept = 15 if norm else 16
+    epochs = (order[:kept].split(5) for order in client.orders(16))
+    for batch in itertools.islice(itertools.chain.from_iterable(epochs), steps):
+        sgd.zero_grad()
+        loss = torch.nn.functional.cross_entropy(model(data.x[batch]), data.y[batch])
+        loss.backward()
+        sgd.step()
+    for name, t in model.state_dict().items():
+        torch.testing.assert_close(update.weights[name], t, rtol=1e-5, atol=1e-7)
+
+
+def test_scaffold_is_told_the_steps_taken(federation: Federation) -> None:
+    """Every client takes as many, whatever its size; its control is the mean gradient of those."""
+    run = federation(toy_task(), Scaffold, local={"steps": 7}, rounds=2)
+    plan = run.strategy.plan(1)
+    for msg in plan:
+        update = run.client().handle(msg)
+        assert update.extras["scaffold.steps"] == 7
+        for name, control in update.extras["scaffold.c_plus"].items():
+            gradient = (msg.weights[name] - update.weights[name]) / (7 * 0.1)
+            torch.testing.assert_close(control, gradient, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_fednova_with_equal_steps_is_fedavg(federation: Federation, momentum: float) -> None:
+    """Bit for bit, though the clients' sizes differ; with epochs it is not."""
+    for local, equal in (({"steps": 5}, True), ({}, False)):
+        settings = {"local": {**local, "momentum": momentum}, "rounds": 2, "epochs": 2}
+        nova, fedavg = (federation(toy_task(), cls, **settings).run() for cls in (FedNova, FedAvg))
+        assert (nova.sha256 == fedavg.sha256) == equal
+        if equal and not momentum:
+            assert nova.strategy.report["tau_eff"] == 5
+
+
+class Growing(Plugin):
+    """One step in the first round, two in the second, ..."""
+
+    name = "growing"
+
+    def outgoing(self, msg: Broadcast, cohort: list[int]) -> None:
+        msg.local = replace(msg.local, steps=msg.step)
+
+
+def test_a_plugin_can_schedule_them(federation: Federation) -> None:
+    run = federation(toy_task(), Scaffold, plugins=lambda: [Growing()], rounds=3)
+    for number in (1, 2, 3):
+        counted: list[Any] = []
+
+        def count(plan: list[Any], replies: list[Any], counted: list[Any] = counted) -> list[Any]:
+            counted += [reply.extras["scaffold.steps"] for reply in replies]
+            return replies
+
+        run.step(count)
+        assert counted == [number] * 4
+
+
+@pytest.mark.parametrize("steps", [None, 7])
+def test_they_travel(steps: int | None) -> None:
+    local = LocalSettings(lr=0.1, steps=steps)
+    msg = Broadcast(phase="train", step=1, round=1, local=local, pid=0)
+    assert wire.read_broadcast(*wire.write_broadcast(msg)).local == local
+
+
+def test_engines_agree(launch: Launch) -> None:
+    lines = ["method=fednova", *LINES, "client.steps=7"]
+    runs = [
+        launch(*lines, f"engine.workers={workers}", task=toy_task(norm=True)) for workers in (1, 2)
+    ]
+    assert runs[0].summary["weights_sha256"] == runs[1].summary["weights_sha256"]
+
+
+def largest_difference(a: Any, b: Any) -> float:
+    return max(float((t - b.weights[name]).abs().max()) for name, t in a.weights.items())
+
+
+@pytest.mark.parametrize("steps", [2, 7])
+def test_vectorised_clients_take_them(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch, steps: int
+) -> None:
+    """Clients of unequal sizes, in unequal batches, each its own number of epochs."""
+    together: list[int] = []
+    exchange = VectorCourier.exchange
+
+    def counting(self: VectorCourier, plan: list[Broadcast], clock: Clock) -> Any:
+        together.append(len(plan))
+        return exchange(self, plan, clock)
+
+    monkeypatch.setattr(VectorCourier, "exchange", counting)
+    lines = ["method=fednorm", *LINES, f"client.steps={steps}", "fraction=1"]
+    single, vectorised = (launch(*lines, f"engine.vectorize={k}", task=toy_task()) for k in (0, 2))
+    assert together
+    assert largest_difference(single, vectorised) < 1e-5
+    fewer = launch(*lines, f"client.steps={steps - 1}", "engine.vectorize=2", task=toy_task())
+    assert largest_difference(fewer, vectorised) > 1e-3
+
+
+@pytest.mark.parametrize("steps", [2, 7])
+def test_compiled_steps_are_counted(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch, steps: int
+) -> None:
+    """What engine.compile compiles, here uncompiled."""
+    monkeypatch.setattr(torch, "compile", lambda f, **how: f)
+    lines = ["method=fednova", *LINES, f"client.steps={steps}"]
+    eager, compiled = (
+        launch(*lines, f"engine.compile={on}", task=toy_task(norm=True)) for on in ("false", "true")
+    )
+    assert largest_difference(eager, compiled) < 1e-5
+
+
+def test_what_counts_epochs_of_its_own_is_unaffected(federation: Federation) -> None:
+    """Ditto's v_k, FedBABU's fine-tuning and eval.finetune_epochs name their own epochs."""
+    from fedhet.evaluation import evaluation_messages
+    from fedhet.methods.ditto import PERSONAL, Ditto
+    from fedhet.methods.fedbabu import FedBABU
+
+    alone, limited = (
+        federation(toy_task(), Ditto, options={"plocal_epochs": 2}, local=local)
+        for local in ({}, {"steps": 1})
+    )
+    for run in (alone, limited):
+        run.step()
+    assert alone.sha256 != limited.sha256
+    for pid in range(4):
+        own, other = (run.store.load(pid, 1) for run in (alone, limited))
+        assert all(torch.equal(t, other[name]) for name, t in own.items() if PERSONAL in name)
+
+    for cls, how in ((FedBABU, {}), (FedAvg, {"finetune_epochs": 3})):
+        scores = []
+        for local in ({}, {"steps": 1}):
+            run = federation(toy_task(), cls, local=local, rounds=2, **how)
+            run.strategy.begin(1)
+            scores.append(
+                [run.client().handle(m).metrics for m in evaluation_messages(run.strategy)]
+            )
+        assert scores[0] == scores[1]
+
+
+def test_fedsgd_takes_no_local_step() -> None:
+    from fedhet.job import Job
+
+    with pytest.raises(ConfigError, match=r"client\.steps=3: method=fedsgd takes no local step"):
+        _ = Job(composed("method=fedsgd", "client.steps=3"), toy_task()).strategy
+
+
+@pytest.mark.parametrize("value", ["0", "1.5", "many"])
+def test_bad_values_are_named(value: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^client\.steps={value} is not allowed.*or null"):
+        composed(f"client.steps={value}")

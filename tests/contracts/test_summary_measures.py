@@ -1,0 +1,231 @@
+"""The measures that summary.json and the final table have for every method."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.dataset as parquet
+import pytest
+from composing import composed
+
+from fedhet.data.toy import toy_task
+from fedhet.errors import ConfigError
+from fedhet.evaluation import client_means
+from fedhet.messages import Update
+from fedhet.record.summary import measures
+
+Launch = Callable[..., Any]
+KEYS = {"acc_clients_mean", "acc_clients_worst_decile", "acc_last_k", "targets"}
+COMMON = ["rounds=4", "client.lr=0.5", "client.epochs=2", "eval.targets=[.5,.8,1]"]
+EXPLORING = ["method=fedlex", "plugin.fedlex.e_exp=2"]  # with a phase before the training
+METHODS = {
+    "fedavg": ["method=fedavg"],
+    "two workers": ["method=fedavg", "engine.workers=2"],
+    "fedlex": EXPLORING,
+    "fedbn": ["method=fedbn"],
+    "fedpcl": ["method=fedpcl"],
+    "ditto": ["method=ditto"],
+    "local buffers": ["method=scaffold", "buffers=local"],
+}
+
+
+def rows(run: Any) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run.dir / "rounds.jsonl").read_text().splitlines()]
+
+
+def cost(lines: list[dict[str, Any]]) -> tuple[int, float]:
+    """Bytes and seconds of these steps, evaluations left out."""
+    sent = sum(sum(kinds.values()) for row in lines for kinds in row["bytes"].values())
+    spent = sum(
+        seconds for row in lines for name, seconds in row["seconds"].items() if name != "evaluate"
+    )
+    return sent, spent
+
+
+@pytest.mark.parametrize("overrides", METHODS.values(), ids=METHODS)
+def test_every_method_has_them(launch: Launch, overrides: list[str]) -> None:
+    """Recomputed from rounds.jsonl and the clients' files."""
+    run = launch(*overrides, *COMMON, "eval.last_k=2", task=toy_task(12, norm=True))
+    summary = run.summary
+    assert summary.keys() >= KEYS
+    lines = rows(run)
+    table = parquet.dataset(run.dir / "clients").to_table().to_pandas()
+    last = table[
+        (table["round"] == table["round"].max())
+        & (table.split == "test")
+        & (table.model == summary["models"][0])
+        & (table.metric == "accuracy")
+    ]
+    accuracies = sorted(last.value)
+    assert len(accuracies) == 12
+    assert summary["acc_clients_mean"] == pytest.approx(sum(accuracies) / 12)
+    assert summary["acc_clients_mean"] == lines[-1]["acc_clients_mean"]
+    assert summary["acc_clients_worst_decile"] == accuracies[0]  # one of 12 clients
+
+    key = "acc_global" if "global" in summary["models"] else "acc_clients_mean"
+    scored = [row[key] for row in lines if row["phase"] == "train"]
+    mean = pytest.approx((scored[-1] + scored[-2]) / 2)
+    assert summary["acc_last_k"] == {"mean": mean, "evaluations": 2}
+
+    assert [target["accuracy"] for target in summary["targets"]] == [0.5, 0.8, 1.0]
+    for target in summary["targets"]:
+        first = next(
+            (i for i, row in enumerate(lines) if (row[key] or 0) >= target["accuracy"]), None
+        )
+        if first is None:
+            assert target == {
+                "accuracy": target["accuracy"],
+                "rounds": None,
+                "bytes": None,
+                "seconds": None,
+            }
+            continue
+        sent, spent = cost(lines[: first + 1])
+        assert target["rounds"] == lines[first]["round"] == first + 1
+        assert target["bytes"] == sent
+        assert target["seconds"] == pytest.approx(spent)
+    assert summary["targets"][0]["rounds"] is not None
+
+
+def test_the_phases_before_the_training_are_paid_for(launch: Launch) -> None:
+    run = launch(*EXPLORING, *COMMON, task=toy_task())
+    lines = rows(run)
+    assert lines[0]["phase"] == "fedlex.explore"
+    reached = run.summary["targets"][0]
+    step = lines[reached["rounds"] - 1]["step"]
+    assert reached["rounds"] == step + 1
+    assert reached["bytes"] > cost(lines[1 : step + 1])[0]
+
+
+def row(number: int, accuracy: float | None, **more: Any) -> dict[str, Any]:
+    """A line of rounds.jsonl: 10 bytes and 1.5 seconds, and an evaluation of 100 seconds."""
+    return {
+        "round": number,
+        "acc_global": accuracy,
+        "acc_clients_mean": None,
+        "bytes": {"up": {"model": 3, "z": 1}, "down": {"model": 6}},
+        "seconds": {"train": 1.0, "upload": 0.5, "evaluate": 100.0},
+        **more,
+    }
+
+
+def test_by_hand() -> None:
+    """Evaluated in every second round; the accuracy falls again after a target was reached."""
+    accuracies = [None, 0.5, None, 0.75, None, 0.25]
+    lines = [row(i, accuracy) for i, accuracy in enumerate(accuracies, start=1)]
+    found = measures(lines, last_k=2, targets=[0.75, 0.5, 0.76])
+    assert found == {
+        "acc_clients_mean": None,
+        "acc_clients_worst_decile": None,
+        "acc_last_k": {"mean": 0.5, "evaluations": 2},
+        "targets": [
+            {"accuracy": 0.75, "rounds": 4, "bytes": 40, "seconds": 6.0},
+            {"accuracy": 0.5, "rounds": 2, "bytes": 20, "seconds": 3.0},
+            {"accuracy": 0.76, "rounds": None, "bytes": None, "seconds": None},
+        ],
+    }
+    for k, expected in (
+        (9, {"mean": 0.5, "evaluations": 3}),
+        (1, {"mean": 0.25, "evaluations": 1}),
+    ):
+        assert measures(lines, last_k=k, targets=[])["acc_last_k"] == expected
+
+
+def test_the_clients_accuracy_counts_where_there_is_no_global_one() -> None:
+    lines = [
+        row(i, None, acc_clients_mean=accuracy, acc_clients_worst_decile=accuracy - 0.25)
+        for i, accuracy in enumerate([0.5, 0.75], start=1)
+    ]
+    found = measures(lines, last_k=5, targets=[0.6])
+    assert found["acc_clients_mean"] == 0.75
+    assert found["acc_clients_worst_decile"] == 0.5
+    assert found["acc_last_k"] == {"mean": 0.625, "evaluations": 2}
+    assert found["targets"][0]["rounds"] == 2
+
+
+def test_a_run_without_evaluations_or_rounds() -> None:
+    nothing = {
+        "acc_clients_mean": None,
+        "acc_clients_worst_decile": None,
+        "acc_last_k": {"mean": None, "evaluations": 0},
+    }
+    never = [{"accuracy": 0.5, "rounds": None, "bytes": None, "seconds": None}]
+    for lines in ([], [row(1, None)]):
+        assert measures(lines, last_k=5, targets=[0.5]) == {**nothing, "targets": never}
+
+
+@pytest.mark.parametrize(("clients", "worst"), [(1, 1), (9, 1), (10, 1), (19, 1), (20, 2), (35, 3)])
+def test_the_worst_decile(clients: int, worst: int) -> None:
+    """A tenth of the clients that have test data, rounded down, and at least one."""
+    accuracies = [((7 * pid) % clients) / clients for pid in range(clients)]
+    updates = [
+        Update(pid, 5, metrics={"test.personal.n": 5.0, "test.personal.accuracy": accuracy})
+        for pid, accuracy in enumerate(accuracies)
+    ]
+    updates.append(Update(clients, 5, metrics={"val.personal.n": 5.0, "val.personal.accuracy": 0}))
+    means = client_means(updates, ["personal"])
+    expected = sum(sorted(accuracies)[:worst]) / worst
+    assert means["acc_clients_worst_decile"] == pytest.approx(expected)
+
+
+def test_it_is_that_of_the_first_view() -> None:
+    metrics = {"test.global.n": 5.0, "test.global.accuracy": 0.25}
+    metrics |= {"test.personal.n": 5.0, "test.personal.accuracy": 0.75}
+    means = client_means([Update(0, 5, metrics=metrics)], ["global", "personal"])
+    assert means["acc_clients_worst_decile"] == 0.25
+
+
+def test_the_clients_are_not_evaluated(launch: Launch) -> None:
+    run = launch("method=fedavg", *COMMON, "eval.clients=false", task=toy_task())
+    assert run.summary["acc_clients_mean"] is run.summary["acc_clients_worst_decile"] is None
+    assert run.summary["acc_last_k"]["mean"] is not None
+
+
+def test_an_aborted_run_has_them(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the rounds that were executed."""
+    from fedhet.errors import RunFailed
+    from fedhet.strategy import FedStrategy
+
+    settle = FedStrategy.settle
+
+    def fail(self: FedStrategy, replies: Any) -> None:
+        if self.current.round == 3:
+            raise RunFailed("enough")
+        settle(self, replies)
+
+    monkeypatch.setattr(FedStrategy, "settle", fail)
+    with pytest.raises(RunFailed) as caught:
+        launch("method=fedavg", *COMMON, task=toy_task())
+    summary = json.loads((Path(str(caught.value.folder)) / "summary.json").read_text())
+    assert summary["status"] == "failed"
+    assert summary.keys() >= KEYS
+    assert summary["acc_clients_mean"] is not None
+
+
+def test_the_table_shows_them(launch: Launch, capsys: pytest.CaptureFixture[str]) -> None:
+    run = launch("method=fedavg", *COMMON, "eval.last_k=3", task=toy_task(12))
+    shown = capsys.readouterr().out
+    summary = run.summary
+    assert f"last {summary['acc_clients_mean']:.4f}   worst tenth" in shown
+    assert f"worst tenth of the clients {summary['acc_clients_worst_decile']:.4f}" in shown
+    assert f"mean of 3: {summary['acc_last_k']['mean']:.4f}" in shown
+    assert "until accuracy 0.5" in shown
+    assert f"round {summary['targets'][0]['rounds']}, after " in shown
+
+
+def test_unreached_targets_are_shown(launch: Launch, capsys: pytest.CaptureFixture[str]) -> None:
+    launch("method=fedavg", "rounds=1", "client.lr=1e-9", "eval.targets=[1]", task=toy_task())
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "until accuracy 1" in line]
+    assert "not reached" in line
+
+
+@pytest.mark.parametrize(
+    "override", ["eval.targets=[0]", "eval.targets=[80]", "eval.targets=.8", "eval.last_k=0"]
+)
+def test_bad_settings_are_named(override: str) -> None:
+    key = override.partition("=")[0]
+    with pytest.raises(ConfigError, match=rf"^{key}.* is not allowed"):
+        composed(override)
