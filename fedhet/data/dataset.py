@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 from torch import Tensor
@@ -11,6 +12,10 @@ from torch import Tensor
 from fedhet import check
 from fedhet.errors import ConfigError, DataError
 from fedhet.task import Samples
+
+AUTO = "auto"
+# `dataset.mean` or `dataset.std`: one number for each column or channel, or one for all, or "auto".
+Statistic = Sequence[float] | Literal["auto"]
 
 
 @dataclass(frozen=True)
@@ -26,13 +31,16 @@ class Dataset:
         test: the global test set, of the same kind; no client sees it.
         classes: the names of the classes.
         mean, std: per channel (of pixels in [0, 1]) or per column; a single number stands for all
-            of them. Not used for text.
+            of them. "auto": still to be measured, on the clients' training samples, which takes a
+            partition (`fedhet.data.run_data.RunData`). Not used for text.
         owners: (n,) int64, each sample's natural owner (writer, speaker, source) in
             0 .. len(owner_names) - 1; None where the data do not name owners. The partition
             `natural` reads them.
         owner_names: the names of the owners, each of whom has at least one sample.
         augment: the augmentation of training batches, for images: none or crop_flip
             (fedhet.data.augment).
+        source: identifies the samples on disk, so that what is computed from them can be cached;
+            empty: it is not cached.
 
     Raises:
         DataError: labels, tokens or owners are out of range, an owner has no samples, or training
@@ -46,11 +54,12 @@ class Dataset:
     y: Tensor
     test: Samples
     classes: tuple[str, ...]
-    mean: Sequence[float] = (0.0,)
-    std: Sequence[float] = (1.0,)
+    mean: Statistic = (0.0,)
+    std: Statistic = (1.0,)
     owners: np.ndarray | None = field(default=None, compare=False, repr=False)
     owner_names: tuple[str, ...] = ()
     augment: str = "none"
+    source: str = field(default="", compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.test.x.shape[1:] != self.x.shape[1:]:
@@ -62,8 +71,6 @@ class Dataset:
             self._check_samples(part, samples)
         for key in ("mean", "std"):
             self._expand(key)
-        if min(self.std) <= 0:
-            raise ConfigError(f"dataset.std={list(self.std)}: each must be > 0")
         self._check_owners()
         check.one_of("dataset.augment", self.augment, ("none", "crop_flip"))
 
@@ -85,6 +92,8 @@ class Dataset:
 
     def _expand(self, key: str) -> None:
         """Check `mean` or `std`, and repeat a single number for every channel or column."""
+        if getattr(self, key) == AUTO:
+            return
         values = check.each(check.number, f"dataset.{key}", getattr(self, key))
         channels = self.shape[0]
         if len(values) not in (1, channels):
@@ -92,6 +101,8 @@ class Dataset:
                 f"dataset.{key}={list(values)}: give one number, or one for each of the"
                 f" {channels} channels or columns"
             )
+        if key == "std" and min(values) <= 0:
+            raise ConfigError(f"dataset.std={list(values)}: each must be > 0")
         object.__setattr__(self, key, values * (channels // len(values)))
 
     def _check_owners(self) -> None:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedhet import check
-from fedhet.data.array_cache import Arrays, cached_arrays, signature
-from fedhet.data.arrays import Classes, RawSamples, Statistic, assemble, dataset_arrays
-from fedhet.data.dataset import Dataset
+from fedhet.data.array_cache import Arrays, signature
+from fedhet.data.arrays import Classes, RawSamples, assemble, dataset_arrays
+from fedhet.data.dataset import Dataset, Statistic
 from fedhet.data.files import find_folder
 from fedhet.data.images.image_files import read_images
 from fedhet.data.tables.data_frames import arrays_of_frames, column_values
@@ -61,7 +61,7 @@ def hf(
         classes: see `fedhet.data.arrays.dataset_arrays`; None also stands for the names that the
             dataset gives.
         size: resizes images to (size, size).
-        mean, std: see `fedhet.data.arrays.assemble`.
+        mean, std: see `fedhet.data.dataset.Dataset`.
 
     Raises:
         DataError: the data are not on this machine, are damaged, lack a split or a column, or have
@@ -95,7 +95,7 @@ def hf(
         **settings,
         "files": signature(sorted(file for file in place.rglob("*") if file.is_file())),
     }
-    return assemble(name, cached_arrays(name, key, read), mean, std)
+    return assemble(name, key, read, mean, std)
 
 
 def _find(data_dir: str, path: str) -> Path:

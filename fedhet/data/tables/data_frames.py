@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedhet import check
-from fedhet.data.array_cache import Arrays, cached_arrays, signature
-from fedhet.data.arrays import Classes, RawSamples, Statistic, assemble, dataset_arrays
-from fedhet.data.dataset import Dataset
+from fedhet.data.array_cache import Arrays, signature
+from fedhet.data.arrays import Classes, RawSamples, assemble, dataset_arrays
+from fedhet.data.dataset import Dataset, Statistic
 from fedhet.data.files import find_file
 from fedhet.errors import ConfigError, DataError
 
@@ -47,7 +47,7 @@ def table(
         label: the column of classes, whole numbers or text.
         owner: the column of natural owners; None: there are no owners.
         classes: see `fedhet.data.arrays.dataset_arrays`.
-        mean, std: see `fedhet.data.arrays.assemble`.
+        mean, std: see `fedhet.data.dataset.Dataset`.
 
     Raises:
         DataError: a file is damaged, lacks a column, or has a cell that is missing or not a finite
@@ -69,7 +69,7 @@ def table(
         return arrays_of_frames([(str(path), _read_frame(path)) for path in paths], **settings)
 
     key = {"loader": "table", **settings, "files": signature(paths)}
-    return assemble(name, cached_arrays(name, key, read), mean, std)
+    return assemble(name, key, read, mean, std)
 
 
 def _read_frame(path: Path) -> pandas.DataFrame:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import zipfile
 import zlib
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from fedhet import check
-from fedhet.data.array_cache import Arrays, cached_arrays, signature
-from fedhet.data.arrays import Classes, RawSamples, Statistic, assemble, dataset_arrays
-from fedhet.data.dataset import Dataset
+from fedhet.data.array_cache import Arrays, signature
+from fedhet.data.arrays import Classes, RawSamples, assemble, dataset_arrays
+from fedhet.data.dataset import Dataset, Statistic
 from fedhet.data.files import find_file
 from fedhet.errors import DataError
 
@@ -58,7 +59,7 @@ def npz(
         classes: see `fedhet.data.arrays.dataset_arrays`; None also stands for an array `classes` in
             the file, the names of 0 .. C-1.
         text: whether the inputs are token numbers.
-        mean, std: see `fedhet.data.arrays.assemble`; "auto" also stands for arrays `mean` and `std`
+        mean, std: see `fedhet.data.dataset.Dataset`; "auto" also stands for arrays `mean` and `std`
             in the file. Not used for text.
 
     Raises:
@@ -77,8 +78,8 @@ def npz(
         "text": text,
         "files": signature([path]),
     }
-    arrays = cached_arrays(name, key, lambda: _read(path, names, classes, text))
-    return assemble(name, arrays) if text else assemble(name, arrays, mean, std)
+    read = partial(_read, path, names, classes, text)
+    return assemble(name, key, read) if text else assemble(name, key, read, mean, std)
 
 
 def _read(path: Path, names: Mapping[str, str], classes: Classes, text: bool) -> Arrays:
