@@ -90,18 +90,25 @@ def dataset_arrays(
     x = train.x
     y = _class_numbers(labels, names, train.y_source)
     owners = train.owners
+    test_owners = None if test is None else test.owners
     if test is None or test_labels is None:
         kept, held_out = _split_rows(len(x), test_fraction, train.x_source)
         test_x = x[held_out]
         test_y = y[held_out]
         x = x[kept]
         y = y[kept]
-        owners = None if owners is None else owners[kept]
+        if owners is not None:
+            test_owners = owners[held_out]
+            owners = owners[kept]
     else:
         test_x = test.x
         test_y = _class_numbers(test_labels, names, test.y_source)
     arrays = {"x": x, "y": y, "test_x": test_x, "test_y": test_y, "classes": names}
-    return arrays if owners is None else {**arrays, **_owner_arrays(owners)}
+    if owners is not None:
+        arrays |= _owner_arrays(owners)
+        if test_owners is not None:
+            arrays["test_owners"] = test_owners.astype(np.str_)
+    return arrays
 
 
 def assemble(
@@ -114,7 +121,8 @@ def assemble(
 ) -> Dataset:
     """The dataset of the arrays x, y, test_x, test_y and classes.
 
-    Where samples have owners, the arrays owners and owner_names are used too. A `mean` or `std` of
+    Where samples have owners, the arrays owners, owner_names and, where it is present, test_owners
+    are used too. A `mean` or `std` of
     "auto" stands for the array of that name where the data themselves state it.
 
     Args:
@@ -142,6 +150,7 @@ def assemble(
         **statistics,
         owners=owners,
         owner_names=() if owners is None else tuple(arrays["owner_names"].tolist()),
+        test_owners=arrays.get("test_owners"),
         augment=augment,
         source=identity(name, key),
     )

@@ -70,7 +70,7 @@ def _load(
 
     def read() -> Arrays:
         x, y, sizes = _read(files["train"], encode)
-        test_x, test_y, _ = _read(files["test"], encode)
+        test_x, test_y, test_sizes = _read(files["test"], encode)
         users = np.repeat(list(sizes), list(sizes.values()))
         owner_names, owners = np.unique(users, return_inverse=True)
         return {
@@ -81,6 +81,7 @@ def _load(
             "classes": np.array(list(classes)),
             "owners": owners,
             "owner_names": owner_names,
+            "test_owners": np.repeat(list(test_sizes), list(test_sizes.values())),
         }
 
     key = {

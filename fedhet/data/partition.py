@@ -239,10 +239,13 @@ class Natural(FlowerScheme):
     ) -> Partition:
         """As `DrawnScheme.assign`, with owners in the place of labels."""
         if owners is None:
+            pooled = ""
+            if self.pool_test:
+                pooled = ", or not of those in the test set, which partition.pool_test=true shares"
             raise ConfigError(
-                "partition=natural: these data do not name the owners of their samples; femnist"
-                " (writers), shakespeare (speakers) and chest_xray (sources) do, and so do your own"
-                " data with a column of owners"
+                f"partition=natural: these data do not name the owners of their samples{pooled};"
+                " femnist (writers), shakespeare (speakers) and chest_xray (sources) do, and so do"
+                " your own data with a column of owners"
             )
         eligible = len(self._eligible(owners))
         wanted = eligible if self.clients is None else self.clients

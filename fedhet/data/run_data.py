@@ -39,6 +39,14 @@ class RunData:
         # The scheme first: a setting that is out of range is reported before any data are read.
         scheme: Scheme = instantiate(cfg.partition)
         dataset: Dataset = instantiate(cfg.dataset, data_dir=cfg.data_dir)
+        if scheme.pool_test:
+            dataset = dataset.pooled()
+            if scheme.split[2] == 0:
+                log.warning(
+                    "partition.pool_test=true with partition.split=%s: there is neither a global"
+                    " test set nor a client's own",
+                    list(scheme.split),
+                )
         labels = dataset.y.numpy()
         partition = scheme.assign(labels, cfg.seed, dataset.owners, dataset.owner_names)
         data = cls(cfg, scheme, dataset, partition)
@@ -98,7 +106,12 @@ class RunData:
             "name": self.partition.name,
             "clients": len(self.partition.indices),
             "hash": self.partition.hash,
-            "settings": {**settings, "split": list(self.scheme.split), "noise": self.scheme.noise},
+            "settings": {
+                **settings,
+                "split": list(self.scheme.split),
+                "noise": self.scheme.noise,
+                "pool_test": self.scheme.pool_test,
+            },
             "seed": self.cfg.seed,
             "samples": len(dataset.y),
             "labels": labels_digest(dataset.y.numpy()),

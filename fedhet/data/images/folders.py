@@ -129,6 +129,7 @@ def chest_xray(
     classes = train[0].classes
     train += [list_images(place / "train", classes) for place in places[1:]]
     test = [list_images(place / "test", classes) for place in places]
+    names_of_places = tuple(place.name for place in places)
     return _load(
         name,
         concatenate(train),
@@ -138,7 +139,8 @@ def chest_xray(
         size=size,
         mode="L",
         owners=np.repeat(np.arange(len(places)), [len(listing.paths) for listing in train]),
-        owner_names=tuple(place.name for place in places),
+        owner_names=names_of_places,
+        test_owners=np.repeat(names_of_places, [len(listing.paths) for listing in test]),
     )
 
 

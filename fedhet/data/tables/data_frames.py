@@ -134,8 +134,9 @@ def arrays_of_frames(
             f" {', '.join(others)}, the label and the owner"
         )
     train = _raw_samples(*frames[0], used, label, owner)
-    # The samples of the global test set have no owners.
-    test = _raw_samples(*frames[1], used, label, None) if len(frames) > 1 else None
+    test = None
+    if len(frames) > 1:
+        test = _raw_samples(*frames[1], used, label, known_owner(frames[1][1], owner))
     return dataset_arrays(train, test, classes, test_fraction)
 
 
@@ -178,6 +179,11 @@ def _numeric_columns(frame: pandas.DataFrame, columns: Sequence[str], source: st
                 " numbers; dataset.features chooses the columns"
             )
     return x
+
+
+def known_owner(frame: pandas.DataFrame, owner: str | None) -> str | None:
+    """The column `owner` of a test set, which need not have it; None where a cell is missing."""
+    return owner if owner in frame.columns and not frame[owner].isna().any() else None
 
 
 def column_values(frame: pandas.DataFrame, column: str, source: str) -> np.ndarray:
