@@ -42,7 +42,8 @@ def run(overrides: Sequence[str] = (), *, task: Task | None = None) -> Run:
 def load(run_dir: str | Path, weights: str = "model") -> Module:
     """Load the global model of a run from its folder, in eval mode.
 
-    Its inputs must be normalised as in training (conf/dataset).
+    Its inputs must be normalised as in training: by the mean and std that the run's partition.json
+    states as `normalised`.
 
     Args:
         run_dir: the run folder.

@@ -23,7 +23,7 @@ from fedhet.errors import DataError
 
 log = logging.getLogger("fedhet.data")
 
-_FORMAT = 1  # part of every key: increase it when the layout of an entry changes
+_FORMAT = 2  # part of every key: increase it when the layout or the meaning of an entry changes
 _HEADER = "header.json"
 
 Arrays = dict[str, np.ndarray]
@@ -45,6 +45,15 @@ def signature(paths: Iterable[Path]) -> str:
     return digest.hexdigest()
 
 
+def identity(name: str, key: Mapping[str, Any]) -> str:
+    """32 hex digits for the arrays that `cached_arrays` returns for this name and key."""
+    return hashlib.sha256(_full_key(name, key).encode()).hexdigest()[:32]
+
+
+def _full_key(name: str, key: Mapping[str, Any]) -> str:
+    return json.dumps([_FORMAT, name, key], sort_keys=True)
+
+
 def cached_arrays(name: str, key: Mapping[str, Any], make: Callable[[], Arrays]) -> Arrays:
     """The arrays that `make` returns, mapped from disk.
 
@@ -60,8 +69,8 @@ def cached_arrays(name: str, key: Mapping[str, Any], make: Callable[[], Arrays])
     """
     from filelock import FileLock
 
-    full_key = json.dumps([_FORMAT, name, key], sort_keys=True)
-    entry = cache_root() / "data" / hashlib.sha256(full_key.encode()).hexdigest()[:32]
+    full_key = _full_key(name, key)
+    entry = cache_root() / "data" / identity(name, key)
     if (arrays := _load(entry, full_key)) is not None:
         return arrays
     try:

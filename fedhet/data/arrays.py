@@ -1,14 +1,13 @@
 """From raw arrays to a dataset.
 
-Labels and owners become numbers, a test set is held out if there is none, and the mean and standard
-deviation are measured.
+Labels and owners become numbers, and a test set is held out if there is none.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,18 +16,14 @@ import numpy as np
 import torch
 
 from fedhet import check
-from fedhet.data.array_cache import Arrays
-from fedhet.data.dataset import Dataset
+from fedhet.data.array_cache import Arrays, cached_arrays, identity
+from fedhet.data.dataset import AUTO, Dataset, Statistic
 from fedhet.errors import ConfigError, DataError
 from fedhet.streams import generator
 from fedhet.task import Samples
 
 log = logging.getLogger("fedhet.data")
 
-_ROWS = 1024  # at a time, where a pass needs float64
-
-# `dataset.mean` or `dataset.std`: "auto", one number for each column or channel, or one for all.
-Statistic = Sequence[float] | str
 # `dataset.classes`: the classes' labels, their number, or None for the labels in the data.
 Classes = int | Sequence[str] | None
 
@@ -95,47 +90,56 @@ def dataset_arrays(
     x = train.x
     y = _class_numbers(labels, names, train.y_source)
     owners = train.owners
+    test_owners = None if test is None else test.owners
     if test is None or test_labels is None:
         kept, held_out = _split_rows(len(x), test_fraction, train.x_source)
         test_x = x[held_out]
         test_y = y[held_out]
         x = x[kept]
         y = y[kept]
-        owners = None if owners is None else owners[kept]
+        if owners is not None:
+            test_owners = owners[held_out]
+            owners = owners[kept]
     else:
         test_x = test.x
         test_y = _class_numbers(test_labels, names, test.y_source)
-    arrays = {"x": x, "y": y, "test_x": test_x, "test_y": test_y, "classes": names, **_moments(x)}
-    return arrays if owners is None else {**arrays, **_owner_arrays(owners)}
+    arrays = {"x": x, "y": y, "test_x": test_x, "test_y": test_y, "classes": names}
+    if owners is not None:
+        arrays |= _owner_arrays(owners)
+        if test_owners is not None:
+            arrays["test_owners"] = test_owners.astype(np.str_)
+    return arrays
 
 
 def assemble(
     name: str,
-    arrays: Arrays,
+    key: Mapping[str, Any],
+    make: Callable[[], Arrays],
     mean: Statistic = (0.0,),
     std: Statistic = (1.0,),
     augment: str = "none",
 ) -> Dataset:
     """The dataset of the arrays x, y, test_x, test_y and classes.
 
-    Where samples have owners, the arrays owners and owner_names are used too. A `mean` or `std` of
-    "auto" stands for the array of that name: the file's own, or else the one that `dataset_arrays`
-    computes over all training samples.
+    Where samples have owners, the arrays owners, owner_names and, where it is present, test_owners
+    are used too. A `mean` or `std` of
+    "auto" stands for the array of that name where the data themselves state it.
+
+    Args:
+        name: the dataset's name.
+        key: everything that determines the arrays, see `cached_arrays`.
+        make: decodes the data into these arrays; called only if they are not in the cache.
+        mean, std, augment: see `Dataset`.
     """
-    x, y, test_x, test_y = (torch.from_numpy(arrays[key]) for key in ("x", "y", "test_x", "test_y"))
+    arrays = cached_arrays(name, key, make)
+    x, y, test_x, test_y = (
+        torch.from_numpy(arrays[part]) for part in ("x", "y", "test_x", "test_y")
+    )
     statistics: dict[str, Any] = {"mean": mean, "std": std}
-    if "auto" in statistics.values():
-        for key, value in statistics.items():
-            if value == "auto":
-                statistics[key] = arrays[key].tolist()
-        log.info(
-            "%s: standardised with mean %s and std %s (auto: as in the file, or else of all %d"
-            " training samples)",
-            name,
-            statistics["mean"],
-            statistics["std"],
-            len(x),
-        )
+    for statistic, value in statistics.items():
+        if value == AUTO and statistic in arrays:
+            statistics[statistic] = arrays[statistic].tolist()
+            log.info("%s: %s %s, as the data state", name, statistic, statistics[statistic])
     owners = arrays.get("owners")
     return Dataset(
         name,
@@ -146,7 +150,9 @@ def assemble(
         **statistics,
         owners=owners,
         owner_names=() if owners is None else tuple(arrays["owner_names"].tolist()),
+        test_owners=arrays.get("test_owners"),
         augment=augment,
+        source=identity(name, key),
     )
 
 
@@ -173,23 +179,6 @@ def _owner_arrays(owners: np.ndarray) -> Arrays:
     sortable = owners if owners.dtype.kind in "iu" else owners.astype(np.str_)
     names, numbers = np.unique(sortable, return_inverse=True)
     return {"owners": numbers.astype(np.int64), "owner_names": names.astype(np.str_)}
-
-
-def _moments(x: np.ndarray) -> Arrays:
-    """`mean` and `std` per column or channel, in float64.
-
-    The standard deviation of a constant, which is 0 up to rounding, becomes 1.
-    """
-    scale = 255 if x.dtype == np.uint8 else 1
-    axes = (0, *range(2, x.ndim))
-    chunks = [x[start : start + _ROWS] for start in range(0, len(x), _ROWS)]
-    sums = ((chunk / scale).sum(axes, np.float64) for chunk in chunks)
-    mean = sum(sums) * x.shape[1] / x.size
-    centre = np.expand_dims(mean, axes)
-    squares = (((chunk / scale - centre) ** 2).sum(axes) for chunk in chunks)
-    std = np.sqrt(sum(squares) * x.shape[1] / x.size)
-    constant = std <= np.finfo(np.float32).eps * np.abs(mean)
-    return {"mean": mean, "std": np.where(constant, 1.0, std)}
 
 
 def _class_names(classes: int | Sequence[str]) -> np.ndarray:

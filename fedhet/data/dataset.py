@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from fedhet import check
+from fedhet.data.array_cache import Arrays, cached_arrays
 from fedhet.errors import ConfigError, DataError
 from fedhet.task import Samples
+
+AUTO = "auto"
+# `dataset.mean` or `dataset.std`: one number for each column or channel, or one for all, or "auto".
+Statistic = Sequence[float] | Literal["auto"]
 
 
 @dataclass(frozen=True)
@@ -23,16 +30,21 @@ class Dataset:
             [0, 1]; rows of a table (n, F) as float32; or text (n, T) as int16 or int64 token
             numbers, each one of the classes, since the next token is predicted.
         y: (n,) int64, their labels in 0 .. len(classes) - 1.
-        test: the global test set, of the same kind; no client sees it.
+        test: the global test set, of the same kind, which no client sees; None: there is none.
         classes: the names of the classes.
         mean, std: per channel (of pixels in [0, 1]) or per column; a single number stands for all
-            of them. Not used for text.
+            of them. "auto": still to be measured, on the clients' training samples, which takes a
+            partition (`fedhet.data.run_data.RunData`). Not used for text.
         owners: (n,) int64, each sample's natural owner (writer, speaker, source) in
             0 .. len(owner_names) - 1; None where the data do not name owners. The partition
             `natural` reads them.
         owner_names: the names of the owners, each of whom has at least one sample.
+        test_owners: (m,), the names of the test samples' owners, who may be others; None where the
+            data do not name them all. Only `pooled` uses them.
         augment: the augmentation of training batches, for images: none or crop_flip
             (fedhet.data.augment).
+        source: identifies the samples on disk, so that what is computed from them can be cached;
+            empty: it is not cached.
 
     Raises:
         DataError: labels, tokens or owners are out of range, an owner has no samples, or training
@@ -44,26 +56,27 @@ class Dataset:
     name: str
     x: Tensor
     y: Tensor
-    test: Samples
+    test: Samples | None
     classes: tuple[str, ...]
-    mean: Sequence[float] = (0.0,)
-    std: Sequence[float] = (1.0,)
+    mean: Statistic = (0.0,)
+    std: Statistic = (1.0,)
     owners: np.ndarray | None = field(default=None, compare=False, repr=False)
     owner_names: tuple[str, ...] = ()
+    test_owners: np.ndarray | None = field(default=None, compare=False, repr=False)
     augment: str = "none"
+    source: str = field(default="", compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        if self.test.x.shape[1:] != self.x.shape[1:]:
-            raise DataError(
-                f"{self.name}: training samples have shape {self.shape}, but test samples"
-                f" {tuple(self.test.x.shape[1:])}"
-            )
-        for part, samples in (("training", Samples(self.x, self.y)), ("test", self.test)):
-            self._check_samples(part, samples)
+        self._check_samples("training", Samples(self.x, self.y))
+        if self.test is not None:
+            if self.test.x.shape[1:] != self.x.shape[1:]:
+                raise DataError(
+                    f"{self.name}: training samples have shape {self.shape}, but test samples"
+                    f" {tuple(self.test.x.shape[1:])}"
+                )
+            self._check_samples("test", self.test)
         for key in ("mean", "std"):
             self._expand(key)
-        if min(self.std) <= 0:
-            raise ConfigError(f"dataset.std={list(self.std)}: each must be > 0")
         self._check_owners()
         check.one_of("dataset.augment", self.augment, ("none", "crop_flip"))
 
@@ -85,6 +98,8 @@ class Dataset:
 
     def _expand(self, key: str) -> None:
         """Check `mean` or `std`, and repeat a single number for every channel or column."""
+        if getattr(self, key) == AUTO:
+            return
         values = check.each(check.number, f"dataset.{key}", getattr(self, key))
         channels = self.shape[0]
         if len(values) not in (1, channels):
@@ -92,11 +107,18 @@ class Dataset:
                 f"dataset.{key}={list(values)}: give one number, or one for each of the"
                 f" {channels} channels or columns"
             )
+        if key == "std" and min(values) <= 0:
+            raise ConfigError(f"dataset.std={list(values)}: each must be > 0")
         object.__setattr__(self, key, values * (channels // len(values)))
 
     def _check_owners(self) -> None:
         if self.owners is None:
             return
+        if self.test_owners is not None and len(self.test_owners) != len(self.test or ()):
+            raise DataError(
+                f"{self.name}: {len(self.test_owners)} owners for {len(self.test or ())} test"
+                " samples; each sample needs one"
+            )
         if self.owners.shape != (len(self.y),):
             raise DataError(
                 f"{self.name}: {len(self.owners)} owners for {len(self.y)} samples; each sample"
@@ -109,6 +131,48 @@ class Dataset:
         if not held.all():
             name = self.owner_names[int(held.argmin())]
             raise DataError(f"{self.name}: the owner {name!r} has no samples")
+
+    def pooled(self) -> Dataset:
+        """This dataset with the test set's samples after the others, and without a test set.
+
+        Owners remain known where `test_owners` names those of the test set; the ones who have no
+        training sample are the last.
+
+        Raises:
+            DataError: training and test samples are stored as different types.
+        """
+        if self.test is None:
+            return self
+        train, test = self.x, self.test.x
+        if train.dtype != test.dtype:
+            raise DataError(
+                f"{self.name}: training samples are {train.dtype} and test samples {test.dtype};"
+                " partition.pool_test=true needs one type"
+            )
+
+        def join() -> Arrays:
+            return {"x": np.concatenate([train.numpy(), test.numpy()])}
+
+        # The cached array is mapped, and so processes share it, as they do the separate ones.
+        source = f"pooled {self.source}" if self.source else ""
+        arrays = cached_arrays(self.name, {"source": source}, join) if source else join()
+        owners = None
+        names: tuple[str, ...] = ()
+        if self.owners is not None and self.test_owners is not None:
+            names = tuple(dict.fromkeys([*self.owner_names, *self.test_owners.tolist()]))
+            numbers = {name: number for number, name in enumerate(names)}
+            theirs = np.array([numbers[name] for name in self.test_owners.tolist()], dtype=np.int64)
+            owners = np.concatenate([self.owners, theirs])
+        return replace(
+            self,
+            x=torch.from_numpy(arrays["x"]),
+            y=torch.cat([self.y, self.test.y]),
+            test=None,
+            owners=owners,
+            owner_names=names,
+            test_owners=None,
+            source=source,
+        )
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -153,12 +153,22 @@ def _cached_constant(
         return torch.tensor(values, dtype=dtype, device=device).view(-1, *(1,) * (ndim - 2))
 
 
-def transform(dataset: Dataset) -> Callable[[Tensor], Tensor] | None:
+def transform(dataset: Dataset) -> Normalize | None:
     """The function that turns pixels in [0, 1], or columns, into the model's input.
 
     It can be pickled. None for text: tokens are passed on unchanged.
+
+    Raises:
+        ConfigError: the dataset's mean or std is still to be measured.
     """
-    return None if dataset.text else Normalize(tuple(dataset.mean), tuple(dataset.std))
+    if dataset.text:
+        return None
+    if isinstance(dataset.mean, str) or isinstance(dataset.std, str):
+        raise ConfigError(
+            f"dataset.mean or dataset.std of {dataset.name} is auto: it is measured on the clients'"
+            " training samples, and these have no partition (fedhet.data.run_data.RunData)"
+        )
+    return Normalize(tuple(dataset.mean), tuple(dataset.std))
 
 
 def class_counts(dataset: Dataset, partition: Partition) -> np.ndarray:

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedhet import check
-from fedhet.data.array_cache import Arrays, cached_arrays, signature
-from fedhet.data.arrays import Classes, RawSamples, Statistic, assemble, dataset_arrays
-from fedhet.data.dataset import Dataset
+from fedhet.data.array_cache import Arrays, signature
+from fedhet.data.arrays import Classes, RawSamples, assemble, dataset_arrays
+from fedhet.data.dataset import Dataset, Statistic
 from fedhet.data.files import find_folder
 from fedhet.data.images.image_files import read_images
-from fedhet.data.tables.data_frames import arrays_of_frames, column_values
+from fedhet.data.tables.data_frames import arrays_of_frames, column_values, known_owner
 from fedhet.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def hf(
         classes: see `fedhet.data.arrays.dataset_arrays`; None also stands for the names that the
             dataset gives.
         size: resizes images to (size, size).
-        mean, std: see `fedhet.data.arrays.assemble`.
+        mean, std: see `fedhet.data.dataset.Dataset`.
 
     Raises:
         DataError: the data are not on this machine, are damaged, lack a split or a column, or have
@@ -95,7 +95,7 @@ def hf(
         **settings,
         "files": signature(sorted(file for file in place.rglob("*") if file.is_file())),
     }
-    return assemble(name, cached_arrays(name, key, read), mean, std)
+    return assemble(name, key, read, mean, std)
 
 
 def _find(data_dir: str, path: str) -> Path:
@@ -174,7 +174,7 @@ def _read(
         )
     else:
         train, *tests = (
-            _raw_images(source, part, image, label, owner if source == train_source else None, size)
+            _raw_images(source, part, image, label, owner, size, test=source != train_source)
             for source, part in parts.items()
         )
         arrays = dataset_arrays(train, tests[0] if tests else None, classes, test_fraction)
@@ -207,10 +207,11 @@ def _raw_images(
     label: str,
     owner: str | None,
     size: int | None,
+    test: bool,
 ) -> RawSamples:
     import datasets
 
-    for column in [image, label] if owner is None else [image, label, owner]:
+    for column in [image, label] if owner is None or test else [image, label, owner]:
         if column not in part.features:
             raise DataError(f"{source} has no column {column!r}; it has {', '.join(part.features)}")
     if not isinstance(part.features[image], datasets.Image):
@@ -221,6 +222,8 @@ def _raw_images(
     cells = part.cast_column(image, datasets.Image(decode=False))[image]
     files = [(f"{source}, row {row}", _image_file(cell)) for row, cell in enumerate(cells)]
     frame = part.remove_columns(image).to_pandas()
+    if test:
+        owner = known_owner(frame, owner)
     return RawSamples(
         read_images(files, size),
         column_values(frame, label, source),

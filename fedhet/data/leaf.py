@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from fedhet.data.array_cache import Arrays, cached_arrays, signature
+from fedhet.data.array_cache import Arrays, signature
 from fedhet.data.arrays import assemble
-from fedhet.data.dataset import Dataset
+from fedhet.data.dataset import Dataset, Statistic
 from fedhet.data.files import find_folder
 from fedhet.errors import DataError
 
@@ -29,14 +29,12 @@ SIDE = 28
 Encoder = Callable[[str, list[Any], list[Any]], tuple[np.ndarray, np.ndarray]]
 
 
-def femnist(
-    *, name: str, data_dir: str, folder: str, mean: Sequence[float], std: Sequence[float]
-) -> Dataset:
+def femnist(*, name: str, data_dir: str, folder: str, mean: Statistic, std: Statistic) -> Dataset:
     """FEMNIST: handwritten characters (1, 28, 28) in 62 classes, dark on white.
 
     The owner of a sample is its writer.
     """
-    return assemble(name, _load(name, data_dir, folder, _images, CHARACTERS), mean, std)
+    return _load(name, data_dir, folder, _images, CHARACTERS, mean, std)
 
 
 def shakespeare(*, name: str, data_dir: str, folder: str) -> Dataset:
@@ -45,10 +43,18 @@ def shakespeare(*, name: str, data_dir: str, folder: str) -> Dataset:
     Tokens and classes are the positions of the characters in LEAF's alphabet of 80. The owner of a
     sample is its speaker.
     """
-    return assemble(name, _load(name, data_dir, folder, _text, ALPHABET))
+    return _load(name, data_dir, folder, _text, ALPHABET)
 
 
-def _load(name: str, data_dir: str, folder: str, encode: Encoder, classes: str) -> Arrays:
+def _load(
+    name: str,
+    data_dir: str,
+    folder: str,
+    encode: Encoder,
+    classes: str,
+    mean: Statistic = (0.0,),
+    std: Statistic = (1.0,),
+) -> Dataset:
     hint = (
         "Make it with LEAF's preprocess.sh (github.com/TalwalkarLab/leaf, -t sample) and copy its"
         " folders train and test there"
@@ -64,7 +70,7 @@ def _load(name: str, data_dir: str, folder: str, encode: Encoder, classes: str) 
 
     def read() -> Arrays:
         x, y, sizes = _read(files["train"], encode)
-        test_x, test_y, _ = _read(files["test"], encode)
+        test_x, test_y, test_sizes = _read(files["test"], encode)
         users = np.repeat(list(sizes), list(sizes.values()))
         owner_names, owners = np.unique(users, return_inverse=True)
         return {
@@ -75,13 +81,14 @@ def _load(name: str, data_dir: str, folder: str, encode: Encoder, classes: str) 
             "classes": np.array(list(classes)),
             "owners": owners,
             "owner_names": owner_names,
+            "test_owners": np.repeat(list(test_sizes), list(test_sizes.values())),
         }
 
     key = {
         "loader": f"leaf.{encode.__name__}",
         "files": signature([*files["train"], *files["test"]]),
     }
-    return cached_arrays(name, key, read)
+    return assemble(name, key, read, mean, std)
 
 
 def _read(files: Sequence[Path], encode: Encoder) -> tuple[np.ndarray, np.ndarray, dict[str, int]]:

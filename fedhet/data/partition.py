@@ -1,14 +1,7 @@
-"""The schemes that draw a partition, with flwr-datasets' partitioners wherever it has one.
-
-The samples are first put in a seeded random order, as flwr-datasets' `FederatedDataset` does,
-because files are often sorted by class and a partitioner cuts its input where it is.
-"""
+"""The schemes that draw a partition, with flwr-datasets' partitioners wherever it has one."""
 
 from __future__ import annotations
 
-import logging
-import warnings
-from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,11 +9,15 @@ from typing import Any
 import numpy as np
 
 from fedhet.check import one_of
+from fedhet.data.flower_scheme import FlowerScheme, RedrawnScheme, random_order
 from fedhet.data.scheme import DrawnScheme, Partition
 from fedhet.errors import ConfigError
-from fedhet.streams import generator, integer
+from fedhet.streams import generator
 
-log = logging.getLogger("fedhet.data")
+# What the draws of a scheme may cost before it gives up: a few seconds of one core.
+_MOST_DRAWS = 50_000
+_MOST_SHARES = 50_000_000  # of a client in a class
+_MOST_CHOICES = 200_000  # of a class for a client
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,58 +29,15 @@ class Iid(DrawnScheme):
     """
 
     def _draw(self, labels: np.ndarray, seed: int) -> list[np.ndarray]:
-        return np.array_split(_random_order(labels, seed), self.clients)
+        return np.array_split(random_order(labels, seed), self.clients)
 
 
 @dataclass(frozen=True, kw_only=True)
-class _FlowerScheme(DrawnScheme):
-    """A scheme that is one of flwr-datasets' partitioners.
-
-    The partitioners are imported when they are needed, because that takes seconds.
-    """
-
-    @abstractmethod
-    def _partitioner(self, n: int, seed: int) -> Any:
-        """The partitioner for n samples."""
-
-    def _draw(self, labels: np.ndarray, seed: int) -> list[np.ndarray]:
-        from datasets import Dataset
-
-        order = _random_order(labels, seed)
-        partitioner = self._partitioner(len(labels), integer(seed, "partition"))
-        partitioner.dataset = Dataset.from_dict({"label": labels[order], "index": order})
-        with warnings.catch_warnings(record=True) as caught:
-            # flwr-datasets' own warnings are UserWarnings; others concern its dependencies
-            warnings.simplefilter("ignore")
-            warnings.simplefilter("always", UserWarning)
-            try:
-                partitioner.load_partition(0)  # makes it assign all samples
-            except ValueError as error:
-                raise ConfigError(
-                    f"partition {self.name} of {len(labels)} samples with {self._settings()} is"
-                    f" impossible: {error}"
-                ) from error
-        if caught:
-            log.info(
-                "partition %s: flwr-datasets warned %d times, last: %.200s",
-                self.name,
-                len(caught),
-                caught[-1].message,
-            )
-        # ShardPartitioner has sorted its dataset, so `order` no longer applies.
-        rows = np.asarray(partitioner.dataset["index"][:])
-        # The private attribute has all clients at once: load_partition builds a Hugging Face
-        # dataset per client, which takes 0.5 ms each.
-        assigned = partitioner._partition_id_to_indices
-        return [rows[np.asarray(assigned[pid], dtype=np.int64)] for pid in range(self.clients)]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Dirichlet(_FlowerScheme):
+class Dirichlet(RedrawnScheme):
     """Each class is divided in proportions that are drawn from Dirichlet(alpha).
 
     This is https://arxiv.org/abs/1905.12022 without balancing. The draw is repeated until every
-    client has min_size samples, at most 10 times (flwr-datasets' limit).
+    client has min_size samples.
 
     Args:
         alpha: > 0; small: few clients hold a class, large: all hold equal shares.
@@ -102,14 +56,30 @@ class Dirichlet(_FlowerScheme):
             self.clients, "label", float(self.alpha), self.min_size, shuffle=False, seed=seed
         )
 
+    def _draw_sizes(self, class_sizes: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        # as DirichletPartitioner does it, which returns samples and not sizes
+        shares = rng.dirichlet(np.full(self.clients, float(self.alpha)), len(class_sizes))
+        ends = (np.cumsum(shares, axis=1) * class_sizes[:, None]).astype(int)
+        ends[:, -1] = class_sizes
+        return np.diff(ends, axis=1, prepend=0).sum(0)
+
+    def _draw_limit(self, classes: int) -> int:
+        # at least flwr-datasets' eleven
+        return min(_MOST_DRAWS, max(_MOST_SHARES // (self.clients * classes), 11))
+
+    @property
+    def _remedy(self) -> str:
+        return "A smaller partition.min_size or a larger partition.alpha"
+
 
 @dataclass(frozen=True, kw_only=True)
-class Pathological(_FlowerScheme):
+class Pathological(RedrawnScheme):
     """Every client has samples of exactly `classes` classes.
 
     Each class is divided equally among the clients that have it. Client p has class p mod C, so
     that with C clients or more no class is left out; its other classes are drawn at random
-    (flwr-datasets' "first-deterministic").
+    (flwr-datasets' "first-deterministic"), and drawn again until every client has min_size samples
+    and at least one of each of its classes.
 
     Args:
         classes: the number of classes of each client.
@@ -127,6 +97,11 @@ class Pathological(_FlowerScheme):
             raise ConfigError(
                 f"partition.classes={self.classes}: the data have only {present} classes"
             )
+        if (needed := self.clients * self.classes) > len(labels):
+            raise ConfigError(
+                f"partition.classes={self.classes}: {self.clients} clients would need {needed}"
+                f" samples, one of each of their classes, but there are {len(labels)}"
+            )
         return super()._draw(labels, seed)
 
     def _partitioner(self, n: int, seed: int) -> Any:
@@ -136,9 +111,38 @@ class Pathological(_FlowerScheme):
             self.clients, "label", self.classes, "first-deterministic", shuffle=False, seed=seed
         )
 
+    def _draw_sizes(self, class_sizes: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        # as PathologicalPartitioner does it
+        present = len(class_sizes)
+        has = np.zeros((self.clients, present), dtype=bool)
+        for pid in range(self.clients):
+            has[pid, pid % present] = True
+            missing = self.classes - 1
+            while missing:
+                label = rng.choice(present, size=1)[0]
+                missing -= not has[pid, label]
+                has[pid, label] = True
+        holders = has.sum(0)
+        if np.any(holders > class_sizes):
+            return np.array([-1])  # it refuses this draw: a client would have none of a class
+        share, rest = np.divmod(class_sizes, np.maximum(holders, 1))
+        rank = np.cumsum(has, axis=0) - 1  # among the holders of the class
+        return np.where(has, share + (rank < rest), 0).sum(1)
+
+    def _draw_limit(self, classes: int) -> int:
+        if self.classes in (1, classes):
+            return 1  # nothing is random
+        # the choices until a client has its other classes: those that it already has are repeated
+        choices = sum(classes / (classes - chosen) for chosen in range(1, self.classes))
+        return max(int(_MOST_CHOICES / (self.clients * choices)), 1)
+
+    @property
+    def _remedy(self) -> str:
+        return "A smaller partition.min_size or fewer partition.clients"
+
 
 @dataclass(frozen=True, kw_only=True)
-class Shards(_FlowerScheme):
+class Shards(FlowerScheme):
     """The scheme of McMahan et al. 2017.
 
     The samples are sorted by label and cut into clients * shards equal shards, and each client is
@@ -170,7 +174,7 @@ class Shards(_FlowerScheme):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Quantity(_FlowerScheme):
+class Quantity(FlowerScheme):
     """Equal label distributions, unequal sizes.
 
     Args:
@@ -210,7 +214,7 @@ class Quantity(_FlowerScheme):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Natural(_FlowerScheme):
+class Natural(FlowerScheme):
     """A client is a natural owner (a writer, a speaker, a source) with all its samples.
 
     Clients are in the order of the owners' names in the dataset.
@@ -235,10 +239,13 @@ class Natural(_FlowerScheme):
     ) -> Partition:
         """As `DrawnScheme.assign`, with owners in the place of labels."""
         if owners is None:
+            pooled = ""
+            if self.pool_test:
+                pooled = ", or not of those in the test set, which partition.pool_test=true shares"
             raise ConfigError(
-                "partition=natural: these data do not name the owners of their samples; femnist"
-                " (writers), shakespeare (speakers) and chest_xray (sources) do, and so do your own"
-                " data with a column of owners"
+                f"partition=natural: these data do not name the owners of their samples{pooled};"
+                " femnist (writers), shakespeare (speakers) and chest_xray (sources) do, and so do"
+                " your own data with a column of owners"
             )
         eligible = len(self._eligible(owners))
         wanted = eligible if self.clients is None else self.clients
@@ -267,7 +274,3 @@ class Natural(_FlowerScheme):
         from flwr_datasets.partitioner import GroupedNaturalIdPartitioner
 
         return GroupedNaturalIdPartitioner("label", group_size=1, sort_unique_ids=True)
-
-
-def _random_order(labels: np.ndarray, seed: int) -> np.ndarray:
-    return generator(seed, "partition", "order").permutation(len(labels))

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import logging
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
 from fedhet.config.targets import instantiate
-from fedhet.data.dataset import Dataset
-from fedhet.data.federation import Federation, class_counts
+from fedhet.data.array_cache import Arrays, cached_arrays
+from fedhet.data.dataset import AUTO, Dataset
+from fedhet.data.federation import Federation, class_counts, transform
+from fedhet.data.moments import moments
 from fedhet.data.scheme import Partition, Scheme, labels_digest
+
+log = logging.getLogger("fedhet.data")
 
 
 @dataclass(frozen=True)
 class RunData:
-    """The data of a run, which `dataset`, `partition` and `seed` of `cfg` determine."""
+    """The data of a run, which `dataset`, `partition` and `seed` of `cfg` determine.
+
+    The mean and std of `dataset` are numbers here: `of` has replaced `auto` by what it measured on
+    the clients' training samples.
+    """
 
     cfg: DictConfig
     scheme: Scheme
@@ -29,9 +39,18 @@ class RunData:
         # The scheme first: a setting that is out of range is reported before any data are read.
         scheme: Scheme = instantiate(cfg.partition)
         dataset: Dataset = instantiate(cfg.dataset, data_dir=cfg.data_dir)
+        if scheme.pool_test:
+            dataset = dataset.pooled()
+            if scheme.split[2] == 0:
+                log.warning(
+                    "partition.pool_test=true with partition.split=%s: there is neither a global"
+                    " test set nor a client's own",
+                    list(scheme.split),
+                )
         labels = dataset.y.numpy()
         partition = scheme.assign(labels, cfg.seed, dataset.owners, dataset.owner_names)
-        return cls(cfg, scheme, dataset, partition)
+        data = cls(cfg, scheme, dataset, partition)
+        return replace(data, dataset=data._measured())
 
     @cached_property
     def clients(self) -> Federation:
@@ -39,6 +58,37 @@ class RunData:
         return Federation(
             self.dataset, self.partition, self.scheme.split, self.cfg.seed, self.scheme.noise
         )
+
+    def _measured(self) -> Dataset:
+        """The dataset with numbers in the place of `auto`.
+
+        They are cached, because in a deployment every message is handled by a new process.
+        """
+        dataset = self.dataset
+        auto = [key for key in ("mean", "std") if getattr(dataset, key) == AUTO]
+        if not auto:
+            return dataset
+
+        def measure() -> Arrays:
+            return moments(client.train.x.numpy() for client in self.clients)
+
+        key = {
+            "moments": dataset.source,
+            "partition": self.partition.hash,
+            "split": self.scheme.split,
+            "noise": self.scheme.noise,
+            "seed": self.cfg.seed,
+            "numpy": np.__version__,  # its random streams, and the order of its sums
+        }
+        arrays = cached_arrays(dataset.name, key, measure) if dataset.source else measure()
+        measured = {statistic: arrays[statistic].tolist() for statistic in auto}
+        log.info(
+            "%s: auto is measured on the clients' %d training samples: %s",
+            dataset.name,
+            sum(self.clients.sizes),
+            ", ".join(f"{statistic} {values}" for statistic, values in measured.items()),
+        )
+        return replace(dataset, **measured)
 
     def partition_record(self) -> dict[str, Any]:
         """The content of partition.json: the partition, its settings, and its statistics.
@@ -48,14 +98,20 @@ class RunData:
         dataset = self.dataset
         settings: Any = OmegaConf.to_container(self.cfg.partition)
         del settings["_target_"]
+        normalize = transform(dataset)
         normalised = None
-        if not dataset.text:
-            normalised = {"mean": list(dataset.mean), "std": list(dataset.std)}
+        if normalize is not None:
+            normalised = {"mean": list(normalize.mean), "std": list(normalize.std)}
         return {
             "name": self.partition.name,
             "clients": len(self.partition.indices),
             "hash": self.partition.hash,
-            "settings": {**settings, "split": list(self.scheme.split), "noise": self.scheme.noise},
+            "settings": {
+                **settings,
+                "split": list(self.scheme.split),
+                "noise": self.scheme.noise,
+                "pool_test": self.scheme.pool_test,
+            },
             "seed": self.cfg.seed,
             "samples": len(dataset.y),
             "labels": labels_digest(dataset.y.numpy()),

@@ -118,10 +118,12 @@ class Saved(Scheme):
         name: the name given to `python -m fedhet.data partition --name`, a run folder, or the path
             of a partition.json.
         split, noise: None: as saved.
+        pool_test: None, or as saved: it determines which samples the indices mean.
     """
 
     split: Sequence[float] | None  # type: ignore[assignment]
     noise: float | None  # type: ignore[assignment]
+    pool_test: bool | None = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
         path, record = read(self.name)
@@ -130,6 +132,13 @@ class Saved(Scheme):
                 if key not in record["settings"]:
                     raise DataError(f"{path}: its settings have no {key}; give partition.{key}")
                 object.__setattr__(self, key, record["settings"][key])
+        pooled = record["settings"].get("pool_test", False)
+        if self.pool_test not in (None, pooled):
+            raise ConfigError(
+                f"partition.pool_test={self.pool_test}: {path} was made with {pooled}, and a saved"
+                " partition keeps the samples that it shares out"
+            )
+        object.__setattr__(self, "pool_test", pooled)
         super().__post_init__()
 
     def assign(
@@ -155,7 +164,8 @@ class Saved(Scheme):
             )
         try:
             indices = [np.array(each, dtype=np.int64) for each in record["indices"]]
-            partition = Partition(record["name"], indices, tuple(record["owners"]))
+            owner_names = tuple(record["owners"])
+            partition = Partition(record["name"], indices, owner_names, bool(self.pool_test))
         except (ValueError, TypeError, OverflowError) as error:
             raise DataError(
                 f"{path} is damaged: its indices are not lists of whole numbers ({error})"

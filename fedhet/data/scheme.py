@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from fedhet import check
 from fedhet.data import partition_cache
 from fedhet.errors import ConfigError
 
@@ -33,21 +34,26 @@ class Partition:
             sample.
         owners: per client, the name of the natural owner whose samples it has; empty where clients
             are not natural owners.
+        pool_test: whether the samples are those of the training set, followed by those of the test
+            set.
 
     Attributes:
         hash: 16 hex digits of the sha256 over each client's number of samples and indices, as
-            little-endian int64.
+            little-endian int64, and over b"pool_test" where that is true.
     """
 
     name: str
     indices: list[np.ndarray] = field(compare=False, repr=False)
     owners: tuple[str, ...] = field(default=(), compare=False, repr=False)
+    pool_test: bool = False
     hash: str = field(init=False)
 
     def __post_init__(self) -> None:
         digest = hashlib.sha256()
         for indices in self.indices:
             digest.update(len(indices).to_bytes(8, "little") + indices.astype("<i8").tobytes())
+        if self.pool_test:
+            digest.update(b"pool_test")
         object.__setattr__(self, "hash", digest.hexdigest()[:16])
 
 
@@ -95,15 +101,19 @@ class Scheme(ABC):
         name: the scheme's name in the run's record.
         split: each client's [train, validation, test] fractions (fedhet.data.federation.split).
         noise: the variance of the last client's noise (fedhet.data.federation.Federation).
+        pool_test: whether the clients share the test set too; the labels and owners that `assign`
+            receives are then those of the pooled dataset (fedhet.data.dataset.Dataset.pooled).
     """
 
     name: str
     split: Sequence[float]
     noise: float
+    pool_test: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "split", check_split(self.split))
         object.__setattr__(self, "noise", check_noise(self.noise))
+        check.boolean("partition.pool_test", self.pool_test)
 
     @abstractmethod
     def assign(
@@ -178,7 +188,7 @@ class DrawnScheme(Scheme):
             indices = [np.sort(part) for part in self._draw(labels, seed)]
             self._check_indices(indices, n)
             partition_cache.save(key, indices)
-        return Partition(self.name, indices)
+        return Partition(self.name, indices, pool_test=self.pool_test)
 
     @abstractmethod
     def _draw(self, labels: np.ndarray, seed: int) -> list[np.ndarray]:
@@ -187,7 +197,7 @@ class DrawnScheme(Scheme):
     def _settings(self) -> dict[str, Any]:
         """The settings that determine who has which samples."""
         settings = asdict(self)
-        for key in ("name", "split", "noise"):
+        for key in ("name", "split", "noise", "pool_test"):
             del settings[key]
         return settings
 

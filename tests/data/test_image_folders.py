@@ -90,7 +90,7 @@ def test_a_class_without_images_and_a_broken_link(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("folder", 5), ("folder", None), ("mean", "auto"), ("std", 0.5), ("mean[0]", ["x"])],
+    [("folder", 5), ("folder", None), ("mean", "automatic"), ("std", 0.5), ("mean[0]", ["x"])],
 )
 def test_settings_of_the_wrong_type_are_named(tmp_path: Path, key: str, value: object) -> None:
     write_images(tmp_path / "mine", (4, 4, 3))

@@ -21,18 +21,21 @@ IMPOSSIBLE = [
     (
         Dirichlet,
         {"clients": 20, "alpha": 0.01, "min_size": 3},
-        "partition Dirichlet of 100 samples with .*'alpha': 0.01.* impossible",
+        "partition.min_size=3: none of 50,000 draws gives each of 20 clients that many of 100"
+        " samples in 10 classes .*'alpha': 0.01.*; the smallest client got [012] at best. A smaller"
+        " partition.min_size or a larger partition.alpha would help",
     ),
     (Pathological, {"classes": 11}, "partition.classes=11: the data have only 10 classes"),
     (
         Pathological,
         {"classes": 9, "clients": 50},
-        "partition Pathological of 100 samples .* impossible",
+        "partition.classes=9: 50 clients would need 450 samples, .* but there are 100",
     ),
     (
         Pathological,
         {"classes": 1, "clients": 15, "min_size": 6},
-        r"partition.min_size=6: .* a client would get only 5 of 100",
+        "partition.min_size=6: the draw does not give each of 15 clients that many of 100 samples"
+        ".*; the smallest client got 5 at best. .* fewer partition.clients would help",
     ),
     (
         Shards,

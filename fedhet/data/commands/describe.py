@@ -64,9 +64,10 @@ def table(data: RunData, record: dict[str, Any]) -> Table:
     by_class = len(classes) <= MAX_CLASSES
     owners = bool(record["owners"])
     noise = bool(data.scheme.noise)
+    pooled = " with its test set" if data.scheme.pool_test else ""
     shown = Table(
         title=(
-            f"{record['name']} partition {record['hash']} of {data.dataset.name}:"
+            f"{record['name']} partition {record['hash']} of {data.dataset.name}{pooled}:"
             f" {clients} clients, {sum(sizes)} of {record['samples']} samples,"
             f" {min(sizes)} to {max(sizes)} each"
         ),

@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Sequence
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedhet.data.array_cache import Arrays, cached_arrays, signature
+from fedhet.data.array_cache import Arrays, signature
 from fedhet.data.arrays import assemble, labels_from_zero
-from fedhet.data.dataset import Dataset
+from fedhet.data.dataset import Dataset, Statistic
 from fedhet.data.files import download_hint, find_folder
 from fedhet.data.images.folders import FOLDERS, load_folders
 from fedhet.data.images.image_files import decoder, read_images
@@ -29,8 +30,8 @@ def cifar10(
     name: str,
     data_dir: str,
     folder: str | None,
-    mean: Sequence[float],
-    std: Sequence[float],
+    mean: Statistic,
+    std: Statistic,
     augment: str = "none",
 ) -> Dataset:
     """CIFAR-10 from torchvision's batches, or else from `{train,test}/<class>/*.png`.
@@ -54,8 +55,8 @@ def cifar100(
     name: str,
     data_dir: str,
     folder: str | None,
-    mean: Sequence[float],
-    std: Sequence[float],
+    mean: Statistic,
+    std: Statistic,
     augment: str = "none",
 ) -> Dataset:
     """CIFAR-100 with its 100 fine labels.
@@ -83,24 +84,24 @@ def _load(
     name: str,
     place: Path,
     torchvision_class: Any,
-    mean: Sequence[float],
-    std: Sequence[float],
+    mean: Statistic,
+    std: Statistic,
     augment: str,
 ) -> Dataset:
     if (place / torchvision_class.meta["filename"]).exists():
         log.info("%s: torchvision's batches in %s", name, place)
         files = [place / file for file in _batch_files(torchvision_class)]
         key = {"batches": signature(files)}
-        arrays = cached_arrays(name, key, lambda: _read_batches(place, torchvision_class))
+        read = partial(_read_batches, place, torchvision_class)
     elif any(place.glob(_PARQUET[0])):
         log.info("%s: the Parquet files in %s", name, place)
         train, test = (sorted(place.glob(pattern)) for pattern in _PARQUET)
         key = {"tables": signature([*train, *test]), **decoder()}
-        arrays = cached_arrays(name, key, lambda: _read_tables(train, test))
+        read = partial(_read_tables, train, test)
     else:
         log.info("%s: the image folder %s", name, place)
         return load_folders(name, place, mean, std, mode="RGB", augment=augment)
-    return assemble(name, arrays, mean, std, augment)
+    return assemble(name, key, read, mean, std, augment)
 
 
 # ---- torchvision's batches

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from importlib.metadata import version
 
 import numpy as np
 
-from fedhet.data.array_cache import Arrays, cached_arrays
+from fedhet.data.array_cache import Arrays
 from fedhet.data.arrays import assemble
-from fedhet.data.dataset import Dataset
+from fedhet.data.dataset import Dataset, Statistic
 
 
-def digits(
-    *, name: str, mean: Sequence[float], std: Sequence[float], data_dir: str = ""
-) -> Dataset:
+def digits(*, name: str, mean: Statistic, std: Statistic, data_dir: str = "") -> Dataset:
     """scikit-learn's 1,797 digits of 8x8 pixels in 17 grey levels; `data_dir` is not used.
 
     The global test set is a fixed stratified 20 %, whatever the seed of the run. The arrays are
@@ -22,8 +19,7 @@ def digits(
     run, and in a deployment each message is handled by a new process.
     """
     key = {"loader": "digits", "version": version("scikit-learn")}
-    arrays = cached_arrays(name, key, _read_digits)
-    return assemble(name, {**arrays, "classes": np.array(list("0123456789"))}, mean, std)
+    return assemble(name, key, _read_digits, mean, std)
 
 
 def _read_digits() -> Arrays:
@@ -39,6 +35,7 @@ def _read_digits() -> Arrays:
         "y": y.astype(np.int64),
         "test_x": _pixels(test_x),
         "test_y": test_y.astype(np.int64),
+        "classes": np.array(list("0123456789")),
     }
 
 

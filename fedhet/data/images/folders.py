@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from fedhet import check
-from fedhet.data.array_cache import Arrays, cached_arrays, signature
-from fedhet.data.dataset import Dataset
+from fedhet.data.array_cache import Arrays, cached_arrays, identity, signature
+from fedhet.data.dataset import Dataset, Statistic
 from fedhet.data.files import download_hint, find_folder
 from fedhet.data.images.image_files import (
     PATTERNS,
@@ -37,8 +37,8 @@ def cinic10(
     name: str,
     data_dir: str,
     folder: str,
-    mean: Sequence[float],
-    std: Sequence[float],
+    mean: Statistic,
+    std: Statistic,
     augment: str = "none",
 ) -> Dataset:
     """CINIC-10 from `<data_dir>/<folder>/{train,test}/<class>/*.png`.
@@ -54,8 +54,8 @@ def tiny_imagenet(
     name: str,
     data_dir: str,
     folder: str,
-    mean: Sequence[float],
-    std: Sequence[float],
+    mean: Statistic,
+    std: Statistic,
     augment: str = "none",
 ) -> Dataset:
     """Tiny ImageNet from `<data_dir>/<folder>`, in its publisher's layout.
@@ -105,8 +105,8 @@ def chest_xray(
     folder: str,
     sources: Sequence[str] | None,
     size: int,
-    mean: Sequence[float],
-    std: Sequence[float],
+    mean: Statistic,
+    std: Statistic,
 ) -> Dataset:
     """Chest X-rays from several sources, converted to grey.
 
@@ -129,6 +129,7 @@ def chest_xray(
     classes = train[0].classes
     train += [list_images(place / "train", classes) for place in places[1:]]
     test = [list_images(place / "test", classes) for place in places]
+    names_of_places = tuple(place.name for place in places)
     return _load(
         name,
         concatenate(train),
@@ -138,7 +139,8 @@ def chest_xray(
         size=size,
         mode="L",
         owners=np.repeat(np.arange(len(places)), [len(listing.paths) for listing in train]),
-        owner_names=tuple(place.name for place in places),
+        owner_names=names_of_places,
+        test_owners=np.repeat(names_of_places, [len(listing.paths) for listing in test]),
     )
 
 
@@ -161,8 +163,8 @@ def image_folder(
     name: str,
     data_dir: str,
     folder: str,
-    mean: Sequence[float],
-    std: Sequence[float],
+    mean: Statistic,
+    std: Statistic,
     size: int | None = None,
     colours: str = "any",
 ) -> Dataset:
@@ -188,7 +190,7 @@ def image_folder(
 
 
 def load_folders(
-    name: str, place: Path, mean: Sequence[float], std: Sequence[float], **options: Any
+    name: str, place: Path, mean: Statistic, std: Statistic, **options: Any
 ) -> Dataset:
     """The dataset of `<place>/{train,test}/<class>/`; for the options see `_load`."""
     train = list_images(place / "train")
@@ -200,8 +202,8 @@ def _load(
     name: str,
     train: Listing,
     test: Listing,
-    mean: Sequence[float],
-    std: Sequence[float],
+    mean: Statistic,
+    std: Statistic,
     *,
     size: int | None = None,
     mode: str | None = None,
@@ -227,5 +229,6 @@ def _load(
         train.classes,
         mean,
         std,
+        source=identity(name, key),
         **fields,
     )

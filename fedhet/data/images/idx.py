@@ -11,8 +11,9 @@ import numpy as np
 import torch
 
 from fedhet import check
+from fedhet.data.array_cache import identity, signature
 from fedhet.data.arrays import labels_from_zero
-from fedhet.data.dataset import Dataset
+from fedhet.data.dataset import Dataset, Statistic
 from fedhet.data.files import download_hint, find_folder
 from fedhet.errors import DataError
 from fedhet.task import Samples
@@ -20,9 +21,7 @@ from fedhet.task import Samples
 log = logging.getLogger("fedhet.data")
 
 
-def mnist(
-    *, name: str, data_dir: str, folder: str, mean: Sequence[float], std: Sequence[float]
-) -> Dataset:
+def mnist(*, name: str, data_dir: str, folder: str, mean: Statistic, std: Statistic) -> Dataset:
     """MNIST from `<data_dir>/<folder>/raw`, the unzipped files that torchvision keeps there."""
     from torchvision.datasets import MNIST
 
@@ -31,7 +30,7 @@ def mnist(
 
 
 def fashion_mnist(
-    *, name: str, data_dir: str, folder: str, mean: Sequence[float], std: Sequence[float]
+    *, name: str, data_dir: str, folder: str, mean: Statistic, std: Statistic
 ) -> Dataset:
     """Fashion-MNIST from `<data_dir>/<folder>/raw`, in the same layout as MNIST."""
     from torchvision.datasets import FashionMNIST
@@ -46,8 +45,8 @@ def emnist(
     data_dir: str,
     folder: str,
     split: str,
-    mean: Sequence[float],
-    std: Sequence[float],
+    mean: Statistic,
+    std: Statistic,
 ) -> Dataset:
     """EMNIST from `<data_dir>/<folder>/raw`, the unzipped files that torchvision keeps there.
 
@@ -82,8 +81,8 @@ def _load(
     name: str,
     files: Sequence[Path],
     classes: Sequence[str],
-    mean: Sequence[float],
-    std: Sequence[float],
+    mean: Statistic,
+    std: Statistic,
     *,
     first: int = 0,
     transpose: bool = False,
@@ -104,7 +103,8 @@ def _load(
             )
         parts.append(Samples(x.mT if transpose else x, torch.from_numpy(y)))
     train, test = parts
-    return Dataset(name, train.x, train.y, test, tuple(classes), mean, std)
+    source = identity(name, {"idx": signature(files), "transpose": transpose})
+    return Dataset(name, train.x, train.y, test, tuple(classes), mean, std, source=source)
 
 
 def _map_idx(path: Path, ndim: int) -> np.ndarray:

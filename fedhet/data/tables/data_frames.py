@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedhet import check
-from fedhet.data.array_cache import Arrays, cached_arrays, signature
-from fedhet.data.arrays import Classes, RawSamples, Statistic, assemble, dataset_arrays
-from fedhet.data.dataset import Dataset
+from fedhet.data.array_cache import Arrays, signature
+from fedhet.data.arrays import Classes, RawSamples, assemble, dataset_arrays
+from fedhet.data.dataset import Dataset, Statistic
 from fedhet.data.files import find_file
 from fedhet.errors import ConfigError, DataError
 
@@ -47,7 +47,7 @@ def table(
         label: the column of classes, whole numbers or text.
         owner: the column of natural owners; None: there are no owners.
         classes: see `fedhet.data.arrays.dataset_arrays`.
-        mean, std: see `fedhet.data.arrays.assemble`.
+        mean, std: see `fedhet.data.dataset.Dataset`.
 
     Raises:
         DataError: a file is damaged, lacks a column, or has a cell that is missing or not a finite
@@ -69,7 +69,7 @@ def table(
         return arrays_of_frames([(str(path), _read_frame(path)) for path in paths], **settings)
 
     key = {"loader": "table", **settings, "files": signature(paths)}
-    return assemble(name, cached_arrays(name, key, read), mean, std)
+    return assemble(name, key, read, mean, std)
 
 
 def _read_frame(path: Path) -> pandas.DataFrame:
@@ -134,8 +134,9 @@ def arrays_of_frames(
             f" {', '.join(others)}, the label and the owner"
         )
     train = _raw_samples(*frames[0], used, label, owner)
-    # The samples of the global test set have no owners.
-    test = _raw_samples(*frames[1], used, label, None) if len(frames) > 1 else None
+    test = None
+    if len(frames) > 1:
+        test = _raw_samples(*frames[1], used, label, known_owner(frames[1][1], owner))
     return dataset_arrays(train, test, classes, test_fraction)
 
 
@@ -178,6 +179,11 @@ def _numeric_columns(frame: pandas.DataFrame, columns: Sequence[str], source: st
                 " numbers; dataset.features chooses the columns"
             )
     return x
+
+
+def known_owner(frame: pandas.DataFrame, owner: str | None) -> str | None:
+    """The column `owner` of a test set, which need not have it; None where a cell is missing."""
+    return owner if owner in frame.columns and not frame[owner].isna().any() else None
 
 
 def column_values(frame: pandas.DataFrame, column: str, source: str) -> np.ndarray:

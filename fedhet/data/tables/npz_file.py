@@ -5,16 +5,17 @@ from __future__ import annotations
 import zipfile
 import zlib
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from fedhet import check
-from fedhet.data.array_cache import Arrays, cached_arrays, signature
-from fedhet.data.arrays import Classes, RawSamples, Statistic, assemble, dataset_arrays
-from fedhet.data.dataset import Dataset
+from fedhet.data.array_cache import Arrays, signature
+from fedhet.data.arrays import Classes, RawSamples, assemble, dataset_arrays
+from fedhet.data.dataset import Dataset, Statistic
 from fedhet.data.files import find_file
-from fedhet.errors import DataError
+from fedhet.errors import ConfigError, DataError
 
 # The arrays of a file that describe its others, as `python -m fedhet.data export` writes them.
 _DESCRIPTIVE = ("classes", "mean", "std")
@@ -40,6 +41,7 @@ def npz(
     x_test: str,
     y_test: str,
     owner: str | None,
+    owner_test: str | None,
     classes: Classes,
     text: bool,
     mean: Statistic,
@@ -55,10 +57,11 @@ def npz(
         y_train, y_test: the names of arrays (n,) of whole numbers or text.
         owner: the name of an array (n,), the natural owner of each training sample; None: there
             are no owners.
+        owner_test: the same of the test samples, which `partition.pool_test=true` uses.
         classes: see `fedhet.data.arrays.dataset_arrays`; None also stands for an array `classes` in
             the file, the names of 0 .. C-1.
         text: whether the inputs are token numbers.
-        mean, std: see `fedhet.data.arrays.assemble`; "auto" also stands for arrays `mean` and `std`
+        mean, std: see `fedhet.data.dataset.Dataset`; "auto" also stands for arrays `mean` and `std`
             in the file. Not used for text.
 
     Raises:
@@ -69,6 +72,13 @@ def npz(
     names = {"x_train": x_train, "y_train": y_train, "x_test": x_test, "y_test": y_test}
     if owner is not None:
         names["owner"] = owner
+    if owner_test is not None:
+        if owner is None:
+            raise ConfigError(
+                f"dataset.owner_test={owner_test}: dataset.owner must name the array of the"
+                " training samples' owners"
+            )
+        names["owner_test"] = owner_test
     path = find_file(data_dir, "file", file)
     key = {
         "loader": "npz",
@@ -77,8 +87,8 @@ def npz(
         "text": text,
         "files": signature([path]),
     }
-    arrays = cached_arrays(name, key, lambda: _read(path, names, classes, text))
-    return assemble(name, arrays) if text else assemble(name, arrays, mean, std)
+    read = partial(_read, path, names, classes, text)
+    return assemble(name, key, read) if text else assemble(name, key, read, mean, std)
 
 
 def _read(path: Path, names: Mapping[str, str], classes: Classes, text: bool) -> Arrays:
@@ -96,7 +106,7 @@ def _read(path: Path, names: Mapping[str, str], classes: Classes, text: bool) ->
     test = RawSamples(
         to_inputs(arrays["x_test"], sources["x_test"]),
         arrays["y_test"],
-        None,
+        arrays.get("owner_test"),
         sources["x_test"],
         sources["y_test"],
     )

@@ -1,0 +1,135 @@
+"""Schemes that are drawn again until every client has enough: flwr-datasets' own next draws."""
+
+from __future__ import annotations
+
+import re
+import warnings
+
+import numpy as np
+import pytest
+from data.schemes import labels, make, run_data, sizes
+from flwr_datasets.partitioner import DirichletPartitioner, PathologicalPartitioner
+
+from fedhet.data import partition
+from fedhet.data.partition import Dirichlet, Pathological
+from fedhet.errors import ConfigError
+from fedhet.streams import generator, integer
+
+MNIST = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
+
+
+def shuffled(y: np.ndarray, seed: int) -> tuple[object, np.ndarray]:
+    """The dataset that a partitioner reads, and the order of its samples."""
+    from datasets import Dataset
+
+    order = generator(seed, "partition", "order").permutation(len(y))
+    return Dataset.from_dict({"label": y[order]}), order
+
+
+def parts(partitioner: object, order: np.ndarray, clients: int) -> list[list[int]]:
+    held = partitioner._partition_id_to_indices
+    return [sorted(order[np.array(held[pid], dtype=int)].tolist()) for pid in range(clients)]
+
+
+def test_the_clients_of_fedlex_have_their_samples() -> None:
+    y = np.repeat(np.arange(10), MNIST)
+    for seed in range(3):  # flwr-datasets' eleven draws do not do it for any of them
+        drawn = make(Dirichlet, clients=100, alpha=0.05, min_size=2).assign(y, seed)
+        assert sizes(drawn).min() >= 2 and sizes(drawn).sum() == 60_000
+
+
+def test_a_run_with_few_samples_has_its_clients() -> None:
+    settings = ("partition=dirichlet", "partition.clients=20", "partition.alpha=.05")
+    for seed in range(10):
+        data = run_data(*settings, "partition.min_size=5", f"seed={seed}")
+        assert sizes(data.partition).min() >= 5 and sizes(data.partition).sum() == 1437
+
+
+@pytest.mark.parametrize(("alpha", "min_size"), [(0.05, 5), (0.3, 30)])
+def test_dirichlet_is_the_draw_at_which_flwr_datasets_would_arrive(
+    alpha: float, min_size: int
+) -> None:
+    """Also where its eleven draws suffice: those partitions keep their hashes."""
+    y, clients = labels(each=144), 20
+    calls = []
+    for seed in range(10):
+        theirs = DirichletPartitioner(
+            clients, "label", alpha, min_size, shuffle=False, seed=integer(seed, "partition")
+        )
+        theirs.dataset, order = shuffled(y, seed)
+        calls.append(0)
+        while True:  # each call goes on in its stream until it gives up
+            calls[-1] += 1
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    theirs.load_partition(0)
+                break
+            except ValueError:
+                pass
+        ours = make(Dirichlet, clients=clients, alpha=alpha, min_size=min_size).assign(y, seed)
+        assert [indices.tolist() for indices in ours.indices] == parts(theirs, order, clients)
+    assert min(calls) == 1 < max(calls)
+
+
+def test_pathological_is_the_draw_at_which_flwr_datasets_would_arrive() -> None:
+    y, clients = labels(each=60), 20
+    draws = []
+    for seed in range(10):
+        rng = np.random.default_rng(integer(seed, "partition"))
+        draws.append(0)
+        while True:
+            draws[-1] += 1
+            theirs = PathologicalPartitioner(
+                clients, "label", 3, "first-deterministic", shuffle=False
+            )
+            theirs._rng = rng
+            theirs.dataset, order = shuffled(y, seed)
+            theirs.load_partition(0)
+            drawn = parts(theirs, order, clients)
+            if min(map(len, drawn)) >= 22:
+                break
+        ours = make(Pathological, clients=clients, classes=3, min_size=22).assign(y, seed)
+        assert [indices.tolist() for indices in ours.indices] == drawn
+    assert min(draws) == 1 < max(draws)
+
+
+def test_pathological_is_drawn_again_where_a_class_is_too_small_for_its_clients() -> None:
+    """flwr-datasets refuses such a draw whatever min_size is."""
+    y = np.repeat(np.arange(10), [4, *[60] * 9])
+    for seed in range(5):
+        drawn = make(Pathological, clients=20, classes=2, min_size=0).assign(y, seed)
+        assert all(len(np.unique(y[indices])) == 2 for indices in drawn.indices)
+    y = np.repeat(np.arange(10), [1, *[60] * 9])  # clients 0 and 10 both have class 0
+    with pytest.raises(ConfigError, match=r"impossible: Label: 0 is needed .* \(1\)\. Please"):
+        make(Pathological, clients=20, classes=2).assign(y, 0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "keys"), [(Dirichlet, {"alpha": 0.1}), (Pathological, {"classes": 3})]
+)
+def test_the_refusal_states_the_draws_and_the_best_that_they_gave(
+    monkeypatch: pytest.MonkeyPatch, kind: type, keys: dict[str, object]
+) -> None:
+    monkeypatch.setattr(partition, "_MOST_DRAWS", 40)
+    monkeypatch.setattr(partition, "_MOST_CHOICES", 20 * 40 * (10 / 9 + 10 / 8))
+    y = labels(each=60)
+    with pytest.raises(ConfigError, match=r"none of 40 draws gives each of 20 clients") as caught:
+        make(kind, clients=20, min_size=30, **keys).assign(y, 0)
+    best = int(re.search(r"got (\d+) at best", str(caught.value))[1])
+    assert 0 < best < 30
+    reached = make(kind, clients=20, min_size=best, **keys).assign(y, 0)
+    assert sizes(reached).min() == best
+    with pytest.raises(ConfigError, match=f"min_size={best + 1}: .* got {best} at best"):
+        make(kind, clients=20, min_size=best + 1, **keys).assign(y, 0)
+
+
+def test_the_effort_is_bounded_by_the_settings_alone() -> None:
+    def limit(kind: type, present: int, **keys: object) -> int:
+        return make(kind, **keys)._draw_limit(present)
+
+    assert limit(Dirichlet, 10, clients=100) == 50_000
+    assert limit(Dirichlet, 10, clients=10_000) == 500
+    assert limit(Dirichlet, 1000, clients=10_000) == 11  # never fewer than flwr-datasets
+    assert limit(Pathological, 10, classes=1) == limit(Pathological, 10, classes=10) == 1
+    assert limit(Pathological, 10, clients=100, classes=2) == 1800  # 200,000 / (100 * 10 / 9)
