@@ -7,7 +7,7 @@ are in float64 unless stated otherwise.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from fedhet import trees
 from fedhet.trees import AnyTree, Tree
 
 SCOPES = ("tensor", "model")
+MINMAX = ("explorer", "all")
 ORDERS = ("normalise_then_mean", "mean_then_normalise")
 EMPTY = ("previous", "all")
 REFRESH = ("participants", "all")
@@ -39,42 +40,58 @@ def deviation(initial: AnyTree, final: AnyTree, dtype: torch.dtype = torch.float
     return d
 
 
-def normalised(d: AnyTree, scope: str = "tensor") -> Tree:
-    """Return (D - min)/(max - min), with min and max over each tensor or over the whole model.
+def ranges(deviations: Sequence[AnyTree], scope: str = "tensor") -> dict[str, tuple[float, float]]:
+    """Return (min, max) by name, over each tensor or the whole model of all these deviations."""
+    bounds = {}
+    for name in deviations[0]:
+        low = min(float(d[name].min()) for d in deviations)
+        high = max(float(d[name].max()) for d in deviations)
+        bounds[name] = (low, high)
+    if scope == "tensor":
+        return bounds
+    lows, highs = zip(*bounds.values(), strict=True)
+    return dict.fromkeys(bounds, (min(lows), max(highs)))
+
+
+def normalised(d: AnyTree, bounds: Mapping[str, tuple[float, float]]) -> Tree:
+    """Return (D - min)/(max - min), with each tensor's (min, max) from `ranges`.
 
     Where D is constant (max - min <= 1e-12 max), the result is 1 instead of 0/0.
     """
-    groups = [[name] for name in d] if scope == "tensor" else [list(d)]
     scaled: Tree = {}
-    for names in groups:
-        low = min(float(d[name].min()) for name in names)
-        high = max(float(d[name].max()) for name in names)
+    for name, (low, high) in bounds.items():
+        values = d[name].double()
         constant = high - low <= 1e-12 * high
-        for name in names:
-            values = d[name].double()
-            scaled[name] = torch.ones_like(values) if constant else (values - low) / (high - low)
+        scaled[name] = torch.ones_like(values) if constant else (values - low) / (high - low)
     return scaled
 
 
 def global_guidance(
-    deviations: Sequence[AnyTree], *, scope: str = "tensor", order: str = "normalise_then_mean"
+    deviations: Sequence[AnyTree],
+    *,
+    scope: str = "tensor",
+    order: str = "normalise_then_mean",
+    minmax: str = "explorer",
 ) -> Tree:
     """Return the guidance G, with entries in [0, 1], from the explorers' deviations (eq. 4).
 
     Args:
         deviations: one D per explorer.
-        scope: "tensor" or "model", see `normalised`.
+        scope: "tensor" or "model": min and max are taken over each tensor or the whole model.
         order: "normalise_then_mean" for the mean of the normalised D, as in eq. 4, or
             "mean_then_normalise" for the normalised mean of the D.
+        minmax: "explorer" for min and max over each explorer's own D, or "all" for those over the
+            D of all explorers together. The two are the same for a mean of the D, which is one D.
 
     Raises:
         ValueError: there is no explorer or no tensor, names differ, a D is negative or not
-            finite, or the scope or order is unknown.
+            finite, or an option is unknown.
     """
-    if scope not in SCOPES or order not in ORDERS:
+    if scope not in SCOPES or order not in ORDERS or minmax not in MINMAX:
         raise ValueError(
-            f"scope={scope!r}, order={order!r}; choose the scope from {', '.join(SCOPES)}"
-            f" and the order from {', '.join(ORDERS)}"
+            f"scope={scope!r}, order={order!r}, minmax={minmax!r}; choose the scope from"
+            f" {', '.join(SCOPES)}, the order from {', '.join(ORDERS)}, and minmax from"
+            f" {', '.join(MINMAX)}"
         )
     if not deviations or not deviations[0]:
         tensors = len(deviations[0]) if deviations else 0
@@ -92,8 +109,12 @@ def global_guidance(
                 f"explorer {explorer}, tensor {bad!r}: deviations must be finite and >= 0"
             )
     if order == "mean_then_normalise":
-        return normalised(trees.mean((d, 1.0) for d in deviations), scope)
-    return trees.mean((normalised(d, scope), 1.0) for d in deviations)
+        mean = trees.mean((d, 1.0) for d in deviations)
+        return normalised(mean, ranges([mean], scope))
+    if minmax == "all":
+        bounds = ranges(deviations, scope)
+        return trees.mean((normalised(d, bounds), 1.0) for d in deviations)
+    return trees.mean((normalised(d, ranges([d], scope)), 1.0) for d in deviations)
 
 
 def first_negative(d: AnyTree) -> str | None:

@@ -23,8 +23,10 @@ Privacy: the label counts of each client leave it, and their sum, the law, is se
 server does not draw labels that no participant of the round has; labels that no client has reported
 so far are never drawn.
 
-Deviation: each distance of the diversity term is a mean over coordinates, as in the authors'
-program.
+Deviations: each distance of the diversity term is a mean over coordinates, as in the authors'
+program. The generator's first linear layer, which batch norm follows, has no bias (the authors'
+program and PFLlib have one): batch norm subtracts it again, so its gradient is zero, and Adam would
+move it by rounding errors.
 
 Defaults: normal noise (the authors' program and PFLlib: uniform); lam = 1, constant, and kl = 0
 (the authors' program: 10 each, with decay 0.98); noise_dim, hidden and server_lr as in the FedSA
@@ -71,7 +73,7 @@ class Generator(nn.Module):
         self.noise_dim = noise_dim
         self.classes = classes
         self.layers = nn.Sequential(
-            nn.Linear(noise_dim + classes, hidden),
+            nn.Linear(noise_dim + classes, hidden, bias=False),  # batch norm subtracts the mean
             nn.BatchNorm1d(hidden),
             nn.ReLU(),
             nn.Linear(hidden, width),

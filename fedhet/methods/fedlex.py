@@ -8,7 +8,7 @@ data". A plug-in for any host, which aggregates as it always does.
     W  <- W - lr (G grad)                                     (eq. 6)
 
 W_i are the weights of explorer i after e_exp epochs from the common W_0. Minima and maxima are
-taken over the entries of each tensor. Every local step of the training is masked.
+taken over the entries of each tensor of D_i. Every local step of the training is masked.
 
     explore  down: W_0                       up: `fedlex.D` (float32)
     train    down: x, `fedlex.G`             up: what the host sends
@@ -23,6 +23,9 @@ momentum follow.
 
 Rulings:
 - Equation 4 does not say over which entries minimum and maximum are taken: each tensor (`scope`).
+- Nor does it say over which explorers: the paper writes min(G_local) for every i, without an
+  index. They are taken over explorer i's own D_i, so that each explorer counts alike, however far
+  it has moved; `minmax=all` takes them over the D of all explorers that determine G.
 - Equation 4 normalises, then averages; the authors' program does it in reverse (`order`).
 - A constant D, for which equation 4 is 0/0, counts as G = 1, which is the host's step.
 - Where the text says that G is computed "with equation 5", it means equation 4.
@@ -91,6 +94,7 @@ class FedLExPlugin(Plugin):
         patience: int | None = None,
         scope: str = "tensor",
         order: str = "normalise_then_mean",
+        minmax: str = "explorer",
         empty: str = "previous",
         refresh: str = "participants",
         apply_to: str = "gradient",
@@ -102,6 +106,7 @@ class FedLExPlugin(Plugin):
         self.patience = check.optional(check.integer, "plugin.fedlex.patience", patience, low=1)
         self.scope = check.one_of("plugin.fedlex.scope", scope, maths.SCOPES)
         self.order = check.one_of("plugin.fedlex.order", order, maths.ORDERS)
+        self.minmax = check.one_of("plugin.fedlex.minmax", minmax, maths.MINMAX)
         self.empty = check.one_of("plugin.fedlex.empty", empty, maths.EMPTY)
         self.refresh = check.one_of("plugin.fedlex.refresh", refresh, maths.REFRESH)
         self.apply_to = check.one_of("plugin.fedlex.apply_to", apply_to, ("gradient", "update"))
@@ -113,6 +118,7 @@ class FedLExPlugin(Plugin):
             patience=self.patience,
             scope=self.scope,
             order=self.order,
+            minmax=self.minmax,
             empty=self.empty,
             refresh=self.refresh,
             apply_to=self.apply_to,
@@ -229,7 +235,9 @@ class FedLExPlugin(Plugin):
     def _update_guidance(self) -> None:
         """Compute G from the deviations of the explorers in use, and its statistics."""
         deviations = [self._deviations[pid] for pid in self._used]
-        guidance = maths.global_guidance(deviations, scope=self.scope, order=self.order)
+        guidance = maths.global_guidance(
+            deviations, scope=self.scope, order=self.order, minmax=self.minmax
+        )
         guidance = maths.adjusted(guidance, self.rescale, self.g_min)
         self._guidance = trees.map(Tensor.float, guidance)
         tensors = list(self._guidance.values())

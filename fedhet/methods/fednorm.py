@@ -20,9 +20,15 @@ Outliers gain weight, by design: FedNorm is no defence against a poisoned or bro
 uniform nu no weight exceeds 1 / (R - 1) with R participants. With two participants the similarities
 cannot tell them apart, and the weights are the host's.
 
-Rulings: the paper computes z both before training and in its last epoch; here it is computed after
-training, with the model that is sent (`z_when`). The paper requires T to be less than 1, which
-sharpens the softmax, but prints no value; the default is .5.
+Rulings:
+- The paper computes z both before training and in its last epoch; here it is computed after
+  training, with the model that is sent (`z_when`).
+- The paper requires T to be less than 1, which sharpens the softmax, but prints no value; the
+  default is .5.
+- Line 3 of algorithm 1 draws a "random group of clients" once, before the loop over the rounds, and
+  does not say how many. Here every round draws its clients anew, as the hosts do (`fraction`). With
+  `fraction=1`, the default, everyone takes part and both readings are the same; literally, clients
+  outside the group would never train, which is a federation of fewer clients.
 """
 
 from __future__ import annotations

@@ -76,6 +76,44 @@ def test_the_equation_read_literally(scope: str) -> None:
         np.testing.assert_allclose(guidance[name], expected[name], rtol=1e-12)
 
 
+def test_minima_and_maxima_over_each_explorer_or_over_all() -> None:
+    """Over all, a_i counts by what it is in the common range: b of the second explorer is 8."""
+    first = {"a": torch.tensor([0.0, 1.0, 4.0]), "b": torch.tensor([5.0, 5.0])}
+    second = {"a": torch.tensor([2.0, 8.0, 4.0]), "b": torch.tensor([5.0, 15.0])}
+    explorers = [first, second]
+    each = global_guidance(explorers)
+    assert each["a"].tolist() == pytest.approx([0, (1 / 4 + 1) / 2, (1 + 1 / 3) / 2])
+    assert each["b"].tolist() == [0.5, 1.0]  # a constant D counts as 1
+    joint = global_guidance(explorers, minmax="all")
+    assert joint["a"].tolist() == [1 / 8, 9 / 16, 1 / 2]
+    assert joint["b"].tolist() == [0.0, 0.5]
+    whole = global_guidance(explorers, minmax="all", scope="model")
+    assert whole["a"].tolist() == pytest.approx([1 / 15, 4.5 / 15, 4 / 15])
+    assert whole["b"].tolist() == pytest.approx([5 / 15, 10 / 15])
+    assert_close(global_guidance([first], minmax="all"), global_guidance([first]))
+
+
+@pytest.mark.parametrize("scope", ["tensor", "model"])
+def test_over_all_explorers_the_mean_may_come_first(scope: str) -> None:
+    """The range is the same for all, so G = (mean D - min) / (max - min)."""
+    explorers = draw(4)
+    guidance = global_guidance(explorers, scope=scope, minmax="all")
+    whole = np.concatenate([t.numpy().ravel() for d in explorers for t in d.values()])
+    for name in SHAPES:
+        stacked = np.stack([d[name].numpy() for d in explorers])
+        values = stacked if scope == "tensor" else whole
+        low, high = values.min(), values.max()
+        expected = (stacked.mean(0) - low) / (high - low)
+        np.testing.assert_allclose(guidance[name], expected, rtol=1e-10, atol=1e-15)
+
+
+@pytest.mark.parametrize("minmax", ["explorer", "all"])
+def test_the_range_of_a_mean_is_its_own(minmax: str) -> None:
+    """In the authors' order there is one D, so both readings are the same."""
+    guidance = global_guidance(draw(5), order="mean_then_normalise", minmax=minmax)
+    assert_close(guidance, global_guidance(draw(5), order="mean_then_normalise"))
+
+
 @pytest.mark.parametrize("order", ["normalise_then_mean", "mean_then_normalise"])
 @pytest.mark.parametrize("scope", ["tensor", "model"])
 @pytest.mark.parametrize("seed", range(3))
@@ -214,6 +252,7 @@ GOOD = {"a": torch.tensor([0.0, 1.0])}
         ([GOOD, {"b": torch.ones(2)}], {}, "explorer 1 has the tensors"),
         ([GOOD], {"scope": "layer"}, "scope='layer'"),
         ([GOOD], {"order": "mean"}, "order='mean'"),
+        ([GOOD], {"minmax": "each"}, "minmax='each'"),
     ],
 )
 def test_bad_input_is_reported(

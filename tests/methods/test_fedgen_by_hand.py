@@ -33,9 +33,9 @@ __all__ = ["case"]
 
 
 def generated(g: Weights, noise: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Linear, batch norm with its running statistics, ReLU, linear."""
+    """Linear without bias, batch norm with its running statistics, ReLU, linear."""
     inputs = np.concatenate([noise, np.eye(2)[y]], 1)
-    h = inputs @ g["layers.0.weight"].T + g["layers.0.bias"]
+    h = inputs @ g["layers.0.weight"].T
     h = (h - g["layers.1.running_mean"]) / np.sqrt(g["layers.1.running_var"] + 1e-5)
     h = h * g["layers.1.weight"] + g["layers.1.bias"]
     return np.maximum(h, 0) @ g["layers.3.weight"].T + g["layers.3.bias"]

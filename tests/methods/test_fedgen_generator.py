@@ -77,6 +77,18 @@ def test_the_first_step_of_the_generator(
     assert reported == pytest.approx(float(cross_entropy.detach()), rel=1e-5)
 
 
+def test_every_parameter_of_the_generator_has_a_gradient() -> None:
+    """Batch norm subtracts the mean, so a bias before it would have none."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        generator = Generator(3, 2, 6, 4)
+        y = torch.arange(2).repeat(8)
+        logits = nn.Linear(4, 2)(generator(torch.randn(16, 3), y))
+    nn.functional.cross_entropy(logits, y).backward()
+    largest = {name: float(p.grad.abs().max()) for name, p in generator.named_parameters()}
+    assert min(largest.values()) > 1e-4, largest
+
+
 class ThreeClasses(ToyModel):
     def __init__(self) -> None:
         super().__init__()

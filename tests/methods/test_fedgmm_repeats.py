@@ -8,16 +8,20 @@ from typing import Any
 
 import pytest
 import torch
+from composing import composed
 from methods.fedgmm_task import DATA, kept, task
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from fedhet import messages
 from fedhet.data.toy import toy_task
+from fedhet.job import Job
 from fedhet.messages import Broadcast
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fedgmm import FedGMMPlugin
 from fedhet.methods.scaffold import Scaffold
+from fedhet.phases import locate
+from fedhet.state import MemoryStore
 
 Launch = Callable[..., Any]
 
@@ -92,6 +96,39 @@ def test_psi_is_the_clients_decay(federation: Launch) -> None:
     psi = federation(toy_task(), FedAvg, plugins=plugins, rounds=3).run()
     decay = federation(toy_task(), FedAvg, lr_decay=0.75, rounds=3).run()
     assert psi.sha256 == decay.sha256
+
+
+@pytest.mark.parametrize(
+    ("psi", "lr_decay", "factor"),
+    [(0.25, 1.0, 0.75), (0.25, 0.75, 0.75), (0.25, 0.5, 0.5), (0.25, 0.9, 0.75), (0.0, 0.9, 0.9)],
+)
+def test_the_stronger_decay_applies_once(
+    federation: Launch, psi: float, lr_decay: float, factor: float
+) -> None:
+    def plugins() -> list[FedGMMPlugin]:
+        return [FedGMMPlugin(target=0, psi=psi)]
+
+    run = federation(toy_task(), FedAvg, plugins=plugins, rounds=3, lr=0.1, lr_decay=lr_decay)
+    rates = [msg.local.lr for _ in range(5) for msg in run.step() if msg.trains]
+    expected = [0.1 * factor**t for t in range(3) for _ in range(4)]
+    assert rates == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedprox", "fedgmm"])
+def test_the_papers_decay_is_one_override_for_its_three_methods(method: str) -> None:
+    """client.lr_decay=0.98 gives each of them the rates eta (1 - psi)^(t - 1) with psi = .02."""
+    lines = [f"method={method}", "rounds=4", "client.lr=0.1", "client.lr_decay=0.98"]
+    job = Job(composed(*lines), given=toy_task(3))
+    strategy = job.strategy
+    store = MemoryStore()
+    rates = []
+    step = 1
+    while locate(strategy.timetable, step):
+        plan = strategy.plan(step)
+        rates += [msg.local.lr for msg in plan if msg.trains]
+        strategy.settle([job.client(store).handle(msg) for msg in plan])
+        step += 1
+    assert rates == [0.1 * 0.98**t for t in range(4) for _ in range(3)]
 
 
 SHORT = ["rounds=2", "client.epochs=1", "eval.every=2", "eval.clients=false", "partition.clients=4"]

@@ -153,6 +153,7 @@ def test_the_mask_does_something_and_the_method_is_fedavg_with_it(launch: Make) 
     options = (
         "scope=model",
         "order=mean_then_normalise",
+        "minmax=all",
         "refresh=all",
         "rescale=mean1",
         "g_min=0.5",

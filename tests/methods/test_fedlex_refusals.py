@@ -80,6 +80,7 @@ def test_a_diverged_exploration_names_its_client(federation: Make) -> None:
         ({"patience": 0}, "null"),
         ({"scope": "layer"}, "tensor, model"),
         ({"order": "x"}, "normalise_then_mean"),
+        ({"minmax": "x"}, "explorer, all"),
         ({"empty": "x"}, "previous"),
         ({"refresh": "x"}, "participants"),
         ({"apply_to": "x"}, "gradient, update"),

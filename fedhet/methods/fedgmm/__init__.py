@@ -32,6 +32,10 @@ Rulings:
 - A client keeps its samples as uint8, which takes a quarter of the memory of what it trains on and
   moves a pixel by 1/510 at most. It does not keep the mixtures to draw anew, because their size
   grows with the number of clients.
+- The paper decays the learning rate of FedAvg and FedProx, its baselines, in the same way. Here psi
+  is FedGMM's, and other methods have a constant rate by default, so a comparison by the defaults is
+  not the paper's. `client.lr_decay=0.98` is, for all three: `client.lr_decay` and 1 - psi do not
+  multiply; the smaller of the two applies.
 - The paper claims privacy without analysis. With few samples, components are near-copies of images;
   a warning says so.
 

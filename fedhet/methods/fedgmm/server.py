@@ -67,7 +67,9 @@ class ServerHalf(Plugin):
             if self.target == "global_max":
                 msg.extras[GLOBAL_MAX] = self._global_max
         if msg.trains:  # algorithm 1, line 8
-            msg.local = replace(msg.local, lr=msg.local.lr * (1 - self.psi) ** (msg.step - 1))
+            # The rate has client.lr_decay in it already; of the two decays the stronger applies.
+            decay = min(1.0, (1 - self.psi) / self.server.setting.lr_decay)
+            msg.local = replace(msg.local, lr=msg.local.lr * decay ** (msg.step - 1))
 
     # ---- phase "fit"
     def _check_fit(self, update: Update) -> None:
