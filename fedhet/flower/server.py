@@ -81,4 +81,4 @@ class FedServer(Server):
         return History(), time.perf_counter() - began
 
     def disconnect_all_clients(self, timeout: float | None) -> None:
-        """Flower's nodes outlive a run, so nobody is disconnected."""
+        """Flower's nodes outlive a run, so no node is disconnected."""

@@ -42,7 +42,7 @@ from fedhet.messages import (
 from fedhet.trees import AnyTree, Tree
 
 HEADER = "fedhet"
-# bytes of one extra in a config or metrics dictionary; Flower sends those unchunked
+# Bytes of one extra in a config or metrics dictionary, which Flower sends in one piece.
 INLINE_LIMIT = 32 * 2**20
 
 
@@ -146,7 +146,7 @@ def unpack(
 
 def read_header(carried: Any) -> dict[str, Any]:
     """The header of a message; ValueError where there is none."""
-    # Flower hands over a mapping of its own, not a dict.
+    # Flower passes its own kind of mapping, not a dict.
     text = carried.get(HEADER) if isinstance(carried, Mapping) else None
     header = json.loads(text) if isinstance(text, str) else None
     if not isinstance(header, dict):

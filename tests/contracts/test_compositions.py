@@ -108,7 +108,7 @@ def digest(msg: Broadcast | Update) -> str:
 
 
 class Apart:
-    """Serves every message as if by a process of its own.
+    """Serves every message as if by a new process.
 
     Clients share nothing but bytes on the wire and states on disk.
     """

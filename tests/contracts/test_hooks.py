@@ -105,7 +105,7 @@ class Schedule(Plugin):
 def test_a_plugin_can_schedule_the_local_settings(federation: Federation, cls: type) -> None:
     """As lr_decay does, on both sides.
 
-    That servers compute with the decayed rate is shown by test_controls and test_fednova.
+    That servers compute with the decayed rate is shown by test_scaffold and test_fednova.
     """
     scheduled = federation(toy_task(), cls, plugins=lambda: [Schedule()], rounds=3).run()
     decayed = federation(toy_task(), cls, rounds=3, lr_decay=0.5).run()

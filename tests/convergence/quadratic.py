@@ -19,9 +19,10 @@ from torch import Tensor, nn
 
 from fedhet import config
 from fedhet.engines import local
-from fedhet.job import Job, Run
+from fedhet.job import Job
 from fedhet.messages import Broadcast
 from fedhet.plugin import Plugin
+from fedhet.record.results import Run
 from fedhet.task import ClientData, Samples, Task
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from convergence.quadratic import final_weight, quadratic
+from methods.by_hand import V
 from methods.plugs import Fixed
 
 from fedhet.methods.fedavg import FedAvg
@@ -122,7 +123,6 @@ def test_server_momentum_has_the_same_limit() -> None:
     assert w == pytest.approx(local_limit(TWO), abs=1e-9)
 
 
-V = (0.1, 0.4, 0.2, 0.2, 0.1)  # aggregation weights in place of the host's
 WEIGHTED_OPTIMUM = float(np.average(FIVE["b"], weights=np.array(V) * FIVE["a"]))
 WEIGHTED_LIMIT = float(
     np.average(FIVE["b"], weights=V * (1 - (1 - FIVE["lr"] * np.array(FIVE["a"])) ** FIVE["steps"]))

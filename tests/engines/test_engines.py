@@ -176,8 +176,9 @@ def test_ray_gives_the_same_bytes(
 
 @pytest.mark.matrix
 def test_a_ray_worker_that_dies_ends_the_run_failed(tmp_path: Path, faulty: list[str]) -> None:
-    place = "client 3 failed in phase 'train', step 2"
-    with pytest.raises(fedhet.RunFailed, match=f"{place}: no reply"):
+    """Messages that wait for the dead worker are lost too, so client 3 need not be the first."""
+    place = r"client \d failed in phase 'train', step 2"
+    with pytest.raises(fedhet.RunFailed, match=rf"{place}: no reply from clients \[.*\b3\b.*\]"):
         summary(tmp_path / "run", *faulty, "plugin.fednorm.z_when=exit", "engine=ray")
     recorded = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert recorded["status"] == "failed"

@@ -52,7 +52,7 @@ def test_a_worker_that_dies_while_idle_is_replaced_and_nothing_is_lost(tmp_path:
 
 
 def run_elsewhere(folder: Path, *overrides: str) -> subprocess.Popen[str]:
-    """A run in a process of its own."""
+    """A run in another process."""
     command = [sys.executable, "-m", "fedhet", *overrides, f"hydra.run.dir={folder}"]
     return subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder.parent

@@ -39,12 +39,6 @@ def test_only_the_made_and_the_classifier_travel(launch: Make) -> None:
     assert (run.dir / "arrays" / "feddisk.weigh-1.safetensors").exists()
 
 
-def test_feddiskab_sends_the_classifier_only(launch: Make) -> None:
-    run = launch(*COMMON, *LINES, "method=feddiskab", task=toy_task())
-    assert set(run.summary["bytes"]["up"]) == set(run.summary["bytes"]["down"]) == {"model"}
-    assert [phase["name"] for phase in run.summary["phases"]] == ["feddisk.weigh", "train"]
-
-
 @pytest.mark.parametrize(
     ("method", "options", "before", "numbers"),
     [

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import pytest
 from methods.feddisk_task import Make, kinds, plugins, task_of
 
-from fedhet import config
 from fedhet.data.toy import toy_task
 from fedhet.errors import ConfigError, RunFailed
-from fedhet.job import Job
 from fedhet.messages import Broadcast, Failure
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.feddisk import FedDisk, FedDiskPlugin
@@ -116,21 +113,3 @@ def test_a_message_before_the_weights_is_a_failure(federation: Make) -> None:
 def test_bad_options_are_named(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=rf"plugin\.feddisk\.{next(iter(options))}="):
         FedDiskPlugin(**options)
-
-
-def test_pooling_is_for_simulations(caplog: pytest.LogCaptureFixture) -> None:
-    settings = config.compose(["method=feddiskab"])
-    with pytest.raises(ConfigError, match="pools the clients' raw data"):
-        _ = Job(settings, toy_task(), engine="flwr").strategy
-    with caplog.at_level(logging.WARNING, logger="fedhet"):
-        _ = Job(settings, toy_task(), engine="ray").strategy
-    assert "not federated learning" in caplog.text
-
-
-@pytest.mark.parametrize("lines", [["plugin=[feddisk]"], ["plugin.feddisk.ratio=outputs"]])
-def test_feddiskab_is_ratio_raw(lines: list[str]) -> None:
-    refusal = r"method=feddiskab is FedDisk with plugin\.feddisk\.ratio=raw"
-    with pytest.raises(ConfigError, match=refusal):
-        _ = Job(config.compose(["method=feddiskab", *lines]), toy_task()).strategy
-    preset = config.compose(["method=feddiskab", "plugin.feddisk.lo=.2"]).cfg.plugin.feddisk
-    assert (preset.ratio, preset.lo) == ("raw", 0.2)

@@ -33,11 +33,9 @@ def test_weights_of_one_are_the_host_bit_for_bit(federation: Make, cls: type) ->
     ("one", "other"),
     [
         (["method=feddisk"], ["method=fedavg", "plugin=[feddisk]"]),
-        (["method=feddiskab"], ["method=feddisk", "plugin.feddisk.ratio=raw"]),
         (["method=feddisk"], ["method=feddisk", "engine.workers=2"]),
-        (["method=feddiskab"], ["method=feddiskab", "engine.workers=2"]),
     ],
-    ids=["feddisk", "feddiskab", "feddisk-workers", "feddiskab-workers"],
+    ids=["plugin", "workers"],
 )
 def test_same_bytes(launch: Make, one: list[str], other: list[str]) -> None:
     first, second = (launch(*COMMON, *LINES, *lines, task=toy_task()) for lines in (one, other))

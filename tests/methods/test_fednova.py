@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from convergence.quadratic import LocalSteps, quadratic
+from convergence.quadratic import LocalSteps, final_weight, quadratic
 from methods.by_hand import DATA, LR, SIZES, Case, V, Weights, each, gradient, mean, same, task
 from methods.plugs import Fixed
-from vectors.adapter import replay
 
 from fedhet.data.toy import toy_task
 from fedhet.errors import ConfigError, RunFailed
@@ -110,8 +109,7 @@ def test_unequal_steps_are_not_fedavg(federation: Federation) -> None:
 
 def converged(problem: dict[str, Any], steps: Any, **more: Any) -> float:
     """w after a run of FedNova on the quadratic clients."""
-    params = {**problem, "steps": steps, "method": "fednova", **more}
-    return replay("convergence", "quadratic", params, {})["w"]
+    return final_weight(**problem, steps=steps, method="fednova", **more)
 
 
 def test_the_proximal_normaliser_needs_mu() -> None:

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from convergence.quadratic import final_weight
 from maths.fedsa_literal import aggregate as literal
 from methods.by_hand import EPOCHS, LR, SIZES, Weights, each, local_sgd, same, task
 from safetensors.torch import load_file
 from torch import Tensor
-from vectors.adapter import replay
 
 from fedhet.data.toy import toy_task
 from fedhet.errors import ConfigError, RunFailed
@@ -116,8 +116,7 @@ def test_one_client_is_plain_sgd(federation: Launch) -> None:
 @pytest.mark.parametrize("problem", [{"a": [1.0, 4.0], "b": [1.0, -1.0], "steps": 10, "lr": 0.05}])
 def test_a_single_weight_is_averaged_uniformly(problem: dict[str, Any]) -> None:
     """One entry has one cv, so nothing is high: FedAvg's limit, as both clients have one sample."""
-    params = {**problem, "method": "fedsa", "plugins": [], "rounds": 40}
-    limit = float(replay("convergence", "quadratic", params, {})["w"])
+    limit = final_weight(**problem, method="fedsa", rounds=40)
     assert limit == pytest.approx(-0.379757, abs=1e-6)
 
 

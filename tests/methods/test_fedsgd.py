@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from convergence.quadratic import final_weight
 from methods.by_hand import DATA, LR, SIZES, Case, V, each, gradient, mean, same, task
 from methods.plugs import Fixed, Half, Spy
 from torch import Tensor
-from vectors.adapter import replay
 
 from fedhet.data.toy import toy_task
 from fedhet.errors import ConfigError, RunFailed
@@ -184,17 +184,8 @@ def test_it_reaches_the_optimum_of_the_quadratic(plugins: list[str], steps: Any)
     """Whatever the number of local steps, of which it takes none."""
     a = [1.0, 4.0, 2.0, 0.5, 3.0]
     b = [1.0, -1.0, 0.0, 2.0, 0.3]
-    params = {
-        "a": a,
-        "b": b,
-        "steps": steps,
-        "lr": 0.2,
-        "method": "fedsgd",
-        "plugins": plugins,
-        "rounds": 40,
-    }
-    optimum = float(np.average(b, weights=a))
-    assert replay("convergence", "quadratic", params, {})["w"] == pytest.approx(optimum, abs=1e-9)
+    w = final_weight(a=a, b=b, steps=steps, lr=0.2, method="fedsgd", plugins=plugins, rounds=40)
+    assert w == pytest.approx(float(np.average(b, weights=a)), abs=1e-9)
 
 
 def test_bytes(launch: Callable[..., Any]) -> None:

@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from convergence.quadratic import quadratic
+from convergence.quadratic import final_weight, quadratic
 from methods.plugs import Fixed
-from vectors.adapter import replay
 
 from fedhet.methods.scaffold import Scaffold
 
@@ -24,18 +23,18 @@ def test_option_i_reaches_the_optimum(
     fraction: float, extra: dict[str, float], plugins: list[str]
 ) -> None:
     """With momentum too, which option II does not allow; tests/convergence has option II."""
-    params = {
-        "a": [1.0, 4.0],
-        "b": [1.0, -1.0],
-        "steps": 5,
-        "lr": 0.03,
-        "method": "scaffold",
-        "plugins": plugins,
-        "fraction": fraction,
-        "rounds": 80 if fraction == 1.0 else 150,
-        "method_args": {"control": "gradient", **extra},
-    }
-    assert replay("convergence", "quadratic", params, {})["w"] == pytest.approx(-0.6, abs=1e-9)
+    w = final_weight(
+        a=[1.0, 4.0],
+        b=[1.0, -1.0],
+        steps=5,
+        lr=0.03,
+        method="scaffold",
+        plugins=plugins,
+        fraction=fraction,
+        rounds=80 if fraction == 1.0 else 150,
+        method_args={"control": "gradient", **extra},
+    )
+    assert w == pytest.approx(-0.6, abs=1e-9)
 
 
 @OPTIONS

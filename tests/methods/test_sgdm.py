@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from convergence.quadratic import final_weight
 from methods.by_hand import DATA, EPOCHS, LR, SIZES, Case, V, Weights, each, gradient, mean, same
 from methods.plugs import Fixed
 from torch import nn
 from torch.nn import functional
-from vectors.adapter import replay
 
 from fedhet import streams
 from fedhet.data.toy import toy_task
@@ -158,15 +158,10 @@ def test_it_reaches_its_limit_on_the_quadratic(plugins: list[str]) -> None:
         "steps": 6,
         "lr": 0.03,
     }
-    params = {
-        **problem,
-        "method": "sgdm",
-        "plugins": plugins,
-        "rounds": 50,
-        "method_args": {"gamma": 0.5},
-    }
-    expected = limit(**problem, gamma=0.5)
-    assert replay("convergence", "quadratic", params, {})["w"] == pytest.approx(expected, abs=1e-9)
+    w = final_weight(
+        **problem, method="sgdm", plugins=plugins, rounds=50, method_args={"gamma": 0.5}
+    )
+    assert w == pytest.approx(limit(**problem, gamma=0.5), abs=1e-9)
 
 
 def test_the_momenta_that_a_server_receives_are_checked(federation: Federation) -> None:

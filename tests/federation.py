@@ -1,0 +1,125 @@
+"""A federation in one process, which a test advances step by step.
+
+Between a test and the classes there is nothing: no configuration, no engine, no run folder. A test
+gets the class as the fixture `federation`:
+
+    from fedhet.data.toy import toy_task
+    from fedhet.methods.fedavg import FedAvg
+    from fedhet.methods.fednorm import FedNormPlugin
+
+    def test_fednorm_changes_the_weights_of_the_mean(federation):
+        plain = federation(toy_task(), FedAvg, rounds=2)
+        fednorm = federation(toy_task(), FedAvg, plugins=lambda: [FedNormPlugin()], rounds=2)
+        plan = plain.step()  # one step; the messages that the clients got
+        assert [msg.pid for msg in plan] == [3, 2, 1, 0]
+        assert set(plain.model) == set(plan[0].weights)
+        plain.run()  # the steps that are left
+        assert fednorm.run().sha256 != plain.sha256
+
+Runs with a configuration are made by the fixture `launch`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+
+from fedhet import trees
+from fedhet.client import FedClient
+from fedhet.messages import Broadcast, LocalSettings, Reply
+from fedhet.phases import locate
+from fedhet.plugin import Plugin
+from fedhet.setting import Setting
+from fedhet.site import Site
+from fedhet.state import MemoryStore
+from fedhet.strategy import FedStrategy
+from fedhet.task import Task
+from fedhet.trees import Tree
+
+Alter = Callable[[list[Broadcast], list[Reply]], Iterable[Reply]]
+
+
+def unaltered(plan: list[Broadcast], replies: list[Reply]) -> list[Reply]:
+    return replies
+
+
+class Federation:
+    """A method's strategy, and its clients, which share one process.
+
+    Args:
+        task: the model, the criterion and the clients' data; `fedhet.data.toy.toy_task()` is the
+            smallest.
+        cls: the method's strategy class.
+        plugins: makes the plug-ins anew, because the server and every client have their own.
+        seed: the run's seed.
+        buffers: what becomes of buffers: "average", "local" or "frozen".
+        options: the method's own options, such as {"lr_g": 0.5}.
+        lr: the learning rate of the first round.
+        epochs: local epochs.
+        batch_size: samples in a local batch.
+        local: further LocalSettings, such as {"momentum": 0.9}.
+        setting: further arguments of `fedhet.setting.Setting`: `rounds`, `fraction`, `on_failure`,
+            `server_opt`, ...
+
+    Attributes:
+        site: the task, the model and the prepared data.
+        strategy: the server half.
+        store: the clients' states; another store may be put in its place.
+        client: makes the client of one message.
+        round: the number of steps so far.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        cls: type[FedStrategy],
+        *,
+        plugins: Callable[[], Sequence[Plugin]] = list,
+        seed: int = 0,
+        buffers: str = "average",
+        options: dict[str, Any] | None = None,
+        lr: float = 0.1,
+        epochs: int = 1,
+        batch_size: int = 4,
+        local: dict[str, Any] | None = None,
+        **setting: Any,
+    ) -> None:
+        device = torch.device("cpu")
+        self.site = Site(task, device=device, seed=seed, buffers=buffers, scope=cls.scope)
+        settings = LocalSettings(lr=lr, epochs=epochs, batch_size=batch_size, **local or {})
+        built_with = Setting(self.site, settings, plugins=plugins(), **setting)
+        self.strategy = cls(built_with, **options or {})
+        self.store: Any = MemoryStore()
+        self.client: Callable[[], FedClient] = lambda: cls.client_cls(
+            self.site, plugins(), self.store
+        )
+        self.round = 0
+
+    def step(self, alter: Alter = unaltered) -> list[Broadcast]:
+        """Take one step, and return its messages.
+
+        Args:
+            alter: (the messages, the clients' replies) -> the replies that the server receives.
+        """
+        self.round += 1
+        plan = self.strategy.plan(self.round)
+        self.strategy.settle(alter(plan, [self.client().handle(msg) for msg in plan]))
+        return plan
+
+    def run(self, alter: Alter = unaltered) -> Federation:
+        """Take all steps that are left in the timetable."""
+        while locate(self.strategy.timetable, self.round + 1):
+            self.step(alter)
+        return self
+
+    @property
+    def model(self) -> Tree:
+        """The global model's tensors."""
+        return self.strategy.weights["model"]
+
+    @property
+    def sha256(self) -> str:
+        """A hash of all weights that the server keeps, to compare runs bit for bit."""
+        return trees.sha256(self.strategy.weights)

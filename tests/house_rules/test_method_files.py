@@ -1,0 +1,99 @@
+"""What belongs to a method: a pair of classes, a message table, tests, a benchmark."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from house_rules.source import METHOD_FOLDER, METHODS, ROOT, name, tree
+from omegaconf import OmegaConf
+
+from fedhet.client import FedClient
+from fedhet.config import catalogue
+from fedhet.config.targets import find_target
+from fedhet.strategy import FedStrategy
+
+# What describes a method is its file, or the __init__.py of its folder.
+HEADS = [path for path in METHODS if path.parent == METHOD_FOLDER or path.name == "__init__.py"]
+CHOICES = catalogue.choices("method")
+FLOWERS_METHODS = {
+    "initialize_parameters",
+    "configure_fit",
+    "aggregate_fit",
+    "configure_evaluate",
+    "aggregate_evaluate",
+    "evaluate",
+    "fit",
+    "get_parameters",
+    "set_parameters",
+    "get_properties",
+}
+
+
+def settings(method: str) -> Any:
+    """What conf/method/<method>.yaml says about the group `method`."""
+    node = OmegaConf.load(catalogue.CONF / "method" / f"{method}.yaml")
+    return node.get("method", node)
+
+
+def is_a_server_optimiser(method: str) -> bool:
+    """Whether it is FedAvg with a server optimiser, so that it has no class and no tests."""
+    choices = OmegaConf.load(catalogue.CONF / "method" / f"{method}.yaml").get("defaults", [])
+    presets_optimiser = any("server_opt" in str(choice) for choice in choices)
+    return presets_optimiser and settings(method)._target_ == settings("fedavg")._target_
+
+
+@pytest.mark.parametrize("path", METHODS, ids=name)
+def test_methods_override_none_of_flowers_methods(path: Path) -> None:
+    """A plug-in's class is none of Flower's, so its phases may have any name."""
+    for node in ast.walk(tree(path)):
+        if not isinstance(node, ast.ClassDef):
+            continue
+        if "Plugin" in map(ast.unparse, node.bases):
+            continue
+        functions = {inner.name for inner in node.body if isinstance(inner, ast.FunctionDef)}
+        assert not functions & FLOWERS_METHODS, node.name
+
+
+@pytest.mark.parametrize("path", HEADS, ids=name)
+def test_methods_begin_with_their_message_table(path: Path) -> None:
+    docstring = ast.get_docstring(tree(path)) or ""
+    entries = ("down", "up", "client keeps", "server keeps")
+    places = [docstring.find(f"{entry}:") for entry in entries]
+    assert -1 not in places and places == sorted(places), (
+        f"the docstring of {name(path)} lacks the table of what travels and what is kept: name"
+        ' "down:", "up:", "client keeps:" and "server keeps:", in this order, as other methods do'
+    )
+
+
+@pytest.mark.parametrize("method", CHOICES)
+def test_a_method_is_a_pair_of_direct_subclasses_in_one_file(method: str) -> None:
+    """No method inherits from another."""
+    cls = find_target(settings(method))
+    assert cls.__bases__ == (FedStrategy,)
+    assert cls.client_cls.__bases__ == (FedClient,), (
+        f"{cls.__name__}.client_cls is {cls.client_cls.__name__}; give the method a subclass of"
+        " FedClient, also an empty one"
+    )
+    assert cls.__module__ == cls.client_cls.__module__
+    assert cls.__module__.startswith("fedhet.methods.")
+
+
+@pytest.mark.parametrize("method", [m for m in CHOICES if not is_a_server_optimiser(m)])
+def test_a_method_has_tests(method: str) -> None:
+    folder = ROOT / "tests" / "methods"
+    files = [*folder.glob(f"test_{method}.py"), *folder.glob(f"test_{method}_*.py")]
+    assert files, f"add tests/methods/test_{method}.py; tests/methods/by_hand.py helps"
+
+
+def test_every_method_is_benchmarked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """scripts/bench says what each method's own arithmetic is."""
+    monkeypatch.syspath_prepend(ROOT / "scripts" / "bench")
+    described = {"fedavg", *importlib.import_module("method_cells").OWN_ARITHMETIC}
+    assert described == set(CHOICES), (
+        "OWN_ARITHMETIC in scripts/bench/method_cells.py says what each method adds to its host;"
+        f" add {sorted(set(CHOICES) - described)}, remove {sorted(described - set(CHOICES))}"
+    )
