@@ -1,4 +1,4 @@
-"""FedClient: the one adapter between Flower's NumPyClient and a method's client half.
+"""FedClient: the client half of a method. Flower calls `fit`, everything else calls `handle`.
 
 `handle` serves a message: receive, prepare, do the work of the phase (`train`, or a method of the
 phase's name) or evaluate, and finish the reply. training.py has the local training.
@@ -29,9 +29,9 @@ from fedhet.trees import AnyTree
 
 log = logging.getLogger("fedhet")
 Result = TypeVar("Result")
-KEPT = "client.kept"  # state: tensors that are trained here and never shared
-STATE = "bytes.state"  # metric: the size of what the client remembers now
-FINETUNE = "eval.finetune_epochs"  # extra: epochs of the view "finetuned"
+UNSHARED = "client.kept"  # state: tensors that are trained here and never shared
+STATE_BYTES = "bytes.state"  # metric: the size of what the client remembers now
+FINETUNE_EPOCHS = "eval.finetune_epochs"  # extra: epochs of the view "finetuned"
 
 
 def evaluated_views(views: Iterable[str], site: Site) -> dict[str, str]:
@@ -165,7 +165,7 @@ class FedClient(LocalTraining, NumPyClient):
         messages.check_extras(update.extras, update.metrics)
         update.keeps = self.state.commit(self.msg.round)
         if update.keeps:
-            update.metrics[STATE] = float(self.state.nbytes)
+            update.metrics[STATE_BYTES] = float(self.state.nbytes)
         update.metrics["seconds.train"] = seconds
         update.metrics["seconds.extras"] = self._preparing + time.perf_counter() - began
         return update
@@ -194,12 +194,12 @@ class FedClient(LocalTraining, NumPyClient):
         """All of the model as received: names that are not shared have the values kept here."""
         if len(msg.weights) == len(self.site.initial):
             return msg.weights
-        return {**self.site.initial, **(self.state.get(KEPT) or {}), **msg.weights}
+        return {**self.site.initial, **(self.state.get(UNSHARED) or {}), **msg.weights}
 
     def reply(self, extras: Extras | None = None) -> Update:
         """The update with the model as it is now; what is never shared goes into the state."""
         if self.site.kept:
-            self.state.put(KEPT, self.site.read(self.site.kept))
+            self.state.put(UNSHARED, self.site.read(self.site.kept))
         weights = self.site.read(self.site.shared)
         return Update(self.pid, self.num_examples, weights, extras=extras or {})
 
@@ -223,7 +223,7 @@ class FedClient(LocalTraining, NumPyClient):
         views = {
             name: own_views[own] for name, own in evaluated_views(own_views, self.site).items()
         }
-        if FINETUNE in self.msg.extras:
+        if FINETUNE_EPOCHS in self.msg.extras:
             views["finetuned"] = lambda: self._finetuned(own_views["global"]())
         metrics: dict[str, float] = {}
         for view, build in views.items():
@@ -241,6 +241,6 @@ class FedClient(LocalTraining, NumPyClient):
         """
         plain = LocalTraining(self.site)
         plain.receive(self.msg)
-        epochs = self.msg.integer(FINETUNE)
+        epochs = self.msg.integer(FINETUNE_EPOCHS)
         plain.train_model(model, self.site.train_data(self.pid), epochs=epochs, hooks=False)
         return model

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fedhet.client import FINETUNE, evaluated_views
+from fedhet.client import FINETUNE_EPOCHS, evaluated_views
 from fedhet.errors import RunFailed
 from fedhet.messages import EVALUATE, Broadcast, Failure, Reply, Update
 from fedhet.metrics import score
@@ -50,7 +50,7 @@ def evaluation_messages(strategy: FedStrategy) -> list[Broadcast]:
     """
     extras = dict(strategy.evaluation_extras)
     if strategy.setting.finetune_epochs:
-        extras[FINETUNE] = strategy.setting.finetune_epochs
+        extras[FINETUNE_EPOCHS] = strategy.setting.finetune_epochs
     msg = Broadcast(
         phase=EVALUATE,
         step=strategy.current.step,

@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 Report = dict[str, float | Tensor]
 
 
-def overrides(piece: object, base: type, hook: str) -> bool:
-    """Whether the class of `piece` has a `hook` other than that of `base`."""
-    return getattr(type(piece), hook) is not getattr(base, hook)
+def overrides(obj: object, base: type, hook: str) -> bool:
+    """Whether the class of `obj` has a `hook` other than that of `base`."""
+    return getattr(type(obj), hook) is not getattr(base, hook)
 
 
 class Plugin:
-    """Every hook does nothing by default; they stand here in the order in which a step calls them.
+    """Every hook does nothing by default. They are grouped by side, server first.
 
     A constructor checks its options and passes them on: `super().__init__(mu=mu, tau=tau)`.
 
@@ -91,7 +91,7 @@ class Plugin:
     def check(self, update: Update) -> None:
         """Refuse a bad extra of a training step with a ValueError.
 
-        The update then counts as that client's failure. A phase of its own has `Phase.check`.
+        The update then counts as that client's failure. Phases of your own have `Phase.check`.
         """
 
     def incoming(self, updates: Iterator[Update], old: Tree) -> Iterable[Update]:

@@ -137,7 +137,7 @@ def normalised(updates: list[Update]) -> list[Update]:
     return updates
 
 
-class Buffers:
+class BufferAverage:
     """Passes updates on to a merge, and combines their buffers, which merges never see.
 
     Floating-point buffers become the mean under the updates' final weights, integer ones (batch

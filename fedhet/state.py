@@ -88,12 +88,14 @@ class ClientState:
     def get(self, key: str) -> Tree | None:
         """Return the tree stored as "<method or plug-in>.<name>", or None if there is none yet.
 
+        The tensors are copies: only `put` changes the state.
+
         Raises:
             ValueError: the version that the server names is missing from the store.
         """
         prefix = f"{key}/"
         tree = {
-            name.removeprefix(prefix): t
+            name.removeprefix(prefix): t.clone()
             for name, t in self._load().items()
             if name.startswith(prefix)
         }

@@ -15,14 +15,14 @@ from typing import ClassVar
 from torch import nn
 
 from fedhet import messages, trees
-from fedhet.client import STATE, FedClient
+from fedhet.client import STATE_BYTES, FedClient
 from fedhet.errors import RunFailed
 from fedhet.evaluation import run_views
 from fedhet.flower.strategy import FlowerStrategy
 from fedhet.messages import Broadcast, Extras, Reply, Update
 from fedhet.phases import Entry, Phase, locate, sample_cohort
 from fedhet.plugin import Plugin, Report
-from fedhet.replies import Buffers, Step, accepted, normalised
+from fedhet.replies import BufferAverage, Step, accepted, normalised
 from fedhet.setting import Setting, check_composition
 from fedhet.site import Scope
 from fedhet.trees import Tree
@@ -225,12 +225,12 @@ class FedStrategy(FlowerStrategy):
             updates = plugin.incoming(iter(updates), current.old)
         if self.needs_all or any(plugin.needs_all for plugin in self.active):
             updates = normalised(list(updates))
-        merged = Buffers(updates)
-        new = phase.merge(iter(merged), current.old)
-        for _ in merged:  # a merge may stop early, but every client must be heard
+        passing = BufferAverage(updates)
+        new = phase.merge(iter(passing), current.old)
+        for _ in passing:  # a merge may stop early, but every reply is checked and counted
             pass
         if new:
-            self._install(phase, new, merged)
+            self._install(phase, new, passing.values())
         if (phase.until and phase.until()) or current.step == current.entry.rounds:
             self.end_phase()
 
@@ -245,16 +245,16 @@ class FedStrategy(FlowerStrategy):
         update.weight = self.base_weight(update)
         if update.keeps:
             self.versions[update.pid] = self.current.round
-            self.state_bytes[update.pid] = int(update.metrics.pop(STATE, 0))
+            self.state_bytes[update.pid] = int(update.metrics.pop(STATE_BYTES, 0))
 
-    def _install(self, phase: Phase, new: Tree, merged: Buffers) -> None:
+    def _install(self, phase: Phase, new: Tree, buffers: Tree) -> None:
         """Let plug-ins and the server optimiser act on the merged weights, and keep the result."""
         current = self.current
         for plugin in reversed(self.active):
             new = plugin.merged(new, current.old)
         if phase.trains and self.setting.server_opt:
             new = self.setting.server_opt.step(current.old, new)
-        values = {**new, **merged.values()}
+        values = {**new, **buffers}
         if bad := trees.first_nonfinite(values):
             raise RunFailed(
                 f"round {current.round}: the aggregated tensor {bad!r} holds NaN or infinite values"

@@ -34,7 +34,7 @@ from collections.abc import Callable, Iterator
 from torch import nn
 
 from fedhet import check, trees
-from fedhet.client import KEPT, FedClient
+from fedhet.client import UNSHARED, FedClient
 from fedhet.errors import ConfigError
 from fedhet.messages import Broadcast, Extras, Update
 from fedhet.models.base import norms
@@ -77,7 +77,7 @@ class FedBNClient(FedClient):
         if NORMS not in msg.extras:
             return {"personal": lambda: self.site.load(own)}
         averaged = {**own, **msg.tree(NORMS)}
-        personal = own if self.state.get(KEPT) else averaged
+        personal = own if self.state.get(UNSHARED) else averaged
         return {
             "global": lambda: self.site.load(averaged),
             "personal": lambda: self.site.load(personal),

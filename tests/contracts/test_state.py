@@ -168,3 +168,20 @@ def test_the_store_behaves_as_a_dictionary(limit: int) -> None:
                 if draw.random() < 0.7:
                     accepted[pid] = version, float(version)
     assert len(accepted) == 5
+
+
+@pytest.mark.parametrize("disk", [False, True], ids=["memory", "disk"])
+def test_only_put_changes_a_state(tmp_path: Path, disk: bool) -> None:
+    """What `get` returns may be changed in place: neither the stored version nor a later `get`
+    sees it."""
+    store = state.DiskStore(tmp_path) if disk else state.MemoryStore()
+    first = state.ClientState(store, pid=0, version=0)
+    first.put("m.h", {"w": torch.zeros(2)})
+    assert first.commit(1)
+    second = state.ClientState(store, pid=0, version=1)
+    read = second.get("m.h")
+    assert read is not None
+    read["w"].add_(5)
+    for again in (second, state.ClientState(store, pid=0, version=1)):
+        kept = again.get("m.h")
+        assert kept is not None and kept["w"].tolist() == [0, 0]

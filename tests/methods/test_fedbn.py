@@ -11,7 +11,7 @@ import torch
 from methods.readouts import client_state
 from torch import Tensor, nn
 
-from fedhet.client import KEPT
+from fedhet.client import UNSHARED
 from fedhet.data.toy import toy_task
 from fedhet.errors import ConfigError
 from fedhet.evaluation import evaluation_messages
@@ -82,7 +82,7 @@ def test_by_hand(federation: Federation, batch_size: int) -> None:
         for name, t in sums.items():
             torch.testing.assert_close(run.model[name].double(), t / samples, rtol=1e-6, atol=1e-7)
         for pid in range(4):
-            kept = client_state(run, pid, KEPT)
+            kept = client_state(run, pid, UNSHARED)
             assert all(torch.equal(t, own[pid][name]) for name, t in kept.items())
     assert not torch.equal(own[0][BN[0]], own[1][BN[0]])
 
@@ -125,7 +125,7 @@ def test_reporting_changes_no_training(federation: Federation, plugins: Any, buf
             run.client().handle(msg)
     assert all(torch.equal(plain.model[name], reporting.model[name]) for name in SHARED)
     for pid in range(4):
-        kept, expected = (client_state(run, pid, KEPT) for run in (reporting, plain))
+        kept, expected = (client_state(run, pid, UNSHARED) for run in (reporting, plain))
         assert kept.keys() == expected.keys() and list(expected) == BN
         assert all(torch.equal(t, kept[name]) for name, t in expected.items())
 
@@ -160,7 +160,7 @@ def test_other_buffers_follow_the_policy(federation: Federation, buffers: str) -
     run = federation(with_buffer(), FedBN, buffers=buffers)
     plan = run.step()
     sent = "scale" in plan[0].weights
-    kept = "scale" in client_state(run, 0, KEPT)
+    kept = "scale" in client_state(run, 0, UNSHARED)
     assert sent == (buffers == "average") != kept
 
 

@@ -13,7 +13,7 @@ import torch
 from methods.readouts import client_state
 from torch import Tensor
 
-from fedhet.client import KEPT
+from fedhet.client import UNSHARED
 from fedhet.data.toy import toy_task
 from fedhet.errors import ConfigError
 from fedhet.evaluation import evaluation_messages, global_scores
@@ -55,9 +55,9 @@ def test_views(federation: Federation) -> None:
     assert run.strategy.evaluates == ("personal",)
     assert global_scores(run.strategy) == {}
     x = {name: run.model[name] for name in SHARED}
-    participant = client_state(run, cohort[0], KEPT)
+    participant = client_state(run, cohort[0], UNSHARED)
     for pid, losses in enumerate(view_losses(run)):
-        own = client_state(run, pid, KEPT)
+        own = client_state(run, pid, UNSHARED)
         assert bool(own) == (pid in cohort)
         assert losses == {"personal": pytest.approx(loss(run, pid, {**x, **own}), rel=1e-6)}
         assert abs(loss(run, pid, {**x, **participant}) - loss(run, pid, x)) > 1e-3
@@ -75,7 +75,9 @@ def test_views_with_the_mean(federation: Federation) -> None:
     task = run.site.task
     samples = sum(task.sizes[pid] for pid in cohort)
     for name in BN:
-        total = sum(task.sizes[pid] * client_state(run, pid, KEPT)[name].double() for pid in cohort)
+        total = sum(
+            task.sizes[pid] * client_state(run, pid, UNSHARED)[name].double() for pid in cohort
+        )
         mean = (total / samples).float()
         torch.testing.assert_close(run.model[name], mean, rtol=1e-6, atol=1e-8)
     assert (run.model["body.1.running_var"] > 0).all()
@@ -85,7 +87,7 @@ def test_views_with_the_mean(federation: Federation) -> None:
     on_test = float(task.criterion(model(task.test.x), task.test.y).detach().double().mean())
     assert global_scores(run.strategy)["loss"] == pytest.approx(on_test, rel=1e-6)
     for pid, losses in enumerate(view_losses(run)):
-        own = client_state(run, pid, KEPT)
+        own = client_state(run, pid, UNSHARED)
         expected = [loss(run, pid, run.model), loss(run, pid, {**run.model, **own})]
         assert [losses["global"], losses["personal"]] == pytest.approx(expected, rel=1e-6)
         assert (losses["global"] == losses["personal"]) == (pid not in cohort)

@@ -11,7 +11,7 @@ import pytest
 from methods.by_hand import DATA, EPOCHS, LR, SIZES, Weights, latents, same, task
 from methods.readouts import arrays, client_state, copied
 
-from fedhet.client import KEPT
+from fedhet.client import UNSHARED
 from fedhet.evaluation import evaluation_messages
 from fedhet.methods.fedpcl import FedPCL
 from fedhet.task import ClientData
@@ -92,7 +92,7 @@ def test_rounds_by_hand(federation: Callable[..., Any]) -> None:
                 models[k] = stepped(models[k], k, mean, sets)
             kept[k] = by_class(models[k], k)
             body = {name: models[k][name] for name in ("body.weight", "body.bias")}
-            state = arrays(client_state(run, k, KEPT))
+            state = arrays(client_state(run, k, UNSHARED))
             same({name: state[name] for name in body}, body)
         for msg in evaluation_messages(run.strategy):
             metrics = run.client().handle(msg).metrics

@@ -11,7 +11,7 @@ import torch
 from methods.readouts import client_state
 from torch import Tensor, nn
 
-from fedhet.client import KEPT
+from fedhet.client import UNSHARED
 from fedhet.data.toy import ToyModel, toy_task
 from fedhet.evaluation import evaluation_messages
 from fedhet.messages import Failure
@@ -35,7 +35,7 @@ def test_prototypes_are_formed_in_eval_mode(federation: Callable[..., Any]) -> N
     """With the running statistics that the client's predictions use."""
     run = federation(toy_task(norm=True), FedPCL, rounds=1).run()
     for pid, client in enumerate(run.site.task.clients):
-        kept = client_state(run, pid, KEPT)
+        kept = client_state(run, pid, UNSHARED)
         assert list(kept) == run.site.kept
         model = run.site.task.model().eval()
         model.load_state_dict({**run.site.initial, **kept})
@@ -115,11 +115,11 @@ def test_a_client_that_failed_to_collect_takes_part_later(federation: Callable[.
     assert run.strategy.weights["prototypes"]["has"].tolist() == [False, True]
     run.step()
     initial = run.site.initial
-    kept = client_state(run, 0, KEPT)
+    kept = client_state(run, 0, UNSHARED)
     assert all(torch.equal(kept[name], initial[name]) for name in run.site.kept)
     assert run.strategy.weights["prototypes"]["has"].all()
     run.step()
-    trained = client_state(run, 0, KEPT)["body.0.weight"]
+    trained = client_state(run, 0, UNSHARED)["body.0.weight"]
     assert not torch.equal(trained, initial["body.0.weight"])
 
 
