@@ -36,7 +36,9 @@ def overrides(piece: object, base: type, hook: str) -> bool:
 
 
 class Plugin:
-    """Every hook does nothing by default; they stand here in the order in which a step calls them.
+    """Hooks that do nothing by default, grouped by side.
+
+    docs/architecture.md has the order in which a step calls them.
 
     A constructor checks its options and passes them on: `super().__init__(mu=mu, tau=tau)`.
 
