@@ -118,11 +118,19 @@ def page() -> str:
     Raises:
         SystemExit: a file in docs/methods/ belongs to no section, or a section has none.
     """
-    introduction, details = _notes(NOTES / "introduction.md")
     every = sections()
     expected = {"README.md", "introduction.md", *(section.notes.name for section in every)}
-    if stray := sorted(expected ^ {path.name for path in NOTES.glob("*.md")}):
-        raise SystemExit(f"docs/methods/ has too many or too few files: {', '.join(stray)}")
+    present = {path.name for path in NOTES.glob("*.md")}
+    problems = [
+        *(
+            f"missing: docs/methods/{name} (write it, then run {COMMAND})"
+            for name in sorted(expected - present)
+        ),
+        *(f"belongs to no method: docs/methods/{name}" for name in sorted(present - expected)),
+    ]
+    if problems:
+        raise SystemExit("\n".join(problems))
+    introduction, details = _notes(NOTES / "introduction.md")
     parts = [HEADER, introduction, _contents(every), details, *map(_section, every)]
     return "\n\n".join(part.strip("\n") for part in parts if part) + "\n"
 

@@ -88,9 +88,10 @@ def test_the_printed_commands_are_accepted(words: list[str]) -> None:
 
 def test_the_tables_of_methods_are_complete() -> None:
     for method in catalogue.choices("method"):
-        assert f"`{method}`" in README, method
+        assert f"`{method}`" in README, f"add a row for `{method}` to the table in README.md"
     for plugin in catalogue.choices("plugin"):
-        assert f"`plugin=[{plugin}]`" in README, plugin
+        choice = f"`plugin=[{plugin}]`"
+        assert choice in README, f"add a row for {choice} to the table in README.md"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -93,7 +93,9 @@ def test_every_method_is_benchmarked(monkeypatch: pytest.MonkeyPatch) -> None:
     """scripts/bench says what each method's own arithmetic is."""
     monkeypatch.syspath_prepend(ROOT / "scripts" / "bench")
     described = {"fedavg", *importlib.import_module("method_cells").OWN_ARITHMETIC}
-    assert described == set(CHOICES), (
-        "OWN_ARITHMETIC in scripts/bench/method_cells.py says what each method adds to its host;"
-        f" add {sorted(set(CHOICES) - described)}, remove {sorted(described - set(CHOICES))}"
-    )
+    table = "OWN_ARITHMETIC in scripts/bench/method_cells.py"
+    problems = [
+        *(f"add {method!r} to {table}" for method in sorted(set(CHOICES) - described)),
+        *(f"remove {method!r} from {table}" for method in sorted(described - set(CHOICES))),
+    ]
+    assert not problems, "\n".join(problems)
