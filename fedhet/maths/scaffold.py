@@ -6,8 +6,6 @@ the global model, y the client's model. All tensors of one call have the same sh
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from torch import Tensor
 
 
@@ -27,27 +25,3 @@ def control_change(c: Tensor, dy: Tensor, steps_lr: float) -> Tensor:
         steps_lr: the number of steps times their learning rate.
     """
     return (dy / -steps_lr).sub_(c)
-
-
-def control_sum(
-    total: Tensor,
-    shares: Sequence[float],
-    c_plus: Sequence[Tensor],
-    before: Sequence[float],
-    c_i: Sequence[Tensor],
-) -> Tensor:
-    """Return the updated sum A <- A + sum_i (lambda_i,new c_i+ - lambda_i,old c_i).
-
-    The server's control variate is c = A / sum_j lambda_j, over all clients. With lambda = 1
-    everywhere this is the paper's rule c <- c + (1/N) sum_i dc_i.
-
-    Args:
-        total: A.
-        shares: lambda_i,new of each participant.
-        c_plus: c_i+ of each participant.
-        before: lambda_i,old of each participant.
-        c_i: c_i of each participant.
-    """
-    for new, plus, old, own in zip(shares, c_plus, before, c_i, strict=True):
-        total = total + new * plus - old * own
-    return total

@@ -3,23 +3,24 @@
 The paper is "SCAFFOLD: Stochastic controlled averaging for federated learning"; this is its
 algorithm 1. Client i takes K steps from y = x.
 
-    client: y <- y - lr (g(y) - c_i + c)                                   (line 10)
-            c_i+ = the gradient of the local loss at x                     (line 12, option I)
-            c_i+ = c_i - c + (x - y) / (K lr)                              (line 12, option II)
-    server: x <- x + lr_g sum_i w_i (y_i - x) / sum_i w_i                  (line 17)
-            c <- sum_j lambda_j c_j / sum_j lambda_j, over all N clients
+    client: y <- y - lr (g(y) - c_i + c)                                       (line 10)
+            c_i+ = the gradient of the local loss at x                         (line 12, option I)
+            c_i+ = c_i - c + (x - y) / (K lr)                                  (line 12, option II)
+    server: x <- x + lr_g sum_i w_i (y_i - x) / sum_i w_i                      (line 17)
+            c <- sum_j lambda_j c_j / sum_j lambda_j, over all N clients       (line 17)
 
     down:          x, `scaffold.c`; option I: `scaffold.gradient`
     up:            y, `scaffold.c_plus`; option I: `scaffold.c_i`; option II: `scaffold.steps` (K)
     client keeps:  c_i, which is 0 before its first participation
     server keeps:  x, the sum of lambda_j c_j, and lambda
 
-w_i is 1, or what a plug-in such as FedNorm sets. lambda_j is 1 before client j's first
-participation; after it, R w_j of its last participation among R clients, with w scaled to sum 1.
-Without such a plug-in lambda is 1, and the rule for c is the paper's
-c <- c + (1/N) sum_i (c_i+ - c_i). With one, a plain mean of the control variates would pull x back
-to the fixed point of unweighted SCAFFOLD, so they are averaged under the same weights as the
-updates. `control_weights=uniform` keeps lambda = 1 always.
+In the paper, w_i = 1 and lambda_j = 1, and c is the mean of all c_j: the server's rule is then
+c <- c + (1/N) sum_i (c_i+ - c_i), over the participants i.
+
+A plug-in such as FedNorm sets other w_i. Then lambda_j = R w_j, from the last round in which client
+j took part (R participants, weights w scaled to sum to 1); 1 if it never did. A plain mean of the
+control variates would pull x back to the fixed point of unweighted SCAFFOLD, so they are averaged
+under the same weights as the updates. `control_weights=uniform` keeps lambda = 1 always.
 
 `control` chooses the option:
 
@@ -47,7 +48,7 @@ from torch import Tensor
 from fedhet import check, trees
 from fedhet.client import FedClient
 from fedhet.errors import ConfigError
-from fedhet.maths.scaffold import control_change, control_sum, correction
+from fedhet.maths.scaffold import control_change, correction
 from fedhet.messages import Broadcast, Extras, LocalSettings, Update
 from fedhet.metrics import FORWARD_BATCH
 from fedhet.phases import Phase
@@ -55,11 +56,11 @@ from fedhet.setting import Setting
 from fedhet.strategy import FedStrategy
 from fedhet.trees import AnyTree, Tree
 
-CONTROL = "scaffold.c"
-GRADIENT = "scaffold.gradient"
-PLUS = "scaffold.c_plus"
-STEPS = "scaffold.steps"
-OWN = "scaffold.c_i"
+CONTROL = "scaffold.c"  # extra down: c
+GRADIENT = "scaffold.gradient"  # extra down: true under option I
+PLUS = "scaffold.c_plus"  # extra up: c_i+
+STEPS = "scaffold.steps"  # extra up under option II: K
+OWN = "scaffold.c_i"  # extra up under option I, and the client's state: c_i
 
 NO_FEDLEX = (
     "its mask scales the steps from which method.control=steps recovers the control variates; use"
@@ -130,7 +131,7 @@ class Scaffold(FedStrategy):
         return 1.0
 
     def cohort_extras(self, phase: Phase, step: int, cohort: list[int]) -> Extras:
-        return self._controls.extras()
+        return self._controls.begin_step()
 
     def check(self, update: Update) -> None:
         self._controls.check(update)
@@ -139,9 +140,9 @@ class Scaffold(FedStrategy):
         dx = trees.Sum()
         for update in updates:
             dx.add(update.change, update.weight)
-            self._controls.replace(update, self.local.lr)
-        self._controls.finish()
-        return trees.add(old, dx.mean(reuse=True), self.lr_g)
+            self._controls.add_participant(update, self.local.lr)
+        self._controls.update_sum()  # line 17: c <- c + 1/N sum_i (c_i+ - c_i), where lambda = 1
+        return trees.add(old, dx.mean(reuse=True), self.lr_g)  # line 17: x <- x + lr_g dx
 
 
 class ControlVariates:
@@ -165,27 +166,28 @@ class ControlVariates:
         self._total = trees.zeros(like)  # sum_j lambda_j c_j
         self._factors: dict[int, float] = {}  # lambda_j; 1 for the clients that are not in it
 
-    def extras(self) -> Extras:
-        """What the participants receive. This begins a step."""
+    def begin_step(self) -> Extras:
+        """Begin a step, and return what its participants receive."""
         factors = self._clients + sum(factor - 1.0 for factor in self._factors.values())
+        # c = sum_j lambda_j c_j / sum_j lambda_j
         self._c = trees.cast(trees.map(lambda total: total / factors, self._total), self._like)
-        self._added = trees.Sum()
-        self._removed = trees.Sum()
-        self._participants: dict[int, float] = {}  # client -> its weight in this step
+        self._added = trees.Sum()  # sum_i w_i c_i+, over the participants so far
+        self._removed = trees.Sum()  # sum_i lambda_i c_i, with lambda_i from before this step
+        self._participants: dict[int, float] = {}  # client i -> w_i in this step
         if self._control == "gradient":
             return {CONTROL: self._c, GRADIENT: True}
         return {CONTROL: self._c}
 
     def check(self, update: Update) -> None:
-        """Raise ValueError where the update does not have what `replace` needs."""
+        """Raise ValueError where the update does not have what `add_participant` needs."""
         update.tree(PLUS, self._like)
         if self._control == "gradient":
             update.tree(OWN, self._like)
         else:
             update.integer(STEPS, low=1)
 
-    def replace(self, update: Update, lr: float) -> None:
-        """Put the client's c_i+ in the place of its c_i; `finish` makes it count."""
+    def add_participant(self, update: Update, lr: float) -> None:
+        """Record that the client's c_i+ replaces its c_i; `update_sum` puts it into effect."""
         weight = update.weight if self._weights == "aggregation" else 1.0
         self._participants[update.pid] = weight
         self._added.add(update.tree(PLUS), weight)
@@ -196,16 +198,20 @@ class ControlVariates:
         if self._control == "gradient":
             return update.tree(OWN)
         steps = update.integer(STEPS)
+        # c_i = c_i+ - (c_i+ - c_i)
         return trees.add(update.tree(PLUS), option_ii(self._c, update.change, steps * lr), -1.0)
 
-    def finish(self) -> None:
-        """End a step: form the sum over all clients that the next step starts from."""
+    def update_sum(self) -> None:
+        """End a step: A <- A + sum_i (R w_i c_i+ - lambda_i c_i), where A = sum_j lambda_j c_j.
+
+        The new lambda_i is R w_i, with w scaled to sum to 1.
+        """
         weights = self._participants
-        scale = len(weights) / sum(weights.values())  # lambda_i = R w_i, with w scaled to sum 1
+        scale = len(weights) / sum(weights.values())  # R / sum_i w_i
         added = self._added.tree
         removed = self._removed.tree
         for name, total in self._total.items():
-            self._total[name] = control_sum(total, [scale], [added[name]], [1.0], [removed[name]])
+            self._total[name] = total + scale * added[name] - removed[name]
         self._factors |= {pid: scale * weight for pid, weight in weights.items()}
 
 

@@ -1,4 +1,4 @@
-"""SCAFFOLD's control variates, one tensor at a time."""
+"""SCAFFOLD's control variates: the equations, and the server's sum."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedhet.maths.scaffold import control_change, control_sum, correction
+from fedhet.maths.scaffold import control_change, correction
+from fedhet.messages import Update
+from fedhet.methods.scaffold import ControlVariates
 
 
 def draw(n: int, seed: int) -> Tensor:
@@ -29,22 +31,25 @@ def test_the_correction_vanishes_if_the_client_has_the_servers_control() -> None
     assert not correction(c, c).any()
 
 
-def test_the_sum_follows_the_clients() -> None:
-    """Started at sum_j lambda_j c_j and updated by some clients, it is the new sum."""
-    old, new = draw(5, 3), draw(5, 4)
-    before, after = [1.0, 0.5, 2.0, 1.0, 3.0], [1.0, 1.5, 0.2, 1.0, 3.0]
-    took_part = [1, 2]
-    total = control_sum(
-        sum(w * c for w, c in zip(before, old, strict=True)),
-        [after[i] for i in took_part],
-        [new[i] for i in took_part],
-        [before[i] for i in took_part],
-        [old[i] for i in took_part],
-    )
-    expected = sum(after[i] * (new[i] if i in took_part else old[i]) for i in range(5))
-    torch.testing.assert_close(total, expected, rtol=1e-12, atol=1e-12)
-
-
-def test_participants_must_match() -> None:
-    with pytest.raises(ValueError, match="zip"):
-        control_sum(torch.zeros(4), [1.0], list(draw(2, 5)), [1.0], list(draw(1, 6)))
+def test_c_follows_the_weighted_controls_of_all_clients() -> None:
+    """After each step c is sum_j lambda_j c_j / sum_j lambda_j, over all clients."""
+    clients = 5
+    controls = ControlVariates({"x": draw(1, 0)[0]}, clients, "gradient", "aggregation")
+    c_all = torch.zeros(clients, 4, dtype=torch.float64)
+    factors = torch.ones(clients, dtype=torch.float64)  # lambda
+    steps = [{0: 1.0, 1: 0.5, 2: 2.0}, {1: 3.0, 2: 0.2}, {4: 7.0}]
+    for seed, weights in enumerate(steps):
+        controls.begin_step()
+        c_plus = draw(clients, seed)
+        for pid, weight in weights.items():
+            extras = {"scaffold.c_plus": {"x": c_plus[pid]}, "scaffold.c_i": {"x": c_all[pid]}}
+            update = Update(extras=extras, pid=pid, num_examples=1, weight=weight)
+            controls.add_participant(update, lr=0.1)
+        controls.update_sum()
+        for pid, weight in weights.items():
+            c_all[pid] = c_plus[pid]
+            factors[pid] = len(weights) * weight / sum(weights.values())
+    c = controls.begin_step()["scaffold.c"]
+    assert isinstance(c, dict)
+    expected = (factors[:, None] * c_all).sum(0) / factors.sum()
+    torch.testing.assert_close(c["x"], expected, rtol=1e-12, atol=1e-12)

@@ -17,9 +17,10 @@ from torch import Tensor
 from fedhet import trees
 from fedhet.maths.fednorm import contribution
 from fedhet.maths.fedprox import add_proximal
-from fedhet.maths.scaffold import control_change, control_sum, correction
-from fedhet.messages import LocalSettings
+from fedhet.maths.scaffold import control_change, correction
+from fedhet.messages import LocalSettings, Update
 from fedhet.methods.fedprox import FedProxPlugin
+from fedhet.methods.scaffold import ControlVariates
 from fedhet.optimizers import SGD
 from fedhet.server_opt import FedAvgM, FedOpt, ServerOptimizer
 
@@ -111,16 +112,26 @@ def _scaffold_client(
 def _scaffold_server(
     params: Params, x: Tensor, c: Tensor, dy: Tensor, dc: Tensor
 ) -> dict[str, Tensor]:
-    # The server keeps A = sum over all N clients of c_j. Only the change of a participant counts,
-    # which is from 0 to dc here.
-    ones = [1.0] * len(dc)
-    zeros = list(torch.zeros_like(dc))
-    total = control_sum(c * params["N"], ones, list(dc), ones, zeros)
+    # First all N clients have the control c. Then each participant's becomes c + dc.
+    controls = ControlVariates({"c": c}, params["N"], "gradient", "uniform")
+    _replace_controls(controls, torch.zeros_like(c), [c] * params["N"])
+    _replace_controls(controls, c, [c + d for d in dc])
+    c_new = controls.begin_step()["scaffold.c"]
+    assert isinstance(c_new, dict)
     mean = trees.mean(({"x": d}, 1.0) for d in dy)
     return {
         "x_new": trees.add({"x": x}, mean, params["lr_g"])["x"],
-        "c_new": total / params["N"],
+        "c_new": c_new["c"],
     }
+
+
+def _replace_controls(controls: ControlVariates, c_i: Tensor, c_plus: list[Tensor]) -> None:
+    """One step, in which clients 0, 1, ... replace the control c_i, the same for all."""
+    controls.begin_step()
+    for pid, plus in enumerate(c_plus):
+        extras = {"scaffold.c_plus": {"c": plus}, "scaffold.c_i": {"c": c_i}}
+        controls.add_participant(Update(extras=extras, pid=pid, num_examples=1), lr=1.0)
+    controls.update_sum()
 
 
 _FUNCTIONS: dict[tuple[str, str], Callable[..., dict[str, Any]]] = {

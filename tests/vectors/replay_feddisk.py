@@ -15,7 +15,7 @@ Params = dict[str, Any]
 
 
 def _masks(params: Params) -> feddisk.Masks:
-    return FedDiskPlugin(hidden=params["H"], masks=params["kind"]).mask(params["D"], seed=0)
+    return FedDiskPlugin(hidden=params["H"], masks=params["kind"]).make_masks(params["D"], seed=0)
 
 
 def _replay_masks(params: Params) -> dict[str, Tensor]:

@@ -8,18 +8,21 @@ plug-in for any host, in three phases:
    global samples, which gives the density ratio and so the weight of each sample.
 3. Training: the host trains on weighted samples.
 
+h_i is the classifier's probability that sample i is global (label 1) and not local (label 0), and
+n_local and n_global are the numbers of samples on which it was trained.
+
     MADE_g <- sum_k (n_k / n) MADE_k                      (eq. 12, phase 1)
     r_i     = h_i / (1 - h_i) n_local / n_global          (eq. 16, phase 2)
     w_i     = clip(r_i, lo, hi), divided by its mean      (eq. 11, phase 2)
     loss    = (1 / |B|) sum_b w_b l_b                     (eq. 10, phase 3)
 
-h_i is the classifier's probability that sample i is global (label 1) and not local (label 0), and
-n_local and n_global are the numbers of samples on which it was trained. Phase 1 ends when the
-n_k-weighted mean of the clients' validation losses no longer falls.
+Phase 1 ends when the n_k-weighted mean of the clients' validation losses no longer falls.
 
     density  down: slot `density`            up: slot `density`, `feddisk.val`
-    weigh    down: slot `density`            up: nothing
+    weigh    down: slot `density`            up: the metric `feddisk.ess`
     train    down: what the host sends       up: what the host sends
+
+Under ratio=raw there is no MADE: phase 1 and the slot are absent, and `weigh` sends no weights.
 
     client keeps: w (n_k,)
     server keeps: the best global MADE, and the numbers of rounds E_1 (density) and E_2 (train)
@@ -40,9 +43,10 @@ Deviations: MADEs are trained by Adam at 1e-3 (the authors' program; the paper p
 Phase 1 has a patience of 3 rounds, while the paper ends it once the loss starts to increase. The
 clip of r, and the mean of 1, with which the learning rate keeps its meaning, are not in the paper.
 
-Defaults: H = 50 hidden units are the paper's for Chest-Xray (400 for FEMNIST, 30 for MNIST). At
-most 500 rounds and epochs, 2 local epochs, and a classifier with 100 units at SGD .01 are the
-paper's too.
+Defaults: H = 50 hidden units are the paper's for Chest-Xray (400 for FEMNIST, 30 for MNIST). The
+paper's too are at most 500 rounds of the global MADE (made_max_rounds) with 2 local epochs each, at
+most 500 epochs of the local one (local_max_epochs), and a classifier with 100 units at SGD .01. The
+classifier's own limit, clf_max_epochs = 200, is not among them.
 
 client.py and server.py hold the two halves of the plug-in, each in the order of the phases.
 networks.py trains the MADEs and the classifier; fedhet/maths/feddisk.py has the equations.

@@ -52,13 +52,15 @@ class ClientHalf(Plugin):
         """Train the global MADE for some local epochs, and validate it as it was received."""
         client = self.client
         train, held_out = self._split(self._inputs())
-        mask = self._mask(train)
+        masks = self._device_masks(train)
         made = self._trainable(msg.weights)
         update = Update(client.pid, client.num_examples)
         if len(held_out):
-            update.extras[VAL] = networks.mean_nll(made, mask, held_out)
+            update.extras[VAL] = networks.mean_nll(made, masks, held_out)
         draws = client.generator("feddisk.made")
-        for loss in networks.made_epochs("global MADE", made, mask, train, self.global_made, draws):
+        for loss in networks.made_epochs(
+            "global MADE", made, masks, train, self.global_made, draws
+        ):
             update.metrics["feddisk.nll"] = loss  # that of the last epoch remains
         update.weights = trees.map(Tensor.detach, made)
         return update
@@ -78,7 +80,7 @@ class ClientHalf(Plugin):
 
     def _density_ratio(self, x: Tensor, global_made: Tree) -> Tensor:
         """r (n,), the global over the local density at x (n, D) (eq. 16)."""
-        z_local, z_global, z = self._compared(x, global_made)
+        z_local, z_global, z = self._classifier_inputs(x, global_made)
         with self.client.site.seeded("feddisk.classifier", pid=self.client.pid):
             p = networks.classify(
                 z_local,
@@ -91,36 +93,36 @@ class ClientHalf(Plugin):
             )
         return feddisk.density_ratio(p.cpu(), len(z_local), len(z_global), self.eps)
 
-    def _compared(self, x: Tensor, global_made: Tree) -> tuple[Tensor, Tensor, Tensor]:
-        """What the classifier sees: local samples (label 0), global ones (1), and the own n."""
+    def _classifier_inputs(self, x: Tensor, global_made: Tree) -> tuple[Tensor, Tensor, Tensor]:
+        """The inputs of local samples (label 0), global ones (label 1), and the client's own n."""
         if self.ratio == "raw":
             return x, self._pooled(len(x)), x
-        mask = self._mask(x)
+        masks = self._device_masks(x)
         global_made = trees.map(lambda t: t.to(x.device), global_made)
         local_made = networks.fit_made(
             self._trainable(networks.initial_made(self.client.site, x.shape[1], self.hidden)),
-            mask,
+            masks,
             *self._split(x),
             self.local_made,
             self.local_patience,
             self.client.generator("feddisk.local"),
         )
-        z = self._features(local_made, mask, x)
+        z = self._features(local_made, masks, x)
         if self.ratio == "outputs":
-            return z, self._features(global_made, mask, x), z
+            return z, self._features(global_made, masks, x), z
         draws = self.client.generator("feddisk.samples")
         x_local, x_global = (
-            feddisk.sample(made, mask, torch.rand(x.shape, generator=draws).to(x.device))
+            feddisk.sample(made, masks, torch.rand(x.shape, generator=draws).to(x.device))
             for made in (local_made, global_made)
         )
-        z_local = self._features(local_made, mask, x_local)
-        z_global = self._features(local_made, mask, x_global)
+        z_local = self._features(local_made, masks, x_local)
+        z_global = self._features(local_made, masks, x_global)
         return z_local, z_global, z
 
     @torch.no_grad()
-    def _features(self, made: Tree, mask: Masks, x: Tensor) -> Tensor:
+    def _features(self, made: Tree, masks: Masks, x: Tensor) -> Tensor:
         """z (n, D) of the samples x (n, D), as a MADE sees them."""
-        outputs = feddisk.logits(made, mask, x).sigmoid()
+        outputs = feddisk.logits(made, masks, x).sigmoid()
         if self.features == "outputs":
             return outputs
         return x * outputs + (1 - x) * (1 - outputs)
@@ -191,14 +193,14 @@ class ClientHalf(Plugin):
         held_out = max(1, int(HELD_OUT * n + 0.5)) if n >= self.min_samples else 0
         return x[order[held_out:]], x[order[:held_out]]
 
-    def mask(self, dim: int, seed: int) -> Masks:
+    def make_masks(self, dim: int, seed: int) -> Masks:
         """The masks of every MADE of a run with this seed, for inputs (n, dim)."""
         draws = streams.generator(seed, "feddisk.masks") if self.masks == "random" else None
         return feddisk.masks(dim, self.hidden, draws)
 
-    def _mask(self, x: Tensor) -> Masks:
+    def _device_masks(self, x: Tensor) -> Masks:
         site = self.client.site
-        return Masks(*(t.to(site.device) for t in self.mask(x.shape[1], site.seed)))
+        return Masks(*(t.to(site.device) for t in self.make_masks(x.shape[1], site.seed)))
 
     def _trainable(self, made: Tree) -> Tree:
         """A copy of a MADE whose tensors require gradients."""

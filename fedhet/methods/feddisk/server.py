@@ -94,7 +94,7 @@ class ServerHalf(Plugin):
         weigh = Phase(
             "weigh",
             1,
-            self._record_sizes,
+            self._record_effective_sizes,
             check=self._check_weigh,
             slot="" if self.ratio == "raw" else SLOT,
             cohort=1.0,
@@ -140,9 +140,10 @@ class ServerHalf(Plugin):
         return self._early.stale >= self._early.patience
 
     def _restore_best(self) -> None:
-        """Put the best MADE back, unless the loss fell until the last permitted round.
+        """Put the best MADE back.
 
-        In that case the newest one stays, which no client has validated.
+        If the last validated MADE was the best so far, keep the one trained from it, which no
+        client has validated.
         """
         if self._early.stale:
             self.server.weights[SLOT] = self._best
@@ -152,7 +153,7 @@ class ServerHalf(Plugin):
         if ESS not in update.metrics:
             raise ValueError(f"the reply lacks the metric {ESS!r}")
 
-    def _record_sizes(self, updates: Iterator[Update], old: Tree) -> Tree:
+    def _record_effective_sizes(self, updates: Iterator[Update], old: Tree) -> Tree:
         """The merge of `weigh`: record the clients' effective sample sizes; no weights change."""
         shares = {update.pid: update.metrics[ESS] for update in updates}
         low = [pid for pid, share in shares.items() if share < 0.5]
@@ -179,7 +180,10 @@ class ServerHalf(Plugin):
 
     # ---- costs
     def _costs(self) -> Report:
-        """E_1, and the cost of equation 19 so far (equation 18 without a MADE)."""
+        """E_1, and how many numbers one client has sent and received so far.
+
+        That is equation 19, or equation 18 without a MADE.
+        """
         made = self._numbers(SLOT) if SLOT in self.server.weights else 0
         cost = comm_cost(self._numbers("model"), self._train_rounds, made, self._made_rounds)
         return {"E1": self._made_rounds, "cost": cost}
