@@ -174,6 +174,7 @@ def test_models_that_a_run_does_not_have(
     lines = ["rounds=1", "client.epochs=1", "partition.clients=2", "model.hidden=[4]"]
     run = launch("method=fedavg", *lines, "partition.split=[.8,0,.2]")
     assert run.summary["validation"] is None
+    caplog.clear()  # what the run has logged, if a test before has set the level
     reason = r"best_val\.safetensors is missing: no evaluation has chosen.*partition\.split"
     with pytest.raises(ConfigError, match=reason):
         fedhet.load(run.dir, "best_val")
