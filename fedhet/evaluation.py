@@ -37,7 +37,7 @@ def global_scores(strategy: FedStrategy, weights: Tree | None = None) -> dict[st
     Empty where the task has no such set, or the run no such model.
     """
     site = strategy.site
-    if site.test_data is None or "global" not in strategy.views:
+    if "global" not in strategy.views or site.test_data is None:
         return {}
     return score(site.load(weights or strategy.weights["model"]), site.test_data, site.task)
 
