@@ -6,6 +6,7 @@ phase's name) or evaluate, and finish the reply. training.py has the local train
 
 from __future__ import annotations
 
+import inspect
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -48,6 +49,18 @@ def evaluated_views(views: Iterable[str], site: Site) -> dict[str, str]:
     return {"personal" if name == "global" else name: name for name in names}
 
 
+def serves(owner: object, phase: str) -> bool:
+    """Whether a client or a plug-in has a method for this phase.
+
+    The base classes' own methods are no phases, except `train`: a message must not be able to call
+    whatever has its name.
+    """
+    base = Plugin if isinstance(owner, Plugin) else FedClient
+    if phase.startswith("_") or not inspect.isfunction(getattr(type(owner), phase, None)):
+        return False
+    return not hasattr(base, phase) or (base is FedClient and phase == "train")
+
+
 class FedClient(LocalTraining, NumPyClient):
     """Serves one message. Its defaults are FedAvg.
 
@@ -86,7 +99,8 @@ class FedClient(LocalTraining, NumPyClient):
     def fit(
         self, parameters: list[np.ndarray], config: dict[str, Any]
     ) -> tuple[list[np.ndarray], int, dict[str, Any]]:
-        return wire.reply_arrays(self.handle(wire.read_broadcast(parameters, config)))
+        msg = wire.read_broadcast(parameters, config)
+        return wire.reply_arrays(msg, self.handle(msg))
 
     def evaluate(
         self, parameters: list[np.ndarray], config: dict[str, Any]
@@ -126,8 +140,10 @@ class FedClient(LocalTraining, NumPyClient):
         """Take the message and open the state that it names.
 
         Raises:
-            ValueError: the server's plug-ins or their settings are not those of this client.
+            ValueError: the message is for a client of another node, or the server's plug-ins or
+                their settings are not those of this client.
         """
+        self._check_hosted(msg.pid)
         own = {plugin.name: plugin.digest() for plugin in self.plugins}
         if msg.plugins != own:
             raise ValueError(
@@ -138,18 +154,28 @@ class FedClient(LocalTraining, NumPyClient):
         self.state = ClientState(self.store, msg.pid, msg.version, self.site.device)
         self.steps = 0
 
+    def _check_hosted(self, pid: int) -> None:
+        clients = len(self.site.task.sizes)
+        nodes = self._properties.get("num-partitions", 1)
+        here = self._properties.get("partition-id", 0)
+        if not 0 <= pid < clients or pid % nodes != here:
+            raise ValueError(
+                f"the message is for client {pid}; this node has partition-id {here} of {nodes},"
+                f" the run {clients} clients"
+            )
+
     def prepare(self) -> Callable[[Broadcast], Update]:
         """Get ready for the phase, and return the method that does its work."""
         began = time.perf_counter()
         msg = self.msg
         name, _, phase = msg.phase.rpartition(".")
         owner = next((plugin for plugin in self.plugins if plugin.name == name), None)
-        work = getattr(owner if name else self, phase, None)
-        if work is None:
+        if not serves(owner if name else self, phase):
             raise ValueError(
                 f"phase {msg.phase!r} is not served here; the plug-ins are"
                 f" {[plugin.name for plugin in self.plugins]}"
             )
+        work = getattr(owner if name else self, phase)
         self.activate(self.plugins if msg.trains else [p for p in self.plugins if p is owner])
         self.data = self._training_set()
         for plugin in self.active:

@@ -33,3 +33,16 @@ class RunFailed(RuntimeError):
     def __reduce__(self) -> tuple[type[RunFailed], tuple[str, str | None]]:
         # Keeps both attributes when a launcher sends the exception from another process.
         return RunFailed, (self.reason, self.folder)
+
+
+class Rejected(ValueError):
+    """A message from another process that is refused as a whole.
+
+    Attributes:
+        reason: the kind of fault, under which it is counted: "unreadable", "too large", "replayed",
+            "corrupt", "wrong content".
+    """
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason

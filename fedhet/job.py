@@ -169,6 +169,8 @@ class Job:
             lr_decay=cfg.client.lr_decay,
             schedule=cfg.client.schedule,
             on_failure=cfg.on_failure,
+            max_norm=cfg.replies.max_norm,
+            max_reply_bytes=int(cfg.replies.max_mb * 2**20),
             eval_every=cfg.eval.every,
             finetune_epochs=cfg.eval.finetune_epochs,
             last_k=cfg.eval.last_k,

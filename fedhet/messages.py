@@ -9,12 +9,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import repeat
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from fedhet import trees
-from fedhet.trees import AnyTree, Tree
+from fedhet.trees import LARGEST, UNBOUNDED, AnyTree, Tree, kind, shown
 
 Scalar = bool | int | float | str
 Extra = Scalar | Tensor | Tree
@@ -65,12 +64,14 @@ class Message:
     """
 
     extras: Extras = field(default_factory=dict, kw_only=True)
+    # The extras that an accessor has returned: an update with others is refused.
+    read: set[str] = field(default_factory=set, kw_only=True, compare=False, repr=False)
 
     def boolean(self, name: str) -> bool:
         """The extra `name` as a bool."""
         value = self._extra(name)
         if not isinstance(value, bool):
-            raise ValueError(f"extra {name!r} is {value!r}; true or false is expected")
+            raise ValueError(f"extra {name!r} is {shown(value)}; true or false is expected")
         return value
 
     def text(self, name: str) -> str:
@@ -81,11 +82,12 @@ class Message:
         return value
 
     def scalar(self, name: str) -> float:
-        """The extra `name` as a finite number."""
+        """The extra `name` as a finite number of at most LARGEST."""
         value = self._extra(name)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not np.isfinite(value):
-            raise ValueError(f"extra {name!r} is {value!r}; a finite number is expected")
-        return float(value)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if is_number and abs(value) <= LARGEST:  # type: ignore[arg-type]
+            return float(value)  # type: ignore[arg-type]
+        raise ValueError(f"extra {name!r} is {shown(value)}; a finite number is expected")
 
     def integer(self, name: str, low: int = 0) -> int:
         """The extra `name` as a whole number >= `low`."""
@@ -103,8 +105,8 @@ class Message:
             raise ValueError(
                 f"extra {name!r} is {kind(value)}; a floating-point tensor{size} is expected"
             )
-        if not torch.isfinite(value).all():
-            raise ValueError(f"extra {name!r} holds NaN or infinite values; all must be finite")
+        if trees.first_unbounded({name: value}):
+            raise ValueError(f"extra {name!r} {UNBOUNDED}")
         return value
 
     def counts(self, name: str, total: int, classes: int) -> Tensor:
@@ -118,8 +120,8 @@ class Message:
             or int(value.sum()) != total
         ):
             raise ValueError(
-                f"extra {name!r} is {value}; {classes} whole numbers >= 0 with the sum {total} are"
-                " expected"
+                f"extra {name!r} is {shown(value)}; {classes} whole numbers >= 0 with the sum"
+                f" {total} are expected"
             )
         return value
 
@@ -132,12 +134,14 @@ class Message:
                 f"extra {name!r} is {kind(value)}; a tree of{size} tensors is expected"
             )
         if like is not None:
-            check_tree(f"extra {name!r}", value, like)
+            trees.check_like(f"extra {name!r}", value, like)
         return value
 
     def _extra(self, name: str) -> Extra:
         if name not in self.extras:
-            raise ValueError(f"extra {name!r} is missing; received {sorted(self.extras)}")
+            received = sorted(self.extras)[:10]
+            raise ValueError(f"extra {name!r} is missing; received {received}")
+        self.read.add(name)
         return self.extras[name]
 
 
@@ -210,12 +214,22 @@ class Update(Message):
 
 @dataclass
 class Failure:
-    """A client that did not deliver, with the cause."""
+    """A client that did not deliver.
+
+    Attributes:
+        pid: the client.
+        phase, step: what it was to do.
+        cause: what happened, in one line.
+        reason: the kind of fault, under which failures are counted. "failed": the client reported
+            an error; "no reply"; "refused": its reply has the wrong content; "outlier"; and the
+            reasons of `fedhet.errors.Rejected`.
+    """
 
     pid: int
     phase: str
     step: int
     cause: str
+    reason: str = "failed"
 
     def __str__(self) -> str:
         return f"client {self.pid} failed in phase {self.phase!r}, step {self.step}: {self.cause}"
@@ -249,36 +263,6 @@ def check_extras(extras: Extras, metrics: dict[str, float]) -> None:
     for name, number in metrics.items():
         if type(number) not in (bool, int, float):
             raise TypeError(f"metric {name!r} is {kind(number)}; a Python number is expected")
-
-
-def kind(value: object) -> str:
-    """What the value is, for an error message: "a torch.float32 tensor of shape (3,)", "a list"."""
-    if isinstance(value, Tensor):
-        return f"a {value.dtype!s} tensor of shape {tuple(value.shape)}"
-    return f"a {type(value).__name__}"
-
-
-def check_tree(what: str, tree: AnyTree, like: AnyTree) -> None:
-    """Refuse a tree that is not finite or differs from `like` in names, shapes or dtypes.
-
-    Raises:
-        ValueError: it begins with `what` and names the tensor.
-    """
-    if set(tree) != set(like):
-        missing = [name for name in like if name not in tree]
-        unexpected = [name for name in tree if name not in like]
-        raise ValueError(
-            f"{what}: names differ: missing {missing[:3]}, unexpected {unexpected[:3]}"
-        )
-    for name in like:
-        if tree[name].shape != like[name].shape or tree[name].dtype != like[name].dtype:
-            raise ValueError(
-                f"{what}, tensor {name!r}: {kind(tree[name])}; expected {kind(like[name])}"
-            )
-    if bad := trees.first_nonfinite(tree):
-        raise ValueError(
-            f"{what}, tensor {bad!r}: holds NaN or infinite values; all must be finite"
-        )
 
 
 def payload(slot: str, weights: AnyTree, extras: Extras) -> dict[str, int]:

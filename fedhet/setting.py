@@ -29,6 +29,10 @@ class Setting:
         lr_decay: multiplies the learning rate after each training round.
         schedule: "constant" or "cosine", on top of `lr_decay`.
         on_failure: what a failed client does to the run: "stop" it, or be left out ("skip").
+        max_norm: an update is refused whose norm exceeds this multiple of the step's median; None
+            for no limit.
+        max_reply_bytes: a reply from another process may have so many bytes beyond twice those of
+            the message that it answers.
         eval_every: evaluate every so many rounds, and after the last.
         finetune_epochs: if > 0, also evaluate the global model after so many epochs on a client's
             own data.
@@ -47,6 +51,8 @@ class Setting:
     lr_decay: float = 1.0
     schedule: str = "constant"
     on_failure: str = "stop"
+    max_norm: float | None = None
+    max_reply_bytes: int = 2**28
     eval_every: int = 1
     finetune_epochs: int = 0
     last_k: int = 5

@@ -215,7 +215,8 @@ class FedStrategy(FlowerStrategy):
         """
         current = self.current
         phase = current.entry.phase
-        received = accepted(current, replies, self._accept, self.setting.on_failure)
+        admitted = accepted(current, replies, self.sizes, self._check, self.setting)
+        received = map(self._register, admitted)
         first = next(received, None)
         if first is None:
             causes = "; ".join(str(failure) for failure in current.failures)
@@ -234,8 +235,8 @@ class FedStrategy(FlowerStrategy):
         if (phase.until and phase.until()) or current.step == current.entry.rounds:
             self.end_phase()
 
-    def _accept(self, update: Update) -> None:
-        """The checks of the phase and of plug-ins; then the update gets its base weight."""
+    def _check(self, update: Update) -> None:
+        """The checks of the phase and of plug-ins; the update also gets its base weight."""
         phase = self.current.entry.phase
         if phase.check:
             phase.check(update)
@@ -243,9 +244,15 @@ class FedStrategy(FlowerStrategy):
             for plugin in self.plugins:
                 plugin.check(update)
         update.weight = self.base_weight(update)
+
+    def _register(self, update: Update) -> Update:
+        """Note what the client of an admitted update reports."""
+        state_bytes = int(update.metrics.pop(STATE_BYTES, 0))
         if update.keeps:
             self.versions[update.pid] = self.current.round
-            self.state_bytes[update.pid] = int(update.metrics.pop(STATE_BYTES, 0))
+            self.state_bytes[update.pid] = state_bytes
+        self.current.measure(update.metrics)
+        return update
 
     def _install(self, phase: Phase, new: Tree, buffers: Tree) -> None:
         """Let plug-ins and the server optimiser act on the merged weights, and keep the result."""

@@ -18,6 +18,7 @@ _GROUPS = (
     "method",
     "server_opt",
     "engine",
+    "replies",
     "eval",
     "early_stopping",
 )
@@ -41,6 +42,8 @@ def _validate_run(cfg: DictConfig) -> None:
     text("data_dir", cfg.data_dir)
     one_of("device", cfg.device, ("auto", "cpu", "cuda"))
     one_of("on_failure", cfg.on_failure, ("stop", "skip"))
+    number("replies.max_mb", cfg.replies.max_mb, open_low=0)
+    optional(number, "replies.max_norm", cfg.replies.max_norm, low=1)
     one_of("buffers", cfg.buffers, ("average", "local", "frozen"))
     integer("eval.every", cfg.eval.every, low=1)
     boolean("eval.clients", cfg.eval.clients)

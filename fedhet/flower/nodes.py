@@ -15,9 +15,10 @@ from flwr.common import Code, GetPropertiesIns, GetPropertiesRes
 from flwr.server.client_manager import ClientManager
 from flwr.server.client_proxy import ClientProxy
 
-from fedhet.errors import RunFailed
+from fedhet.errors import Rejected, RunFailed
 from fedhet.flower import wire
-from fedhet.messages import Broadcast, Failure, Reply
+from fedhet.flower.fields import clean
+from fedhet.messages import Broadcast, Failure, Reply, payload
 
 log = logging.getLogger("fedhet")
 JOIN_SECONDS = 600.0  # how long to wait for the nodes that num-partitions promises
@@ -102,31 +103,45 @@ class Nodes:
         self._total = total
 
     def in_order(
-        self, sent: dict[int, Broadcast], results: list[tuple[Any, Any]], failures: list[Any]
+        self,
+        sent: dict[int, Broadcast],
+        results: list[tuple[Any, Any]],
+        failures: list[Any],
+        more_bytes: int,
     ) -> Iterator[Reply]:
         """The replies in the order of `sent`, a message for each client.
 
-        Flower's failures do not name their client: a client without a reply counts as failed.
+        Flower's failures do not name their client: a client without a reply counts as failed. A
+        reply that nobody has asked for, or a second one, is left out and logged.
+
+        Args:
+            sent: client -> its message.
+            results: Flower's pairs of proxy and result.
+            failures: what Flower reports instead of a result.
+            more_bytes: how many bytes a reply may have beyond twice those of its message.
         """
         by_pid: dict[int, Any] = {}
         for proxy, res in results:
             try:
-                header = wire.read_header(dict(res.metrics))
-                pid = header.get("failure", header)["pid"]
-                if self._total and self._by_partition.get(pid % self._total) is not proxy:
-                    raise ValueError(
-                        f"it is signed by client {pid}, which node {proxy.cid} does not host"
-                    )
-                by_pid.setdefault(pid, res)
-            except (KeyError, TypeError, ValueError) as error:
-                log.warning("a reply is left out: %s", error)
-        causes = "; ".join(sorted({str(f) for f in failures})) or "Flower reported nothing"
+                pid = wire.sender(dict(res.metrics))
+                self._check_origin(pid, proxy)
+                if pid not in sent or pid in by_pid:
+                    raise Rejected("not asked", f"client {pid} was not asked, or has replied")
+                by_pid[pid] = res
+            except Rejected as error:
+                log.warning("a reply of node %s is left out: %s", proxy.cid, error)
+        causes = "; ".join(sorted({clean(str(f)) for f in failures})) or "Flower reports none"
         silent = f"no reply from clients {[pid for pid in sent if pid not in by_pid]}: {causes}"
         for pid, msg in sent.items():
             if pid in by_pid:
-                yield wire.read_result(msg, by_pid[pid])
+                expected = sum(payload(msg.slot, msg.weights, msg.extras).values())
+                yield wire.read_result(msg, by_pid[pid], 2 * expected + more_bytes)
             else:
-                yield Failure(pid, msg.phase, msg.step, silent)
+                yield Failure(pid, msg.phase, msg.step, silent, "no reply")
+
+    def _check_origin(self, pid: int, proxy: ClientProxy) -> None:
+        if self._total and self._by_partition.get(pid % self._total) is not proxy:
+            raise Rejected("not asked", f"it is signed by client {pid}, which is on another node")
 
 
 def _ask(proxy: ClientProxy) -> GetPropertiesRes:

@@ -27,6 +27,7 @@ class FlowerCourier:
     def __init__(self, server: Server, strategy: FedStrategy) -> None:
         self._server = server
         self._nodes = strategy.nodes
+        self._more_bytes = strategy.setting.max_reply_bytes
 
     def exchange(self, plan: list[Broadcast], clock: Clock) -> Iterator[Reply]:
         if plan[0].phase == EVALUATE:
@@ -43,7 +44,8 @@ class FlowerCourier:
             results, failures = carry(
                 instructions, max_workers=len(plan), timeout=None, group_id=plan[0].round
             )
-        replies = self._nodes.in_order({msg.pid: msg for msg in plan}, results, failures)
+        sent = {msg.pid: msg for msg in plan}
+        replies = self._nodes.in_order(sent, results, failures, self._more_bytes)
         while True:
             with clock("upload"):
                 reply = next(replies, None)

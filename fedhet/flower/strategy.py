@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -20,7 +21,7 @@ from flwr.server.strategy import Strategy
 from fedhet.evaluation import client_means, evaluation_messages, global_scores, received
 from fedhet.flower import wire
 from fedhet.flower.nodes import Nodes
-from fedhet.messages import Broadcast, Failure
+from fedhet.messages import Broadcast, Failure, Reply
 from fedhet.phases import locate
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ class FlowerStrategy(Strategy):
         Raises:
             RunFailed: a client failed and on_failure is "stop", or no client succeeded.
         """
-        self._method.settle(self.nodes.in_order(self._awaited, results, failures))
+        self._method.settle(self._in_order(results, failures))
         return _shared(self._method), dict(self._method.current.metrics)
 
     def configure_evaluate(
@@ -102,7 +103,7 @@ class FlowerStrategy(Strategy):
         Raises:
             RunFailed: a client failed and on_failure is "stop", or no client succeeded.
         """
-        replies = self.nodes.in_order(self._awaited, results, failures)
+        replies = self._in_order(results, failures)
         updates = received(replies, self._method.setting.on_failure, _warn)
         means: dict[str, Any] = client_means(updates, self._method.views)
         if "acc_clients_weighted" in means:
@@ -123,6 +124,11 @@ class FlowerStrategy(Strategy):
         shared = dict(zip(self._method.sent("model"), tensors, strict=True))
         scores = global_scores(self._method, {**self._method.weights["model"], **shared})
         return (scores.pop("loss"), dict(scores)) if scores else None
+
+    def _in_order(self, results: list[tuple[Any, Any]], failures: list[Any]) -> Iterator[Reply]:
+        """The replies of the clients that were asked."""
+        more_bytes = self._method.setting.max_reply_bytes
+        return self.nodes.in_order(self._awaited, results, failures, more_bytes)
 
     @property
     def _evaluation_due(self) -> bool:

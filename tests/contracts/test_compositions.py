@@ -127,7 +127,7 @@ class Apart:
             reply = Job(self.settings, self.task).client(self.store).handle(received)
             assert isinstance(reply, Update), reply
             assert digest(received) == before == digest(msg), "a client changed what it was sent"
-            yield wire.read_reply(msg, wire.reply_arrays(reply))
+            yield wire.read_reply(msg, wire.reply_arrays(msg, reply))
 
     def run(self) -> Apart:
         number = 0
