@@ -10,7 +10,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from omegaconf import OmegaConf
@@ -180,8 +180,7 @@ class Job:
             plugins=plugins,
             server_opt=server_opt,
         )
-        strategy: FedStrategy = instantiate(cfg.method, setting=setting)
-        return strategy
+        return cast("FedStrategy", instantiate(cfg.method, setting=setting))
 
     def client(self, store: Store, properties: dict[str, Any] | None = None) -> FedClient:
         """Return a client that keeps its state in `store`."""

@@ -84,9 +84,9 @@ class Message:
     def scalar(self, name: str) -> float:
         """The extra `name` as a finite number of at most LARGEST."""
         value = self._extra(name)
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if is_number and abs(value) <= LARGEST:  # type: ignore[arg-type]
-            return float(value)  # type: ignore[arg-type]
+        is_bool = isinstance(value, bool)
+        if isinstance(value, int | float) and not is_bool and abs(value) <= LARGEST:
+            return float(value)
         raise ValueError(f"extra {name!r} is {shown(value)}; a finite number is expected")
 
     def integer(self, name: str, low: int = 0) -> int:
