@@ -22,6 +22,7 @@ from fedhet.flower import wire
 from fedhet.messages import EVALUATE, Broadcast, Extras, Failure, Reply, Update
 from fedhet.metrics import score
 from fedhet.plugin import Plugin, overrides
+from fedhet.process import exit_after, time_limit
 from fedhet.site import Site
 from fedhet.state import ClientState, Store
 from fedhet.task import Samples
@@ -32,6 +33,7 @@ log = logging.getLogger("fedhet")
 Result = TypeVar("Result")
 UNSHARED = "client.kept"  # state: tensors that are trained here and never shared
 STATE_BYTES = "bytes.state"  # metric: the size of what the client remembers now
+HANG_SECONDS = 5.0  # after its deadline, a client's process may take so long to end the work
 FINETUNE_EPOCHS = "eval.finetune_epochs"  # extra: epochs of the view "finetuned"
 
 
@@ -100,7 +102,9 @@ class FedClient(LocalTraining, NumPyClient):
         self, parameters: list[np.ndarray], config: dict[str, Any]
     ) -> tuple[list[np.ndarray], int, dict[str, Any]]:
         msg = wire.read_broadcast(parameters, config)
-        return wire.reply_arrays(msg, self.handle(msg))
+        # At the deadline the work ends by itself, unless it hangs outside of Python.
+        with exit_after(None if msg.deadline is None else msg.deadline + HANG_SECONDS):
+            return wire.reply_arrays(msg, self.handle(msg))
 
     def evaluate(
         self, parameters: list[np.ndarray], config: dict[str, Any]
@@ -121,7 +125,10 @@ class FedClient(LocalTraining, NumPyClient):
     def attempt(self, msg: Broadcast, work: Callable[[], Result]) -> Result | Failure:
         """Do the work with the message's own random stream; an exception becomes a Failure."""
         try:
-            with self.site.seeded("torch", msg.phase, msg.step, msg.pid):
+            with (
+                time_limit(msg.deadline),
+                self.site.seeded("torch", msg.phase, msg.step, msg.pid),
+            ):
                 return work()
         except Exception as error:  # whatever it is, the server must learn whose it was
             log.debug("client %d", msg.pid, exc_info=True)

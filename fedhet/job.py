@@ -33,7 +33,7 @@ from fedhet.record import terminal
 from fedhet.record.results import Run
 from fedhet.record.run_folder import Recorder, claim
 from fedhet.server import Observer
-from fedhet.setting import Setting
+from fedhet.setting import ReplyLimits, Setting
 from fedhet.site import Site, Speed
 from fedhet.state import Store
 from fedhet.strategy import FedStrategy
@@ -169,8 +169,7 @@ class Job:
             lr_decay=cfg.client.lr_decay,
             schedule=cfg.client.schedule,
             on_failure=cfg.on_failure,
-            max_norm=cfg.replies.max_norm,
-            max_reply_bytes=int(cfg.replies.max_mb * 2**20),
+            replies=ReplyLimits.from_config(cfg.replies),
             eval_every=cfg.eval.every,
             finetune_epochs=cfg.eval.finetune_epochs,
             last_k=cfg.eval.last_k,

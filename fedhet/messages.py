@@ -160,6 +160,7 @@ class Broadcast(Message):
         plugins: name -> digest of the settings of each of the server's plug-ins.
         pid: the client that the message is for.
         version: the round of the client state that the server last accepted; 0 for none.
+        deadline: seconds after which the client gives up; None for never.
     """
 
     phase: str
@@ -172,6 +173,7 @@ class Broadcast(Message):
     plugins: dict[str, str] = field(default_factory=dict)
     pid: int = -1
     version: int = 0
+    deadline: float | None = None
 
     def to(self, pid: int, version: int, private: Extras) -> Broadcast:
         """The message for one client; everything that is shared is passed on by reference."""

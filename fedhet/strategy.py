@@ -7,7 +7,6 @@ of the timetable.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import ClassVar
@@ -15,6 +14,8 @@ from typing import ClassVar
 from torch import nn
 
 from fedhet import messages, trees
+from fedhet.admission.gate import accepted
+from fedhet.admission.quorum import Quorum
 from fedhet.client import STATE_BYTES, FedClient
 from fedhet.errors import RunFailed
 from fedhet.evaluation import run_views
@@ -22,7 +23,7 @@ from fedhet.flower.strategy import FlowerStrategy
 from fedhet.messages import Broadcast, Extras, Reply, Update
 from fedhet.phases import Entry, Phase, locate, sample_cohort
 from fedhet.plugin import Plugin, Report
-from fedhet.replies import BufferAverage, Step, accepted, normalised
+from fedhet.replies import BufferAverage, Step, normalised
 from fedhet.setting import Setting, check_composition
 from fedhet.site import Scope
 from fedhet.trees import Tree
@@ -61,6 +62,7 @@ class FedStrategy(FlowerStrategy):
     def __init__(self, setting: Setting) -> None:
         super().__init__()
         self.setting = setting
+        self.nodes.limits = setting.replies
         self.site = setting.site
         self.sizes = self.site.task.sizes
         self.rounds = setting.rounds
@@ -70,6 +72,7 @@ class FedStrategy(FlowerStrategy):
         self.report: Report = {}
         self.versions: dict[int, int] = {}  # pid -> the round whose client state was accepted
         self.state_bytes: dict[int, int] = {}  # pid -> the size of that state
+        self.quorum = Quorum(setting.replies)
         self.current: Step
         self.weights: dict[str, Tree] = {"model": dict(self.site.initial)}
         self.setup()
@@ -141,9 +144,8 @@ class FedStrategy(FlowerStrategy):
         index, step = position
         entry = self.timetable[index]
         phase = entry.phase
-        cohort = sample_cohort(
-            self.sizes, phase.cohort, self.setting.fraction, self.site.seed, entry.name, step
-        )
+        fraction = self.setting.share(phase)
+        cohort = sample_cohort(self.sizes, phase.cohort, fraction, self.site.seed, entry.name, step)
         sent = self.sent(phase.slot) if phase.slot else {}
         old = trees.pick(sent, self.mergeable(phase.slot)) if phase.slot else {}
         self.current = Step(index, entry, server_round, step, cohort, sent, old, self.site.device)
@@ -183,6 +185,7 @@ class FedStrategy(FlowerStrategy):
             extras=dict(self.cohort_extras(phase, current.step, current.cohort)) if own else {},
             trains=phase.trains,
             plugins=self.digests,
+            deadline=self.setting.replies.deadline,
         )
         for plugin in self.active:
             plugin.outgoing(msg, current.cohort)
@@ -211,17 +214,19 @@ class FedStrategy(FlowerStrategy):
         """Aggregate the replies, which come in the cohort's order.
 
         Raises:
-            RunFailed: a client failed and on_failure is "stop", or no client succeeded.
+            RunFailed: a client failed and on_failure is "stop", or too few clients succeeded.
         """
         current = self.current
-        phase = current.entry.phase
         admitted = accepted(current, replies, self.sizes, self._check, self.setting)
-        received = map(self._register, admitted)
-        first = next(received, None)
-        if first is None:
-            causes = "; ".join(str(failure) for failure in current.failures)
-            raise RunFailed(causes or f"phase {phase.name!r}: no client replied")
-        updates: Iterable[Update] = itertools.chain([first], received)
+        updates = self.quorum(current, admitted)
+        done = updates is not None and self._merge(map(self._register, updates))
+        if done or current.step == current.entry.rounds:
+            self.end_phase()
+
+    def _merge(self, updates: Iterable[Update]) -> bool:
+        """Merge the updates, and return whether the phase has reached its end."""
+        current = self.current
+        phase = current.entry.phase
         for plugin in reversed(self.active):
             updates = plugin.incoming(iter(updates), current.old)
         if self.needs_all or any(plugin.needs_all for plugin in self.active):
@@ -232,8 +237,7 @@ class FedStrategy(FlowerStrategy):
             pass
         if new:
             self._install(phase, new, passing.values())
-        if (phase.until and phase.until()) or current.step == current.entry.rounds:
-            self.end_phase()
+        return phase.until is not None and phase.until()
 
     def _check(self, update: Update) -> None:
         """The checks of the phase and of plug-ins; the update also gets its base weight."""
@@ -251,6 +255,7 @@ class FedStrategy(FlowerStrategy):
         if update.keeps:
             self.versions[update.pid] = self.current.round
             self.state_bytes[update.pid] = state_bytes
+        self.current.accepted += 1
         self.current.measure(update.metrics)
         return update
 

@@ -10,6 +10,7 @@ from fedhet.errors import ConfigError, DataError, RunFailed
 
 FAILED = 1
 WRONG_USE = 2
+DEGRADED = 3
 INTERRUPTED = 130
 
 

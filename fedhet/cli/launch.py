@@ -14,13 +14,14 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 
 from fedhet import config, process
-from fedhet.cli.errors import FAILED, error_line, report_error
+from fedhet.cli.errors import DEGRADED, FAILED, error_line, report_error
 from fedhet.errors import RunFailed
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 NAN = float("nan")
+DEGRADED_LINE = "it has lost a larger share of its replies than replies.max_lost allows"
 
 
 def launch(overrides: list[str], flags: list[str], *, sweep: bool) -> int:
@@ -46,11 +47,11 @@ def launch(overrides: list[str], flags: list[str], *, sweep: bool) -> int:
         application(task)()
     finally:
         GlobalHydra.instance().clear()
-    if not sweep:
-        return task.code
-    for failure in task.failures:
-        print(f"failed: {failure}", file=sys.stderr)
-    return FAILED if task.failures else 0
+    if sweep:
+        for failure in task.failures:
+            print(f"failed: {failure}", file=sys.stderr)
+    code = FAILED if sweep and task.failures else task.code
+    return code or (DEGRADED if task.degraded else 0)
 
 
 class HydraTask:
@@ -63,12 +64,14 @@ class HydraTask:
     Attributes:
         code: the exit code of the last job that failed, else 0.
         failures: a line for each job that failed.
+        degraded: whether a job has lost more replies than it was allowed.
     """
 
     def __init__(self) -> None:
         self.pid = os.getpid()
         self.code = 0
         self.failures: list[str] = []
+        self.degraded = False
 
     def __call__(self, cfg: DictConfig) -> float:
         """Run the job and return its best validation accuracy.
@@ -91,6 +94,9 @@ class HydraTask:
             terminal.log_to_stderr("fedhet.data")  # which files were found or left out
             run = run_job(config.from_hydra_job(cfg))
             folder = run.dir
+            if run.summary["degraded"]:
+                self.degraded = True
+                print(f"degraded: {name}: {DEGRADED_LINE}", file=sys.stderr)
             validation = run.summary["validation"]
             return NAN if validation is None else float(validation)
         except Exception as error:

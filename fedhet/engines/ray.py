@@ -63,7 +63,12 @@ def run(job: Job) -> Path:
                 ClientApp(client_fn=client_fn),
                 num_supernodes=len(job.task.sizes),
                 backend_config={
-                    "client_resources": {"num_cpus": engine.num_cpus, "num_gpus": engine.num_gpus},
+                    "client_resources": {
+                        "num_cpus": engine.num_cpus,
+                        "num_gpus": engine.num_gpus,
+                        # Otherwise Flower gives further messages to a worker that has died.
+                        "max_restarts": -1,
+                    },
                     "init_args": init_args,
                 },
             )

@@ -65,8 +65,9 @@ class FlowerStrategy(Strategy):
         self._awaited = {msg.pid: msg for msg in self._method.plan(server_round)}
         packer = wire.Packer()
         return [
-            (self.nodes.proxy(pid, client_manager), wire.fit_ins(msg, packer))
+            (proxy, wire.fit_ins(msg, packer))
             for pid, msg in self._awaited.items()
+            if (proxy := self.nodes.proxy(pid, client_manager))
         ]
 
     def aggregate_fit(
@@ -89,8 +90,9 @@ class FlowerStrategy(Strategy):
         self._awaited = {msg.pid: msg for msg in evaluation_messages(self._method)}
         packer = wire.Packer()
         return [
-            (self.nodes.proxy(pid, client_manager), wire.evaluate_ins(msg, packer))
+            (proxy, wire.evaluate_ins(msg, packer))
             for pid, msg in self._awaited.items()
+            if (proxy := self.nodes.proxy(pid, client_manager))
         ]
 
     def aggregate_evaluate(
@@ -127,7 +129,7 @@ class FlowerStrategy(Strategy):
 
     def _in_order(self, results: list[tuple[Any, Any]], failures: list[Any]) -> Iterator[Reply]:
         """The replies of the clients that were asked."""
-        more_bytes = self._method.setting.max_reply_bytes
+        more_bytes = self._method.setting.replies.max_bytes
         return self.nodes.in_order(self._awaited, results, failures, more_bytes)
 
     @property

@@ -23,9 +23,9 @@ from flwr.common import (
 )
 from torch import Tensor
 
+from fedhet.admission.fields import clean, local_settings, metrics, read, seconds
 from fedhet.errors import Rejected
 from fedhet.flower.encoding import Encoded, pack, read_array, read_header, unpack
-from fedhet.flower.fields import clean, local_settings, metrics, read
 from fedhet.messages import Broadcast, Extra, Failure, Reply, Update
 from fedhet.trees import Tree
 
@@ -104,6 +104,7 @@ def read_broadcast(arrays: list[np.ndarray], config: Mapping[str, Any]) -> Broad
         plugins=_texts(read(header, "plugins", dict)),
         pid=read(header, "pid", int, low=0),
         version=read(header, "version", int, low=0),
+        deadline=seconds(header.get("deadline")),
         extras=extras,
     )
 
@@ -119,6 +120,7 @@ def _header(msg: Broadcast) -> dict[str, Any]:
         "plugins": msg.plugins,
         "pid": msg.pid,
         "version": msg.version,
+        "deadline": msg.deadline,
     }
 
 

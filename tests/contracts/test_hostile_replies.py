@@ -28,11 +28,12 @@ from contracts.hostile import (
 )
 from flwr.common import Parameters
 
+from fedhet.admission.fields import clean
 from fedhet.data.toy import toy_task
 from fedhet.flower import encoding, wire
-from fedhet.flower.fields import clean
 from fedhet.messages import Broadcast, Failure, Update
 from fedhet.methods.scaffold import Scaffold
+from fedhet.setting import ReplyLimits
 
 DEEP = "[" * 200_000
 
@@ -167,7 +168,7 @@ def test_the_norm_against_the_median(federation: Federation) -> None:
         return apply
 
     for piece in ("weights", "scaffold.c_plus", "fednorm.z"):
-        run = skipping(federation, max_norm=10.0)
+        run = skipping(federation, replies=ReplyLimits(max_norm=10.0))
         run.step(alter=grow(piece))
         (failure,) = run.strategy.current.failures
         assert failure.reason == "outlier" and "times the median" in failure.cause

@@ -50,6 +50,18 @@ def number(value: Any) -> float | int | None:
     return value if type(value) is float and not math.isnan(value) else None
 
 
+def seconds(value: Any) -> float | None:
+    """A positive number of seconds, or None for no limit.
+
+    Raises:
+        Rejected: it is neither.
+    """
+    size = number(value)
+    if value is not None and (size is None or not 0 < size < math.inf):
+        raise Rejected("unreadable", f"the deadline is {clean(repr(value), 50)}")
+    return size
+
+
 def metrics(values: Mapping[str, Any]) -> dict[str, float]:
     """Metrics by name. They may be infinite, but not NaN.
 
