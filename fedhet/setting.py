@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from fedhet.errors import ConfigError
@@ -109,6 +109,11 @@ class Setting:
     def share(self, phase: Phase) -> float:
         """The share of the clients that take part in a step of the phase, unless it says itself."""
         return self.fraction * (1 + self.replies.oversample if phase.trains else 1)
+
+    def local_in(self, phase: Phase, step: int) -> LocalSettings:
+        """How clients train in a step of the phase: the schedule counts training rounds."""
+        factor = self.rate(step) if phase.trains else 1.0
+        return replace(self.local, lr=self.local.lr * factor)
 
     def rate(self, step: int) -> float:
         """The factor on local.lr in training round `step`, which counts from 1.

@@ -144,8 +144,8 @@ class FedStrategy(FlowerStrategy):
         index, step = position
         entry = self.timetable[index]
         phase = entry.phase
-        fraction = self.setting.share(phase)
-        cohort = sample_cohort(self.sizes, phase.cohort, fraction, self.site.seed, entry.name, step)
+        size = phase.cohort, self.setting.share(phase)
+        cohort = sample_cohort(self.sizes, *size, self.site.seed, entry.name, step)
         sent = self.sent(phase.slot) if phase.slot else {}
         old = trees.pick(sent, self.mergeable(phase.slot)) if phase.slot else {}
         self.current = Step(index, entry, server_round, step, cohort, sent, old, self.site.device)
@@ -172,9 +172,7 @@ class FedStrategy(FlowerStrategy):
         self.report = {}
         for plugin in self.plugins:
             plugin.report = {}
-        local = self.setting.local
-        if phase.trains:
-            local = replace(local, lr=local.lr * self.setting.rate(current.step))
+        local = self.setting.local_in(phase, current.step)
         msg = Broadcast(
             phase=current.entry.name,
             step=current.step,
@@ -251,10 +249,10 @@ class FedStrategy(FlowerStrategy):
 
     def _register(self, update: Update) -> Update:
         """Note what the client of an admitted update reports."""
-        state_bytes = int(update.metrics.pop(STATE_BYTES, 0))
+        size = int(update.metrics.pop(STATE_BYTES, 0))
         if update.keeps:
             self.versions[update.pid] = self.current.round
-            self.state_bytes[update.pid] = state_bytes
+            self.state_bytes[update.pid] = size
         self.current.accepted += 1
         self.current.measure(update.metrics)
         return update
