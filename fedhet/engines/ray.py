@@ -66,8 +66,10 @@ def run(job: Job) -> Path:
                     "client_resources": {
                         "num_cpus": engine.num_cpus,
                         "num_gpus": engine.num_gpus,
-                        # Otherwise Flower gives further messages to a worker that has died.
+                        # Otherwise Flower gives further messages to a worker that has died. A
+                        # message that came while it was restarted is served once more.
                         "max_restarts": -1,
+                        "max_task_retries": 1,
                     },
                     "init_args": init_args,
                 },
