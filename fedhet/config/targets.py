@@ -104,7 +104,12 @@ def instantiate(node: DictConfig, **kwargs: Any) -> Any:
     try:
         inspect.signature(target).bind(**arguments)
     except TypeError as error:
-        raise ConfigError(f"{key} does not fit {node._target_}: {error}") from error
+        own = ", ".join(name for name in settings if name != "_target_") or "none"
+        given = f"{', '.join(kwargs)} and " if kwargs else ""
+        raise ConfigError(
+            f"{key} does not fit {node._target_}: {error}; it is called with {given}the settings of"
+            f" {key}: {own}"
+        ) from error
     try:
         return target(**arguments)
     except (ConfigError, DataError):
