@@ -188,6 +188,8 @@ def _check_losses(where: str, criterion: Any, output: Tensor, y: Tensor) -> None
         hint = f'write {name}(reduction="none")'
     elif isinstance(losses, Tensor) and losses.ndim == 2 and output.shape == (n, 1) and y.ndim == 1:
         hint = f"the output {(n, 1)} and the targets ({n},) are broadcast; use output.squeeze(1)"
+    elif n == 1:
+        hint = "squeeze() without a dimension also removes that of a single sample"
     elif isinstance(losses, Tensor) and losses.ndim > 1 and len(losses) == n:
         hint = "average the other dimensions, as in losses.flatten(1).mean(1)"
     raise ConfigError(
@@ -198,8 +200,8 @@ def _check_losses(where: str, criterion: Any, output: Tensor, y: Tensor) -> None
 
 def _name(thing: Any) -> str:
     """Name an object as code does: a function by its name, another object by its class."""
-    named = thing if hasattr(thing, "__qualname__") else type(thing)
-    return str(named.__qualname__)
+    named = thing if hasattr(thing, "__name__") else type(thing)
+    return str(named.__name__)
 
 
 # ---- the record

@@ -157,7 +157,8 @@ def _color(label: int, classes: int) -> tuple[float, float, float, float]:
 
 
 def _partition_title(partition: dict[str, Any]) -> str:
-    return f"{partition['name']} partition, {partition['clients']} clients ({partition['hash']})"
+    mark = f" ({partition['hash']})" if partition["hash"] else ""  # a task's data have no hash
+    return f"{partition['name']} partition, {partition['clients']} clients{mark}"
 
 
 def _save(figure: Figure, path: Path) -> Path:
