@@ -82,7 +82,7 @@ def length(value: Any) -> int:
 def _is_pair(value: Any) -> bool:
     """Whether this is a pair (x, y) of all samples, and not a list or tuple of two samples."""
     two = isinstance(value, tuple | list) and len(value) == 2
-    return two and not any(isinstance(part, tuple) for part in value)
+    return two and not any(isinstance(part, tuple | Mapping) for part in value)
 
 
 def _check_map_style(value: Any, where: str) -> None:

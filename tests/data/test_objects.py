@@ -97,6 +97,7 @@ def test_two_pairs_are_two_samples_and_not_a_pair() -> None:
     samples = read([(X[0], 1), (X[1], 0)])
     assert torch.equal(samples.x, X[:2]) and samples.y.tolist() == [1, 0]
     assert torch.equal(read(((X[0], 1), (X[1], 0))).x, X[:2])
+    assert torch.equal(read([{"x": X[0], "label": 1}, {"x": X[1], "label": 0}]).x, X[:2])
 
 
 def test_images_of_torchvision(tmp_path: Path) -> None:
