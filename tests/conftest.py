@@ -15,10 +15,9 @@ import pytest
 from composing import composed
 
 if TYPE_CHECKING:
-    from federation import Federation
-
     from fedhet.record.results import Run
     from fedhet.task import Task
+    from fedhet.testing import Federation
 
 # Before torch is imported, here and in the processes that tests start.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -38,8 +37,8 @@ def _one_thread() -> None:
 
 @pytest.fixture
 def federation() -> type[Federation]:
-    """The class Federation (federation.py): a method and its clients, advanced step by step."""
-    from federation import Federation
+    """The class Federation: a method and its clients, advanced step by step."""
+    from fedhet.testing import Federation
 
     return Federation
 
