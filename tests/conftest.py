@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 import pytest
 from composing import composed
 
+from fedhet.config import pieces
+
 if TYPE_CHECKING:
     from fedhet.record.results import Run
     from fedhet.task import Task
@@ -24,6 +26,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # A shell's background job ignores interrupts, and so would the processes that tests interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+# Pieces of one's own on this machine are no concern of these tests.
+os.environ.pop(pieces.SEARCH_PATH, None)
+_on_this_machine = set(pieces.installed())
+_found = pieces.installed
+pieces.installed = lambda: tuple(one for one in _found() if one not in _on_this_machine)
 
 
 @pytest.fixture(autouse=True, scope="session")

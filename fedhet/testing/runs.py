@@ -18,6 +18,7 @@ from fedhet.flower import wire
 from fedhet.job import Job, run_job
 from fedhet.messages import Broadcast, Reply, Update
 from fedhet.phases import locate
+from fedhet.process import pinned_threads
 from fedhet.record.results import Run
 from fedhet.state import DiskStore
 from fedhet.task import Task
@@ -90,9 +91,10 @@ class Apart:
     def run(self) -> Apart:
         """Take all steps of the timetable; there is no evaluation."""
         number = 0
-        while locate(self.strategy.timetable, number + 1):
-            number += 1
-            self.strategy.settle(self._replies(self.strategy.plan(number)))
+        with pinned_threads(self._settings.cfg.engine.threads):
+            while locate(self.strategy.timetable, number + 1):
+                number += 1
+                self.strategy.settle(self._replies(self.strategy.plan(number)))
         return self
 
     def check_states(self) -> None:
