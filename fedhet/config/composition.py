@@ -149,10 +149,12 @@ def _checked(cfg: DictConfig, hydra: Any, run_dir: str) -> Config:
     check_targets(cfg)
     validation.validate(cfg)
     OmegaConf.set_readonly(cfg, True)
-    choices = {group: _name(cfg.get(group), group, choice) for group, choice in choices.items()}
     run_dir_given = any(line.startswith("hydra.run.dir=") for line in hydra.overrides.hydra)
     lines = tuple(line.lstrip("+") for line in hydra.overrides.task)
-    return Config(cfg, choices, run_dir, run_dir_given, lines)
+    names = {
+        group: _name(cfg.get(group), group, choice, lines) for group, choice in choices.items()
+    }
+    return Config(cfg, names, run_dir, run_dir_given, lines)
 
 
 @contextmanager
@@ -173,16 +175,19 @@ def _as_config_error() -> Iterator[None]:
         raise ConfigError(": ".join(dict.fromkeys(lines))) from error
 
 
-def _name(node: Any, group: str, choice: str) -> str:
+def _name(node: Any, group: str, choice: str, lines: Sequence[str]) -> str:
     """Name the choice, or the class that an override has put in the place of that of its file."""
+    key = f"{group}._target_"
     target = node.get("_target_") if isinstance(node, DictConfig) else None
-    if target is None or target == catalogue.target(group, choice):
-        return choice
-    return targets.own_name(f"{group}._target_", target)
+    own = catalogue.target(group, choice)
+    # A file without a class has that of another one, which it builds on.
+    replaced = target != own if own else any(line.startswith(f"{key}=") for line in lines)
+    return targets.own_name(key, target) if target and replaced else choice
 
 
 def _method_name(*, _root_: Any) -> str:
-    return _name(_root_.method, "method", _root_.hydra.runtime.choices.method)
+    lines = [line.lstrip("+") for line in _root_.hydra.overrides.task]
+    return _name(_root_.method, "method", _root_.hydra.runtime.choices.method, lines)
 
 
 def _search_path() -> list[str]:

@@ -75,7 +75,7 @@ def client_for(
 
     Returns:
         The client; one that replies with failures if this machine cannot serve the run, because it
-        lacks a piece or data.
+        lacks a piece, a package or data.
 
     Raises:
         ConfigError: the node was started without partition-id or num-partitions.
@@ -92,7 +92,7 @@ def client_for(
     try:
         job = _cached_job(_overrides(context) if overrides is None else overrides, engine)
         return job.client(store, properties).to_client()
-    except (ConfigError, DataError) as error:
+    except (ConfigError, DataError, ImportError) as error:
         reason = f"its node cannot serve this run: {_explained(error)}"
         log.error(reason)
         return Refusal(reason, properties).to_client()
@@ -137,5 +137,5 @@ def _explained(error: Exception) -> str:
         return str(error)
     return (
         f"{error}. A piece that is not part of fedhet must be on every machine of the run: install"
-        f" its package here, or start this process with {pieces.SEARCH_PATH} and {pieces.TRUST}"
+        f" its package on each, or start its processes with {pieces.SEARCH_PATH} and {pieces.TRUST}"
     )
