@@ -10,7 +10,7 @@ from convergence.quadratic import final_weight
 
 import fedhet
 from fedhet.cli import main
-from fedhet.config import compose
+from fedhet.config import catalogue, compose
 from fedhet.testing import check_choice, sha256, sha256_apart, toy_task
 
 pytestmark = pytest.mark.usefixtures("installed")
@@ -115,12 +115,10 @@ def test_help_and_list_have_it(
 ) -> None:
     assert main.main(["--help"]) == 0
     assert "feddyn" in capsys.readouterr().out.split()
-    monkeypatch.setattr("fedhet.cli.compatibility.catalogue.choices", choices_of_two_methods)
+    every = catalogue.choices
+    few = {"method": ("fedavg", "feddyn"), "plugin": ("fedprox", "moon")}
+    monkeypatch.setattr(catalogue, "choices", lambda group: few.get(group) or every(group))
     assert main.main(["--list"]) == 0
     out = capsys.readouterr().out
     assert "FedDyn: dynamic regularisation makes" in out
     assert ["feddyn", "+", "+"] in [line.split() for line in out.splitlines()]
-
-
-def choices_of_two_methods(group: str) -> tuple[str, ...]:
-    return ("fedavg", "feddyn") if group == "method" else ("fedprox", "moon")

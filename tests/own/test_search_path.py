@@ -148,6 +148,25 @@ def test_a_piece_may_build_on_fedhets_own(project: Path) -> None:
     assert sha256("method=both", *fast, task=toy_task()) == expected
 
 
+def test_list_goes_on_where_a_piece_cannot_be_built(
+    conf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fedhet.cli.compatibility import compatibility
+
+    (conf / "method" / "open.yaml").write_text("_target_: mine_pkg.m_method.MMethod\npull: ???\n")
+    (conf / "plugin" / "lost.yaml").write_text("# @package plugin.lost\n_target_: lost.Lost\n")
+    few = {"method": ("fedavg", "m_method", "open"), "plugin": ("m_plugin", "lost")}
+    every = catalogue.choices
+    monkeypatch.setattr(catalogue, "choices", lambda group: few.get(group) or every(group))
+    rows = {(method, plugin): reason for method, plugin, reason in compatibility()}
+    assert {pair for pair, reason in rows.items() if reason is None} == {
+        ("fedavg", "m_plugin"),
+        ("m_method", "m_plugin"),
+    }
+    assert "method.pull has no default" in str(rows["open", "m_plugin"])
+    assert "lost.Lost is not trusted" in str(rows["fedavg", "lost"])
+
+
 # ---- what is wrong is said in one line
 @pytest.mark.usefixtures("conf")
 def test_the_package_must_be_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
