@@ -82,7 +82,7 @@ class _Parser(argparse.ArgumentParser):
 def _folder_parser() -> argparse.ArgumentParser:
     """Read what comes before all else; a command takes it too."""
     parser = _Parser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--config-dir", "-cd", action="append", default=[])
+    parser.add_argument("--config-dir", action="append", default=[])
     return parser
 
 

@@ -73,9 +73,9 @@ def create(kind: str, name: str, project: Path) -> list[Path]:
     }
     folder = project / package
     texts = {
-        folder / f"{name}.py": _filled(f"{kind}/piece.py", words),
-        folder / "conf" / kind / f"{name}.yaml": _filled(f"{kind}/piece.yaml", words),
-        project / "tests" / f"test_{name}.py": _filled(f"{kind}/test.py", words),
+        folder / f"{name}.py": _filled(f"{kind}.py", words),
+        folder / "conf" / kind / f"{name}.yaml": _filled(f"{kind}.yaml", words),
+        project / "tests" / f"test_{name}.py": _filled(f"{kind}.test", words),
     }
     if existing := [str(path) for path in texts if path.exists()]:
         raise ConfigError(f"{', '.join(existing)}: already there; choose another name")
