@@ -196,6 +196,11 @@ class Recorder:
         pq.write_table(pa.table(arrays), part)
         part.replace(folder / f"round-{round:06d}.parquet")
 
+    def note(self, **entries: Any) -> None:
+        """Add entries to summary.json."""
+        self.summary |= entries
+        self._write_summary()
+
     def keep_best(self, strategy: FedStrategy) -> None:
         """Save the current global model, the best so far by validation, in best_val.safetensors."""
         if "global" in strategy.views:
