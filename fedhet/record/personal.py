@@ -28,6 +28,7 @@ from fedhet.check import integer
 from fedhet.client import KEEP, FedClient
 from fedhet.errors import ConfigError
 from fedhet.messages import Broadcast, Failure, Reply, Update
+from fedhet.metrics import score_key
 from fedhet.models.parts import joined
 from fedhet.trees import Tree
 
@@ -128,7 +129,7 @@ class PersonalModels:
             if which == LAST:
                 self._chosen[view, which] = plan
                 continue
-            value = row.get(f"acc_{view}_val_weighted")
+            value = row.get(score_key(f"{view}_val_weighted"))
             if value is None:  # no classes, or no validation samples
                 value = -row.get(f"loss_{view}_val_weighted", math.inf)
             if value > self._best.get(view, -math.inf):
@@ -138,13 +139,15 @@ class PersonalModels:
 
     def complete(self) -> None:
         """Ask for the models that are still missing, after the training."""
-        for view, which in list(self._wanted):
-            plan = self._chosen.get((view, which))
-            if plan and (view, plan[0].round) not in self._stored:
-                for reply in self._carry(plan, [view]):
-                    if isinstance(reply, Failure):
-                        self._recorder.failures.append({"round": plan[0].round, **vars(reply)})
-                        log.warning("round %d: %s", plan[0].round, reply)
+        plans = {plan[0].round: plan for plan in self._chosen.values()}
+        chosen = [(view, self._chosen.get((view, which))) for view, which in self._wanted]
+        wanted = {(view, plan[0].round) for view, plan in chosen if plan}
+        for round in sorted({round for _, round in wanted - self._stored}):
+            views = sorted(view for view, at in wanted - self._stored if at == round)
+            for reply in self._carry(plans[round], views):
+                if isinstance(reply, Failure):
+                    self._recorder.failures.append({"round": round, **vars(reply)})
+                    log.warning("round %d: %s", round, reply)
         for view, which in self._wanted:
             if plan := self._chosen.get((view, which)):
                 self._record["kept"].setdefault(view, {})[which] = plan[0].round

@@ -250,13 +250,7 @@ class Recorder:
             log.warning("no figures: %s", error)
             return
         try:
-            figures.draw(
-                self.folder,
-                self.summary["method"],
-                self.rows,
-                self.summary["models"],
-                self._partition,
-            )
+            figures.draw(self.folder, self.summary, self.rows, self._partition)
         except (OSError, ValueError, RuntimeError) as error:
             # A figure must not fail a run that has ended well.
             log.warning("no figures: %s", error)
