@@ -51,7 +51,7 @@ class Setting:
     on_failure: str = "stop"
     eval_every: int = 1
     finetune_epochs: int = 0
-    personal_mb: float | None = 1000.0
+    personal_mb: float | None = 200.0
     last_k: int = 5
     targets: Sequence[float] = ()
     patience: int | None = None

@@ -1,51 +1,26 @@
-"""The figures of a run and of a partition, as PNG and as PDF."""
+"""The figures of a run."""
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib import colormaps
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.backends.backend_pdf import FigureCanvasPdf
-from matplotlib.colors import LogNorm
-from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from fedhet.metrics import SCORE, score_key
+from fedhet.record.labels import labels
+from fedhet.record.picture import Picture, margins, save, title
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from fedhet.record.summary import Row
 
-# Both sets of colours can be told apart with any kind of colour vision. The first is Okabe and
-# Ito's, the second Paul Tol's "muted".
+# Okabe and Ito's colours, which can be told apart with any kind of colour vision.
 VIEW_COLORS = {"global": "#0072B2", "personal": "#D55E00", "finetuned": "#009E73"}
-CLASS_COLORS = (
-    *("#332288", "#88CCEE", "#44AA99", "#117733", "#999933"),
-    *("#DDCC77", "#CC6677", "#882255", "#AA4499", "#DDDDDD"),
-)
-SETTINGS = ("alpha", "classes", "shards", "sizes")  # of a partition, which its title states
-BARS = 40  # up to so many clients have a bar and a number of their own
-
-
-class Picture(Figure):
-    """A figure that notebooks show, with or without matplotlib's own backend for them."""
-
-    def png(self) -> bytes:
-        """The content of a PNG file."""
-        content = io.BytesIO()
-        # Not savefig, which draws everything twice.
-        FigureCanvasAgg(self).print_png(content, pil_kwargs={"compress_level": 3})
-        return content.getvalue()
-
-    def _repr_png_(self) -> bytes:
-        return self.png()
 
 
 def draw(
@@ -65,24 +40,9 @@ def draw(
     home = folder / "figures"
     home.mkdir(exist_ok=True)
     pictures = {SCORE: accuracy(summary, rows, partition), "labels": labels(partition, summary)}
-    return [_save(picture, home / f"{name}.png") for name, picture in pictures.items() if picture]
+    return [save(picture, home / f"{name}.png") for name, picture in pictures.items() if picture]
 
 
-def partition_figures(folder: Path, partition: dict[str, Any]) -> list[Path]:
-    """Save labels.png and circles.png, and a PDF beside each.
-
-    Args:
-        folder: an existing folder.
-        partition: the content of partition.json.
-
-    Returns:
-        The paths of the PNG files.
-    """
-    pictures = {"labels": labels(partition), "circles": circles(partition)}
-    return [_save(picture, folder / f"{name}.png") for name, picture in pictures.items() if picture]
-
-
-# ---- the scores
 def accuracy(
     summary: dict[str, Any], rows: Sequence[Row], partition: dict[str, Any]
 ) -> Picture | None:
@@ -104,12 +64,14 @@ def accuracy(
         curves[key] = (view, f"{model}, mean over the clients' test data")
     picture = Picture(figsize=(7, 4.2), dpi=120)
     axes = picture.subplots()
-    _margins(picture, left=0.7, right=0.15)
+    margins(picture, left=0.85, right=0.15)
+    rounds: list[int] = []
     shown: list[float] = []
     for number, (key, (view, label)) in enumerate(curves.items()):
         points = [(row["step"], row[key]) for row in rows if _is_finite(row.get(key))]
         if points:
             steps, scores = zip(*points, strict=True)
+            rounds += steps
             shown += scores
             dashed = view == "global" and key != score_key("global")
             axes.plot(
@@ -123,8 +85,10 @@ def accuracy(
             )
     if not shown:
         return None
-    axes.set(xlabel="round", ylabel=SCORE, title=_title(summary, partition))
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set(xlabel="round", ylabel=SCORE)
+    picture.suptitle(title(summary, partition), fontsize=11)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    axes.set_xlim(min(rounds) - 0.5, max(rounds) + 0.5)
     axes.grid(alpha=0.3)
     axes.legend(loc="best", fontsize="small")
     _zoom(axes, np.array(shown))
@@ -155,155 +119,3 @@ def _zoom(axes: Axes, scores: np.ndarray) -> None:
         low = tenth
     margin = max(0.05 * (high - low), 0.005)
     axes.set_ylim(low - margin, high + margin)
-
-
-# ---- who has which samples
-def labels(partition: dict[str, Any], summary: dict[str, Any] | None = None) -> Picture | None:
-    """Plot the samples of each client by class; None where the partition has no counts.
-
-    Few classes are the parts of stacked bars; many are the columns of a map, whose shades are the
-    numbers of samples, beside the clients' totals.
-
-    Args:
-        partition: the content of partition.json.
-        summary: that of summary.json, for the title.
-    """
-    if not partition.get("counts"):
-        return None
-    counts = np.array(partition["counts"])
-    clients, classes = counts.shape
-    bars = classes <= len(CLASS_COLORS)
-    height = 1.8 + 0.28 * clients if clients <= BARS else 9.0
-    picture = Picture(figsize=(7 if bars else 9, height), dpi=120)
-    draw = _bars if bars else _map
-    axes = draw(picture, counts, partition["classes"])
-    axes.set(ylabel="client", title=_title(summary, partition))
-    if clients <= BARS:
-        axes.set_yticks(np.arange(clients))
-    else:
-        axes.yaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_ylim(clients - 0.5, -0.5)
-    return picture
-
-
-def _bars(picture: Picture, counts: np.ndarray, names: Sequence[str]) -> Axes:
-    axes = picture.subplots()
-    legend = 0.8 + 0.08 * max(map(len, names))  # its width in inches, about
-    _margins(picture, left=0.7, right=legend)
-    clients, classes = counts.shape
-    left = np.zeros(clients)
-    edges = np.arange(clients + 1) - 0.5
-    for label in range(classes):
-        # One patch per class: a bar for each of its clients takes seconds if there are many.
-        axes.stairs(
-            left + counts[:, label],
-            edges,
-            baseline=left,
-            orientation="horizontal",
-            fill=True,
-            color=CLASS_COLORS[label],
-            label=names[label],
-        )
-        left = left + counts[:, label]
-    if clients <= BARS:
-        axes.hlines(edges, 0, left.max(), color="white", linewidth=3)
-    axes.set(xlabel="samples", xlim=(0, 1.02 * left.max()))
-    axes.legend(title="class", fontsize="small", loc="center left", bbox_to_anchor=(1.0, 0.5))
-    return axes
-
-
-def _map(picture: Picture, counts: np.ndarray, names: Sequence[str]) -> Axes:
-    picture.set_layout_engine("constrained")
-    clients, classes = counts.shape
-    axes, totals = picture.subplots(1, 2, sharey=True, width_ratios=(5, 1))
-    image = axes.imshow(
-        np.ma.masked_equal(counts, 0),
-        norm=LogNorm(1, max(2, counts.max())),
-        cmap=colormaps["viridis_r"],
-        aspect="auto",
-        interpolation="none",
-    )
-    picture.colorbar(image, ax=totals, label="samples of the class (log scale)")
-    totals.stairs(
-        counts.sum(1),
-        np.arange(clients + 1) - 0.5,
-        orientation="horizontal",
-        fill=True,
-        color="#888888",
-    )
-    totals.set(xlabel="samples")
-    totals.tick_params(left=False, labelleft=False)
-    width = max(map(len, names))
-    shown = range(0, classes, max(1, math.ceil(classes * width / 75)))
-    size = "small" if len(shown) <= 40 else "x-small"
-    axes.set_xticks(shown, [names[label] for label in shown], fontsize=size)
-    axes.set_xlabel("class")
-    return axes  # type: ignore[no-any-return]
-
-
-def circles(partition: dict[str, Any]) -> Picture:
-    """Plot samples per client and class as papers do: a circle's area is their number.
-
-    Args:
-        partition: the content of partition.json.
-    """
-    counts = np.array(partition["counts"])
-    clients, classes = counts.shape
-    width = min(16.0, 2 + 0.3 * clients)
-    height = min(12.0, 1.5 + 0.3 * classes)
-    picture = Picture(figsize=(width, height), dpi=120, layout="constrained")
-    axes = picture.add_subplot()
-    client, label = counts.nonzero()
-    sizes = counts[client, label]
-    # The width of a cell in points; the rest is margin.
-    cell = 72 * min(width / (clients + 6), height / (classes + 4))
-    axes.scatter(client, label, s=cell**2 * sizes / max(1, sizes.max(initial=0)), linewidths=0)
-    axes.set(
-        xlabel="client",
-        ylabel="class",
-        title=_title(None, partition),
-        xlim=(-1, clients),
-        ylim=(-1, classes),
-    )
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    fontsize = "small" if classes <= 20 else "xx-small"
-    axes.set_yticks(np.arange(classes), partition["classes"], fontsize=fontsize)
-    return picture
-
-
-# ---- what all have in common
-def _margins(picture: Picture, left: float, right: float) -> None:
-    """Lay out the axes by margins in inches, in half of the time of a layout that measures."""
-    width, height = picture.get_size_inches()
-    picture.subplots_adjust(
-        left=left / width, right=1 - right / width, top=1 - 0.55 / height, bottom=0.5 / height
-    )
-
-
-def _title(summary: dict[str, Any] | None, partition: dict[str, Any]) -> str:
-    """Method and data if they are known, then the partition."""
-    settings = partition.get("settings", {})
-    values = [f"{key} {settings[key]}" for key in SETTINGS if settings.get(key) is not None]
-    if settings.get("noise"):
-        values.append(f"noise {settings['noise']}")
-    clients = partition["clients"]
-    who = f"{clients} client{'' if clients == 1 else 's'}"
-    described = ", ".join([partition["name"], *values, who])
-    if partition.get("hash"):
-        described += f" ({partition['hash']})"
-    if summary is None:
-        return described
-    return f"{method_name(summary)} on {summary['dataset'] or 'given data'}\n{described}"
-
-
-def method_name(summary: dict[str, Any]) -> str:
-    """The method with its plug-ins, and a server optimiser that is not the method itself."""
-    names = [summary["method"], *summary["plugins"], summary.get("server_opt") or "none"]
-    return " + ".join(dict.fromkeys(name for name in names if name != "none"))
-
-
-def _save(picture: Picture, path: Path) -> Path:
-    path.write_bytes(picture.png())
-    picture.set_layout_engine("none")  # the PDF takes the layout of the PNG
-    FigureCanvasPdf(picture).print_pdf(path.with_suffix(".pdf"))
-    return path
