@@ -148,6 +148,7 @@ class Job:
             on_failure=cfg.on_failure,
             eval_every=cfg.eval.every,
             finetune_epochs=cfg.eval.finetune_epochs,
+            personal_mb=cfg.eval.personal_mb,
             last_k=cfg.eval.last_k,
             targets=[float(target) for target in cfg.eval.targets],
             patience=cfg.early_stopping.patience,

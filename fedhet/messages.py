@@ -118,8 +118,7 @@ class Message:
             or int(value.sum()) != total
         ):
             raise ValueError(
-                f"extra {name!r} is {value}; {classes} whole numbers >= 0 with the sum {total} are"
-                " expected"
+                f"extra {name!r} is {value}, not {classes} whole numbers >= 0 with the sum {total}"
             )
         return value
 
@@ -156,6 +155,7 @@ class Broadcast(Message):
         plugins: name -> digest of the settings of each of the server's plug-ins.
         pid: the client that the message is for.
         version: the round of the client state that the server last accepted; 0 for none.
+        pinned: earlier rounds whose client state is still needed at the end of the run.
     """
 
     phase: str
@@ -168,6 +168,7 @@ class Broadcast(Message):
     plugins: dict[str, str] = field(default_factory=dict)
     pid: int = -1
     version: int = 0
+    pinned: list[int] = field(default_factory=list)
 
     def to(self, pid: int, version: int, private: Extras) -> Broadcast:
         """The message for one client; everything that is shared is passed on by reference."""

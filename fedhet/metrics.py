@@ -7,12 +7,18 @@ from torch import Tensor, nn
 
 from fedhet.task import Samples, Task
 
+SCORE = "accuracy"  # the name of the score that runs are compared by
 FORWARD_BATCH = 1024  # samples per forward pass outside training
 
 
 def chunks(x: Tensor, size: int = FORWARD_BATCH) -> list[Tensor]:
     """Split a tensor along its first dimension."""
     return list(x.split(size))
+
+
+def score_key(name: str) -> str:
+    """The key of that score in a line of rounds.jsonl: `score_key("global")` is "acc_global"."""
+    return f"acc_{name}"
 
 
 def macro_f1(confusion: Tensor) -> float:

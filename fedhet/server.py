@@ -16,6 +16,7 @@ from fedhet.evaluation import (
 )
 from fedhet.messages import Broadcast, Failure, Reply
 from fedhet.phases import locate
+from fedhet.record.personal import PersonalModels
 from fedhet.record.run_folder import Recorder
 from fedhet.state import state_sizes
 from fedhet.strategy import FedStrategy
@@ -64,6 +65,11 @@ def run_rounds(
     """
     number = 0
     select = Selection(strategy, recorder)
+
+    def exchange(plan: list[Broadcast]) -> Iterable[Reply]:
+        return courier.exchange(plan, Clock())
+
+    personal = PersonalModels(strategy, recorder, exchange if evaluate_clients else None)
     while locate(strategy.timetable, number + 1):
         number += 1
         clock = Clock()
@@ -78,14 +84,16 @@ def run_rounds(
         row = _row(strategy, clock)
         try:
             if strategy.due:
+                last = locate(strategy.timetable, number + 1) is None
                 with clock("evaluate"):
-                    _evaluate(strategy, courier, recorder, evaluate_clients, row)
+                    _evaluate(strategy, recorder, personal, evaluate_clients, last, row)
         finally:  # the step is done, whatever became of its evaluation
             row["seconds"]["evaluate"] = clock.seconds.get("evaluate", 0.0)
             recorder.step(row, strategy.reports())
         observe(row)
         if strategy.due and evaluate_clients:
             select(row)
+    personal.complete()
     recorder.finish("ok", strategy=strategy)
 
 
@@ -126,7 +134,12 @@ def _row(strategy: FedStrategy, clock: Clock) -> dict[str, Any]:
 
 
 def _evaluate(
-    strategy: FedStrategy, courier: Courier, recorder: Recorder, clients: bool, row: dict[str, Any]
+    strategy: FedStrategy,
+    recorder: Recorder,
+    personal: PersonalModels,
+    clients: bool,
+    last: bool,
+    row: dict[str, Any],
 ) -> None:
     """Add the scores on the global test set and, if `clients`, on the clients' data to the row.
 
@@ -142,7 +155,9 @@ def _evaluate(
         row["failures"].append(vars(failure))
         recorder.failures.append({"round": row["round"], **vars(failure)})
 
-    replies = courier.exchange(evaluation_messages(strategy), Clock())
+    plan = evaluation_messages(strategy)
+    replies = personal.evaluate(plan, last=last)
     updates = received(replies, strategy.setting.on_failure, report)
     recorder.clients(row["round"], {update.pid: update.metrics for update in updates})
     row |= client_means(updates, strategy.views)
+    personal.note(row, plan)

@@ -32,6 +32,8 @@ class Setting:
         eval_every: evaluate every so many rounds, and after the last.
         finetune_epochs: if > 0, also evaluate the global model after so many epochs on a client's
             own data.
+        personal_mb: what the clients' personal models may take in the run folder, in MB; None: any
+            size.
         last_k: summary.json has the mean accuracy of the last so many evaluations.
         targets: summary.json has what it took to reach each of these accuracies.
         patience: stop after so many evaluations in a row without a better validation; None: never.
@@ -49,6 +51,7 @@ class Setting:
     on_failure: str = "stop"
     eval_every: int = 1
     finetune_epochs: int = 0
+    personal_mb: float | None = 200.0
     last_k: int = 5
     targets: Sequence[float] = ()
     patience: int | None = None

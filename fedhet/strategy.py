@@ -8,7 +8,7 @@ of the timetable.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
@@ -43,6 +43,8 @@ class FedStrategy(FlowerStrategy):
             reads an iterator once and the weights are relative.
         evaluates: the views that the method offers; the first one chooses the best round.
         evaluation_extras: extras for clients that evaluate.
+        personal_names: what differs from client to client in the personal models, beside what
+            `scope` keeps; None for everything.
         site, sizes, rounds: task, model and device; training samples per client; training rounds.
         weights: slot -> its tensors; "model" has all of the model's.
         timetable: the run's phases in order, those of plug-ins first.
@@ -57,6 +59,7 @@ class FedStrategy(FlowerStrategy):
     requires: ClassVar[str] = ""
     needs_all: bool = False
     evaluates: tuple[str, ...] = ("global",)
+    personal_names: Sequence[str] | None = None
 
     def __init__(self, setting: Setting) -> None:
         super().__init__()
@@ -70,6 +73,7 @@ class FedStrategy(FlowerStrategy):
         self.report: Report = {}
         self.versions: dict[int, int] = {}  # pid -> the round whose client state was accepted
         self.state_bytes: dict[int, int] = {}  # pid -> the size of that state
+        self.pinned: dict[str, dict[int, int]] = {}  # view -> `versions` at its best evaluation
         self.current: Step
         self.weights: dict[str, Tree] = {"model": dict(self.site.initial)}
         self.setup()
@@ -191,6 +195,7 @@ class FedStrategy(FlowerStrategy):
         for pid in current.cohort:
             private = self.client_extras(phase, pid) if own else {}
             plan.append(msg.to(pid, self.versions.get(pid, 0), private))
+            plan[-1].pinned = [held[pid] for held in self.pinned.values() if pid in held]
             current.count("down", messages.payload(msg.slot, msg.weights, plan[-1].extras))
         return plan
 

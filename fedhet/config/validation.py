@@ -45,6 +45,7 @@ def _validate_run(cfg: DictConfig) -> None:
     integer("eval.every", cfg.eval.every, low=1)
     boolean("eval.clients", cfg.eval.clients)
     integer("eval.finetune_epochs", cfg.eval.finetune_epochs, low=0)
+    optional(number, "eval.personal_mb", cfg.eval.personal_mb, low=0)
     integer("eval.last_k", cfg.eval.last_k, low=1)
     each(number, "eval.targets", cfg.eval.targets, open_low=0, high=1)
     patience = optional(integer, "early_stopping.patience", cfg.early_stopping.patience, low=1)

@@ -83,12 +83,13 @@ class PrototypeClassifier(nn.Module):
     def __init__(self, model: nn.Module, prototypes: Tree) -> None:
         super().__init__()
         self.model = model
-        self.prototypes = prototypes
+        self.register_buffer("mean", prototypes["mean"])
+        self.register_buffer("has", prototypes["has"])
 
     def forward(self, x: Tensor) -> Tensor:
         """x (B, ...) -> cosines (B, C), -inf for a class without a prototype."""
         z = self.model.features(x)  # type: ignore[operator]
-        return maths.cosines(z, self.prototypes["mean"], self.prototypes["has"])
+        return maths.cosines(z, self.mean, self.has)  # type: ignore[arg-type]
 
 
 class FedPCLClient(FedClient):
@@ -134,6 +135,11 @@ class FedPCLClient(FedClient):
 
     def views(self, msg: Broadcast) -> dict[str, Callable[[], nn.Module]]:
         return {"personal": lambda: self._classifier(msg)}
+
+    @classmethod
+    def personal_module(cls, model: nn.Module) -> nn.Module:
+        mean = torch.zeros_like(model.head.weight)  # type: ignore[union-attr, arg-type]
+        return PrototypeClassifier(model, {"mean": mean, "has": torch.zeros(len(mean)) > 0})
 
     def _classifier(self, msg: Broadcast) -> nn.Module:
         """The personal model: this client's features and prototypes.

@@ -143,6 +143,10 @@ class FedRODClient(FedClient):
     def views(self, msg: Broadcast) -> dict[str, Callable[[], nn.Module]]:
         return {**super().views(msg), "personal": lambda: self._two_head_model(msg)}
 
+    @classmethod
+    def personal_module(cls, model: nn.Module) -> nn.Module:
+        return TwoHeadModel(model, deepcopy(model.head))  # type: ignore[arg-type]
+
     def _two_head_model(self, msg: Broadcast) -> nn.Module:
         return TwoHeadModel(self.site.load(self.received_weights(msg)), self._personal_head(msg))
 
@@ -161,7 +165,8 @@ class FedROD(FedStrategy):
 
     def setup(self) -> None:
         why = "method=fedrod balances the classes of the clients and adds a personal head"
-        feature_head(self.site.model, self.site.task.classes, why)
+        head = feature_head(self.site.model, self.site.task.classes, why)
+        self.personal_names = [f"personal_head.{name}" for name in head.state_dict()]
         self.evaluation_extras = {INIT: self.init}
 
     def cohort_extras(self, phase: Phase, step: int, cohort: list[int]) -> Extras:

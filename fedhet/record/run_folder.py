@@ -196,6 +196,11 @@ class Recorder:
         pq.write_table(pa.table(arrays), part)
         part.replace(folder / f"round-{round:06d}.parquet")
 
+    def note(self, **entries: Any) -> None:
+        """Add entries to summary.json."""
+        self.summary |= entries
+        self._write_summary()
+
     def keep_best(self, strategy: FedStrategy) -> None:
         """Save the current global model, the best so far by validation, in best_val.safetensors."""
         if "global" in strategy.views:
@@ -245,13 +250,7 @@ class Recorder:
             log.warning("no figures: %s", error)
             return
         try:
-            figures.draw(
-                self.folder,
-                self.summary["method"],
-                self.rows,
-                self.summary["models"],
-                self._partition,
-            )
+            figures.draw(self.folder, self.summary, self.rows, self._partition)
         except (OSError, ValueError, RuntimeError) as error:
             # A figure must not fail a run that has ended well.
             log.warning("no figures: %s", error)

@@ -8,13 +8,30 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fedhet import trees
-from fedhet.metrics import comm_cost, effective_rounds
+from fedhet.metrics import SCORE, comm_cost, effective_rounds
 from fedhet.state import state_sizes
 
 if TYPE_CHECKING:
     from fedhet.strategy import FedStrategy
 
 Row = dict[str, Any]  # a line of rounds.jsonl
+
+
+def method_name(summary: dict[str, Any]) -> str:
+    """The method with its plug-ins, and a server optimiser that is not the method itself."""
+    names = [summary["method"], *summary["plugins"], summary.get("server_opt") or "none"]
+    return " + ".join(dict.fromkeys(name for name in names if name != "none"))
+
+
+def headline(summary: dict[str, Any]) -> list[str]:
+    """The last scores of the run's models, each with its name."""
+    scores = {SCORE: summary["accuracy"]}
+    scores |= {f"{view} models": summary.get(view) for view in summary["models"]}
+    return [
+        f"{name} {score['last']:.4f}"
+        for name, score in scores.items()
+        if score and score["last"] is not None
+    ]
 
 
 def summarise(

@@ -19,6 +19,9 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from fedhet.record import notebook
+from fedhet.record.summary import method_name
+
 if TYPE_CHECKING:
     from fedhet.record.summary import Row
     from fedhet.server import Observer
@@ -63,9 +66,13 @@ def log_to_stderr(name: str = "fedhet") -> None:
 
 @contextmanager
 def progress(title: str, rounds: Sequence[int]) -> Iterator[Observer]:
-    """Show a live bar over all steps on a terminal, and one line per step elsewhere."""
+    """Show a live bar on a terminal and in a notebook, and one line per step elsewhere."""
+    if notebook.in_notebook():
+        with notebook.progress(title, sum(rounds), step_line) as observe:
+            yield observe
+        return
     console = Console(stderr=True)
-    if not (console.is_terminal or console.is_jupyter):
+    if not console.is_terminal:
         yield lambda row: console.print(step_line(row), highlight=False, soft_wrap=True)
         return
     columns = (
@@ -93,24 +100,29 @@ def readable_size(n: float) -> str:
 
 
 def print_summary(summary: dict[str, Any], folder: Path) -> None:
-    """Print the table at the end of a run, with the paths of its figures."""
-    names = [summary["method"], *(p for p in summary["plugins"] if p != summary["method"])]
-    table = Table(title=" + ".join(names), show_header=False)
-    rows = _summary_rows(summary)
-    rows += [
-        (f"figure: {path.stem}", str(path)) for path in sorted((folder / "figures").glob("*.png"))
-    ]
+    """Print the table at the end of a run, with the paths of its figures.
+
+    In a notebook it is not printed: there the Run itself shows it.
+    """
+    if notebook.in_notebook():
+        return
+    table = Table(title=method_name(summary), show_header=False)
+    rows = summary_rows(summary)
     for name, value in rows:
         table.add_row(name, value)
     console = Console()
     if not console.is_terminal:
-        # Paths must not be folded where the output is a file or a pipe.
+        # No line is folded where the output is a file or a pipe.
         width = max(console.width, 40 + max(len(value) for _, value in rows))
         console = Console(width=width)
     console.print(table)
+    for path in sorted((folder / "figures").glob("*.png")):
+        # Outside of the table, which would fold the path in a narrow terminal.
+        console.print(f"figure: {path}", soft_wrap=True, highlight=False, markup=False)
 
 
-def _summary_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
+def summary_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the rows of the table at the end of a run: what it is, and its value."""
     partition = summary["partition"]
     seconds = summary["seconds"]
     state = summary["client_state"]
@@ -130,7 +142,7 @@ def _summary_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
         if view in summary:
             value = f"{_accuracy(summary[view])}   (mean over the clients' test data)"
             rows.append((f"accuracy, {view} models", value))
-    rows += _measures(summary)
+    rows += [*_measures(summary), *_personal_models(summary)]
     if "global" in summary["models"]:
         rows.append(("loss, global test set", _score(summary["loss"])))
     spent = f"clients {seconds['train']:.1f}, evaluation {seconds['evaluate']:.1f}"
@@ -144,6 +156,18 @@ def _summary_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
     if summary["failures"]:
         rows.append(("failed clients", str(len(summary["failures"]))))
     return rows
+
+
+def _personal_models(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the row of what the clients' own models take in the run folder, if there are any."""
+    record = summary.get("personal_models", {"kept": {}, "not_kept": {}})
+    kept = [f"{view} ({', '.join(rounds)})" for view, rounds in record["kept"].items()]
+    parts = [f"{', '.join(kept)}: {readable_size(record['bytes'])}"] if kept else []
+    reasons: dict[str, list[str]] = {}
+    for choice, reason in record["not_kept"].items():
+        reasons.setdefault(reason, []).append(choice.replace(".", " "))
+    parts += [f"not {', '.join(choices)}: {reason}" for reason, choices in reasons.items()]
+    return [("clients' models kept", "; ".join(parts))] if parts else []
 
 
 def _measures(summary: dict[str, Any]) -> list[tuple[str, str]]:

@@ -35,13 +35,13 @@ def main(args: argparse.Namespace) -> int:
     """Print the table of clients, draw the figures, and print their paths."""
     from fedhet import config
     from fedhet.data.run_data import RunData
-    from fedhet.record import figures
+    from fedhet.record.labels import partition_figures
 
     data = RunData.of(config.compose(args.overrides).cfg)
     record = data.partition_record()
     folder: Path = args.out or Path("outputs", "partitions", f"{record['name']}-{record['hash']}")
     folder.mkdir(parents=True, exist_ok=True)
-    paths = figures.partition_figures(folder, record)
+    paths = partition_figures(folder, record)
     shown = table(data, record)
     _console_for(shown).print(shown)
     for path in paths:
