@@ -43,7 +43,8 @@ def load(run_dir: str | Path, weights: str = "model") -> Module:
     """Load the global model of a run from its folder, in eval mode.
 
     Its inputs must be normalised as in training: by the mean and std that the run's partition.json
-    states as `normalised`.
+    states as `normalised`. Where numbers are predicted, the prediction is output * std + mean, with
+    the mean and std that it states as `target_scale`.
 
     Args:
         run_dir: the run folder.
@@ -57,7 +58,7 @@ def load(run_dir: str | Path, weights: str = "model") -> Module:
     import safetensors.torch
     from omegaconf import OmegaConf
 
-    from fedhet.config.targets import instantiate
+    from fedhet.models.build import model_of
 
     folder = Path(run_dir)
     file = folder / f"{one_of('weights', weights, ('model', 'best_val'))}.safetensors"
@@ -84,11 +85,7 @@ def load(run_dir: str | Path, weights: str = "model") -> Module:
             " with buffers=local" if cfg.buffers == "local" else "",
             file,
         )
-    # The file of pretrained weights may no longer exist, and is not needed.
-    untrained = {"weights": None} if "weights" in cfg.model else {}
-    model: Module = instantiate(
-        cfg.model, **untrained, shape=tuple(partition["shape"]), classes=len(partition["classes"])
-    )
+    model = model_of(cfg.model, partition)
     model.load_state_dict(safetensors.torch.load_file(file))
     return model.eval()
 

@@ -14,19 +14,18 @@ from typing import Any
 
 import torch
 from omegaconf import OmegaConf
-from torch import Tensor
-from torch.nn import Module, functional
 
+from fedhet import targets
 from fedhet.client import FedClient
 from fedhet.config import Config
 from fedhet.config.targets import find_target, instantiate
 from fedhet.data.augment import augmentation
-from fedhet.data.dataset import Dataset
-from fedhet.data.federation import transform
+from fedhet.data.federation import target_scale, transform
 from fedhet.data.run_data import RunData
 from fedhet.data.toy import toy_task
 from fedhet.errors import ConfigError, RunFailed
 from fedhet.messages import LocalSettings
+from fedhet.models.build import model_for
 from fedhet.plugin import Plugin
 from fedhet.process import choose_device, pinned_threads
 from fedhet.record import terminal
@@ -40,11 +39,6 @@ from fedhet.strategy import FedStrategy
 from fedhet.task import Task
 
 log = logging.getLogger("fedhet")
-
-
-def cross_entropy(output: Tensor, y: Tensor) -> Tensor:
-    """Return the loss of each sample: (B, classes), (B,) -> (B,)."""
-    return functional.cross_entropy(output, y, reduction="none")
 
 
 @dataclass
@@ -81,40 +75,28 @@ class Job:
             "clients": len(self.given.sizes),
             "hash": None,
             "train_sizes": self.given.sizes,
+            "target": self.given.target,
         }
 
     @cached_property
     def _configured_task(self) -> tuple[Task, dict[str, Any]]:
         configured = RunData.of(self.config.cfg)
         dataset = configured.dataset
+        scale = target_scale(dataset)
+        target = targets.make(dataset.target, len(dataset.outputs), *(scale or ()))
         task = Task(
-            model=lambda: self._model(dataset),
-            criterion=cross_entropy,
+            model=lambda: model_for(self.config.cfg.model, dataset),
+            criterion=target.losses,
             clients=configured.clients,
             test=dataset.test,
             classes=len(dataset.classes),
             transform=transform(dataset),
             sizes=configured.clients.sizes,
             augment=augmentation(dataset),
+            target=dataset.target,
+            target_scale=scale,
         )
         return task, configured.partition_record()
-
-    def _model(self, dataset: Dataset) -> Module:
-        model: Module = instantiate(
-            self.config.cfg.model, shape=dataset.shape, classes=len(dataset.classes)
-        )
-        reads_text = getattr(model, "text", dataset.text)
-        if reads_text != dataset.text:
-            inputs = (
-                "token numbers (T,), a text"
-                if reads_text
-                else "numbers (C, H, W) or (F,), images or a table"
-            )
-            raise ConfigError(
-                f"model: {type(model).__name__} reads {inputs}; a sample of {dataset.name} is"
-                f" {dataset.shape}, {dataset.x.dtype}"
-            )
-        return model
 
     # ---- who trains it
     @cached_property

@@ -32,8 +32,8 @@ class Setting:
         eval_every: evaluate every so many rounds, and after the last.
         finetune_epochs: if > 0, also evaluate the global model after so many epochs on a client's
             own data.
-        last_k: summary.json has the mean accuracy of the last so many evaluations.
-        targets: summary.json has what it took to reach each of these accuracies.
+        last_k: summary.json has the mean score of the last so many evaluations.
+        targets: summary.json has what it took to reach each of these scores.
         patience: stop after so many evaluations in a row without a better validation; None: never.
         min_delta: by how much a validation must be better to count.
         plugins: the plug-ins, in their order.
@@ -87,6 +87,12 @@ def check_composition(method: FedStrategy) -> None:
     if epochs and "global" not in method.evaluates:
         raise ConfigError(
             f"eval.finetune_epochs={epochs}: method={method.name} has no global model to fine-tune"
+        )
+    target = method.site.task.scoring
+    if method.setting.targets and not target.score():
+        raise ConfigError(
+            f"eval.targets={list(method.setting.targets)}: a task with target={target.name} has no"
+            " score that could reach them"
         )
     for plugin in plugins:
         for other, reason in plugin.refuses.items():

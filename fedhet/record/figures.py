@@ -12,6 +12,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from fedhet.targets import LossOnly, of_row
+
 if TYPE_CHECKING:
     from fedhet.record.summary import Row
 
@@ -25,9 +27,11 @@ def draw(
 ) -> list[Path]:
     """Save figures/accuracy.png and figures/labels.png, as far as there is something to show.
 
+    The first has the name of the score: r2.png where numbers are predicted.
+
     Args:
         folder: the run folder.
-        title: the title of the accuracies.
+        title: the title of the scores.
         rows: the lines of rounds.jsonl.
         views: the models that clients evaluate, as `models` in summary.json names them.
         partition: the content of partition.json.
@@ -38,11 +42,11 @@ def draw(
     home = folder / "figures"
     home.mkdir(exist_ok=True)
     paths = []
-    scored = [
-        row for row in rows if row["acc_global"] is not None or row["acc_clients_mean"] is not None
-    ]
+    target = of_row(rows[0]) if rows else LossOnly
+    keys = target.key("global"), target.clients_key()
+    scored = [row for row in rows if any(row.get(key) is not None for key in keys)]
     if scored:
-        paths.append(_save(accuracy(title, scored, views), home / "accuracy.png"))
+        paths.append(_save(accuracy(title, scored, views), home / f"{target.score()}.png"))
     if partition.get("counts"):
         paths.append(_save(labels(np.array(partition["counts"]), partition), home / "labels.png"))
     return paths
@@ -66,22 +70,27 @@ def partition_figures(folder: Path, partition: dict[str, Any]) -> list[Path]:
 
 
 def accuracy(title: str, rows: Sequence[Row], views: Sequence[str]) -> Figure:
-    """Plot accuracy over rounds: global test set, and mean over the clients' own test data.
+    """Plot the score over rounds: global test set, and the clients' own test data.
 
-    The clients' accuracy is that of the first of the `views`.
+    The clients' score is that of the first of the `views`.
     """
+    target = of_row(rows[0])
     figure = Figure(figsize=(7, 4.2), layout="constrained")
     axes = figure.add_subplot()
     models = "" if views[0] == "global" else f"{views[0]} models, "
+    over = "all of" if target.pooled else "mean over"
     curves = {
-        "acc_global": "global test set",
-        "acc_clients_mean": f"{models}mean over the clients' test data",
+        target.key("global"): "global test set",
+        target.clients_key(): f"{models}{over} the clients' test data",
     }
+    lowest = 0.0
     for key, label in curves.items():
         points = [(row["step"], row[key]) for row in rows if row.get(key) is not None]
         if points:
             axes.plot(*zip(*points, strict=True), marker="o", markersize=3, label=label)
-    axes.set(xlabel="round", ylabel="accuracy", title=title, ylim=(0, 1))
+            lowest = min(lowest, *(value for _, value in points))
+    # R2 may be negative, without a bound.
+    axes.set(xlabel="round", ylabel=target.title, title=title, ylim=(max(lowest, -1), 1))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.3)
     axes.legend(loc="lower right")
