@@ -183,7 +183,7 @@ def target_scale(dataset: Dataset) -> tuple[Sequence[float], Sequence[float]] | 
 def class_counts(dataset: Dataset, partition: Partition) -> np.ndarray:
     """The number of samples of each class, or with each label, that each client has.
 
-    It is (clients, classes) int64; there are no columns where numbers are predicted.
+    It is (clients, classes) int64, without columns where numbers are predicted.
     """
     y = dataset.y.numpy()
     classes = len(dataset.classes)

@@ -115,8 +115,8 @@ class Texts:
         if not width:
             raise DataError(f"{', '.join(texts)}, column {self.column!r}: no text has a token")
         log.info(
-            "%s: %d texts of %d to %d tokens; %d were cut to dataset.max_length=%d",
-            next(iter(texts)),
+            "dataset.text=%s: %d texts of %d to %d tokens; %d were cut to dataset.max_length=%d",
+            self.column,
             len(lengths),
             min(lengths),
             width,

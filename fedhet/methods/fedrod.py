@@ -157,8 +157,9 @@ class FedROD(FedStrategy):
         super().__init__(setting)
 
     def setup(self) -> None:
+        self.site.task.check_classes("method=fedrod")
         why = "method=fedrod balances the classes of the clients and adds a personal head"
-        feature_head(self.site.model, self.site.task.classes, why)
+        feature_head(self.site.model, why)
         self.evaluation_extras = {INIT: self.init}
 
     def cohort_extras(self, phase: Phase, step: int, cohort: list[int]) -> Extras:

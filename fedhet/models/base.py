@@ -77,21 +77,20 @@ def norms(model: nn.Module) -> list[_BatchNorm]:
     return [module for module in model.modules() if isinstance(module, _BatchNorm)]
 
 
-def feature_head(model: nn.Module, classes: int, why: str) -> nn.Linear:
+def feature_head(model: nn.Module, why: str) -> nn.Linear:
     """Return the model's head, for a method that generates or compares features by class.
 
     Args:
         model: a model of any origin, not necessarily a Classifier.
-        classes: the task's number of classes, 0 if the targets are not classes.
         why: the beginning of the error message.
 
     Raises:
-        ConfigError: there are no classes, or the model has no features(x) or no linear `head`.
+        ConfigError: the model has no features(x) or no linear `head`.
     """
     head = getattr(model, "head", None)
-    if not classes or not hasattr(model, "features") or not isinstance(head, nn.Linear):
+    if not hasattr(model, "features") or not isinstance(head, nn.Linear):
         raise ConfigError(
-            f"{why}: it needs a task with classes, and a model with features(x) and a linear layer"
-            f" `head`; this is {type(model).__name__} with {classes} classes"
+            f"{why}: it needs a model with features(x) and a linear layer `head`; this is"
+            f" {type(model).__name__}"
         )
     return head

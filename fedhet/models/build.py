@@ -28,12 +28,13 @@ def model_for(node: DictConfig, dataset: Dataset) -> nn.Module:
     """
     shape, outputs = dataset.shape, len(dataset.outputs)
     what = f"a sample of {dataset.name} is {shape}, {dataset.x.dtype}"
-    own_tokens = dataset.text and (dataset.padding is not None or dataset.vocabulary != outputs)
-    if own_tokens and not _asks_for_vocabulary(node):
+    predicts_token = dataset.padding is None and dataset.vocabulary == outputs
+    reads_text = getattr(find_target(node), "text", True)
+    if dataset.text and reads_text and not (predicts_token or _asks_for_vocabulary(node)):
         raise ConfigError(
-            f"model: {node._target_.rpartition('.')[2]} predicts the next token, one of {outputs};"
-            f" {what}, with {dataset.vocabulary} tokens, and target={dataset.target}. model=text"
-            " takes such texts"
+            f"model: {node._target_.rpartition('.')[2]} predicts the next of its tokens; {what},"
+            f" with {dataset.vocabulary} tokens, and has {outputs} outputs (target="
+            f"{dataset.target}); model=text takes such texts"
         )
     model = _build(node, shape, outputs, dataset.vocabulary, dataset.padding)
     reads_text = getattr(model, "text", dataset.text)

@@ -47,13 +47,13 @@ def draw(
     scored = [row for row in rows if any(row.get(key) is not None for key in keys)]
     if scored:
         paths.append(_save(accuracy(title, scored, views), home / f"{target.score()}.png"))
-    if partition.get("counts"):
+    if partition.get("counts") and partition["counts"][0]:
         paths.append(_save(labels(np.array(partition["counts"]), partition), home / "labels.png"))
     return paths
 
 
 def partition_figures(folder: Path, partition: dict[str, Any]) -> list[Path]:
-    """Save labels.png and circles.png.
+    """Save labels.png and circles.png, if the samples have classes or labels.
 
     Args:
         folder: an existing folder.
@@ -63,6 +63,8 @@ def partition_figures(folder: Path, partition: dict[str, Any]) -> list[Path]:
         The paths of the files.
     """
     counts = np.array(partition["counts"])
+    if not counts.shape[1]:
+        return []
     return [
         _save(labels(counts, partition), folder / "labels.png"),
         _save(circles(counts, partition), folder / "circles.png"),
@@ -124,7 +126,11 @@ def labels(counts: np.ndarray, partition: dict[str, Any]) -> Figure:
         axes.hlines(edges, 0, left.max(), color="white", linewidth=3)
     if classes <= 20:
         axes.legend(
-            title="class", ncols=1, fontsize="small", loc="center left", bbox_to_anchor=(1.0, 0.5)
+            title=_kind(partition),
+            ncols=1,
+            fontsize="small",
+            loc="center left",
+            bbox_to_anchor=(1.0, 0.5),
         )
     return figure
 
@@ -148,7 +154,7 @@ def circles(counts: np.ndarray, partition: dict[str, Any]) -> Figure:
     axes.scatter(client, label, s=cell**2 * sizes / max(1, sizes.max(initial=0)), linewidths=0)
     axes.set(
         xlabel="client",
-        ylabel="class",
+        ylabel=_kind(partition),
         title=_partition_title(partition),
         xlim=(-1, clients),
         ylim=(-1, classes),
@@ -157,6 +163,10 @@ def circles(counts: np.ndarray, partition: dict[str, Any]) -> Figure:
     fontsize = "small" if classes <= 20 else "xx-small"
     axes.set_yticks(np.arange(classes), partition["classes"], fontsize=fontsize)
     return figure
+
+
+def _kind(partition: dict[str, Any]) -> str:
+    return "label" if partition.get("target") == "labels" else "class"
 
 
 def _color(label: int, classes: int) -> tuple[float, float, float, float]:
