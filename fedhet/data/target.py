@@ -79,7 +79,7 @@ def _inferred(train: RawSamples, classes: Classes) -> tuple[str, str]:
             return "number", "the labels are lists of fractions"
         return "labels", "the labels are lists"
     if y.ndim == 2:
-        if y.dtype.kind in "biuf" and np.isin(y, (0, 1)).all():
+        if y.dtype.kind in "biuf" and _binary(y):
             return "labels", f"the labels are {y.shape[1]} columns of zeros and ones"
         if y.dtype.kind == "f" and (y % 1 != 0).any():
             return "number", f"the labels are {y.shape[1]} columns with fractions"
@@ -149,7 +149,7 @@ def _label_sets(samples: RawSamples) -> np.ndarray | list[list[str]]:
         lists = [np.asarray(each).ravel() for each in y]
         lengths = {len(each) for each in lists}
         numeric = all(each.dtype.kind in "biuf" for each in lists)
-        if not (len(lengths) == 1 and numeric and np.isin(np.stack(lists), (0, 1)).all()):
+        if not (len(lengths) == 1 and 0 not in lengths and numeric and _binary(np.stack(lists))):
             return [[str(label) for label in each.tolist()] for each in lists]
         y = np.stack(lists)
     if y.dtype.kind not in "biuf":
@@ -166,6 +166,10 @@ def _label_sets(samples: RawSamples) -> np.ndarray | list[list[str]]:
             " and ones, or lists of labels"
         )
     return y.astype(np.float32)
+
+
+def _binary(y: np.ndarray) -> bool:
+    return bool(np.isin(y, (0, 1)).all())
 
 
 def _label_names(

@@ -67,8 +67,8 @@ class Number(Target):
     def scores(self, tally: Tally) -> Scores:
         n = int(tally["samples"])
         # The error of a model that has diverged; without NaN the scores can be compared.
-        squared = tally["squared"].nan_to_num(nan=math.inf)
-        absolute = tally["absolute"].nan_to_num(nan=math.inf)
+        squared = tally["squared"].nan_to_num(nan=math.inf, posinf=math.inf)
+        absolute = tally["absolute"].nan_to_num(nan=math.inf, posinf=math.inf)
         varies = tally["variation"] > 0
         scores = {}
         if varies.any():
