@@ -17,8 +17,8 @@ from fedhet.errors import ConfigError
 class Classifier(nn.Module, ABC):
     """A model of the form `head(features(x))`.
 
-    `head` is an `nn.Linear` from d features to the classes, and the last entry of the state
-    dictionary.
+    `head` is an `nn.Linear` from d features to the outputs, one for each class, label or number, and
+    the last entry of the state dictionary.
     """
 
     head: nn.Linear
@@ -29,7 +29,7 @@ class Classifier(nn.Module, ABC):
         """Return the input of the head: x (B, *shape) -> (B, d)."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the logits: x (B, *shape) -> (B, classes)."""
+        """Return the outputs, the logits of classes and labels: x (B, *shape) -> (B, classes)."""
         return self.head(self.features(x))
 
 

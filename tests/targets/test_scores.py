@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from flwr.common import Code, EvaluateRes, Status
 from sklearn import metrics
 from targets.tasks import task_of
 from torch import Tensor, nn
@@ -17,7 +18,8 @@ from torch import Tensor, nn
 from fedhet import targets
 from fedhet.data.toy import toy_task
 from fedhet.errors import ConfigError, RunFailed
-from fedhet.evaluation import received
+from fedhet.evaluation import client_means, evaluation_messages, received
+from fedhet.flower import wire
 from fedhet.messages import Failure, Update
 from fedhet.methods.fedavg import FedAvg
 from fedhet.metrics import assess
@@ -200,6 +202,27 @@ def test_hits_are_among_targets_and_guesses() -> None:
     for name, value in (("hits", 4), ("targets", 2), ("exact", 4), ("samples", 0), ("hits", -1)):
         with pytest.raises(ValueError, match="a tally"):
             target.check({**tally, name: torch.full_like(tally[name], value)})
+
+
+@pytest.mark.parametrize("target", ["number", "labels"])
+def test_tallies_travel_by_flower(target: str, federation: type[Federation]) -> None:
+    """The scores are the same from replies that have been on the wire, as EvaluateRes."""
+    run = federation(task_of(target), FedAvg)
+    run.step()
+    sent, arrived = [], []
+    for msg in evaluation_messages(run.strategy):
+        arrays, config = wire.write_broadcast(msg)
+        sent.append(run.client().handle(msg))
+        loss, examples, metrics_of_flower = run.client().evaluate(arrays, config)
+        result = EvaluateRes(Status(Code.OK, ""), loss, examples, metrics_of_flower)
+        arrived.append(wire.read_result(msg, result))
+    scoring = run.site.task.scoring
+    both = [
+        client_means(received(replies, run.strategy, print), ["global"], scoring)
+        for replies in (sent, arrived)
+    ]
+    assert both[0] == both[1]
+    assert scoring.key("clients_weighted") in both[0]
 
 
 # ---- what a task may be
