@@ -68,7 +68,8 @@ def load(
     """Load a model of a run, in eval mode.
 
     Its inputs must be normalised as in training: by the mean and std that the run's partition.json
-    states as `normalised`.
+    states as `normalised`. Where numbers are predicted, the prediction is output * std + mean, with
+    the mean and std that it states as `target_scale`.
 
     Args:
         run_dir: the run folder, or the run itself.
@@ -123,7 +124,7 @@ def _load_global(folder: Path, weights: str, model: Module | None) -> Module:
 
 def _built(folder: Path) -> Module:
     """A model as the run's configuration describes it, with any values."""
-    from fedhet.config.targets import instantiate
+    from fedhet.models.build import model_of
 
     partition = _read_json(folder, "partition.json")
     if "shape" not in partition:
@@ -131,12 +132,7 @@ def _built(folder: Path) -> Module:
             f"{folder}: the run's model was given as an object; give such an object to"
             " fedhet.load, as model=..."
         )
-    cfg = _config(folder)
-    # The file of pretrained weights may no longer exist, and is not needed.
-    untrained = {"weights": None} if "weights" in cfg.model else {}
-    shape, classes = tuple(partition["shape"]), len(partition["classes"])
-    model: Module = instantiate(cfg.model, **untrained, shape=shape, classes=classes)
-    return model
+    return model_of(_config(folder).model, partition)
 
 
 def _config(folder: Path) -> Any:

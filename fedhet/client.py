@@ -19,7 +19,7 @@ from torch import nn
 from fedhet import messages
 from fedhet.flower import wire
 from fedhet.messages import EVALUATE, Broadcast, Extras, Failure, Reply, Update
-from fedhet.metrics import score
+from fedhet.metrics import assess
 from fedhet.models.parts import own_tensors
 from fedhet.plugin import Plugin, overrides
 from fedhet.site import Site
@@ -244,16 +244,20 @@ class FedClient(LocalTraining, NumPyClient):
             views["finetuned"] = lambda: self._finetuned(own_views["global"]())
         metrics: dict[str, float] = {}
         models: Extras = {}
+        tallies: Extras = {}
         for view, build in views.items():
             model = build()
             for part, samples in (("val", own.val), ("test", own.test)):
                 if samples is not None and len(samples):
-                    scores = score(model, self.site.prepared(samples), self.site.task)
+                    prepared = self.site.prepared(samples)
+                    scores, tally = assess(model, prepared, self.site.task)
                     metrics |= {f"{part}.{view}.{name}": value for name, value in scores.items()}
+                    tallies[f"{part}.{view}"] = tally
             if view in kept:
                 common = {**self.site.initial, **self.msg.weights}
                 models[f"{KEEP}.{view}"] = own_tensors(model, self.site.model, common)
-        return Update(self.pid, self.num_examples, metrics=metrics, extras=models)
+        extras = {**models, **(tallies if self.site.task.scoring.pooled else {})}
+        return Update(self.pid, self.num_examples, metrics=metrics, extras=extras)
 
     def _finetuned(self, model: nn.Module) -> nn.Module:
         """The model after plain training on the client's own data, without method or plug-ins.

@@ -14,14 +14,13 @@ from typing import Any
 
 import torch
 from omegaconf import OmegaConf
-from torch import Tensor
-from torch.nn import functional
 
+from fedhet import targets
 from fedhet.client import FedClient
 from fedhet.config import Config
 from fedhet.config.targets import find_target, instantiate
 from fedhet.data.augment import augmentation
-from fedhet.data.federation import transform
+from fedhet.data.federation import target_scale, transform
 from fedhet.data.given import check_settings, check_task, partition_record, recorded_config
 from fedhet.data.run_data import RunData
 from fedhet.data.toy import toy_task
@@ -41,11 +40,6 @@ from fedhet.strategy import FedStrategy
 from fedhet.task import Task
 
 log = logging.getLogger("fedhet")
-
-
-def cross_entropy(output: Tensor, y: Tensor) -> Tensor:
-    """Return the loss of each sample: (B, classes), (B,) -> (B,)."""
-    return functional.cross_entropy(output, y, reduction="none")
 
 
 @dataclass
@@ -81,15 +75,19 @@ class Job:
     def _configured_task(self) -> tuple[Task, dict[str, Any]]:
         configured = RunData.of(self.config.cfg)
         dataset = configured.dataset
+        scale = target_scale(dataset)
+        target = targets.make(dataset.target, len(dataset.outputs), *(scale or ()))
         task = Task(
             model=lambda: build_model(self.config.cfg.model, dataset),
-            criterion=cross_entropy,
+            criterion=target.losses,
             clients=configured.clients,
             test=dataset.test,
             classes=len(dataset.classes),
             transform=transform(dataset),
             sizes=configured.clients.sizes,
             augment=augmentation(dataset),
+            target=dataset.target,
+            target_scale=scale,
         )
         return task, configured.partition_record()
 

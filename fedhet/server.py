@@ -114,10 +114,7 @@ def _row(strategy: FedStrategy, clock: Clock) -> dict[str, Any]:
         "step": current.step,
         "round": current.round,
         "cohort": current.cohort,
-        "acc_global": None,
-        "loss_global": None,
-        "acc_clients_mean": None,
-        "acc_clients_weighted": None,
+        **_no_scores(strategy),
         "seconds": {
             "broadcast": seconds["broadcast"],
             "train": share * train,
@@ -131,6 +128,14 @@ def _row(strategy: FedStrategy, clock: Clock) -> dict[str, Any]:
         "failures": [vars(failure) for failure in current.failures],
         "metrics": current.metrics,
     }
+
+
+def _no_scores(strategy: FedStrategy) -> dict[str, None]:
+    """The scores that a line of rounds.jsonl always has, for a step without an evaluation."""
+    keys = strategy.site.task.scoring.keys.values()
+    parts = ("clients_mean", "clients_weighted")
+    on_global = [f"{key}_global" for key in (*keys, "loss")]
+    return dict.fromkeys([*on_global, *(f"{key}_{part}" for key in keys for part in parts)])
 
 
 def _evaluate(
@@ -147,7 +152,8 @@ def _evaluate(
         RunFailed: a client failed and on_failure is "stop", or no client succeeded.
     """
     scores = global_scores(strategy)
-    row |= {"acc_global": scores.get("accuracy"), "loss_global": scores.get("loss")}
+    keys = {**strategy.site.task.scoring.keys, "loss": "loss"}
+    row |= {f"{key}_global": scores.get(score) for score, key in keys.items()}
     if not clients:
         return
 
@@ -157,7 +163,7 @@ def _evaluate(
 
     plan = evaluation_messages(strategy)
     replies = personal.evaluate(plan, last=last)
-    updates = received(replies, strategy.setting.on_failure, report)
+    updates = received(replies, strategy, report)
     recorder.clients(row["round"], {update.pid: update.metrics for update in updates})
-    row |= client_means(updates, strategy.views)
+    row |= client_means(updates, strategy.views, strategy.site.task.scoring)
     personal.note(row, plan)

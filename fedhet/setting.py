@@ -34,8 +34,8 @@ class Setting:
             own data.
         personal_mb: what the clients' personal models may take in the run folder, in MB; None: any
             size.
-        last_k: summary.json has the mean accuracy of the last so many evaluations.
-        targets: summary.json has what it took to reach each of these accuracies.
+        last_k: summary.json has the mean score of the last so many evaluations.
+        targets: summary.json has what it took to reach each of these scores.
         patience: stop after so many evaluations in a row without a better validation; None: never.
         min_delta: by how much a validation must be better to count.
         plugins: the plug-ins, in their order.
@@ -90,6 +90,12 @@ def check_composition(method: FedStrategy) -> None:
     if epochs and "global" not in method.evaluates:
         raise ConfigError(
             f"eval.finetune_epochs={epochs}: method={method.name} has no global model to fine-tune"
+        )
+    target = method.site.task.scoring
+    if method.setting.targets and not target.score():
+        raise ConfigError(
+            f"eval.targets={list(method.setting.targets)}: a task with target={target.name} has no"
+            " score that could reach them"
         )
     for plugin in plugins:
         for other, reason in plugin.refuses.items():

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
+from fedhet import targets
+from fedhet.check import one_of
 from fedhet.data import objects
 from fedhet.errors import ConfigError, DataError
 
@@ -122,28 +124,35 @@ class Task:
         clients: the data of clients 0, 1, ...: a list, or another sequence that loads a client
             whenever it is accessed.
         test: the global test set, as a part of `ClientData`, or None.
-        classes: the number of classes, whose targets are (n,) whole numbers from 0; 0 if the
-            targets are not classes, in which case no accuracy is reported.
+        classes: the number of classes, labels or characters that `target` is about; not used for
+            "number" and "loss".
         transform: x -> model input, such as normalisation; x is floating point, in [0, 1] for
             images, or token numbers.
         sizes: the number of training samples per client; counted from `clients` if not given.
         augment: (model input (B, ...), generator) -> model input, applied to training batches
             only; the generator is the client's own and on the CPU.
+        target: what is learned, which says how models are scored: "class" (accuracy); "number"
+            (R2, MAE); "labels", y (n, classes) of zeros and ones (F1); "next_char" (accuracy); or
+            "loss" for targets of another kind, of which the loss alone is reported.
+        target_scale: (mean, std) of each number, for a model that predicts (y - mean) / std; None
+            for one that predicts y itself.
 
     Raises:
         DataError: no client has a training sample, or samples cannot be read.
-        ConfigError: `classes` is no number of classes, `criterion` no function, or `model` does not
-            build a module without arguments.
+        ConfigError: `target` is unknown or does not fit `classes`, `criterion` is no function, or
+            `model` does not build a module without arguments.
     """
 
     model: Callable[[], nn.Module]
     criterion: Callable[[Tensor, Tensor], Tensor]
     clients: Sequence[ClientData]
     test: Samples | None
-    classes: int
+    classes: int = 0
     transform: Callable[[Tensor], Tensor] | None = None
     sizes: list[int] = field(default_factory=list)
     augment: Callable[[Tensor, torch.Generator], Tensor] | None = None
+    target: str = "class"
+    target_scale: tuple[Sequence[float], Sequence[float]] | None = None
 
     def __post_init__(self) -> None:
         self._check_arguments()
@@ -161,11 +170,14 @@ class Task:
             )
 
     def _check_arguments(self) -> None:
+        one_of("Task.target", self.target, targets.TARGETS)
         classes: Any = self.classes
-        if not isinstance(classes, int) or isinstance(classes, bool) or classes < 0:
+        counted = self.target not in ("number", "loss")
+        if not isinstance(classes, int) or isinstance(classes, bool) or classes < counted:
             raise ConfigError(
-                f"Task: classes={classes!r}; it must be the number of classes, or 0 if the targets"
-                " are not classes"
+                f"Task: classes={classes!r} with target={self.target}: it must be their number,"
+                " >= 1. Numbers are target=number; target=loss reports the loss alone, whatever the"
+                " criterion compares"
             )
         if isinstance(self.criterion, type) or not callable(self.criterion):
             raise ConfigError(
@@ -210,14 +222,39 @@ class Task:
             yield client
 
     @property
+    def scoring(self) -> targets.Target:
+        """What is learned, as the object that scores it."""
+        mean, std = self.target_scale or ((), ())
+        outputs = self.classes
+        if self.target == "number":
+            outputs = len(mean) or self._some.y[0].numel()
+        return targets.make(self.target, outputs, mean, std)
+
+    def check_classes(self, who: str) -> None:
+        """Refuse a task without classes, for a method or plug-in that needs them.
+
+        Raises:
+            ConfigError: the message begins with `who`.
+        """
+        if self.target not in targets.WITH_CLASSES:
+            raise ConfigError(
+                f"{who} needs samples that have one class each, target=class or next_char; this"
+                f" task has target={self.target}"
+            )
+
+    @property
     def inputs(self) -> Tensor:
         """Some inputs (n, ...) as they are stored, before the transform.
 
         They are those of the global test set, or else of the first client with training samples.
         """
+        return self._some.x
+
+    @property
+    def _some(self) -> Samples:
         if self.test:
-            return self.test.x
-        return next(self.clients[pid].train for pid, size in enumerate(self.sizes) if size).x
+            return self.test
+        return next(self.clients[pid].train for pid, size in enumerate(self.sizes) if size)
 
     def check_density(self, plugin: str) -> None:
         """Check that `inputs` are suitable for a plug-in that models densities on [0, 1].

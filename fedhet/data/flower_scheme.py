@@ -46,7 +46,8 @@ class FlowerScheme(DrawnScheme):
         order = random_order(labels, seed)
         partitioner = self._partitioner(len(labels), integer(seed, "partition"))
         self._advance(partitioner, labels)
-        partitioner.dataset = Dataset.from_dict({"label": labels[order], "index": order})
+        column = labels if labels.ndim == 1 else np.zeros(len(labels), dtype=np.int64)
+        partitioner.dataset = Dataset.from_dict({"label": column[order], "index": order})
         with warnings.catch_warnings(record=True) as caught:
             # flwr-datasets' own warnings are UserWarnings; others concern its dependencies
             warnings.simplefilter("ignore")

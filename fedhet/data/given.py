@@ -13,6 +13,7 @@ from fedhet.config import Config, compose
 from fedhet.errors import ConfigError, DataError
 from fedhet.models.base import trial_output
 from fedhet.site import Site
+from fedhet.targets import WITH_CLASSES
 from fedhet.task import Samples, Task
 
 # The settings that a task replaces.
@@ -57,11 +58,12 @@ def check_task(site: Site) -> None:
         DataError: a target or an input is out of range; the message names client, part and sample.
     """
     task = site.task
-    classes = task.classes
     tried = set()
     for where, samples in _parts(task):
-        if classes:
-            _check_classes(where, samples.y, classes)
+        if task.target in WITH_CLASSES:
+            _check_classes(where, samples.y, task.classes)
+        elif task.target == "labels":
+            _check_labels(where, samples.y, task.classes)
         elif samples.y.is_floating_point():
             _check_finite(where, "target", samples.y)
         _check_inputs(where, samples, site)
@@ -97,12 +99,22 @@ def _check_classes(where: str, y: Tensor, classes: int) -> None:
     if y.dtype != torch.int64:
         raise DataError(
             f"{where}: the targets are {y.dtype}, the first is {y[0].item()}; {expected}, such as"
-            " y.long(); if they are not classes, write classes=0"
+            ' y.long(); if they are not classes, write target="number"'
         )
     wrong = ((y < 0) | (y >= classes)).nonzero()
     if len(wrong):
         row = int(wrong[0])
         raise DataError(f"{where}, sample {row}: the target is {int(y[row])}; {expected}")
+
+
+def _check_labels(where: str, y: Tensor, labels: int) -> None:
+    expected = f"with target=labels and classes={labels}, targets are (n, {labels}) zeros and ones"
+    if y.shape[1:] != (labels,):
+        raise DataError(f"{where}: the targets have shape {tuple(y.shape)}; {expected}")
+    wrong = ((y != 0) & (y != 1)).nonzero()
+    if len(wrong):
+        row, label = wrong[0].tolist()
+        raise DataError(f"{where}, sample {row}: a target is {y[row, label].item()}; {expected}")
 
 
 def _check_inputs(where: str, samples: Samples, site: Site) -> None:
@@ -147,7 +159,7 @@ def _check_output(where: str, output: Any, y: Tensor, name: str, task: Task) -> 
     if not isinstance(output, Tensor):
         raise ConfigError(f"Task: the model {name} returns a {type(output).__name__}, not a tensor")
     shape = tuple(output.shape)
-    if task.classes and shape != (TRIAL, task.classes):
+    if task.target not in ("number", "loss") and shape != (TRIAL, task.classes):
         raise ConfigError(
             f"Task: for {TRIAL} samples the model {name} returns shape {shape}; with"
             f" classes={task.classes} it must be {(TRIAL, task.classes)}, one number for each class"
@@ -158,11 +170,16 @@ def _check_output(where: str, output: Any, y: Tensor, name: str, task: Task) -> 
             f" must be the samples, {TRIAL}"
         )
     whole = y.dtype == torch.int64 and y.ndim == 1
-    if not task.classes and whole and output.ndim == 2 and 0 <= y.min() <= y.max() < shape[1] > 1:
+    if (
+        task.target == "loss"
+        and whole
+        and output.ndim == 2
+        and 0 <= y.min() <= y.max() < shape[1] > 1
+    ):
         raise ConfigError(
-            f"Task: classes=0, but the targets of {where} are whole numbers from {int(y.min())} to"
-            f" {int(y.max())} and the model {name} has {shape[1]} outputs, as for classes: write"
-            f" classes={shape[1]}"
+            f"Task: target=loss, but the targets of {where} are whole numbers from"
+            f" {int(y.min())} to {int(y.max())} and the model {name} has {shape[1]} outputs, as for"
+            f' classes: write target="class" and classes={shape[1]}'
         )
 
 
@@ -216,7 +233,8 @@ def recorded_config(cfg: DictConfig, site: Site) -> DictConfig:
         "transform": None if task.transform is None else _name(task.transform),
         "augment": None if task.augment is None else _name(task.augment),
     }
-    given = {**named, "classes": task.classes, "clients": len(task.sizes)}
+    learned = {"target": task.target, "classes": task.classes}
+    given = {**named, **learned, "clients": len(task.sizes)}
     return OmegaConf.merge(OmegaConf.create({"task": given}), kept)  # type: ignore[return-value]
 
 
@@ -230,8 +248,9 @@ def partition_record(task: Task) -> dict[str, Any]:
         "clients": len(task.sizes),
         "hash": None,
         "train_sizes": list(task.sizes),
+        "target": task.target,
     }
-    if not task.classes or not isinstance(task.clients, list | tuple):
+    if task.target not in WITH_CLASSES or not isinstance(task.clients, list | tuple):
         return record
     counts = torch.zeros(len(task.sizes), task.classes, dtype=torch.int64)
     for pid, client in enumerate(task.clients):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -43,6 +43,7 @@ class Dirichlet(RedrawnScheme):
         alpha: > 0; small: few clients hold a class, large: all hold equal shares.
     """
 
+    by_class: ClassVar[bool] = True
     alpha: float
 
     def __post_init__(self) -> None:
@@ -85,6 +86,7 @@ class Pathological(RedrawnScheme):
         classes: the number of classes of each client.
     """
 
+    by_class: ClassVar[bool] = True
     classes: int
 
     def __post_init__(self) -> None:
@@ -153,6 +155,7 @@ class Shards(FlowerScheme):
         shards: the number of shards of each client.
     """
 
+    by_class: ClassVar[bool] = True
     shards: int
 
     def __post_init__(self) -> None:

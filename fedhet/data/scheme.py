@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -57,9 +57,14 @@ class Partition:
         object.__setattr__(self, "hash", digest.hexdigest()[:16])
 
 
+def _plain(labels: np.ndarray) -> np.ndarray:
+    """Labels as bytes are computed from: (n,) int64, or (n, K) float32 that are not classes."""
+    return np.ascontiguousarray(labels, dtype="<f4" if labels.dtype.kind == "f" else "<i8")
+
+
 def labels_digest(labels: np.ndarray) -> str:
-    """16 hex digits that identify the labels (n,) for which a partition was made."""
-    return hashlib.sha256(labels.astype("<i8").tobytes()).hexdigest()[:16]
+    """16 hex digits that identify the labels for which a partition was made."""
+    return hashlib.sha256(_plain(labels).tobytes()).hexdigest()[:16]
 
 
 def check_split(fractions: Sequence[float]) -> tuple[float, float, float]:
@@ -105,6 +110,8 @@ class Scheme(ABC):
             receives are then those of the pooled dataset (fedhet.data.dataset.Dataset.pooled).
     """
 
+    by_class: ClassVar[bool] = False  # whether it needs samples that have one class each
+
     name: str
     split: Sequence[float]
     noise: float
@@ -126,7 +133,8 @@ class Scheme(ABC):
         """Assign samples to clients.
 
         Args:
-            labels: (n,), the labels of all samples.
+            labels: the labels of all samples: (n,) int64, or (n, K) floating, which are not
+                classes.
             seed: the seed of the run.
             owners: (n,), the numbers of the samples' natural owners, where the data name them.
             owner_names: the names of the owners.
@@ -171,7 +179,7 @@ class DrawnScheme(Scheme):
         owner_names: Sequence[str] = (),
     ) -> Partition:
         """Draw the assignment, or load it from the cache if it was drawn before."""
-        labels = np.ascontiguousarray(labels, dtype="<i8")
+        labels = _plain(labels)
         n = len(labels)
         if self.clients > n:
             raise ConfigError(

@@ -97,16 +97,17 @@ class FlowerStrategy(Strategy):
     ) -> tuple[float | None, dict[str, Any]]:
         """The loss over all clients' test samples, and means named as in rounds.jsonl.
 
-        "accuracy" is the accuracy over all clients' test samples.
+        The deciding score, such as "accuracy", is that over all clients' test samples.
 
         Raises:
             RunFailed: a client failed and on_failure is "stop", or no client succeeded.
         """
         replies = self.nodes.in_order(self._awaited, results, failures)
-        updates = received(replies, self._method.setting.on_failure, _warn)
-        means: dict[str, Any] = client_means(updates, self._method.views)
-        if "acc_clients_weighted" in means:
-            means["accuracy"] = means["acc_clients_weighted"]
+        target = self._method.site.task.scoring
+        updates = received(replies, self._method, _warn)
+        means: dict[str, Any] = client_means(updates, self._method.views, target)
+        if (key := target.key("clients_weighted")) in means:
+            means[target.score()] = means[key]
         return means.get("loss_clients_weighted"), means
 
     def evaluate(

@@ -205,9 +205,10 @@ class FedGen(FedStrategy):
         super().__init__(setting)
 
     def setup(self) -> None:
+        self.site.task.check_classes("method=fedgen")
         classes = self.site.task.classes
         why = "method=fedgen generates the features that a model's last layer reads, for each class"
-        head = feature_head(self.site.model, classes, why)
+        head = feature_head(self.site.model, why)
         with self.site.seeded("fedgen.init"):
             generator = Generator(self.noise_dim, classes, self.hidden, head.in_features)
         self._generator = generator.to(self.site.device, head.weight.dtype)

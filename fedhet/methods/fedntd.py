@@ -55,6 +55,7 @@ class FedNTDPlugin(Plugin):
 
     # ---- server
     def setup(self) -> None:
+        self.server.site.task.check_classes("plugin 'fedntd'")
         classes = self.server.site.task.classes
         if classes < 2:
             raise ConfigError(

@@ -208,8 +208,9 @@ class FedPCL(FedStrategy):
                 "method=fedpcl has no global model that a server optimiser could update; use"
                 " server_opt=none"
             )
+        self.site.task.check_classes("method=fedpcl")
         why = "method=fedpcl compares the features that a model's last layer reads, by class"
-        self._head = feature_head(self.site.model, self.site.task.classes, why)
+        self._head = feature_head(self.site.model, why)
 
     def slots(self) -> dict[str, Tree]:
         classes = self.site.task.classes

@@ -164,8 +164,9 @@ class FedROD(FedStrategy):
         super().__init__(setting)
 
     def setup(self) -> None:
+        self.site.task.check_classes("method=fedrod")
         why = "method=fedrod balances the classes of the clients and adds a personal head"
-        head = feature_head(self.site.model, self.site.task.classes, why)
+        head = feature_head(self.site.model, why)
         self.personal_names = [f"personal_head.{name}" for name in head.state_dict()]
         self.evaluation_extras = {INIT: self.init}
 

@@ -19,8 +19,8 @@ from fedhet.errors import ConfigError
 class Classifier(nn.Module, ABC):
     """A model of the form `head(features(x))`.
 
-    `head` is an `nn.Linear` from d features to the classes, and the last entry of the state
-    dictionary.
+    `head` is an `nn.Linear` from d features to the outputs, one for each class, label or number,
+    and the last entry of the state dictionary.
     """
 
     head: nn.Linear
@@ -31,7 +31,7 @@ class Classifier(nn.Module, ABC):
         """Return the input of the head: x (B, *shape) -> (B, d)."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the logits: x (B, *shape) -> (B, classes)."""
+        """Return the outputs, the logits of classes and labels: x (B, *shape) -> (B, classes)."""
         return self.head(self.features(x))
 
 
@@ -97,21 +97,20 @@ def norms(model: nn.Module) -> list[_BatchNorm]:
     return [module for module in model.modules() if isinstance(module, _BatchNorm)]
 
 
-def feature_head(model: nn.Module, classes: int, why: str) -> nn.Linear:
+def feature_head(model: nn.Module, why: str) -> nn.Linear:
     """Return the model's head, for a method that generates or compares features by class.
 
     Args:
         model: a model of any origin, not necessarily a Classifier.
-        classes: the task's number of classes, 0 if the targets are not classes.
         why: the beginning of the error message.
 
     Raises:
-        ConfigError: there are no classes, or the model has no features(x) or no linear `head`.
+        ConfigError: the model has no features(x) or no linear `head`.
     """
     head = getattr(model, "head", None)
-    if not classes or not hasattr(model, "features") or not isinstance(head, nn.Linear):
+    if not hasattr(model, "features") or not isinstance(head, nn.Linear):
         raise ConfigError(
-            f"{why}: it needs a task with classes, and a model with features(x) and a linear layer"
-            f" `head`; this is {type(model).__name__} with {classes} classes"
+            f"{why}: it needs a model with features(x) and a linear layer `head`; this is"
+            f" {type(model).__name__}"
         )
     return head

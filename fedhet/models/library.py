@@ -25,7 +25,7 @@ class LibraryModel(Classifier):
         whole: the untrained module, (B, *shape) -> (B, classes).
         name: the name used in messages, such as "torchvision/resnet18".
         shape: (C, H, W) of an input.
-        classes: the number of classes.
+        classes: the number of outputs: of classes, labels or numbers.
         weights: the path of a file with pretrained weights (see `load_pretrained`), or None.
 
     Raises:
@@ -76,7 +76,7 @@ class Torchvision(LibraryModel):
 
     Args:
         shape: (C, H, W) of an input.
-        classes: the number of classes.
+        classes: the number of outputs: of classes, labels or numbers.
         name: such as "efficientnet_b0".
         weights: the path of a .safetensors or .pth file with pretrained weights, or None.
     """
@@ -97,7 +97,7 @@ class Timm(LibraryModel):
 
     Args:
         shape: (C, H, W) of an input.
-        classes: the number of classes.
+        classes: the number of outputs: of classes, labels or numbers.
         name: such as "convnext_atto".
         weights: the path of a .safetensors or .pth file with pretrained weights, or None.
     """

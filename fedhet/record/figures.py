@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from matplotlib.ticker import MaxNLocator
 
-from fedhet.metrics import SCORE, score_key
 from fedhet.record.labels import labels
 from fedhet.record.picture import Picture, margins, save, title
+from fedhet.targets import LossOnly, of_row
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,6 +28,8 @@ def draw(
 ) -> list[Path]:
     """Save figures/accuracy and figures/labels, as far as there is something to show.
 
+    The first has the name of the score: r2 where numbers are predicted.
+
     Args:
         folder: the run folder.
         summary: the content of summary.json.
@@ -39,7 +41,11 @@ def draw(
     """
     home = folder / "figures"
     home.mkdir(exist_ok=True)
-    pictures = {SCORE: accuracy(summary, rows, partition), "labels": labels(partition, summary)}
+    target = of_row(rows[0]) if rows else LossOnly
+    pictures = {
+        target.score(): accuracy(summary, rows, partition),
+        "labels": labels(partition, summary),
+    }
     return [save(picture, home / f"{name}.png") for name, picture in pictures.items() if picture]
 
 
@@ -48,20 +54,24 @@ def accuracy(
 ) -> Picture | None:
     """Plot the scores over the rounds; None where there are none.
 
-    There is a curve for the global model on the global test set, and one for each view, the mean
-    over the clients' own test data.
+    There is a curve for the global model on the global test set, and one for each view, over the
+    clients' own test data.
 
     Args:
         summary: the content of summary.json.
         rows: the lines of rounds.jsonl.
         partition: the content of partition.json.
     """
+    target = of_row(rows[0]) if rows else LossOnly
+    if not target.keys:
+        return None
     first = summary["models"][0]
-    curves = {score_key("global"): ("global", "global model, global test set")}
+    over = "all of" if target.pooled else "mean over"
+    curves = {target.key("global"): ("global", "global model, global test set")}
     for view in summary["models"]:
-        key = score_key("clients_mean" if view == first else f"{view}_mean")
+        key = target.clients_key("clients" if view == first else view)
         model = "global model" if view == "global" else f"{view} models"
-        curves[key] = (view, f"{model}, mean over the clients' test data")
+        curves[key] = (view, f"{model}, {over} the clients' test data")
     picture = Picture(figsize=(7, 4.2), dpi=120)
     axes = picture.subplots()
     margins(picture, left=0.85, right=0.15)
@@ -73,7 +83,7 @@ def accuracy(
             steps, scores = zip(*points, strict=True)
             rounds += steps
             shown += scores
-            dashed = view == "global" and key != score_key("global")
+            dashed = view == "global" and key != target.key("global")
             axes.plot(
                 steps,
                 scores,
@@ -85,7 +95,7 @@ def accuracy(
             )
     if not shown:
         return None
-    axes.set(xlabel="round", ylabel=SCORE)
+    axes.set(xlabel="round", ylabel=target.title)
     picture.suptitle(title(summary, partition), fontsize=11)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     axes.set_xlim(min(rounds) - 0.5, max(rounds) + 0.5)

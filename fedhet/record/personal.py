@@ -28,7 +28,6 @@ from fedhet.check import integer
 from fedhet.client import KEEP, FedClient
 from fedhet.errors import ConfigError
 from fedhet.messages import Broadcast, Failure, Reply, Update
-from fedhet.metrics import score_key
 from fedhet.models.parts import joined
 from fedhet.trees import Tree
 
@@ -129,8 +128,8 @@ class PersonalModels:
             if which == LAST:
                 self._chosen[view, which] = plan
                 continue
-            value = row.get(score_key(f"{view}_val_weighted"))
-            if value is None:  # no classes, or no validation samples
+            value = row.get(self._strategy.site.task.scoring.key(f"{view}_val_weighted"))
+            if value is None:  # no score, or no validation samples
                 value = -row.get(f"loss_{view}_val_weighted", math.inf)
             if value > self._best.get(view, -math.inf):
                 self._best[view] = value

@@ -21,6 +21,7 @@ from rich.table import Table
 
 from fedhet.record import notebook
 from fedhet.record.summary import method_name
+from fedhet.targets import TARGETS, Classes, Target, of_row
 
 if TYPE_CHECKING:
     from fedhet.record.summary import Row
@@ -32,11 +33,12 @@ log = logging.getLogger("fedhet")
 def step_line(row: Row) -> str:
     """Return one step in one line."""
     parts = [f"{row['phase']} {row['step']}"]
-    if row["acc_global"] is not None:
-        parts.append(f"accuracy {row['acc_global']:.4f}")
-    elif row["acc_clients_mean"] is not None:
+    target = of_row(row)
+    if (score := row.get(target.key("global"))) is not None:
+        parts.append(f"{target.title} {score:.4f}")
+    elif (score := row.get(target.clients_key())) is not None:
         # The method has no global model, or there is no global test set.
-        parts.append(f"clients' accuracy {row['acc_clients_mean']:.4f}")
+        parts.append(f"clients' {target.title} {score:.4f}")
     if row["loss_global"] is not None:
         parts.append(f"loss {row['loss_global']:.4f}")
     if row["failures"]:
@@ -126,6 +128,7 @@ def summary_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
     partition = summary["partition"]
     seconds = summary["seconds"]
     state = summary["client_state"]
+    target = TARGETS[summary.get("target", Classes.name)]
     rows = [
         (
             "data",
@@ -134,15 +137,13 @@ def summary_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
         ),
         ("rounds", ", ".join(f"{phase['name']} {phase['rounds']}" for phase in summary["phases"])),
     ]
-    if "global" in summary["models"]:
-        rows.append(("accuracy, global test set", _accuracy(summary["accuracy"])))
-    else:
-        rows.append(("accuracy", "no global model: each client evaluates a model of its own"))
-    for view in ("personal", "finetuned"):
-        if view in summary:
-            value = f"{_accuracy(summary[view])}   (mean over the clients' test data)"
-            rows.append((f"accuracy, {view} models", value))
-    rows += [*_measures(summary), *_personal_models(summary)]
+    if "global" not in summary["models"]:
+        rows.append(
+            (target.title or "scores", "no global model: each client evaluates a model of its own")
+        )
+    if target.keys:
+        rows += _scores(summary, target)
+    rows += _personal_models(summary)
     if "global" in summary["models"]:
         rows.append(("loss, global test set", _score(summary["loss"])))
     spent = f"clients {seconds['train']:.1f}, evaluation {seconds['evaluate']:.1f}"
@@ -170,25 +171,37 @@ def _personal_models(summary: dict[str, Any]) -> list[tuple[str, str]]:
     return [("clients' models kept", "; ".join(parts))] if parts else []
 
 
-def _measures(summary: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return the rows of what every method is compared by."""
+def _scores(summary: dict[str, Any], target: type[Target]) -> list[tuple[str, str]]:
+    """Return the rows of the scores, among them what every method is compared by."""
+    score, title = target.score(), target.title
+    rows = []
+    if "global" in summary["models"]:
+        rows.append((f"{title}, global test set", _at_three(summary[score])))
+    over = "all of the clients' test data" if target.pooled else "mean over the clients' test data"
+    for view in ("personal", "finetuned"):
+        if view in summary:
+            rows.append((f"{title}, {view} models", f"{_at_three(summary[view])}   ({over})"))
     view = summary["models"][0]
+    worst = summary[target.key("clients_worst_decile")]
     clients = (
-        f"last {_score(summary['acc_clients_mean'])}"
-        f"   worst tenth of the clients {_score(summary['acc_clients_worst_decile'])}"
+        f"last {_score(summary[target.clients_key()])}"
+        f"   worst tenth of the clients {_score(worst)}"
         f"   ({view} {'model' if view == 'global' else 'models'})"
     )
-    mean, evaluations = summary["acc_last_k"]["mean"], summary["acc_last_k"]["evaluations"]
-    rows = [
-        ("accuracy, clients' test data", clients),
-        ("accuracy, last evaluations", f"mean of {evaluations}: {_score(mean)}"),
+    last = summary[target.key("last_k")]
+    rows += [
+        (f"{title}, clients' test data", clients),
+        (f"{title}, last evaluations", f"mean of {last['evaluations']}: {_score(last['mean'])}"),
     ]
-    for target in summary["targets"]:
+    others = [f"{name} {_score(summary[name])}" for name in list(target.keys)[1:]]
+    if others:
+        rows.append(("other scores", ", ".join(others)))
+    for wanted in summary["targets"]:
         reached = "not reached"
-        if target["rounds"] is not None:
-            size = readable_size(target["bytes"])
-            reached = f"round {target['rounds']}, after {size} and {target['seconds']:.1f} s"
-        rows.append((f"until accuracy {target['accuracy']:g}", reached))
+        if wanted["rounds"] is not None:
+            size = readable_size(wanted["bytes"])
+            reached = f"round {wanted['rounds']}, after {size} and {wanted['seconds']:.1f} s"
+        rows.append((f"until {title} {wanted[score]:g}", reached))
     return rows
 
 
@@ -196,8 +209,8 @@ def _score(value: float | None) -> str:
     return "-" if value is None else f"{value:.4f}"
 
 
-def _accuracy(accuracy: dict[str, float | None]) -> str:
+def _at_three(scores: dict[str, float | None]) -> str:
     return (
-        f"last {_score(accuracy['last'])}   at the best validation {_score(accuracy['best_val'])}"
-        f"   best on test {_score(accuracy['best_test'])}"
+        f"last {_score(scores['last'])}   at the best validation {_score(scores['best_val'])}"
+        f"   best on test {_score(scores['best_test'])}"
     )

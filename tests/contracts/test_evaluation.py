@@ -19,8 +19,8 @@ from fedhet.data.toy import toy_task
 from fedhet.errors import ConfigError, RunFailed
 from fedhet.messages import Broadcast
 from fedhet.methods.fedavg import FedAvg
-from fedhet.metrics import macro_f1
 from fedhet.record.terminal import step_line
+from fedhet.targets import macro_f1
 from fedhet.task import Samples
 
 Launch = Callable[..., Any]

@@ -212,8 +212,8 @@ def test_too_large_mixtures_of_a_client_are_left_out_or_those_of_all_stop_the_ru
 
 def test_a_task_without_classes_is_refused(fedgmm: Launch) -> None:
     without = task()
-    without.classes = 0
-    with pytest.raises(ConfigError, match=r"fedgmm.*classes"):
+    without.target = "number"
+    with pytest.raises(ConfigError, match=r"fedgmm.*class each.*target=number"):
         fedgmm(without)
 
 

@@ -14,8 +14,8 @@ from torch import nn
 from fedhet.data.leaf import ALPHABET
 from fedhet.data.toy import toy_task
 from fedhet.errors import ConfigError
-from fedhet.job import cross_entropy
 from fedhet.models import CharLSTM
+from fedhet.targets import cross_entropy
 from fedhet.task import ClientData, Task
 
 

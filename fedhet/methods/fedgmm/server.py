@@ -39,8 +39,7 @@ class ServerHalf(Plugin):
 
     def setup(self) -> None:
         task = self.server.site.task
-        if not task.classes:
-            raise ConfigError("plugin 'fedgmm' needs a task with classes; this one has none")
+        task.check_classes("plugin 'fedgmm'")
         task.check_density(self.name)
         weighs_by_samples = self.server.base_weight(Update(0, num_examples=2)) == 2
         if self.agg_count == "augmented" and not weighs_by_samples:
