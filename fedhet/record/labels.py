@@ -58,7 +58,7 @@ def labels(partition: dict[str, Any], summary: dict[str, Any] | None = None) -> 
     picture = Picture(figsize=(7 if bars else 9, height), dpi=120)
     full = partition.get("classes") or [str(label) for label in range(classes)]
     names = [name if len(name) <= 24 else f"{name[:23]}…" for name in full]
-    axes = (_bars if bars else _map)(picture, counts, names)
+    axes = (_bars if bars else _map)(picture, counts, names, kind_of(partition))
     axes.set_ylabel("client")
     picture.suptitle(title(summary, partition), fontsize=11)
     if clients <= BARS:
@@ -69,7 +69,12 @@ def labels(partition: dict[str, Any], summary: dict[str, Any] | None = None) -> 
     return picture
 
 
-def _bars(picture: Picture, counts: np.ndarray, names: Sequence[str]) -> Axes:
+def kind_of(partition: dict[str, Any]) -> str:
+    """What the columns of the counts are."""
+    return "label" if partition.get("target") == "labels" else "class"
+
+
+def _bars(picture: Picture, counts: np.ndarray, names: Sequence[str], kind: str) -> Axes:
     axes = picture.subplots()
     legend = 0.8 + 0.08 * max(map(len, names))  # its width in inches, about
     margins(picture, left=0.7, right=legend)
@@ -91,11 +96,11 @@ def _bars(picture: Picture, counts: np.ndarray, names: Sequence[str]) -> Axes:
     if clients <= BARS:
         axes.hlines(edges, 0, left.max(), color="white", linewidth=3)
     axes.set(xlabel="samples", xlim=(0, 1.02 * left.max()))
-    axes.legend(title="class", fontsize="small", loc="center left", bbox_to_anchor=(1.0, 0.5))
+    axes.legend(title=kind, fontsize="small", loc="center left", bbox_to_anchor=(1.0, 0.5))
     return axes
 
 
-def _map(picture: Picture, counts: np.ndarray, names: Sequence[str]) -> Axes:
+def _map(picture: Picture, counts: np.ndarray, names: Sequence[str], kind: str) -> Axes:
     picture.set_layout_engine("constrained")
     clients, classes = counts.shape
     axes, totals = picture.subplots(1, 2, sharey=True, width_ratios=(5, 1))
@@ -108,7 +113,7 @@ def _map(picture: Picture, counts: np.ndarray, names: Sequence[str]) -> Axes:
     )
     ticks = [i * 10**power for power in range(8) for i in (1, 2, 5)]
     bar = picture.colorbar(image, ax=(axes, totals), aspect=30, pad=0.02, format="%d", ticks=ticks)
-    bar.ax.set(ylim=(1, max(2, counts.max())), ylabel="samples of the class")
+    bar.ax.set(ylim=(1, max(2, counts.max())), ylabel=f"samples of the {kind}")
     bar.ax.minorticks_off()
     totals.stairs(
         counts.sum(1),
@@ -123,18 +128,22 @@ def _map(picture: Picture, counts: np.ndarray, names: Sequence[str]) -> Axes:
     shown = range(0, classes, max(1, math.ceil(classes * width / 75)))
     size = "small" if len(shown) <= 40 else "x-small"
     axes.set_xticks(shown, [names[label] for label in shown], fontsize=size)
-    axes.set_xlabel("class")
+    axes.set_xlabel(kind)
     return axes  # type: ignore[no-any-return]
 
 
-def circles(partition: dict[str, Any]) -> Picture:
+def circles(partition: dict[str, Any]) -> Picture | None:
     """Plot samples per client and class as papers do: a circle's area is their number.
+
+    None where the samples have no classes or labels.
 
     Args:
         partition: the content of partition.json.
     """
     counts = np.array(partition["counts"])
     clients, classes = counts.shape
+    if not classes:
+        return None
     width = min(16.0, 2 + 0.3 * clients)
     height = min(12.0, 1.5 + 0.3 * classes)
     picture = Picture(figsize=(width, height), dpi=120, layout="constrained")
@@ -146,7 +155,7 @@ def circles(partition: dict[str, Any]) -> Picture:
     axes.scatter(client, label, s=cell**2 * sizes / max(1, sizes.max(initial=0)), linewidths=0)
     axes.set(
         xlabel="client",
-        ylabel="class",
+        ylabel=kind_of(partition),
         xlim=(-1, clients),
         ylim=(-1, classes),
     )
