@@ -28,10 +28,12 @@ def run(overrides: Sequence[str] = (), *, task: Task | None = None) -> Run:
 
     Args:
         overrides: the settings, such as `["method=scaffold", "rounds=5"]`.
-        task: replaces the configured dataset, partition and model.
+        task: takes the place of dataset, partition and model; settings of these are refused.
 
     Raises:
-        ConfigError: a setting is unknown or out of range; nothing was run.
+        ConfigError: a setting is unknown or out of range, or the task's parts do not fit together;
+            nothing was run.
+        DataError: data are missing or damaged, or the task's samples are; nothing was run.
         RunFailed: the run ended with status "failed"; `error.folder` holds what it recorded.
     """
     # Before torch is imported, so that a misspelled name is reported immediately.

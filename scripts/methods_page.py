@@ -91,15 +91,15 @@ class Section:
 
 def sections() -> list[Section]:
     """All sections: FedAvg, the server optimisers, then the others in alphabetical order."""
-    optimizers = [name for name in catalogue.choices("server_opt") if name != "none"]
+    optimizers = [name for name in catalogue.built_in("server_opt") if name != "none"]
     by_module: dict[str, Section] = {}
-    for method in catalogue.choices("method"):
+    for method in catalogue.built_in("method"):
         server_opts = [method] if method in optimizers else []
         module = SERVER_OPT if server_opts else _module("method", method)
         section = by_module.setdefault(module, Section(module, [], [], []))
         section.methods.append(method)
         section.server_opts.extend(server_opts)
-    for plugin in catalogue.choices("plugin"):
+    for plugin in catalogue.built_in("plugin"):
         by_module[_module("plugin", plugin)].plugins.append(plugin)
     first = [by_module.pop("fedhet.methods.fedavg"), by_module.pop(SERVER_OPT)]
     return [*first, *sorted(by_module.values(), key=lambda section: section.title.lower())]

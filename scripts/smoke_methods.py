@@ -182,7 +182,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    names = catalogue.choices("method")
+    names = catalogue.built_in("method")
     parser.add_argument("--only", nargs="+", default=list(names), choices=names)
     parser.add_argument("--dataset", nargs="+", default=["digits", "mnist"])
     args = parser.parse_args()

@@ -24,6 +24,7 @@ usage
 options
   -m, --multirun     run a sweep
   --list             list the methods and the plug-ins, and which of them can be combined
+  --config-dir DIR   also choose from DIR/method, DIR/plugin, ...: pieces of your own
   --cfg job          print the configuration and run nothing
   --version, -h, --help
 """

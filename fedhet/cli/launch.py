@@ -13,8 +13,11 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 
-from fedhet import config, process
+from fedhet import process
 from fedhet.cli.errors import FAILED, error_line, report_error
+
+# Composition by name: a launcher's process, which unpickles HydraTask, needs its resolvers.
+from fedhet.config import catalogue, composition
 from fedhet.errors import RunFailed
 
 if TYPE_CHECKING:
@@ -34,13 +37,15 @@ def launch(overrides: list[str], flags: list[str], *, sweep: bool) -> int:
     Raises:
         ConfigError: an override is wrong; nothing was run.
     """
-    overrides = config.check_overrides(overrides, sweep=sweep)
+    overrides = composition.check_overrides(overrides, sweep=sweep)
     task = HydraTask()
     sys.argv = ["fedhet", *flags, *overrides]  # Hydra reads them from there
     # Hydra raises errors; without this variable it prints a traceback and calls sys.exit.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     application = hydra.main(
-        version_base=config.HYDRA_VERSION, config_path=str(config.CONF), config_name="config"
+        version_base=composition.HYDRA_VERSION,
+        config_path=str(catalogue.CONF),
+        config_name="config",
     )
     try:
         application(task)()
@@ -79,7 +84,8 @@ class HydraTask:
         hydra_config = HydraConfig.get()
         output_dir = Path(hydra_config.runtime.output_dir)
         folder: Path | None = output_dir
-        name = " ".join(hydra_config.overrides.task) or "the defaults"
+        lines = (line.lstrip("+") for line in hydra_config.overrides.task)
+        name = " ".join(lines) or "the defaults"
         if hydra_config.mode == RunMode.MULTIRUN:
             name = f"job {hydra_config.job.num}: {name}"
             print(name, flush=True)
@@ -89,7 +95,7 @@ class HydraTask:
             from fedhet.record import terminal
 
             terminal.log_to_stderr("fedhet.data")  # which files were found or left out
-            run = run_job(config.from_hydra_job(cfg))
+            run = run_job(composition.from_hydra_job(cfg))
             folder = run.dir
             validation = run.summary["validation"]
             return NAN if validation is None else float(validation)

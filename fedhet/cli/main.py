@@ -12,12 +12,14 @@ import signal
 import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import NoReturn
 
 from fedhet import process
 from fedhet.cli import help
 from fedhet.cli.commands import is_command, run_command
 from fedhet.cli.errors import INTERRUPTED, report_error
+from fedhet.config import pieces
 from fedhet.errors import ConfigError
 
 
@@ -42,6 +44,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(argv: Sequence[str]) -> int:
+    folders, argv = _folder_parser().parse_known_args(argv)
+    pieces.extend_search_path(folders.config_dir)
+    _find_packages_here()
     if argv and is_command(argv[0]):
         return run_command(argv[0], argv[1:])
     args = _parser().parse_intermixed_args(argv)
@@ -62,9 +67,23 @@ def _main(argv: Sequence[str]) -> int:
     return 0
 
 
+def _find_packages_here() -> None:
+    """Let the console script find what `python -m fedhet` finds: a trusted package lying here."""
+    here = str(Path.cwd())
+    if os.environ.get(pieces.TRUST) and here not in sys.path and not sys.flags.safe_path:
+        sys.path.append(here)
+
+
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message}; see python -m fedhet --help")
+
+
+def _folder_parser() -> argparse.ArgumentParser:
+    """Read what comes before all else; a command takes it too."""
+    parser = _Parser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--config-dir", action="append", default=[])
+    return parser
 
 
 def _parser() -> argparse.ArgumentParser:

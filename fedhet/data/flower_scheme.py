@@ -40,7 +40,7 @@ class FlowerScheme(DrawnScheme):
     def _advance(self, partitioner: Any, labels: np.ndarray) -> None:
         """Advance the partitioner's random stream to the draw that it should make."""
 
-    def _draw(self, labels: np.ndarray, seed: int) -> list[np.ndarray]:
+    def draw(self, labels: np.ndarray, seed: int) -> list[np.ndarray]:
         from datasets import Dataset
 
         order = random_order(labels, seed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from glob import escape
 from io import BytesIO
 from pathlib import Path
@@ -127,6 +127,10 @@ def _load_splits(
 
     datasets.disable_progress_bars()
     try:
+        saved = _saved(place)
+        if saved is not None:
+            _check_splits(place, saved, splits)
+            return {f"{place}, split {split!r}": saved[split] for split in splits}
         federated = FederatedDataset(
             dataset=str(place),
             subset=subset,
@@ -138,11 +142,36 @@ def _load_splits(
         return {
             f"{place}, split {split!r}": federated.partitioners[split].dataset for split in splits
         }
-    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+    except DataError:
+        raise
+    except (OSError, KeyError, ValueError, datasets.exceptions.DatasetsError) as error:
         raise DataError(
             f"{place} is damaged, or not a dataset with the splits {', '.join(splits)}:"
             f" {error.__cause__ or error}"
         ) from error
+
+
+def _check_splits(place: Path, saved: Collection[str], splits: Sequence[str]) -> None:
+    for split in splits:
+        if split not in saved:
+            raise DataError(
+                f"{place} has no split {split!r}; it has {', '.join(saved)}. Without a test split,"
+                " dataset.test=null holds out dataset.test_fraction of the samples"
+            )
+
+
+def _saved(place: Path) -> dict[str, datasets.Dataset] | None:
+    """The splits of a folder that `save_to_disk` wrote, or None for any other folder.
+
+    A dataset that was saved without splits is the split "train".
+    """
+    import datasets
+
+    if (place / "dataset_dict.json").is_file():
+        return dict(datasets.DatasetDict.load_from_disk(str(place)))
+    if (place / "state.json").is_file() and (place / "dataset_info.json").is_file():
+        return {"train": datasets.Dataset.load_from_disk(str(place))}
+    return None
 
 
 def _read(

@@ -28,7 +28,7 @@ class Iid(DrawnScheme):
     because it takes 0.5 ms per client and does not give access to the indices.
     """
 
-    def _draw(self, labels: np.ndarray, seed: int) -> list[np.ndarray]:
+    def draw(self, labels: np.ndarray, seed: int) -> list[np.ndarray]:
         return np.array_split(random_order(labels, seed), self.clients)
 
 
@@ -91,7 +91,7 @@ class Pathological(RedrawnScheme):
         super().__post_init__()
         self._check_integer("classes", 1)
 
-    def _draw(self, labels: np.ndarray, seed: int) -> list[np.ndarray]:
+    def draw(self, labels: np.ndarray, seed: int) -> list[np.ndarray]:
         present = len(np.unique(labels))
         if self.classes > present:
             raise ConfigError(
@@ -102,7 +102,7 @@ class Pathological(RedrawnScheme):
                 f"partition.classes={self.classes}: {self.clients} clients would need {needed}"
                 f" samples, one of each of their classes, but there are {len(labels)}"
             )
-        return super()._draw(labels, seed)
+        return super().draw(labels, seed)
 
     def _partitioner(self, n: int, seed: int) -> Any:
         from flwr_datasets.partitioner import PathologicalPartitioner
@@ -159,13 +159,13 @@ class Shards(FlowerScheme):
         super().__post_init__()
         self._check_integer("shards", 1)
 
-    def _draw(self, labels: np.ndarray, seed: int) -> list[np.ndarray]:
+    def draw(self, labels: np.ndarray, seed: int) -> list[np.ndarray]:
         if (wanted := self.clients * self.shards) > len(labels):
             raise ConfigError(
                 f"partition.shards={self.shards}: {self.clients} clients would need {wanted} shards"
                 f" of {len(labels)} samples"
             )
-        return super()._draw(labels, seed)
+        return super().draw(labels, seed)
 
     def _partitioner(self, n: int, seed: int) -> Any:
         from flwr_datasets.partitioner import ShardPartitioner
@@ -263,11 +263,11 @@ class Natural(FlowerScheme):
         """The owners with at least `min_size` samples."""
         return np.flatnonzero(np.bincount(owners) >= max(self.min_size, 1))
 
-    def _draw(self, owners: np.ndarray, seed: int) -> list[np.ndarray]:
+    def draw(self, owners: np.ndarray, seed: int) -> list[np.ndarray]:
         draw = generator(seed, "partition", "owners")
         chosen = draw.choice(self._eligible(owners), self.clients, replace=False)
         rows = np.flatnonzero(np.isin(owners, chosen))
-        return [rows[part] for part in super()._draw(owners[rows], seed)]
+        return [rows[part] for part in super().draw(owners[rows], seed)]
 
     def _partitioner(self, n: int, seed: int) -> Any:
         # groups of one owner: NaturalIdPartitioner would show a progress bar

@@ -182,17 +182,25 @@ class DrawnScheme(Scheme):
                 f"partition.min_size={self.min_size}: {self.clients} clients would need {needed}"
                 f" samples, but there are {n}"
             )
+        # A scheme of one's own is not cached: its code may have changed, and the key cannot say so.
+        cached = type(self).__module__.startswith("fedhet.")
         key = self._cache_key(labels, seed)
-        indices = partition_cache.load(key)
+        indices = partition_cache.load(key) if cached else None
         if indices is None:
-            indices = [np.sort(part) for part in self._draw(labels, seed)]
+            indices = [np.sort(part) for part in self.draw(labels, seed)]
             self._check_indices(indices, n)
-            partition_cache.save(key, indices)
+            if cached:
+                partition_cache.save(key, indices)
         return Partition(self.name, indices, pool_test=self.pool_test)
 
     @abstractmethod
-    def _draw(self, labels: np.ndarray, seed: int) -> list[np.ndarray]:
-        """The indices of each client's samples."""
+    def draw(self, labels: np.ndarray, seed: int) -> list[np.ndarray]:
+        """The indices of each client's samples, in any order.
+
+        Args:
+            labels: (n,) int64, the labels of all samples.
+            seed: the seed of the run, from which alone the draw may come.
+        """
 
     def _settings(self) -> dict[str, Any]:
         """The settings that determine who has which samples."""

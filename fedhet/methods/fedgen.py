@@ -117,12 +117,12 @@ class Source:
         """(n, noise_dim) noise."""
         size = (n, self._noise_dim)
         drawn = self._draw(size, generator=self._stream, dtype=self._like.dtype)
-        return drawn.to(self._like.device)
+        return drawn.to(self._like.device, non_blocking=True)
 
     def labels(self, n: int) -> Tensor:
         """(n,) labels by the law."""
         drawn = torch.multinomial(self._law, n, replacement=True, generator=self._stream)
-        return drawn.to(self._like.device)
+        return drawn.to(self._like.device, non_blocking=True)
 
 
 class FedGenClient(FedClient):

@@ -42,7 +42,7 @@ from torch.nn import functional
 
 from fedhet import check, optimizers
 from fedhet.client import FedClient
-from fedhet.maths.fedrod import balanced_softmax
+from fedhet.maths.fedrod import balanced_logits
 from fedhet.messages import Broadcast, Extras, Update
 from fedhet.models.base import feature_head
 from fedhet.phases import Phase
@@ -113,7 +113,10 @@ class FedRODClient(FedClient):
             return super().losses(batch)
         personal_logits = batch.logits.detach() + self._head(batch.z.detach())
         self._personal_loss = functional.cross_entropy(personal_logits, batch.y)
-        return balanced_softmax(batch.logits, batch.y, self._counts, self.msg.scalar(GAMMA))
+        # Not `balanced_softmax`: its check of the labels would make each step wait for the device,
+        # and these are the labels that were counted.
+        logits = balanced_logits(batch.logits, self._counts, self.msg.scalar(GAMMA))
+        return functional.cross_entropy(logits, batch.y, reduction="none")
 
     def optimizer(self, params: list[nn.Parameter]) -> optimizers.Optimizer:
         generic = super().optimizer(params)

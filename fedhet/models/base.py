@@ -5,9 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedhet import check
@@ -58,6 +60,24 @@ def image_shape(model: str, shape: tuple[int, ...], smallest: int = 1) -> tuple[
             f" the samples have the shape {tuple(shape)}"
         )
     return shape
+
+
+def trial_output(model: nn.Module, x: Tensor, problem: str) -> Any:
+    """Return the output for a few inputs.
+
+    The model's buffers and the global random state stay as they are.
+
+    Raises:
+        ConfigError: the model raised an error; the message is `problem` and the error's first line.
+    """
+    buffers = {name: t.clone() for name, t in model.named_buffers()}
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.default_generator.manual_seed(0)  # so that dropout is the same in every trial
+        try:
+            return functional_call(model, buffers, (x,))
+        except Exception as error:
+            line = str(error).partition("\n")[0]
+            raise ConfigError(f"{problem}: {type(error).__name__}: {line}") from error
 
 
 def norm_layer(norm: str, groups: int) -> Callable[[int], nn.Module]:

@@ -200,3 +200,25 @@ def test_wrong_rows_are_named(
     rows.to_parquet(tmp_path / "mine" / "train.parquet")
     with pytest.raises(DataError, match=message):
         load(tmp_path, path="mine", test=None, test_fraction=0.5)
+
+
+def test_what_save_to_disk_has_written(tmp_path: Path) -> None:
+    import datasets
+
+    rows = {"a": [0.1, 0.2, 0.3, 0.4], "label": ["x", "y", "y", "x"]}
+    train = datasets.Dataset.from_dict(rows)
+    datasets.DatasetDict(train=train, test=train.select([2])).save_to_disk(tmp_path / "splits")
+    data = load(tmp_path, path="splits")
+    assert torch.allclose(data.x[:, 0], torch.tensor(rows["a"]))
+    assert (data.classes, data.y.tolist()) == (("x", "y"), [0, 1, 1, 0])
+    assert data.test is not None and data.test.y.tolist() == [1]
+
+    train.save_to_disk(tmp_path / "whole")
+    assert len(load(tmp_path, path="whole", test=None, test_fraction=0.25).y) == 3
+    message = r"whole has no split 'test'; it has train\. .*dataset\.test=null"
+    with pytest.raises(DataError, match=message):
+        load(tmp_path, path="whole")
+
+    (tmp_path / "splits" / "train" / "state.json").write_text("{}")
+    with pytest.raises(DataError, match="splits is damaged"):
+        load(tmp_path, path="splits")
