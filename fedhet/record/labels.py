@@ -56,7 +56,8 @@ def labels(partition: dict[str, Any], summary: dict[str, Any] | None = None) -> 
     bars = classes <= len(CLASS_COLORS)
     height = min(9.0, 1.6 + 0.2 * max(clients, classes)) if bars else min(9.0, 2 + 0.2 * clients)
     picture = Picture(figsize=(7 if bars else 9, height), dpi=120)
-    names = [name if len(name) <= 24 else f"{name[:23]}…" for name in partition["classes"]]
+    names = partition.get("classes") or [str(label) for label in range(classes)]
+    names = [name if len(name) <= 24 else f"{name[:23]}…" for name in names]
     axes = (_bars if bars else _map)(picture, counts, names)
     axes.set_ylabel("client")
     picture.suptitle(title(summary, partition), fontsize=11)
