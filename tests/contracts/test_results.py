@@ -53,8 +53,9 @@ def test_folders_that_are_no_runs(launch: Launch, tmp_path: Path) -> None:
     run = launch(*SHORT, task=validated())
     with pytest.raises(ConfigError, match=r"figure=acuracy is not allowed.*did you mean accuracy"):
         run.plot("acuracy")
-    with pytest.raises(ConfigError, match="figure=labels: this run has recorded nothing for it"):
-        run.plot("labels")
+    (run.dir / "rounds.jsonl").write_text("")
+    with pytest.raises(ConfigError, match="figure=accuracy: this run has recorded nothing for it"):
+        run.plot()
     (run.dir / "model.safetensors").unlink()
     with pytest.raises(ConfigError, match=r"model\.safetensors is missing: the run has not ended"):
         fedhet.load_run(run.dir)
