@@ -70,6 +70,12 @@ def choices(group: str) -> tuple[str, ...]:
     return tuple(sorted(_files(group)))
 
 
+def file(path: str) -> Path:
+    """Return `<path>.yaml`, where path is `<group>/<choice>` or `config`, in its folder."""
+    group, _, choice = path.partition("/")
+    return _files(group)[choice] if choice else CONF / f"{path}.yaml"
+
+
 def built_in(group: str) -> tuple[str, ...]:
     """Return those choices of a group that are part of fedhet, in alphabetical order."""
     return tuple(name for name, path in sorted(_files(group).items()) if path.is_relative_to(CONF))
@@ -121,7 +127,7 @@ def fixed_choices(group: str, choice: str) -> dict[str, str]:
 
 def title(group: str, choice: str) -> str:
     """Return the first comment of the choice's file, without the `# @package` line; "" if none."""
-    for line in _files(group)[choice].read_text(encoding="utf-8").splitlines():
+    for line in file(f"{group}/{choice}").read_text(encoding="utf-8").splitlines():
         if not line.startswith("#"):
             break
         if not line.startswith("# @package"):
@@ -130,13 +136,13 @@ def title(group: str, choice: str) -> str:
 
 
 def settings(path: str) -> list[YamlSetting]:
-    """Return the scalar settings of `<path>.yaml` in conf/ that have a help comment.
+    """Return the scalar settings of `<path>.yaml` that have a help comment.
 
     Keys inside a block are dotted: `eval.every`.
     """
     documented: list[YamlSetting] = []
     block = ""
-    for line in (CONF / f"{path}.yaml").read_text(encoding="utf-8").splitlines():
+    for line in file(path).read_text(encoding="utf-8").splitlines():
         match = _SETTING_LINE.fullmatch(line)
         if match is None:
             continue
