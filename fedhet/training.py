@@ -132,7 +132,7 @@ class LocalTraining:
         stop = None if patience is None else EarlyStopping(patience)
         steps = 0
         for length in self.local.epoch_sizes(n, epochs):
-            order = next(orders).to(site.device)[:length]
+            order = next(orders).to(site.device, non_blocking=True)[:length]
             epoch = site.gathered(data.x, order), data.y[order], order
             # On the device: reading the loss of each batch would make every step wait for it.
             epoch_loss = torch.zeros((), dtype=torch.float64, device=site.device)

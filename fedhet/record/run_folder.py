@@ -271,7 +271,7 @@ def versions() -> dict[str, Any]:
             environment[package] = version(package)
         except PackageNotFoundError:
             environment[package] = None
-    if torch.cuda.is_available():
+    if torch.cuda.is_initialized():  # in a run on the CPU, the name would open the GPU
         environment["gpu"] = torch.cuda.get_device_name()
     return environment
 

@@ -1,6 +1,6 @@
 """On a device that is not the CPU: the CPU's bytes, and no local step that copies or waits.
 
-The device is a pretended one (tests/pretend_device.py), so no GPU is needed. Every method is found
+The device is a pretended one (tests/pretend_device), so no GPU is needed. Every method is found
 in conf/: a new one is tested here without a new test.
 """
 
@@ -75,7 +75,7 @@ def timeless(value: Any) -> Any:
 
 def assert_same_record(run: Any, expected: Any) -> None:
     environment = json.loads((run.dir / "environment.json").read_text())
-    assert environment["device"] == "pretend:0"
+    assert environment["device"] == "pretend"
     assert run.summary["weights_sha256"] == expected.summary["weights_sha256"]
     assert list(map(timeless, rows(run))) == list(map(timeless, rows(expected)))
     best, expected_best = (
@@ -115,6 +115,20 @@ def check(launch: Launch, lines: list[str], task: Task) -> None:
 def test_every_method(launch: Launch, method: str) -> None:
     lines = [f"method={method}", *LINES, *SHORT.get(method, []), *FIXED.get(method, [])]
     check(launch, lines, toy_task(3, norm=True))
+
+
+def test_what_fedavg_copies(launch: Launch) -> None:
+    """Its data once for each client, and the order of the samples in each epoch."""
+    lines = ["method=fedavg", *LINES, "fraction=1", "client.epochs=4", "eval.clients=false"]
+    with on_the_device() as copies:
+        launch(*lines, task=toy_task(3))
+    by_function: Copies = Counter()
+    for (_, way, line), number in copies.items():
+        by_function[way, line.partition(",")[0], line.rpartition(" ")[2]] += number
+    assert by_function == {
+        ("cpu -> pretend:0", "fedhet/task.py", "to"): 2 * 3,  # x and y
+        ("cpu -> pretend:0, asynchronous", "fedhet/training.py", "train_model"): 2 * 3 * 4,
+    }
 
 
 @pytest.mark.matrix
@@ -189,10 +203,19 @@ def arrays() -> Task:
         (texts(), ["method=fedavg", "client=adam"]),
         (arrays(), ["method=fednorm"]),
         (with_dropout(), ["method=moon"]),
+        (images(), ["method=sgdm", "engine.channels_last=true"]),
         (toy_task(3), ["method=fedavg", "engine.vectorize=2", "client.clip=.1"]),
         (toy_task(3), ["method=feddisk", *SHORT["feddisk"], "engine.vectorize=3"]),
     ],
-    ids=["augmentation", "text", "arrays", "dropout", "vectorize", "vectorize with weights"],
+    ids=[
+        "augmentation",
+        "text",
+        "arrays",
+        "dropout",
+        "channels_last",
+        "vectorize",
+        "vectorize_and_weights",
+    ],
 )
 def test_tasks_and_engines(launch: Launch, task: Task, more: list[str]) -> None:
     check(launch, [*LINES, *more], task)

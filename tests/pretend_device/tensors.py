@@ -16,6 +16,16 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from pretend_device.copies import count
 from pretend_device.rules import DEVICE, check, each, leaves, operation, place, refusal
 
+# torch computes these on an accelerator by kernels that the CPU does not have.
+RECURRENT = {
+    torch.gru,
+    torch.gru_cell,
+    torch.lstm,
+    torch.lstm_cell,
+    torch.rnn_relu,
+    torch.rnn_tanh,
+}
+
 
 class PretendTensor(Tensor):
     """A tensor on the device; `raw` has its data, on the CPU."""
@@ -138,10 +148,11 @@ class _PythonInterface(TorchFunctionMode):
         if function in (torch.tensor, torch.as_tensor, torch.asarray) and kwargs.get("device"):
             device = kwargs.pop("device")
             return function(*args, **kwargs).to(device)
-        if function is torch.lstm:
+        if function in RECURRENT:
             inputs, structure = tree_flatten((args, kwargs))
             if any(map(_on_device, inputs)):
-                return _ByCPU.apply(function, structure, *inputs)
+                outputs = _ByCPU.apply(function, structure, *inputs)
+                return outputs if len(outputs) > 1 else outputs[0]
         return function(*args, **kwargs)
 
 
@@ -158,7 +169,8 @@ class _ByCPU(torch.autograd.Function):
         ]
         args, kwargs = tree_unflatten(ctx.inputs, structure)
         with torch.enable_grad():
-            ctx.outputs = function(*args, **kwargs)
+            outputs = function(*args, **kwargs)
+        ctx.outputs = outputs if isinstance(outputs, tuple) else (outputs,)
         return tuple(PretendTensor(t.detach()) for t in ctx.outputs)
 
     @staticmethod
@@ -185,8 +197,8 @@ def _registered() -> torch.library.Library:
 
 @contextmanager
 def pretend_device() -> Iterator[torch.device]:
-    """The device, which can be used inside the block."""
+    """The device, which can be used inside the block; as "cuda", it has no index."""
     _registered()
     # In this thread, autograd needs no thread of the device, and an error has its Python line.
     with torch.autograd.set_multithreading_enabled(False), _PythonInterface():
-        yield torch.device(DEVICE)
+        yield torch.device(DEVICE.partition(":")[0])
