@@ -110,9 +110,10 @@ class Job:
                 if reads_text
                 else "numbers (C, H, W) or (F,), images or a table"
             )
+            hint = "; model=char_lstm reads text" if dataset.text else ""
             raise ConfigError(
                 f"model: {type(model).__name__} reads {inputs}; a sample of {dataset.name} is"
-                f" {dataset.shape}, {dataset.x.dtype}"
+                f" {dataset.shape}, {dataset.x.dtype}{hint}"
             )
         return model
 

@@ -75,6 +75,8 @@ def check_composition(method: FedStrategy) -> None:
     """
     plugins = method.plugins
     names = [plugin.name for plugin in plugins]
+    if twice := [name for i, name in enumerate(names) if name in names[:i]]:
+        raise ConfigError(f"the plug-in {twice[0]!r} is in Setting.plugins twice; it acts once")
     if method.requires and method.requires not in names:
         raise ConfigError(
             f"method={method.name} without its plug-in {method.requires!r} would be FedAvg: add the"

@@ -8,6 +8,7 @@ of the timetable.
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import ClassVar
@@ -26,6 +27,8 @@ from fedhet.replies import BufferAverage, Step, accepted, normalised
 from fedhet.setting import Setting, check_composition
 from fedhet.site import Scope
 from fedhet.trees import Tree
+
+log = logging.getLogger("fedhet")
 
 
 class FedStrategy(FlowerStrategy):
@@ -229,6 +232,8 @@ class FedStrategy(FlowerStrategy):
         new = phase.merge(iter(passing), current.old)
         for _ in passing:  # a merge may stop early, but every reply is checked and counted
             pass
+        for failure in current.failures:  # where every client failed, the error above names them
+            log.warning("%s", failure)
         if new:
             self._install(phase, new, passing.values())
         if (phase.until and phase.until()) or current.step == current.entry.rounds:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from fedhet.check import counted
 from fedhet.errors import ConfigError, DataError
 
 
@@ -102,7 +103,8 @@ class Task:
             self.sizes = [len(client.train) for client in self.clients]
         if not any(self.sizes):
             raise DataError(
-                f"none of the {len(self.sizes)} clients has a training sample; at least one must"
+                f"of {counted(len(self.sizes), 'client')} none has a training sample; at least one"
+                " must"
             )
 
     @property

@@ -14,7 +14,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 
 from fedhet import config, process
-from fedhet.cli.errors import FAILED, error_line, report_error
+from fedhet.cli.errors import FAILED, report_error
 from fedhet.errors import RunFailed
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def launch(overrides: list[str], flags: list[str], *, sweep: bool) -> int:
     if not sweep:
         return task.code
     for failure in task.failures:
-        print(f"failed: {failure}", file=sys.stderr)
+        print(f"failed: {failure}", file=sys.stderr)  # the reason was printed when it failed
     return FAILED if task.failures else 0
 
 
@@ -62,7 +62,7 @@ class HydraTask:
 
     Attributes:
         code: the exit code of the last job that failed, else 0.
-        failures: a line for each job that failed.
+        failures: the names of the jobs that failed.
     """
 
     def __init__(self) -> None:
@@ -98,7 +98,7 @@ class HydraTask:
             if os.getpid() != self.pid:
                 raise
             self.code = report_error(error)
-            self.failures.append(f"{name}: {error_line(error)}")
+            self.failures.append(name)
             return NAN
         finally:
             # Hydra creates the folder even for a job that never began.

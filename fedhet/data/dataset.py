@@ -105,7 +105,7 @@ class Dataset:
         if len(values) not in (1, channels):
             raise ConfigError(
                 f"dataset.{key}={list(values)}: give one number, or one for each of the"
-                f" {channels} channels or columns"
+                f" {check.counted(channels, 'channel or column', 'channels or columns')}"
             )
         if key == "std" and min(values) <= 0:
             raise ConfigError(f"dataset.std={list(values)}: each must be > 0")
@@ -116,13 +116,13 @@ class Dataset:
             return
         if self.test_owners is not None and len(self.test_owners) != len(self.test or ()):
             raise DataError(
-                f"{self.name}: {len(self.test_owners)} owners for {len(self.test or ())} test"
-                " samples; each sample needs one"
+                f"{self.name}: {check.counted(len(self.test_owners), 'owner')} for"
+                f" {check.counted(len(self.test or ()), 'test sample')}; each sample needs one"
             )
         if self.owners.shape != (len(self.y),):
             raise DataError(
-                f"{self.name}: {len(self.owners)} owners for {len(self.y)} samples; each sample"
-                " needs one"
+                f"{self.name}: {check.counted(len(self.owners), 'owner')} for"
+                f" {check.counted(len(self.y), 'sample')}; each sample needs one"
             )
         last = len(self.owner_names) - 1
         if len(self.owners) == 0 or self.owners.min() < 0 or self.owners.max() > last:

@@ -220,9 +220,9 @@ class FedLExPlugin(Plugin):
     def _warn(self, optimizer: str, explorers: int) -> None:
         if explorers < self._explorers:
             log.warning(
-                "plugin.fedlex.c_exp=%s, but only %d clients have data: all of them explore",
+                "plugin.fedlex.c_exp=%s, but only %s with data: all of them explore",
                 self.c_exp,
-                explorers,
+                check.counted(explorers, "client"),
             )
         if optimizer != "sgd" and self.apply_to == "gradient":
             log.warning(

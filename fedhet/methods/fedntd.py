@@ -59,7 +59,7 @@ class FedNTDPlugin(Plugin):
         if classes < 2:
             raise ConfigError(
                 "fedntd distils the classes other than the label, which needs at least two classes;"
-                f" the task has {classes} classes"
+                f" the task has {check.counted(classes, 'class', 'classes')}"
             )
 
     # ---- client

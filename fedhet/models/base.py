@@ -90,8 +90,9 @@ def feature_head(model: nn.Module, classes: int, why: str) -> nn.Linear:
     """
     head = getattr(model, "head", None)
     if not classes or not hasattr(model, "features") or not isinstance(head, nn.Linear):
+        has = check.counted(classes, "class", "classes")
         raise ConfigError(
             f"{why}: it needs a task with classes, and a model with features(x) and a linear layer"
-            f" `head`; this is {type(model).__name__} with {classes} classes"
+            f" `head`; this is {type(model).__name__} with {has}"
         )
     return head

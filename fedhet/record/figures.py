@@ -12,6 +12,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from fedhet.check import counted
+
 if TYPE_CHECKING:
     from fedhet.record.summary import Row
 
@@ -157,7 +159,8 @@ def _color(label: int, classes: int) -> tuple[float, float, float, float]:
 
 
 def _partition_title(partition: dict[str, Any]) -> str:
-    return f"{partition['name']} partition, {partition['clients']} clients ({partition['hash']})"
+    clients = counted(partition["clients"], "client")
+    return f"{partition['name']} partition, {clients} ({partition['hash']})"
 
 
 def _save(figure: Figure, path: Path) -> Path:

@@ -19,6 +19,8 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from fedhet.check import counted
+
 if TYPE_CHECKING:
     from fedhet.record.summary import Row
     from fedhet.server import Observer
@@ -37,14 +39,15 @@ def step_line(row: Row) -> str:
     if row["loss_global"] is not None:
         parts.append(f"loss {row['loss_global']:.4f}")
     if row["failures"]:
-        parts.append(f"{len(row['failures'])} clients failed")
+        parts.append(f"{counted(len(row['failures']), 'client')} failed")
     return ", ".join(parts)
 
 
 def log_step(row: Row) -> None:
     """Log a step: the observer for processes whose output is a log."""
     seconds = sum(row["seconds"].values())
-    log.info("%s, %d clients, %.2f s", step_line(row), len(row["cohort"]), seconds)
+    clients = counted(len(row["cohort"]), "client")
+    log.info("%s, %s, %.2f s", step_line(row), clients, seconds)
 
 
 def log_to_stderr(name: str = "fedhet") -> None:
@@ -117,7 +120,7 @@ def _summary_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
     rows = [
         (
             "data",
-            f"{summary['dataset'] or 'given'}, {partition['clients']} clients,"
+            f"{summary['dataset'] or 'given'}, {counted(partition['clients'], 'client')},"
             f" {partition['name']}; model {summary['model']}",
         ),
         ("rounds", ", ".join(f"{phase['name']} {phase['rounds']}" for phase in summary["phases"])),

@@ -148,7 +148,7 @@ def test_the_teacher_is_in_eval_mode_with_the_statistics_of_evaluation(
 def test_a_task_without_two_classes_is_refused_at_the_start(
     federation: Federation, classes: int
 ) -> None:
-    with pytest.raises(ConfigError, match=rf"fedntd .*the task has {classes} classes"):
+    with pytest.raises(ConfigError, match=rf"fedntd .*the task has {classes} class"):
         federation(replace(task(), classes=classes), FedAvg, plugins=ntd())
 
 

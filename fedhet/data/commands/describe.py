@@ -58,6 +58,8 @@ def table(data: RunData, record: dict[str, Any]) -> Table:
     """
     from rich.table import Table
 
+    from fedhet.check import counted
+
     clients, classes = record["clients"], record["classes"]
     part_sizes = data.clients.part_sizes
     sizes = [sum(parts) for parts in part_sizes]
@@ -68,8 +70,8 @@ def table(data: RunData, record: dict[str, Any]) -> Table:
     shown = Table(
         title=(
             f"{record['name']} partition {record['hash']} of {data.dataset.name}{pooled}:"
-            f" {clients} clients, {sum(sizes)} of {record['samples']} samples,"
-            f" {min(sizes)} to {max(sizes)} each"
+            f" {counted(clients, 'client')}, {sum(sizes)} of"
+            f" {counted(record['samples'], 'sample')}, {min(sizes)} to {max(sizes)} each"
         ),
         caption=f"the first {MAX_ROWS} of {clients} clients" if clients > MAX_ROWS else None,
     )
