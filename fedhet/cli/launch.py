@@ -14,7 +14,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 
 from fedhet import config, process
-from fedhet.cli.errors import FAILED, report_error
+from fedhet.cli.errors import FAILED, drop_output, report_error, say
 from fedhet.errors import RunFailed
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class HydraTask:
         name = " ".join(hydra_config.overrides.task) or "the defaults"
         if hydra_config.mode == RunMode.MULTIRUN:
             name = f"job {hydra_config.job.num}: {name}"
-            print(name, flush=True)
+            say(name)
         try:
             _prepare_process()
             from fedhet.job import run_job
@@ -93,6 +93,9 @@ class HydraTask:
             folder = run.dir
             validation = run.summary["validation"]
             return NAN if validation is None else float(validation)
+        except BrokenPipeError:  # the run is complete, and a sweep goes on
+            drop_output()
+            return NAN
         except Exception as error:
             folder = Path(error.folder) if isinstance(error, RunFailed) and error.folder else None
             if os.getpid() != self.pid:
@@ -105,7 +108,7 @@ class HydraTask:
             if not any(output_dir.iterdir()):
                 output_dir.rmdir()
             if folder is not None and folder.is_dir():
-                print(f"run folder: {folder.resolve()}", flush=True)
+                say(f"run folder: {folder.resolve()}")
 
 
 def _prepare_process() -> None:

@@ -7,7 +7,6 @@ or SIGTERM.
 from __future__ import annotations
 
 import argparse
-import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ from typing import NoReturn
 from fedhet import process
 from fedhet.cli import help
 from fedhet.cli.commands import is_command, run_command
-from fedhet.cli.errors import INTERRUPTED, report_error
+from fedhet.cli.errors import INTERRUPTED, drop_output, report_error
 from fedhet.errors import ConfigError
 
 
@@ -34,8 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:  # the reader of our output has left, as in `--list | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the exit flushes it again
+    except BrokenPipeError:
+        drop_output()
         return 0
     except Exception as error:  # noqa: BLE001 -- the last place that can report it in one line
         return report_error(error)

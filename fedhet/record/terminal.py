@@ -28,6 +28,13 @@ if TYPE_CHECKING:
 log = logging.getLogger("fedhet")
 
 
+class Output(Console):
+    """A console whose reader may leave, as in `python -m fedhet | head`: rich would exit with 1."""
+
+    def on_broken_pipe(self) -> None:
+        raise  # again: rich calls this where it has caught the error
+
+
 def step_line(row: Row) -> str:
     """Return one step in one line."""
     parts = [f"{row['phase']} {row['step']}"]
@@ -105,11 +112,11 @@ def print_summary(summary: dict[str, Any], folder: Path) -> None:
     ]
     for name, value in rows:
         table.add_row(name, value)
-    console = Console()
+    console: Console = Output()
     if not console.is_terminal:
         # Paths must not be folded where the output is a file or a pipe.
         width = max(console.width, 40 + max(len(value) for _, value in rows))
-        console = Console(width=width)
+        console = Output(width=width)
     console.print(table)
 
 

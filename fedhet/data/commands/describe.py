@@ -101,10 +101,10 @@ def table(data: RunData, record: dict[str, Any]) -> Table:
 
 def _console_for(shown: Table) -> Console:
     """The terminal, or a file that is wide enough for every column of the table."""
-    from rich.console import Console
+    from fedhet.record.terminal import Output
 
-    console = Console()
+    console = Output()
     if console.is_terminal:
         return console
     options = console.options.update(max_width=10_000)
-    return Console(width=max(console.width, console.measure(shown, options=options).maximum))
+    return Output(width=max(console.width, console.measure(shown, options=options).maximum))
