@@ -12,5 +12,7 @@ except ModuleNotFoundError as error:
 
     sys.exit(report_error(error))
 
+__all__ = ["main"]
+
 if __name__ == "__main__":
     sys.exit(main())

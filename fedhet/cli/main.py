@@ -17,6 +17,7 @@ from fedhet import process
 from fedhet.cli import help
 from fedhet.cli.commands import is_command, run_command
 from fedhet.cli.errors import INTERRUPTED, drop_output, report_error
+from fedhet.cli.options import options_text
 from fedhet.errors import ConfigError
 
 
@@ -45,7 +46,7 @@ def _main(argv: Sequence[str]) -> int:
         return run_command(argv[0], argv[1:])
     args = _parser().parse_intermixed_args(argv)
     if args.help:
-        print(help.help_text())
+        print(options_text(args.overrides) if args.overrides else help.help_text())
     elif args.version:
         print(_version())
     elif args.list:
