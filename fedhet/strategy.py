@@ -44,6 +44,7 @@ class FedStrategy(FlowerStrategy):
         requires: the plug-in without which the method would be FedAvg; "" for none.
         needs_all: whether `merge` needs all updates at once, with weights that sum to 1; else it
             reads an iterator once and the weights are relative.
+        weighted: whether `merge` uses the weights; plug-ins that change them are refused otherwise.
         evaluates: the views that the method offers; the first one chooses the best round.
         evaluation_extras: extras for clients that evaluate.
         site, sizes, rounds: task, model and device; training samples per client; training rounds.
@@ -59,6 +60,7 @@ class FedStrategy(FlowerStrategy):
     client_cls: ClassVar[type[FedClient]] = FedClient
     requires: ClassVar[str] = ""
     needs_all: bool = False
+    weighted: bool = True
     evaluates: tuple[str, ...] = ("global",)
 
     def __init__(self, setting: Setting) -> None:

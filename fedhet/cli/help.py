@@ -85,7 +85,7 @@ def list_text(rows: Sequence[tuple[str, str, str | None]]) -> str:
         "plug-ins: plugin=[<name>,...]",
         columns(_titles("plugin")),
         "",
-        "combinations: + possible, - refused",
+        "combinations: + possible, - refused, = the method's own",
         columns(_matrix(rows)),
         "",
         "methods cannot be combined with each other",
@@ -116,9 +116,11 @@ def _matrix(rows: Sequence[tuple[str, str, str | None]]) -> list[tuple[str, str]
     methods = list(dict.fromkeys(method for method, _, _ in rows))
     plugins = list(dict.fromkeys(plugin for _, plugin, _ in rows))
     refused = {(method, plugin) for method, plugin, reason in rows if reason is not None}
+    own = {(method, name) for method in methods for _, name in catalogue.brought("method", method)}
     lines = [("", "  ".join(plugins))]
     for method in methods:
-        marks = ["-" if (method, plugin) in refused else "+" for plugin in plugins]
+        pairs = [(method, plugin) for plugin in plugins]
+        marks = ["-" if pair in refused else "=" if pair in own else "+" for pair in pairs]
         padded = (mark.ljust(len(name)) for mark, name in zip(marks, plugins, strict=True))
         lines.append((method, "  ".join(padded)))
     return lines

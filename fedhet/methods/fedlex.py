@@ -85,6 +85,7 @@ class FedLExPlugin(Plugin):
     """The phase `explore`, then the mask G on the trained parameters that clients share."""
 
     name = "fedlex"
+    needs_model = True
 
     def __init__(
         self,
@@ -127,14 +128,8 @@ class FedLExPlugin(Plugin):
         )
 
     @property
-    def refuses(self) -> dict[str, str]:
-        if self.apply_to == "gradient":
-            return {}
-        reason = (
-            "it takes no local step that plugin.fedlex.apply_to=update could mask; use"
-            " apply_to=gradient"
-        )
-        return {"fedsgd": reason}
+    def needs_steps(self) -> bool:
+        return self.apply_to == "update"
 
     # ---- phase "explore"
     def setup(self) -> None:

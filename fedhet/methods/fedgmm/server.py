@@ -38,6 +38,10 @@ class ServerHalf(Plugin):
     agg_count: str
     max_payload_mb: float
 
+    @property
+    def changes_weights(self) -> bool:
+        return self.agg_count == "augmented"
+
     def setup(self) -> None:
         task = self.server.site.task
         if not task.classes:
