@@ -79,7 +79,7 @@ def test_augmented_counts_need_a_host_that_weighs_by_samples(federation: Launch)
     refusal = r"refuses method=scaffold with plugin.fedgmm.agg_count=augmented.*agg_count=original"
     with pytest.raises(ConfigError, match=refusal):
         build(Scaffold)  # it weighs its participants equally
-    with pytest.raises(ConfigError, match="method=fedsa refuses plugin 'fedgmm'.*=samples"):
+    with pytest.raises(ConfigError, match=r"method=fedsa refuses plugin 'fedgmm'.*=samples"):
         build(FedSA)  # its merge ignores the weights
     build(FedSA, client_weighting="samples")
     for cls in (FedNova, SGDM, FedBABU, FedSGD):
