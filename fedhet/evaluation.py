@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from fedhet.check import counted
 from fedhet.client import FINETUNE_EPOCHS, evaluated_views
 from fedhet.errors import RunFailed
 from fedhet.messages import EVALUATE, Broadcast, Failure, Reply, Update
@@ -69,9 +70,11 @@ def evaluation_messages(strategy: FedStrategy) -> list[Broadcast]:
 def received(
     replies: Iterable[Reply],
     strategy: FedStrategy,
-    report: Callable[[Failure], None],
+    report: Callable[[Failure], None] = lambda failure: None,
 ) -> list[Update]:
     """The clients' scores; every client that failed is passed to `report`, then left out.
+
+    What is left out is logged; where the run stops, its error names the clients.
 
     Raises:
         RunFailed: a client failed and `on_failure` is "stop", or no client succeeded.
@@ -94,6 +97,8 @@ def received(
             raise RunFailed(str(reply))
     if not updates:
         raise RunFailed("; ".join(map(str, failures)))
+    for failure in failures:
+        log.warning("%s", failure)
     return updates
 
 
@@ -198,9 +203,8 @@ class Selection:
         current = self._strategy.current
         if self._stop and self._stop(value) and current.step < current.entry.rounds:
             log.info(
-                "training stops after round %d: %d evaluations in a row without a better"
-                " validation",
+                "training stops after round %d: %s in a row without a better validation",
                 current.step,
-                self._stop.stale,
+                counted(self._stop.stale, "evaluation"),
             )
             self._strategy.end_phase()

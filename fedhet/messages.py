@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fedhet import trees
+from fedhet.check import counted
 from fedhet.trees import AnyTree, Tree
 
 Scalar = bool | int | float | str
@@ -99,7 +100,7 @@ class Message:
         value = self._extra(name)
         floating = isinstance(value, Tensor) and value.is_floating_point()
         if not isinstance(value, Tensor) or not floating or ndim not in (None, value.ndim):
-            size = "" if ndim is None else f" of {ndim} dimensions"
+            size = "" if ndim is None else f" of {counted(ndim, 'dimension')}"
             raise ValueError(
                 f"extra {name!r} is {kind(value)}; a floating-point tensor{size} is expected"
             )
@@ -118,7 +119,8 @@ class Message:
             or int(value.sum()) != total
         ):
             raise ValueError(
-                f"extra {name!r} is {value}, not {classes} whole numbers >= 0 with the sum {total}"
+                f"extra {name!r} is {value}; expected: {counted(classes, 'whole number')} >= 0 with"
+                f" the sum {total}"
             )
         return value
 
@@ -126,10 +128,8 @@ class Message:
         """The extra `name` as a tree; with `like`, a finite one of its names, shapes and dtypes."""
         value = self._extra(name)
         if not isinstance(value, dict):
-            size = "" if like is None else f" {len(like)}"
-            raise ValueError(
-                f"extra {name!r} is {kind(value)}; a tree of{size} tensors is expected"
-            )
+            size = "tensors" if like is None else counted(len(like), "tensor")
+            raise ValueError(f"extra {name!r} is {kind(value)}; a tree of {size} is expected")
         if like is not None:
             check_tree(f"extra {name!r}", value, like)
         return value

@@ -78,12 +78,15 @@ def check_composition(method: FedStrategy) -> None:
     """
     plugins = method.plugins
     names = [plugin.name for plugin in plugins]
+    if twice := [name for i, name in enumerate(names) if name in names[:i]]:
+        raise ConfigError(f"the plug-in {twice[0]!r} is in Setting.plugins twice; it acts once")
     if method.requires and method.requires not in names:
         raise ConfigError(
             f"method={method.name} without its plug-in {method.requires!r} would be FedAvg: add the"
             f" plug-in to Setting.plugins, as conf/method/{method.name}.yaml does"
         )
-    for name, reason in method.refuses.items():
+    refused = {**_unfit(method), **method.refuses}
+    for name, reason in refused.items():
         if name in names:
             raise ConfigError(f"method={method.name} refuses plugin {name!r}: {reason}")
     epochs = method.setting.finetune_epochs
@@ -101,3 +104,16 @@ def check_composition(method: FedStrategy) -> None:
         for other, reason in plugin.refuses.items():
             if other == method.name or other in names:
                 raise ConfigError(f"plugin {plugin.name!r} refuses {other!r}: {reason}")
+
+
+def _unfit(method: FedStrategy) -> dict[str, str]:
+    """Plug-ins that would do nothing under the method, or could not do it: name -> reason."""
+    reasons = {}
+    for plugin in method.plugins:
+        if plugin.needs_model and not method.site.mergeable:
+            reasons[plugin.name] = (
+                "it refers to the received model, and this method's clients receive none"
+            )
+        elif plugin.changes_weights and not method.weighted:
+            reasons[plugin.name] = "it changes aggregation weights, which this method ignores"
+    return reasons

@@ -8,6 +8,7 @@ of the timetable.
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import ClassVar
@@ -27,6 +28,8 @@ from fedhet.setting import Setting, check_composition
 from fedhet.site import Scope
 from fedhet.trees import Tree
 
+log = logging.getLogger("fedhet")
+
 
 class FedStrategy(FlowerStrategy):
     """The aggregation of a method; see "what a method overrides" below.
@@ -41,6 +44,7 @@ class FedStrategy(FlowerStrategy):
         requires: the plug-in without which the method would be FedAvg; "" for none.
         needs_all: whether `merge` needs all updates at once, with weights that sum to 1; else it
             reads an iterator once and the weights are relative.
+        weighted: whether `merge` uses the weights; plug-ins that change them are refused otherwise.
         evaluates: the views that the method offers; the first one chooses the best round.
         evaluation_extras: extras for clients that evaluate.
         personal_names: what differs from client to client in the personal models, beside what
@@ -58,6 +62,7 @@ class FedStrategy(FlowerStrategy):
     client_cls: ClassVar[type[FedClient]] = FedClient
     requires: ClassVar[str] = ""
     needs_all: bool = False
+    weighted: bool = True
     evaluates: tuple[str, ...] = ("global",)
     personal_names: Sequence[str] | None = None
 
@@ -234,6 +239,8 @@ class FedStrategy(FlowerStrategy):
         new = phase.merge(iter(passing), current.old)
         for _ in passing:  # a merge may stop early, but every reply is checked and counted
             pass
+        for failure in current.failures:  # where every client failed, the error above names them
+            log.warning("%s", failure)
         if new:
             self._install(phase, new, passing.values())
         if (phase.until and phase.until()) or current.step == current.entry.rounds:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
 from fedhet import targets
-from fedhet.check import one_of
+from fedhet.check import counted, one_of
 from fedhet.data import objects
 from fedhet.errors import ConfigError, DataError
 
@@ -166,14 +166,15 @@ class Task:
                 raise DataError(f"Task: sizes={self.sizes}, but the clients have {sizes}")
         if not any(self.sizes):
             raise DataError(
-                f"none of the {len(self.sizes)} clients has a training sample; at least one must"
+                f"of {counted(len(self.sizes), 'client')} none has a training sample; at least one"
+                " must"
             )
 
     def _check_arguments(self) -> None:
         one_of("Task.target", self.target, targets.TARGETS)
         classes: Any = self.classes
-        counted = self.target not in ("number", "loss")
-        if not isinstance(classes, int) or isinstance(classes, bool) or classes < counted:
+        needed = self.target not in ("number", "loss")
+        if not isinstance(classes, int) or isinstance(classes, bool) or classes < needed:
             raise ConfigError(
                 f"Task: classes={classes!r} with target={self.target}: it must be their number,"
                 " >= 1. Numbers are target=number; target=loss reports the loss alone, whatever the"

@@ -18,7 +18,8 @@ from typing import NoReturn
 from fedhet import process
 from fedhet.cli import help
 from fedhet.cli.commands import is_command, run_command
-from fedhet.cli.errors import INTERRUPTED, report_error
+from fedhet.cli.errors import INTERRUPTED, drop_output, report_error
+from fedhet.cli.options import options_text
 from fedhet.config import pieces
 from fedhet.errors import ConfigError
 
@@ -36,8 +37,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:  # the reader of our output has left, as in `--list | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the exit flushes it again
+    except BrokenPipeError:
+        drop_output()
         return 0
     except Exception as error:  # noqa: BLE001 -- the last place that can report it in one line
         return report_error(error)
@@ -51,7 +52,7 @@ def _main(argv: Sequence[str]) -> int:
         return run_command(argv[0], argv[1:])
     args = _parser().parse_intermixed_args(argv)
     if args.help:
-        print(help.help_text())
+        print(options_text(args.overrides) if args.overrides else help.help_text())
     elif args.version:
         print(_version())
     elif args.list:

@@ -6,7 +6,7 @@ choice of it is a file in any of the folders, and no two folders may have the sa
 
 from __future__ import annotations
 
-import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,17 +35,24 @@ ONE_METHOD = (
     " known weights, which fedsa replaces"
 )
 
-_SETTING_LINE = re.compile(
-    r"(?P<indent> *)(?P<key>\w+):(?: +(?P<value>[^#\s][^#]*?))?(?: +# +(?P<help>.*))?"
-)
+_GLOBAL = "# @package _global_"
+_HYDRAS_OWN = ("_target_", "defaults", "hydra")
 
 
 class YamlSetting(NamedTuple):
-    """A line `key: value  # help` of a YAML file; the value is text, as in the file."""
+    """A setting of a YAML file.
+
+    Attributes:
+        key: its name, dotted inside a block.
+        value: its value as text, as in the file.
+        help: the comment behind it, or else the one above it; "" if there is neither.
+        note: the comment above it where there is also one behind it.
+    """
 
     key: str
     value: str
     help: str
+    note: str
 
 
 def folders() -> tuple[Path, ...]:
@@ -135,23 +142,87 @@ def title(group: str, choice: str) -> str:
     return ""
 
 
-def settings(path: str) -> list[YamlSetting]:
-    """Return the scalar settings of `<path>.yaml` that have a help comment.
+def brought(group: str, choice: str) -> list[tuple[str, str]]:
+    """Return the (group, choice) that come with this choice: a method's plug-in, for example."""
+    entries = _load(file(f"{group}/{choice}")).get("defaults", [])
+    plugins = [
+        ("plugin", str(entry).removeprefix("/plugin/"))
+        for entry in entries
+        if str(entry).startswith("/plugin/")
+    ]
+    chosen = [
+        (other, str(name))
+        for other, names in fixed_choices(group, choice).items()
+        for name in (names if isinstance(names, list) else [names])
+    ]
+    return [*plugins, *chosen]
 
-    Keys inside a block are dotted: `eval.every`.
+
+def settings(path: str) -> list[YamlSetting]:
+    """Return the settings of `<path>.yaml`; keys inside a block are dotted: `eval.every`.
+
+    Left out are what Hydra alone reads, the name that equals the file's, and in a file that is
+    `@package _global_` everything: see `presets`.
     """
-    documented: list[YamlSetting] = []
-    block = ""
-    for line in file(path).read_text(encoding="utf-8").splitlines():
-        match = _SETTING_LINE.fullmatch(line)
-        if match is None:
+    text = file(path).read_text(encoding="utf-8")
+    return [] if _GLOBAL in text else _leaves(text, path.rpartition("/")[2])
+
+
+def presets(path: str) -> list[YamlSetting]:
+    """Return what a file that is `@package _global_` sets, such as an experiment, by full keys."""
+    text = file(path).read_text(encoding="utf-8")
+    return _leaves(text, "") if _GLOBAL in text else []
+
+
+def remarks(path: str) -> list[str]:
+    """Return the comments of `<path>.yaml` that belong to no key: a blank line follows them."""
+    return _comments(file(path).read_text(encoding="utf-8"))[1]
+
+
+def _leaves(text: str, name: str) -> list[YamlSetting]:
+    lines = text.splitlines()
+    above, _ = _comments(text)
+
+    def below(node: yaml.MappingNode, prefix: str) -> Iterator[YamlSetting]:
+        for key, value in node.value:
+            dotted = f"{prefix}{key.value}"
+            if key.value in _HYDRAS_OWN or (dotted == "name" and value.value == name):
+                continue
+            if isinstance(value, yaml.MappingNode):
+                yield from below(value, f"{dotted}.")
+                continue
+            behind = lines[value.end_mark.line][value.end_mark.column :].strip().lstrip("# ")
+            helps = [text for text in (behind, above.get(key.start_mark.line, "")) if text]
+            written = text[value.start_mark.index : value.end_mark.index]
+            yield YamlSetting(dotted, written, "".join(helps[:1]), "".join(helps[1:]))
+
+    root = yaml.compose(text, Loader=yaml.SafeLoader)
+    return list(below(root, "")) if isinstance(root, yaml.MappingNode) else []
+
+
+def _comments(text: str) -> tuple[dict[int, str], list[str]]:
+    """Return the comments above lines, by the number of the line, and those above none.
+
+    The title and the `# @package` line before it are neither.
+    """
+    above: dict[int, str] = {}
+    free: list[str] = []
+    block: list[str] = []
+    titled = False
+    for number, line in enumerate(text.splitlines()):
+        words = line.strip()
+        if words.startswith("#"):
+            if titled:
+                block.append(words.lstrip("# "))
+            titled = titled or not words.startswith("# @package")
             continue
-        if not match["indent"]:
-            block = "" if match["value"] else f"{match['key']}."
-        depth = 2 if block else 0
-        if match["value"] and match["help"] and len(match["indent"]) == depth:
-            documented.append(YamlSetting(f"{block}{match['key']}", match["value"], match["help"]))
-    return documented
+        titled = True
+        if block and words:
+            above[number] = " ".join(block)
+        elif block:
+            free.append(" ".join(block))
+        block = []
+    return above, free
 
 
 def _group_names() -> list[str]:

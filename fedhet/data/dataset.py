@@ -144,13 +144,13 @@ class Dataset:
             return
         if self.test_owners is not None and len(self.test_owners) != len(self.test or ()):
             raise DataError(
-                f"{self.name}: {len(self.test_owners)} owners for {len(self.test or ())} test"
-                " samples; each sample needs one"
+                f"{self.name}: {check.counted(len(self.test_owners), 'owner')} for"
+                f" {check.counted(len(self.test or ()), 'test sample')}; each sample needs one"
             )
         if self.owners.shape != (len(self.y),):
             raise DataError(
-                f"{self.name}: {len(self.owners)} owners for {len(self.y)} samples; each sample"
-                " needs one"
+                f"{self.name}: {check.counted(len(self.owners), 'owner')} for"
+                f" {check.counted(len(self.y), 'sample')}; each sample needs one"
             )
         last = len(self.owner_names) - 1
         if len(self.owners) == 0 or self.owners.min() < 0 or self.owners.max() > last:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from fedhet.check import counted
 from fedhet.data.scheme import DrawnScheme
 from fedhet.errors import ConfigError
 from fedhet.streams import generator, integer
@@ -56,14 +57,14 @@ class FlowerScheme(DrawnScheme):
                 partitioner.load_partition(0)  # makes it assign all samples
             except ValueError as error:
                 raise ConfigError(
-                    f"partition {self.name} of {len(labels)} samples with {self._settings()} is"
-                    f" impossible: {error}"
+                    f"partition {self.name} of {len(labels)} samples is impossible"
+                    f" ({self._written()}): {error}"
                 ) from error
         if caught:
             log.info(
-                "partition %s: flwr-datasets warned %d times, last: %.200s",
+                "partition %s: flwr-datasets warned %s, last: %.200s",
                 self.name,
-                len(caught),
+                counted(len(caught), "time"),
                 caught[-1].message,
             )
         # ShardPartitioner has sorted its dataset, so `order` no longer applies.
@@ -102,7 +103,7 @@ class RedrawnScheme(FlowerScheme):
     @property
     @abstractmethod
     def _remedy(self) -> str:
-        """The settings that make small clients less likely."""
+        """What else than fewer clients makes small clients less likely."""
 
     def _advance(self, partitioner: Any, labels: np.ndarray) -> None:
         class_sizes = np.unique(labels, return_counts=True)[1]
@@ -128,8 +129,11 @@ class RedrawnScheme(FlowerScheme):
             rng.bit_generator.state = first
             return  # the partitioner says why it refuses
         draws = "the draw does not give" if limit == 1 else f"none of {limit:,} draws gives"
+        classes = counted(len(class_sizes), "class", "classes")
+        others = self._written("clients", "min_size")
         raise ConfigError(
-            f"partition.min_size={self.min_size}: {draws} each of {self.clients} clients that many"
-            f" of {len(labels)} samples in {len(class_sizes)} classes ({self._settings()}); the"
-            f" smallest client got {smallest} at best. {self._remedy} would help"
+            f"partition.clients={self.clients}: more clients than samples allow; {draws} each of"
+            f" them partition.min_size={self.min_size} of the {len(labels)} samples in {classes}"
+            f" ({others}), and the smallest client got {smallest} at best. Fewer partition.clients"
+            f" would help, or {self._remedy}"
         )

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fedhet.check import one_of
+from fedhet.check import counted, one_of
 from fedhet.data.flower_scheme import FlowerScheme, RedrawnScheme, random_order
 from fedhet.data.scheme import DrawnScheme, Partition
 from fedhet.errors import ConfigError
@@ -70,7 +70,7 @@ class Dirichlet(RedrawnScheme):
 
     @property
     def _remedy(self) -> str:
-        return "A smaller partition.min_size or a larger partition.alpha"
+        return "a smaller partition.min_size or a larger partition.alpha"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +97,8 @@ class Pathological(RedrawnScheme):
         present = len(np.unique(labels))
         if self.classes > present:
             raise ConfigError(
-                f"partition.classes={self.classes}: the data have only {present} classes"
+                f"partition.classes={self.classes}: the data have only"
+                f" {counted(present, 'class', 'classes')}"
             )
         if (needed := self.clients * self.classes) > len(labels):
             raise ConfigError(
@@ -140,7 +141,7 @@ class Pathological(RedrawnScheme):
 
     @property
     def _remedy(self) -> str:
-        return "A smaller partition.min_size or fewer partition.clients"
+        return "a smaller partition.min_size"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -183,12 +183,13 @@ class DrawnScheme(Scheme):
         n = len(labels)
         if self.clients > n:
             raise ConfigError(
-                f"partition.clients={self.clients}: there are only {n} samples to share"
+                f"partition.clients={self.clients}: more clients than samples allow; there are"
+                f" only {n} samples to share"
             )
         if (needed := self.clients * self.min_size) > n:
             raise ConfigError(
-                f"partition.min_size={self.min_size}: {self.clients} clients would need {needed}"
-                f" samples, but there are {n}"
+                f"partition.clients={self.clients} with partition.min_size={self.min_size}: more"
+                f" clients than samples allow; they would need {needed} samples, and there are {n}"
             )
         # A scheme of one's own is not cached: its code may have changed, and the key cannot say so.
         cached = type(self).__module__.startswith("fedhet.")
@@ -217,6 +218,11 @@ class DrawnScheme(Scheme):
             del settings[key]
         return settings
 
+    def _written(self, *without: str) -> str:
+        """These settings as they are written on the command line, except for some."""
+        settings = self._settings().items()
+        return " ".join(f"partition.{key}={value}" for key, value in settings if key not in without)
+
     def _cache_key(self, labels: np.ndarray, seed: int) -> str:
         # numpy may change its random streams between versions
         versions = [_ALGORITHM, version("flwr-datasets"), np.__version__]
@@ -233,8 +239,8 @@ class DrawnScheme(Scheme):
         smallest = min(map(len, indices))
         if smallest < self.min_size:
             raise ConfigError(
-                f"partition.min_size={self.min_size}: with {self._settings()} a client would get"
-                f" only {smallest} of {n} samples"
+                f"partition.min_size={self.min_size}: a client would get only {smallest} of {n}"
+                f" samples ({self._written()})"
             )
         if left := n - int(holders.sum()):
             log.info("partition %s: %d of %d samples are not assigned", self.name, left, n)

@@ -223,7 +223,7 @@ def _work(
     while True:
         try:
             msg = connection.recv()
-        except EOFError:
+        except (EOFError, ConnectionResetError):  # the latter where the parent left a reply unread
             return
         writer.clear()
         try:
@@ -235,4 +235,7 @@ def _work(
         except Exception as error:
             log.debug("client %d", msg.pid, exc_info=True)
             reply = Failure(msg.pid, msg.phase, msg.step, f"{type(error).__name__}: {error}")
-        connection.send(reply)
+        try:
+            connection.send(reply)
+        except BrokenPipeError:  # the run has ended meanwhile
+            return

@@ -20,7 +20,7 @@ from flwr.server.strategy import Strategy
 from fedhet.evaluation import client_means, evaluation_messages, global_scores, received
 from fedhet.flower import wire
 from fedhet.flower.nodes import Nodes
-from fedhet.messages import Broadcast, Failure
+from fedhet.messages import Broadcast
 from fedhet.phases import locate
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ class FlowerStrategy(Strategy):
         """
         replies = self.nodes.in_order(self._awaited, results, failures)
         target = self._method.site.task.scoring
-        updates = received(replies, self._method, _warn)
+        updates = received(replies, self._method)
         means: dict[str, Any] = client_means(updates, self._method.views, target)
         if (key := target.key("clients_weighted")) in means:
             means[target.score()] = means[key]
@@ -134,7 +134,3 @@ class FlowerStrategy(Strategy):
 def _shared(method: FedStrategy) -> Parameters:
     tensors = method.sent("model").values()
     return ndarrays_to_parameters([t.cpu().numpy() for t in tensors])
-
-
-def _warn(failure: Failure) -> None:
-    log.warning("%s", failure)

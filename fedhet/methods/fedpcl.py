@@ -166,6 +166,7 @@ class FedPCL(FedStrategy):
     name = "fedpcl"
     client_cls = FedPCLClient
     evaluates = ("personal",)
+    weighted = False
     _client_prototypes: Tensor  # (K', C, d) the last step's sets, missing classes filled
 
     def __init__(
@@ -190,17 +191,6 @@ class FedPCL(FedStrategy):
     @classmethod
     def scope(cls, model: nn.Module) -> Scope:
         return Scope(trained=lambda name: not name.startswith("head."), shared=lambda name: False)
-
-    @property
-    def refuses(self) -> dict[str, str]:
-        no_model = "clients of this method receive no model that the plug-in could refer to"
-        return {
-            "fednorm": "this method averages no weights",
-            "fedlex": "this method's clients share no parameters that could be explored",
-            "fedprox": no_model,
-            "moon": no_model,
-            "fedntd": no_model,
-        }
 
     def setup(self) -> None:
         if self.setting.server_opt is not None:

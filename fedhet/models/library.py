@@ -142,10 +142,10 @@ def load_pretrained(whole: nn.Module, head: str, file: str) -> None:
     top = {name for name in own if name.startswith(f"{head}.")}
     if any(name not in tensors or tensors[name].shape != own[name].shape for name in top):
         log.info(
-            "model.weights=%s does not hold the head %r of %d classes, which starts untrained",
+            "model.weights=%s does not hold the head %r of %s, which starts untrained",
             file,
             head,
-            len(own[f"{head}.weight"]),
+            check.counted(len(own[f"{head}.weight"]), "class", "classes"),
         )
         tensors = {name: t for name, t in tensors.items() if name not in top}
         own = {name: t for name, t in own.items() if name not in top}

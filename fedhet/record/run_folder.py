@@ -204,9 +204,7 @@ class Recorder:
     def keep_best(self, strategy: FedStrategy) -> None:
         """Save the current global model, the best so far by validation, in best_val.safetensors."""
         if "global" in strategy.views:
-            part = self.folder / ".best_val.part"
-            _save(part, strategy.weights["model"])
-            part.replace(self.folder / "best_val.safetensors")
+            _save(self.folder / "best_val.safetensors", strategy.weights["model"])
 
     @contextmanager
     def ending(self, strategy: FedStrategy) -> Iterator[None]:
@@ -277,5 +275,14 @@ def versions() -> dict[str, Any]:
 
 
 def _save(path: Path, tree: Tree) -> None:
+    """Write a safetensors file atomically, with the mode that every new file has here.
+
+    safetensors itself gives its files the mode 0600, whatever the umask.
+    """
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tree.items()}
-    safetensors.torch.save_file(tensors, path)
+    part = path.with_name(f".{path.name}.part")
+    part.touch()
+    mode = part.stat().st_mode
+    safetensors.torch.save_file(tensors, part)
+    part.chmod(mode)
+    part.replace(path)

@@ -19,6 +19,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from fedhet.check import counted
 from fedhet.record import notebook
 from fedhet.record.summary import method_name
 from fedhet.targets import TARGETS, Classes, Target, of_row
@@ -28,6 +29,13 @@ if TYPE_CHECKING:
     from fedhet.server import Observer
 
 log = logging.getLogger("fedhet")
+
+
+class Output(Console):
+    """A console whose reader may leave, as in `python -m fedhet | head`: rich would exit with 1."""
+
+    def on_broken_pipe(self) -> None:
+        raise  # again: rich calls this where it has caught the error
 
 
 def step_line(row: Row) -> str:
@@ -42,14 +50,15 @@ def step_line(row: Row) -> str:
     if row["loss_global"] is not None:
         parts.append(f"loss {row['loss_global']:.4f}")
     if row["failures"]:
-        parts.append(f"{len(row['failures'])} clients failed")
+        parts.append(f"{counted(len(row['failures']), 'client')} failed")
     return ", ".join(parts)
 
 
 def log_step(row: Row) -> None:
     """Log a step: the observer for processes whose output is a log."""
     seconds = sum(row["seconds"].values())
-    log.info("%s, %d clients, %.2f s", step_line(row), len(row["cohort"]), seconds)
+    clients = counted(len(row["cohort"]), "client")
+    log.info("%s, %s, %.2f s", step_line(row), clients, seconds)
 
 
 def log_to_stderr(name: str = "fedhet") -> None:
@@ -112,11 +121,11 @@ def print_summary(summary: dict[str, Any], folder: Path) -> None:
     rows = summary_rows(summary)
     for name, value in rows:
         table.add_row(name, value)
-    console = Console()
+    console: Console = Output()
     if not console.is_terminal:
         # No line is folded where the output is a file or a pipe.
         width = max(console.width, 40 + max(len(value) for _, value in rows))
-        console = Console(width=width)
+        console = Output(width=width)
     console.print(table)
     for path in sorted((folder / "figures").glob("*.png")):
         # Outside of the table, which would fold the path in a narrow terminal.
@@ -132,7 +141,7 @@ def summary_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
     rows = [
         (
             "data",
-            f"{summary['dataset'] or 'given'}, {partition['clients']} clients,"
+            f"{summary['dataset'] or 'given'}, {counted(partition['clients'], 'client')},"
             f" {partition['name']}; model {summary['model']}",
         ),
         ("rounds", ", ".join(f"{phase['name']} {phase['rounds']}" for phase in summary["phases"])),

@@ -39,7 +39,7 @@ def test_list(jobs: list[Config], capsys: pytest.CaptureFixture[str]) -> None:
     lines = [line.split() for line in out.splitlines()]
     assert ["fednorm", "fedprox"] in lines
     assert ["fedavg", "+", "+"] in lines
-    assert ["fednorm", "+", "-"] in lines
+    assert ["fednorm", "=", "-"] in lines
     assert ["fednorm", "+", "fedprox", "they", "quarrel"] in lines
     assert all(any(line[:1] == [name] for line in lines) for name in catalogue.choices("method"))
 

@@ -30,6 +30,10 @@ REFUSED = [
     ),
     ("plugin=[fednorm,fednova]", ["unknown plugin 'fednova': it is a method"]),
     ("plugin=[fednorm,zzz]", ["unknown plugin 'zzz'"]),
+    (
+        "plugin=[fednorm,fedprox,fednorm]",
+        ["plugin=[fednorm,fedprox,fednorm]", "the plug-in 'fednorm' twice", "acts once"],
+    ),
     ("dataset=digit", ["unknown dataset 'digit'", "did you mean digits?", "mnist"]),
     ("partition=dirichlett", ["did you mean dirichlet?", "iid"]),
     ("model=zzz", ["unknown model 'zzz'", "mlp"]),

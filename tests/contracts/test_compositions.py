@@ -16,11 +16,12 @@ from typing import Any
 import pytest
 import torch
 from composing import composed
+from contracts.short import shortened
 from omegaconf import OmegaConf
 
 from fedhet import config, trees
 from fedhet.cli.compatibility import compatibility
-from fedhet.config import Config, catalogue
+from fedhet.config import catalogue
 from fedhet.config.targets import find_target
 from fedhet.data.toy import toy_task
 from fedhet.errors import ConfigError
@@ -29,27 +30,6 @@ from fedhet.testing import Apart, check_choice, run_quietly
 
 METHODS = catalogue.choices("method")
 PLUGINS = catalogue.choices("plugin")
-SETTINGS = [
-    "rounds=2",
-    "fraction=0.75",
-    "client.epochs=2",
-    "client.batch_size=5",
-    "eval.every=2",
-    "engine.workers=1",
-    "device=cpu",
-]
-# Phases before the training and server-side training take long by default. A new method or plug-in
-# that has such options gets a line here.
-DENSITY = [
-    f"plugin.feddisk.{key}=2" for key in ("made_max_rounds", "local_max_epochs", "clf_max_epochs")
-]
-GENERATOR = ["method.server_steps=2", "method.hidden=8", "method.noise_dim=4"]
-SHORT = {
-    "fedgen": GENERATOR,
-    "fedlex": ["plugin.fedlex.e_exp=2"],
-    "feddisk": DENSITY,
-    "feddiskab": DENSITY,
-}
 
 
 @cache
@@ -74,12 +54,6 @@ def refusals() -> dict[tuple[str, str], str]:
     """(method, plug-in) -> why they cannot be combined."""
     rows, _ = listed()
     return {(method, plugin): reason for method, plugin, reason in rows if reason is not None}
-
-
-def shortened(method: str, plugin: str | None) -> Config:
-    """The configuration of a short run."""
-    short = {line for name in (method, plugin) for line in SHORT.get(str(name), [])}
-    return composed(f"method={method}", f"plugin=[{plugin or ''}]", *SETTINGS, *sorted(short))
 
 
 def pairs() -> Iterator[Any]:

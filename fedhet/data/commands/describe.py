@@ -61,6 +61,8 @@ def table(data: RunData, record: dict[str, Any]) -> Table:
     """
     from rich.table import Table
 
+    from fedhet.check import counted
+
     clients, outputs = record["clients"], data.dataset.outputs
     number = data.dataset.target == "number"
     part_sizes = data.clients.part_sizes
@@ -72,8 +74,9 @@ def table(data: RunData, record: dict[str, Any]) -> Table:
     shown = Table(
         title=(
             f"{record['name']} partition {record['hash']} of {data.dataset.name}{pooled}:"
-            f" {clients} clients, {sum(sizes)} of {record['samples']} samples,"
-            f" {min(sizes)} to {max(sizes)} each, target {data.dataset.target}"
+            f" {counted(clients, 'client')}, {sum(sizes)} of"
+            f" {counted(record['samples'], 'sample')}, {min(sizes)} to {max(sizes)} each, target"
+            f" {data.dataset.target}"
         ),
         caption=f"the first {MAX_ROWS} of {clients} clients" if clients > MAX_ROWS else None,
     )
@@ -116,10 +119,10 @@ def _numbers(data: RunData, pid: int) -> list[str]:
 
 def _console_for(shown: Table) -> Console:
     """The terminal, or a file that is wide enough for every column of the table."""
-    from rich.console import Console
+    from fedhet.record.terminal import Output
 
-    console = Console()
+    console = Output()
     if console.is_terminal:
         return console
     options = console.options.update(max_width=10_000)
-    return Console(width=max(console.width, console.measure(shown, options=options).maximum))
+    return Output(width=max(console.width, console.measure(shown, options=options).maximum))
