@@ -49,12 +49,13 @@ def about() -> dict[str, str]:
         command = ["git", "-C", str(ROOT), *words]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
-    changed = git("status", "--porcelain", "--", "fedhet", "conf", "scripts/figures")
+    code = ("--", "fedhet", "conf", "scripts/figures")
+    changed = git("status", "--porcelain", *code)
     info = Path("/proc/cpuinfo")
     model = re.search(r"model name\s*: (.*)", info.read_text()) if info.exists() else None
     return {
         "fedhet": version("fedhet"),
-        "commit": git("rev-parse", "--short", "HEAD") + (" with changes" if changed else ""),
+        "commit": git("log", "-1", "--format=%h", *code) + (" with changes" if changed else ""),
         "torch": torch.__version__.partition("+")[0],
         "cpu": model[1] if model else platform.machine(),
     }

@@ -69,7 +69,7 @@ def measure(table: tables.Table) -> dict[str, tables.Values]:
     """
     figures = {
         cell.key: [
-            look_up(cell.value, *run(table.task, cell.overrides, seed))
+            look_up(cell.value, *run(cell.task, cell.overrides, seed))
             for seed in range(table.seeds)
         ]
         for cell in table.cells

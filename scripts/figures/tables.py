@@ -47,6 +47,7 @@ class Cell:
 
     row: str
     column: str
+    task: str | None
     overrides: tuple[str, ...]
     value: str
     unit: float = 1.0
@@ -55,7 +56,8 @@ class Cell:
     @property
     def key(self) -> str:
         """Its name in the file of what was measured."""
-        return f"{shlex.join(self.overrides)} -> {self.value}"
+        task = f"{self.task}: " if self.task else ""
+        return f"{task}{shlex.join(self.overrides)} -> {self.value}"
 
     def number(self, value: float | str | None) -> str:
         """The value as it is printed."""
@@ -111,7 +113,7 @@ class Table:
             for column, given in self.columns.items():
                 spec = dict(given) if isinstance(given, dict) else {"value": given}
                 lines = shlex.split(f"{self.runs} {spec.pop('with', '')} {overrides}")
-                cells.append(Cell(row, column, tuple(lines), **spec))
+                cells.append(Cell(row, column, self.task, tuple(lines), **spec))
         return cells
 
     def read(self) -> dict[str, Any]:
