@@ -13,6 +13,8 @@ import pytest
 from house_rules.source import ROOT, name
 
 from fedhet import config
+from fedhet.data.toy import toy_task
+from fedhet.job import Job
 
 SCRIPT = ROOT / "scripts" / "figures"
 TABLE = """\
@@ -51,7 +53,7 @@ def test_pages_show_what_was_measured(tables: ModuleType) -> None:
 def test_the_runs_of_every_table_compose(tables: ModuleType) -> None:
     runs = {cell.overrides for table in tables.tables(ROOT).values() for cell in table.cells}
     for overrides in sorted(runs):
-        config.compose(list(overrides))
+        assert Job(config.compose(list(overrides)), toy_task()).strategy.name
 
 
 def test_what_pages_print_can_be_measured_again(
@@ -97,3 +99,34 @@ def test_what_pages_print_can_be_measured_again(
     out = capsys.readouterr().out
     assert "README.md: docs/figures/lost.yaml does not exist" in out
     assert "docs/figures/tiny.yaml: on no page" in out
+
+
+# What is no measured figure: the tables themselves, code, addresses.
+EXEMPT = re.compile(
+    r"<!-- figures: .*?<!-- end figures -->|```.*?```|`[^`]+`|\]\([^)]*\)|^    [^\n]*$",
+    re.DOTALL | re.MULTILINE,
+)
+# An accuracy or another share, as tables print them: .87, 0.871.
+FIGURE = re.compile(r"(?<![\w.])0?\.\d{2,}")
+
+
+def pages() -> list[Path]:
+    """All pages but those whose every table names its benchmark or its source."""
+    docs = [path for path in sorted((ROOT / "docs").glob("*.md")) if path.stem != "performance"]
+    return [ROOT / "README.md", *docs]
+
+
+def test_a_figure_is_told_from_a_setting() -> None:
+    text = "`client.lr=.05` reaches .871 ([paper](https://arxiv.org/abs/2212.01197), section 4.25)"
+    assert FIGURE.findall(EXEMPT.sub("", text)) == [".871"]
+
+
+@pytest.mark.parametrize("page", pages(), ids=name)
+def test_measured_figures_stand_in_tables_only(page: Path) -> None:
+    """In prose they would go stale unnoticed; settings are told from figures by being code."""
+    prose = EXEMPT.sub("", page.read_text(encoding="utf-8"))
+    found = [line for line in prose.splitlines() if FIGURE.search(line)]
+    assert not found, (
+        f"{name(page)}: put measured figures into a table of `make figures` (CONTRIBUTING.md), and"
+        " settings into backticks:\n" + "\n".join(found)
+    )
