@@ -29,7 +29,7 @@ program and PFLlib have one): batch norm subtracts it again, so its gradient is 
 move it by rounding errors.
 
 Defaults: normal noise (the authors' program and PFLlib: uniform); lam = 1, constant, and kl = 0
-(the authors' program: 10 each, with decay 0.98); noise_dim, hidden and server_lr as in the FedSA
+(the authors' program: 10 each, with `decay = .98`); noise_dim, hidden and server_lr as in the FedSA
 paper; server_steps as in PFLlib.
 
 Reference: Zhu, Hong and Zhou 2021, "Data-free knowledge distillation for heterogeneous federated

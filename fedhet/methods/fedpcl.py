@@ -35,7 +35,7 @@ Deviation: the paper trains a projection on frozen pre-trained encoders; here ev
 `features` reads is trained, as in the FedDisk paper's comparison. A model that freezes its encoder
 (requires_grad) and ends `features` with a projection is the paper's.
 
-Defaults: tau = 0.07, as in the paper; gradients are clipped at norm 10, as in PFLlib.
+Defaults: `tau = 0.07`, as in the paper; gradients are clipped at norm 10, as in PFLlib.
 
 Reference: Tan et al. 2022, "Federated learning from pre-trained models: a contrastive learning
 approach".

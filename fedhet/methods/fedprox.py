@@ -21,7 +21,7 @@ Deviations from the paper:
 - Every client trains for the same number of epochs: neither the inexactness gamma nor stragglers
   are modelled.
 
-Default: mu = 0.01. The papers that compare with FedProx use values from 0.001 to 1.
+Default: `mu = 0.01`. The papers that compare with FedProx use values from `0.001` to 1.
 """
 
 from __future__ import annotations
