@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -35,7 +36,7 @@ def test_without_the_environment_one_line_says_how_to_get_it(arguments: str) -> 
     process = bare(ROOT, *arguments.split())
     assert process.returncode == 1
     (line,) = process.stderr.splitlines()
-    assert line.startswith(f"error: omegaconf is not installed in {sys.executable}: ")
+    assert re.match(rf"error: \w+ is not installed in {re.escape(sys.executable)}: ", line)
     assert "`source .venv/bin/activate`, after `make run`" in line
     assert "`pip install -e .`" in line
 
@@ -67,13 +68,9 @@ def test_with_fedhet_on_the_path_it_works_there_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "reader"),
     [
-        ("--help", "head -1"),
         ("--help method=fedlex plugin=[feddisk]", "head -1"),
         ("--list", "head -1"),
-        ("--cfg job", "head -1"),
-        ("data --help", "head -1"),
         ("data describe", "head -1"),
-        ("data describe", "true"),
         ("method=fedavg rounds=1 client.steps=1", "true"),
         ("-m method=fedavg rounds=1 client.steps=1 seed=0,1", "head -1"),
     ],
