@@ -25,7 +25,7 @@ from fedhet.data.run_data import RunData
 from fedhet.data.toy import toy_task
 from fedhet.errors import ConfigError, RunFailed
 from fedhet.messages import LocalSettings
-from fedhet.models.build import model_for
+from fedhet.models.build import build_model
 from fedhet.plugin import Plugin
 from fedhet.process import choose_device, pinned_threads
 from fedhet.record import terminal
@@ -85,7 +85,7 @@ class Job:
         scale = target_scale(dataset)
         target = targets.make(dataset.target, len(dataset.outputs), *(scale or ()))
         task = Task(
-            model=lambda: model_for(self.config.cfg.model, dataset),
+            model=lambda: build_model(self.config.cfg.model, dataset),
             criterion=target.losses,
             clients=configured.clients,
             test=dataset.test,

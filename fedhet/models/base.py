@@ -17,8 +17,8 @@ from fedhet.errors import ConfigError
 class Classifier(nn.Module, ABC):
     """A model of the form `head(features(x))`.
 
-    `head` is an `nn.Linear` from d features to the outputs, one for each class, label or number, and
-    the last entry of the state dictionary.
+    `head` is an `nn.Linear` from d features to the outputs, one for each class, label or number.
+    It is the last entry of the state dictionary.
     """
 
     head: nn.Linear

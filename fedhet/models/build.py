@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fedhet.data.dataset import Dataset
 
 
-def model_for(node: DictConfig, dataset: Dataset) -> nn.Module:
+def build_model(node: DictConfig, dataset: Dataset) -> nn.Module:
     """A new model for a dataset.
 
     Args:
