@@ -59,10 +59,10 @@ def check_hydra_targets(hydra: DictConfig) -> None:
             raise ConfigError(
                 f"{path}={value} is not allowed: oc.create, oc.decode and ext:// could name code"
             )
-    given = [str(line) for line in hydra.overrides.hydra if "env_set" in str(line)]
+    given = "\n".join(line for line in hydra.overrides.hydra if "env_set" in line)
     for name in map(str, hydra.job.env_set):
         own = name in (pieces.TRUST, pieces.SEARCH_PATH)
-        if own or not any(name in line for line in given):
+        if own or not re.search(rf"\b{re.escape(name)}\b", given):
             raise ConfigError(
                 f"hydra.job.env_set.{name} is not allowed{'' if own else ' in a file'}; set the"
                 f" environment variable {name} yourself"

@@ -120,6 +120,11 @@ def test_a_file_on_the_search_path_names_no_other_code(
 
 def test_the_command_line_may_set_variables(conf: Path) -> None:
     check_overrides(["+hydra.job.env_set.SOME_NAME=1"])
+    (conf / "experiment" / "evil.yaml").write_text(
+        "# @package _global_\nhydra: {job: {env_set: {NAME: x}}}\n"
+    )
+    with pytest.raises(ConfigError, match=r"env_set\.NAME is not allowed in a file"):
+        check_overrides(["+hydra.job.env_set.SOME_NAME=1", "experiment=evil"])
     logging = (
         "+hydra.job_logging.handlers={a: {class: logging.StreamHandler, stream: ext://sys.stderr}}"
     )
