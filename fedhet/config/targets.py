@@ -34,7 +34,7 @@ def check_targets(cfg: DictConfig) -> None:
     """
     for path, name, value in _walk(OmegaConf.to_container(cfg, resolve=True)):
         if name == "_target_" and value is not None:
-            _check_trusted(path, value, _trusted())
+            _check_trusted(path, value, trusted())
 
 
 def check_hydra_targets(hydra: DictConfig) -> None:
@@ -68,7 +68,7 @@ def find_target(node: DictConfig) -> Any:
     """
     path = f"{node._get_full_key(None)}._target_"
     target = node._target_
-    _check_trusted(path, target, _trusted())
+    _check_trusted(path, target, trusted())
     module_name, _, name = target.rpartition(".")
     try:
         thing = getattr(importlib.import_module(module_name), name, None) if module_name else None
@@ -113,7 +113,8 @@ def instantiate(node: DictConfig, **kwargs: Any) -> Any:
         raise ConfigError(f"{key}: {error}") from error
 
 
-def _trusted() -> tuple[str, ...]:
+def trusted() -> tuple[str, ...]:
+    """Return the packages, or prefixes of modules, whose classes a configuration may name."""
     words = re.split("[,:]", os.environ.get("FEDHET_TRUST", ""))
     return ("fedhet", *(word.strip().rstrip(".") for word in words if word.strip(" .")))
 

@@ -209,10 +209,12 @@ class Recorder:
         try:
             yield
         except (KeyboardInterrupt, SystemExit):
-            self.finish("interrupted", reason="stopped by the user", strategy=strategy)
+            if not self.ended:
+                self.finish("interrupted", reason="stopped by the user", strategy=strategy)
             raise
         except Exception as error:
-            self.finish("failed", reason=str(error) or type(error).__name__, strategy=strategy)
+            if not self.ended:
+                self.finish("failed", reason=str(error) or type(error).__name__, strategy=strategy)
             raise
 
     def finish(self, status: str, *, strategy: FedStrategy, reason: str | None = None) -> None:
