@@ -51,12 +51,13 @@ def run(job: Job) -> Path:
         nodes=job.strategy.nodes,
     )
     with (
-        recorder.ending(job.strategy),
         quiet_flower(),
+        simulation,
+        recorder.ending(job.strategy),
         job.progress() as observe,
-        simulation as (grid, context),
     ):
-        ServerApp(server_fn=lambda context: components(job, observe))(grid, context)
+        server = ServerApp(server_fn=lambda context: components(job, observe))
+        server(*simulation.nodes())
     return recorder.folder
 
 

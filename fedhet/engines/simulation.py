@@ -7,9 +7,12 @@ notices Ctrl-C at once; then the clients' processes are killed.
 
 from __future__ import annotations
 
+import atexit
 import logging
+import os
 import queue
 import signal
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -28,11 +31,12 @@ if TYPE_CHECKING:
 POLL_SECONDS = 0.02  # between two looks for replies; Flower's own .1 s is a third of a small round
 LOOKS_PER_SECOND = 5000  # of all threads together, which take a quarter of a core
 SIGNAL_SECONDS = 0.05  # between two looks whether Ray has replaced our signal handlers
-END_SECONDS = 3.0  # how long the simulation may take to end after an interruption
+END_SECONDS = 2.5  # how long the simulation may take to end after an interruption
+INTERRUPTED = 130  # exit code
 
 
 class Simulation:
-    """Nodes with one client each; they serve while the block is executed.
+    """Nodes with one client each, which serve until the end of the block.
 
     Args:
         client_fn: what each client's process calls for a message.
@@ -57,36 +61,40 @@ class Simulation:
         self._init_args = init_args
         self._nodes = nodes
         self._thread = threading.Thread(target=self._simulate, name="simulation", daemon=True)
-        # What Flower gives to a server; None if it never will.
-        self._started: queue.SimpleQueue[tuple[Grid, Context] | None] = queue.SimpleQueue()
+        self._started: queue.SimpleQueue[tuple[Grid, Context]] = queue.SimpleQueue()
         self._served = threading.Event()  # the server needs the nodes no longer
         self._cut = False  # whether to end what the clients are doing
         self._actors: list[Any] = []
         self._handlers: dict[int, Any] = {}
 
-    def __enter__(self) -> tuple[Grid, Context]:
-        """Return what Flower gives to a server.
-
-        Raises:
-            RunFailed: Ray did not start.
-        """
+    def __enter__(self) -> Simulation:
         if threading.current_thread() is threading.main_thread():
             self._handlers = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
         self._thread.start()
-        try:
-            return self._wait_for_start()
-        except BaseException as error:
-            self.__exit__(type(error), error, None)
-            raise
+        return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._end(cut=error is not None)
         self._thread.join(None if error is None else END_SECONDS)
+        if self._thread.is_alive():
+            atexit.register(self._leave)
         for number, handler in self._handlers.items():
             if handler is not None:
                 signal.signal(number, handler)
 
-    def _wait_for_start(self) -> tuple[Grid, Context]:
+    def _leave(self) -> None:
+        """End the process without Ray's own end: in the middle of its start, that one crashes."""
+        if self._thread.is_alive():
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(INTERRUPTED)  # the kernel then ends what Ray has started
+
+    def nodes(self) -> tuple[Grid, Context]:
+        """Wait until the simulation has started, and return what Flower gives to a server.
+
+        Raises:
+            RunFailed: the simulation did not start.
+        """
         started = None
         while self._thread.is_alive():
             self._take_signals()
@@ -99,7 +107,10 @@ class Simulation:
         return started
 
     def _end(self, *, cut: bool) -> None:
-        self._cut = self._cut or cut
+        if cut:
+            self._cut = True
+            for name in ("flwr", "ray"):  # they would report each thing that this breaks
+                logging.getLogger(name).setLevel(logging.CRITICAL)
         if self._nodes.ended is None:
             self._nodes.ended = "the run has ended"
         self._served.set()
@@ -123,7 +134,8 @@ class Simulation:
 
         reason = "Flower's simulation has ended"
         try:
-            ray.init(**self._init_args)  # Flower then does not start Ray in its own way
+            if not self._served.is_set():
+                ray.init(**self._init_args)  # Flower then does not start Ray in its own way
             if not self._served.is_set():
                 with _actors_known(self._actors):
                     run_simulation(
@@ -141,6 +153,7 @@ class Simulation:
 
     def _server_app(self) -> ServerApp:
         """A server that hands its nodes over to the other thread, and waits until it is done."""
+        import ray
         from flwr.server import ServerApp
 
         app = ServerApp()
@@ -152,16 +165,10 @@ class Simulation:
             self._started.put((grid, context))
             self._served.wait()
             if self._cut:
-                self._kill_clients()
+                for actor in self._actors:
+                    ray.kill(actor)
 
         return app
-
-    def _kill_clients(self) -> None:
-        import ray
-
-        logging.getLogger("flwr").setLevel(logging.CRITICAL)  # it would report each of them
-        for actor in self._actors:
-            ray.kill(actor)
 
 
 # ---- Flower's ways

@@ -237,7 +237,8 @@ class Recorder:
         )
         self._write_summary()
         self.ended = True
-        self._draw()
+        if self.rows:
+            self._draw()
         log.info("run folder: %s", self.folder)
 
     def _draw(self) -> None:
