@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,9 +19,10 @@ from typing import Any
 from fedhet.config.targets import trusted
 from fedhet.errors import ConfigError
 
-REACH_SECONDS = 9.5  # how long a cluster may take to answer
+REACH_SECONDS = 8.0  # how long a cluster may take to answer
 PROBE = Path(__file__).with_name("cluster_probe.py")
 TOKEN_REFUSED = "InvalidAuthToken"  # in what Ray writes to stderr, until it gives up
+NO_NODE = "No node info found"  # what Ray says where it finds no process of the cluster
 
 
 def reach(address: str) -> list[dict[str, float]]:
@@ -65,35 +70,43 @@ def _reason(reason: str, log: str) -> str:
         )
     if "RAY_AUTH_TOKEN" in reason:  # Ray's own words fill a screen
         return f"RAY_AUTH_MODE=token, but this machine has no token: {reason.partition('. ')[0]}"
+    if NO_NODE in reason:
+        return "this machine is not a node of the cluster; `ray start --address=...` makes it one"
     if reason:
-        return " ".join(reason.split())
+        words = reason.strip().splitlines()[-1] if "Traceback" in reason else reason
+        return " ".join(words.split())
     return f"no Ray cluster has answered there within {REACH_SECONDS:g} s"
 
 
 # ---- what travels to the nodes
-def runtime_env() -> dict[str, Any]:
+@contextmanager
+def runtime_env() -> Iterator[dict[str, Any]]:
     """Ray's description of what each node gets: the code of this process, and its settings.
 
     fedhet itself is always sent, because equal bytes take equal code. A trusted package is sent
-    unless it is installed as the dependencies are, which every node must have anyway.
+    unless it is installed as the dependencies are, which every node must have anyway. The code is
+    the `working_dir` of the clients' processes, because Ray would otherwise prefer what lies in
+    the folder of the same name as ours on their machine. It must exist until Ray has read it.
     """
-    names = dict.fromkeys(name.partition(".")[0] for name in trusted())
-    sources = [_source(name) for name in names]
-    return {
-        "py_modules": [str(source) for source in sources if source is not None],
-        "excludes": ["__pycache__"],
-        "env_vars": {name: value for name, value in os.environ.items() if name[:7] == "FEDHET_"},
-    }
+    with tempfile.TemporaryDirectory(prefix="fedhet-ray-") as folder:
+        for name in {name.partition(".")[0] for name in trusted()}:
+            _copy_code(name, Path(folder))
+        variables = {name: value for name, value in os.environ.items() if name[:7] == "FEDHET_"}
+        yield {"working_dir": folder, "env_vars": variables}
 
 
-def _source(package: str) -> Path | None:
-    """The folder or file of a package that must be sent."""
+def _copy_code(package: str, folder: Path) -> None:
+    """Copy the folder or file of a package, if it must be sent."""
     spec = find_spec(package)
     if spec is None:
-        return None  # the run has no need of it, or its own error says that it is missing
-    folders = list(spec.submodule_search_locations or ())
-    source = Path(folders[0] if folders else spec.origin or "")
+        return  # the run has no need of it, or its own error says that it is missing
+    locations = list(spec.submodule_search_locations or ())
+    source = Path(locations[0] if locations else spec.origin or "")
     installed = [Path(sysconfig.get_path(name)) for name in ("purelib", "platlib")]
-    if package != "fedhet" and any(source.is_relative_to(folder) for folder in installed):
-        return None
-    return source
+    if package != "fedhet" and any(source.is_relative_to(where) for where in installed):
+        return
+    if source.is_dir():
+        caches = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(source, folder / source.name, ignore=caches)
+    else:
+        shutil.copy(source, folder)

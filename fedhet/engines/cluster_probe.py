@@ -27,13 +27,14 @@ def probe(address: str) -> dict[str, Any]:
     from ray._private.services import canonicalize_bootstrap_address_or_die
 
     try:
-        # Ray replaces localhost by the address under which other machines see this one.
         found: str = canonicalize_bootstrap_address_or_die(address)
-        host, _, port = found.rpartition(":")
-        socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
-    except (ConnectionError, ValueError) as error:
+    except (OSError, ValueError) as error:
         return {"reason": str(error)}
+    host, _, port = found.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
     except OSError as error:
+        # Ray has replaced localhost by the address under which other machines see this one.
         return {"reason": f"{found}: {error.strerror or error}"}
     try:
         ray.init(address, logging_level=logging.CRITICAL, log_to_driver=False)

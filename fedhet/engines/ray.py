@@ -9,7 +9,8 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,16 +44,16 @@ def run(job: Job) -> Path:
     engine = job.config.cfg.engine
     _check_resources(engine)
     recorder = job.recorder
-    simulation = Simulation(
-        _client_fn(job.config),
-        len(job.task.sizes),
-        resources={"num_cpus": engine.num_cpus, "num_gpus": engine.num_gpus},
-        init_args=_init_args(engine.address),
-        nodes=job.strategy.nodes,
-    )
     with (
         quiet_flower(),
-        simulation,
+        _init_args(engine.address) as init_args,
+        Simulation(
+            _client_fn(job.config),
+            len(job.task.sizes),
+            resources={"num_cpus": engine.num_cpus, "num_gpus": engine.num_gpus},
+            init_args=init_args,
+            nodes=job.strategy.nodes,
+        ) as simulation,
         recorder.ending(job.strategy),
         job.progress() as observe,
     ):
@@ -61,17 +62,20 @@ def run(job: Job) -> Path:
     return recorder.folder
 
 
-def _init_args(address: str | None) -> dict[str, Any]:
-    """The arguments of `ray.init`."""
+@contextmanager
+def _init_args(address: str | None) -> Iterator[dict[str, Any]]:
+    """The arguments of `ray.init`, inside the block."""
     if address is None:
         path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
-        environment: dict[str, Any] = {"env_vars": {"PYTHONPATH": path}}
-        # "local": whatever cluster RAY_ADDRESS or an earlier `ray start` names is not meant.
-        where: dict[str, Any] = {"address": "local", "include_dashboard": False}
-    else:
-        environment = cluster.runtime_env()
-        where = {"address": address}
-    return {**where, "runtime_env": environment, "logging_level": logging.ERROR}
+        yield {
+            "address": "local",  # not the cluster that RAY_ADDRESS or an earlier `ray start` names
+            "include_dashboard": False,
+            "logging_level": logging.ERROR,
+            "runtime_env": {"env_vars": {"PYTHONPATH": path}},
+        }
+        return
+    with cluster.runtime_env() as environment:
+        yield {"address": address, "logging_level": logging.ERROR, "runtime_env": environment}
 
 
 # ---- in the processes of the clients
