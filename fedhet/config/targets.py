@@ -40,7 +40,7 @@ def check_targets(cfg: DictConfig) -> None:
     """
     for path, name, value in _walk(OmegaConf.to_container(cfg, resolve=True)):
         if name == "_target_" and value is not None:
-            _check_trusted(path, value, _trusted())
+            _check_trusted(path, value, trusted())
 
 
 def check_hydra_targets(hydra: DictConfig) -> None:
@@ -84,7 +84,7 @@ def find(path: str, target: str) -> Any:
     Raises:
         ConfigError: as `find_target` does.
     """
-    _check_trusted(path, target, _trusted())
+    _check_trusted(path, target, trusted())
     module_name, _, name = target.rpartition(".")
     try:
         thing = getattr(importlib.import_module(module_name), name, None) if module_name else None
@@ -156,7 +156,8 @@ def instantiate(node: DictConfig, **kwargs: Any) -> Any:
         raise ConfigError(f"{key}: {error}") from error
 
 
-def _trusted() -> tuple[str, ...]:
+def trusted() -> tuple[str, ...]:
+    """Return the packages, or prefixes of modules, whose classes a configuration may name."""
     return ("fedhet", *pieces.trusted_packages())
 
 

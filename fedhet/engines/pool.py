@@ -7,7 +7,9 @@ import multiprocessing
 import signal
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -26,6 +28,7 @@ END_SECONDS = 5.0  # how long a worker may take to end before it is killed
 # Bytes of replies that are received but whose turn has not come. Beyond them no further message is
 # handed out, as long as at least as many replies are held as there are workers.
 AHEAD_BYTES = 2**28
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 @dataclass
@@ -90,16 +93,20 @@ class PoolCourier:
     def __enter__(self) -> PoolCourier:
         self._folder.mkdir(parents=True, exist_ok=True)
         self._writer = Writer(self._folder / "broadcast")
+        if not self._can_fork():
+            # The first process to be spawned would start this one too, which unblocks signals.
+            resource_tracker.ensure_running()
         for _ in range(self._count):
             self._start()
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         for connection in self._workers:
             connection.close()  # a worker ends when its pipe is closed
         for worker in self._workers.values():
-            worker.process.join(timeout=END_SECONDS)
-            worker.process.kill()
+            if error is None:
+                worker.process.join(timeout=END_SECONDS)
+            worker.process.kill()  # nobody will read the rest of its work
             worker.process.join()
 
     def exchange(self, plan: list[Broadcast], clock: Clock) -> Iterator[Reply]:
@@ -171,7 +178,8 @@ class PoolCourier:
         replies = self._folder / f"reply-{self._started}"
         arguments = (there, self._job, self._folder, replies, inherited)
         process = context.Process(target=_work, args=arguments, daemon=True)
-        process.start()
+        with _signals_blocked():
+            process.start()
         there.close()
         # Copies, because the worker writes its next reply over this one.
         self._workers[here] = Worker(process, Reader(copy=True), replies)
@@ -201,6 +209,19 @@ class PoolCourier:
         return code
 
 
+@contextmanager
+def _signals_blocked() -> Iterator[None]:
+    """Keep SIGINT and SIGTERM from this process, and from those that it starts in the block.
+
+    Ctrl-C is sent to all of them. A worker that it met before `_work` would print a traceback.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _size(reply: Reply) -> int:
     """The bytes of a reply."""
     if isinstance(reply, Failure):
@@ -214,6 +235,7 @@ def _work(
     """A worker process: serve messages until the pipe is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends us
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     for other in inherited:
         other.close()
     pin_threads(job.config.cfg.engine.threads)
@@ -223,7 +245,7 @@ def _work(
     while True:
         try:
             msg = connection.recv()
-        except (EOFError, ConnectionResetError):  # the latter where the parent left a reply unread
+        except (EOFError, ConnectionResetError):  # the latter if a reply was still unread
             return
         writer.clear()
         try:
@@ -237,5 +259,5 @@ def _work(
             reply = Failure(msg.pid, msg.phase, msg.step, f"{type(error).__name__}: {error}")
         try:
             connection.send(reply)
-        except BrokenPipeError:  # the run has ended meanwhile
+        except (BrokenPipeError, ConnectionResetError):  # the run has ended meanwhile
             return

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import shlex
+from collections.abc import Callable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -62,16 +63,13 @@ class Refusal(NumPyClient):
         return 0.0, examples, metrics
 
 
-def client_for(
-    context: Context, store: Store, overrides: tuple[str, ...] | None = None, engine: str = "flwr"
-) -> Client:
+def client_for(context: Context, store: Store, make_job: Callable[[], Job] | None = None) -> Client:
     """The client of one message, which may be for any of the clients that its node hosts.
 
     Args:
         context: Flower's context of the node.
         store: where the clients' states are.
-        overrides: the run's overrides; None reads them from the run config.
-        engine: the engine's name.
+        make_job: returns the job of this process; None builds it from the run config.
 
     Returns:
         The client; one that replies with failures if this machine cannot serve the run, because it
@@ -90,7 +88,7 @@ def client_for(
             " --node-config 'partition-id=0 num-partitions=3' with its own number"
         ) from error
     try:
-        job = _cached_job(_overrides(context) if overrides is None else overrides, engine)
+        job = make_job() if make_job else _cached_job(_overrides(context))
         return job.client(store, properties).to_client()
     except (ConfigError, DataError, ImportError) as error:
         reason = f"its node cannot serve this run: {_explained(error)}"
@@ -99,11 +97,11 @@ def client_for(
 
 
 @lru_cache(maxsize=1)
-def _cached_job(overrides: tuple[str, ...], engine: str) -> Job:
+def _cached_job(overrides: tuple[str, ...]) -> Job:
     """The job of this process, so that it loads data and model once for all its messages."""
     settings = config.cached(overrides)
     pin_threads(settings.cfg.engine.threads)
-    return Job(settings, engine=engine)
+    return Job(settings, engine="flwr")
 
 
 def server_for(context: Context) -> ServerAppComponents:

@@ -30,14 +30,14 @@ class Nodes:
     Flower's node ids are random, so each node is asked for its partition-id once.
 
     Attributes:
-        cancelled: set from outside when no further node can join.
+        ended: why no node will answer any more, set from outside; None while they can.
     """
 
     def __init__(self) -> None:
         self._by_partition: dict[int, ClientProxy] = {}
         self._asked: set[str] = set()
         self._total = 0
-        self.cancelled = False
+        self.ended: str | None = None
 
     def proxy(self, pid: int, manager: ClientManager) -> ClientProxy:
         """The node that hosts client `pid`.
@@ -65,8 +65,8 @@ class Nodes:
             missing = sorted(set(range(self._total)) - set(self._by_partition))
             if self._total and not missing:
                 return
-            if self.cancelled:
-                raise RunFailed("the backend that hosts the nodes has ended")
+            if self.ended is not None:
+                raise RunFailed(self.ended)
             if time.monotonic() > deadline:
                 raise RunFailed(
                     f"waited {JOIN_SECONDS:.0f} s for nodes with partition-id"

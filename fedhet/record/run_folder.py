@@ -212,10 +212,12 @@ class Recorder:
         try:
             yield
         except (KeyboardInterrupt, SystemExit):
-            self.finish("interrupted", reason="stopped by the user", strategy=strategy)
+            if not self.ended:
+                self.finish("interrupted", reason="stopped by the user", strategy=strategy)
             raise
         except Exception as error:
-            self.finish("failed", reason=str(error) or type(error).__name__, strategy=strategy)
+            if not self.ended:
+                self.finish("failed", reason=str(error) or type(error).__name__, strategy=strategy)
             raise
 
     def finish(self, status: str, *, strategy: FedStrategy, reason: str | None = None) -> None:
@@ -238,7 +240,8 @@ class Recorder:
         )
         self._write_summary()
         self.ended = True
-        self._draw()
+        if self.rows:
+            self._draw()
         log.info("run folder: %s", self.folder)
 
     def _draw(self) -> None:
