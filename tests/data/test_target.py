@@ -182,14 +182,17 @@ def test_schemes_that_divide_classes_refuse(folder: Path, lines: list[str], sche
 def test_the_other_schemes_can_be_saved_and_used_again(
     folder: Path, lines: list[str], scheme: str
 ) -> None:
+    number = lines is NUMBER
     lines = [*lines, f"data_dir={folder}"]
+    table = frame() / 1e7 if number else frame()  # numbers that no whole number distinguishes
+    table.to_csv(folder / "train.csv", index=False)
     choice = [f"partition={scheme.split()[0]}", *scheme.split()[1:], "partition.clients=3"]
     data = run_data(*lines, *choice)
     assert sum(map(len, data.partition.indices)) == 80
     (folder / "partition.json").write_text(json.dumps(data.partition_record()))
     again = ["partition=saved", f"partition.name={folder}/partition.json"]
     assert run_data(*lines, *again).partition == data.partition
-    other = frame() * 1.01 if lines[2] == NUMBER[2] else frame().iloc[::-1]
+    other = table * 1.01 if number else table.iloc[::-1]
     other.to_csv(folder / "train.csv", index=False)
     with pytest.raises(ConfigError, match="is of other data"):
         run_data(*lines, *again)

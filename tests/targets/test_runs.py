@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pandas
 import pytest
@@ -48,9 +49,13 @@ def test_a_regression_by_configuration(tmp_path: Path, capsys: pytest.CaptureFix
     x = torch.tensor(features.to_numpy(), dtype=torch.float32)
     normalised, scale = partition["normalised"], partition["target_scale"]
     x = (x - torch.tensor(normalised["mean"])) / torch.tensor(normalised["std"])
-    with torch.no_grad():
-        output = fedhet.load(run.dir)(x.float()).double().numpy()
-    guess = output[:, 0] * scale["std"][0] + scale["mean"][0]
+
+    def predicted(weights: str) -> Any:
+        with torch.no_grad():
+            output = fedhet.load(run.dir, weights)(x.float()).double().numpy()
+        return output[:, 0] * scale["std"][0] + scale["mean"][0]
+
+    guess = predicted("model")
     assert summary["r2"]["last"] == pytest.approx(metrics.r2_score(y, guess), rel=1e-4)
     assert summary["r2"]["last"] > 0.35
     assert summary["mae"] == pytest.approx(metrics.mean_absolute_error(y, guess), rel=1e-4)
@@ -62,6 +67,8 @@ def test_a_regression_by_configuration(tmp_path: Path, capsys: pytest.CaptureFix
     best = max(rows, key=lambda row: row["r2_val_weighted"])
     assert summary["r2"]["best_val"] == best["r2_global"]
     assert summary["validation"] == best["r2_val_weighted"]
+    chosen = metrics.r2_score(y, predicted("best_val"))
+    assert chosen == pytest.approx(best["r2_global"], rel=1e-4)
     assert {path.name for path in (run.dir / "figures").iterdir()} == {"r2.png"}
     shown = capsys.readouterr()
     assert "R2, global test set" in shown.out and "accuracy" not in shown.out + shown.err
