@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fedhet import trees
+from fedhet.check import counted
 from fedhet.trees import LARGEST, UNBOUNDED, AnyTree, Tree, kind, shown
 
 Scalar = bool | int | float | str
@@ -101,7 +102,7 @@ class Message:
         value = self._extra(name)
         floating = isinstance(value, Tensor) and value.is_floating_point()
         if not isinstance(value, Tensor) or not floating or ndim not in (None, value.ndim):
-            size = "" if ndim is None else f" of {ndim} dimensions"
+            size = "" if ndim is None else f" of {counted(ndim, 'dimension')}"
             raise ValueError(
                 f"extra {name!r} is {kind(value)}; a floating-point tensor{size} is expected"
             )
@@ -120,8 +121,8 @@ class Message:
             or int(value.sum()) != total
         ):
             raise ValueError(
-                f"extra {name!r} is {shown(value)}; {classes} whole numbers >= 0 with the sum"
-                f" {total} are expected"
+                f"extra {name!r} is {shown(value)}; expected: {counted(classes, 'whole number')} >="
+                f" 0 with the sum {total}"
             )
         return value
 
@@ -129,10 +130,8 @@ class Message:
         """The extra `name` as a tree; with `like`, a finite one of its names, shapes and dtypes."""
         value = self._extra(name)
         if not isinstance(value, dict):
-            size = "" if like is None else f" {len(like)}"
-            raise ValueError(
-                f"extra {name!r} is {kind(value)}; a tree of{size} tensors is expected"
-            )
+            size = "tensors" if like is None else counted(len(like), "tensor")
+            raise ValueError(f"extra {name!r} is {kind(value)}; a tree of {size} is expected")
         if like is not None:
             trees.check_like(f"extra {name!r}", value, like)
         return value
@@ -161,6 +160,7 @@ class Broadcast(Message):
         pid: the client that the message is for.
         version: the round of the client state that the server last accepted; 0 for none.
         deadline: seconds after which the client gives up; None for never.
+        pinned: earlier rounds whose client state is still needed at the end of the run.
     """
 
     phase: str
@@ -174,6 +174,7 @@ class Broadcast(Message):
     pid: int = -1
     version: int = 0
     deadline: float | None = None
+    pinned: list[int] = field(default_factory=list)
 
     def to(self, pid: int, version: int, private: Extras) -> Broadcast:
         """The message for one client; everything that is shared is passed on by reference."""

@@ -10,7 +10,8 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedhet.errors import ConfigError
@@ -151,6 +152,13 @@ def exit_after(seconds: float | None) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
+
+
+def thread_names() -> Iterator[str]:
+    """The names of this process's threads, those of libraries included, on Linux."""
+    for path in Path("/proc/self/task").glob("*/comm"):
+        with suppress(OSError):  # the thread has ended
+            yield path.read_text().strip()
 
 
 def choose_device(name: str) -> torch.device:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -13,12 +11,9 @@ from fedhet import trees
 from fedhet.errors import RunFailed
 from fedhet.messages import Failure, Update
 from fedhet.phases import Entry
+from fedhet.plugin import Plugin
+from fedhet.server_opt import ServerOptimizer
 from fedhet.trees import Tree
-
-if TYPE_CHECKING:
-    pass
-
-log = logging.getLogger("fedhet")
 
 
 @dataclass
@@ -115,3 +110,27 @@ class BufferAverage:
         """The combined buffers; complete once every update has been read."""
         means = self._mean.mean() if self._mean.tree else {}
         return {**means, **self._most}
+
+
+def finished(
+    step: Step,
+    new: Tree,
+    buffers: Tree,
+    plugins: Sequence[Plugin],
+    optimizer: ServerOptimizer | None,
+) -> Tree:
+    """What plug-ins and the server optimiser make of the merged weights, with the buffers.
+
+    Raises:
+        RunFailed: a tensor is not finite.
+    """
+    for plugin in reversed(plugins):
+        new = plugin.merged(new, step.old)
+    if optimizer:
+        new = optimizer.step(step.old, new)
+    values = {**new, **buffers}
+    if bad := trees.first_nonfinite(values):
+        raise RunFailed(
+            f"round {step.round}: the aggregated tensor {bad!r} holds NaN or infinite values"
+        )
+    return values

@@ -7,7 +7,8 @@ of the timetable.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import logging
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
@@ -23,10 +24,12 @@ from fedhet.flower.strategy import FlowerStrategy
 from fedhet.messages import Broadcast, Extras, Reply, Update
 from fedhet.phases import Entry, Phase, locate, sample_cohort
 from fedhet.plugin import Plugin, Report
-from fedhet.replies import BufferAverage, Step, normalised
+from fedhet.replies import BufferAverage, Step, finished, normalised
 from fedhet.setting import Setting, check_composition
 from fedhet.site import Scope
 from fedhet.trees import Tree
+
+log = logging.getLogger("fedhet")
 
 
 class FedStrategy(FlowerStrategy):
@@ -42,8 +45,11 @@ class FedStrategy(FlowerStrategy):
         requires: the plug-in without which the method would be FedAvg; "" for none.
         needs_all: whether `merge` needs all updates at once, with weights that sum to 1; else it
             reads an iterator once and the weights are relative.
+        weighted: whether `merge` uses the weights; plug-ins that change them are refused otherwise.
         evaluates: the views that the method offers; the first one chooses the best round.
         evaluation_extras: extras for clients that evaluate.
+        personal_names: what differs from client to client in the personal models, beside what
+            `scope` keeps; None for everything.
         site, sizes, rounds: task, model and device; training samples per client; training rounds.
         weights: slot -> its tensors; "model" has all of the model's.
         timetable: the run's phases in order, those of plug-ins first.
@@ -57,7 +63,9 @@ class FedStrategy(FlowerStrategy):
     client_cls: ClassVar[type[FedClient]] = FedClient
     requires: ClassVar[str] = ""
     needs_all: bool = False
+    weighted: bool = True
     evaluates: tuple[str, ...] = ("global",)
+    personal_names: Sequence[str] | None = None
 
     def __init__(self, setting: Setting) -> None:
         super().__init__()
@@ -73,6 +81,7 @@ class FedStrategy(FlowerStrategy):
         self.versions: dict[int, int] = {}  # pid -> the round whose client state was accepted
         self.state_bytes: dict[int, int] = {}  # pid -> the size of that state
         self.quorum = Quorum(setting.replies)
+        self.pinned: dict[str, dict[int, int]] = {}  # view -> `versions` at its best evaluation
         self.current: Step
         self.weights: dict[str, Tree] = {"model": dict(self.site.initial)}
         self.setup()
@@ -192,6 +201,7 @@ class FedStrategy(FlowerStrategy):
         for pid in current.cohort:
             private = self.client_extras(phase, pid) if own else {}
             plan.append(msg.to(pid, self.versions.get(pid, 0), private))
+            plan[-1].pinned = [held[pid] for held in self.pinned.values() if pid in held]
             current.count("down", messages.payload(msg.slot, msg.weights, plan[-1].extras))
         return plan
 
@@ -233,8 +243,13 @@ class FedStrategy(FlowerStrategy):
         new = phase.merge(iter(passing), current.old)
         for _ in passing:  # a merge may stop early, but every reply is checked and counted
             pass
+        for failure in current.failures:  # where every client failed, the error above names them
+            log.warning("%s", failure)
         if new:
-            self._install(phase, new, passing.values())
+            optimizer = self.setting.server_opt if phase.trains else None
+            values = finished(current, new, passing.values(), self.active, optimizer)
+            slot = self.weights[phase.slot]
+            self.weights[phase.slot] = {**slot, **trees.cast(values, slot)}
         return phase.until is not None and phase.until()
 
     def _check(self, update: Update) -> None:
@@ -256,21 +271,6 @@ class FedStrategy(FlowerStrategy):
         self.current.accepted += 1
         self.current.measure(update.metrics)
         return update
-
-    def _install(self, phase: Phase, new: Tree, buffers: Tree) -> None:
-        """Let plug-ins and the server optimiser act on the merged weights, and keep the result."""
-        current = self.current
-        for plugin in reversed(self.active):
-            new = plugin.merged(new, current.old)
-        if phase.trains and self.setting.server_opt:
-            new = self.setting.server_opt.step(current.old, new)
-        values = {**new, **buffers}
-        if bad := trees.first_nonfinite(values):
-            raise RunFailed(
-                f"round {current.round}: the aggregated tensor {bad!r} holds NaN or infinite values"
-            )
-        slot = self.weights[phase.slot]
-        self.weights[phase.slot] = {**slot, **trees.cast(values, slot)}
 
     def end_phase(self) -> None:
         """End the phase in progress; its timetable entry becomes the number of steps executed."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from statistics import median
 from typing import TYPE_CHECKING
@@ -16,8 +15,6 @@ from fedhet.replies import Step
 
 if TYPE_CHECKING:
     from fedhet.setting import Setting
-
-log = logging.getLogger("fedhet")
 
 
 def accepted(
@@ -111,7 +108,6 @@ def record(step: Step, failed: Failure, on_failure: str) -> None:
     Raises:
         RunFailed: it does.
     """
-    log.warning("%s", failed)
     step.failures.append(failed)
     if on_failure == "stop":
         raise RunFailed(str(failed))

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from fedhet.config import pieces
 from fedhet.config.catalogue import CONF
 from fedhet.errors import ConfigError, RunFailed
 from fedhet.record.run_folder import write_json
@@ -57,6 +58,7 @@ def run(job: Job) -> Path:
             )
         )
         environment = _environment(home)
+        stack.enter_context(_interruption_recorded(folder))
         stack.enter_context(_superlink_ended(environment))
         (home / "config.toml").write_text(SUPERLINK)
         run_config = home / "run.toml"
@@ -68,7 +70,6 @@ def run(job: Job) -> Path:
             "--run-config",
             str(run_config),
         ]
-        stack.enter_context(_interruption_recorded(folder))
         run_id = _submit(["run", str(app), "local", *options], environment)
         status, details = _status(run_id, environment)
     if not (folder / "model.safetensors").exists() or status != "finished:completed":
@@ -109,6 +110,9 @@ def _environment(home: Path) -> dict[str, str]:
     http, control = _free_ports()
     return {
         **os.environ,
+        # The packages and folders of one's own pieces that this process finds.
+        "PYTHONPATH": os.pathsep.join(str(Path.cwd() / path) for path in sys.path),
+        pieces.SEARCH_PATH: os.pathsep.join(map(str, pieces.search_path())),
         "FLWR_HOME": str(home),
         "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(http),
         "FLWR_LOCAL_CONTROL_API_PORT": str(control),
@@ -193,11 +197,12 @@ def _summary(folder: Path) -> dict[str, Any] | None:
 
 @contextmanager
 def _interruption_recorded(folder: Path) -> Iterator[None]:
-    """Record an interruption: Flower kills the server app, which then cannot do so."""
+    """Record an interruption: a server app that is killed may record a failure, or nothing."""
     try:
         yield
     except KeyboardInterrupt:
-        if summary := _summary(folder):
+        summary = _summary(folder)
+        if summary and summary["status"] != "ok":
             ended = {"status": "interrupted", "reason": "stopped by the user"}
             write_json(folder / "summary.json", {**summary, **ended})
         raise

@@ -37,13 +37,12 @@ def run(job: Job) -> Path:
     together = clients_together(job, make)
     courier: Courier = VectorCourier(make, together) if together > 1 else LocalCourier(make)
     recorder = job.recorder  # built before workers are forked and before a step is timed
-    with ExitStack() as stack:
+    with recorder.ending(job.strategy), ExitStack() as stack:
         if workers > 1:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="fedhet-state-"))
             courier = stack.enter_context(PoolCourier(workers, job, Path(folder)))
         observe = stack.enter_context(job.progress())
-        with recorder.ending(job.strategy):
-            run_rounds(job.strategy, courier, recorder, job.config.cfg.eval.clients, observe)
+        run_rounds(job.strategy, courier, recorder, job.config.cfg.eval.clients, observe)
     return recorder.folder
 
 

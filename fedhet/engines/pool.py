@@ -8,15 +8,17 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import inf
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from fedhet.engines.shared import Reader, Writer
 from fedhet.messages import Broadcast, Failure, Reply, Update, payload
-from fedhet.process import pin_threads
+from fedhet.process import pin_threads, thread_names
 from fedhet.server import Clock
 from fedhet.state import DiskStore
 
@@ -28,6 +30,7 @@ END_SECONDS = 5.0  # how long a worker may take to end before it is killed
 # Bytes of replies that are received but whose turn has not come. Beyond them no further message is
 # handed out, as long as at least as many replies are held as there are workers.
 AHEAD_BYTES = 2**28
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 @dataclass
@@ -96,14 +99,6 @@ class PoolCourier:
     """
 
     def __init__(self, workers: int, job: Job, folder: Path) -> None:
-        # A forked worker shares the data at no cost. CUDA and OpenMP's threads do not survive a
-        # fork: a forked process that computes with several threads would hang.
-        self._forked = (
-            sys.platform == "linux"
-            and job.site.device.type == "cpu"
-            and job.config.cfg.engine.threads == 1
-        )
-        self._context: Any = multiprocessing.get_context("fork" if self._forked else "spawn")
         self._job = job
         self._folder = folder
         self._count = workers
@@ -114,16 +109,20 @@ class PoolCourier:
     def __enter__(self) -> PoolCourier:
         self._folder.mkdir(parents=True, exist_ok=True)
         self._writer = Writer(self._folder / "broadcast")
+        if not self._can_fork():
+            # The first process to be spawned would start this one too, which unblocks signals.
+            resource_tracker.ensure_running()
         for _ in range(self._count):
             self._start()
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         for connection in self._workers:
             connection.close()  # a worker ends when its pipe is closed
         for worker in self._workers.values():
-            worker.process.join(timeout=END_SECONDS)
-            worker.process.kill()
+            if error is None:
+                worker.process.join(timeout=END_SECONDS)
+            worker.process.kill()  # nobody will read the rest of its work
             worker.process.join()
 
     def exchange(self, plan: list[Broadcast], clock: Clock) -> Iterator[Reply]:
@@ -205,19 +204,35 @@ class PoolCourier:
 
     def _start(self) -> Connection:
         """Start a worker, and return this process's end of its pipe."""
-        here, there = self._context.Pipe()
+        forked = self._can_fork()
+        context: Any = multiprocessing.get_context("fork" if forked else "spawn")
+        here, there = context.Pipe()
         # A forked worker inherits our ends of all pipes, and must close them: while one is open
         # somewhere, the worker at its other end cannot notice that we have ended.
-        inherited = [*self._workers, here] if self._forked else []
+        inherited = [*self._workers, here] if forked else []
         self._started += 1
         replies = self._folder / f"reply-{self._started}"
         arguments = (there, self._job, self._folder, replies, inherited)
-        process = self._context.Process(target=_work, args=arguments, daemon=True)
-        process.start()
+        process = context.Process(target=_work, args=arguments, daemon=True)
+        with _signals_blocked():
+            process.start()
         there.close()
         # Copies, because the worker writes its next reply over this one.
         self._workers[here] = Worker(process, Reader(copy=True), replies)
         return here
+
+    def _can_fork(self) -> bool:
+        """Whether a worker may be a fork, which shares the data at no cost.
+
+        CUDA, OpenMP's threads and those of autograd do not survive a fork. Autograd starts its own
+        with the first gradient on a machine with a GPU, even one that is computed on the CPU.
+        """
+        return (
+            sys.platform == "linux"
+            and self._job.site.device.type == "cpu"
+            and self._job.config.cfg.engine.threads == 1
+            and not any(name.startswith("pt_autograd") for name in thread_names())
+        )
 
     def _remove(self, connection: Connection) -> int | None:
         """Clean up after a worker that has died, and return its exit code."""
@@ -228,6 +243,19 @@ class PoolCourier:
         worker.process.join()
         code: int | None = worker.process.exitcode
         return code
+
+
+@contextmanager
+def _signals_blocked() -> Iterator[None]:
+    """Keep SIGINT and SIGTERM from this process, and from those that it starts in the block.
+
+    Ctrl-C is sent to all of them. A worker that it met before `_work` would print a traceback.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _size(reply: Reply) -> int:
@@ -243,6 +271,7 @@ def _work(
     """A worker process: serve messages until the pipe is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends us
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     for other in inherited:
         other.close()
     pin_threads(job.config.cfg.engine.threads)
@@ -252,7 +281,7 @@ def _work(
     while True:
         try:
             msg = connection.recv()
-        except EOFError:
+        except (EOFError, ConnectionResetError):  # the latter if a reply was still unread
             return
         writer.clear()
         try:
@@ -264,4 +293,7 @@ def _work(
         except Exception as error:
             log.debug("client %d", msg.pid, exc_info=True)
             reply = Failure(msg.pid, msg.phase, msg.step, f"{type(error).__name__}: {error}")
-        connection.send(reply)
+        try:
+            connection.send(reply)
+        except (BrokenPipeError, ConnectionResetError):  # the run has ended meanwhile
+            return

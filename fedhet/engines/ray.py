@@ -5,142 +5,142 @@ Each client's state travels in its node's context.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
-import warnings
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from omegaconf import OmegaConf
+
+from fedhet.config import Config
+from fedhet.engines import cluster
+from fedhet.engines.simulation import Simulation, quiet_flower
 from fedhet.errors import ConfigError
 from fedhet.state import ContextStore
 
 if TYPE_CHECKING:
     from flwr.client import Client
     from flwr.common import Context
-    from flwr.server import Grid
 
     from fedhet.job import Job
 
-POLL_SECONDS = 0.02  # between two looks for replies; Flower's own .1 s is a third of a small round
-LOOKS_PER_SECOND = 5000  # of all threads together, which take a quarter of a core
-
 
 def run(job: Job) -> Path:
-    """Run the job under Ray, on an existing cluster if engine.address names one.
+    """Run the job under Ray: on a cluster of its own, or on the one that engine.address names.
 
     Raises:
-        ConfigError: the cluster does not answer, or no client can ever fit.
+        ConfigError: the cluster does not answer or refuses us, or no client can ever fit.
         RunFailed: a client failed and on_failure is "stop", or no client succeeded.
     """
-    from flwr.client import ClientApp
     from flwr.server import ServerApp
-    from flwr.simulation import run_simulation
 
-    from fedhet.flower.apps import client_for, components
-
-    class App(ServerApp):
-        def __call__(self, grid: Grid, context: Context) -> None:
-            hurry(grid, len(job.task.sizes))
-            super().__call__(grid, context)
+    from fedhet.flower.apps import components
 
     engine = job.config.cfg.engine
     _check_resources(engine)
     recorder = job.recorder
-    overrides = job.config.overrides
-
-    def client_fn(context: Context) -> Client:
-        return client_for(context, ContextStore(context.state), overrides, "ray")
-
-    init_args: dict[str, Any] = {"include_dashboard": False}
-    if engine.address:
-        init_args = {"address": engine.address}
-    try:
-        with _quiet_flower(), job.progress() as observe:
-            run_simulation(
-                App(server_fn=lambda context: components(job, observe)),
-                ClientApp(client_fn=client_fn),
-                num_supernodes=len(job.task.sizes),
-                backend_config={
-                    "client_resources": {
-                        "num_cpus": engine.num_cpus,
-                        "num_gpus": engine.num_gpus,
-                        # Otherwise Flower gives further messages to a worker that has died. A
-                        # message that came while it was restarted is served once more.
-                        "max_restarts": -1,
-                        "max_task_retries": 1,
-                    },
-                    "init_args": init_args,
-                },
-            )
-    finally:
-        job.strategy.nodes.cancelled = True
+    with (
+        quiet_flower(),
+        _init_args(engine.address) as init_args,
+        Simulation(
+            _client_fn(job.config),
+            len(job.task.sizes),
+            resources={
+                "num_cpus": engine.num_cpus,
+                "num_gpus": engine.num_gpus,
+                # Otherwise Flower gives further messages to a worker that has died. A message that
+                # came while it was restarted is served once more.
+                "max_restarts": -1,
+                "max_task_retries": 1,
+            },
+            init_args=init_args,
+            nodes=job.strategy.nodes,
+        ) as simulation,
+        recorder.ending(job.strategy),
+        job.progress() as observe,
+    ):
+        server = ServerApp(server_fn=lambda context: components(job, observe))
+        server(*simulation.nodes())
     return recorder.folder
 
 
-def hurry(grid: Grid, clients: int) -> None:
-    """Let Flower's simulation look for replies more often than by default.
-
-    Every client's reply is awaited by a thread, so the more clients, the longer the interval.
-    """
-    from flwr.superlink.grid import InMemoryGrid
-
-    if isinstance(grid, InMemoryGrid):
-        interval = max(POLL_SECONDS, clients / LOOKS_PER_SECOND)
-        grid.pull_interval = min(grid.pull_interval, interval)
-
-
 @contextmanager
-def _quiet_flower() -> Iterator[None]:
-    """Let Flower log only warnings: its other lines would bury the progress."""
-    warnings.filterwarnings(
-        "ignore", message=".*RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", category=FutureWarning
+def _init_args(address: str | None) -> Iterator[dict[str, Any]]:
+    """The arguments of `ray.init`, inside the block."""
+    if address is None:
+        path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
+        yield {
+            "address": "local",  # not the cluster that RAY_ADDRESS or an earlier `ray start` names
+            "include_dashboard": False,
+            "logging_level": logging.ERROR,
+            "runtime_env": {"env_vars": {"PYTHONPATH": path}},
+        }
+        return
+    with cluster.runtime_env() as environment:
+        yield {"address": address, "logging_level": logging.ERROR, "runtime_env": environment}
+
+
+# ---- in the processes of the clients
+def _client_fn(config: Config) -> Callable[[Context], Client]:
+    """What serves a message; Ray sends this function to the clients' processes.
+
+    They get the composed configuration, because the files from which it was composed need not
+    exist on their machine.
+    """
+    settings = json.dumps(
+        {
+            "cfg": OmegaConf.to_container(config.cfg),
+            "choices": config.choices,
+            "overrides": config.overrides,
+        }
     )
-    logger = logging.getLogger("flwr")
-    level = logger.level
-    logger.setLevel(logging.WARNING)
-    logger.addFilter(_no_deprecation)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
-        logger.removeFilter(_no_deprecation)
+    folder = str(Path.cwd())
+
+    def client_fn(context: Context) -> Client:
+        from fedhet.flower.apps import client_for
+
+        return client_for(context, ContextStore(context.state), partial(_job, settings, folder))
+
+    return client_fn
 
 
-def _no_deprecation(line: logging.LogRecord) -> bool:
-    """Drop half a page about `run_simulation`, which nothing replaces for runs in a process."""
-    return not str(line.msg).startswith("DEPRECATED FEATURE")
+@lru_cache(maxsize=1)
+def _job(settings: str, folder: str) -> Job:
+    """The job of this process, so that it loads data and model once for all its messages."""
+    from fedhet.job import Job
+    from fedhet.process import pin_threads
+
+    if Path(folder).is_dir():
+        os.chdir(folder)  # relative paths in the configuration are relative to the server's folder
+    content = json.loads(settings)
+    cfg = OmegaConf.create(content["cfg"])
+    OmegaConf.set_readonly(cfg, True)
+    pin_threads(cfg.engine.threads)
+    config = Config(cfg, content["choices"], "", False, tuple(content["overrides"]))
+    return Job(config, engine="ray")
 
 
 def _check_resources(engine: Any) -> None:
     """Refuse clients that can never fit: Flower would wait for a place without end."""
-    cpus, gpus, where = _cluster(engine.address) if engine.address else _here()
-    if engine.num_cpus > cpus:
-        raise ConfigError(f"engine.num_cpus={engine.num_cpus} per client, but {where} has {cpus:g}")
-    if engine.num_gpus > gpus:
-        raise ConfigError(f"engine.num_gpus={engine.num_gpus} per client, but {where} has {gpus:g}")
+    if engine.address is None:
+        nodes, where = [_here()], "this machine has"
+    else:
+        nodes, where = cluster.reach(engine.address), "the largest node of the cluster has"
+    for setting, resource in (("num_cpus", "CPU"), ("num_gpus", "GPU")):
+        most = max((node.get(resource, 0.0) for node in nodes), default=0.0)
+        if engine[setting] > most:
+            raise ConfigError(
+                f"engine.{setting}={engine[setting]} per client, but {where} {most:g}"
+            )
 
 
-def _here() -> tuple[float, float, str]:
-    """(CPUs, GPUs, the place for an error message) of this machine."""
+def _here() -> dict[str, float]:
+    """The resources of this machine, as Ray names them."""
     import torch
 
-    return os.cpu_count() or 1, torch.cuda.device_count(), "this machine"
-
-
-def _cluster(address: str) -> tuple[float, float, str]:
-    """(CPUs, GPUs, the place for an error message) of a Ray cluster."""
-    import ray
-
-    try:
-        ray.init(address, logging_level=logging.ERROR, log_to_driver=False)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        raise ConfigError(
-            f"engine.address={address}: no Ray cluster answers there: {error}"
-        ) from error
-    try:
-        resources = ray.cluster_resources()
-        return resources.get("CPU", 0.0), resources.get("GPU", 0.0), f"the cluster at {address}"
-    finally:
-        ray.shutdown()
+    return {"CPU": os.cpu_count() or 1, "GPU": torch.cuda.device_count()}

@@ -33,7 +33,7 @@ class Nodes:
 
     Attributes:
         limits: how long to wait for nodes, and how many are enough.
-        cancelled: set from outside when no further node can join.
+        ended: why no node will answer any more, set from outside; None while they can.
     """
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class Nodes:
         self._asked: set[str] = set()
         self._total = 0
         self._begun = False
-        self.cancelled = False
+        self.ended: str | None = None
 
     def proxy(self, pid: int, manager: ClientManager) -> ClientProxy | None:
         """The node that hosts client `pid`, or None if the run goes on without it.
@@ -66,8 +66,8 @@ class Nodes:
             if self._total and not missing:
                 self._begun = True
                 return
-            if self.cancelled:
-                raise RunFailed("the backend that hosts the nodes has ended")
+            if self.ended is not None:
+                raise RunFailed(self.ended)
             if time.monotonic() > deadline:
                 self._go_on_without(missing)
                 return

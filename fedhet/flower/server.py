@@ -17,6 +17,7 @@ from flwr.server.history import History
 from flwr.serverapp import Grid
 
 from fedhet.admission.fields import clean
+from fedhet.client import KEEP
 from fedhet.errors import Rejected, RunFailed
 from fedhet.flower import wire
 from fedhet.messages import EVALUATE, Broadcast, Failure, Reply, payload
@@ -93,8 +94,8 @@ class FlowerCourier:
                 yield Failure(msg.pid, msg.phase, msg.step, "its node has not joined", "no reply")
                 continue
             while msg.pid not in exchange.held and not (verdict := exchange.verdict):
-                if self._nodes.cancelled:
-                    raise RunFailed("the backend that hosts the nodes has ended")
+                if self._nodes.ended is not None:
+                    raise RunFailed(self._nodes.ended)
                 with clock("upload"):
                     found = self._look(grid, exchange)
                 if not found:
@@ -160,8 +161,13 @@ class FlowerCourier:
         return wire.read_result(msg, res, 2 * expected + self._limits.max_bytes)
 
 
+def _as_evaluation(msg: Broadcast) -> bool:
+    """Whether Flower's evaluation messages carry it: their replies have no room for a model."""
+    return msg.phase == EVALUATE and KEEP not in msg.extras
+
+
 def _message(msg: Broadcast, packer: wire.Packer, node: int) -> Message:
-    if msg.phase == EVALUATE:
+    if _as_evaluation(msg):
         content = recorddict_compat.evaluateins_to_recorddict(
             wire.evaluate_ins(msg, packer), keep_input=True
         )
@@ -173,7 +179,7 @@ def _message(msg: Broadcast, packer: wire.Packer, node: int) -> Message:
 
 
 def _result(msg: Broadcast, reply: Message) -> FitRes | EvaluateRes:
-    if msg.phase == EVALUATE:
+    if _as_evaluation(msg):
         return recorddict_compat.recorddict_to_evaluateres(reply.content)
     return recorddict_compat.recorddict_to_fitres(reply.content, keep_input=False)
 

@@ -29,6 +29,7 @@ from fedhet.flower.encoding import Encoded, pack, read_array, read_header, unpac
 from fedhet.messages import Broadcast, Extra, Failure, Reply, Update
 from fedhet.trees import Tree
 
+MOST_PINNED = 100  # rounds whose state a client is asked to keep
 ECHO = ("phase", "step", "round", "pid")  # what a reply repeats of the message that it answers
 
 
@@ -105,6 +106,7 @@ def read_broadcast(arrays: list[np.ndarray], config: Mapping[str, Any]) -> Broad
         pid=read(header, "pid", int, low=0),
         version=read(header, "version", int, low=0),
         deadline=seconds(header.get("deadline")),
+        pinned=_rounds(read(header, "pinned", list)),
         extras=extras,
     )
 
@@ -121,6 +123,7 @@ def _header(msg: Broadcast) -> dict[str, Any]:
         "pid": msg.pid,
         "version": msg.version,
         "deadline": msg.deadline,
+        "pinned": msg.pinned,
     }
 
 
@@ -128,6 +131,12 @@ def _texts(value: dict[str, Any]) -> dict[str, str]:
     if not all(isinstance(text, str) for text in value.values()):
         raise Rejected("unreadable", "the plug-ins in the header are no texts")
     return value
+
+
+def _rounds(values: list[Any]) -> list[int]:
+    if len(values) > MOST_PINNED or not all(type(n) is int and n >= 0 for n in values):
+        raise Rejected("unreadable", "the pinned rounds in the header are no short list of rounds")
+    return values
 
 
 # ---- client to server

@@ -1,4 +1,4 @@
-"""A plug-in that fails on purpose, for client 3 in step 2.
+"""A plug-in that fails on purpose, for client 3 in step 2, or hangs, for all.
 
 A run uses it by `plugin.fednorm._target_=faulty.Faulty` with FEDHET_TRUST=faulty.
 """
@@ -6,6 +6,8 @@ A run uses it by `plugin.fednorm._target_=faulty.Faulty` with FEDHET_TRUST=fault
 from __future__ import annotations
 
 import os
+import time
+from pathlib import Path
 
 import torch
 
@@ -14,7 +16,7 @@ from fedhet.methods.fednorm import FedNormPlugin, Z
 
 
 class Faulty(FedNormPlugin):
-    """FedNorm, but `z_when` says how it fails: raise, exit, nonfinite, shape or extra."""
+    """FedNorm, but `z_when` says how it fails: raise, exit, nonfinite, shape, extra or hang."""
 
     def __init__(self, *, temperature: float, z_when: str) -> None:
         super().__init__(temperature=temperature)
@@ -24,6 +26,9 @@ class Faulty(FedNormPlugin):
         return self.client.pid == 3 and self.client.msg.step == 2
 
     def prepare(self, msg: Broadcast) -> None:
+        if self.how == "hang":
+            Path(os.environ["FEDHET_TEST_TRAINS"]).touch()
+            time.sleep(100_000)
         if self._strikes() and self.how == "raise":
             raise OSError("the disk is full")
         if self._strikes() and self.how == "exit":

@@ -17,7 +17,7 @@ from flwr.superlink.grid import InMemoryGrid
 
 import fedhet
 from fedhet.data.toy import toy_task
-from fedhet.engines import ray
+from fedhet.engines import simulation
 
 HERE = Path(__file__).parent
 FEDAVG = ["method=fedavg", "rounds=3"]
@@ -221,7 +221,7 @@ def test_ray_looks_for_replies_more_often_than_flower_unless_clients_are_many(
     clients: int, seconds: float
 ) -> None:
     grid = InMemoryGrid(state_factory=MagicMock())
-    ray.hurry(grid, clients)
+    simulation.hurry(grid, clients)
     assert grid.pull_interval == seconds
 
 

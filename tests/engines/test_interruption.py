@@ -1,0 +1,89 @@
+"""Ctrl-C and SIGTERM end a run at once: one line, its record, no process left."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from foreground import Foreground, last_lines
+
+HERE = Path(__file__).parent
+ENDLESS = ["method=fedavg", "rounds=100000", "eval.clients=false"]
+SIGNALS = pytest.mark.parametrize("how", ["ctrl-c", "sigterm"])
+
+
+def interrupt(run: Foreground, how: str) -> None:
+    """Interrupt the run and check what the user then sees and finds."""
+    run.press_ctrl_c() if how == "ctrl-c" else run.terminate()
+    assert run.end() == 130, run.output
+    assert last_lines(run.output) == [f"run folder: {run.folder}", "interrupted"]
+    for noise in ("Traceback", "SIGTERM received", "Exception", "ERROR", "WARNING"):
+        assert noise not in run.output, run.output
+    summary = json.loads((run.folder / "summary.json").read_text())
+    assert (summary["status"], summary["reason"]) == ("interrupted", "stopped by the user")
+    for line in (run.folder / "rounds.jsonl").read_text().splitlines():
+        assert json.loads(line)
+
+
+@SIGNALS
+def test_a_run_with_two_workers(tmp_path: Path, how: str) -> None:
+    with Foreground(tmp_path / "run", *ENDLESS, "engine.workers=2") as run:
+        run.wait_until(run.has_rounds)
+        assert len(run.processes()) == 3
+        interrupt(run, how)
+
+
+def test_workers_that_are_just_being_spawned(tmp_path: Path) -> None:
+    """Ctrl-C meets them too, in the middle of their imports."""
+    with Foreground(tmp_path / "run", *ENDLESS, "engine.workers=2", "engine.threads=2") as run:
+        run.wait_until(lambda: len(run.processes()) > 2)  # the run, a tracker, the first worker
+        interrupt(run, "ctrl-c")
+
+
+@pytest.fixture
+def endless_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Overrides with which a client trains for ever, after it has made the file `trains`."""
+    monkeypatch.setenv("FEDHET_TRUST", "faulty")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setenv("FEDHET_TEST_TRAINS", str(tmp_path / "trains"))
+    # Ray must not join whatever cluster the machine knows; nothing listens there.
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:9")
+    return [
+        *ENDLESS,
+        "plugin=[fednorm]",
+        "plugin.fednorm._target_=faulty.Faulty",
+        "plugin.fednorm.z_when=hang",
+        "engine=ray",
+    ]
+
+
+@pytest.mark.matrix
+@SIGNALS
+def test_a_run_under_ray_with_a_client_that_trains(
+    tmp_path: Path, endless_client: list[str], how: str
+) -> None:
+    with Foreground(tmp_path / "run", *endless_client) as run:
+        run.wait_until((tmp_path / "trains").exists)
+        assert any("raylet" in process.name() for process in run.processes())
+        interrupt(run, how)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize(("how", "process"), [("ctrl-c", "gcs_server"), ("sigterm", "raylet")])
+def test_a_run_for_which_ray_is_just_being_started(tmp_path: Path, how: str, process: str) -> None:
+    with Foreground(tmp_path / "run", *ENDLESS, "engine=ray") as run:
+        run.wait_until(lambda: any(process in other.name() for other in run.processes()))
+        interrupt(run, how)
+
+
+@pytest.mark.matrix
+def test_a_run_through_flwr_run(tmp_path: Path) -> None:
+    with Foreground(tmp_path / "run", *ENDLESS, "engine=flwr", "engine.workers=2") as run:
+        run.wait_until(run.has_rounds)
+        run.press_ctrl_c()
+        assert run.end() == 130, run.output
+        assert "Traceback" not in run.output
+        summary = json.loads((run.folder / "summary.json").read_text())
+        assert (summary["status"], summary["reason"]) == ("interrupted", "stopped by the user")
