@@ -17,8 +17,9 @@ from typing import Any
 import pytest
 import torch
 from contracts.runs import rows, validated
+from contracts.short import SHORT, shortened
 from contracts.tasks import with_dropout
-from contracts.test_compositions import METHODS, SHORT, Apart, pairs, refusals, shortened
+from contracts.test_compositions import METHODS, pairs, refusals
 from engines.fast import images
 from pretend_device import Copies, count_copies, pretend_device
 from torch import Tensor
@@ -33,6 +34,7 @@ from fedhet.job import cross_entropy
 from fedhet.methods.fedavg import FedAvgClient
 from fedhet.models import CharLSTM
 from fedhet.task import ClientData, Task
+from fedhet.testing import Apart
 
 Launch = Callable[..., Any]
 LINES = ["rounds=2", "fraction=0.67", "client.epochs=1", "client.batch_size=5", "eval.every=2"]

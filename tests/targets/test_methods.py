@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 from composing import composed
-from contracts.test_compositions import METHODS, PLUGINS, SHORT, run
+from contracts.short import SHORT
+from contracts.test_compositions import METHODS, PLUGINS
 from targets.tasks import task_of
 
 from fedhet.errors import ConfigError
 from fedhet.job import Job
+from fedhet.testing import run_quietly
 
 NEEDS_CLASSES = {"fedgen", "fedgmm", "fedntd", "fedpcl", "fedrod"}
 SETTINGS = ["rounds=8", "client.lr=0.2", "client.epochs=2", "client.batch_size=8", "device=cpu"]
@@ -37,11 +39,11 @@ def test_it_learns_or_refuses(
     if name in NEEDS_CLASSES:
         message = rf"(method=|plugin '){name}'? needs .*class.*this task has target={target}"
         with pytest.raises(ConfigError, match=message):
-            run(settings, tmp_path / "refused", task)
+            run_quietly(settings, tmp_path / "refused", task)
         assert not (tmp_path / "refused").exists()
         return
     before = initial_loss(Job(settings, task))
-    done = run(settings, tmp_path / "run", task)
+    done = run_quietly(settings, tmp_path / "run", task)
     last = json.loads((done.dir / "rounds.jsonl").read_text().splitlines()[-1])
     assert last["loss_clients_weighted"] < 0.98 * before
     score = done.summary[done.summary["score"]]
