@@ -110,7 +110,8 @@ def check(launch: Launch, lines: list[str], task: Task) -> None:
         launch(*lines, *more, task=task)
     assert few.total() > 0
     found = more_copies(few, many)
-    assert not found, f"more local steps must not copy more between the devices:\n{found}"
+    hint = "more local steps must not copy more between the devices (docs/extending.md, Devices)"
+    assert not found, f"{hint}:\n{found}"
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -76,8 +76,8 @@ def second_is_best(monkeypatch: pytest.MonkeyPatch) -> None:
 
     count = itertools.count()
 
-    def means(updates: Any, views: Any) -> dict[str, float]:
-        scores = client_means(updates, views)
+    def means(updates: Any, views: Any, target: Any) -> dict[str, float]:
+        scores = client_means(updates, views, target)
         found = [name for name in scores if name.startswith("acc_") and "_val_" in name]
         return scores | dict.fromkeys(found, 1 / (2 + abs(1 - next(count) % 5)))
 

@@ -181,6 +181,16 @@ class _ByCPU(torch.autograd.Function):
         return None, None, *(PretendTensor(next(derivatives)) if n else None for n in wanted)
 
 
+class _Module(backend_registration._DummyBackendModule):
+    """What torch.cuda is for CUDA; random draws come from the CPU's stream."""
+
+    def get_rng_state(self, device: Any = None) -> Tensor:
+        return torch.get_rng_state()
+
+    def set_rng_state(self, state: Tensor, device: Any = None) -> None:
+        torch.set_rng_state(state)
+
+
 @cache
 def _registered() -> torch.library.Library:
     """Make the device known to torch, once in a process; it cannot be taken back."""
@@ -188,7 +198,7 @@ def _registered() -> torch.library.Library:
     # process cannot be forked, so the device must come later.
     torch.ones((), requires_grad=True).backward()
     backend_registration._setup_privateuseone_for_python_backend(
-        DEVICE.partition(":")[0], backend_module=backend_registration._DummyBackendModule()
+        DEVICE.partition(":")[0], backend_module=_Module()
     )
     library = torch.library.Library("_", "IMPL")
     library.fallback(compute, "PrivateUse1")
