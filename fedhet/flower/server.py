@@ -199,7 +199,7 @@ def _pause(grid: Grid | None, clients: int, looks: int) -> float:
     if isinstance(grid, InMemoryGrid):
         return max(NEAR_SECONDS, clients / LOOKS_PER_SECOND)
     low, high = FAR_SECONDS
-    return min(high, low * 1.1**looks)
+    return float(min(high, low * 1.1 ** min(looks, 100)))
 
 
 class FedServer(Server):

@@ -131,7 +131,7 @@ def test_what_serves_a_phase() -> None:
 
 def test_a_damaged_state_is_noticed(tmp_path: Path) -> None:
     store = state.DiskStore(tmp_path)
-    store.save(3, 1, {"a": torch.ones(8)}, keep=0)
+    store.save(3, 1, {"a": torch.ones(8)}, keep=[0])
     (file,) = (tmp_path / "3").iterdir()
     content = bytearray(file.read_bytes())
     for at in (0, 40, len(content) - 1):
