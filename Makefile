@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help run test test-all check docs bench clean
+.PHONY: help run test test-all check docs bench figures clean
 
 help:  ## print this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -35,6 +35,9 @@ check: $(READY)  ## check the formatting, lint with ruff, and check types with m
 
 bench: $(READY)  ## run the benchmarks
 	$(BIN)/python scripts/bench $(ARGS)
+
+figures: $(READY)  ## measure the figures of README and docs anew (ONLY="readme moon", ARGS=--write)
+	$(BIN)/python scripts/figures $(ONLY) $(ARGS)
 
 docs: $(READY)  ## generate docs/methods.md from the docstrings, conf/ and docs/methods/
 	$(BIN)/python scripts/methods_page.py

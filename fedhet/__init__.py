@@ -4,7 +4,7 @@ import fedhet
 
 run = fedhet.run(["method=scaffold", "plugin=[fednorm]", "rounds=5"])
 run.summary["accuracy"], run.dir, run.weights
-model = fedhet.load(run.dir)
+model = fedhet.load(run)
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedhet.api import load, run
+    from fedhet.api import load, load_run, run
     from fedhet.errors import ConfigError, DataError, RunFailed
     from fedhet.record.results import Run
     from fedhet.task import ClientData, Samples, Task
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "run": "fedhet.api",
     "load": "fedhet.api",
+    "load_run": "fedhet.api",
     "Run": "fedhet.record.results",
     "Task": "fedhet.task",
     "ClientData": "fedhet.task",
@@ -40,6 +41,7 @@ __all__ = [
     "Samples",
     "Task",
     "load",
+    "load_run",
     "run",
 ]
 

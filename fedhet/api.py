@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from fedhet.task import Task
 
 log = logging.getLogger("fedhet")
+GLOBAL = ("model", "best_val")  # weights that `load` knows, of the global model
+OWN = ("personal", "personal_best_val", "finetuned", "finetuned_best_val", "best_val")
 
 
 def run(overrides: Sequence[str] = (), *, task: Task | None = None) -> Run:
@@ -26,10 +28,12 @@ def run(overrides: Sequence[str] = (), *, task: Task | None = None) -> Run:
 
     Args:
         overrides: the settings, such as `["method=scaffold", "rounds=5"]`.
-        task: replaces the configured dataset, partition and model.
+        task: takes the place of dataset, partition and model; settings of these are refused.
 
     Raises:
-        ConfigError: a setting is unknown or out of range; nothing was run.
+        ConfigError: a setting is unknown or out of range, or the task's parts do not fit together;
+            nothing was run.
+        DataError: data are missing or damaged, or the task's samples are; nothing was run.
         RunFailed: the run ended with status "failed"; `error.folder` holds what it recorded.
     """
     # Before torch is imported, so that a misspelled name is reported immediately.
@@ -39,62 +43,109 @@ def run(overrides: Sequence[str] = (), *, task: Task | None = None) -> Run:
     return run_job(settings, task)
 
 
-def load(run_dir: str | Path, weights: str = "model") -> Module:
-    """Load the global model of a run from its folder, in eval mode.
+def load_run(folder: str | Path) -> Run:
+    """Read a run back from its folder.
+
+    Raises:
+        ConfigError: the folder is not that of a run, or the run has not ended.
+    """
+    from fedhet.record.results import Run
+
+    path = Path(folder)
+    _read_json(path, "summary.json")
+    if not (path / "model.safetensors").exists():
+        raise ConfigError(f"{path / 'model.safetensors'} is missing: {_why_missing('model')}")
+    return Run.read(path)
+
+
+def load(
+    run_dir: str | Path | Run,
+    weights: str = "model",
+    *,
+    client: int | None = None,
+    model: Module | None = None,
+) -> Module:
+    """Load a model of a run, in eval mode.
 
     Its inputs must be normalised as in training: by the mean and std that the run's partition.json
-    states as `normalised`.
+    states as `normalised`. Where numbers are predicted, the prediction is output * std + mean, with
+    the mean and std that it states as `target_scale`.
 
     Args:
-        run_dir: the run folder.
-        weights: "model", the final one, or "best_val", the best one on the clients' validation
-            data.
+        run_dir: the run folder, or the run itself.
+        weights: of the global model "model", the final one, or "best_val", the best one on the
+            clients' validation data. Of the client's own models "personal" or "finetuned", as they
+            were evaluated last, and "personal_best_val" or "finetuned_best_val", at the best
+            validation; "best_val" is short for the first of these two that the run has.
+        client: the client whose own model is meant; None for the global model.
+        model: takes the values, where the run's model was given as an object; else it is built.
 
     Raises:
         ConfigError: the folder is not that of a run, or of a run without these weights; or its
             model was given as an object, which cannot be rebuilt from the record.
     """
+    folder = Path(run_dir) if isinstance(run_dir, str | Path) else run_dir.dir
+    if client is None:
+        if weights in OWN and weights not in GLOBAL:
+            raise ConfigError(f"weights={weights} are those of one client; name it with client=...")
+        one_of("weights", weights, GLOBAL)
+        return _load_global(folder, weights, model).eval()
+    from fedhet.config.targets import find_target
+    from fedhet.record import personal
+
+    one_of("weights", weights, OWN)
+    summary = _read_json(folder, "summary.json")
+    model = model or _built(folder)
+    client_cls = find_target(_config(folder).method).client_cls
+    return personal.load(folder, summary, weights, client, client_cls, model).eval()
+
+
+def _load_global(folder: Path, weights: str, model: Module | None) -> Module:
+    """The model with the values in the folder's `<weights>.safetensors`."""
     import safetensors.torch
-    from omegaconf import OmegaConf
 
-    from fedhet.config.targets import instantiate
-
-    folder = Path(run_dir)
-    file = folder / f"{one_of('weights', weights, ('model', 'best_val'))}.safetensors"
-    try:
-        partition = _read_json(folder / "partition.json")
-        summary = _read_json(folder / "summary.json")
-        cfg = OmegaConf.load(folder / "config.yaml")
-    except FileNotFoundError as error:
-        raise ConfigError(
-            f"{folder} is not the folder of a run: {error.filename} is missing"
-        ) from error
+    file = folder / f"{weights}.safetensors"
+    summary = _read_json(folder, "summary.json")
     if not file.exists():
         raise ConfigError(f"{file} is missing: {_why_missing(weights)}")
-    if "shape" not in partition:
-        raise ConfigError(
-            f"{folder}: the run's model was given as an object; load model.safetensors into that"
-            " model yourself"
-        )
+    model = model or _built(folder)
     if "global" not in summary.get("models", ["global"]):
+        local = _config(folder).buffers == "local"
         log.warning(
             "method=%s%s has no global model: %s holds what its clients share, and the initial"
             " values of all other weights",
             summary["method"],
-            " with buffers=local" if cfg.buffers == "local" else "",
+            " with buffers=local" if local else "",
             file,
         )
-    # The file of pretrained weights may no longer exist, and is not needed.
-    untrained = {"weights": None} if "weights" in cfg.model else {}
-    model: Module = instantiate(
-        cfg.model, **untrained, shape=tuple(partition["shape"]), classes=len(partition["classes"])
-    )
     model.load_state_dict(safetensors.torch.load_file(file))
-    return model.eval()
+    return model
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads(path.read_text())
+def _built(folder: Path) -> Module:
+    """A model as the run's configuration describes it, with any values."""
+    from fedhet.models.build import model_of
+
+    partition = _read_json(folder, "partition.json")
+    if "shape" not in partition:
+        raise ConfigError(
+            f"{folder}: the run's model was given as an object; give such an object to"
+            " fedhet.load, as model=..."
+        )
+    return model_of(_config(folder).model, partition)
+
+
+def _config(folder: Path) -> Any:
+    from omegaconf import OmegaConf
+
+    return OmegaConf.load(folder / "config.yaml")
+
+
+def _read_json(folder: Path, name: str) -> dict[str, Any]:
+    try:
+        content: dict[str, Any] = json.loads((folder / name).read_text())
+    except FileNotFoundError as error:
+        raise ConfigError(f"{folder} is not the folder of a run: {name} is missing") from error
     return content
 
 

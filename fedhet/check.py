@@ -1,6 +1,7 @@
 """Checks of single settings.
 
-Each returns the value in its type, or raises a ConfigError that says what is allowed.
+Each returns the value in its type, or raises a ConfigError that says what is allowed. The last
+functions word parts of messages.
 """
 
 from __future__ import annotations
@@ -99,6 +100,11 @@ def each(
     if isinstance(values, str) or not isinstance(values, Sequence):
         raise _not_allowed(name, values, "a list")
     return tuple(check(f"{name}[{i}]", value, **limits) for i, value in enumerate(values))
+
+
+def counted(n: int, noun: str, plural: str = "") -> str:
+    """Return "1 client", "2 clients", or "1 class", "2 classes" where the plural is given."""
+    return f"{n} {noun if n == 1 else plural or noun + 's'}"
 
 
 def did_you_mean(word: str, allowed: Iterable[str], certain: Iterable[str] = ()) -> str:

@@ -19,7 +19,8 @@ from torch import nn
 from fedhet import messages
 from fedhet.flower import wire
 from fedhet.messages import EVALUATE, Broadcast, Extras, Failure, Reply, Update
-from fedhet.metrics import score
+from fedhet.metrics import assess
+from fedhet.models.parts import own_tensors
 from fedhet.plugin import Plugin, overrides
 from fedhet.site import Site
 from fedhet.state import ClientState, Store
@@ -32,6 +33,7 @@ Result = TypeVar("Result")
 UNSHARED = "client.kept"  # state: tensors that are trained here and never shared
 STATE_BYTES = "bytes.state"  # metric: the size of what the client remembers now
 FINETUNE_EPOCHS = "eval.finetune_epochs"  # extra: epochs of the view "finetuned"
+KEEP = "eval.keep"  # extra: the views, joined by commas, whose models the reply is to carry
 
 
 def evaluated_views(views: Iterable[str], site: Site) -> dict[str, str]:
@@ -135,7 +137,7 @@ class FedClient(LocalTraining, NumPyClient):
                 f" {msg.plugins} on the server, {own} here"
             )
         super().receive(msg.on(self.site.device))
-        self.state = ClientState(self.store, msg.pid, msg.version, self.site.device)
+        self.state = ClientState(self.store, msg.pid, msg.version, self.site.device, msg.pinned)
         self.steps = 0
 
     def prepare(self) -> Callable[[Broadcast], Update]:
@@ -215,9 +217,24 @@ class FedClient(LocalTraining, NumPyClient):
         """
         return {"global": lambda: self.site.load(self.received_weights(msg))}
 
+    @classmethod
+    def personal_module(cls, model: nn.Module) -> nn.Module:
+        """The module that the view "personal" evaluates, around any such model.
+
+        It is the model itself, unless the method adds something to it that its state dict holds,
+        such as a second head. `fedhet.load` puts a client's values into it.
+        """
+        return model
+
     # ---- evaluation
     def assess(self) -> Update:
-        """Score every view on the client's own validation and test data; nothing is changed."""
+        """Score every view on the client's own validation and test data; nothing is changed.
+
+        Where the server asks for models, the reply has what they differ in from the received one.
+        """
+        kept = self.msg.text(KEEP).split(",") if KEEP in self.msg.extras else []
+        if kept and not self.site.simulated:
+            raise ValueError("the server asks for personal models, which never leave their site")
         own = self.site.task.clients[self.pid]
         own_views = self.views(self.msg)
         views = {
@@ -226,13 +243,21 @@ class FedClient(LocalTraining, NumPyClient):
         if FINETUNE_EPOCHS in self.msg.extras:
             views["finetuned"] = lambda: self._finetuned(own_views["global"]())
         metrics: dict[str, float] = {}
+        models: Extras = {}
+        tallies: Extras = {}
         for view, build in views.items():
             model = build()
             for part, samples in (("val", own.val), ("test", own.test)):
                 if samples is not None and len(samples):
-                    scores = score(model, self.site.prepared(samples), self.site.task)
+                    prepared = self.site.prepared(samples)
+                    scores, tally = assess(model, prepared, self.site.task)
                     metrics |= {f"{part}.{view}.{name}": value for name, value in scores.items()}
-        return Update(self.pid, self.num_examples, metrics=metrics)
+                    tallies[f"{part}.{view}"] = tally
+            if view in kept:
+                common = {**self.site.initial, **self.msg.weights}
+                models[f"{KEEP}.{view}"] = own_tensors(model, self.site.model, common)
+        extras = {**models, **(tallies if self.site.task.scoring.pooled else {})}
+        return Update(self.pid, self.num_examples, metrics=metrics, extras=extras)
 
     def _finetuned(self, model: nn.Module) -> nn.Module:
         """The model after plain training on the client's own data, without method or plug-ins.

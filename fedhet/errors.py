@@ -10,6 +10,10 @@ class ConfigError(ValueError):
     """
 
 
+class UnknownChoice(ConfigError):
+    """A group has no choice of this name on this machine."""
+
+
 class DataError(ValueError):
     """A data file is missing or damaged.
 

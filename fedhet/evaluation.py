@@ -7,11 +7,13 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from fedhet.check import counted
 from fedhet.client import FINETUNE_EPOCHS, evaluated_views
 from fedhet.errors import RunFailed
 from fedhet.messages import EVALUATE, Broadcast, Failure, Reply, Update
 from fedhet.metrics import score
 from fedhet.phases import EarlyStopping
+from fedhet.targets import Target
 from fedhet.trees import Tree
 
 if TYPE_CHECKING:
@@ -66,80 +68,120 @@ def evaluation_messages(strategy: FedStrategy) -> list[Broadcast]:
 
 
 def received(
-    replies: Iterable[Reply], on_failure: str, report: Callable[[Failure], None]
+    replies: Iterable[Reply],
+    strategy: FedStrategy,
+    report: Callable[[Failure], None] = lambda failure: None,
 ) -> list[Update]:
     """The clients' scores; every client that failed is passed to `report`, then left out.
+
+    What is left out is logged; where the run stops, its error names the clients.
 
     Raises:
         RunFailed: a client failed and `on_failure` is "stop", or no client succeeded.
     """
+    target = strategy.site.task.scoring
     updates: list[Update] = []
     failures: list[Failure] = []
     for reply in replies:
+        if isinstance(reply, Update):
+            try:
+                _check_tallies(reply, target)
+            except ValueError as error:
+                reply = Failure(reply.pid, EVALUATE, strategy.current.step, str(error))
         if isinstance(reply, Update):
             updates.append(reply)
             continue
         failures.append(reply)
         report(reply)
-        if on_failure == "stop":
+        if strategy.setting.on_failure == "stop":
             raise RunFailed(str(reply))
     if not updates:
         raise RunFailed("; ".join(map(str, failures)))
+    for failure in failures:
+        log.warning("%s", failure)
     return updates
 
 
-def client_means(updates: Sequence[Update], views: Sequence[str]) -> dict[str, float]:
-    """Accuracy and loss over the clients' test and validation data, as rounds.jsonl names them.
+def _check_tallies(update: Update, target: Target) -> None:
+    """Check that there is a tally for everything that the client has scored.
 
-    The first view is "clients" (acc_clients_mean, acc_val_weighted, ...), and only its test
-    accuracy has acc_clients_worst_decile. Every view but "global" also has names of its own
+    Raises:
+        ValueError: one is missing, or is not what it should be.
+    """
+    if not target.pooled:
+        return
+    for name, value in update.metrics.items():
+        scored, _, metric = name.rpartition(".")
+        if metric == "n":
+            tally = target.check(update.extras.get(scored))
+            if int(tally["samples"]) != value:
+                raise ValueError(f"a tally of {int(tally['samples'])} samples for {name}={value}")
+
+
+def client_means(
+    updates: Sequence[Update], views: Sequence[str], target: Target
+) -> dict[str, float]:
+    """Scores and loss over the clients' test and validation data, as rounds.jsonl names them.
+
+    The first view is "clients" (acc_clients_mean, acc_val_weighted, ...), and only its deciding
+    score has acc_clients_worst_decile. Every view but "global" also has names of its own
     (acc_personal_mean, acc_personal_val_weighted, ...).
     """
-    means = _worst_decile(updates, views[0])
+    means = _worst_decile(updates, views[0], target)
     for view in views:
         names = [("clients", "val")] if view == views[0] else []
         if view != "global":
             names.append((view, f"{view}_val"))
         for test, val in names:
-            means |= _means(updates, f"test.{view}", test)
-            means |= _means(updates, f"val.{view}", val)
+            means |= _means(updates, f"test.{view}", test, target)
+            means |= _means(updates, f"val.{view}", val, target)
     return means
 
 
-def _means(updates: Sequence[Update], scored: str, name: str) -> dict[str, float]:
-    """Over the clients that have this part of the data: the plain mean and that over samples."""
-    metrics = [update.metrics for update in updates if update.metrics.get(f"{scored}.n")]
+def _means(updates: Sequence[Update], scored: str, name: str, target: Target) -> dict[str, float]:
+    """Over the clients that have this part of the data: the plain mean and that over samples.
+
+    Where clients send tallies, the latter is the score of all their samples together.
+    """
+    holders = [update for update in updates if update.metrics.get(f"{scored}.n")]
+    metrics = [update.metrics for update in holders]
     means: dict[str, float] = {}
-    for metric, short in (("accuracy", "acc"), ("loss", "loss")):
+    for metric, short in (*target.keys.items(), ("loss", "loss")):
         key = f"{scored}.{metric}"
         pairs = [(one[key], one[f"{scored}.n"]) for one in metrics if key in one]
         if pairs:
             samples = sum(n for _, n in pairs)
             means[f"{short}_{name}_mean"] = sum(value for value, _ in pairs) / len(pairs)
             means[f"{short}_{name}_weighted"] = sum(value * n for value, n in pairs) / samples
+    if target.pooled and holders:
+        tallies = [update.extras[scored] for update in holders]
+        scores = target.scores(target.joined(tallies))  # type: ignore[arg-type]
+        for metric, value in scores.items():
+            means[f"{target.keys[metric]}_{name}_weighted"] = value
     return means
 
 
-def _worst_decile(updates: Sequence[Update], view: str) -> dict[str, float]:
-    """The mean accuracy of the worst 10 % of the clients with test data, at least one client."""
-    key = f"test.{view}.accuracy"
-    accuracies = sorted(update.metrics[key] for update in updates if key in update.metrics)
-    if not accuracies:
+def _worst_decile(updates: Sequence[Update], view: str, target: Target) -> dict[str, float]:
+    """The mean score of the worst 10 % of the clients with test data, at least one client."""
+    key = f"test.{view}.{target.score()}"
+    scores = sorted(update.metrics[key] for update in updates if key in update.metrics)
+    if not scores:
         return {}
-    worst = accuracies[: max(1, len(accuracies) // 10)]
-    return {"acc_clients_worst_decile": sum(worst) / len(worst)}
+    worst = scores[: max(1, len(scores) // 10)]
+    return {target.key("clients_worst_decile"): sum(worst) / len(worst)}
 
 
 class Selection:
     """Model selection by the clients' validation data alone.
 
-    The best model so far is kept, and training may stop early. A model is judged by its accuracy on
-    all clients' validation samples together, or by its loss where the targets are not classes.
+    The best model so far is kept, and training may stop early. A model is judged by its deciding
+    score on all clients' validation samples together, or by its loss where that is not defined.
     """
 
     def __init__(self, strategy: FedStrategy, recorder: Recorder) -> None:
         self._strategy = strategy
         self._recorder = recorder
+        self._key = strategy.site.task.scoring.key("val_weighted")
         self._best = math.inf
         self._stop: EarlyStopping | None = None
         if strategy.setting.patience is not None:
@@ -147,10 +189,7 @@ class Selection:
 
     def __call__(self, row: dict[str, Any]) -> None:
         """Judge the model of the step that the row describes, after its evaluation."""
-        if "acc_val_weighted" in row:
-            value = -row["acc_val_weighted"]
-        else:
-            value = row.get("loss_val_weighted")
+        value = -row[self._key] if self._key in row else row.get("loss_val_weighted")
         if value is None:
             if self._stop:
                 raise RunFailed(
@@ -164,9 +203,8 @@ class Selection:
         current = self._strategy.current
         if self._stop and self._stop(value) and current.step < current.entry.rounds:
             log.info(
-                "training stops after round %d: %d evaluations in a row without a better"
-                " validation",
+                "training stops after round %d: %s in a row without a better validation",
                 current.step,
-                self._stop.stale,
+                counted(self._stop.stale, "evaluation"),
             )
             self._strategy.end_phase()

@@ -14,19 +14,19 @@ from typing import Any
 
 import torch
 from omegaconf import OmegaConf
-from torch import Tensor
-from torch.nn import Module, functional
 
+from fedhet import targets
 from fedhet.client import FedClient
 from fedhet.config import Config
 from fedhet.config.targets import find_target, instantiate
 from fedhet.data.augment import augmentation
-from fedhet.data.dataset import Dataset
-from fedhet.data.federation import transform
+from fedhet.data.federation import target_scale, transform
+from fedhet.data.given import check_settings, check_task, partition_record, recorded_config
 from fedhet.data.run_data import RunData
 from fedhet.data.toy import toy_task
 from fedhet.errors import ConfigError, RunFailed
 from fedhet.messages import LocalSettings
+from fedhet.models.build import build_model
 from fedhet.plugin import Plugin
 from fedhet.process import choose_device, pinned_threads
 from fedhet.record import terminal
@@ -40,11 +40,6 @@ from fedhet.strategy import FedStrategy
 from fedhet.task import Task
 
 log = logging.getLogger("fedhet")
-
-
-def cross_entropy(output: Tensor, y: Tensor) -> Tensor:
-    """Return the loss of each sample: (B, classes), (B,) -> (B,)."""
-    return functional.cross_entropy(output, y, reduction="none")
 
 
 @dataclass
@@ -71,50 +66,30 @@ class Job:
         """The learning problem: model, criterion and the clients' data."""
         return self.given or self._configured_task[0]
 
-    @property
+    @cached_property
     def partition(self) -> dict[str, Any]:
         """The content of partition.json."""
-        if self.given is None:
-            return self._configured_task[1]
-        return {
-            "name": "task",
-            "clients": len(self.given.sizes),
-            "hash": None,
-            "train_sizes": self.given.sizes,
-        }
+        return partition_record(self.given) if self.given else self._configured_task[1]
 
     @cached_property
     def _configured_task(self) -> tuple[Task, dict[str, Any]]:
         configured = RunData.of(self.config.cfg)
         dataset = configured.dataset
+        scale = target_scale(dataset)
+        target = targets.make(dataset.target, len(dataset.outputs), *(scale or ()))
         task = Task(
-            model=lambda: self._model(dataset),
-            criterion=cross_entropy,
+            model=lambda: build_model(self.config.cfg.model, dataset),
+            criterion=target.losses,
             clients=configured.clients,
             test=dataset.test,
             classes=len(dataset.classes),
             transform=transform(dataset),
             sizes=configured.clients.sizes,
             augment=augmentation(dataset),
+            target=dataset.target,
+            target_scale=scale,
         )
         return task, configured.partition_record()
-
-    def _model(self, dataset: Dataset) -> Module:
-        model: Module = instantiate(
-            self.config.cfg.model, shape=dataset.shape, classes=len(dataset.classes)
-        )
-        reads_text = getattr(model, "text", dataset.text)
-        if reads_text != dataset.text:
-            inputs = (
-                "token numbers (T,), a text"
-                if reads_text
-                else "numbers (C, H, W) or (F,), images or a table"
-            )
-            raise ConfigError(
-                f"model: {type(model).__name__} reads {inputs}; a sample of {dataset.name} is"
-                f" {dataset.shape}, {dataset.x.dtype}"
-            )
-        return model
 
     # ---- who trains it
     @cached_property
@@ -171,6 +146,7 @@ class Job:
             on_failure=cfg.on_failure,
             eval_every=cfg.eval.every,
             finetune_epochs=cfg.eval.finetune_epochs,
+            personal_mb=cfg.eval.personal_mb,
             last_k=cfg.eval.last_k,
             targets=[float(target) for target in cfg.eval.targets],
             patience=cfg.early_stopping.patience,
@@ -192,10 +168,11 @@ class Job:
         site = self.strategy.site  # before the folder: settings that do not fit leave none behind
         folder = claim(Path(self.config.run_dir), explicit=self.config.run_dir_given)
         log.info("run folder: %s", folder)
+        cfg = self.config.cfg
         return Recorder(
             folder,
             self._about(folder, site),
-            config=OmegaConf.to_yaml(self.config.cfg),
+            config=OmegaConf.to_yaml(recorded_config(cfg, site) if self.given else cfg),
             overrides=self.config.overrides,
             partition=self.partition,
             environment=self._environment(site),
@@ -248,7 +225,8 @@ def run_job(settings: Config, task: Task | None = None) -> Run:
         task: replaces the configured dataset, partition and model.
 
     Raises:
-        ConfigError: the settings do not fit together; nothing was run.
+        ConfigError: the settings do not fit together, or not the task; nothing was run.
+        DataError: samples of the task are out of range; nothing was run.
         RunFailed: the run ended with status "failed".
     """
     name = settings.cfg.engine.name
@@ -257,10 +235,14 @@ def run_job(settings: Config, task: Task | None = None) -> Run:
             f"engine={name} builds the task again in other processes; a Task given as objects runs"
             " with engine=local"
         )
+    if task is not None:
+        check_settings(settings)
     with pinned_threads(settings.cfg.engine.threads):
+        job = Job(settings, task, name)
         if task is None:
             _try_settings(settings)
-        job = Job(settings, task, name)
+        else:
+            check_task(job.site)
         engine = importlib.import_module(f"fedhet.engines.{name}")
         try:
             folder = engine.run(job)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fedhet import trees
+from fedhet.check import counted
 from fedhet.trees import AnyTree, Tree
 
 Scalar = bool | int | float | str
@@ -99,7 +100,7 @@ class Message:
         value = self._extra(name)
         floating = isinstance(value, Tensor) and value.is_floating_point()
         if not isinstance(value, Tensor) or not floating or ndim not in (None, value.ndim):
-            size = "" if ndim is None else f" of {ndim} dimensions"
+            size = "" if ndim is None else f" of {counted(ndim, 'dimension')}"
             raise ValueError(
                 f"extra {name!r} is {kind(value)}; a floating-point tensor{size} is expected"
             )
@@ -118,8 +119,8 @@ class Message:
             or int(value.sum()) != total
         ):
             raise ValueError(
-                f"extra {name!r} is {value}; {classes} whole numbers >= 0 with the sum {total} are"
-                " expected"
+                f"extra {name!r} is {value}; expected: {counted(classes, 'whole number')} >= 0 with"
+                f" the sum {total}"
             )
         return value
 
@@ -127,10 +128,8 @@ class Message:
         """The extra `name` as a tree; with `like`, a finite one of its names, shapes and dtypes."""
         value = self._extra(name)
         if not isinstance(value, dict):
-            size = "" if like is None else f" {len(like)}"
-            raise ValueError(
-                f"extra {name!r} is {kind(value)}; a tree of{size} tensors is expected"
-            )
+            size = "tensors" if like is None else counted(len(like), "tensor")
+            raise ValueError(f"extra {name!r} is {kind(value)}; a tree of {size} is expected")
         if like is not None:
             check_tree(f"extra {name!r}", value, like)
         return value
@@ -156,6 +155,7 @@ class Broadcast(Message):
         plugins: name -> digest of the settings of each of the server's plug-ins.
         pid: the client that the message is for.
         version: the round of the client state that the server last accepted; 0 for none.
+        pinned: earlier rounds whose client state is still needed at the end of the run.
     """
 
     phase: str
@@ -168,6 +168,7 @@ class Broadcast(Message):
     plugins: dict[str, str] = field(default_factory=dict)
     pid: int = -1
     version: int = 0
+    pinned: list[int] = field(default_factory=list)
 
     def to(self, pid: int, version: int, private: Extras) -> Broadcast:
         """The message for one client; everything that is shared is passed on by reference."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from fedhet.targets import Scores, Tally
 from fedhet.task import Samples, Task
 
 FORWARD_BATCH = 1024  # samples per forward pass outside training
@@ -15,45 +16,36 @@ def chunks(x: Tensor, size: int = FORWARD_BATCH) -> list[Tensor]:
     return list(x.split(size))
 
 
-def macro_f1(confusion: Tensor) -> float:
-    """Return the mean F1 over the classes that occur in targets or predictions.
-
-    Args:
-        confusion: (classes, classes), the counts of [target, prediction].
-    """
-    hits = confusion.diag().double()
-    either = (confusion.sum(0) + confusion.sum(1)).double()
-    present = either > 0
-    return float((2 * hits[present] / either[present]).mean())
-
-
 @torch.no_grad()
-def score(model: nn.Module, data: Samples, task: Task) -> dict[str, float]:
+def assess(model: nn.Module, data: Samples, task: Task) -> tuple[Scores, Tally]:
     """Evaluate the model.
 
     Args:
         model: it is put into eval mode.
-        data: samples that are prepared for the model.
-        task: its criterion and its number of classes.
+        data: samples that are prepared for the model, at least one.
+        task: its criterion and its target.
 
     Returns:
-        `loss` and `n`; for classes also `accuracy` and `f1` (macro). All are plain numbers.
+        `loss`, `n` and the scores of the target, all of them plain numbers; and the tally of which
+        they are the scores, on the CPU.
     """
     model.eval()
+    target = task.scoring
     loss = torch.zeros((), dtype=torch.float64, device=data.y.device)
-    confusion = torch.zeros(task.classes**2, dtype=torch.int64, device=data.y.device)
+    tally: Tally | None = None
     for x, y in zip(chunks(data.x), chunks(data.y), strict=True):
         output = model(x)
         loss += task.criterion(output, y).double().sum()
-        if task.classes:
-            cells = y * task.classes + output.argmax(1)
-            confusion += torch.bincount(cells, minlength=task.classes**2)
+        batch = target.tally(output, y)
+        tally = batch if tally is None else target.join(tally, batch)
     n = len(data)
-    scores = {"loss": float(loss) / n, "n": float(n)}
-    if task.classes:
-        square = confusion.reshape(task.classes, task.classes)
-        scores |= {"accuracy": float(square.diag().sum()) / n, "f1": macro_f1(square)}
-    return scores
+    tally = {name: value.cpu() for name, value in (tally or {}).items()}
+    return {"loss": float(loss) / n, "n": float(n), **target.scores(tally)}, tally
+
+
+def score(model: nn.Module, data: Samples, task: Task) -> Scores:
+    """The scores that `assess` returns."""
+    return assess(model, data, task)[0]
 
 
 def comm_cost(clf: int, clf_rounds: int, made: int = 0, made_rounds: int = 0) -> int:

@@ -44,6 +44,8 @@ class Plugin:
         name: its name in the configuration, and the prefix of its extras and phases.
         needs_all: whether the merge gets all updates at once, with weights that sum to 1; else it
             reads an iterator once and the weights are relative.
+        needs_model: whether it refers to the model that clients receive, so that a method whose
+            clients share no parameter refuses it.
         settings: the options that server and client must agree on.
         report: what the step in progress should record: numbers go to rounds.jsonl, tensors to
             arrays/. It is emptied before each step.
@@ -53,6 +55,7 @@ class Plugin:
 
     name: ClassVar[str]
     needs_all: ClassVar[bool] = False
+    needs_model: ClassVar[bool] = False
     server: FedStrategy
     client: FedClient
 
@@ -64,6 +67,26 @@ class Plugin:
     def refuses(self) -> dict[str, str]:
         """Methods and plug-ins with which it cannot be combined: name -> reason."""
         return {}
+
+    # What methods decide by. The defaults follow from the hooks that a class overrides; a plug-in
+    # whose options decide, or whose hook does less than it may, says so itself.
+    @property
+    def changes_gradients(self) -> bool:
+        """Whether local steps are others than along the gradient of the local loss.
+
+        A `gradient` that adds exactly the gradient of a term of the loss is none of those.
+        """
+        return any(overrides(self, Plugin, hook) for hook in ("gradient", "scale", "optimizer"))
+
+    @property
+    def changes_weights(self) -> bool:
+        """Whether it changes aggregation weights, so that they must have an effect."""
+        return overrides(self, Plugin, "incoming")
+
+    @property
+    def needs_steps(self) -> bool:
+        """Whether it has no effect where clients take no local step, as under FedSGD."""
+        return overrides(self, Plugin, "optimizer")
 
     def digest(self) -> str:
         """Identifies the settings, so that a server and a client that differ notice it."""

@@ -6,7 +6,8 @@ import atexit
 import gc
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedhet.errors import ConfigError
@@ -64,6 +65,13 @@ def pinned_threads(threads: int) -> Iterator[None]:
             yield
     finally:
         torch.set_num_threads(before)
+
+
+def thread_names() -> Iterator[str]:
+    """The names of this process's threads, those of libraries included, on Linux."""
+    for path in Path("/proc/self/task").glob("*/comm"):
+        with suppress(OSError):  # the thread has ended
+            yield path.read_text().strip()
 
 
 def choose_device(name: str) -> torch.device:

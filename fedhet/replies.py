@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -13,8 +12,6 @@ from fedhet.errors import RunFailed
 from fedhet.messages import Failure, Reply, Update
 from fedhet.phases import Entry
 from fedhet.trees import Tree
-
-log = logging.getLogger("fedhet")
 
 
 @dataclass
@@ -86,7 +83,6 @@ def accepted(
             except ValueError as error:
                 reply = Failure(reply.pid, step.entry.name, step.step, str(error))
         if isinstance(reply, Failure):
-            log.warning("%s", reply)
             step.failures.append(reply)
             if on_failure == "stop":
                 raise RunFailed(str(reply))

@@ -16,6 +16,7 @@ from fedhet.evaluation import (
 )
 from fedhet.messages import Broadcast, Failure, Reply
 from fedhet.phases import locate
+from fedhet.record.personal import PersonalModels
 from fedhet.record.run_folder import Recorder
 from fedhet.state import state_sizes
 from fedhet.strategy import FedStrategy
@@ -64,6 +65,11 @@ def run_rounds(
     """
     number = 0
     select = Selection(strategy, recorder)
+
+    def exchange(plan: list[Broadcast]) -> Iterable[Reply]:
+        return courier.exchange(plan, Clock())
+
+    personal = PersonalModels(strategy, recorder, exchange if evaluate_clients else None)
     while locate(strategy.timetable, number + 1):
         number += 1
         clock = Clock()
@@ -78,14 +84,16 @@ def run_rounds(
         row = _row(strategy, clock)
         try:
             if strategy.due:
+                last = locate(strategy.timetable, number + 1) is None
                 with clock("evaluate"):
-                    _evaluate(strategy, courier, recorder, evaluate_clients, row)
+                    _evaluate(strategy, recorder, personal, evaluate_clients, last, row)
         finally:  # the step is done, whatever became of its evaluation
             row["seconds"]["evaluate"] = clock.seconds.get("evaluate", 0.0)
             recorder.step(row, strategy.reports())
         observe(row)
         if strategy.due and evaluate_clients:
             select(row)
+    personal.complete()
     recorder.finish("ok", strategy=strategy)
 
 
@@ -106,10 +114,7 @@ def _row(strategy: FedStrategy, clock: Clock) -> dict[str, Any]:
         "step": current.step,
         "round": current.round,
         "cohort": current.cohort,
-        "acc_global": None,
-        "loss_global": None,
-        "acc_clients_mean": None,
-        "acc_clients_weighted": None,
+        **_no_scores(strategy),
         "seconds": {
             "broadcast": seconds["broadcast"],
             "train": share * train,
@@ -125,8 +130,21 @@ def _row(strategy: FedStrategy, clock: Clock) -> dict[str, Any]:
     }
 
 
+def _no_scores(strategy: FedStrategy) -> dict[str, None]:
+    """The scores that a line of rounds.jsonl always has, for a step without an evaluation."""
+    keys = strategy.site.task.scoring.keys.values()
+    parts = ("clients_mean", "clients_weighted")
+    on_global = [f"{key}_global" for key in (*keys, "loss")]
+    return dict.fromkeys([*on_global, *(f"{key}_{part}" for key in keys for part in parts)])
+
+
 def _evaluate(
-    strategy: FedStrategy, courier: Courier, recorder: Recorder, clients: bool, row: dict[str, Any]
+    strategy: FedStrategy,
+    recorder: Recorder,
+    personal: PersonalModels,
+    clients: bool,
+    last: bool,
+    row: dict[str, Any],
 ) -> None:
     """Add the scores on the global test set and, if `clients`, on the clients' data to the row.
 
@@ -134,7 +152,8 @@ def _evaluate(
         RunFailed: a client failed and on_failure is "stop", or no client succeeded.
     """
     scores = global_scores(strategy)
-    row |= {"acc_global": scores.get("accuracy"), "loss_global": scores.get("loss")}
+    keys = {**strategy.site.task.scoring.keys, "loss": "loss"}
+    row |= {f"{key}_global": scores.get(score) for score, key in keys.items()}
     if not clients:
         return
 
@@ -142,7 +161,9 @@ def _evaluate(
         row["failures"].append(vars(failure))
         recorder.failures.append({"round": row["round"], **vars(failure)})
 
-    replies = courier.exchange(evaluation_messages(strategy), Clock())
-    updates = received(replies, strategy.setting.on_failure, report)
+    plan = evaluation_messages(strategy)
+    replies = personal.evaluate(plan, last=last)
+    updates = received(replies, strategy, report)
     recorder.clients(row["round"], {update.pid: update.metrics for update in updates})
-    row |= client_means(updates, strategy.views)
+    row |= client_means(updates, strategy.views, strategy.site.task.scoring)
+    personal.note(row, plan)

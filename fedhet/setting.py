@@ -32,8 +32,10 @@ class Setting:
         eval_every: evaluate every so many rounds, and after the last.
         finetune_epochs: if > 0, also evaluate the global model after so many epochs on a client's
             own data.
-        last_k: summary.json has the mean accuracy of the last so many evaluations.
-        targets: summary.json has what it took to reach each of these accuracies.
+        personal_mb: what the clients' personal models may take in the run folder, in MB; None: any
+            size.
+        last_k: summary.json has the mean score of the last so many evaluations.
+        targets: summary.json has what it took to reach each of these scores.
         patience: stop after so many evaluations in a row without a better validation; None: never.
         min_delta: by how much a validation must be better to count.
         plugins: the plug-ins, in their order.
@@ -49,6 +51,7 @@ class Setting:
     on_failure: str = "stop"
     eval_every: int = 1
     finetune_epochs: int = 0
+    personal_mb: float | None = 200.0
     last_k: int = 5
     targets: Sequence[float] = ()
     patience: int | None = None
@@ -75,12 +78,15 @@ def check_composition(method: FedStrategy) -> None:
     """
     plugins = method.plugins
     names = [plugin.name for plugin in plugins]
+    if twice := [name for i, name in enumerate(names) if name in names[:i]]:
+        raise ConfigError(f"the plug-in {twice[0]!r} is in Setting.plugins twice; it acts once")
     if method.requires and method.requires not in names:
         raise ConfigError(
             f"method={method.name} without its plug-in {method.requires!r} would be FedAvg: add the"
             f" plug-in to Setting.plugins, as conf/method/{method.name}.yaml does"
         )
-    for name, reason in method.refuses.items():
+    refused = {**_unfit(method), **method.refuses}
+    for name, reason in refused.items():
         if name in names:
             raise ConfigError(f"method={method.name} refuses plugin {name!r}: {reason}")
     epochs = method.setting.finetune_epochs
@@ -88,7 +94,26 @@ def check_composition(method: FedStrategy) -> None:
         raise ConfigError(
             f"eval.finetune_epochs={epochs}: method={method.name} has no global model to fine-tune"
         )
+    target = method.site.task.scoring
+    if method.setting.targets and not target.score():
+        raise ConfigError(
+            f"eval.targets={list(method.setting.targets)}: a task with target={target.name} has no"
+            " score that could reach them"
+        )
     for plugin in plugins:
         for other, reason in plugin.refuses.items():
             if other == method.name or other in names:
                 raise ConfigError(f"plugin {plugin.name!r} refuses {other!r}: {reason}")
+
+
+def _unfit(method: FedStrategy) -> dict[str, str]:
+    """Plug-ins that would do nothing under the method, or could not do it: name -> reason."""
+    reasons = {}
+    for plugin in method.plugins:
+        if plugin.needs_model and not method.site.mergeable:
+            reasons[plugin.name] = (
+                "it refers to the received model, and this method's clients receive none"
+            )
+        elif plugin.changes_weights and not method.weighted:
+            reasons[plugin.name] = "it changes aggregation weights, which this method ignores"
+    return reasons

@@ -103,7 +103,7 @@ class Site:
         self.speed = speed
         self.frozen_norms = buffers == "frozen"
         with self.seeded("init"):
-            self.model = task.model().to(device)
+            self.model = task.build().to(device)
         if speed.channels_last:
             self.model = self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self._state = self.model.state_dict(keep_vars=True)

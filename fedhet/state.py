@@ -13,6 +13,7 @@ import shutil
 import tempfile
 import time
 from collections import OrderedDict
+from collections.abc import Collection
 from pathlib import Path
 from typing import Protocol
 
@@ -42,10 +43,10 @@ class Store(Protocol):
     def load(self, pid: int, version: int) -> Tree | None:
         """Return this version of the client's state, or None if there is none."""
 
-    def save(self, pid: int, version: int, state: Tree, keep: int) -> None:
+    def save(self, pid: int, version: int, state: Tree, keep: Collection[int]) -> None:
         """Save the state as `version`.
 
-        The store also retains version `keep`, and may delete the client's other versions.
+        The store also retains the versions `keep`, and may delete the client's other versions.
         """
 
 
@@ -59,14 +60,21 @@ class ClientState:
         pid: the client.
         version: the version to read, 0 if the client has no state yet.
         device: the device on which `get` returns tensors; None for where the store has them.
+        pinned: older versions that the store must retain as well.
     """
 
     def __init__(
-        self, store: Store, pid: int, version: int, device: torch.device | None = None
+        self,
+        store: Store,
+        pid: int,
+        version: int,
+        device: torch.device | None = None,
+        pinned: Collection[int] = (),
     ) -> None:
         self.pid = pid
         self.version = version
         self.device = device
+        self._pinned = pinned
         self._store = store
         self._state: Tree | None = None
         self._changed = False
@@ -116,7 +124,8 @@ class ClientState:
     def commit(self, version: int) -> bool:
         """Save the state as `version` if it has changed, and return whether it has."""
         if self._changed:
-            self._store.save(self.pid, version, self._load(), keep=self.version)
+            keep = {self.version, *self._pinned}
+            self._store.save(self.pid, version, self._load(), keep)
         return self._changed
 
 
@@ -130,8 +139,8 @@ class MemoryStore:
     def __init__(self, limit: int = MEMORY_BYTES) -> None:
         self._limit = limit
         self._bytes = 0
-        # by client: the states by version, and the version to keep
-        self._states: OrderedDict[int, tuple[dict[int, Tree], int]] = OrderedDict()
+        # by client: the states by version, and the older versions to keep
+        self._states: OrderedDict[int, tuple[dict[int, Tree], Collection[int]]] = OrderedDict()
         self._spilled: tuple[tempfile.TemporaryDirectory[str], DiskStore] | None = None
 
     def load(self, pid: int, version: int) -> Tree | None:
@@ -142,9 +151,9 @@ class MemoryStore:
                 return versions[version]
         return self._spilled[1].load(pid, version) if self._spilled else None
 
-    def save(self, pid: int, version: int, state: Tree, keep: int) -> None:
-        before, _ = self._states.pop(pid, ({}, 0))
-        versions = {v: t for v, t in before.items() if v == keep}
+    def save(self, pid: int, version: int, state: Tree, keep: Collection[int]) -> None:
+        before, _ = self._states.pop(pid, ({}, ()))
+        versions = {v: t for v, t in before.items() if v in keep}
         # Clones: a stored state must not change with the model from which it was read.
         versions[version] = {name: t.clone() for name, t in state.items()}
         self._states[pid] = versions, keep
@@ -182,7 +191,7 @@ class DiskStore:
         path = self._folder / str(pid) / f"{version}.safetensors"
         return safetensors.torch.load(path.read_bytes()) if path.exists() else None
 
-    def save(self, pid: int, version: int, state: Tree, keep: int) -> None:
+    def save(self, pid: int, version: int, state: Tree, keep: Collection[int]) -> None:
         home = self._folder / str(pid)
         home.mkdir(parents=True, exist_ok=True)
         content = safetensors.torch.save({name: t.cpu().contiguous() for name, t in state.items()})
@@ -190,7 +199,7 @@ class DiskStore:
         part.write_bytes(content)
         part.replace(home / f"{version}.safetensors")
         for path in home.glob("*.safetensors"):
-            if int(path.stem) not in (version, keep):
+            if int(path.stem) not in {version, *keep}:
                 path.unlink(missing_ok=True)
 
 
@@ -210,10 +219,11 @@ class ContextStore:
             return None
         return {name: torch.from_numpy(array.numpy()) for name, array in arrays.items()}
 
-    def save(self, pid: int, version: int, state: Tree, keep: int) -> None:
+    def save(self, pid: int, version: int, state: Tree, keep: Collection[int]) -> None:
         prefix = f"fedhet.{pid}."
+        kept = {f"{prefix}{older}" for older in keep}
         for key in list(self._record.array_records):
-            if key.startswith(prefix) and key != f"{prefix}{keep}":
+            if key.startswith(prefix) and key not in kept:
                 del self._record[key]
         self._record[f"{prefix}{version}"] = ArrayRecord(
             {name: Array(t.cpu().numpy()) for name, t in state.items()}

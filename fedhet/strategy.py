@@ -8,7 +8,8 @@ of the timetable.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+import logging
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
@@ -27,6 +28,8 @@ from fedhet.setting import Setting, check_composition
 from fedhet.site import Scope
 from fedhet.trees import Tree
 
+log = logging.getLogger("fedhet")
+
 
 class FedStrategy(FlowerStrategy):
     """The aggregation of a method; see "what a method overrides" below.
@@ -41,8 +44,11 @@ class FedStrategy(FlowerStrategy):
         requires: the plug-in without which the method would be FedAvg; "" for none.
         needs_all: whether `merge` needs all updates at once, with weights that sum to 1; else it
             reads an iterator once and the weights are relative.
+        weighted: whether `merge` uses the weights; plug-ins that change them are refused otherwise.
         evaluates: the views that the method offers; the first one chooses the best round.
         evaluation_extras: extras for clients that evaluate.
+        personal_names: what differs from client to client in the personal models, beside what
+            `scope` keeps; None for everything.
         site, sizes, rounds: task, model and device; training samples per client; training rounds.
         weights: slot -> its tensors; "model" has all of the model's.
         timetable: the run's phases in order, those of plug-ins first.
@@ -56,7 +62,9 @@ class FedStrategy(FlowerStrategy):
     client_cls: ClassVar[type[FedClient]] = FedClient
     requires: ClassVar[str] = ""
     needs_all: bool = False
+    weighted: bool = True
     evaluates: tuple[str, ...] = ("global",)
+    personal_names: Sequence[str] | None = None
 
     def __init__(self, setting: Setting) -> None:
         super().__init__()
@@ -70,6 +78,7 @@ class FedStrategy(FlowerStrategy):
         self.report: Report = {}
         self.versions: dict[int, int] = {}  # pid -> the round whose client state was accepted
         self.state_bytes: dict[int, int] = {}  # pid -> the size of that state
+        self.pinned: dict[str, dict[int, int]] = {}  # view -> `versions` at its best evaluation
         self.current: Step
         self.weights: dict[str, Tree] = {"model": dict(self.site.initial)}
         self.setup()
@@ -191,6 +200,7 @@ class FedStrategy(FlowerStrategy):
         for pid in current.cohort:
             private = self.client_extras(phase, pid) if own else {}
             plan.append(msg.to(pid, self.versions.get(pid, 0), private))
+            plan[-1].pinned = [held[pid] for held in self.pinned.values() if pid in held]
             current.count("down", messages.payload(msg.slot, msg.weights, plan[-1].extras))
         return plan
 
@@ -229,6 +239,8 @@ class FedStrategy(FlowerStrategy):
         new = phase.merge(iter(passing), current.old)
         for _ in passing:  # a merge may stop early, but every reply is checked and counted
             pass
+        for failure in current.failures:  # where every client failed, the error above names them
+            log.warning("%s", failure)
         if new:
             self._install(phase, new, passing.values())
         if (phase.until and phase.until()) or current.step == current.entry.rounds:

@@ -132,9 +132,10 @@ class LocalTraining:
         stop = None if patience is None else EarlyStopping(patience)
         steps = 0
         for length in self.local.epoch_sizes(n, epochs):
-            order = next(orders).to(site.device)[:length]
+            order = next(orders).to(site.device, non_blocking=True)[:length]
             epoch = site.gathered(data.x, order), data.y[order], order
-            epoch_loss = 0.0
+            # On the device: reading the loss of each batch would make every step wait for it.
+            epoch_loss = torch.zeros((), dtype=torch.float64, device=site.device)
             for x, y, index in zip(*(t.split(size) for t in epoch), strict=True):
                 losses, grads = batch_gradient(site.augmented(x, augmentation), y, index)
                 with torch.no_grad():
@@ -144,8 +145,8 @@ class LocalTraining:
                     optimizer.step(grads)
                 steps += 1
                 if stop is not None:
-                    epoch_loss += float(losses.mean()) * len(y)
-            if stop is not None and stop(epoch_loss):
+                    epoch_loss += losses.mean().double() * len(y)
+            if stop is not None and stop(float(epoch_loss)):
                 break
         return steps
 

@@ -86,7 +86,9 @@ await() { # await <what> <command ...>: until the command succeeds
 }
 
 # ---- check the settings before anything is started; the server app needs an absolute run folder
-folder=$(PYTHONPATH=$root python - "$work/run.toml" "$*" <<'PY'
+# As with `python -m fedhet`, packages that FEDHET_TRUST names may lie in the working directory.
+if [[ ${FEDHET_TRUST:-} ]]; then export PYTHONPATH=${PYTHONPATH:+$PYTHONPATH:}$PWD; fi
+folder=$(PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH} python - "$work/run.toml" "$*" <<'PY'
 import json
 import shlex
 import sys

@@ -39,7 +39,7 @@ fedhet/methods/, the options in conf/, and the texts in docs/methods/. Edit thos
 
 @dataclass(frozen=True)
 class Section:
-    """The methods that one module defines.
+    """The methods that one module defines, or the plug-ins of a module without methods.
 
     Attributes:
         module: the module's dotted name.
@@ -55,9 +55,15 @@ class Section:
 
     @property
     def title(self) -> str:
-        """The methods' names as their papers write them."""
-        names = [catalogue.title("method", method).partition(":")[0] for method in self.methods]
+        """Their names as their papers write them."""
+        names = [text.partition(":")[0] for text in self.titles]
         return " and ".join([", ".join(names[:-1]), names[-1]] if names[1:] else names)
+
+    @property
+    def titles(self) -> list[str]:
+        """The titles of the methods, or else of the plug-ins."""
+        group = "method" if self.methods else "plugin"
+        return [catalogue.title(group, name) for name in self.methods or self.plugins]
 
     @property
     def choices(self) -> list[str]:
@@ -91,16 +97,17 @@ class Section:
 
 def sections() -> list[Section]:
     """All sections: FedAvg, the server optimisers, then the others in alphabetical order."""
-    optimizers = [name for name in catalogue.choices("server_opt") if name != "none"]
+    optimizers = [name for name in catalogue.built_in("server_opt") if name != "none"]
     by_module: dict[str, Section] = {}
-    for method in catalogue.choices("method"):
+    for method in catalogue.built_in("method"):
         server_opts = [method] if method in optimizers else []
         module = SERVER_OPT if server_opts else _module("method", method)
         section = by_module.setdefault(module, Section(module, [], [], []))
         section.methods.append(method)
         section.server_opts.extend(server_opts)
-    for plugin in catalogue.choices("plugin"):
-        by_module[_module("plugin", plugin)].plugins.append(plugin)
+    for plugin in catalogue.built_in("plugin"):
+        module = _module("plugin", plugin)
+        by_module.setdefault(module, Section(module, [], [], [])).plugins.append(plugin)
     first = [by_module.pop("fedhet.methods.fedavg"), by_module.pop(SERVER_OPT)]
     return [*first, *sorted(by_module.values(), key=lambda section: section.title.lower())]
 
@@ -140,8 +147,8 @@ def _contents(every: list[Section]) -> str:
     lines = ["| method | what it does |", "|---|---|"]
     for section in every:
         anchor = re.sub(r"[^\w\- ]", "", section.title.lower()).replace(" ", "-")
-        for method in section.methods:
-            name, _, about = catalogue.title("method", method).partition(": ")
+        for title in section.titles:
+            name, _, about = title.partition(": ")
             lines.append(f"| [{name}](#{anchor}) | {cell(about)} |")
     return "\n".join(lines)
 

@@ -14,17 +14,23 @@ from typing import TYPE_CHECKING
 import pytest
 from composing import composed
 
-if TYPE_CHECKING:
-    from federation import Federation
+from fedhet.config import pieces
 
+if TYPE_CHECKING:
     from fedhet.record.results import Run
     from fedhet.task import Task
+    from fedhet.testing import Federation
 
 # Before torch is imported, here and in the processes that tests start.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # A shell's background job ignores interrupts, and so would the processes that tests interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+# Pieces of one's own on this machine are no concern of these tests.
+os.environ.pop(pieces.SEARCH_PATH, None)
+_on_this_machine = set(pieces.installed())
+_found = pieces.installed
+pieces.installed = lambda: tuple(one for one in _found() if one not in _on_this_machine)
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -38,8 +44,8 @@ def _one_thread() -> None:
 
 @pytest.fixture
 def federation() -> type[Federation]:
-    """The class Federation (federation.py): a method and its clients, advanced step by step."""
-    from federation import Federation
+    """The class Federation: a method and its clients, advanced step by step."""
+    from fedhet.testing import Federation
 
     return Federation
 

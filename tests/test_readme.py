@@ -44,7 +44,9 @@ def test_the_printed_method_is_a_method(tmp_path: Path, monkeypatch: pytest.Monk
     assert weights("three", median, 3) != weights("mean", ["method=fedprox"], 3)
 
 
-def test_the_printed_programs_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_printed_programs_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     for program in (block for block in blocks("python") if block.startswith("import")):
         names: dict[str, object] = {}
@@ -53,6 +55,10 @@ def test_the_printed_programs_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert isinstance(run, fedhet.Run)
         assert run.summary["status"] == "ok"
     assert {path.stem for path in tmp_path.rglob("figures/*.png")} == {"accuracy", "labels"}
+    # The printed results have the same form; the numbers may differ on another machine.
+    printed = [re.sub(r"\d+", "0", line) for line in capsys.readouterr().out.splitlines()]
+    (results,) = blocks("text")
+    assert all(re.sub(r"\d+", "0", line) in printed for line in results.splitlines())
 
 
 @pytest.mark.parametrize("block", blocks("bash"))

@@ -8,9 +8,25 @@ import traceback
 
 from fedhet.errors import ConfigError, DataError, RunFailed
 
+# Without these, nothing works: this Python is not the one that fedhet was installed into.
+_ESSENTIAL = ("omegaconf", "hydra", "yaml", "numpy", "torch", "flwr", "rich", "safetensors")
+
 FAILED = 1
 WRONG_USE = 2
 INTERRUPTED = 130
+
+
+def drop_output() -> None:
+    """Send what is still to be printed nowhere: its reader has left, as in `--list | head`."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the exit flushes it again
+
+
+def say(text: str) -> None:
+    """Print a line to stdout, unless its reader has left."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        drop_output()
 
 
 def report_error(error: Exception) -> int:
@@ -27,4 +43,10 @@ def error_line(error: Exception) -> str:
         return error.reason
     if isinstance(error, ConfigError | DataError):
         return str(error)
+    if isinstance(error, ModuleNotFoundError) and str(error.name).partition(".")[0] in _ESSENTIAL:
+        return (
+            f"{error.name} is not installed in {sys.executable}: activate fedhet's environment"
+            " (`source .venv/bin/activate`, after `make run`), or install it into this one"
+            " (`pip install -e .`)"
+        )
     return f"{type(error).__name__}: {error} (FEDHET_TRACEBACK=1 shows where)"

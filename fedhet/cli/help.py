@@ -5,13 +5,12 @@ They are plain text, so that they stay readable in a pipe.
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 
+from fedhet.cli.columns import columns
 from fedhet.cli.commands import COMMANDS
 from fedhet.config import catalogue
 
-WIDTH = 100
 USAGE = """\
 fedhet: federated learning on non-IID clients
 
@@ -24,8 +23,12 @@ usage
 options
   -m, --multirun     run a sweep
   --list             list the methods and the plug-ins, and which of them can be combined
+  --config-dir DIR   also choose from DIR/method, DIR/plugin, ...: pieces of your own
   --cfg job          print the configuration and run nothing
-  --version, -h, --help
+  --version
+  -h, --help         print this text
+  --help <names>     the options of groups and choices, with their ranges:
+                     --help method=scaffold plugin=[fednorm], --help model=cnn, --help dataset
 """
 EXAMPLES = """\
 examples
@@ -34,7 +37,7 @@ examples
   flwr run . --run-config "overrides='method=scaffold plugin=[fednorm] dataset=mnist'"
 
 Settings of a method, plug-in or server optimiser: method.<option>, plugin.<name>.<option>,
-server_opt.<option>; see conf/.
+server_opt.<option>; --help method=<name> and so on print them.
 Results: outputs/<date>/<time>-<method>, or the folder in hydra.run.dir=<folder>; those of a sweep
 are in multirun/."""
 # The groups whose settings --help shows, as the group's default choice has them.
@@ -56,13 +59,13 @@ def help_text() -> str:
     parts = [
         USAGE,
         "commands",
-        _columns(commands),
+        columns(commands),
         "",
         "groups (* = default)",
-        _columns(groups),
+        columns(groups),
         "",
         "settings with their defaults",
-        _columns(settings),
+        columns(settings),
         "",
         EXAMPLES,
     ]
@@ -78,19 +81,19 @@ def list_text(rows: Sequence[tuple[str, str, str | None]]) -> str:
     refused = [(f"{method} + {plugin}", reason) for method, plugin, reason in rows if reason]
     parts = [
         "methods: method=<name>",
-        _columns(_titles("method")),
+        columns(_titles("method")),
         "",
         "plug-ins: plugin=[<name>,...]",
-        _columns(_titles("plugin")),
+        columns(_titles("plugin")),
         "",
-        "combinations: + possible, - refused",
-        _columns(_matrix(rows)),
+        "combinations: + possible, - refused, = the method's own",
+        columns(_matrix(rows)),
         "",
         "methods cannot be combined with each other",
-        _columns([("", catalogue.ONE_METHOD)]),
+        columns([("", catalogue.ONE_METHOD)]),
     ]
     if refused:
-        parts += ["", "refused", _columns(refused)]
+        parts += ["", "refused", columns(refused)]
     return "\n".join(parts)
 
 
@@ -114,24 +117,11 @@ def _matrix(rows: Sequence[tuple[str, str, str | None]]) -> list[tuple[str, str]
     methods = list(dict.fromkeys(method for method, _, _ in rows))
     plugins = list(dict.fromkeys(plugin for _, plugin, _ in rows))
     refused = {(method, plugin) for method, plugin, reason in rows if reason is not None}
+    own = {(method, name) for method in methods for _, name in catalogue.brought("method", method)}
     lines = [("", "  ".join(plugins))]
     for method in methods:
-        marks = ["-" if (method, plugin) in refused else "+" for plugin in plugins]
+        pairs = [(method, plugin) for plugin in plugins]
+        marks = ["-" if pair in refused else "=" if pair in own else "+" for pair in pairs]
         padded = (mark.ljust(len(name)) for mark, name in zip(marks, plugins, strict=True))
         lines.append((method, "  ".join(padded)))
     return lines
-
-
-def _columns(rows: Sequence[tuple[str, str]]) -> str:
-    """Return two columns; the second is wrapped at WIDTH."""
-    indent = max(len(name) for name, _ in rows) + 4
-    return "\n".join(
-        textwrap.fill(
-            f"  {name}".ljust(indent) + text,
-            WIDTH,
-            subsequent_indent=" " * indent,
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
-        for name, text in rows
-    )

@@ -13,8 +13,11 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 
-from fedhet import config, process
-from fedhet.cli.errors import FAILED, error_line, report_error
+from fedhet import process
+from fedhet.cli.errors import FAILED, drop_output, report_error, say
+
+# Composition by name: a launcher's process, which unpickles HydraTask, needs its resolvers.
+from fedhet.config import catalogue, composition
 from fedhet.errors import RunFailed
 
 if TYPE_CHECKING:
@@ -34,13 +37,15 @@ def launch(overrides: list[str], flags: list[str], *, sweep: bool) -> int:
     Raises:
         ConfigError: an override is wrong; nothing was run.
     """
-    overrides = config.check_overrides(overrides, sweep=sweep)
+    overrides = composition.check_overrides(overrides, sweep=sweep)
     task = HydraTask()
     sys.argv = ["fedhet", *flags, *overrides]  # Hydra reads them from there
     # Hydra raises errors; without this variable it prints a traceback and calls sys.exit.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     application = hydra.main(
-        version_base=config.HYDRA_VERSION, config_path=str(config.CONF), config_name="config"
+        version_base=composition.HYDRA_VERSION,
+        config_path=str(catalogue.CONF),
+        config_name="config",
     )
     try:
         application(task)()
@@ -49,7 +54,7 @@ def launch(overrides: list[str], flags: list[str], *, sweep: bool) -> int:
     if not sweep:
         return task.code
     for failure in task.failures:
-        print(f"failed: {failure}", file=sys.stderr)
+        print(f"failed: {failure}", file=sys.stderr)  # the reason was printed when it failed
     return FAILED if task.failures else 0
 
 
@@ -62,7 +67,7 @@ class HydraTask:
 
     Attributes:
         code: the exit code of the last job that failed, else 0.
-        failures: a line for each job that failed.
+        failures: the names of the jobs that failed.
     """
 
     def __init__(self) -> None:
@@ -79,33 +84,37 @@ class HydraTask:
         hydra_config = HydraConfig.get()
         output_dir = Path(hydra_config.runtime.output_dir)
         folder: Path | None = output_dir
-        name = " ".join(hydra_config.overrides.task) or "the defaults"
+        lines = (line.lstrip("+") for line in hydra_config.overrides.task)
+        name = " ".join(lines) or "the defaults"
         if hydra_config.mode == RunMode.MULTIRUN:
             name = f"job {hydra_config.job.num}: {name}"
-            print(name, flush=True)
+            say(name)
         try:
             _prepare_process()
             from fedhet.job import run_job
             from fedhet.record import terminal
 
             terminal.log_to_stderr("fedhet.data")  # which files were found or left out
-            run = run_job(config.from_hydra_job(cfg))
+            run = run_job(composition.from_hydra_job(cfg))
             folder = run.dir
             validation = run.summary["validation"]
             return NAN if validation is None else float(validation)
+        except BrokenPipeError:  # the run is complete, and a sweep goes on
+            drop_output()
+            return NAN
         except Exception as error:
             folder = Path(error.folder) if isinstance(error, RunFailed) and error.folder else None
             if os.getpid() != self.pid:
                 raise
             self.code = report_error(error)
-            self.failures.append(f"{name}: {error_line(error)}")
+            self.failures.append(name)
             return NAN
         finally:
             # Hydra creates the folder even for a job that never began.
             if not any(output_dir.iterdir()):
                 output_dir.rmdir()
             if folder is not None and folder.is_dir():
-                print(f"run folder: {folder.resolve()}", flush=True)
+                say(f"run folder: {folder.resolve()}")
 
 
 def _prepare_process() -> None:

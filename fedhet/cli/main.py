@@ -12,12 +12,15 @@ import signal
 import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import NoReturn
 
 from fedhet import process
 from fedhet.cli import help
 from fedhet.cli.commands import is_command, run_command
-from fedhet.cli.errors import INTERRUPTED, report_error
+from fedhet.cli.errors import INTERRUPTED, drop_output, report_error
+from fedhet.cli.options import options_text
+from fedhet.config import pieces
 from fedhet.errors import ConfigError
 
 
@@ -34,19 +37,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:  # the reader of our output has left, as in `--list | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the exit flushes it again
+    except BrokenPipeError:
+        drop_output()
         return 0
     except Exception as error:  # noqa: BLE001 -- the last place that can report it in one line
         return report_error(error)
 
 
 def _main(argv: Sequence[str]) -> int:
+    folders, argv = _folder_parser().parse_known_args(argv)
+    pieces.extend_search_path(folders.config_dir)
+    _find_packages_here()
     if argv and is_command(argv[0]):
         return run_command(argv[0], argv[1:])
     args = _parser().parse_intermixed_args(argv)
     if args.help:
-        print(help.help_text())
+        print(options_text(args.overrides) if args.overrides else help.help_text())
     elif args.version:
         print(_version())
     elif args.list:
@@ -62,9 +68,23 @@ def _main(argv: Sequence[str]) -> int:
     return 0
 
 
+def _find_packages_here() -> None:
+    """Let the console script find what `python -m fedhet` finds: a trusted package lying here."""
+    here = str(Path.cwd())
+    if os.environ.get(pieces.TRUST) and here not in sys.path and not sys.flags.safe_path:
+        sys.path.append(here)
+
+
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message}; see python -m fedhet --help")
+
+
+def _folder_parser() -> argparse.ArgumentParser:
+    """Read what comes before all else; a command takes it too."""
+    parser = _Parser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--config-dir", action="append", default=[])
+    return parser
 
 
 def _parser() -> argparse.ArgumentParser:

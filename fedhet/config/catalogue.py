@@ -1,15 +1,21 @@
-"""What the folder conf/ offers: groups, choices, settings and their help.
+"""What conf/ and the folders of one's own pieces offer: groups, choices, settings and their help.
 
-It is read without Hydra, so that the help text appears at once.
+They are read without Hydra, so that the help text appears at once. A group is a folder of conf/; a
+choice of it is a file in any of the folders, and no two folders may have the same one.
 """
 
 from __future__ import annotations
 
-import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import yaml
 from omegaconf import OmegaConf
+
+from fedhet.check import did_you_mean
+from fedhet.config import pieces
+from fedhet.errors import ConfigError
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 
@@ -29,30 +35,75 @@ ONE_METHOD = (
     " known weights, which fedsa replaces"
 )
 
-_SETTING_LINE = re.compile(
-    r"(?P<indent> *)(?P<key>\w+):(?: +(?P<value>[^#\s][^#]*?))?(?: +# +(?P<help>.*))?"
-)
+_GLOBAL = "# @package _global_"
+_HYDRAS_OWN = ("_target_", "defaults", "hydra")
 
 
 class YamlSetting(NamedTuple):
-    """A line `key: value  # help` of a YAML file; the value is text, as in the file."""
+    """A setting of a YAML file.
+
+    Attributes:
+        key: its name, dotted inside a block.
+        value: its value as text, as in the file.
+        help: the comment behind it, or else the one above it; "" if there is neither.
+        note: the comment above it where there is also one behind it.
+    """
 
     key: str
     value: str
     help: str
+    note: str
+
+
+def folders() -> tuple[Path, ...]:
+    """Return conf/, then the folders of one's own pieces (fedhet/config/pieces.py).
+
+    Raises:
+        ConfigError: there is no such folder, or it holds what is no choice of a group.
+    """
+    own = dict.fromkeys(folder for folder in pieces.folders() if folder != CONF)
+    for folder in own:
+        _check_layout(folder)
+    return (CONF, *own)
 
 
 def groups() -> dict[str, tuple[str, ...]]:
     """Return group -> its choices."""
-    folders = sorted(path for path in CONF.iterdir() if path.is_dir())
-    return {folder.name: choices(folder.name) for folder in folders}
+    return {group: choices(group) for group in _group_names()}
 
 
 def choices(group: str) -> tuple[str, ...]:
     """Return the choices of a group in alphabetical order; one in a subfolder is `folder/name`."""
-    folder = CONF / group
-    paths = (path.relative_to(folder).with_suffix("") for path in folder.rglob("*.yaml"))
-    return tuple(sorted(path.as_posix() for path in paths))
+    return tuple(sorted(_files(group)))
+
+
+def file(path: str) -> Path:
+    """Return `<path>.yaml`, where path is `<group>/<choice>` or `config`, in its folder."""
+    group, _, choice = path.partition("/")
+    return _files(group)[choice] if choice else CONF / f"{path}.yaml"
+
+
+def built_in(group: str) -> tuple[str, ...]:
+    """Return those choices of a group that are part of fedhet, in alphabetical order."""
+    return tuple(name for name, path in sorted(_files(group).items()) if path.is_relative_to(CONF))
+
+
+def content(group: str, choice: str) -> dict[str, Any]:
+    """Return what the choice's file says; for `torchvision/<name>` that is `torchvision`.
+
+    Raises:
+        ConfigError: the file is no YAML, or holds no settings.
+    """
+    files = _files(group)
+    return _load(files.get(choice) or files[choice.partition("/")[0]])
+
+
+def target(group: str, choice: str) -> str | None:
+    """Return the class that the choice's file names, or None if it names none."""
+    settings = content(group, choice)
+    own = settings.get(group)  # in a file that also presets other groups
+    name: str | None = (own if isinstance(own, dict) else settings).get("_target_")
+    return name
 
 
 def overrides_of_choice(choice: str) -> list[str]:
@@ -72,7 +123,7 @@ def fixed_choices(group: str, choice: str) -> dict[str, str]:
 
     For the method fedadam that is {"server_opt": "fedadam"}.
     """
-    entries = _load(CONF / group / f"{choice}.yaml").get("defaults", [])
+    entries = content(group, choice).get("defaults", [])
     pairs = [pair for entry in entries if isinstance(entry, dict) for pair in entry.items()]
     return {
         key.removeprefix("override /").partition("@")[0]: value
@@ -83,7 +134,7 @@ def fixed_choices(group: str, choice: str) -> dict[str, str]:
 
 def title(group: str, choice: str) -> str:
     """Return the first comment of the choice's file, without the `# @package` line; "" if none."""
-    for line in (CONF / group / f"{choice}.yaml").read_text(encoding="utf-8").splitlines():
+    for line in file(f"{group}/{choice}").read_text(encoding="utf-8").splitlines():
         if not line.startswith("#"):
             break
         if not line.startswith("# @package"):
@@ -91,25 +142,124 @@ def title(group: str, choice: str) -> str:
     return ""
 
 
-def settings(path: str) -> list[YamlSetting]:
-    """Return the scalar settings of `<path>.yaml` that have a help comment.
+def brought(group: str, choice: str) -> list[tuple[str, str]]:
+    """Return the (group, choice) that come with this choice: a method's plug-in, for example."""
+    entries = _load(file(f"{group}/{choice}")).get("defaults", [])
+    plugins = [
+        ("plugin", str(entry).removeprefix("/plugin/"))
+        for entry in entries
+        if str(entry).startswith("/plugin/")
+    ]
+    chosen = [
+        (other, str(name))
+        for other, names in fixed_choices(group, choice).items()
+        for name in (names if isinstance(names, list) else [names])
+    ]
+    return [*plugins, *chosen]
 
-    Keys inside a block are dotted: `eval.every`.
+
+def settings(path: str) -> list[YamlSetting]:
+    """Return the settings of `<path>.yaml`; keys inside a block are dotted: `eval.every`.
+
+    Left out are what Hydra alone reads, the name that equals the file's, and in a file that is
+    `@package _global_` everything: see `presets`.
     """
-    documented: list[YamlSetting] = []
-    block = ""
-    for line in (CONF / f"{path}.yaml").read_text(encoding="utf-8").splitlines():
-        match = _SETTING_LINE.fullmatch(line)
-        if match is None:
+    text = file(path).read_text(encoding="utf-8")
+    return [] if _GLOBAL in text else _leaves(text, path.rpartition("/")[2])
+
+
+def presets(path: str) -> list[YamlSetting]:
+    """Return what a file that is `@package _global_` sets, such as an experiment, by full keys."""
+    text = file(path).read_text(encoding="utf-8")
+    return _leaves(text, "") if _GLOBAL in text else []
+
+
+def remarks(path: str) -> list[str]:
+    """Return the comments of `<path>.yaml` that belong to no key: a blank line follows them."""
+    return _comments(file(path).read_text(encoding="utf-8"))[1]
+
+
+def _leaves(text: str, name: str) -> list[YamlSetting]:
+    lines = text.splitlines()
+    above, _ = _comments(text)
+
+    def below(node: yaml.MappingNode, prefix: str) -> Iterator[YamlSetting]:
+        for key, value in node.value:
+            dotted = f"{prefix}{key.value}"
+            if key.value in _HYDRAS_OWN or (dotted == "name" and value.value == name):
+                continue
+            if isinstance(value, yaml.MappingNode):
+                yield from below(value, f"{dotted}.")
+                continue
+            behind = lines[value.end_mark.line][value.end_mark.column :].strip().lstrip("# ")
+            helps = [text for text in (behind, above.get(key.start_mark.line, "")) if text]
+            written = text[value.start_mark.index : value.end_mark.index]
+            yield YamlSetting(dotted, written, "".join(helps[:1]), "".join(helps[1:]))
+
+    root = yaml.compose(text, Loader=yaml.SafeLoader)
+    return list(below(root, "")) if isinstance(root, yaml.MappingNode) else []
+
+
+def _comments(text: str) -> tuple[dict[int, str], list[str]]:
+    """Return the comments above lines, by the number of the line, and those above none.
+
+    The title and the `# @package` line before it are neither.
+    """
+    above: dict[int, str] = {}
+    free: list[str] = []
+    block: list[str] = []
+    titled = False
+    for number, line in enumerate(text.splitlines()):
+        words = line.strip()
+        if words.startswith("#"):
+            if titled:
+                block.append(words.lstrip("# "))
+            titled = titled or not words.startswith("# @package")
             continue
-        if not match["indent"]:
-            block = "" if match["value"] else f"{match['key']}."
-        depth = 2 if block else 0
-        if match["value"] and match["help"] and len(match["indent"]) == depth:
-            documented.append(YamlSetting(f"{block}{match['key']}", match["value"], match["help"]))
-    return documented
+        titled = True
+        if block and words:
+            above[number] = " ".join(block)
+        elif block:
+            free.append(" ".join(block))
+        block = []
+    return above, free
+
+
+def _group_names() -> list[str]:
+    return sorted(path.name for path in CONF.iterdir() if path.is_dir())
+
+
+def _files(group: str) -> dict[str, Path]:
+    """Return choice -> its file."""
+    files: dict[str, Path] = {}
+    for root in (folder / group for folder in folders()):
+        for path in root.rglob("*.yaml"):
+            choice = path.relative_to(root).with_suffix("").as_posix()
+            if choice in files:
+                raise ConfigError(
+                    f"{group}={choice} exists twice: {files[choice]} and {path}; rename one of them"
+                )
+            files[choice] = path
+    return files
+
+
+def _check_layout(folder: Path) -> None:
+    """Refuse yaml files that no group would find, or that would change Hydra itself."""
+    known = _group_names()
+    for path in sorted(folder.iterdir()):
+        stray = next(path.rglob("*.yaml"), None) if path.is_dir() else path
+        if path.name not in known and stray is not None and stray.suffix == ".yaml":
+            raise ConfigError(
+                f"{stray} belongs to no group{did_you_mean(path.name, known)}; the folders in"
+                f" {folder} must be among {', '.join(known)}"
+            )
 
 
 def _load(path: Path) -> dict[str, Any]:
-    content: Any = OmegaConf.to_container(OmegaConf.load(path))
-    return content
+    try:
+        loaded: Any = OmegaConf.to_container(OmegaConf.load(path))
+    except (yaml.YAMLError, OSError) as error:
+        raise ConfigError(f"{path}: {' '.join(str(error).split())}") from error
+    if not isinstance(loaded, dict):
+        raise ConfigError(f"{path}: it must hold settings `key: value`")
+    return loaded

@@ -14,6 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import yaml
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
@@ -22,7 +23,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from fedhet.config import catalogue, overrides, validation
+from fedhet.config import catalogue, overrides, targets, validation
 from fedhet.config.targets import check_hydra_targets, check_targets
 from fedhet.errors import ConfigError
 
@@ -37,7 +38,8 @@ class Config:
     Attributes:
         cfg: the settings: interpolations resolved, checked, read-only, without Hydra's own.
         choices: group -> choice, for every group but plugin (see `plugins`); a group without a
-            choice is absent.
+            choice is absent. Where an override names another class than the choice's file
+            (`_target_`), it is the name of that class.
         run_dir: absolute path of the run folder; "" if the configuration comes from `cached`.
         run_dir_given: whether the user named the run folder, by hydra.run.dir=...
         overrides: the overrides that lead to `cfg`, without those of Hydra's own settings.
@@ -75,7 +77,8 @@ def compose(lines: Sequence[str]) -> Config:
         overrides.check_keys(parsed, settings)
         raise
     with _as_config_error():
-        return _checked(cfg, cfg.hydra, str(Path(cfg.hydra.run.dir).resolve()))
+        checked = _checked(cfg, cfg.hydra, "")
+        return replace(checked, run_dir=str(Path(cfg.hydra.run.dir).resolve()))
 
 
 @lru_cache(maxsize=32)
@@ -112,7 +115,7 @@ def check_overrides(lines: Sequence[str], *, sweep: bool = False) -> list[str]:
             if not sweep:
                 raise
             raise ConfigError(f"{error} (in the sweep's run {' '.join(run)})") from error
-    return [str(override.input_line) for override in parsed]
+    return overrides.as_texts(parsed)
 
 
 def _hydra_config(texts: Sequence[str]) -> DictConfig:
@@ -147,7 +150,11 @@ def _checked(cfg: DictConfig, hydra: Any, run_dir: str) -> Config:
     validation.validate(cfg)
     OmegaConf.set_readonly(cfg, True)
     run_dir_given = any(line.startswith("hydra.run.dir=") for line in hydra.overrides.hydra)
-    return Config(cfg, choices, run_dir, run_dir_given, tuple(hydra.overrides.task))
+    lines = tuple(line.lstrip("+") for line in hydra.overrides.task)
+    names = {
+        group: _name(cfg.get(group), group, choice, lines) for group, choice in choices.items()
+    }
+    return Config(cfg, names, run_dir, run_dir_given, lines)
 
 
 @contextmanager
@@ -160,16 +167,40 @@ def _as_config_error() -> Iterator[None]:
         yield
     except ConfigError:
         raise
+    except yaml.YAMLError as error:  # its lines name the file and the place
+        raise ConfigError(" ".join(str(error).split())) from error
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         pieces = [getattr(error, "full_key", None), error, error.__cause__]
         lines = [str(piece).partition("\n")[0].rstrip(".") for piece in pieces if piece]
         raise ConfigError(": ".join(dict.fromkeys(lines))) from error
 
 
+def _name(node: Any, group: str, choice: str, lines: Sequence[str]) -> str:
+    """Name the choice, or the class that an override has put in the place of that of its file."""
+    key = f"{group}._target_"
+    target = node.get("_target_") if isinstance(node, DictConfig) else None
+    own = catalogue.target(group, choice)
+    # A file without a class has that of another one, which it builds on.
+    replaced = target != own if own else any(line.startswith(f"{key}=") for line in lines)
+    return targets.own_name(key, target) if target and replaced else choice
+
+
+def _method_name(*, _root_: Any) -> str:
+    lines = [line.lstrip("+") for line in _root_.hydra.overrides.task]
+    return _name(_root_.method, "method", _root_.hydra.runtime.choices.method, lines)
+
+
+def _search_path() -> list[str]:
+    return [f"file://{folder}" for folder in catalogue.folders()[1:]]
+
+
 def _sweep_subdir(number: int, overrides_of_job: str) -> str:
     """Name the folder of a sweep's job: its number, which is unique, and what it overrides."""
-    words = re.sub(r"[^a-zA-Z0-9_.,=+-]+", "_", overrides_of_job)
+    words = re.sub(r"[^a-zA-Z0-9_.,=+-]+", "_", overrides_of_job.replace("++", ""))
     return f"{number}-{words}"[:80].rstrip("-_,")
 
 
+# What conf/config.yaml calls.
+OmegaConf.register_new_resolver("fedhet.method", _method_name, replace=True)
+OmegaConf.register_new_resolver("fedhet.searchpath", _search_path, replace=True)
 OmegaConf.register_new_resolver("fedhet.subdir", _sweep_subdir, replace=True)

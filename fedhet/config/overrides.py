@@ -13,11 +13,11 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob, IntervalSweep, Override, RangeSweep
 from hydra.errors import HydraException
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from fedhet.check import did_you_mean
-from fedhet.config import catalogue
-from fedhet.errors import ConfigError
+from fedhet.config import catalogue, pieces, targets
+from fedhet.errors import ConfigError, UnknownChoice
 
 
 def parse(lines: Sequence[str]) -> list[Override]:
@@ -26,7 +26,8 @@ def parse(lines: Sequence[str]) -> list[Override]:
     A leading + is dropped: only known keys may be given, so adding a key is the same as setting it.
 
     Raises:
-        ConfigError: a text is not an override, or it names an unknown choice of a group.
+        ConfigError: a text is not an override, it names an unknown choice of a group, or it changes
+            where choices are looked for.
     """
     if isinstance(lines, str):
         raise ConfigError(f"the overrides are a list of texts, not one text: write [{lines!r}]")
@@ -36,11 +37,17 @@ def parse(lines: Sequence[str]) -> list[Override]:
         if override.key_or_group in groups:
             for line in sweep_values(override):
                 _check_choice(_parse_one(line))
+        elif any(key.startswith("hydra.searchpath") for key in _leaf_keys_of(override)):
+            raise ConfigError(
+                f"{override.input_line!r}: a folder of your own is given by --config-dir <folder>,"
+                f" or by the environment variable {pieces.SEARCH_PATH} of each machine; a run"
+                " cannot name one"
+            )
     return parsed
 
 
 def of_single_run(parsed: Sequence[Override]) -> list[str]:
-    """Return the overrides of one run as texts.
+    """Return the overrides of one run in the form that Hydra needs.
 
     Raises:
         ConfigError: one of them is a sweep.
@@ -51,7 +58,34 @@ def of_single_run(parsed: Sequence[Override]) -> list[str]:
                 f"{override.input_line!r} gives several values: add -m to run each of them, or"
                 " write key=[a,b] for a list and key='a,b' for one text"
             )
-    return [str(override.input_line) for override in parsed]
+    return as_texts(parsed)
+
+
+def as_texts(parsed: Sequence[Override]) -> list[str]:
+    """Return the overrides in the form that Hydra needs.
+
+    A setting that no file has, but the constructor of a class that an override names as `_target_`,
+    gets a ++.
+    """
+    options = _class_options(parsed)
+    return [
+        f"{'++' if override.key_or_group in options else ''}{override.input_line}"
+        for override in parsed
+    ]
+
+
+def _class_options(parsed: Sequence[Override]) -> list[str]:
+    """Return the keys of the options that classes take which overrides name as `_target_`."""
+    keys: list[str] = []
+    for override in parsed:
+        parent, _, last = override.key_or_group.rpartition(".")
+        if last == "_target_" and not override.is_hydra_override():
+            for line in sweep_values(override):
+                target = _parse_one(line).value()
+                if isinstance(target, str) and "$" not in target:
+                    names = targets.options(override.key_or_group, target)
+                    keys += [f"{parent}.{name}" for name in names]
+    return keys
 
 
 def of_sweep_runs(parsed: Sequence[Override]) -> Iterator[list[str]]:
@@ -105,17 +139,24 @@ def choices_only(parsed: Sequence[Override]) -> list[str]:
     ]
 
 
-def check_keys(parsed: Sequence[Override], settings: Mapping[str, Any]) -> None:
+def check_keys(parsed: Sequence[Override], settings: dict[str, Any]) -> None:
     """Refuse keys that are not in `settings`, the configuration of the chosen groups.
 
     Raises:
         ConfigError: naming the closest keys, and those that are allowed at that level.
     """
+    known = OmegaConf.create(settings)
+    for key in _class_options(parsed):
+        parent, _, name = key.rpartition(".")
+        node = OmegaConf.select(known, parent)
+        if isinstance(node, DictConfig) and name not in node:
+            node[name] = None
+    every: Any = OmegaConf.to_container(known)
     for override in parsed:
         if override.key_or_group == "experiment" or override.is_hydra_override():
             continue
-        for key in _leaf_keys(override.value(), override.key_or_group):
-            _check_key(key, settings)
+        for key in _leaf_keys_of(override):
+            _check_key(key, every)
 
 
 def _parse_one(line: str) -> Override:
@@ -165,7 +206,12 @@ def _check_choice(override: Override) -> None:
         )
     if value is None and catalogue.defaults().get(group, "") is None:
         return  # no choice is this group's default
-    for name in value if isinstance(value, list) else [value]:
+    names = value if isinstance(value, list) else [value]
+    if twice := [name for i, name in enumerate(names) if name in names[:i]]:
+        raise ConfigError(
+            f"{override.input_line!r} names the plug-in {twice[0]!r} twice; it acts once in a run"
+        )
+    for name in names:
         if group == "plugin" and name not in choices and name in catalogue.choices("method"):
             raise ConfigError(
                 f"unknown plugin '{name}': it is a method, and {catalogue.ONE_METHOD};"
@@ -173,7 +219,7 @@ def _check_choice(override: Override) -> None:
             )
         if name not in choices and not _register_named_choice(group, str(name)):
             shown = "null" if name is None else name
-            raise ConfigError(
+            raise UnknownChoice(
                 f"unknown {group} '{shown}'{did_you_mean(str(name), choices)};"
                 f" choose from: {', '.join(choices)}"
             )
@@ -188,10 +234,10 @@ def _register_named_choice(group: str, choice: str) -> bool:
     family, _, name = choice.partition("/")
     if not name or "/" in name or family not in catalogue.choices(group):
         return False
-    settings = OmegaConf.load(catalogue.CONF / group / f"{family}.yaml")
-    if not OmegaConf.is_missing(settings, "name"):
+    settings = catalogue.content(group, family)
+    if settings.get("name") != "???":
         return False
-    OmegaConf.update(settings, "name", name)
+    settings["name"] = name
     ConfigStore.instance().store(name, settings, group=f"{group}/{family}", package=group)
     return True
 
@@ -232,6 +278,10 @@ def _unknown_plugin_key(key: str) -> str:
     return (
         f"{key!r}: unknown plug-in{did_you_mean(name, plugins)}; choose from: {', '.join(plugins)}"
     )
+
+
+def _leaf_keys_of(override: Override) -> Iterator[str]:
+    return _leaf_keys(override.value(), override.key_or_group)
 
 
 def _leaf_keys(value: Any, key: str = "") -> Iterator[str]:

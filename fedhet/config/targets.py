@@ -6,28 +6,34 @@ Hydra's own `instantiate` would call anything.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import inspect
-import os
 import re
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from fedhet.config import pieces
 from fedhet.errors import ConfigError, DataError
 
 # Keys with which Hydra's settings name code: launchers and sweepers, and in logging settings
 # handlers ("class") and factories ("()").
 _HYDRA_TARGET_KEYS = ("_target_", "class", "()")
 _HYDRA_TRUSTED = ("hydra", "hydra_plugins", "logging", "colorlog")
-_RESOLVES_TO_OBJECT = re.compile(r"\boc\.(create|decode)\b")
+# Arguments that fedhet itself gives to methods, models and datasets.
+_GIVEN = ("setting", "shape", "classes", "data_dir")
+# `ext://module.name` in logging settings imports the module.
+_RESOLVES_TO_OBJECT = re.compile(r"\boc\.(create|decode)\b|^ext://(?!sys\.std)")
 
 
 def check_targets(cfg: DictConfig) -> None:
-    """Refuse a `_target_` outside fedhet and the prefixes in FEDHET_TRUST.
+    """Refuse a `_target_` outside fedhet, installed packages of pieces and FEDHET_TRUST.
 
     A configuration must not call arbitrary code. FEDHET_TRUST is an environment variable such as
-    `my_package,other.module`; a prefix matches whole names between dots.
+    `my_package,other.module`; a prefix matches whole names between dots. A package with an entry
+    point `fedhet.conf` is trusted where it is installed.
 
     Raises:
         ConfigError: naming the key and the trusted prefixes.
@@ -40,8 +46,8 @@ def check_targets(cfg: DictConfig) -> None:
 def check_hydra_targets(hydra: DictConfig) -> None:
     """Refuse code outside Hydra and logging in Hydra's own settings.
 
-    That concerns launchers, sweepers, callbacks and logging. These settings must not widen
-    FEDHET_TRUST either.
+    That concerns launchers, sweepers, callbacks and logging. These settings must not change what
+    is trusted either, and a file may set no environment variable, PYTHONPATH for example.
 
     Raises:
         ConfigError: naming the key.
@@ -51,13 +57,16 @@ def check_hydra_targets(hydra: DictConfig) -> None:
             _check_trusted(path, value, _HYDRA_TRUSTED)
         if isinstance(value, str) and _RESOLVES_TO_OBJECT.search(value):
             raise ConfigError(
-                f"{path}={value} is not allowed: oc.create and oc.decode could hide a _target_"
+                f"{path}={value} is not allowed: oc.create, oc.decode and ext:// could name code"
             )
-    if "FEDHET_TRUST" in hydra.job.env_set:
-        raise ConfigError(
-            "hydra.job.env_set.FEDHET_TRUST is not allowed; set the environment variable"
-            " FEDHET_TRUST yourself"
-        )
+    given = "\n".join(line for line in hydra.overrides.hydra if "env_set" in line)
+    for name in map(str, hydra.job.env_set):
+        own = name in (pieces.TRUST, pieces.SEARCH_PATH)
+        if own or not re.search(rf"\b{re.escape(name)}\b", given):
+            raise ConfigError(
+                f"hydra.job.env_set.{name} is not allowed{'' if own else ' in a file'}; set the"
+                f" environment variable {name} yourself"
+            )
 
 
 def find_target(node: DictConfig) -> Any:
@@ -66,8 +75,15 @@ def find_target(node: DictConfig) -> Any:
     Raises:
         ConfigError: the name is not trusted, or there is no such class.
     """
-    path = f"{node._get_full_key(None)}._target_"
-    target = node._target_
+    return find(f"{node._get_full_key(None)}._target_", node._target_)
+
+
+def find(path: str, target: str) -> Any:
+    """Return the class or function of this name, which the key `path` has as its value.
+
+    Raises:
+        ConfigError: as `find_target` does.
+    """
     _check_trusted(path, target, trusted())
     module_name, _, name = target.rpartition(".")
     try:
@@ -78,10 +94,32 @@ def find_target(node: DictConfig) -> Any:
         thing = None
     # Only what that package defines itself: `fedhet.<module>.Popen` would give access to anything
     # that a module imports.
-    package = str(getattr(thing, "__module__", "")).partition(".")[0]
-    if not callable(thing) or package != target.partition(".")[0]:
-        raise ConfigError(f"{path}={target}: there is no such class")
+    package = target.partition(".")[0]
+    if not callable(thing) or str(getattr(thing, "__module__", "")).partition(".")[0] != package:
+        raise ConfigError(f"{path}={target}: there is no such class{_where_missing(package)}")
     return thing
+
+
+def options(path: str, target: str) -> list[str]:
+    """Return the names of the options that the constructor of this class takes.
+
+    Raises:
+        ConfigError: as `find_target` does.
+    """
+    by_name = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = inspect.signature(find(path, target)).parameters.values()
+    return [p.name for p in parameters if p.kind in by_name and p.name not in _GIVEN]
+
+
+def own_name(path: str, target: str) -> str:
+    """Return the `name` that this class gives itself, or else the name of the class.
+
+    Raises:
+        ConfigError: as `find_target` does.
+    """
+    thing = find(path, target)
+    name = vars(thing).get("name")
+    return name if isinstance(name, str) else str(thing.__name__)
 
 
 def instantiate(node: DictConfig, **kwargs: Any) -> Any:
@@ -104,7 +142,12 @@ def instantiate(node: DictConfig, **kwargs: Any) -> Any:
     try:
         inspect.signature(target).bind(**arguments)
     except TypeError as error:
-        raise ConfigError(f"{key} does not fit {node._target_}: {error}") from error
+        own = ", ".join(name for name in settings if name != "_target_") or "none"
+        given = f"{', '.join(kwargs)} and " if kwargs else ""
+        raise ConfigError(
+            f"{key} does not fit {node._target_}: {error}; it is called with {given}the settings of"
+            f" {key}: {own}"
+        ) from error
     try:
         return target(**arguments)
     except (ConfigError, DataError):
@@ -115,8 +158,16 @@ def instantiate(node: DictConfig, **kwargs: Any) -> Any:
 
 def trusted() -> tuple[str, ...]:
     """Return the packages, or prefixes of modules, whose classes a configuration may name."""
-    words = re.split("[,:]", os.environ.get("FEDHET_TRUST", ""))
-    return ("fedhet", *(word.strip().rstrip(".") for word in words if word.strip(" .")))
+    return ("fedhet", *pieces.trusted_packages())
+
+
+def _where_missing(package: str) -> str:
+    if package in sys.modules or importlib.util.find_spec(package):
+        return ""
+    return (
+        f"; Python finds no package {package} on this machine: install it (pip install), or name"
+        " the folder that contains it in PYTHONPATH"
+    )
 
 
 def _check_trusted(path: str, target: object, trusted: tuple[str, ...]) -> None:

@@ -45,6 +45,7 @@ def _validate_run(cfg: DictConfig) -> None:
     integer("eval.every", cfg.eval.every, low=1)
     boolean("eval.clients", cfg.eval.clients)
     integer("eval.finetune_epochs", cfg.eval.finetune_epochs, low=0)
+    optional(number, "eval.personal_mb", cfg.eval.personal_mb, low=0)
     integer("eval.last_k", cfg.eval.last_k, low=1)
     each(number, "eval.targets", cfg.eval.targets, open_low=0, high=1)
     patience = optional(integer, "early_stopping.patience", cfg.early_stopping.patience, low=1)
@@ -110,6 +111,11 @@ def check_structure(cfg: DictConfig) -> None:
     """
     for key in sorted(OmegaConf.missing_keys(cfg)):
         raise ConfigError(f"{key} has no default; write {key}=<value>")
+    if "_target_" in cfg.plugin:
+        raise ConfigError(
+            f"plugin._target_={cfg.plugin._target_}: the plug-in's file must begin with the line"
+            " `# @package plugin.<name>`"
+        )
     for key in (*_GROUPS, *(f"plugin.{name}" for name in cfg.plugin)):
         value = OmegaConf.select(cfg, key)
         if not isinstance(value, DictConfig):
@@ -124,9 +130,8 @@ def check_server_opt(cfg: DictConfig, choice: str) -> None:
     Raises:
         ConfigError: server_opt=fedadam with server_opt.kind=yogi, for example.
     """
-    defined = OmegaConf.load(catalogue.CONF / "server_opt" / f"{choice}.yaml")
     kind = OmegaConf.select(cfg.server_opt, "kind")
-    own = OmegaConf.select(defined, "kind")
+    own = catalogue.content("server_opt", choice).get("kind")
     if kind != own:
         raise ConfigError(
             f"server_opt.kind={kind}: server_opt={choice} is defined by kind={own}; choose"

@@ -9,12 +9,6 @@ from collections.abc import Sequence
 from fedhet import process
 from fedhet.cli.errors import report_error
 
-with process.imports():
-    from fedhet.data.commands import describe, download, export, partition
-    from fedhet.record import terminal
-
-COMMANDS = {"download": download, "describe": describe, "partition": partition, "export": export}
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code, with the same codes as `python -m fedhet`.
@@ -22,23 +16,32 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: the arguments; None: those of the process.
     """
+    with process.imports():
+        from fedhet.data.commands import describe, download, export, partition
+        from fedhet.record import terminal
+
+    modules = {"download": download, "describe": describe, "partition": partition, "export": export}
     arguments = sys.argv[1:] if argv is None else list(argv)
     parser = argparse.ArgumentParser(prog="python -m fedhet.data", description=__doc__)
     commands = parser.add_subparsers(metavar="command", required=True)
-    for name, module in COMMANDS.items():
+    for name, module in modules.items():
         summary = (module.__doc__ or "").partition("\n")[0]
         module.add_arguments(commands.add_parser(name, help=summary, description=summary))
-    if not arguments or arguments[0] not in COMMANDS:
+    if not arguments or arguments[0] not in modules:
         parser.parse_args(arguments)  # prints the help or the error, and exits
     name, *options = arguments
     # Overrides may stand on both sides of an option; a parser with subcommands cannot parse that.
     args = commands.choices[name].parse_intermixed_args(options)
     terminal.log_to_stderr()
     try:
-        return COMMANDS[name].main(args)
+        return modules[name].main(args)
+    except BrokenPipeError:
+        raise
     except Exception as error:  # noqa: BLE001 -- the last place that can report it in one line
         return report_error(error)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    from fedhet.__main__ import main as fedhet
+
+    sys.exit(fedhet(["data", *sys.argv[1:]]))

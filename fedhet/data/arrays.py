@@ -7,68 +7,30 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from fedhet import check
 from fedhet.data.array_cache import Arrays, cached_arrays, identity
 from fedhet.data.dataset import AUTO, Dataset, Statistic
-from fedhet.errors import ConfigError, DataError
+from fedhet.data.raw_samples import RawSamples
+from fedhet.data.target import Classes, encoded
+from fedhet.errors import DataError
 from fedhet.streams import generator
 from fedhet.task import Samples
 
 log = logging.getLogger("fedhet.data")
 
-# `dataset.classes`: the classes' labels, their number, or None for the labels in the data.
-Classes = int | Sequence[str] | None
-
-
-@dataclass(frozen=True)
-class RawSamples:
-    """Samples as a file contains them.
-
-    Args:
-        x: (n, ...), the inputs.
-        y: (n,), the labels.
-        owners: (n,), the samples' owners, or None.
-        x_source: where `x` comes from, for messages.
-        y_source: where `y` comes from, for messages.
-
-    Raises:
-        DataError: there are no samples, or labels or owners are missing.
-    """
-
-    x: np.ndarray
-    y: np.ndarray
-    owners: np.ndarray | None
-    x_source: str
-    y_source: str
-
-    def __post_init__(self) -> None:
-        for what, values in (("labels", self.y), ("owners", self.owners)):
-            if values is not None and values.shape != (len(self.x),):
-                raise DataError(
-                    f"{self.x_source}: the {what} have shape {values.shape}; expected"
-                    f" ({len(self.x)},), one for each sample"
-                )
-        if self.owners is not None and self.owners.dtype.kind == "f":
-            missing = np.isnan(self.owners)
-            if missing.any():
-                raise DataError(
-                    f"{self.x_source}, row {int(missing.argmax())}: its owner is nan; each sample"
-                    " needs an owner"
-                )
-        if not len(self.x):
-            raise DataError(f"{self.x_source} contains no samples")
-
 
 def dataset_arrays(
-    train: RawSamples, test: RawSamples | None, classes: Classes, test_fraction: float = 0.0
+    train: RawSamples,
+    test: RawSamples | None,
+    classes: Classes,
+    test_fraction: float = 0.0,
+    target: str | None = None,
 ) -> Arrays:
     """The arrays from which `assemble` builds a dataset.
 
@@ -79,19 +41,18 @@ def dataset_arrays(
         classes: None: the labels in the training samples, sorted; a number C: the labels are
             0 .. C-1; a list: the labels in this order.
         test_fraction: the fraction that is held out where `test` is None.
+        target: what the labels are, see `fedhet.data.target.encoded`.
 
     Raises:
         DataError: a label is missing or not among the classes (the message names the file and the
             row), or the training or test set would be empty.
     """
-    labels = _plain_labels(train)
-    test_labels = None if test is None else _plain_labels(test)
-    names = np.unique(labels).astype(np.str_) if classes is None else _class_names(classes)
+    ys, described = encoded(train, test, target, classes)
     x = train.x
-    y = _class_numbers(labels, names, train.y_source)
+    y = ys[0]
     owners = train.owners
     test_owners = None if test is None else test.owners
-    if test is None or test_labels is None:
+    if test is None:
         kept, held_out = _split_rows(len(x), test_fraction, train.x_source)
         test_x = x[held_out]
         test_y = y[held_out]
@@ -102,8 +63,8 @@ def dataset_arrays(
             owners = owners[kept]
     else:
         test_x = test.x
-        test_y = _class_numbers(test_labels, names, test.y_source)
-    arrays = {"x": x, "y": y, "test_x": test_x, "test_y": test_y, "classes": names}
+        test_y = ys[1]
+    arrays = {"x": x, "y": y, "test_x": test_x, "test_y": test_y, **described}
     if owners is not None:
         arrays |= _owner_arrays(owners)
         if test_owners is not None:
@@ -118,29 +79,40 @@ def assemble(
     mean: Statistic = (0.0,),
     std: Statistic = (1.0,),
     augment: str = "none",
+    target_mean: Statistic = AUTO,
+    target_std: Statistic = AUTO,
 ) -> Dataset:
     """The dataset of the arrays x, y, test_x, test_y and classes.
 
     Where samples have owners, the arrays owners, owner_names and, where it is present, test_owners
-    are used too. A `mean` or `std` of
-    "auto" stands for the array of that name where the data themselves state it.
+    are used too; and so are target, numbers, vocabulary and padding. A `mean` or `std` of "auto",
+    of the inputs or of the numbers to predict, stands for the array of that name where the data
+    themselves state it.
 
     Args:
         name: the dataset's name.
         key: everything that determines the arrays, see `cached_arrays`.
         make: decodes the data into these arrays; called only if they are not in the cache.
-        mean, std, augment: see `Dataset`.
+        mean, std, augment, target_mean, target_std: see `Dataset`.
     """
     arrays = cached_arrays(name, key, make)
     x, y, test_x, test_y = (
         torch.from_numpy(arrays[part]) for part in ("x", "y", "test_x", "test_y")
     )
-    statistics: dict[str, Any] = {"mean": mean, "std": std}
+    statistics: dict[str, Any] = {
+        "mean": mean,
+        "std": std,
+        "target_mean": target_mean,
+        "target_std": target_std,
+    }
     for statistic, value in statistics.items():
         if value == AUTO and statistic in arrays:
             statistics[statistic] = arrays[statistic].tolist()
             log.info("%s: %s %s, as the data state", name, statistic, statistics[statistic])
     owners = arrays.get("owners")
+    target, reason = arrays["target"].tolist() if "target" in arrays else ("class", "")
+    if reason:
+        log.info("%s: dataset.target=%s: %s", name, target, reason)
     return Dataset(
         name,
         x,
@@ -153,6 +125,10 @@ def assemble(
         test_owners=arrays.get("test_owners"),
         augment=augment,
         source=identity(name, key),
+        target=target,
+        numbers=tuple(arrays["numbers"].tolist()) if "numbers" in arrays else (),
+        vocabulary=int(arrays["vocabulary"]) if "vocabulary" in arrays else 0,
+        padding=int(arrays["padding"]) if "padding" in arrays else None,
     )
 
 
@@ -179,48 +155,6 @@ def _owner_arrays(owners: np.ndarray) -> Arrays:
     sortable = owners if owners.dtype.kind in "iu" else owners.astype(np.str_)
     names, numbers = np.unique(sortable, return_inverse=True)
     return {"owners": numbers.astype(np.int64), "owner_names": names.astype(np.str_)}
-
-
-def _class_names(classes: int | Sequence[str]) -> np.ndarray:
-    """The names that the setting `dataset.classes` fixes."""
-    if isinstance(classes, int):
-        return np.arange(check.integer("dataset.classes", classes, low=1)).astype(np.str_)
-    if isinstance(classes, str) or not classes or len(set(map(str, classes))) < len(classes):
-        raise ConfigError(
-            f"dataset.classes={classes}: must be null, a number of classes, or a list of distinct"
-            " labels"
-        )
-    return np.array([str(label) for label in classes])
-
-
-def _plain_labels(samples: RawSamples) -> np.ndarray:
-    """The labels as whole numbers or text."""
-    labels = samples.y
-    if labels.dtype.kind == "f":
-        with np.errstate(invalid="ignore"):  # nan and inf become a number that they do not equal
-            wrong = labels.astype(np.int64) != labels
-        if wrong.any():
-            row = int(wrong.argmax())
-            raise DataError(
-                f"{samples.y_source}, row {row}: label {labels[row]}; expected a class: a whole"
-                " number or text"
-            )
-    return labels.astype(np.int64 if labels.dtype.kind in "iuf" else np.str_)
-
-
-def _class_numbers(labels: np.ndarray, names: np.ndarray, source: str) -> np.ndarray:
-    """(n,) int64: the position of each label among the classes' names."""
-    texts = labels.astype(np.str_)
-    unknown = ~np.isin(texts, names)
-    if unknown.any():
-        row = int(unknown.argmax())
-        more = f" and {len(names) - 10} more" if len(names) > 10 else ""
-        raise DataError(
-            f"{source}, row {row}: label {labels[row].item()!r}; expected one of the classes"
-            f" {names[:10].tolist()}{more}"
-        )
-    order = np.argsort(names)
-    return order[np.searchsorted(names, texts, sorter=order)].astype(np.int64)
 
 
 def _split_rows(n: int, fraction: float, source: str) -> tuple[np.ndarray, np.ndarray]:

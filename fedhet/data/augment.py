@@ -27,11 +27,14 @@ class CropFlip:
         All draws come from `generator`, which is on the CPU whatever the device of the images.
         """
         b, c, h, w = x.shape
-        dy, dx = torch.randint(0, 2 * PADDING + 1, (2, b, 1, 1), generator=generator).to(x.device)
-        mirrored = torch.randint(0, 2, (b, 1, 1), generator=generator).to(x.device)
+        corners = torch.randint(0, 2 * PADDING + 1, (2, b, 1, 1), generator=generator)
+        dy, dx = corners.to(x.device, non_blocking=True)
+        mirrored = torch.randint(0, 2, (b, 1, 1), generator=generator)
+        mirrored = mirrored.to(x.device, non_blocking=True)
         # All images padded, as they are and mirrored.
         padded = x.new_empty(2, b, c, h + 2 * PADDING, w + 2 * PADDING)
-        padded.copy_(x.new_tensor(self.black).view(c, 1, 1))
+        for channel, black in enumerate(self.black):
+            padded[:, :, channel] = black
         inner = padded[..., PADDING:-PADDING, PADDING:-PADDING]
         inner[0] = x
         inner[1] = x.flip(-1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Final, Literal
 
 import numpy as np
 import torch
@@ -12,10 +12,12 @@ from torch import Tensor
 
 from fedhet import check
 from fedhet.data.array_cache import Arrays, cached_arrays
+from fedhet.data.target import CHOICES
 from fedhet.errors import ConfigError, DataError
+from fedhet.targets import WITH_CLASSES
 from fedhet.task import Samples
 
-AUTO = "auto"
+AUTO: Final = "auto"
 # `dataset.mean` or `dataset.std`: one number for each column or channel, or one for all, or "auto".
 Statistic = Sequence[float] | Literal["auto"]
 
@@ -28,10 +30,11 @@ class Dataset:
         name: the dataset's name, for the record and for messages.
         x: (n, ...), all clients' samples: images (n, C, H, W) as uint8 (0..255) or float32 in
             [0, 1]; rows of a table (n, F) as float32; or text (n, T) as int16 or int64 token
-            numbers, each one of the classes, since the next token is predicted.
-        y: (n,) int64, their labels in 0 .. len(classes) - 1.
+            numbers in 0 .. vocabulary - 1.
+        y: what is to be learned, as `target` says: (n,) int64 labels in 0 .. len(classes) - 1;
+            (n, K) float32 numbers; or (n, len(classes)) float32 of zeros and ones.
         test: the global test set, of the same kind, which no client sees; None: there is none.
-        classes: the names of the classes.
+        classes: the names of the classes or labels; empty for numbers.
         mean, std: per channel (of pixels in [0, 1]) or per column; a single number stands for all
             of them. "auto": still to be measured, on the clients' training samples, which takes a
             partition (`fedhet.data.run_data.RunData`). Not used for text.
@@ -45,12 +48,18 @@ class Dataset:
             (fedhet.data.augment).
         source: identifies the samples on disk, so that what is computed from them can be cached;
             empty: it is not cached.
+        target: what is learned: "class", "number", "labels" or "next_char" (fedhet.targets).
+        numbers: the names of the numbers that are predicted.
+        target_mean, target_std: per number, or one for all; "auto" as for `mean`. The model
+            predicts (y - mean) / std.
+        vocabulary: the number of different tokens of a text; 0: the classes are the tokens.
+        padding: the token that fills up short texts; None: there is none.
 
     Raises:
         DataError: labels, tokens or owners are out of range, an owner has no samples, or training
             and test samples differ in shape.
         ConfigError: `mean` or `std` does not match the channels, a std is not positive, or
-            `augment` is unknown.
+            `augment` or `target` is unknown.
     """
 
     name: str
@@ -65,8 +74,17 @@ class Dataset:
     test_owners: np.ndarray | None = field(default=None, compare=False, repr=False)
     augment: str = "none"
     source: str = field(default="", compare=False, repr=False)
+    target: str = "class"
+    numbers: tuple[str, ...] = ()
+    target_mean: Statistic = AUTO
+    target_std: Statistic = AUTO
+    vocabulary: int = 0
+    padding: int | None = None
 
     def __post_init__(self) -> None:
+        check.one_of("dataset.target", self.target, CHOICES)
+        if self.text and not self.vocabulary:
+            object.__setattr__(self, "vocabulary", len(self.classes))
         self._check_samples("training", Samples(self.x, self.y))
         if self.test is not None:
             if self.test.x.shape[1:] != self.x.shape[1:]:
@@ -76,53 +94,63 @@ class Dataset:
                 )
             self._check_samples("test", self.test)
         for key in ("mean", "std"):
-            self._expand(key)
+            self._expand(key, self.shape[0], "channels or columns")
+        if self.target == "number":
+            for key in ("target_mean", "target_std"):
+                self._expand(key, len(self.numbers), "numbers to predict")
         self._check_owners()
         check.one_of("dataset.augment", self.augment, ("none", "crop_flip"))
 
     def _check_samples(self, part: str, samples: Samples) -> None:
-        last = len(self.classes) - 1
-        wrong = ((samples.y < 0) | (samples.y > last)).nonzero()
-        if len(wrong):
-            row = int(wrong[0])
+        if self.target in WITH_CLASSES:
+            last = len(self.classes) - 1
+            wrong = ((samples.y < 0) | (samples.y > last)).nonzero()
+            if len(wrong):
+                row = int(wrong[0])
+                raise DataError(
+                    f"{self.name}: {part} sample {row} has label {int(samples.y[row])}; labels go"
+                    f" from 0 to {last}"
+                )
+        elif samples.y.shape[1:] != (len(self.outputs),):
             raise DataError(
-                f"{self.name}: {part} sample {row} has label {int(samples.y[row])}; labels go from"
-                f" 0 to {last}"
+                f"{self.name}: the targets of the {part} samples have shape"
+                f" {tuple(samples.y.shape[1:])}; expected ({len(self.outputs)},)"
             )
+        last = self.vocabulary - 1
         if self.text and len(samples) and not 0 <= samples.x.min() <= samples.x.max() <= last:
             row, column = ((samples.x < 0) | (samples.x > last)).nonzero()[0].tolist()
+            what = "class numbers" if self.target == "next_char" else "numbers"
             raise DataError(
                 f"{self.name}: {part} sample {row} has the token {int(samples.x[row, column])};"
-                f" tokens are class numbers, 0 to {last}"
+                f" tokens are {what}, 0 to {last}"
             )
 
-    def _expand(self, key: str) -> None:
-        """Check `mean` or `std`, and repeat a single number for every channel or column."""
+    def _expand(self, key: str, count: int, what: str) -> None:
+        """Check a mean or std, and repeat a single number for each of the `count` columns."""
         if getattr(self, key) == AUTO:
             return
         values = check.each(check.number, f"dataset.{key}", getattr(self, key))
-        channels = self.shape[0]
-        if len(values) not in (1, channels):
+        if len(values) not in (1, count):
             raise ConfigError(
-                f"dataset.{key}={list(values)}: give one number, or one for each of the"
-                f" {channels} channels or columns"
+                f"dataset.{key}={list(values)}: give one number, or one for each of the {count}"
+                f" {what}"
             )
-        if key == "std" and min(values) <= 0:
-            raise ConfigError(f"dataset.std={list(values)}: each must be > 0")
-        object.__setattr__(self, key, values * (channels // len(values)))
+        if key.endswith("std") and min(values) <= 0:
+            raise ConfigError(f"dataset.{key}={list(values)}: each must be > 0")
+        object.__setattr__(self, key, values * (count // len(values)))
 
     def _check_owners(self) -> None:
         if self.owners is None:
             return
         if self.test_owners is not None and len(self.test_owners) != len(self.test or ()):
             raise DataError(
-                f"{self.name}: {len(self.test_owners)} owners for {len(self.test or ())} test"
-                " samples; each sample needs one"
+                f"{self.name}: {check.counted(len(self.test_owners), 'owner')} for"
+                f" {check.counted(len(self.test or ()), 'test sample')}; each sample needs one"
             )
         if self.owners.shape != (len(self.y),):
             raise DataError(
-                f"{self.name}: {len(self.owners)} owners for {len(self.y)} samples; each sample"
-                " needs one"
+                f"{self.name}: {check.counted(len(self.owners), 'owner')} for"
+                f" {check.counted(len(self.y), 'sample')}; each sample needs one"
             )
         last = len(self.owner_names) - 1
         if len(self.owners) == 0 or self.owners.min() < 0 or self.owners.max() > last:
@@ -178,6 +206,11 @@ class Dataset:
     def shape(self) -> tuple[int, ...]:
         """The shape of one sample: (C, H, W), (F,) or (T,)."""
         return tuple(self.x.shape[1:])
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The names of what the outputs of a model stand for: classes, labels or numbers."""
+        return self.numbers if self.target == "number" else self.classes
 
     @property
     def text(self) -> bool:

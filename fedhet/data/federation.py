@@ -16,6 +16,7 @@ from fedhet.data.dataset import Dataset
 from fedhet.data.scheme import Partition, check_noise, check_split
 from fedhet.errors import ConfigError
 from fedhet.streams import generator
+from fedhet.targets import WITH_CLASSES
 from fedhet.task import ClientData, Samples
 
 
@@ -171,8 +172,23 @@ def transform(dataset: Dataset) -> Normalize | None:
     return Normalize(tuple(dataset.mean), tuple(dataset.std))
 
 
+def target_scale(dataset: Dataset) -> tuple[Sequence[float], Sequence[float]] | None:
+    """(mean, std) of the numbers that are predicted, once they are measured; else None."""
+    mean, std = dataset.target_mean, dataset.target_std
+    if dataset.target != "number" or isinstance(mean, str) or isinstance(std, str):
+        return None
+    return mean, std
+
+
 def class_counts(dataset: Dataset, partition: Partition) -> np.ndarray:
-    """The number of samples of each class that each client has: (clients, classes) int64."""
+    """The number of samples of each class, or with each label, that each client has.
+
+    It is (clients, classes) int64, without columns where numbers are predicted.
+    """
     y = dataset.y.numpy()
     classes = len(dataset.classes)
-    return np.stack([np.bincount(y[indices], minlength=classes) for indices in partition.indices])
+    if dataset.target not in WITH_CLASSES:
+        rows = [y[indices, :classes].sum(0).astype(np.int64) for indices in partition.indices]
+    else:
+        rows = [np.bincount(y[indices], minlength=classes) for indices in partition.indices]
+    return np.stack(rows)

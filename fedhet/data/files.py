@@ -37,7 +37,7 @@ def find_folder(data_dir: str, layouts: Sequence[Layout], hint: str) -> Path:
     """
     for folder, _ in layouts:
         check.text("dataset.folder", folder)
-    places = [(root / folder, names) for root in _roots(data_dir) for folder, names in layouts]
+    places = [(root / folder, names) for root in roots(data_dir) for folder, names in layouts]
     for place, names in places:
         if all(any(place.glob(name)) for name in names):
             return place
@@ -56,7 +56,7 @@ def find_file(data_dir: str, key: str, file: object) -> Path:
     return find_folder(data_dir, [layout], hint) / path.name
 
 
-def _roots(data_dir: str) -> list[Path]:
+def roots(data_dir: str) -> list[Path]:
     """The folders that a relative or absolute `data_dir` can mean, in order of preference."""
     path = Path(data_dir).expanduser()
     if path.is_absolute():

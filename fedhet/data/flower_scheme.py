@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from fedhet.check import counted
 from fedhet.data.scheme import DrawnScheme
 from fedhet.errors import ConfigError
 from fedhet.streams import generator, integer
@@ -40,13 +41,14 @@ class FlowerScheme(DrawnScheme):
     def _advance(self, partitioner: Any, labels: np.ndarray) -> None:
         """Advance the partitioner's random stream to the draw that it should make."""
 
-    def _draw(self, labels: np.ndarray, seed: int) -> list[np.ndarray]:
+    def draw(self, labels: np.ndarray, seed: int) -> list[np.ndarray]:
         from datasets import Dataset
 
         order = random_order(labels, seed)
         partitioner = self._partitioner(len(labels), integer(seed, "partition"))
         self._advance(partitioner, labels)
-        partitioner.dataset = Dataset.from_dict({"label": labels[order], "index": order})
+        column = labels if labels.ndim == 1 else np.zeros(len(labels), dtype=np.int64)
+        partitioner.dataset = Dataset.from_dict({"label": column[order], "index": order})
         with warnings.catch_warnings(record=True) as caught:
             # flwr-datasets' own warnings are UserWarnings; others concern its dependencies
             warnings.simplefilter("ignore")
@@ -55,14 +57,14 @@ class FlowerScheme(DrawnScheme):
                 partitioner.load_partition(0)  # makes it assign all samples
             except ValueError as error:
                 raise ConfigError(
-                    f"partition {self.name} of {len(labels)} samples with {self._settings()} is"
-                    f" impossible: {error}"
+                    f"partition {self.name} of {len(labels)} samples is impossible"
+                    f" ({self._written()}): {error}"
                 ) from error
         if caught:
             log.info(
-                "partition %s: flwr-datasets warned %d times, last: %.200s",
+                "partition %s: flwr-datasets warned %s, last: %.200s",
                 self.name,
-                len(caught),
+                counted(len(caught), "time"),
                 caught[-1].message,
             )
         # ShardPartitioner has sorted its dataset, so `order` no longer applies.
@@ -101,7 +103,7 @@ class RedrawnScheme(FlowerScheme):
     @property
     @abstractmethod
     def _remedy(self) -> str:
-        """The settings that make small clients less likely."""
+        """What else than fewer clients makes small clients less likely."""
 
     def _advance(self, partitioner: Any, labels: np.ndarray) -> None:
         class_sizes = np.unique(labels, return_counts=True)[1]
@@ -127,8 +129,11 @@ class RedrawnScheme(FlowerScheme):
             rng.bit_generator.state = first
             return  # the partitioner says why it refuses
         draws = "the draw does not give" if limit == 1 else f"none of {limit:,} draws gives"
+        classes = counted(len(class_sizes), "class", "classes")
+        others = self._written("clients", "min_size")
         raise ConfigError(
-            f"partition.min_size={self.min_size}: {draws} each of {self.clients} clients that many"
-            f" of {len(labels)} samples in {len(class_sizes)} classes ({self._settings()}); the"
-            f" smallest client got {smallest} at best. {self._remedy} would help"
+            f"partition.clients={self.clients}: more clients than samples allow; {draws} each of"
+            f" them partition.min_size={self.min_size} of the {len(labels)} samples in {classes}"
+            f" ({others}), and the smallest client got {smallest} at best. Fewer partition.clients"
+            f" would help, or {self._remedy}"
         )

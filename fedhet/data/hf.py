@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from glob import escape
 from io import BytesIO
 from pathlib import Path
@@ -14,15 +14,24 @@ import numpy as np
 
 from fedhet import check
 from fedhet.data.array_cache import Arrays, signature
-from fedhet.data.arrays import Classes, RawSamples, assemble, dataset_arrays
+from fedhet.data.arrays import assemble, dataset_arrays
 from fedhet.data.dataset import Dataset, Statistic
 from fedhet.data.files import find_folder
 from fedhet.data.images.image_files import read_images
-from fedhet.data.tables.data_frames import arrays_of_frames, column_values, known_owner
+from fedhet.data.raw_samples import RawSamples
+from fedhet.data.tables.data_frames import (
+    arrays_of_frames,
+    check_columns,
+    known_owner,
+    raw_samples,
+)
+from fedhet.data.target import Classes
+from fedhet.data.tokens import Texts
 from fedhet.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     import datasets
+    import pandas
 
 log = logging.getLogger("fedhet.data")
 
@@ -37,14 +46,20 @@ def hf(
     test: str | None,
     test_fraction: float,
     features: str | Sequence[str] | None,
-    label: str,
+    text: str | None,
+    tokenizer: str | None,
+    max_length: int,
+    label: str | Sequence[str],
+    target: str | None,
     owner: str | None,
     classes: Classes,
     size: int | None,
     mean: Statistic,
     std: Statistic,
+    target_mean: Statistic,
+    target_std: Statistic,
 ) -> Dataset:
-    """Images or a table in any format that Hugging Face's `datasets` reads.
+    """Images, texts or a table in any format that Hugging Face's `datasets` reads.
 
     Nothing is downloaded.
 
@@ -57,11 +72,13 @@ def hf(
         test_fraction: the fraction of `train` that is held out where `test` is None.
         features: the column of images, or a list of columns of numbers; None: the only column of
             images, or else all columns but `label` and `owner`.
-        label, owner: columns, as for `fedhet.data.tables.table`.
+        text, tokenizer, max_length: a column of texts in place of the features; see
+            `fedhet.data.tokens.Texts`.
+        label, target, owner: as for `fedhet.data.tables.table`.
         classes: see `fedhet.data.arrays.dataset_arrays`; None also stands for the names that the
             dataset gives.
         size: resizes images to (size, size).
-        mean, std: see `fedhet.data.dataset.Dataset`.
+        mean, std, target_mean, target_std: see `fedhet.data.dataset.Dataset`.
 
     Raises:
         DataError: the data are not on this machine, are damaged, lack a split or a column, or have
@@ -74,9 +91,11 @@ def hf(
     place = _find(data_dir, check.text("dataset.path", path))
     log.info("%s: %s", name, place)
     splits = [train] if test is None else [train, test]
+    texts = Texts.of(text, tokenizer, max_length, data_dir, place)
     settings: dict[str, Any] = {
         "features": features,
         "label": label,
+        "target": target,
         "owner": owner,
         "classes": classes,
         "test_fraction": test_fraction,
@@ -86,7 +105,7 @@ def hf(
     def read() -> Arrays:
         # `datasets` keeps a copy of its own in this cache; ours is enough.
         with tempfile.TemporaryDirectory() as scratch:
-            return _read(_load_splits(place, subset, splits, scratch), **settings)
+            return _read(_load_splits(place, subset, splits, scratch), texts=texts, **settings)
 
     key = {
         "loader": "hf",
@@ -95,7 +114,10 @@ def hf(
         **settings,
         "files": signature(sorted(file for file in place.rglob("*") if file.is_file())),
     }
-    return assemble(name, key, read, mean, std)
+    if texts is not None:
+        key |= texts.key
+        mean, std = (0.0,), (1.0,)  # tokens are not normalised
+    return assemble(name, key, read, mean, std, target_mean=target_mean, target_std=target_std)
 
 
 def _find(data_dir: str, path: str) -> Path:
@@ -127,6 +149,10 @@ def _load_splits(
 
     datasets.disable_progress_bars()
     try:
+        saved = _saved(place)
+        if saved is not None:
+            _check_splits(place, saved, splits)
+            return {f"{place}, split {split!r}": saved[split] for split in splits}
         federated = FederatedDataset(
             dataset=str(place),
             subset=subset,
@@ -138,18 +164,45 @@ def _load_splits(
         return {
             f"{place}, split {split!r}": federated.partitioners[split].dataset for split in splits
         }
-    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+    except DataError:
+        raise
+    except (OSError, KeyError, ValueError, datasets.exceptions.DatasetsError) as error:
         raise DataError(
             f"{place} is damaged, or not a dataset with the splits {', '.join(splits)}:"
             f" {error.__cause__ or error}"
         ) from error
 
 
+def _check_splits(place: Path, saved: Collection[str], splits: Sequence[str]) -> None:
+    for split in splits:
+        if split not in saved:
+            raise DataError(
+                f"{place} has no split {split!r}; it has {', '.join(saved)}. Without a test split,"
+                " dataset.test=null holds out dataset.test_fraction of the samples"
+            )
+
+
+def _saved(place: Path) -> dict[str, datasets.Dataset] | None:
+    """The splits of a folder that `save_to_disk` wrote, or None for any other folder.
+
+    A dataset that was saved without splits is the split "train".
+    """
+    import datasets
+
+    if (place / "dataset_dict.json").is_file():
+        return dict(datasets.DatasetDict.load_from_disk(str(place)))
+    if (place / "state.json").is_file() and (place / "dataset_info.json").is_file():
+        return {"train": datasets.Dataset.load_from_disk(str(place))}
+    return None
+
+
 def _read(
     parts: Mapping[str, datasets.Dataset],
     *,
     features: str | Sequence[str] | None,
-    label: str,
+    texts: Texts | None,
+    label: str | Sequence[str],
+    target: str | None,
     owner: str | None,
     classes: Classes,
     test_fraction: float,
@@ -159,15 +212,17 @@ def _read(
     train_source = next(iter(parts))
     columns = parts[train_source].features
     names = None
-    if classes is None:
-        names = getattr(columns.get(label), "names", None)  # of a ClassLabel: values are numbers
-        classes = len(names) if names else None
-    image = _image_column(features, columns, train_source)
+    if classes is None and target in (None, "class", "labels"):
+        names, several = _class_names(columns, label)
+        classes = names if several else len(names) if names else None
+    image = None if texts is not None else _image_column(features, columns, train_source)
     if image is None:
         arrays = arrays_of_frames(
-            [(source, part.to_pandas()) for source, part in parts.items()],
+            [(source, _frame(part, label)) for source, part in parts.items()],
             features=features,
+            texts=texts,
             label=label,
+            target=target,
             owner=owner,
             classes=classes,
             test_fraction=test_fraction,
@@ -177,8 +232,34 @@ def _read(
             _raw_images(source, part, image, label, owner, size, test=source != train_source)
             for source, part in parts.items()
         )
-        arrays = dataset_arrays(train, tests[0] if tests else None, classes, test_fraction)
+        test = tests[0] if tests else None
+        arrays = dataset_arrays(train, test, classes, test_fraction, target)
     return arrays | {"classes": np.array(names)} if names else arrays
+
+
+def _class_names(
+    columns: datasets.Features, label: str | Sequence[str]
+) -> tuple[list[str] | None, bool]:
+    """The names that the dataset gives the classes, and whether a sample has a list of them."""
+    kind = columns.get(label) if isinstance(label, str) else None
+    several = getattr(kind, "feature", None)  # of a list
+    names = getattr(several or kind, "names", None)
+    return (list(names) if names else None), bool(names and several)
+
+
+def _frame(part: datasets.Dataset, label: str | Sequence[str]) -> pandas.DataFrame:
+    """The table; lists of class numbers become lists of the classes' names.
+
+    As numbers they could be taken for zeros and ones.
+    """
+    frame = part.to_pandas()
+    names, several = _class_names(part.features, label)
+    if names and several:
+        frame[label] = [
+            None if numbers is None else [names[number] for number in numbers]
+            for numbers in frame[label]
+        ]
+    return frame
 
 
 def _image_column(
@@ -204,33 +285,27 @@ def _raw_images(
     source: str,
     part: datasets.Dataset,
     image: str,
-    label: str,
+    label: str | Sequence[str],
     owner: str | None,
     size: int | None,
     test: bool,
 ) -> RawSamples:
     import datasets
 
-    for column in [image, label] if owner is None or test else [image, label, owner]:
-        if column not in part.features:
-            raise DataError(f"{source} has no column {column!r}; it has {', '.join(part.features)}")
+    labels = [label] if isinstance(label, str) else label
+    needed = [image, *labels] if owner is None or test else [image, *labels, owner]
+    check_columns(source, part.features, needed)
     if not isinstance(part.features[image], datasets.Image):
         raise DataError(
             f"{source}, column {image!r} holds {part.features[image]}, not images; a list of"
-            f" columns is a table: [{image}]"
+            f" columns is a table: [{image}]; dataset.text names a column of texts"
         )
     cells = part.cast_column(image, datasets.Image(decode=False))[image]
     files = [(f"{source}, row {row}", _image_file(cell)) for row, cell in enumerate(cells)]
-    frame = part.remove_columns(image).to_pandas()
+    frame = _frame(part.remove_columns(image), label)
     if test:
         owner = known_owner(frame, owner)
-    return RawSamples(
-        read_images(files, size),
-        column_values(frame, label, source),
-        None if owner is None else column_values(frame, owner, source),
-        source,
-        f"{source}, column {label!r}",
-    )
+    return raw_samples(read_images(files, size), frame, source, label, owner)
 
 
 def _image_file(cell: dict[str, Any] | None) -> Path | BytesIO:

@@ -79,6 +79,7 @@ def _load(
             "test_x": test_x,
             "test_y": test_y,
             "classes": np.array(list(classes)),
+            "target": np.array(["class" if encode is _images else "next_char", ""]),
             "owners": owners,
             "owner_names": owner_names,
             "test_owners": np.repeat(list(test_sizes), list(test_sizes.values())),

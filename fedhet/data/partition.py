@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from fedhet.check import one_of
+from fedhet.check import counted, one_of
 from fedhet.data.flower_scheme import FlowerScheme, RedrawnScheme, random_order
 from fedhet.data.scheme import DrawnScheme, Partition
 from fedhet.errors import ConfigError
@@ -28,7 +28,7 @@ class Iid(DrawnScheme):
     because it takes 0.5 ms per client and does not give access to the indices.
     """
 
-    def _draw(self, labels: np.ndarray, seed: int) -> list[np.ndarray]:
+    def draw(self, labels: np.ndarray, seed: int) -> list[np.ndarray]:
         return np.array_split(random_order(labels, seed), self.clients)
 
 
@@ -43,6 +43,7 @@ class Dirichlet(RedrawnScheme):
         alpha: > 0; small: few clients hold a class, large: all hold equal shares.
     """
 
+    by_class: ClassVar[bool] = True
     alpha: float
 
     def __post_init__(self) -> None:
@@ -69,7 +70,7 @@ class Dirichlet(RedrawnScheme):
 
     @property
     def _remedy(self) -> str:
-        return "A smaller partition.min_size or a larger partition.alpha"
+        return "a smaller partition.min_size or a larger partition.alpha"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,24 +86,26 @@ class Pathological(RedrawnScheme):
         classes: the number of classes of each client.
     """
 
+    by_class: ClassVar[bool] = True
     classes: int
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_integer("classes", 1)
 
-    def _draw(self, labels: np.ndarray, seed: int) -> list[np.ndarray]:
+    def draw(self, labels: np.ndarray, seed: int) -> list[np.ndarray]:
         present = len(np.unique(labels))
         if self.classes > present:
             raise ConfigError(
-                f"partition.classes={self.classes}: the data have only {present} classes"
+                f"partition.classes={self.classes}: the data have only"
+                f" {counted(present, 'class', 'classes')}"
             )
         if (needed := self.clients * self.classes) > len(labels):
             raise ConfigError(
                 f"partition.classes={self.classes}: {self.clients} clients would need {needed}"
                 f" samples, one of each of their classes, but there are {len(labels)}"
             )
-        return super()._draw(labels, seed)
+        return super().draw(labels, seed)
 
     def _partitioner(self, n: int, seed: int) -> Any:
         from flwr_datasets.partitioner import PathologicalPartitioner
@@ -138,7 +141,7 @@ class Pathological(RedrawnScheme):
 
     @property
     def _remedy(self) -> str:
-        return "A smaller partition.min_size or fewer partition.clients"
+        return "a smaller partition.min_size"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,19 +156,20 @@ class Shards(FlowerScheme):
         shards: the number of shards of each client.
     """
 
+    by_class: ClassVar[bool] = True
     shards: int
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_integer("shards", 1)
 
-    def _draw(self, labels: np.ndarray, seed: int) -> list[np.ndarray]:
+    def draw(self, labels: np.ndarray, seed: int) -> list[np.ndarray]:
         if (wanted := self.clients * self.shards) > len(labels):
             raise ConfigError(
                 f"partition.shards={self.shards}: {self.clients} clients would need {wanted} shards"
                 f" of {len(labels)} samples"
             )
-        return super()._draw(labels, seed)
+        return super().draw(labels, seed)
 
     def _partitioner(self, n: int, seed: int) -> Any:
         from flwr_datasets.partitioner import ShardPartitioner
@@ -263,11 +267,11 @@ class Natural(FlowerScheme):
         """The owners with at least `min_size` samples."""
         return np.flatnonzero(np.bincount(owners) >= max(self.min_size, 1))
 
-    def _draw(self, owners: np.ndarray, seed: int) -> list[np.ndarray]:
+    def draw(self, owners: np.ndarray, seed: int) -> list[np.ndarray]:
         draw = generator(seed, "partition", "owners")
         chosen = draw.choice(self._eligible(owners), self.clients, replace=False)
         rows = np.flatnonzero(np.isin(owners, chosen))
-        return [rows[part] for part in super()._draw(owners[rows], seed)]
+        return [rows[part] for part in super().draw(owners[rows], seed)]
 
     def _partitioner(self, n: int, seed: int) -> Any:
         # groups of one owner: NaturalIdPartitioner would show a progress bar

@@ -13,9 +13,11 @@ from omegaconf import DictConfig, OmegaConf
 from fedhet.config.targets import instantiate
 from fedhet.data.array_cache import Arrays, cached_arrays
 from fedhet.data.dataset import AUTO, Dataset
-from fedhet.data.federation import Federation, class_counts, transform
+from fedhet.data.federation import Federation, class_counts, target_scale, transform
 from fedhet.data.moments import moments
 from fedhet.data.scheme import Partition, Scheme, labels_digest
+from fedhet.errors import ConfigError
+from fedhet.targets import WITH_CLASSES
 
 log = logging.getLogger("fedhet.data")
 
@@ -39,6 +41,12 @@ class RunData:
         # The scheme first: a setting that is out of range is reported before any data are read.
         scheme: Scheme = instantiate(cfg.partition)
         dataset: Dataset = instantiate(cfg.dataset, data_dir=cfg.data_dir)
+        if scheme.by_class and dataset.target not in WITH_CLASSES:
+            raise ConfigError(
+                f"partition={scheme.name} divides the samples by their class, and"
+                f" dataset.target={dataset.target} has none; choose from: iid, quantity, natural,"
+                " noise, saved"
+            )
         if scheme.pool_test:
             dataset = dataset.pooled()
             if scheme.split[2] == 0:
@@ -60,17 +68,27 @@ class RunData:
         )
 
     def _measured(self) -> Dataset:
-        """The dataset with numbers in the place of `auto`.
+        """The dataset with numbers in the place of `auto`."""
+        inputs = self._moments("mean", "std")
+        targets: dict[str, Any] = {}
+        if self.dataset.target == "number":
+            targets = self._moments("target_mean", "target_std")
+        return replace(self.dataset, **inputs, **targets)
 
-        They are cached, because in a deployment every message is handled by a new process.
+    def _moments(self, mean: str, std: str) -> dict[str, Any]:
+        """What `auto` stands for in these two fields of the dataset; {} where neither is `auto`.
+
+        It is cached, because in a deployment every message is handled by a new process.
         """
         dataset = self.dataset
-        auto = [key for key in ("mean", "std") if getattr(dataset, key) == AUTO]
+        fields = {mean: "mean", std: "std"}
+        auto = [key for key in fields if getattr(dataset, key) == AUTO]
         if not auto:
-            return dataset
+            return {}
 
         def measure() -> Arrays:
-            return moments(client.train.x.numpy() for client in self.clients)
+            part = "x" if mean == "mean" else "y"
+            return moments(getattr(client.train, part).numpy() for client in self.clients)
 
         key = {
             "moments": dataset.source,
@@ -80,15 +98,17 @@ class RunData:
             "seed": self.cfg.seed,
             "numpy": np.__version__,  # its random streams, and the order of its sums
         }
+        if mean != "mean":
+            key["of"] = "targets"
         arrays = cached_arrays(dataset.name, key, measure) if dataset.source else measure()
-        measured = {statistic: arrays[statistic].tolist() for statistic in auto}
+        measured = {key: arrays[fields[key]].tolist() for key in auto}
         log.info(
             "%s: auto is measured on the clients' %d training samples: %s",
             dataset.name,
             sum(self.clients.sizes),
-            ", ".join(f"{statistic} {values}" for statistic, values in measured.items()),
+            ", ".join(f"{key} {values}" for key, values in measured.items()),
         )
-        return replace(dataset, **measured)
+        return measured
 
     def partition_record(self) -> dict[str, Any]:
         """The content of partition.json: the partition, its settings, and its statistics.
@@ -102,6 +122,7 @@ class RunData:
         normalised = None
         if normalize is not None:
             normalised = {"mean": list(normalize.mean), "std": list(normalize.std)}
+        scale = target_scale(dataset)
         return {
             "name": self.partition.name,
             "clients": len(self.partition.indices),
@@ -117,7 +138,12 @@ class RunData:
             "labels": labels_digest(dataset.y.numpy()),
             "normalised": normalised,
             "shape": list(dataset.shape),
+            "target": dataset.target,
             "classes": list(dataset.classes),
+            "numbers": list(dataset.numbers),
+            "target_scale": scale and {"mean": list(scale[0]), "std": list(scale[1])},
+            "vocabulary": dataset.vocabulary,
+            "padding": dataset.padding,
             "owners": list(self.partition.owners),
             "train_sizes": self.clients.sizes,
             "counts": class_counts(dataset, self.partition).tolist(),

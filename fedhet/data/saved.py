@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from fedhet.check import counted
 from fedhet.data import partition_cache
 from fedhet.data.scheme import Partition, Scheme, labels_digest
 from fedhet.errors import ConfigError, DataError
@@ -158,9 +159,9 @@ class Saved(Scheme):
         digest = labels_digest(labels)
         if (record["samples"], record["labels"]) != (len(labels), digest):
             raise ConfigError(
-                f"partition.name={self.name}: {path} is of other data, {record['samples']} samples"
-                f" whose labels have the digest {record['labels']}; these are {len(labels)} with"
-                f" {digest}"
+                f"partition.name={self.name}: {path} is of other data,"
+                f" {counted(record['samples'], 'sample')} whose labels have the digest"
+                f" {record['labels']}; these are {len(labels)} with {digest}"
             )
         try:
             indices = [np.array(each, dtype=np.int64) for each in record["indices"]]

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -57,9 +57,14 @@ class Partition:
         object.__setattr__(self, "hash", digest.hexdigest()[:16])
 
 
+def _plain(labels: np.ndarray) -> np.ndarray:
+    """Labels as bytes are computed from: (n,) int64, or (n, K) float32 that are not classes."""
+    return np.ascontiguousarray(labels, dtype="<f4" if labels.dtype.kind == "f" else "<i8")
+
+
 def labels_digest(labels: np.ndarray) -> str:
-    """16 hex digits that identify the labels (n,) for which a partition was made."""
-    return hashlib.sha256(labels.astype("<i8").tobytes()).hexdigest()[:16]
+    """16 hex digits that identify the labels for which a partition was made."""
+    return hashlib.sha256(_plain(labels).tobytes()).hexdigest()[:16]
 
 
 def check_split(fractions: Sequence[float]) -> tuple[float, float, float]:
@@ -105,6 +110,8 @@ class Scheme(ABC):
             receives are then those of the pooled dataset (fedhet.data.dataset.Dataset.pooled).
     """
 
+    by_class: ClassVar[bool] = False  # whether it needs samples that have one class each
+
     name: str
     split: Sequence[float]
     noise: float
@@ -126,7 +133,8 @@ class Scheme(ABC):
         """Assign samples to clients.
 
         Args:
-            labels: (n,), the labels of all samples.
+            labels: the labels of all samples: (n,) int64, or (n, K) floating, which are not
+                classes.
             seed: the seed of the run.
             owners: (n,), the numbers of the samples' natural owners, where the data name them.
             owner_names: the names of the owners.
@@ -171,28 +179,37 @@ class DrawnScheme(Scheme):
         owner_names: Sequence[str] = (),
     ) -> Partition:
         """Draw the assignment, or load it from the cache if it was drawn before."""
-        labels = np.ascontiguousarray(labels, dtype="<i8")
+        labels = _plain(labels)
         n = len(labels)
         if self.clients > n:
             raise ConfigError(
-                f"partition.clients={self.clients}: there are only {n} samples to share"
+                f"partition.clients={self.clients}: more clients than samples allow; there are"
+                f" only {n} samples to share"
             )
         if (needed := self.clients * self.min_size) > n:
             raise ConfigError(
-                f"partition.min_size={self.min_size}: {self.clients} clients would need {needed}"
-                f" samples, but there are {n}"
+                f"partition.clients={self.clients} with partition.min_size={self.min_size}: more"
+                f" clients than samples allow; they would need {needed} samples, and there are {n}"
             )
+        # A scheme of one's own is not cached: its code may have changed, and the key cannot say so.
+        cached = type(self).__module__.startswith("fedhet.")
         key = self._cache_key(labels, seed)
-        indices = partition_cache.load(key)
+        indices = partition_cache.load(key) if cached else None
         if indices is None:
-            indices = [np.sort(part) for part in self._draw(labels, seed)]
+            indices = [np.sort(part) for part in self.draw(labels, seed)]
             self._check_indices(indices, n)
-            partition_cache.save(key, indices)
+            if cached:
+                partition_cache.save(key, indices)
         return Partition(self.name, indices, pool_test=self.pool_test)
 
     @abstractmethod
-    def _draw(self, labels: np.ndarray, seed: int) -> list[np.ndarray]:
-        """The indices of each client's samples."""
+    def draw(self, labels: np.ndarray, seed: int) -> list[np.ndarray]:
+        """The indices of each client's samples, in any order.
+
+        Args:
+            labels: (n,) int64, the labels of all samples.
+            seed: the seed of the run, from which alone the draw may come.
+        """
 
     def _settings(self) -> dict[str, Any]:
         """The settings that determine who has which samples."""
@@ -200,6 +217,11 @@ class DrawnScheme(Scheme):
         for key in ("name", "split", "noise", "pool_test"):
             del settings[key]
         return settings
+
+    def _written(self, *without: str) -> str:
+        """These settings as they are written on the command line, except for some."""
+        settings = self._settings().items()
+        return " ".join(f"partition.{key}={value}" for key, value in settings if key not in without)
 
     def _cache_key(self, labels: np.ndarray, seed: int) -> str:
         # numpy may change its random streams between versions
@@ -217,8 +239,8 @@ class DrawnScheme(Scheme):
         smallest = min(map(len, indices))
         if smallest < self.min_size:
             raise ConfigError(
-                f"partition.min_size={self.min_size}: with {self._settings()} a client would get"
-                f" only {smallest} of {n} samples"
+                f"partition.min_size={self.min_size}: a client would get only {smallest} of {n}"
+                f" samples ({self._written()})"
             )
         if left := n - int(holders.sum()):
             log.info("partition %s: %d of %d samples are not assigned", self.name, left, n)

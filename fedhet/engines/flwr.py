@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from fedhet.config import pieces
 from fedhet.config.catalogue import CONF
 from fedhet.errors import ConfigError, RunFailed
 from fedhet.record.run_folder import write_json
@@ -109,6 +110,9 @@ def _environment(home: Path) -> dict[str, str]:
     http, control = _free_ports()
     return {
         **os.environ,
+        # The packages and folders of one's own pieces that this process finds.
+        "PYTHONPATH": os.pathsep.join(str(Path.cwd() / path) for path in sys.path),
+        pieces.SEARCH_PATH: os.pathsep.join(map(str, pieces.search_path())),
         "FLWR_HOME": str(home),
         "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(http),
         "FLWR_LOCAL_CONTROL_API_PORT": str(control),

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from fedhet.engines.shared import Reader, Writer
 from fedhet.messages import Broadcast, Failure, Reply, Update, payload
-from fedhet.process import pin_threads
+from fedhet.process import pin_threads, thread_names
 from fedhet.server import Clock
 from fedhet.state import DiskStore
 
@@ -85,14 +85,6 @@ class PoolCourier:
     """
 
     def __init__(self, workers: int, job: Job, folder: Path) -> None:
-        # A forked worker shares the data at no cost. CUDA and OpenMP's threads do not survive a
-        # fork: a forked process that computes with several threads would hang.
-        self._forked = (
-            sys.platform == "linux"
-            and job.site.device.type == "cpu"
-            and job.config.cfg.engine.threads == 1
-        )
-        self._context: Any = multiprocessing.get_context("fork" if self._forked else "spawn")
         self._job = job
         self._folder = folder
         self._count = workers
@@ -102,7 +94,7 @@ class PoolCourier:
     def __enter__(self) -> PoolCourier:
         self._folder.mkdir(parents=True, exist_ok=True)
         self._writer = Writer(self._folder / "broadcast")
-        if not self._forked:
+        if not self._can_fork():
             # The first process to be spawned would start this one too, which unblocks signals.
             resource_tracker.ensure_running()
         try:
@@ -181,20 +173,35 @@ class PoolCourier:
 
     def _start(self) -> Connection:
         """Start a worker, and return this process's end of its pipe."""
-        here, there = self._context.Pipe()
+        forked = self._can_fork()
+        context: Any = multiprocessing.get_context("fork" if forked else "spawn")
+        here, there = context.Pipe()
         # A forked worker inherits our ends of all pipes, and must close them: while one is open
         # somewhere, the worker at its other end cannot notice that we have ended.
-        inherited = [*self._workers, here] if self._forked else []
+        inherited = [*self._workers, here] if forked else []
         self._started += 1
         replies = self._folder / f"reply-{self._started}"
         arguments = (there, self._job, self._folder, replies, inherited)
-        process = self._context.Process(target=_work, args=arguments, daemon=True)
+        process = context.Process(target=_work, args=arguments, daemon=True)
         with _signals_deferred():
             process.start()
         there.close()
         # Copies, because the worker writes its next reply over this one.
         self._workers[here] = Worker(process, Reader(copy=True), replies)
         return here
+
+    def _can_fork(self) -> bool:
+        """Whether a worker may be a fork, which shares the data at no cost.
+
+        CUDA, OpenMP's threads and those of autograd do not survive a fork. Autograd starts its own
+        with the first gradient on a machine with a GPU, even one that is computed on the CPU.
+        """
+        return (
+            sys.platform == "linux"
+            and self._job.site.device.type == "cpu"
+            and self._job.config.cfg.engine.threads == 1
+            and not any(name.startswith("pt_autograd") for name in thread_names())
+        )
 
     def _remove(self, connection: Connection) -> int | None:
         """Clean up after a worker that has died, and return its exit code."""
@@ -268,5 +275,5 @@ def _work(
             reply = Failure(msg.pid, msg.phase, msg.step, f"{type(error).__name__}: {error}")
         try:
             connection.send(reply)
-        except (BrokenPipeError, ConnectionResetError):
+        except (BrokenPipeError, ConnectionResetError):  # the run has ended meanwhile
             return

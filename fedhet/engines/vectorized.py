@@ -238,10 +238,10 @@ def _stacked_batches(group: list[Member], device: torch.device) -> tuple[Tensor,
     index = torch.zeros(len(group), len(group[0].batches), width, dtype=torch.int64)
     weights = torch.zeros(index.shape, dtype=torch.float32)
     for row, one in enumerate(group):
+        own = None if one.weights is None else one.weights.cpu()
         for t, batch in enumerate(one.batches):
             index[row, t, : len(batch)] = batch
-            own = 1.0 if one.weights is None else one.weights[batch.to(device)].cpu()
-            weights[row, t, : len(batch)] = own / len(batch)
+            weights[row, t, : len(batch)] = (1.0 if own is None else own[batch]) / len(batch)
     return index.to(device), weights.to(device)
 
 

@@ -6,17 +6,23 @@ builds its own (fedhet/engines/ray.py).
 
 from __future__ import annotations
 
+import logging
 import shlex
 from collections.abc import Callable
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from flwr.client import NumPyClient
 from flwr.server import ServerAppComponents, ServerConfig
 
 from fedhet import config
-from fedhet.errors import ConfigError
+from fedhet.config import pieces
+from fedhet.errors import ConfigError, DataError, UnknownChoice
+from fedhet.flower import wire
 from fedhet.flower.server import FedServer
 from fedhet.job import Job
+from fedhet.messages import Failure
 from fedhet.process import pin_threads
 from fedhet.record import terminal
 from fedhet.server import Observer
@@ -26,6 +32,36 @@ if TYPE_CHECKING:
     from flwr.client import Client
     from flwr.common import Context
 
+log = logging.getLogger("fedhet")
+
+
+class Refusal(NumPyClient):
+    """Answers each message of a run that this machine cannot serve with the reason.
+
+    Args:
+        reason: why the run cannot be served.
+        properties: the client's answer to the question who hosts whom.
+    """
+
+    def __init__(self, reason: str, properties: dict[str, Any]) -> None:
+        self._reason = reason
+        self._properties = properties
+
+    def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:
+        return self._properties
+
+    def fit(
+        self, parameters: list[np.ndarray], config: dict[str, Any]
+    ) -> tuple[list[np.ndarray], int, dict[str, Any]]:
+        msg = wire.read_broadcast(parameters, config)
+        return wire.reply_arrays(Failure(msg.pid, msg.phase, msg.step, self._reason))
+
+    def evaluate(
+        self, parameters: list[np.ndarray], config: dict[str, Any]
+    ) -> tuple[float, int, dict[str, Any]]:
+        _, examples, metrics = self.fit(parameters, config)
+        return 0.0, examples, metrics
+
 
 def client_for(context: Context, store: Store, make_job: Callable[[], Job] | None = None) -> Client:
     """The client of one message, which may be for any of the clients that its node hosts.
@@ -34,6 +70,10 @@ def client_for(context: Context, store: Store, make_job: Callable[[], Job] | Non
         context: Flower's context of the node.
         store: where the clients' states are.
         make_job: returns the job of this process; None builds it from the run config.
+
+    Returns:
+        The client; one that replies with failures if this machine cannot serve the run, because it
+        lacks a piece, a package or data.
 
     Raises:
         ConfigError: the node was started without partition-id or num-partitions.
@@ -47,8 +87,13 @@ def client_for(context: Context, store: Store, make_job: Callable[[], Job] | Non
             f"this SuperNode was started without {error}; give it"
             " --node-config 'partition-id=0 num-partitions=3' with its own number"
         ) from error
-    job = make_job() if make_job else _cached_job(_overrides(context))
-    return job.client(store, properties).to_client()
+    try:
+        job = make_job() if make_job else _cached_job(_overrides(context))
+        return job.client(store, properties).to_client()
+    except (ConfigError, DataError, ImportError) as error:
+        reason = f"its node cannot serve this run: {_explained(error)}"
+        log.error(reason)
+        return Refusal(reason, properties).to_client()
 
 
 @lru_cache(maxsize=1)
@@ -62,7 +107,10 @@ def _cached_job(overrides: tuple[str, ...]) -> Job:
 def server_for(context: Context) -> ServerAppComponents:
     """The server of a run under `flwr run`; the first and last lines of its log name the folder."""
     terminal.log_to_stderr()
-    settings = config.compose(list(_overrides(context)))
+    try:
+        settings = config.compose(list(_overrides(context)))
+    except UnknownChoice as error:
+        raise ConfigError(_explained(error)) from None
     pin_threads(settings.cfg.engine.threads)
     return components(Job(settings, engine="flwr"), terminal.log_step)
 
@@ -79,3 +127,13 @@ def components(job: Job, observe: Observer) -> ServerAppComponents:
 def _overrides(context: Context) -> tuple[str, ...]:
     """The overrides in the run config, which is one string."""
     return tuple(shlex.split(str(context.run_config.get("overrides", ""))))
+
+
+def _explained(error: Exception) -> str:
+    """The error, and for a name that only other machines know, how this one gets to know it."""
+    if not isinstance(error, UnknownChoice):
+        return str(error)
+    return (
+        f"{error}. A piece that is not part of fedhet must be on every machine of the run: install"
+        f" its package on each, or start its processes with {pieces.SEARCH_PATH} and {pieces.TRUST}"
+    )

@@ -10,6 +10,7 @@ from flwr.server.client_manager import SimpleClientManager
 from flwr.server.history import History
 from flwr.server.server import evaluate_clients, fit_clients
 
+from fedhet.client import KEEP
 from fedhet.flower import wire
 from fedhet.messages import EVALUATE, Broadcast, Reply
 from fedhet.record.run_folder import Recorder
@@ -29,7 +30,8 @@ class FlowerCourier:
         self._nodes = strategy.nodes
 
     def exchange(self, plan: list[Broadcast], clock: Clock) -> Iterator[Reply]:
-        if plan[0].phase == EVALUATE:
+        # Flower's evaluation replies have no room for tensors, such as a client's model.
+        if plan[0].phase == EVALUATE and KEEP not in plan[0].extras:
             pack, carry = wire.evaluate_ins, evaluate_clients
         else:
             pack, carry = wire.fit_ins, fit_clients

@@ -20,7 +20,7 @@ from flwr.server.strategy import Strategy
 from fedhet.evaluation import client_means, evaluation_messages, global_scores, received
 from fedhet.flower import wire
 from fedhet.flower.nodes import Nodes
-from fedhet.messages import Broadcast, Failure
+from fedhet.messages import Broadcast
 from fedhet.phases import locate
 
 if TYPE_CHECKING:
@@ -97,16 +97,17 @@ class FlowerStrategy(Strategy):
     ) -> tuple[float | None, dict[str, Any]]:
         """The loss over all clients' test samples, and means named as in rounds.jsonl.
 
-        "accuracy" is the accuracy over all clients' test samples.
+        The deciding score, such as "accuracy", is that over all clients' test samples.
 
         Raises:
             RunFailed: a client failed and on_failure is "stop", or no client succeeded.
         """
         replies = self.nodes.in_order(self._awaited, results, failures)
-        updates = received(replies, self._method.setting.on_failure, _warn)
-        means: dict[str, Any] = client_means(updates, self._method.views)
-        if "acc_clients_weighted" in means:
-            means["accuracy"] = means["acc_clients_weighted"]
+        target = self._method.site.task.scoring
+        updates = received(replies, self._method)
+        means: dict[str, Any] = client_means(updates, self._method.views, target)
+        if (key := target.key("clients_weighted")) in means:
+            means[target.score()] = means[key]
         return means.get("loss_clients_weighted"), means
 
     def evaluate(
@@ -133,7 +134,3 @@ class FlowerStrategy(Strategy):
 def _shared(method: FedStrategy) -> Parameters:
     tensors = method.sent("model").values()
     return ndarrays_to_parameters([t.cpu().numpy() for t in tensors])
-
-
-def _warn(failure: Failure) -> None:
-    log.warning("%s", failure)

@@ -182,6 +182,7 @@ def _header(msg: Broadcast) -> dict[str, Any]:
         "plugins": msg.plugins,
         "pid": msg.pid,
         "version": msg.version,
+        "pinned": msg.pinned,
     }
 
 

@@ -16,6 +16,8 @@ import torch
 from threadpoolctl import threadpool_limits
 from torch import Tensor
 
+from fedhet.check import counted
+
 TARGETS = ("client_max", "global_max")
 _TINY = torch.finfo(torch.float64).tiny
 
@@ -88,7 +90,7 @@ def check_mixture(mixture: Mixture, d: int | None = None) -> None:
             " expected (k,), (k, d), (k, d) with k >= 1"
         )
     if d is not None and mu.shape[1] != d:
-        raise ValueError(f"the components have {mu.shape[1]} dimensions; {d} are expected")
+        raise ValueError(f"the components have {counted(mu.shape[1], 'dimension')}; expected: {d}")
     for name, values in mixture._asdict().items():
         if not torch.isfinite(values).all():
             raise ValueError(f"{name} holds NaN or infinite values; all must be finite")

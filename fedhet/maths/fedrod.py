@@ -26,5 +26,9 @@ def balanced_softmax(logits: Tensor, y: Tensor, counts: Tensor, gamma: float) ->
         raise ValueError(
             f"the labels include classes with count 0; the counts are {counts.tolist()}"
         )
-    adjusted = logits + torch.xlogy(gamma, counts.to(logits.dtype))
-    return functional.cross_entropy(adjusted, y, reduction="none")
+    return functional.cross_entropy(balanced_logits(logits, counts, gamma), y, reduction="none")
+
+
+def balanced_logits(logits: Tensor, counts: Tensor, gamma: float) -> Tensor:
+    """Return the adjusted logits l_c + gamma log n_c, whose cross entropy is the loss."""
+    return logits + torch.xlogy(gamma, counts.to(logits.dtype))

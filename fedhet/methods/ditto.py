@@ -19,7 +19,7 @@ lam = 0 the training of v_k is purely local.
 
 The paper leaves open how the global problem is solved; here it is FedAvg, weighted by n_k.
 
-Defaults: lam = 1, which the paper tunes in 0.05 to 2, and one epoch.
+Defaults: lam = 1, which the paper tunes in `0.05` to 2, and one epoch.
 
 Reference: Li et al. 2021, "Ditto: fair and robust federated learning through personalization".
 """

@@ -206,10 +206,13 @@ class FedALA(FedStrategy):
         super().__init__(setting)
 
     def setup(self) -> None:
+        all_layers = layers(self.site)
+        top = len(all_layers) if self.p == "all" else int(self.p)
+        self.personal_names = [name for layer in all_layers[-top:] for name in layer]
         self.evaluation_extras = {
             ETA: self.eta,
             PERCENTAGE: self.s,
-            LAYERS: len(layers(self.site)) if self.p == "all" else self.p,
+            LAYERS: top,
             THRESHOLD: self.threshold,
             EPOCHS: self.max_epochs,
         }

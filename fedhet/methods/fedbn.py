@@ -90,6 +90,7 @@ class FedBN(FedStrategy):
     name = "fedbn"
     client_cls = FedBNClient
     evaluates: tuple[str, ...] = ("personal",)
+    personal_names = ()  # only the batch norms, which stay with the clients
 
     def __init__(self, setting: Setting, *, server_bn: str = "none") -> None:
         self.server_bn = check.one_of("method.server_bn", server_bn, ("none", "average"))

@@ -29,7 +29,7 @@ program and PFLlib have one): batch norm subtracts it again, so its gradient is 
 move it by rounding errors.
 
 Defaults: normal noise (the authors' program and PFLlib: uniform); lam = 1, constant, and kl = 0
-(the authors' program: 10 each, with decay 0.98); noise_dim, hidden and server_lr as in the FedSA
+(the authors' program: 10 each, with `decay = .98`); noise_dim, hidden and server_lr as in the FedSA
 paper; server_steps as in PFLlib.
 
 Reference: Zhu, Hong and Zhou 2021, "Data-free knowledge distillation for heterogeneous federated
@@ -117,12 +117,12 @@ class Source:
         """(n, noise_dim) noise."""
         size = (n, self._noise_dim)
         drawn = self._draw(size, generator=self._stream, dtype=self._like.dtype)
-        return drawn.to(self._like.device)
+        return drawn.to(self._like.device, non_blocking=True)
 
     def labels(self, n: int) -> Tensor:
         """(n,) labels by the law."""
         drawn = torch.multinomial(self._law, n, replacement=True, generator=self._stream)
-        return drawn.to(self._like.device)
+        return drawn.to(self._like.device, non_blocking=True)
 
 
 class FedGenClient(FedClient):
@@ -205,9 +205,10 @@ class FedGen(FedStrategy):
         super().__init__(setting)
 
     def setup(self) -> None:
+        self.site.task.check_classes("method=fedgen")
         classes = self.site.task.classes
         why = "method=fedgen generates the features that a model's last layer reads, for each class"
-        head = feature_head(self.site.model, classes, why)
+        head = feature_head(self.site.model, why)
         with self.site.seeded("fedgen.init"):
             generator = Generator(self.noise_dim, classes, self.hidden, head.in_features)
         self._generator = generator.to(self.site.device, head.weight.dtype)

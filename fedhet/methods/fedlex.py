@@ -85,6 +85,7 @@ class FedLExPlugin(Plugin):
     """The phase `explore`, then the mask G on the trained parameters that clients share."""
 
     name = "fedlex"
+    needs_model = True
 
     def __init__(
         self,
@@ -127,14 +128,8 @@ class FedLExPlugin(Plugin):
         )
 
     @property
-    def refuses(self) -> dict[str, str]:
-        if self.apply_to == "gradient":
-            return {}
-        reason = (
-            "it takes no local step that plugin.fedlex.apply_to=update could mask; use"
-            " apply_to=gradient"
-        )
-        return {"fedsgd": reason}
+    def needs_steps(self) -> bool:
+        return self.apply_to == "update"
 
     # ---- phase "explore"
     def setup(self) -> None:
@@ -220,9 +215,9 @@ class FedLExPlugin(Plugin):
     def _warn(self, optimizer: str, explorers: int) -> None:
         if explorers < self._explorers:
             log.warning(
-                "plugin.fedlex.c_exp=%s, but only %d clients have data: all of them explore",
+                "plugin.fedlex.c_exp=%s, but only %s with data: all of them explore",
                 self.c_exp,
-                explorers,
+                check.counted(explorers, "client"),
             )
         if optimizer != "sgd" and self.apply_to == "gradient":
             log.warning(

@@ -105,7 +105,8 @@ class FedNormPlugin(Plugin):
         z = update.tensor(Z, ndim=1)
         self._width = self._width or len(z)
         if len(z) != self._width:
-            raise ValueError(f"extra {Z!r} has {len(z)} entries; {self._width} are expected")
+            entries = check.counted(len(z), "entry", "entries")
+            raise ValueError(f"extra {Z!r} has {entries}; expected: {self._width}")
 
     def incoming(self, updates: Iterator[Update], old: Tree) -> list[Update]:
         received = list(updates)

@@ -19,7 +19,8 @@ in each round; mu is the factor of the proximal term that plugin=[fedprox] adds:
     momentum       (tau - rho (1 - rho^tau) / (1 - rho)) / (1 - rho)
     proximal term  (1 - (1 - lr mu)^tau) / (lr mu)
 
-Momentum together with a proximal term, and Adam, have no such formula and are refused. Weight decay
+Momentum together with a proximal term, Adam, and optimisers that plug-ins wrap, except by FedLEx's
+mask, have no such formula and are refused. Weight decay
 and clipping count as part of the gradient. p_i are the aggregation weights in both sums: n_i, or
 what a plug-in such as FedNorm makes of them, scaled to sum 1. A client that took no step is left
 out. Buffers are averaged under p_i.
@@ -41,7 +42,9 @@ from fedhet.client import FedClient
 from fedhet.errors import ConfigError
 from fedhet.maths.fednova import Term, combine, normaliser
 from fedhet.messages import Broadcast, LocalSettings, Update
+from fedhet.methods.fedlex import FedLExPlugin
 from fedhet.methods.fedprox import FedProxPlugin
+from fedhet.plugin import Plugin, overrides
 from fedhet.setting import Setting
 from fedhet.strategy import FedStrategy
 from fedhet.trees import Tree
@@ -81,6 +84,16 @@ class FedNova(FedStrategy):
                 f" client.lr={setting.local.lr} and plugin.fedprox.mu={self._mu}: {error}"
             ) from error
         super().__init__(setting)
+
+    @property
+    def refuses(self) -> dict[str, str]:
+        reason = "it changes the local optimiser, for which method=fednova knows no |a_i|_1"
+        return {
+            plugin.name: reason
+            for plugin in self.plugins
+            # FedLEx scales every step by a mask, which is the same at every client.
+            if overrides(plugin, Plugin, "optimizer") and not isinstance(plugin, FedLExPlugin)
+        }
 
     def check(self, update: Update) -> None:
         update.integer(STEPS)

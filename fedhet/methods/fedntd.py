@@ -46,6 +46,8 @@ class FedNTDPlugin(Plugin):
     """Adds the distillation term to the loss of each sample."""
 
     name = "fedntd"
+    needs_model = True
+    needs_steps = True  # at the received model the term has no gradient
 
     def __init__(self, *, beta: float = 1.0, tau: float = 1.0) -> None:
         self.beta = check.number("plugin.fedntd.beta", beta, low=0)
@@ -55,11 +57,12 @@ class FedNTDPlugin(Plugin):
 
     # ---- server
     def setup(self) -> None:
+        self.server.site.task.check_classes("plugin 'fedntd'")
         classes = self.server.site.task.classes
         if classes < 2:
             raise ConfigError(
                 "fedntd distils the classes other than the label, which needs at least two classes;"
-                f" the task has {classes} classes"
+                f" the task has {check.counted(classes, 'class', 'classes')}"
             )
 
     # ---- client

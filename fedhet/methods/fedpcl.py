@@ -35,7 +35,7 @@ Deviation: the paper trains a projection on frozen pre-trained encoders; here ev
 `features` reads is trained, as in the FedDisk paper's comparison. A model that freezes its encoder
 (requires_grad) and ends `features` with a projection is the paper's.
 
-Defaults: tau = 0.07, as in the paper; gradients are clipped at norm 10, as in PFLlib.
+Defaults: `tau = 0.07`, as in the paper; gradients are clipped at norm 10, as in PFLlib.
 
 Reference: Tan et al. 2022, "Federated learning from pre-trained models: a contrastive learning
 approach".
@@ -83,12 +83,13 @@ class PrototypeClassifier(nn.Module):
     def __init__(self, model: nn.Module, prototypes: Tree) -> None:
         super().__init__()
         self.model = model
-        self.prototypes = prototypes
+        self.register_buffer("mean", prototypes["mean"])
+        self.register_buffer("has", prototypes["has"])
 
     def forward(self, x: Tensor) -> Tensor:
         """x (B, ...) -> cosines (B, C), -inf for a class without a prototype."""
         z = self.model.features(x)  # type: ignore[operator]
-        return maths.cosines(z, self.prototypes["mean"], self.prototypes["has"])
+        return maths.cosines(z, self.mean, self.has)  # type: ignore[arg-type]
 
 
 class FedPCLClient(FedClient):
@@ -135,6 +136,11 @@ class FedPCLClient(FedClient):
     def views(self, msg: Broadcast) -> dict[str, Callable[[], nn.Module]]:
         return {"personal": lambda: self._classifier(msg)}
 
+    @classmethod
+    def personal_module(cls, model: nn.Module) -> nn.Module:
+        mean = torch.zeros_like(model.head.weight)  # type: ignore[union-attr, arg-type]
+        return PrototypeClassifier(model, {"mean": mean, "has": torch.zeros(len(mean)) > 0})
+
     def _classifier(self, msg: Broadcast) -> nn.Module:
         """The personal model: this client's features and prototypes.
 
@@ -160,6 +166,7 @@ class FedPCL(FedStrategy):
     name = "fedpcl"
     client_cls = FedPCLClient
     evaluates = ("personal",)
+    weighted = False
     _client_prototypes: Tensor  # (K', C, d) the last step's sets, missing classes filled
 
     def __init__(
@@ -185,25 +192,15 @@ class FedPCL(FedStrategy):
     def scope(cls, model: nn.Module) -> Scope:
         return Scope(trained=lambda name: not name.startswith("head."), shared=lambda name: False)
 
-    @property
-    def refuses(self) -> dict[str, str]:
-        no_model = "clients of this method receive no model that the plug-in could refer to"
-        return {
-            "fednorm": "this method averages no weights",
-            "fedlex": "this method's clients share no parameters that could be explored",
-            "fedprox": no_model,
-            "moon": no_model,
-            "fedntd": no_model,
-        }
-
     def setup(self) -> None:
         if self.setting.server_opt is not None:
             raise ConfigError(
                 "method=fedpcl has no global model that a server optimiser could update; use"
                 " server_opt=none"
             )
+        self.site.task.check_classes("method=fedpcl")
         why = "method=fedpcl compares the features that a model's last layer reads, by class"
-        self._head = feature_head(self.site.model, self.site.task.classes, why)
+        self._head = feature_head(self.site.model, why)
 
     def slots(self) -> dict[str, Tree]:
         classes = self.site.task.classes

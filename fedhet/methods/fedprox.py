@@ -21,7 +21,7 @@ Deviations from the paper:
 - Every client trains for the same number of epochs: neither the inexactness gamma nor stragglers
   are modelled.
 
-Default: mu = 0.01. The papers that compare with FedProx use values from 0.001 to 1.
+Default: `mu = 0.01`. The papers that compare with FedProx use values from `0.001` to 1.
 """
 
 from __future__ import annotations
@@ -40,6 +40,9 @@ class FedProxPlugin(Plugin):
     """Adds the gradient of the proximal term to every local gradient."""
 
     name = "fedprox"
+    needs_model = True
+    needs_steps = True  # at the received model the term has no gradient
+    changes_gradients = False  # `gradient` adds the gradient of a term of the loss
 
     def __init__(self, *, mu: float = 0.01) -> None:
         self.mu = check.number("plugin.fedprox.mu", mu, low=0)

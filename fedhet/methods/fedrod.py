@@ -42,7 +42,7 @@ from torch.nn import functional
 
 from fedhet import check, optimizers
 from fedhet.client import FedClient
-from fedhet.maths.fedrod import balanced_softmax
+from fedhet.maths.fedrod import balanced_logits
 from fedhet.messages import Broadcast, Extras, Update
 from fedhet.models.base import feature_head
 from fedhet.phases import Phase
@@ -113,7 +113,10 @@ class FedRODClient(FedClient):
             return super().losses(batch)
         personal_logits = batch.logits.detach() + self._head(batch.z.detach())
         self._personal_loss = functional.cross_entropy(personal_logits, batch.y)
-        return balanced_softmax(batch.logits, batch.y, self._counts, self.msg.scalar(GAMMA))
+        # Not `balanced_softmax`: its check of the labels would make each step wait for the device,
+        # and these are the labels that were counted.
+        logits = balanced_logits(batch.logits, self._counts, self.msg.scalar(GAMMA))
+        return functional.cross_entropy(logits, batch.y, reduction="none")
 
     def optimizer(self, params: list[nn.Parameter]) -> optimizers.Optimizer:
         generic = super().optimizer(params)
@@ -140,6 +143,10 @@ class FedRODClient(FedClient):
     def views(self, msg: Broadcast) -> dict[str, Callable[[], nn.Module]]:
         return {**super().views(msg), "personal": lambda: self._two_head_model(msg)}
 
+    @classmethod
+    def personal_module(cls, model: nn.Module) -> nn.Module:
+        return TwoHeadModel(model, deepcopy(model.head))  # type: ignore[arg-type]
+
     def _two_head_model(self, msg: Broadcast) -> nn.Module:
         return TwoHeadModel(self.site.load(self.received_weights(msg)), self._personal_head(msg))
 
@@ -157,8 +164,10 @@ class FedROD(FedStrategy):
         super().__init__(setting)
 
     def setup(self) -> None:
+        self.site.task.check_classes("method=fedrod")
         why = "method=fedrod balances the classes of the clients and adds a personal head"
-        feature_head(self.site.model, self.site.task.classes, why)
+        head = feature_head(self.site.model, why)
+        self.personal_names = [f"personal_head.{name}" for name in head.state_dict()]
         self.evaluation_extras = {INIT: self.init}
 
     def cohort_extras(self, phase: Phase, step: int, cohort: list[int]) -> Extras:

@@ -94,17 +94,18 @@ class FedSA(FedStrategy):
         self.client_weighting = check.one_of(
             "method.client_weighting", client_weighting, ("uniform", "samples")
         )
+        self.weighted = self.client_weighting == "samples"
         super().__init__(setting)
 
     @property
     def refuses(self) -> dict[str, str]:
-        if self.client_weighting == "samples":
+        if self.weighted:
             return {}
         reason = (
             "it changes the aggregation weights, which FedSA uses only with"
             " method.client_weighting=samples"
         )
-        return {"fednorm": reason}
+        return {plugin.name: reason for plugin in self.plugins if plugin.changes_weights}
 
     def base_weight(self, update: Update) -> float:
         return float(update.num_examples) if self.client_weighting == "samples" else 1.0

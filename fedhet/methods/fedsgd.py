@@ -13,7 +13,8 @@ The paper is "Communication-efficient learning of deep networks from decentraliz
 Up to rounding this is FedAvg with one epoch of one batch. The step is the server's, and so are
 client.lr and client.weight_decay; client.epochs has no effect. client.momentum must be 0:
 server_opt gives momentum. Plug-ins change g_k as they change every gradient, then client.clip
-bounds it.
+bounds it. A plug-in that needs local steps is refused, such as FedProx and FedNTD, whose terms have
+no gradient at x.
 
 Options:
 
@@ -99,6 +100,11 @@ class FedSGD(FedStrategy):
         if local.steps is not None:
             raise ConfigError(f"client.steps={local.steps}: method=fedsgd takes no local step")
         super().__init__(setting)
+
+    @property
+    def refuses(self) -> dict[str, str]:
+        reason = "it acts on local steps only, and FedSGD's clients take none"
+        return {plugin.name: reason for plugin in self.plugins if plugin.needs_steps}
 
     def setup(self) -> None:
         site = self.site

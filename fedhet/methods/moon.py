@@ -54,6 +54,7 @@ class MoonPlugin(Plugin):
     """Adds the contrastive term to the loss of each sample."""
 
     name = "moon"
+    needs_model = True
 
     def __init__(self, *, mu: float = 1.0, tau: float = 0.5) -> None:
         self.mu = check.number("plugin.moon.mu", mu, low=0)

@@ -25,8 +25,9 @@ under the same weights as the updates. `control_weights=uniform` keeps lambda = 
 `control` chooses the option:
 
 - `steps` is option II. It is exact for plain SGD at a constant rate only: momentum, weight decay,
-  clipping and Adam are refused, and so is FedLEx, which scales the steps. K is the number of
-  optimiser steps that the client has really taken.
+  clipping and Adam are refused, and so are plug-ins that change gradients otherwise than by a term
+  of the loss, such as FedLEx, which scales them. K is the number of optimiser steps that the client
+  has really taken.
 - `gradient` is option I. It costs one more pass over the data and allows all of these. The gradient
   is that of the local loss with the terms, weights and data that plug-ins add, before any hook
   changes gradients.
@@ -62,8 +63,8 @@ PLUS = "scaffold.c_plus"  # extra up: c_i+
 STEPS = "scaffold.steps"  # extra up under option II: K
 OWN = "scaffold.c_i"  # extra up under option I, and the client's state: c_i
 
-NO_FEDLEX = (
-    "its mask scales the steps from which method.control=steps recovers the control variates; use"
+OTHER_STEPS = (
+    "it changes the steps from which method.control=steps recovers the control variates; use"
     " method.control=gradient"
 )
 
@@ -125,7 +126,9 @@ class Scaffold(FedStrategy):
 
     @property
     def refuses(self) -> dict[str, str]:
-        return {"fedlex": NO_FEDLEX} if self.control == "steps" else {}
+        if self.control == "gradient":
+            return {}
+        return {plugin.name: OTHER_STEPS for plugin in self.plugins if plugin.changes_gradients}
 
     def base_weight(self, update: Update) -> float:
         return 1.0

@@ -11,6 +11,7 @@ from fedhet.models.lstm import CharLSTM
 from fedhet.models.mlp import MLP, Logistic
 from fedhet.models.mobilenet import MobileNetV2
 from fedhet.models.resnet import ResNet18, ResNet34
+from fedhet.models.text import TextMLP
 from fedhet.models.vgg import VGG16
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "MobileNetV2",
     "ResNet18",
     "ResNet34",
+    "TextMLP",
     "Timm",
     "Torchvision",
 ]

@@ -5,9 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedhet import check
@@ -17,8 +19,8 @@ from fedhet.errors import ConfigError
 class Classifier(nn.Module, ABC):
     """A model of the form `head(features(x))`.
 
-    `head` is an `nn.Linear` from d features to the classes, and the last entry of the state
-    dictionary.
+    `head` is an `nn.Linear` from d features to the outputs, one for each class, label or number,
+    and the last entry of the state dictionary.
     """
 
     head: nn.Linear
@@ -29,7 +31,7 @@ class Classifier(nn.Module, ABC):
         """Return the input of the head: x (B, *shape) -> (B, d)."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the logits: x (B, *shape) -> (B, classes)."""
+        """Return the outputs, the logits of classes and labels: x (B, *shape) -> (B, classes)."""
         return self.head(self.features(x))
 
 
@@ -60,6 +62,24 @@ def image_shape(model: str, shape: tuple[int, ...], smallest: int = 1) -> tuple[
     return shape
 
 
+def trial_output(model: nn.Module, x: Tensor, problem: str) -> Any:
+    """Return the output for a few inputs.
+
+    The model's buffers and the global random state stay as they are.
+
+    Raises:
+        ConfigError: the model raised an error; the message is `problem` and the error's first line.
+    """
+    buffers = {name: t.clone() for name, t in model.named_buffers()}
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.default_generator.manual_seed(0)  # so that dropout is the same in every trial
+        try:
+            return functional_call(model, buffers, (x,))
+        except Exception as error:
+            line = str(error).partition("\n")[0]
+            raise ConfigError(f"{problem}: {type(error).__name__}: {line}") from error
+
+
 def norm_layer(norm: str, groups: int) -> Callable[[int], nn.Module]:
     """Return the constructor (channels) -> batch norm, or group norm with `groups` groups.
 
@@ -77,21 +97,20 @@ def norms(model: nn.Module) -> list[_BatchNorm]:
     return [module for module in model.modules() if isinstance(module, _BatchNorm)]
 
 
-def feature_head(model: nn.Module, classes: int, why: str) -> nn.Linear:
+def feature_head(model: nn.Module, why: str) -> nn.Linear:
     """Return the model's head, for a method that generates or compares features by class.
 
     Args:
         model: a model of any origin, not necessarily a Classifier.
-        classes: the task's number of classes, 0 if the targets are not classes.
         why: the beginning of the error message.
 
     Raises:
-        ConfigError: there are no classes, or the model has no features(x) or no linear `head`.
+        ConfigError: the model has no features(x) or no linear `head`.
     """
     head = getattr(model, "head", None)
-    if not classes or not hasattr(model, "features") or not isinstance(head, nn.Linear):
+    if not hasattr(model, "features") or not isinstance(head, nn.Linear):
         raise ConfigError(
-            f"{why}: it needs a task with classes, and a model with features(x) and a linear layer"
-            f" `head`; this is {type(model).__name__} with {classes} classes"
+            f"{why}: it needs a model with features(x) and a linear layer `head`; this is"
+            f" {type(model).__name__}"
         )
     return head

@@ -18,7 +18,7 @@ class CNN(Classifier):
 
     Args:
         shape: (C, H, W) of an input; H and W are at least 4 because of the two poolings.
-        classes: the number of classes.
+        classes: the number of outputs: of classes, labels or numbers.
         hidden: the width of the hidden layer, >= 1.
     """
 
@@ -52,7 +52,7 @@ class FedLExCNN(Classifier):
 
     Args:
         shape: (C, H, W) of an input; H and W are at least 6.
-        classes: the number of classes.
+        classes: the number of outputs: of classes, labels or numbers.
     """
 
     def __init__(self, *, shape: tuple[int, ...], classes: int) -> None:
@@ -89,7 +89,7 @@ class FedDiskCNN(Classifier):
 
     Args:
         shape: (C, H, W) of an input; H and W are at least 16.
-        classes: the number of classes.
+        classes: the number of outputs: of classes, labels or numbers.
         channels: the channels of both convolutions, >= 1.
     """
 

@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from fedhet import check
 from fedhet.errors import ConfigError
-from fedhet.models.base import Classifier, image_shape
+from fedhet.models.base import Classifier, image_shape, trial_output
 
 log = logging.getLogger("fedhet")
 
@@ -27,7 +25,7 @@ class LibraryModel(Classifier):
         whole: the untrained module, (B, *shape) -> (B, classes).
         name: the name used in messages, such as "torchvision/resnet18".
         shape: (C, H, W) of an input.
-        classes: the number of classes.
+        classes: the number of outputs: of classes, labels or numbers.
         weights: the path of a file with pretrained weights (see `load_pretrained`), or None.
 
     Raises:
@@ -51,9 +49,8 @@ class LibraryModel(Classifier):
             raise ConfigError(f"model: {name} has no linear layer, so it has no head")
         if weights is not None:
             load_pretrained(whole, linear[-1], check.text("model.weights", weights))
-        logits = _trial_output(
-            whole, shape, f"model: {name} does not take images (C, H, W) = {shape}"
-        )
+        x = torch.rand(2, *shape, generator=torch.Generator().manual_seed(0))
+        logits = trial_output(whole, x, f"model: {name} does not take images (C, H, W) = {shape}")
         head = whole.get_submodule(linear[-1])
         assert isinstance(head, nn.Linear)
         whole.set_submodule(linear[-1], nn.Identity())
@@ -65,7 +62,7 @@ class LibraryModel(Classifier):
         )
         if not isinstance(logits, Tensor) or logits.shape != (2, classes):
             raise ConfigError(mismatch)
-        if not torch.equal(_trial_output(self, shape, mismatch), logits):
+        if not torch.equal(trial_output(self, x, mismatch), logits):
             raise ConfigError(mismatch)
 
     def features(self, x: Tensor) -> Tensor:
@@ -79,7 +76,7 @@ class Torchvision(LibraryModel):
 
     Args:
         shape: (C, H, W) of an input.
-        classes: the number of classes.
+        classes: the number of outputs: of classes, labels or numbers.
         name: such as "efficientnet_b0".
         weights: the path of a .safetensors or .pth file with pretrained weights, or None.
     """
@@ -100,7 +97,7 @@ class Timm(LibraryModel):
 
     Args:
         shape: (C, H, W) of an input.
-        classes: the number of classes.
+        classes: the number of outputs: of classes, labels or numbers.
         name: such as "convnext_atto".
         weights: the path of a .safetensors or .pth file with pretrained weights, or None.
     """
@@ -124,24 +121,6 @@ class Timm(LibraryModel):
         super().__init__(whole, name=full_name, shape=shape, classes=classes, weights=weights)
 
 
-def _trial_output(model: nn.Module, shape: tuple[int, ...], problem: str) -> Any:
-    """Return the output for two fixed images in training mode.
-
-    The model's buffers and the global random state stay as they are.
-
-    Raises:
-        ConfigError: the model raised an error; the message is `problem` and the error's first line.
-    """
-    x = torch.rand(2, *shape, generator=torch.Generator().manual_seed(0))
-    buffers = {name: t.clone() for name, t in model.named_buffers()}
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        torch.default_generator.manual_seed(0)  # so that dropout is the same in every trial
-        try:
-            return functional_call(model, buffers, (x,))
-        except (AssertionError, RuntimeError, TypeError, ValueError) as error:
-            raise ConfigError(f"{problem}: {_first_line(error)}") from error
-
-
 def load_pretrained(whole: nn.Module, head: str, file: str) -> None:
     """Load pretrained weights into a library's module.
 
@@ -163,10 +142,10 @@ def load_pretrained(whole: nn.Module, head: str, file: str) -> None:
     top = {name for name in own if name.startswith(f"{head}.")}
     if any(name not in tensors or tensors[name].shape != own[name].shape for name in top):
         log.info(
-            "model.weights=%s does not hold the head %r of %d classes, which starts untrained",
+            "model.weights=%s does not hold the head %r of %s, which starts untrained",
             file,
             head,
-            len(own[f"{head}.weight"]),
+            check.counted(len(own[f"{head}.weight"]), "class", "classes"),
         )
         tensors = {name: t for name, t in tensors.items() if name not in top}
         own = {name: t for name, t in own.items() if name not in top}

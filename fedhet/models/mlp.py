@@ -17,7 +17,7 @@ class MLP(Classifier):
 
     Args:
         shape: the shape of an input, which is flattened.
-        classes: the number of classes.
+        classes: the number of outputs: of classes, labels or numbers.
         hidden: the widths of the hidden layers, each >= 1.
         norm: "none", or "batch" for batch norm before each ReLU.
     """

@@ -15,7 +15,7 @@ class MobileNetV2(Classifier):
 
     Args:
         shape: (C, H, W) of an input, of any size.
-        classes: the number of classes.
+        classes: the number of outputs: of classes, labels or numbers.
         norm: "batch", or "group" for group norm in 8 groups, which divide all its widths.
         stem: the stride of the first convolution: "cifar" is 1, "imagenet" 2. The network halves
             H and W four times with "cifar", and five times with "imagenet".

@@ -18,7 +18,7 @@ class _ResNet(Classifier):
 
     Args:
         shape: (C, H, W) of an input, of any size.
-        classes: the number of classes.
+        classes: the number of outputs: of classes, labels or numbers.
         norm: "batch", or "group" for group norm in 32 groups, the default of Wu & He 2018. Group
             norm has no running statistics to average; Hsieh et al. 2020 recommend it where the
             clients' labels differ.

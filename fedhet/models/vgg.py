@@ -22,7 +22,7 @@ class VGG16(Classifier):
 
     Args:
         shape: (C, H, W) of an input, of any size.
-        classes: the number of classes.
+        classes: the number of outputs: of classes, labels or numbers.
         hidden: the widths of the hidden layers, at least one, each >= 1.
         norm: "none" as in the paper, or "batch" for batch norm after each convolution, as in
             torchvision's vgg16_bn.

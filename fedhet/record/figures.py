@@ -1,165 +1,131 @@
-"""The figures of a run and of a partition."""
+"""The figures of a run."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib import colormaps
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from fedhet.record.labels import labels
+from fedhet.record.picture import Picture, margins, save, title
+from fedhet.targets import LossOnly, of_row
+
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
     from fedhet.record.summary import Row
+
+# Okabe and Ito's colours, which can be told apart with any kind of colour vision.
+VIEW_COLORS = {"global": "#0072B2", "personal": "#D55E00", "finetuned": "#009E73"}
 
 
 def draw(
-    folder: Path,
-    title: str,
-    rows: Sequence[Row],
-    views: Sequence[str],
-    partition: dict[str, Any],
+    folder: Path, summary: dict[str, Any], rows: Sequence[Row], partition: dict[str, Any]
 ) -> list[Path]:
-    """Save figures/accuracy.png and figures/labels.png, as far as there is something to show.
+    """Save figures/accuracy and figures/labels, as far as there is something to show.
+
+    The first has the name of the score: r2 where numbers are predicted.
 
     Args:
         folder: the run folder.
-        title: the title of the accuracies.
+        summary: the content of summary.json.
         rows: the lines of rounds.jsonl.
-        views: the models that clients evaluate, as `models` in summary.json names them.
         partition: the content of partition.json.
 
     Returns:
-        The paths of the files.
+        The paths of the PNG files; a PDF is beside each.
     """
     home = folder / "figures"
     home.mkdir(exist_ok=True)
-    paths = []
-    scored = [
-        row for row in rows if row["acc_global"] is not None or row["acc_clients_mean"] is not None
-    ]
-    if scored:
-        paths.append(_save(accuracy(title, scored, views), home / "accuracy.png"))
-    if partition.get("counts"):
-        paths.append(_save(labels(np.array(partition["counts"]), partition), home / "labels.png"))
-    return paths
-
-
-def partition_figures(folder: Path, partition: dict[str, Any]) -> list[Path]:
-    """Save labels.png and circles.png.
-
-    Args:
-        folder: an existing folder.
-        partition: the content of partition.json.
-
-    Returns:
-        The paths of the files.
-    """
-    counts = np.array(partition["counts"])
-    return [
-        _save(labels(counts, partition), folder / "labels.png"),
-        _save(circles(counts, partition), folder / "circles.png"),
-    ]
-
-
-def accuracy(title: str, rows: Sequence[Row], views: Sequence[str]) -> Figure:
-    """Plot accuracy over rounds: global test set, and mean over the clients' own test data.
-
-    The clients' accuracy is that of the first of the `views`.
-    """
-    figure = Figure(figsize=(7, 4.2), layout="constrained")
-    axes = figure.add_subplot()
-    models = "" if views[0] == "global" else f"{views[0]} models, "
-    curves = {
-        "acc_global": "global test set",
-        "acc_clients_mean": f"{models}mean over the clients' test data",
+    target = of_row(rows[0]) if rows else LossOnly
+    pictures = {
+        target.score(): accuracy(summary, rows, partition),
+        "labels": labels(partition, summary),
     }
-    for key, label in curves.items():
-        points = [(row["step"], row[key]) for row in rows if row.get(key) is not None]
-        if points:
-            axes.plot(*zip(*points, strict=True), marker="o", markersize=3, label=label)
-    axes.set(xlabel="round", ylabel="accuracy", title=title, ylim=(0, 1))
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.grid(alpha=0.3)
-    axes.legend(loc="lower right")
-    return figure
+    return [save(picture, home / f"{name}.png") for name, picture in pictures.items() if picture]
 
 
-def labels(counts: np.ndarray, partition: dict[str, Any]) -> Figure:
-    """Plot the samples of each client by class as stacked bars; counts (clients, classes)."""
-    clients, classes = counts.shape
-    figure = Figure(figsize=(7, min(12.0, 1.8 + 0.28 * clients)), layout="constrained")
-    axes = figure.add_subplot()
-    left = np.zeros(clients)
-    edges = np.arange(clients + 1) - 0.5
-    names = partition.get("classes") or [str(label) for label in range(classes)]
-    for label in range(classes):
-        # One patch per class: a bar for each of its clients takes seconds if there are many.
-        axes.stairs(
-            left + counts[:, label],
-            edges,
-            baseline=left,
-            orientation="horizontal",
-            fill=True,
-            color=_color(label, classes),
-            label=names[label],
-        )
-        left = left + counts[:, label]
-    axes.set(xlabel="samples", ylabel="client", title=_partition_title(partition))
-    axes.invert_yaxis()
-    if clients <= 40:
-        axes.set_yticks(np.arange(clients))
-        axes.hlines(edges, 0, left.max(), color="white", linewidth=3)
-    if classes <= 20:
-        axes.legend(
-            title="class", ncols=1, fontsize="small", loc="center left", bbox_to_anchor=(1.0, 0.5)
-        )
-    return figure
+def accuracy(
+    summary: dict[str, Any], rows: Sequence[Row], partition: dict[str, Any]
+) -> Picture | None:
+    """Plot the scores over the rounds; None where there are none.
 
-
-def circles(counts: np.ndarray, partition: dict[str, Any]) -> Figure:
-    """Plot samples per client and class as papers do: a circle's area is their number.
+    There is a curve for the global model on the global test set, and one for each view, over the
+    clients' own test data.
 
     Args:
-        counts: (clients, classes).
+        summary: the content of summary.json.
+        rows: the lines of rounds.jsonl.
         partition: the content of partition.json.
     """
-    clients, classes = counts.shape
-    width = min(16.0, 2 + 0.3 * clients)
-    height = min(12.0, 1.5 + 0.3 * classes)
-    figure = Figure(figsize=(width, height), layout="constrained")
-    axes = figure.add_subplot()
-    client, label = counts.nonzero()
-    sizes = counts[client, label]
-    # The width of a cell in points; the rest is margin.
-    cell = 72 * min(width / (clients + 6), height / (classes + 4))
-    axes.scatter(client, label, s=cell**2 * sizes / max(1, sizes.max(initial=0)), linewidths=0)
-    axes.set(
-        xlabel="client",
-        ylabel="class",
-        title=_partition_title(partition),
-        xlim=(-1, clients),
-        ylim=(-1, classes),
-    )
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    fontsize = "small" if classes <= 20 else "xx-small"
-    axes.set_yticks(np.arange(classes), partition["classes"], fontsize=fontsize)
-    return figure
+    target = of_row(rows[0]) if rows else LossOnly
+    if not target.keys:
+        return None
+    first = summary["models"][0]
+    over = "all of" if target.pooled else "mean over"
+    curves = {target.key("global"): ("global", "global model, global test set")}
+    for view in summary["models"]:
+        key = target.clients_key("clients" if view == first else view)
+        model = "global model" if view == "global" else f"{view} models"
+        curves[key] = (view, f"{model}, {over} the clients' test data")
+    picture = Picture(figsize=(7, 4.2), dpi=120)
+    axes = picture.subplots()
+    margins(picture, left=0.85, right=0.15)
+    rounds: list[int] = []
+    shown: list[float] = []
+    for number, (key, (view, label)) in enumerate(curves.items()):
+        points = [(row["step"], row[key]) for row in rows if _is_finite(row.get(key))]
+        if points:
+            steps, scores = zip(*points, strict=True)
+            rounds += steps
+            shown += scores
+            dashed = view == "global" and key != target.key("global")
+            axes.plot(
+                steps,
+                scores,
+                color=VIEW_COLORS.get(view),
+                linestyle="--" if dashed else "-",
+                marker="osD^"[number] if len(points) <= 60 else None,
+                markersize=4,
+                label=label,
+            )
+    if not shown:
+        return None
+    axes.set(xlabel="round", ylabel=target.title)
+    picture.suptitle(title(summary, partition), fontsize=11)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    axes.set_xlim(min(rounds) - 0.5, max(rounds) + 0.5)
+    axes.grid(alpha=0.3)
+    axes.legend(loc="best", fontsize="small")
+    _zoom(axes, np.array(shown))
+    return picture
 
 
-def _color(label: int, classes: int) -> tuple[float, float, float, float]:
-    if classes <= 20:
-        return colormaps["tab10" if classes <= 10 else "tab20"](label)
-    return colormaps["turbo"](label / (classes - 1))
+def _is_finite(value: float | None) -> bool:
+    return value is not None and math.isfinite(value)
 
 
-def _partition_title(partition: dict[str, Any]) -> str:
-    return f"{partition['name']} partition, {partition['clients']} clients ({partition['hash']})"
+def _zoom(axes: Axes, scores: np.ndarray) -> None:
+    """Leave out the lowest tenth of the scores where the others differ much less than all do.
 
-
-def _save(figure: Figure, path: Path) -> Path:
-    FigureCanvasAgg(figure).print_figure(str(path), dpi=120)
-    return path
+    The first rounds' steep rise would otherwise hide every later difference.
+    """
+    low, tenth, high = np.quantile(scores, (0, 0.1, 1))
+    if high - tenth < 0.6 * (high - low):
+        below = int((scores < tenth).sum())
+        axes.text(
+            0.99,
+            0.02,
+            f"{below} lower values, down to {low:.2f}, are not shown",
+            transform=axes.transAxes,
+            horizontalalignment="right",
+            fontsize="x-small",
+            color="#555555",
+        )
+        low = tenth
+    margin = max(0.05 * (high - low), 0.005)
+    axes.set_ylim(low - margin, high + margin)

@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import base64
+import html
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from fedhet.check import one_of
+from fedhet.errors import ConfigError
+from fedhet.record.summary import headline, method_name
+from fedhet.record.terminal import summary_rows
 from fedhet.trees import Tree
 
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
-@dataclass
+    from fedhet.record.picture import Picture
+
+COLUMNS = ("round", "client", "split", "model", "metric", "value")  # of clients/*.parquet
+
+
+@dataclass(repr=False)
 class Run:
-    """A run that has ended.
+    """A run that has ended. In a notebook it shows its table and its figures.
 
     Attributes:
         summary: the content of summary.json.
@@ -22,7 +36,7 @@ class Run:
 
     summary: dict[str, Any]
     dir: Path
-    weights: Tree = field(repr=False)
+    weights: Tree
 
     @classmethod
     def read(cls, folder: Path) -> Run:
@@ -31,3 +45,71 @@ class Run:
 
         summary = json.loads((folder / "summary.json").read_text())
         return cls(summary, folder, safetensors.torch.load_file(folder / "model.safetensors"))
+
+    @cached_property
+    def rounds(self) -> DataFrame:
+        """The lines of rounds.jsonl, a row per step; nested values are columns `seconds.train`."""
+        import pandas as pd
+
+        return pd.json_normalize(self._steps)
+
+    @cached_property
+    def clients(self) -> DataFrame:
+        """The clients' scores at every evaluation in long format, as in clients/*.parquet."""
+        import pandas as pd
+        import pyarrow.dataset as parquet
+
+        if not (self.dir / "clients").is_dir():
+            return pd.DataFrame(columns=list(COLUMNS))
+        return parquet.dataset(self.dir / "clients").to_table().to_pandas()
+
+    def plot(self, figure: str = "accuracy") -> Picture:
+        """Draw a figure of the run, for a notebook to show or for `savefig`.
+
+        Args:
+            figure: "accuracy" for the rounds, or "labels" for the samples of each client by class.
+
+        Raises:
+            ConfigError: there is no such figure, or the run has nothing to show in it.
+        """
+        from fedhet.record.figures import accuracy
+        from fedhet.record.labels import labels
+
+        one_of("figure", figure, ("accuracy", "labels"))
+        partition = json.loads((self.dir / "partition.json").read_text())
+        if figure == "labels":
+            picture = labels(partition, self.summary)
+        else:
+            picture = accuracy(self.summary, self._steps, partition)
+        if picture is None:
+            raise ConfigError(f"figure={figure}: this run has recorded nothing for it")
+        return picture
+
+    @property
+    def _steps(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.dir / "rounds.jsonl").read_text().splitlines()]
+
+    @property
+    def _place(self) -> str:
+        """The folder, relative to the current one where it is below it."""
+        here = Path.cwd()
+        return str(self.dir.relative_to(here) if self.dir.is_relative_to(here) else self.dir)
+
+    def __repr__(self) -> str:
+        summary = self.summary
+        data = f"{summary['dataset'] or 'given data'}, {summary['partition']['clients']} clients"
+        parts = [f"{method_name(summary)} on {data}: {summary['status']}", *headline(summary)]
+        return f"Run({', '.join(parts)}; {self._place})"
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f'<tr><th style="text-align:left">{html.escape(name)}</th>'
+            f'<td style="text-align:left">{html.escape(value)}</td></tr>'
+            for name, value in [*summary_rows(self.summary), ("folder", self._place)]
+        )
+        images = "".join(
+            f'<img style="max-width:49%" alt="{path.stem}" src="data:image/png;base64,'
+            f'{base64.b64encode(path.read_bytes()).decode()}">'
+            for path in sorted((self.dir / "figures").glob("*.png"))
+        )
+        return f"<b>{html.escape(method_name(self.summary))}</b><table>{rows}</table>{images}"

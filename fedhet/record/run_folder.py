@@ -196,12 +196,15 @@ class Recorder:
         pq.write_table(pa.table(arrays), part)
         part.replace(folder / f"round-{round:06d}.parquet")
 
+    def note(self, **entries: Any) -> None:
+        """Add entries to summary.json."""
+        self.summary |= entries
+        self._write_summary()
+
     def keep_best(self, strategy: FedStrategy) -> None:
         """Save the current global model, the best so far by validation, in best_val.safetensors."""
         if "global" in strategy.views:
-            part = self.folder / ".best_val.part"
-            _save(part, strategy.weights["model"])
-            part.replace(self.folder / "best_val.safetensors")
+            _save(self.folder / "best_val.safetensors", strategy.weights["model"])
 
     @contextmanager
     def ending(self, strategy: FedStrategy) -> Iterator[None]:
@@ -248,13 +251,7 @@ class Recorder:
             log.warning("no figures: %s", error)
             return
         try:
-            figures.draw(
-                self.folder,
-                self.summary["method"],
-                self.rows,
-                self.summary["models"],
-                self._partition,
-            )
+            figures.draw(self.folder, self.summary, self.rows, self._partition)
         except (OSError, ValueError, RuntimeError) as error:
             # A figure must not fail a run that has ended well.
             log.warning("no figures: %s", error)
@@ -275,11 +272,20 @@ def versions() -> dict[str, Any]:
             environment[package] = version(package)
         except PackageNotFoundError:
             environment[package] = None
-    if torch.cuda.is_available():
+    if torch.cuda.is_initialized():  # in a run on the CPU, the name would open the GPU
         environment["gpu"] = torch.cuda.get_device_name()
     return environment
 
 
 def _save(path: Path, tree: Tree) -> None:
+    """Write a safetensors file atomically, with the mode that every new file has here.
+
+    safetensors itself gives its files the mode 0600, whatever the umask.
+    """
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tree.items()}
-    safetensors.torch.save_file(tensors, path)
+    part = path.with_name(f".{path.name}.part")
+    part.touch()
+    mode = part.stat().st_mode
+    safetensors.torch.save_file(tensors, part)
+    part.chmod(mode)
+    part.replace(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,11 +11,31 @@ import torch
 from fedhet import trees
 from fedhet.metrics import comm_cost, effective_rounds
 from fedhet.state import state_sizes
+from fedhet.targets import TARGETS, Classes
 
 if TYPE_CHECKING:
     from fedhet.strategy import FedStrategy
+    from fedhet.targets import Target
 
 Row = dict[str, Any]  # a line of rounds.jsonl
+
+
+def method_name(summary: dict[str, Any]) -> str:
+    """The method with its plug-ins, and a server optimiser that is not the method itself."""
+    names = [summary["method"], *summary["plugins"], summary.get("server_opt") or "none"]
+    return " + ".join(dict.fromkeys(name for name in names if name != "none"))
+
+
+def headline(summary: dict[str, Any]) -> list[str]:
+    """The last scores of the run's models, each with its name."""
+    target = TARGETS[summary.get("target", Classes.name)]
+    scores = {target.title: summary.get(target.score())}
+    scores |= {f"{view} models": summary.get(view) for view in summary["models"]}
+    return [
+        f"{name} {score['last']:.4f}"
+        for name, score in scores.items()
+        if score and score["last"] is not None
+    ]
 
 
 def summarise(
@@ -37,8 +58,9 @@ def summarise(
         failures: the clients that failed, with the round.
     """
     executed = [row["phase"] for row in rows]
+    target = strategy.site.task.scoring
     losses = [row["loss_global"] for row in rows if row["loss_global"] is not None]
-    validation = [row["acc_val_weighted"] for row in rows if "acc_val_weighted" in row]
+    validation = [row[key] for row in rows if (key := target.key("val_weighted")) in row]
     clocks = _sums([row["seconds"] for row in rows])
     return {
         "status": status,
@@ -48,13 +70,10 @@ def summarise(
             for entry in strategy.timetable
         ],
         "models": list(strategy.views),
-        "accuracy": _accuracy(rows, "acc_global", "acc_val_weighted"),
-        **{
-            view: _accuracy(rows, f"acc_{view}_mean", f"acc_{view}_val_weighted")
-            for view in strategy.views
-            if view != "global"
-        },
-        **measures(rows, strategy.setting.last_k, strategy.setting.targets),
+        "target": target.name,
+        "score": target.score() or None,
+        **_scores(rows, strategy.views, target),
+        **measures(rows, target, strategy.setting.last_k, strategy.setting.targets),
         "validation": max(validation, default=None),
         "loss": losses[-1] if losses else None,
         "seconds": {
@@ -69,13 +88,40 @@ def summarise(
     }
 
 
-def _accuracy(rows: Sequence[Row], test: str, validation: str) -> dict[str, float | None]:
-    """Return the test accuracy at three evaluations.
+def _scores(rows: Sequence[Row], views: Sequence[str], target: Target) -> dict[str, Any]:
+    """Return the deciding score of each view, the global one under the name of the score.
+
+    The other scores follow, at the last evaluation; of a run without a global model they are those
+    of its first view.
+    """
+    if not target.score():
+        return {}
+    scores: dict[str, Any] = {
+        target.score(): _at_three(rows, target.key("global"), target.key("val_weighted"))
+    }
+    for view in views:
+        if view != "global":
+            own = target.clients_key(view), target.key(f"{view}_val_weighted")
+            scores[view] = _at_three(rows, *own)
+    where = "global" if _has_global(rows, target) else "clients_weighted"
+    for score, short in list(target.keys.items())[1:]:
+        key = f"{short}_{where}"
+        values = [row[key] for row in rows if row.get(key) is not None]
+        scores[score] = values[-1] if values else None
+    return scores
+
+
+def _has_global(rows: Sequence[Row], target: Target) -> bool:
+    return any(row.get(target.key("global")) is not None for row in rows)
+
+
+def _at_three(rows: Sequence[Row], test: str, validation: str) -> dict[str, float | None]:
+    """Return the test score at three evaluations.
 
     Args:
         rows: the lines of rounds.jsonl.
-        test: the key of the test accuracy.
-        validation: the key of the validation accuracy.
+        test: the key of the test score.
+        validation: the key of the validation score.
 
     Returns:
         `last`: at the last evaluation. `best_val`: at the one that validation chooses. `best_test`:
@@ -92,35 +138,43 @@ def _accuracy(rows: Sequence[Row], test: str, validation: str) -> dict[str, floa
     }
 
 
-def measures(rows: Sequence[Row], last_k: int, targets: Sequence[float]) -> dict[str, Any]:
-    """Return what every method is compared by beside its last accuracy.
+def measures(
+    rows: Sequence[Row], target: Target, last_k: int, targets: Sequence[float]
+) -> dict[str, Any]:
+    """Return what every method is compared by beside its last score.
 
-    The accuracy that counts is acc_global, or acc_clients_mean in a run that has no acc_global.
+    The score that counts is that of the global model, acc_global, or the clients' in a run without
+    one: acc_clients_mean, or r2_clients_weighted. The names here are those of classes.
 
     Args:
         rows: the lines of rounds.jsonl.
+        target: what is learned.
         last_k: the number of evaluations to average.
-        targets: accuracies in (0, 1].
+        targets: scores in (0, 1].
 
     Returns:
         `acc_clients_mean`, `acc_clients_worst_decile`: at the last evaluation of the clients.
-        `acc_last_k`: the mean accuracy of the last evaluations, and their number, which is less
-        than `last_k` in a run with fewer. `targets`: for each target the rounds, bytes and seconds
-        until the first evaluation that reaches it, None where none does.
+        `acc_last_k`: the mean score of the last evaluations, and their number, which is less than
+        `last_k` in a run with fewer. `targets`: for each target the rounds, bytes and seconds until
+        the first evaluation that reaches it, None where none does. Nothing where the targets have
+        no score.
     """
-    scored = [row for row in rows if row["acc_clients_mean"] is not None]
+    if not target.score():
+        return {}
+    clients = target.clients_key()
+    scored = [row for row in rows if row[clients] is not None]
     last = scored[-1] if scored else {}
-    has_global = any(row["acc_global"] is not None for row in rows)
-    key = "acc_global" if has_global else "acc_clients_mean"
-    accuracies = [row[key] for row in rows if row[key] is not None][-last_k:]
+    key = target.key("global") if _has_global(rows, target) else clients
+    scores = [row[key] for row in rows if row[key] is not None][-last_k:]
+    worst = target.key("clients_worst_decile")
     return {
-        "acc_clients_mean": last.get("acc_clients_mean"),
-        "acc_clients_worst_decile": last.get("acc_clients_worst_decile"),
-        "acc_last_k": {
-            "mean": sum(accuracies) / len(accuracies) if accuracies else None,
-            "evaluations": len(accuracies),
+        clients: last.get(clients),
+        worst: last.get(worst),
+        target.key("last_k"): {
+            "mean": sum(scores) / len(scores) if scores else None,
+            "evaluations": len(scores),
         },
-        "targets": [{"accuracy": target, **_cost(rows, key, target)} for target in targets],
+        "targets": [{target.score(): wanted, **_cost(rows, key, wanted)} for wanted in targets],
     }
 
 
@@ -142,20 +196,21 @@ def _cost(rows: Sequence[Row], key: str, target: float) -> dict[str, float | Non
 
 
 def _communication(rows: Sequence[Row], strategy: FedStrategy) -> dict[str, int | None]:
-    """Return the effective rounds until the run's own best accuracy, and their cost.
+    """Return the effective rounds until the run's own best score, and their cost.
 
     The cost is in numbers that one client sends and receives (FedDisk, eq. 18 and 19). A step
     before the training counts as a round if clients sent something up in it. Both are None if no
-    accuracy is defined.
+    score is defined.
     """
+    key = strategy.site.task.scoring.key("global")
     scored = [
-        (row["step"], row["acc_global"])
+        (row["step"], row[key])
         for row in rows
-        if row["phase"] == "train" and row["acc_global"] is not None
+        if row["phase"] == "train" and row.get(key) is not None and math.isfinite(row[key])
     ]
     if not scored:
         return {"effective_rounds": None, "cost": None}
-    evaluations = effective_rounds(torch.tensor([accuracy for _, accuracy in scored]))
+    evaluations = effective_rounds(torch.tensor([score for _, score in scored]))
     step = scored[(evaluations or len(scored)) - 1][0]
     before = [
         row["phase"] for row in rows if row["phase"] != "train" and any(row["bytes"]["up"].values())

@@ -19,6 +19,11 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from fedhet.check import counted
+from fedhet.record import notebook
+from fedhet.record.summary import method_name
+from fedhet.targets import TARGETS, Classes, Target, of_row
+
 if TYPE_CHECKING:
     from fedhet.record.summary import Row
     from fedhet.server import Observer
@@ -26,25 +31,34 @@ if TYPE_CHECKING:
 log = logging.getLogger("fedhet")
 
 
+class Output(Console):
+    """A console whose reader may leave, as in `python -m fedhet | head`: rich would exit with 1."""
+
+    def on_broken_pipe(self) -> None:
+        raise  # again: rich calls this where it has caught the error
+
+
 def step_line(row: Row) -> str:
     """Return one step in one line."""
     parts = [f"{row['phase']} {row['step']}"]
-    if row["acc_global"] is not None:
-        parts.append(f"accuracy {row['acc_global']:.4f}")
-    elif row["acc_clients_mean"] is not None:
+    target = of_row(row)
+    if (score := row.get(target.key("global"))) is not None:
+        parts.append(f"{target.title} {score:.4f}")
+    elif (score := row.get(target.clients_key())) is not None:
         # The method has no global model, or there is no global test set.
-        parts.append(f"clients' accuracy {row['acc_clients_mean']:.4f}")
+        parts.append(f"clients' {target.title} {score:.4f}")
     if row["loss_global"] is not None:
         parts.append(f"loss {row['loss_global']:.4f}")
     if row["failures"]:
-        parts.append(f"{len(row['failures'])} clients failed")
+        parts.append(f"{counted(len(row['failures']), 'client')} failed")
     return ", ".join(parts)
 
 
 def log_step(row: Row) -> None:
     """Log a step: the observer for processes whose output is a log."""
     seconds = sum(row["seconds"].values())
-    log.info("%s, %d clients, %.2f s", step_line(row), len(row["cohort"]), seconds)
+    clients = counted(len(row["cohort"]), "client")
+    log.info("%s, %s, %.2f s", step_line(row), clients, seconds)
 
 
 def log_to_stderr(name: str = "fedhet") -> None:
@@ -63,9 +77,13 @@ def log_to_stderr(name: str = "fedhet") -> None:
 
 @contextmanager
 def progress(title: str, rounds: Sequence[int]) -> Iterator[Observer]:
-    """Show a live bar over all steps on a terminal, and one line per step elsewhere."""
+    """Show a live bar on a terminal and in a notebook, and one line per step elsewhere."""
+    if notebook.in_notebook():
+        with notebook.progress(title, sum(rounds), step_line) as observe:
+            yield observe
+        return
     console = Console(stderr=True)
-    if not (console.is_terminal or console.is_jupyter):
+    if not console.is_terminal:
         yield lambda row: console.print(step_line(row), highlight=False, soft_wrap=True)
         return
     columns = (
@@ -93,44 +111,48 @@ def readable_size(n: float) -> str:
 
 
 def print_summary(summary: dict[str, Any], folder: Path) -> None:
-    """Print the table at the end of a run, with the paths of its figures."""
-    names = [summary["method"], *(p for p in summary["plugins"] if p != summary["method"])]
-    table = Table(title=" + ".join(names), show_header=False)
-    rows = _summary_rows(summary)
-    rows += [
-        (f"figure: {path.stem}", str(path)) for path in sorted((folder / "figures").glob("*.png"))
-    ]
+    """Print the table at the end of a run, with the paths of its figures.
+
+    In a notebook it is not printed: there the Run itself shows it.
+    """
+    if notebook.in_notebook():
+        return
+    table = Table(title=method_name(summary), show_header=False)
+    rows = summary_rows(summary)
     for name, value in rows:
         table.add_row(name, value)
-    console = Console()
+    console: Console = Output()
     if not console.is_terminal:
-        # Paths must not be folded where the output is a file or a pipe.
+        # No line is folded where the output is a file or a pipe.
         width = max(console.width, 40 + max(len(value) for _, value in rows))
-        console = Console(width=width)
+        console = Output(width=width)
     console.print(table)
+    for path in sorted((folder / "figures").glob("*.png")):
+        # Outside of the table, which would fold the path in a narrow terminal.
+        console.print(f"figure: {path}", soft_wrap=True, highlight=False, markup=False)
 
 
-def _summary_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
+def summary_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the rows of the table at the end of a run: what it is, and its value."""
     partition = summary["partition"]
     seconds = summary["seconds"]
     state = summary["client_state"]
+    target = TARGETS[summary.get("target", Classes.name)]
     rows = [
         (
             "data",
-            f"{summary['dataset'] or 'given'}, {partition['clients']} clients,"
+            f"{summary['dataset'] or 'given'}, {counted(partition['clients'], 'client')},"
             f" {partition['name']}; model {summary['model']}",
         ),
         ("rounds", ", ".join(f"{phase['name']} {phase['rounds']}" for phase in summary["phases"])),
     ]
-    if "global" in summary["models"]:
-        rows.append(("accuracy, global test set", _accuracy(summary["accuracy"])))
-    else:
-        rows.append(("accuracy", "no global model: each client evaluates a model of its own"))
-    for view in ("personal", "finetuned"):
-        if view in summary:
-            value = f"{_accuracy(summary[view])}   (mean over the clients' test data)"
-            rows.append((f"accuracy, {view} models", value))
-    rows += _measures(summary)
+    if "global" not in summary["models"]:
+        rows.append(
+            (target.title or "scores", "no global model: each client evaluates a model of its own")
+        )
+    if target.keys:
+        rows += _scores(summary, target)
+    rows += _personal_models(summary)
     if "global" in summary["models"]:
         rows.append(("loss, global test set", _score(summary["loss"])))
     spent = f"clients {seconds['train']:.1f}, evaluation {seconds['evaluate']:.1f}"
@@ -146,25 +168,49 @@ def _summary_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
-def _measures(summary: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return the rows of what every method is compared by."""
+def _personal_models(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the row of what the clients' own models take in the run folder, if there are any."""
+    record = summary.get("personal_models", {"kept": {}, "not_kept": {}})
+    kept = [f"{view} ({', '.join(rounds)})" for view, rounds in record["kept"].items()]
+    parts = [f"{', '.join(kept)}: {readable_size(record['bytes'])}"] if kept else []
+    reasons: dict[str, list[str]] = {}
+    for choice, reason in record["not_kept"].items():
+        reasons.setdefault(reason, []).append(choice.replace(".", " "))
+    parts += [f"not {', '.join(choices)}: {reason}" for reason, choices in reasons.items()]
+    return [("clients' models kept", "; ".join(parts))] if parts else []
+
+
+def _scores(summary: dict[str, Any], target: type[Target]) -> list[tuple[str, str]]:
+    """Return the rows of the scores, among them what every method is compared by."""
+    score, title = target.score(), target.title
+    rows = []
+    if "global" in summary["models"]:
+        rows.append((f"{title}, global test set", _at_three(summary[score])))
+    over = "all of the clients' test data" if target.pooled else "mean over the clients' test data"
+    for view in ("personal", "finetuned"):
+        if view in summary:
+            rows.append((f"{title}, {view} models", f"{_at_three(summary[view])}   ({over})"))
     view = summary["models"][0]
+    worst = summary[target.key("clients_worst_decile")]
     clients = (
-        f"last {_score(summary['acc_clients_mean'])}"
-        f"   worst tenth of the clients {_score(summary['acc_clients_worst_decile'])}"
+        f"last {_score(summary[target.clients_key()])}"
+        f"   worst tenth of the clients {_score(worst)}"
         f"   ({view} {'model' if view == 'global' else 'models'})"
     )
-    mean, evaluations = summary["acc_last_k"]["mean"], summary["acc_last_k"]["evaluations"]
-    rows = [
-        ("accuracy, clients' test data", clients),
-        ("accuracy, last evaluations", f"mean of {evaluations}: {_score(mean)}"),
+    last = summary[target.key("last_k")]
+    rows += [
+        (f"{title}, clients' test data", clients),
+        (f"{title}, last evaluations", f"mean of {last['evaluations']}: {_score(last['mean'])}"),
     ]
-    for target in summary["targets"]:
+    others = [f"{name} {_score(summary[name])}" for name in list(target.keys)[1:]]
+    if others:
+        rows.append(("other scores", ", ".join(others)))
+    for wanted in summary["targets"]:
         reached = "not reached"
-        if target["rounds"] is not None:
-            size = readable_size(target["bytes"])
-            reached = f"round {target['rounds']}, after {size} and {target['seconds']:.1f} s"
-        rows.append((f"until accuracy {target['accuracy']:g}", reached))
+        if wanted["rounds"] is not None:
+            size = readable_size(wanted["bytes"])
+            reached = f"round {wanted['rounds']}, after {size} and {wanted['seconds']:.1f} s"
+        rows.append((f"until {title} {wanted[score]:g}", reached))
     return rows
 
 
@@ -172,8 +218,8 @@ def _score(value: float | None) -> str:
     return "-" if value is None else f"{value:.4f}"
 
 
-def _accuracy(accuracy: dict[str, float | None]) -> str:
+def _at_three(scores: dict[str, float | None]) -> str:
     return (
-        f"last {_score(accuracy['last'])}   at the best validation {_score(accuracy['best_val'])}"
-        f"   best on test {_score(accuracy['best_test'])}"
+        f"last {_score(scores['last'])}   at the best validation {_score(scores['best_val'])}"
+        f"   best on test {_score(scores['best_test'])}"
     )

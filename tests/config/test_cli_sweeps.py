@@ -84,7 +84,7 @@ def test_a_failing_job_does_not_stop_a_sweep(
     assert main.main(["-m", "seed=0,1,2"]) == 1
     assert [settings.cfg.seed for settings in configs] == [0, 1, 2]
     printed = capsys.readouterr()
-    assert printed.err == "error: diverged\nfailed: job 1: seed=1: diverged\n"
+    assert printed.err == "error: diverged\nfailed: job 1: seed=1\n"
     folders = [line for line in printed.out.splitlines() if line.startswith("run folder: ")]
     assert folders == [f"run folder: {configs[number].run_dir}" for number in (0, 2)]
     assert "job 2: seed=2" in printed.out

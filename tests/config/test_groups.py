@@ -64,7 +64,6 @@ def test_a_method_with_a_plugin_is_fedavg_with_that_plugin() -> None:
         (["plugin=[fedprox,fednorm]", "method=fednorm"], ("fednorm", "fedprox")),
         (["method=fedprox", "plugin=[fednorm]"], ("fedprox", "fednorm")),
         (["method=fedavg", "plugin=[fedprox,fednorm]"], ("fedprox", "fednorm")),
-        (["method=fedavg", "plugin=[fednorm,fednorm]"], ("fednorm",)),
         (["method=scaffold", "plugin=[fednorm]"], ("fednorm",)),
         (["method=fedavg", "plugin=fednorm"], ("fednorm",)),
         (["method=fedavg", "+plugin=[fednorm]"], ("fednorm",)),
@@ -147,6 +146,47 @@ def test_an_experiment_overrides_the_defaults_and_the_command_line_overrides_bot
     assert settings("+experiment=smoke")["rounds"] == 2
     assert settings("rounds=7", "experiment=smoke")["rounds"] == 7
     assert settings("experiment=smoke")["partition"] == {**settings()["partition"], "clients": 3}
+
+
+MODEL_OF_DATA = """# @package _global_
+defaults:
+  - override /dataset: shakespeare
+"""
+
+
+@pytest.mark.parametrize(
+    ("overrides", "model"),
+    [
+        (["dataset=shakespeare"], "char_lstm"),
+        (["dataset=shakespeare", "model.hidden=8"], "char_lstm"),
+        (["model=cnn", "dataset=shakespeare"], "cnn"),
+        (["dataset=shakespeare", "model=mlp"], "mlp"),
+        (["dataset=shakespeare", "model=torchvision/resnet18"], "torchvision/resnet18"),
+        (["experiment=text"], "char_lstm"),
+        (["experiment=text", "model=cnn"], "cnn"),
+        (["experiment=text", "dataset=digits"], "mlp"),
+        (["experiment=both"], "logistic"),
+        (["experiment=both", "model=cnn"], "cnn"),
+        (["experiment=model", "dataset=shakespeare"], "logistic"),
+        (["dataset=digits"], "mlp"),
+    ],
+    ids=" ".join,
+)
+def test_a_dataset_chooses_its_model_unless_the_user_or_an_experiment_does(
+    own_conf: Path, overrides: list[str], model: str
+) -> None:
+    chosen = "  - override /model: logistic\n"
+    experiments = {
+        "text": MODEL_OF_DATA,
+        "both": MODEL_OF_DATA + chosen,
+        "model": f"# @package _global_\ndefaults:\n{chosen}",
+    }
+    for name, text in experiments.items():
+        (own_conf / "experiment" / f"{name}.yaml").write_text(text)
+    config = compose(overrides)
+    assert config.choices["model"] == model
+    defined = OmegaConf.load(own_conf / "model" / f"{model.partition('/')[0]}.yaml")
+    assert config.cfg.model._target_ == defined._target_
 
 
 def test_an_experiment_in_a_folder_chooses_groups(own_conf: Path) -> None:

@@ -49,7 +49,8 @@ def test_a_wheel_has_every_module_and_conf(source: Path) -> None:
     with zipfile.ZipFile(build(source, "wheel")) as wheel:
         names = {name for name in wheel.namelist() if ".dist-info/" not in name}
     conf = {f"fedhet/{path}" for path in paths("conf", "*.yaml")}
-    assert names == paths("fedhet", "*.py") | conf | {"fedhet/py.typed"}
+    templates = paths("fedhet/cli/templates", "*.txt")
+    assert names == paths("fedhet", "*.py") | conf | templates | {"fedhet/py.typed"}
 
 
 def test_the_conf_of_an_installed_wheel_is_found(source: Path, tmp_path: Path) -> None:
@@ -82,6 +83,7 @@ def test_a_source_distribution_has_conf(source: Path) -> None:
     archive = build(source, "sdist")
     shutil.unpack_archive(archive, source / "unpacked")
     (folder,) = (source / "unpacked").iterdir()
-    conf = {path.relative_to(folder).as_posix() for path in (folder / "conf").rglob("*.yaml")}
-    assert conf == paths("conf", "*.yaml")
+    for tree, pattern in (("conf", "*.yaml"), ("fedhet/cli/templates", "*.txt")):
+        unpacked = (folder / tree).rglob(pattern)
+        assert {path.relative_to(folder).as_posix() for path in unpacked} == paths(tree, pattern)
     assert (folder / "setup.py").exists() and (folder / "requirements.txt").exists()

@@ -5,13 +5,10 @@ A new file in conf/method or conf/plugin is tested without a new test.
 
 from __future__ import annotations
 
-import contextlib
-import inspect
 import io
 import logging
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,45 +16,20 @@ from typing import Any
 import pytest
 import torch
 from composing import composed
+from contracts.short import shortened
 from omegaconf import OmegaConf
 
 from fedhet import config, trees
 from fedhet.cli.compatibility import compatibility
-from fedhet.config import Config, catalogue
+from fedhet.config import catalogue
 from fedhet.config.targets import find_target
 from fedhet.data.toy import toy_task
 from fedhet.errors import ConfigError
-from fedhet.flower import wire
-from fedhet.job import Job, run_job
-from fedhet.messages import Broadcast, Update
-from fedhet.phases import locate
-from fedhet.state import DiskStore
-from fedhet.task import Task
-from fedhet.trees import Tree
+from fedhet.job import Job
+from fedhet.testing import Apart, check_choice, run_quietly
 
 METHODS = catalogue.choices("method")
 PLUGINS = catalogue.choices("plugin")
-SETTINGS = [
-    "rounds=2",
-    "fraction=0.75",
-    "client.epochs=2",
-    "client.batch_size=5",
-    "eval.every=2",
-    "engine.workers=1",
-    "device=cpu",
-]
-# Phases before the training and server-side training take long by default. A new method or plug-in
-# that has such options gets a line here.
-DENSITY = [
-    f"plugin.feddisk.{key}=2" for key in ("made_max_rounds", "local_max_epochs", "clf_max_epochs")
-]
-GENERATOR = ["method.server_steps=2", "method.hidden=8", "method.noise_dim=4"]
-SHORT = {
-    "fedgen": GENERATOR,
-    "fedlex": ["plugin.fedlex.e_exp=2"],
-    "feddisk": DENSITY,
-    "feddiskab": DENSITY,
-}
 
 
 @cache
@@ -84,59 +56,6 @@ def refusals() -> dict[tuple[str, str], str]:
     return {(method, plugin): reason for method, plugin, reason in rows if reason is not None}
 
 
-def shortened(method: str, plugin: str | None) -> Config:
-    """The configuration of a short run."""
-    short = {line for name in (method, plugin) for line in SHORT.get(str(name), [])}
-    return composed(f"method={method}", f"plugin=[{plugin or ''}]", *SETTINGS, *sorted(short))
-
-
-def run(settings: Config, folder: Path, task: Task) -> Any:
-    """Run without output on the terminal."""
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        return run_job(replace(settings, run_dir=str(folder)), task)
-
-
-def digest(msg: Broadcast | Update) -> str:
-    """A hash of every tensor of a message."""
-    tensors: dict[str, Tree] = {"weights": msg.weights}
-    for name, value in msg.extras.items():
-        if isinstance(value, torch.Tensor):
-            tensors[name] = {"": value}
-        elif isinstance(value, dict):
-            tensors[name] = value
-    return trees.sha256(tensors)
-
-
-class Apart:
-    """Serves every message as if by a new process.
-
-    Clients share nothing but bytes on the wire and states on disk.
-    """
-
-    def __init__(self, settings: Config, task: Task, folder: Path) -> None:
-        self.settings = settings
-        self.task = task
-        self.store = DiskStore(folder)
-        self.strategy = Job(settings, task).strategy
-
-    def answers(self, plan: list[Broadcast]) -> Iterator[Any]:
-        for msg in plan:
-            before = digest(msg)
-            arrays, carried = wire.write_broadcast(msg)
-            received = wire.read_broadcast([array.copy() for array in arrays], carried)
-            reply = Job(self.settings, self.task).client(self.store).handle(received)
-            assert isinstance(reply, Update), reply
-            assert digest(received) == before == digest(msg), "a client changed what it was sent"
-            yield wire.read_reply(msg, wire.reply_arrays(reply))
-
-    def run(self) -> Apart:
-        number = 0
-        while locate(self.strategy.timetable, number + 1):
-            number += 1
-            self.strategy.settle(self.answers(self.strategy.plan(number)))
-        return self
-
-
 def pairs() -> Iterator[Any]:
     """Every method alone and with each plug-in.
 
@@ -153,21 +72,18 @@ def pairs() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("method", "plugin"), list(pairs()))
-def test_runs(
-    method: str, plugin: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runs(method: str, plugin: str | None, tmp_path: Path) -> None:
     """Two rounds on toy data are finite and repeatable.
 
     The bytes are the same when nothing but messages and states passes between rounds.
     """
-    monkeypatch.setattr("fedhet.record.figures.draw", lambda *args: [])
     settings = shortened(method, plugin)
     task = toy_task()
     if plugin and (method, plugin) in refusals():
         with pytest.raises(ConfigError, match="refuses"):
-            run(settings, tmp_path / "refused", task)
+            run_quietly(settings, tmp_path / "refused", task)
         return
-    done = run(settings, tmp_path / "run", task)
+    done = run_quietly(settings, tmp_path / "run", task)
     assert done.summary["status"] == "ok"
     assert done.summary["failures"] == []
     assert done.summary["phases"][-1] == {"name": "train", "rounds": 2}
@@ -184,9 +100,7 @@ def test_runs(
 
     apart = Apart(settings, task, tmp_path / "state").run()
     assert trees.sha256(apart.strategy.weights) == done.summary["weights_sha256"]
-    for pid, version in apart.strategy.versions.items():
-        state = apart.store.load(pid, version)
-        assert state and trees.first_nonfinite(state) is None
+    apart.check_states()
 
 
 def test_every_pair_is_listed_and_nothing_is_logged() -> None:
@@ -201,25 +115,8 @@ def test_every_pair_is_listed_and_nothing_is_logged() -> None:
     ("group", "name"),
     [(g, name) for g in ("method", "plugin", "server_opt") for name in catalogue.choices(g)],
 )
-def test_yaml_keys_are_the_constructors_options(group: str, name: str) -> None:
-    """The yaml shows every option with the constructor's default, and nothing else.
-
-    All options are keyword-only.
-    """
-    node = OmegaConf.load(catalogue.CONF / group / f"{name}.yaml")
-    node = node.get(group, node)  # a file that also presets other groups' settings
-    if node._target_ is None:
-        return
-    options = OmegaConf.to_container(node)
-    assert isinstance(options, dict)
-    options.pop("_target_")
-    options.pop("defaults", None)
-    parameters = dict(inspect.signature(find_target(node)).parameters)
-    parameters.pop("setting", None)
-    assert set(options) == set(parameters)
-    assert all(p.kind is inspect.Parameter.KEYWORD_ONLY for p in parameters.values())
-    if group != "server_opt":  # one class serves several of its files, with defaults of their own
-        assert options == {key: parameter.default for key, parameter in parameters.items()}
+def test_the_file_and_the_class_say_the_same(group: str, name: str) -> None:
+    check_choice(group, name)
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -230,12 +127,3 @@ def test_a_method_is_named_as_its_file_or_defined_by_a_server_optimiser(name: st
     assert cls.client_cls is not None
     plugins = Job(settings, toy_task()).plugins()
     assert [plugin.name for plugin in plugins] == list(settings.plugins)
-
-
-@pytest.mark.parametrize("name", PLUGINS)
-def test_a_plugin_is_named_as_its_file_and_reports_its_settings(name: str) -> None:
-    """A server and a client with other settings notice it only if the digest sees every option."""
-    settings = shortened("fedavg", name)
-    plugin = Job(settings, toy_task()).plugins()[0]
-    assert plugin.name == name
-    assert set(plugin.settings) == {key for key in settings.cfg.plugin[name] if key != "_target_"}

@@ -19,8 +19,8 @@ from fedhet.data.toy import toy_task
 from fedhet.errors import ConfigError, RunFailed
 from fedhet.messages import Broadcast
 from fedhet.methods.fedavg import FedAvg
-from fedhet.metrics import macro_f1
 from fedhet.record.terminal import step_line
+from fedhet.targets import macro_f1
 from fedhet.task import Samples
 
 Launch = Callable[..., Any]
@@ -182,7 +182,7 @@ def test_models_that_a_run_does_not_have(
     (run.dir / "model.safetensors").unlink()
     with pytest.raises(ConfigError, match=r"model\.safetensors is missing: the run has not ended"):
         fedhet.load(run.dir)
-    with pytest.raises(ConfigError, match=r"not the folder of a run: .*partition\.json is missing"):
+    with pytest.raises(ConfigError, match=r"not the folder of a run: summary\.json is missing"):
         fedhet.load(tmp_path)
     fedhet.load(launch("method=fedpcl", *lines).dir)
     assert "method=fedpcl has no global model" in caplog.text

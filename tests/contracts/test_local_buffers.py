@@ -25,7 +25,6 @@ from fedhet.evaluation import evaluation_messages, global_scores
 from fedhet.job import Job
 from fedhet.messages import Update
 from fedhet.methods.fedavg import FedAvg
-from fedhet.record import figures
 from fedhet.record.terminal import print_summary
 from fedhet.state import MemoryStore
 
@@ -220,16 +219,16 @@ def test_the_user_is_shown_whose_accuracy_it_is(
     assert "global test set" not in captured.out
     assert "no global model" in captured.out
     assert f"last {last:.4f}" in captured.out
-    (axes,) = figures.accuracy("fedavg", rows(run), run.summary["models"]).axes
+    (axes,) = run.plot().axes
     (label,) = axes.get_legend_handles_labels()[1]
     assert label == "personal models, mean over the clients' test data"
     plain = launch("method=fedavg", *COMMON, task=toy_task(norm=True))
     print_summary(plain.summary, Path(plain.dir))
     assert "accuracy, global test set" in capsys.readouterr().out
-    (axes,) = figures.accuracy("fedavg", rows(plain), plain.summary["models"]).axes
+    (axes,) = plain.plot().axes
     assert axes.get_legend_handles_labels()[1] == [
-        "global test set",
-        "mean over the clients' test data",
+        "global model, global test set",
+        "global model, mean over the clients' test data",
     ]
 
 

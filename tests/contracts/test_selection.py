@@ -11,6 +11,7 @@ import safetensors.torch
 from contracts.runs import SHORT, rows, validated
 
 from fedhet import trees
+from fedhet.data.toy import toy_task
 from fedhet.errors import ConfigError, RunFailed
 from fedhet.evaluation import Selection
 
@@ -22,6 +23,7 @@ class Judged:
 
     def __init__(self, patience: int | None, min_delta: float = 0.0) -> None:
         self.setting = SimpleNamespace(patience=patience, min_delta=min_delta)
+        self.site = SimpleNamespace(task=toy_task())
         self.step = 0
         self.kept: list[int] = []  # the steps whose model was kept as the best so far
         self.ended = False

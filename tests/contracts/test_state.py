@@ -125,10 +125,10 @@ def test_a_full_disk_loses_no_state(monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError("no space left")
 
     store = state.MemoryStore(limit=1)
-    store.save(0, 1, {"a": torch.ones(8)}, keep=0)
+    store.save(0, 1, {"a": torch.ones(8)}, keep=[0])
     monkeypatch.setattr(state.DiskStore, "save", full)
     with pytest.raises(OSError, match="no space left"):
-        store.save(1, 1, {"a": torch.ones(8)}, keep=0)
+        store.save(1, 1, {"a": torch.ones(8)}, keep=[0])
     assert store.load(0, 1) is not None
 
 
@@ -136,15 +136,45 @@ def test_a_spilled_state_keeps_the_version_that_the_server_accepted() -> None:
     store = state.MemoryStore(limit=1)
     tree = {"a": torch.zeros(8)}
     for pid in (0, 1):
-        store.save(pid, 1, tree, keep=0)
-    store.save(0, 2, {"a": torch.ones(8)}, keep=1)
-    store.save(1, 2, tree, keep=1)  # moves client 0's second version to disk
+        store.save(pid, 1, tree, keep=[0])
+    store.save(0, 2, {"a": torch.ones(8)}, keep=[1])
+    store.save(1, 2, tree, keep=[1])  # moves client 0's second version to disk
     for version in (1, 2):
         kept = store.load(0, version)
         assert kept is not None and torch.equal(kept["a"], torch.full((8,), version - 1.0))
-    store.save(0, 3, tree, keep=2)
-    store.save(1, 3, tree, keep=2)
+    store.save(0, 3, tree, keep=[2])
+    store.save(1, 3, tree, keep=[2])
     assert [store.load(0, version) is not None for version in (1, 2, 3)] == [False, True, True]
+
+
+@pytest.mark.parametrize("kind", ["memory", "spilled", "disk", "context"])
+def test_pinned_versions_are_kept(tmp_path: Path, kind: str) -> None:
+    """Beside the accepted one, and until they are pinned no more."""
+    stores: dict[str, state.Store] = {
+        "memory": state.MemoryStore(),
+        "spilled": state.MemoryStore(limit=1),
+        "disk": state.DiskStore(tmp_path),
+        "context": state.ContextStore(RecordDict()),
+    }
+    store = stores[kind]
+
+    def advance(to: int, pinned: list[int]) -> list[int]:
+        """Save version `to` of both clients; return the versions of client 0 that are there."""
+        for pid in (0, 1):
+            own = state.ClientState(store, pid, to - 1, pinned=pinned)
+            own.put("piece", {"x": torch.full((8,), float(to))})
+            assert own.commit(to)
+        there = {version: store.load(0, version) for version in range(1, to + 1)}
+        for version, tree in there.items():
+            assert tree is None or float(tree["piece/x"][0]) == version
+        return [version for version, tree in there.items() if tree is not None]
+
+    assert advance(1, []) == [1]
+    assert advance(2, [1]) == [1, 2]
+    assert advance(3, [1]) == [1, 2, 3]
+    assert advance(4, [1]) == [1, 3, 4]
+    assert advance(5, [3]) == [3, 4, 5]
+    assert advance(6, []) == [5, 6]
 
 
 @pytest.mark.parametrize("limit", [1, 60, 200])

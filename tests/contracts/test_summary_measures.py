@@ -16,8 +16,10 @@ from fedhet.errors import ConfigError
 from fedhet.evaluation import client_means
 from fedhet.messages import Update
 from fedhet.record.summary import measures
+from fedhet.targets import Classes
 
 Launch = Callable[..., Any]
+CLASSES = Classes(2)
 KEYS = {"acc_clients_mean", "acc_clients_worst_decile", "acc_last_k", "targets"}
 COMMON = ["rounds=4", "client.lr=0.5", "client.epochs=2", "eval.targets=[.5,.8,1]"]
 EXPLORING = ["method=fedlex", "plugin.fedlex.e_exp=2"]  # with a phase before the training
@@ -116,7 +118,7 @@ def test_by_hand() -> None:
     """Evaluated in every second round; the accuracy falls again after a target was reached."""
     accuracies = [None, 0.5, None, 0.75, None, 0.25]
     lines = [row(i, accuracy) for i, accuracy in enumerate(accuracies, start=1)]
-    found = measures(lines, last_k=2, targets=[0.75, 0.5, 0.76])
+    found = measures(lines, CLASSES, last_k=2, targets=[0.75, 0.5, 0.76])
     assert found == {
         "acc_clients_mean": None,
         "acc_clients_worst_decile": None,
@@ -131,7 +133,7 @@ def test_by_hand() -> None:
         (9, {"mean": 0.5, "evaluations": 3}),
         (1, {"mean": 0.25, "evaluations": 1}),
     ):
-        assert measures(lines, last_k=k, targets=[])["acc_last_k"] == expected
+        assert measures(lines, CLASSES, last_k=k, targets=[])["acc_last_k"] == expected
 
 
 def test_the_clients_accuracy_counts_where_there_is_no_global_one() -> None:
@@ -139,7 +141,7 @@ def test_the_clients_accuracy_counts_where_there_is_no_global_one() -> None:
         row(i, None, acc_clients_mean=accuracy, acc_clients_worst_decile=accuracy - 0.25)
         for i, accuracy in enumerate([0.5, 0.75], start=1)
     ]
-    found = measures(lines, last_k=5, targets=[0.6])
+    found = measures(lines, CLASSES, last_k=5, targets=[0.6])
     assert found["acc_clients_mean"] == 0.75
     assert found["acc_clients_worst_decile"] == 0.5
     assert found["acc_last_k"] == {"mean": 0.625, "evaluations": 2}
@@ -154,7 +156,7 @@ def test_a_run_without_evaluations_or_rounds() -> None:
     }
     never = [{"accuracy": 0.5, "rounds": None, "bytes": None, "seconds": None}]
     for lines in ([], [row(1, None)]):
-        assert measures(lines, last_k=5, targets=[0.5]) == {**nothing, "targets": never}
+        assert measures(lines, CLASSES, last_k=5, targets=[0.5]) == {**nothing, "targets": never}
 
 
 @pytest.mark.parametrize(("clients", "worst"), [(1, 1), (9, 1), (10, 1), (19, 1), (20, 2), (35, 3)])
@@ -166,7 +168,7 @@ def test_the_worst_decile(clients: int, worst: int) -> None:
         for pid, accuracy in enumerate(accuracies)
     ]
     updates.append(Update(clients, 5, metrics={"val.personal.n": 5.0, "val.personal.accuracy": 0}))
-    means = client_means(updates, ["personal"])
+    means = client_means(updates, ["personal"], CLASSES)
     expected = sum(sorted(accuracies)[:worst]) / worst
     assert means["acc_clients_worst_decile"] == pytest.approx(expected)
 
@@ -174,7 +176,7 @@ def test_the_worst_decile(clients: int, worst: int) -> None:
 def test_it_is_that_of_the_first_view() -> None:
     metrics = {"test.global.n": 5.0, "test.global.accuracy": 0.25}
     metrics |= {"test.personal.n": 5.0, "test.personal.accuracy": 0.75}
-    means = client_means([Update(0, 5, metrics=metrics)], ["global", "personal"])
+    means = client_means([Update(0, 5, metrics=metrics)], ["global", "personal"], CLASSES)
     assert means["acc_clients_worst_decile"] == 0.25
 
 

@@ -54,7 +54,7 @@ def quadratic(a: list[float], b: list[float], w0: float = 0.0) -> Task:
         x = torch.ones(1, 1, dtype=torch.float64)
         y = torch.tensor([pair], dtype=torch.float64)
         clients.append(ClientData(Samples(x, y)))
-    return Task(lambda: Scalar(w0), criterion, clients, None, 0)
+    return Task(lambda: Scalar(w0), criterion, clients, None, target="loss")
 
 
 class LocalSteps(Plugin):

@@ -153,7 +153,10 @@ def test_owners_are_named(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("partition.clients=2000", "partition.clients=2000: there are only 1437 samples"),
+        (
+            "partition.clients=2000",
+            "partition.clients=2000: more clients than samples allow; there are only 1437 samples",
+        ),
         ("partition=natural", "partition=natural: these data do not name the owners"),
         ("partition.noise=-1", "partition.noise=-1: must be a number >= 0"),
         ("partition=saved", "partition.name=None: give a saved name"),

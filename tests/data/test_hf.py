@@ -83,6 +83,35 @@ def test_images_with_named_classes(tmp_path: Path, network: list[Any]) -> None:
     assert load(tmp_path, path="mine", size=4).shape == (1, 4, 4)
 
 
+def test_images_with_numbers_or_lists_of_labels(tmp_path: Path) -> None:
+    """Class numbers in lists are labels, also where they could be zeros and ones."""
+    import datasets
+
+    kinds = datasets.Features(
+        {
+            "photo": datasets.Image(),
+            "angle": datasets.Value("float32"),
+            "shows": datasets.Sequence(datasets.ClassLabel(names=["cat", "dog", "cow"])),
+        }
+    )
+    rows = {
+        "photo": [cell(value) for value in (10, 20, 30)],
+        "angle": [0.5, 1.5, 2.0],
+        "shows": [[1, 0], [0, 1], [1, 0]],
+    }
+    (tmp_path / "mine").mkdir()
+    made = datasets.Dataset.from_dict(rows, features=kinds)
+    made.to_parquet(tmp_path / "mine" / "train.parquet")
+    keys = {"path": "mine", "test": None, "test_fraction": 0.34}
+    data = load(tmp_path, **keys, label="angle")
+    assert (data.target, data.numbers, data.shape) == ("number", ("angle",), (1, 2, 3))
+    angles = {10: 0.5, 20: 1.5, 30: 2.0}
+    assert data.y[:, 0].tolist() == [angles[value] for value in data.x[:, 0, 0, 0].tolist()]
+    data = load(tmp_path, **keys, label="shows")
+    assert (data.target, data.classes) == ("labels", ("cat", "dog", "cow"))
+    assert data.y.tolist() == [[1, 1, 0], [1, 1, 0]]
+
+
 def test_the_held_out_rows_of_a_dataset_without_test_split(tmp_path: Path) -> None:
     columns = {"a": np.arange(10.0), "b": np.ones(10), "note": ["n"] * 10}
     place = write(tmp_path / "t", np.arange(10) % 2, **columns)
@@ -200,3 +229,25 @@ def test_wrong_rows_are_named(
     rows.to_parquet(tmp_path / "mine" / "train.parquet")
     with pytest.raises(DataError, match=message):
         load(tmp_path, path="mine", test=None, test_fraction=0.5)
+
+
+def test_what_save_to_disk_has_written(tmp_path: Path) -> None:
+    import datasets
+
+    rows = {"a": [0.1, 0.2, 0.3, 0.4], "label": ["x", "y", "y", "x"]}
+    train = datasets.Dataset.from_dict(rows)
+    datasets.DatasetDict(train=train, test=train.select([2])).save_to_disk(tmp_path / "splits")
+    data = load(tmp_path, path="splits")
+    assert torch.allclose(data.x[:, 0], torch.tensor(rows["a"]))
+    assert (data.classes, data.y.tolist()) == (("x", "y"), [0, 1, 1, 0])
+    assert data.test is not None and data.test.y.tolist() == [1]
+
+    train.save_to_disk(tmp_path / "whole")
+    assert len(load(tmp_path, path="whole", test=None, test_fraction=0.25).y) == 3
+    message = r"whole has no split 'test'; it has train\. .*dataset\.test=null"
+    with pytest.raises(DataError, match=message):
+        load(tmp_path, path="whole")
+
+    (tmp_path / "splits" / "train" / "state.json").write_text("{}")
+    with pytest.raises(DataError, match="splits is damaged"):
+        load(tmp_path, path="splits")

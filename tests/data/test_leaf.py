@@ -21,6 +21,7 @@ CONF = Path(__file__).parents[2] / "conf" / "dataset"
 
 def load(name: str, data_dir: Path | str) -> Dataset:
     conf = yaml.safe_load((CONF / f"{name}.yaml").read_text())
+    conf.pop("defaults", None)  # the model that fits the data
     loader = getattr(leaf, conf.pop("_target_").split(".")[-1])
     return loader(**conf, data_dir=str(data_dir))
 

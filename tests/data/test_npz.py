@@ -141,7 +141,7 @@ WRONG: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"y_train": np.array([0, 1])}, {}, r"labels have shape \(2,\); expected \(4,\)"),
     (
         {"y_train": np.array([0, 1.5, 0, 0])},
-        {},
+        {"target": "class"},
         r"array 'y_train', row 1: label 1.5; expected a class",
     ),
     (

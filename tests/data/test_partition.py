@@ -66,7 +66,7 @@ def test_hash_is_the_documented_one() -> None:
 
 def test_a_sample_of_two_clients_is_noticed() -> None:
     class Twice(DrawnScheme):
-        def _draw(self, labels: np.ndarray, seed: int) -> list[np.ndarray]:
+        def draw(self, labels: np.ndarray, seed: int) -> list[np.ndarray]:
             return [np.array([0, 7]), np.array([1, 7])]
 
     scheme = Twice(name="twice", clients=2, min_size=1, split=[0.8, 0.1, 0.1], noise=0)

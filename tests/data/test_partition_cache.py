@@ -33,7 +33,7 @@ def test_a_hit_is_identical_and_draws_nothing(monkeypatch: pytest.MonkeyPatch) -
     def draw(*_: object) -> None:
         raise LookupError("a miss")
 
-    monkeypatch.setattr(Iid, "_draw", draw)
+    monkeypatch.setattr(Iid, "draw", draw)
     # neither name, split nor noise changes which client has which samples
     hit = scheme(name="renamed", split=[1, 0, 0], noise=1).assign(LABELS, seed=0)
     assert hit.hash == first.hash and same(hit.indices, first.indices)

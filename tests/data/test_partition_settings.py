@@ -12,18 +12,24 @@ from fedhet.errors import ConfigError
 
 # Of 100 samples in 10 classes.
 IMPOSSIBLE = [
-    (Iid, {"clients": 101, "min_size": 0}, "partition.clients=101: there are only 100 samples"),
+    (
+        Iid,
+        {"clients": 101, "min_size": 0},
+        "partition.clients=101: more clients than samples allow; .* only 100 samples",
+    ),
     (
         Iid,
         {"clients": 10, "min_size": 11},
-        "partition.min_size=11: 10 clients would need 110 samples, but there are 100",
+        "partition.clients=10 with partition.min_size=11: more clients than samples allow; they"
+        " would need 110 samples, and there are 100",
     ),
     (
         Dirichlet,
         {"clients": 20, "alpha": 0.01, "min_size": 3},
-        "partition.min_size=3: none of 50,000 draws gives each of 20 clients that many of 100"
-        " samples in 10 classes .*'alpha': 0.01.*; the smallest client got [012] at best. A smaller"
-        " partition.min_size or a larger partition.alpha would help",
+        "partition.clients=20: more clients than samples allow; none of 50,000 draws gives each of"
+        " them partition.min_size=3 of the 100 samples in 10 classes .*partition.alpha=0.01.*, and"
+        " the smallest client got [012] at best. Fewer partition.clients would help,"
+        " or a smaller partition.min_size or a larger partition.alpha",
     ),
     (Pathological, {"classes": 11}, "partition.classes=11: the data have only 10 classes"),
     (
@@ -34,8 +40,8 @@ IMPOSSIBLE = [
     (
         Pathological,
         {"classes": 1, "clients": 15, "min_size": 6},
-        "partition.min_size=6: the draw does not give each of 15 clients that many of 100 samples"
-        ".*; the smallest client got 5 at best. .* fewer partition.clients would help",
+        "partition.clients=15: .* the draw does not give each of them partition.min_size=6 of the"
+        " 100 samples .*, and the smallest client got 5 at best. Fewer partition.clients",
     ),
     (
         Shards,
@@ -45,22 +51,22 @@ IMPOSSIBLE = [
     (
         Quantity,
         {"sizes": "square"},
-        "partition Quantity of 100 samples .*'sizes': 'square'.* impossible: .* not greater than 0",
+        "partition Quantity of 100 samples is impossible .*sizes=square.*: .* not greater",
     ),
     (
         Quantity,
         {"sizes": "exponential", "clients": 100},
-        "partition Quantity of 100 samples .* impossible",
+        "partition Quantity of 100 samples is impossible",
     ),
     (
         Quantity,
         {"sizes": "linear", "min_size": 2},
-        "partition.min_size=2: .* a client would get only 1 of 100",
+        "partition.min_size=2: a client would get only 1 of 100",
     ),
     (
         Shards,
         {"shards": 3, "clients": 6, "min_size": 16},
-        "partition.min_size=16: .* a client would get only 15 of 100",
+        "partition.min_size=16: a client would get only 15 of 100",
     ),
 ]
 

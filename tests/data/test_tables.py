@@ -145,10 +145,10 @@ def test_other_wrong_files_are_named(tmp_path: Path) -> None:
         (tmp_path / "train.csv").write_text(content)
         with pytest.raises(DataError, match=message):
             load("csv", tmp_path)
-    lists = pandas.DataFrame({"a": [1.0, 2.0], "label": [[1], [2]]})
+    lists = pandas.DataFrame({"a": [1.0, 2.0], "label": [0, 1], "who": [[1], [2]]})
     lists.to_parquet(tmp_path / "train.parquet")
-    with pytest.raises(DataError, match=r"row 0, column 'label': \[1\]; expected a number or text"):
-        load("parquet", tmp_path)
+    with pytest.raises(DataError, match=r"row 0, column 'who': \[1\]; expected a number or text"):
+        load("parquet", tmp_path, owner="who")
     (tmp_path / "train.csv").write_text("a,label\n1,x\n")
     with pytest.raises(DataError, match=r"test_fraction=0.2 of its 1 samples are 0"):
         load("csv", tmp_path)

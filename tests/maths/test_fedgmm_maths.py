@@ -220,7 +220,7 @@ def broken(**values: object) -> Mixture:
         (broken(mu=[[0.0, 0, float("nan")], [0, 0, 0]]), "mu holds NaN"),
         (broken(var=[[1.0, 1, float("inf")], [1, 1, 1]]), "var holds NaN or inf"),
         (broken(mu=[[0.0, 0], [0, 0]]), r"mu \(2, 2\), var \(2, 3\)"),
-        (broken(mu=[[0.0, 0], [0, 0]], var=[[1.0, 1], [1, 1]]), "2 dimensions; 3 are expected"),
+        (broken(mu=[[0.0, 0], [0, 0]], var=[[1.0, 1], [1, 1]]), "2 dimensions; expected: 3"),
         (broken(pi=[1.0]), r"pi \(1,\)"),
     ],
 )

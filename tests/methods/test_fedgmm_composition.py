@@ -70,19 +70,40 @@ def test_composition(
         torch.testing.assert_close(reordered.model[name], value, rtol=1e-9, atol=1e-12)
 
 
+def test_steps_run_over_real_and_generated_samples(federation: Launch) -> None:
+    """client.steps in place of epochs: steps over all 18 samples, 6 of each of three classes."""
+    goal = int(COUNTS_BY_CLIENT.max())
+    batches = -(-3 * goal // 5)
+
+    def sha256(epochs: int, steps: int | None) -> str:
+        run = federation(
+            task(),
+            FedAvg,
+            plugins=lambda: [FedGMMPlugin(components=1, reg_covar=REG, target=goal)],
+            lr=LR,
+            rounds=2,
+            batch_size=5,
+            epochs=epochs,
+            local={"steps": steps},
+        )
+        return run.run().sha256
+
+    expected = sha256(epochs=2, steps=None)
+    assert sha256(epochs=1, steps=2 * batches) == expected
+    assert sha256(epochs=2, steps=2 * batches - 1) != expected
+
+
 def test_augmented_counts_need_a_host_that_weighs_by_samples(federation: Launch) -> None:
     def build(cls: type, **options: Any) -> None:
         federation(
             toy_task(), cls, plugins=lambda: [FedGMMPlugin(agg_count="augmented")], options=options
         )
 
-    for cls in (Scaffold, FedSA):  # both weigh their participants equally
-        refusal = (
-            rf"refuses method={cls.name} with"
-            r" plugin.fedgmm.agg_count=augmented.*agg_count=original"
-        )
-        with pytest.raises(ConfigError, match=refusal):
-            build(cls)
+    refusal = r"refuses method=scaffold with plugin.fedgmm.agg_count=augmented.*agg_count=original"
+    with pytest.raises(ConfigError, match=refusal):
+        build(Scaffold)  # it weighs its participants equally
+    with pytest.raises(ConfigError, match=r"method=fedsa refuses plugin 'fedgmm'.*=samples"):
+        build(FedSA)  # its merge ignores the weights
     build(FedSA, client_weighting="samples")
     for cls in (FedNova, SGDM, FedBABU, FedSGD):
         build(cls)

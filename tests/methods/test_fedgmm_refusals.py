@@ -36,7 +36,7 @@ def test_missing_and_thin_mixtures_are_reported_once(
         report = run.strategy.reports()["fedgmm"]
         run.run()
     lines = [record.getMessage() for record in caplog.records]
-    privacy = "privacy: 5 of the 5 mixtures are fitted to fewer than 10 samples"
+    privacy = "privacy: 5 of 5 mixtures are fitted to fewer than 10 samples"
     assert sum("mixture of the classes [3]" in line for line in lines) == 1
     assert sum(privacy in line for line in lines) == 1
     assert report["thin"] == report["components"] == 5
@@ -95,9 +95,9 @@ BAD: dict[str, tuple[Change, str]] = {
     "negative": (in_mixtures("var", (0, 0), -1.0), "class 0: the smallest variance is -1.0"),
     "weights": (in_mixtures("pi", 0, 0.9), "class 0: the weights .* sum to 1"),
     "nan": (in_mixtures("mu", (1, 1), float("nan")), "class 1: mu holds NaN"),
-    "dimension": (narrower, "class 0: the components have 3 dimensions; 4 are expected"),
+    "dimension": (narrower, "class 0: the components have 3 dimensions; expected: 4"),
     "label": (in_mixtures("label", 0, 7), "class 7; classes go from 0 to 3"),
-    "more": (more_components, "class 0: 2 components of 2 samples; at most 1 are expected"),
+    "more": (more_components, "class 0: 2 components of 2 samples; expected: at most 1"),
     "lacking": (fewer_components, "class 0: 2 samples and no mixture"),
     "lengths": (lambda extras: extras[MIXTURES].update(pi=torch.ones(9)), r"pi \(K,\)"),
     "shapes": (lambda extras: extras[MIXTURES].update(pi=torch.tensor(1.0)), r"pi \(K,\)"),
@@ -110,7 +110,7 @@ BAD: dict[str, tuple[Change, str]] = {
     ),
     "counts": (
         lambda extras: extras.update({COUNTS: torch.tensor([2, 6, 0, 0])}),
-        "with the sum 7 are expected",
+        "with the sum 7",
     ),
     "negative counts": (
         lambda extras: extras.update({COUNTS: torch.tensor([-2, 9, 0, 0])}),
@@ -212,8 +212,8 @@ def test_too_large_mixtures_of_a_client_are_left_out_or_those_of_all_stop_the_ru
 
 def test_a_task_without_classes_is_refused(fedgmm: Launch) -> None:
     without = task()
-    without.classes = 0
-    with pytest.raises(ConfigError, match=r"fedgmm.*classes"):
+    without.target = "number"
+    with pytest.raises(ConfigError, match=r"fedgmm.*class each.*target=number"):
         fedgmm(without)
 
 

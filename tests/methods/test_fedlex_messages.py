@@ -40,7 +40,7 @@ def test_how_many_explore(
     run = federation(toy_task(clients), FedAvg, plugins=plugins, rounds=1, fraction=0.5)
     with caplog.at_level(logging.WARNING, "fedhet"):
         assert len(run.strategy.plan(1)) == expected
-    warning = "plugin.fedlex.c_exp=20, but only 4 clients have data: all of them explore"
+    warning = "plugin.fedlex.c_exp=20, but only 4 clients with data: all of them explore"
     lines = [record.getMessage() for record in caplog.records]
     assert lines == ([warning] if c_exp == 20 else [])
 

@@ -13,6 +13,7 @@ from fedhet.errors import ConfigError, RunFailed
 from fedhet.messages import Broadcast, Update
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fedlex import D, FedLExPlugin
+from fedhet.methods.fedsgd import FedSGD
 from fedhet.methods.scaffold import Scaffold
 
 Make = Callable[..., Any]
@@ -95,8 +96,11 @@ def test_bad_options_are_named(option: dict[str, Any], reason: str) -> None:
 
 
 def test_refusals(federation: Make) -> None:
-    refusal = "method=scaffold refuses plugin 'fedlex': its mask scales the steps"
+    refusal = "method=scaffold refuses plugin 'fedlex': it changes the steps"
     with pytest.raises(ConfigError, match=refusal):
         federation(toy_task(), Scaffold, plugins=lambda: [FedLExPlugin()])
-    assert "fedsgd" in FedLExPlugin(apply_to="update").refuses
-    assert "fedsgd" not in FedLExPlugin().refuses
+    with pytest.raises(
+        ConfigError, match="method=fedsgd refuses plugin 'fedlex': it acts on local"
+    ):
+        federation(toy_task(), FedSGD, plugins=lambda: [FedLExPlugin(apply_to="update")])
+    federation(toy_task(), FedSGD, plugins=lambda: [FedLExPlugin()])

@@ -144,12 +144,9 @@ def test_the_teacher_is_in_eval_mode_with_the_statistics_of_evaluation(
             torch.testing.assert_close(weights[name], expected, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("classes", [0, 1])
-def test_a_task_without_two_classes_is_refused_at_the_start(
-    federation: Federation, classes: int
-) -> None:
-    with pytest.raises(ConfigError, match=rf"fedntd .*the task has {classes} classes"):
-        federation(replace(task(), classes=classes), FedAvg, plugins=ntd())
+def test_a_task_without_two_classes_is_refused_at_the_start(federation: Federation) -> None:
+    with pytest.raises(ConfigError, match=r"fedntd .*the task has 1 class"):
+        federation(replace(task(), classes=1), FedAvg, plugins=ntd())
 
 
 @pytest.mark.parametrize("options", [{"beta": -1}, {"beta": True}, {"tau": 0}])

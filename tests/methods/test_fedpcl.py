@@ -158,13 +158,13 @@ class NoFeatures(nn.Module):
 
 @pytest.mark.parametrize(
     "changes",
-    [{"model": lambda: nn.Sequential(nn.Linear(4, 2))}, {"model": NoFeatures}, {"classes": 0}],
-    ids=["no head", "no features", "no classes"],
+    [{"model": lambda: nn.Sequential(nn.Linear(4, 2))}, {"model": NoFeatures}],
+    ids=["no head", "no features"],
 )
-def test_an_unsuitable_model_or_task_is_refused(
+def test_an_unsuitable_model_is_refused(
     federation: Callable[..., Any], changes: dict[str, Any]
 ) -> None:
-    message = r"method=fedpcl .*features\(x\).*`head`; this is \w+ with \d classes"
+    message = r"method=fedpcl .*features\(x\).*`head`; this is \w+$"
     with pytest.raises(ConfigError, match=message):
         federation(replace(toy_task(), **changes), FedPCL)
 

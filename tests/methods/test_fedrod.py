@@ -260,16 +260,14 @@ class DeepHead(nn.Module):
     "model", [lambda: nn.Linear(3, 3), DeepHead], ids=["no features", "no linear head"]
 )
 def test_a_model_without_a_linear_head_is_refused(federation: Federation, model: Any) -> None:
-    message = (
-        r"method=fedrod .*features\(x\) and a linear layer `head`; this is (Linear|DeepHead) with 3"
-    )
+    message = r"method=fedrod .*features\(x\) and a linear layer `head`; this is (Linear|DeepHead)$"
     with pytest.raises(ConfigError, match=message):
         federation(replace(task(), model=model), FedROD)
 
 
 def test_a_task_without_classes_is_refused(federation: Federation) -> None:
-    with pytest.raises(ConfigError, match=r"method=fedrod balances the classes.*with 0 classes"):
-        federation(replace(task(), classes=0), FedROD)
+    with pytest.raises(ConfigError, match=r"method=fedrod needs .* class each.*target=labels"):
+        federation(replace(task(), target="labels"), FedROD)
 
 
 @pytest.mark.parametrize("options", [{"gamma": -0.1}, {"gamma": None}, {"init": "random"}])

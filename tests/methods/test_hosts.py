@@ -53,6 +53,8 @@ def test_same_bytes_with_one_worker_and_two(
     launch: Callable[..., Any], host: str, plugins: list[str]
 ) -> None:
     """Messages and client state survive the way to another process, batch norm included."""
+    if host.startswith("fedsgd"):  # which refuses it: its clients take no local step
+        plugins = [name for name in plugins if name != "fedprox"]
     lines = [*HOSTS[host], f"plugin=[{','.join(plugins)}]"]
     if host == "fednova-momentum" and "fedprox" in plugins:
         lines.append("plugin.fedprox.mu=0")  # refused otherwise

@@ -14,8 +14,8 @@ from torch import nn
 from fedhet.data.leaf import ALPHABET
 from fedhet.data.toy import toy_task
 from fedhet.errors import ConfigError
-from fedhet.job import cross_entropy
 from fedhet.models import CharLSTM
+from fedhet.targets import cross_entropy
 from fedhet.task import ClientData, Task
 
 
@@ -84,7 +84,6 @@ def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         "partition.min_size=1",
         "client=adam",
         "client.lr=0.1",
-        "model=char_lstm",
         "model.hidden=8",
         "model.layers=1",
         "rounds=2",
@@ -137,7 +136,8 @@ def test_it_learns(launch: Callable[..., Any], text: list[str]) -> None:
         (["method=feddisk"], "plugin 'feddisk' models the density of inputs.*token numbers"),
         (
             ["method=fedavg", "model=mlp"],
-            r"MLP reads numbers .*a sample of shakespeare is \(80,\), torch\.int16",
+            r"MLP reads numbers .*a sample of shakespeare is \(80,\), torch\.int16;"
+            " model=char_lstm reads text",
         ),
         (["method=fedavg", "engine.vectorize=2"], "engine.vectorize=2: .*recurrent layers"),
     ],
@@ -149,6 +149,15 @@ def test_what_is_refused_on_text(
         text = [override for override in text if not override.startswith("model")]
     with pytest.raises(ConfigError, match=message):
         launch(*text, *overrides)
+
+
+def test_shakespeare_alone_chooses_a_model_that_reads_text(
+    launch: Callable[..., Any], text: list[str]
+) -> None:
+    lines = [line for line in text if not line.startswith("model")]
+    run = launch(*lines, "method=fedavg", "client.epochs=1", "rounds=1")
+    assert run.summary["model"] == "char_lstm"
+    assert run.summary["status"] == "ok"
 
 
 def test_an_lstm_refuses_a_table(launch: Callable[..., Any], tmp_path: Path) -> None:

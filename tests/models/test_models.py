@@ -17,7 +17,7 @@ from fedhet.models import CNN, MLP, FedDiskCNN, FedLExCNN, Logistic
 from fedhet.task import ClientData, Task
 
 # The models of torchvision and timm by name, and those for text, have tests of their own.
-OTHERS = ("torchvision", "timm", "char_lstm")
+OTHERS = ("torchvision", "timm", "char_lstm", "text")
 NAMES = sorted(path.stem for path in CONF.glob("*.yaml") if path.stem not in OTHERS)
 TABLES = ("logistic", "mlp")
 # The smallest sides in pixels; the other models take every size.

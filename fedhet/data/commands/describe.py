@@ -1,6 +1,7 @@
 """Show which client would have which samples, as a table and as figures, without training.
 
-The table has at most MAX_ROWS clients, and a column per class if there are at most MAX_CLASSES.
+The table has at most MAX_ROWS clients, and a column for each class or label, or for each number to
+predict, if there are at most MAX_CLASSES.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ def main(args: argparse.Namespace) -> int:
     """Print the table of clients, draw the figures, and print their paths."""
     from fedhet import config
     from fedhet.data.run_data import RunData
-    from fedhet.record import figures
+    from fedhet.record.labels import partition_figures
 
     data = RunData.of(config.compose(args.overrides).cfg)
     record = data.partition_record()
     folder: Path = args.out or Path("outputs", "partitions", f"{record['name']}-{record['hash']}")
     folder.mkdir(parents=True, exist_ok=True)
-    paths = figures.partition_figures(folder, record)
+    paths = partition_figures(folder, record)
     shown = table(data, record)
     _console_for(shown).print(shown)
     for path in paths:
@@ -50,7 +51,9 @@ def main(args: argparse.Namespace) -> int:
 
 
 def table(data: RunData, record: dict[str, Any]) -> Table:
-    """Clients in rows; samples, parts and classes in columns.
+    """Clients in rows; samples, parts and targets in columns.
+
+    A class or label has its number of samples, a number to predict its mean and deviation.
 
     Args:
         data: the data of a configuration.
@@ -58,18 +61,22 @@ def table(data: RunData, record: dict[str, Any]) -> Table:
     """
     from rich.table import Table
 
-    clients, classes = record["clients"], record["classes"]
+    from fedhet.check import counted
+
+    clients, outputs = record["clients"], data.dataset.outputs
+    number = data.dataset.target == "number"
     part_sizes = data.clients.part_sizes
     sizes = [sum(parts) for parts in part_sizes]
-    by_class = len(classes) <= MAX_CLASSES
+    by_output = len(outputs) <= MAX_CLASSES
     owners = bool(record["owners"])
     noise = bool(data.scheme.noise)
     pooled = " with its test set" if data.scheme.pool_test else ""
     shown = Table(
         title=(
             f"{record['name']} partition {record['hash']} of {data.dataset.name}{pooled}:"
-            f" {clients} clients, {sum(sizes)} of {record['samples']} samples,"
-            f" {min(sizes)} to {max(sizes)} each"
+            f" {counted(clients, 'client')}, {sum(sizes)} of"
+            f" {counted(record['samples'], 'sample')}, {min(sizes)} to {max(sizes)} each, target"
+            f" {data.dataset.target}"
         ),
         caption=f"the first {MAX_ROWS} of {clients} clients" if clients > MAX_ROWS else None,
     )
@@ -78,9 +85,11 @@ def table(data: RunData, record: dict[str, Any]) -> Table:
         headers.append("owner")
     if noise:
         headers.append("noise sd")
-    headers += ["samples", "train", "val", "test", "classes"]
-    if by_class:
-        headers += classes
+    headers += ["samples", "train", "val", "test"]
+    if not number:
+        headers.append("labels" if data.dataset.target == "labels" else "classes")
+    if by_output:
+        headers += outputs
     for header in headers:
         shown.add_column(header, justify="left" if header == "owner" else "right", no_wrap=True)
     for pid in range(min(clients, MAX_ROWS)):
@@ -90,19 +99,30 @@ def table(data: RunData, record: dict[str, Any]) -> Table:
             row.append(record["owners"][pid])
         if noise:
             row.append(f"{data.clients.noise_sd(pid):.3f}")
-        row += [sizes[pid], *part_sizes[pid], sum(count > 0 for count in counts)]
-        if by_class:
-            row += counts
+        row += [sizes[pid], *part_sizes[pid]]
+        if not number:
+            row.append(sum(count > 0 for count in counts))
+        if by_output:
+            row += _numbers(data, pid) if number else counts
         shown.add_row(*map(str, row))
     return shown
 
 
+def _numbers(data: RunData, pid: int) -> list[str]:
+    """Mean and standard deviation of each number over the samples of a client."""
+    y = data.dataset.y.numpy()[data.partition.indices[pid]]
+    if not len(y):
+        return ["-"] * y.shape[1]
+    moments = zip(y.mean(0, dtype=float), y.std(0, dtype=float), strict=True)
+    return [f"{mean:.4g} ± {deviation:.3g}" for mean, deviation in moments]
+
+
 def _console_for(shown: Table) -> Console:
     """The terminal, or a file that is wide enough for every column of the table."""
-    from rich.console import Console
+    from fedhet.record.terminal import Output
 
-    console = Console()
+    console = Output()
     if console.is_terminal:
         return console
     options = console.options.update(max_width=10_000)
-    return Console(width=max(console.width, console.measure(shown, options=options).maximum))
+    return Output(width=max(console.width, console.measure(shown, options=options).maximum))

@@ -12,6 +12,7 @@ import numpy as np
 from fedhet.errors import ConfigError
 
 if TYPE_CHECKING:
+    from fedhet.data.dataset import Dataset
     from fedhet.data.run_data import RunData
 
 
@@ -48,7 +49,8 @@ def write(data: RunData, pid: int, folder: Path) -> Path:
 
     The arrays are x_train and y_train, and x_val, y_val, x_test and y_test where the client has
     such samples. They are what the client would use, before normalisation: uint8 or floating, with
-    its noise. `classes`, `mean` and `std` are those of the dataset.
+    its noise. `classes`, `mean` and `std` are those of the dataset, and so are `target` and what
+    else describes its targets and texts, where it has them.
 
     Raises:
         ConfigError: there is no such client.
@@ -58,7 +60,7 @@ def write(data: RunData, pid: int, folder: Path) -> Path:
             f"--client {pid}: the partition has the clients 0 to {len(data.clients) - 1}"
         )
     client = data.clients[pid]
-    arrays = {key: np.array(getattr(data.dataset, key)) for key in ("classes", "mean", "std")}
+    arrays = _description(data.dataset)
     for part in ("train", "val", "test"):
         samples = getattr(client, part)
         if samples is not None:
@@ -71,3 +73,16 @@ def write(data: RunData, pid: int, folder: Path) -> Path:
         np.savez(complete, allow_pickle=False, **arrays)
         complete.replace(path)  # atomic: a reader sees the whole file or none
     return path
+
+
+def _description(dataset: Dataset) -> dict[str, np.ndarray]:
+    """The arrays that describe the samples, as `dataset=npz` reads them."""
+    keys = ["classes", "mean", "std"]
+    if dataset.target == "number":
+        keys = ["mean", "std", "target", "numbers", "target_mean", "target_std"]
+    elif dataset.target != "class":
+        keys.append("target")
+    if dataset.text:
+        keys += ["vocabulary", *([] if dataset.padding is None else ["padding"])]
+        keys += [] if "target" in keys else ["target"]
+    return {key: np.array(getattr(dataset, key)) for key in keys}

@@ -16,14 +16,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Save the partition of the overrides as `--name`."""
     from fedhet import config
+    from fedhet.check import counted
     from fedhet.data import saved
     from fedhet.data.run_data import RunData
 
     saved.path_of(args.name)  # a name that is not allowed is reported before any data are read
     record = RunData.of(config.compose(args.overrides).cfg).partition_record()
     path = saved.save(args.name, record)
+    clients = counted(record["clients"], "client")
     print(
-        f"partition {record['name']} {record['hash']}, {record['clients']} clients: {path}\n"
+        f"partition {record['name']} {record['hash']}, {clients}: {path}\n"
         f"use it with partition=saved partition.name={args.name}"
     )
     return 0

@@ -98,8 +98,8 @@ def _load(
         y = labels_from_zero(labels, _map_idx(labels, 1), len(classes), first)
         if len(x) != len(y):
             raise DataError(
-                f"{images} contains {len(x)} images, but the file of their labels contains"
-                f" {len(y)}; the numbers must be equal"
+                f"{images} contains {check.counted(len(x), 'image')}, but the file of their labels"
+                f" contains {len(y)}; the numbers must be equal"
             )
         parts.append(Samples(x.mT if transpose else x, torch.from_numpy(y)))
     train, test = parts

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +11,12 @@ import numpy as np
 
 from fedhet import check
 from fedhet.data.array_cache import Arrays, signature
-from fedhet.data.arrays import Classes, RawSamples, assemble, dataset_arrays
+from fedhet.data.arrays import assemble, dataset_arrays
 from fedhet.data.dataset import Dataset, Statistic
 from fedhet.data.files import find_file
+from fedhet.data.raw_samples import RawSamples
+from fedhet.data.target import Classes
+from fedhet.data.tokens import Texts
 from fedhet.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -30,11 +33,17 @@ def table(
     test: str | None,
     test_fraction: float,
     features: Sequence[str] | None,
-    label: str,
+    text: str | None,
+    tokenizer: str | None,
+    max_length: int,
+    label: str | Sequence[str],
+    target: str | None,
     owner: str | None,
     classes: Classes,
     mean: Statistic,
     std: Statistic,
+    target_mean: Statistic,
+    target_std: Statistic,
 ) -> Dataset:
     """The dataset of csv files (with a header) or Parquet files.
 
@@ -44,10 +53,13 @@ def table(
         test_fraction: the fraction of the rows that is held out where `test` is None.
         features: the columns (F,) that the model sees, all of numbers; None: all but `label` and
             `owner`.
-        label: the column of classes, whole numbers or text.
+        text, tokenizer, max_length: a column of texts in place of the features; see
+            `fedhet.data.tokens.Texts`.
+        label: the column of what is learned, or several columns of numbers, or of zeros and ones.
+        target: see `fedhet.data.target.encoded`.
         owner: the column of natural owners; None: there are no owners.
         classes: see `fedhet.data.arrays.dataset_arrays`.
-        mean, std: see `fedhet.data.dataset.Dataset`.
+        mean, std, target_mean, target_std: see `fedhet.data.dataset.Dataset`.
 
     Raises:
         DataError: a file is damaged, lacks a column, or has a cell that is missing or not a finite
@@ -57,19 +69,25 @@ def table(
     paths = [find_file(data_dir, "train", train)]
     if test is not None:
         paths.append(find_file(data_dir, "test", test))
+    texts = Texts.of(text, tokenizer, max_length, data_dir, paths[0].parent)
     settings: dict[str, Any] = {
         "features": features,
         "label": label,
+        "target": target,
         "owner": owner,
         "classes": classes,
         "test_fraction": test_fraction,
     }
 
     def read() -> Arrays:
-        return arrays_of_frames([(str(path), _read_frame(path)) for path in paths], **settings)
+        frames = [(str(path), _read_frame(path)) for path in paths]
+        return arrays_of_frames(frames, texts=texts, **settings)
 
     key = {"loader": "table", **settings, "files": signature(paths)}
-    return assemble(name, key, read, mean, std)
+    if texts is not None:
+        key |= texts.key
+        mean, std = (0.0,), (1.0,)  # tokens are not normalised
+    return assemble(name, key, read, mean, std, target_mean=target_mean, target_std=target_std)
 
 
 def _read_frame(path: Path) -> pandas.DataFrame:
@@ -108,7 +126,9 @@ def arrays_of_frames(
     frames: Sequence[tuple[str, pandas.DataFrame]],
     *,
     features: Sequence[str] | None,
-    label: str,
+    texts: Texts | None,
+    label: str | Sequence[str],
+    target: str | None,
     owner: str | None,
     classes: Classes,
     test_fraction: float,
@@ -119,13 +139,49 @@ def arrays_of_frames(
         frames: pairs (source for messages, data frame): the training data and, optionally, the test
             data. For the other arguments see `table`.
     """
+    others = [*_columns(label), *([] if owner is None else [owner])]
+    used = _inputs(features, texts, frames[0][1].columns, others)
+    owners = [owner, *(known_owner(frame, owner) for _, frame in frames[1:])]
+    for (source, frame), own in zip(frames, owners, strict=True):
+        check_columns(source, frame.columns, [*used, *_columns(label), *([own] if own else [])])
+    described: Arrays = {}
+    if texts is None:
+        xs = [_numeric_columns(frame, used, source) for source, frame in frames]
+    else:
+        words = {source: text_values(frame, texts.column, source) for source, frame in frames}
+        xs, described = texts.encoded(words)
+    train, *tests = (
+        raw_samples(x, frame, source, label, own)
+        for x, (source, frame), own in zip(xs, frames, owners, strict=True)
+    )
+    test = tests[0] if tests else None
+    return dataset_arrays(train, test, classes, test_fraction, target) | described
+
+
+def _columns(label: str | Sequence[str]) -> list[str]:
+    return [label] if isinstance(label, str) else list(label)
+
+
+def _inputs(
+    features: Sequence[str] | None,
+    texts: Texts | None,
+    columns: Sequence[str],
+    others: Sequence[str],
+) -> list[str]:
+    """The columns that the model sees."""
+    if texts is not None:
+        if features is not None:
+            raise ConfigError(
+                f"dataset.text={texts.column} with dataset.features={features}: the inputs are"
+                " either a text or columns of numbers"
+            )
+        return [texts.column]
     if isinstance(features, str):
         raise ConfigError(
             f"dataset.features={features}: must be null, or a list of columns: [{features}]"
         )
-    others = [label] if owner is None else [label, owner]
     if features is None:
-        used = [column for column in frames[0][1].columns if column not in others]
+        used = [column for column in columns if column not in others]
     else:
         used = list(features)
     if not used or set(used) & set(others):
@@ -133,28 +189,37 @@ def arrays_of_frames(
             f"dataset.features={used}: must name at least one column, and none of"
             f" {', '.join(others)}, the label and the owner"
         )
-    train = _raw_samples(*frames[0], used, label, owner)
-    test = None
-    if len(frames) > 1:
-        test = _raw_samples(*frames[1], used, label, known_owner(frames[1][1], owner))
-    return dataset_arrays(train, test, classes, test_fraction)
+    return used
 
 
-def _raw_samples(
-    source: str, frame: pandas.DataFrame, features: Sequence[str], label: str, owner: str | None
-) -> RawSamples:
-    required = [*features, label] if owner is None else [*features, label, owner]
+def check_columns(source: str, present: Iterable[str], required: Iterable[str]) -> None:
+    """Check that a table has these columns.
+
+    Raises:
+        DataError: one is missing.
+    """
+    names = [str(column) for column in present]
     for column in required:
-        if column not in frame.columns:
-            columns = ", ".join(map(str, frame.columns))
-            raise DataError(f"{source} has no column {column!r}; it has {columns}")
-    return RawSamples(
-        _numeric_columns(frame, features, source),
-        column_values(frame, label, source),
-        None if owner is None else column_values(frame, owner, source),
-        source,
-        f"{source}, column {label!r}",
-    )
+        if column not in names:
+            raise DataError(f"{source} has no column {column!r}; it has {', '.join(names)}")
+
+
+def raw_samples(
+    x: np.ndarray,
+    frame: pandas.DataFrame,
+    source: str,
+    label: str | Sequence[str],
+    owner: str | None,
+) -> RawSamples:
+    """The samples with these inputs, and the labels and owners of a data frame."""
+    columns = _columns(label)
+    y = column_values(frame, columns[0], source, lists=True)
+    named = f"{source}, column {columns[0]!r}"
+    if not isinstance(label, str):
+        y = np.stack([column_values(frame, column, source) for column in columns], axis=1)
+        named = f"{source}, columns {columns}"
+    owners = None if owner is None else column_values(frame, owner, source)
+    return RawSamples(x, y, owners, source, named, tuple(columns))
 
 
 def _numeric_columns(frame: pandas.DataFrame, columns: Sequence[str], source: str) -> np.ndarray:
@@ -176,7 +241,7 @@ def _numeric_columns(frame: pandas.DataFrame, columns: Sequence[str], source: st
             (value,) = frame[column].iloc[[row]].tolist()
             raise DataError(
                 f"{source}, row {row}, column {column!r}: {repr(value)[:60]}; expected finite"
-                " numbers; dataset.features chooses the columns"
+                " numbers; dataset.features chooses the columns, dataset.text one of texts"
             )
     return x
 
@@ -186,8 +251,16 @@ def known_owner(frame: pandas.DataFrame, owner: str | None) -> str | None:
     return owner if owner in frame.columns and not frame[owner].isna().any() else None
 
 
-def column_values(frame: pandas.DataFrame, column: str, source: str) -> np.ndarray:
+def column_values(
+    frame: pandas.DataFrame, column: str, source: str, *, lists: bool = False
+) -> np.ndarray:
     """The values (n,) of a column of labels or owners, in numpy's type.
+
+    Args:
+        frame: the table.
+        column: the column.
+        source: where the table comes from, for messages.
+        lists: whether all values may be lists; the array then holds objects.
 
     Raises:
         DataError: a value is missing, or is a list.
@@ -200,9 +273,23 @@ def column_values(frame: pandas.DataFrame, column: str, source: str) -> np.ndarr
         )
     values = frame[column].to_numpy()
     if values.dtype == object:
+        are_lists = [isinstance(value, list | np.ndarray) for value in values]
         for row, value in enumerate(values):
-            if isinstance(value, list | dict | np.ndarray):
+            if isinstance(value, dict) or (are_lists[row] and not (lists and all(are_lists))):
                 raise DataError(
                     f"{source}, row {row}, column {column!r}: {value}; expected a number or text"
                 )
+    return values
+
+
+def text_values(frame: pandas.DataFrame, column: str, source: str) -> list[str]:
+    """The values of a column of texts.
+
+    Raises:
+        DataError: a value is missing, or is not a text.
+    """
+    values = column_values(frame, column, source).tolist()
+    for row, value in enumerate(values):
+        if not isinstance(value, str):
+            raise DataError(f"{source}, row {row}, column {column!r}: {value!r}; expected a text")
     return values

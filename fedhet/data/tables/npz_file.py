@@ -12,13 +12,17 @@ import numpy as np
 
 from fedhet import check
 from fedhet.data.array_cache import Arrays, signature
-from fedhet.data.arrays import Classes, RawSamples, assemble, dataset_arrays
+from fedhet.data.arrays import assemble, dataset_arrays
 from fedhet.data.dataset import Dataset, Statistic
 from fedhet.data.files import find_file
+from fedhet.data.raw_samples import RawSamples
+from fedhet.data.target import CHOICES, Classes
 from fedhet.errors import ConfigError, DataError
 
 # The arrays of a file that describe its others, as `python -m fedhet.data export` writes them.
-_DESCRIPTIVE = ("classes", "mean", "std")
+_STATISTICS = ("mean", "std", "target_mean", "target_std")
+_TOKENS = ("vocabulary", "padding")
+_DESCRIPTIVE = ("target", "classes", "numbers", *_STATISTICS, *_TOKENS)
 # What np.load raises for a damaged file, or for one that contains objects.
 _DAMAGE = (
     OSError,
@@ -42,33 +46,46 @@ def npz(
     y_test: str,
     owner: str | None,
     owner_test: str | None,
+    target: str | None,
     classes: Classes,
     text: bool,
+    vocabulary: int | None,
+    padding: int | None,
     mean: Statistic,
     std: Statistic,
+    target_mean: Statistic,
+    target_std: Statistic,
 ) -> Dataset:
     """The dataset of an npz file.
 
     Args:
         file: its path, absolute or under `data_dir`.
         x_train, x_test: the names of arrays: a table (n, F); images (n, H, W) or (n, C, H, W) as
-            uint8 or floats in [0, 1]; or, with `text`, token numbers (n, T), each one of the
-            classes.
-        y_train, y_test: the names of arrays (n,) of whole numbers or text.
+            uint8 or floats in [0, 1]; or, with `text`, token numbers (n, T).
+        y_train, y_test: the names of arrays: classes (n,), whole numbers or text; numbers (n,) or
+            (n, K); or labels (n, L) of zeros and ones.
         owner: the name of an array (n,), the natural owner of each training sample; None: there
             are no owners.
         owner_test: the same of the test samples, which `partition.pool_test=true` uses.
+        target: see `fedhet.data.target.encoded`; None also stands for an array `target` in the
+            file, and for the next token of a text.
         classes: see `fedhet.data.arrays.dataset_arrays`; None also stands for an array `classes` in
             the file, the names of 0 .. C-1.
         text: whether the inputs are token numbers.
-        mean, std: see `fedhet.data.dataset.Dataset`; "auto" also stands for arrays `mean` and `std`
-            in the file. Not used for text.
+        vocabulary, padding: of a text, see `fedhet.data.dataset.Dataset`; None also stands for
+            arrays of these names in the file. Without either, a text has the tokens that occur, or
+            those that may be the next one, and no padding.
+        mean, std, target_mean, target_std: see `fedhet.data.dataset.Dataset`; "auto" also stands
+            for arrays of these names in the file. `mean` and `std` are not used for text.
 
     Raises:
         DataError: the file is damaged, lacks an array, or an array contains no such data; the
             message names the array and the row.
     """
     check.boolean("dataset.text", text)
+    check.optional(check.integer, "dataset.vocabulary", vocabulary, low=1)
+    check.optional(check.integer, "dataset.padding", padding, low=0)
+    tokens = {"vocabulary": vocabulary, "padding": padding}
     names = {"x_train": x_train, "y_train": y_train, "x_test": x_test, "y_test": y_test}
     if owner is not None:
         names["owner"] = owner
@@ -83,15 +100,26 @@ def npz(
     key = {
         "loader": "npz",
         "names": names,
+        "target": target,
         "classes": classes,
         "text": text,
+        **tokens,
         "files": signature([path]),
     }
-    read = partial(_read, path, names, classes, text)
-    return assemble(name, key, read) if text else assemble(name, key, read, mean, std)
+    read = partial(_read, path, names, target, classes, text, tokens)
+    if text:
+        mean, std = (0.0,), (1.0,)
+    return assemble(name, key, read, mean, std, target_mean=target_mean, target_std=target_std)
 
 
-def _read(path: Path, names: Mapping[str, str], classes: Classes, text: bool) -> Arrays:
+def _read(
+    path: Path,
+    names: Mapping[str, str],
+    target: str | None,
+    classes: Classes,
+    text: bool,
+    tokens: Mapping[str, int | None],
+) -> Arrays:
     """The dataset's arrays; see `npz`."""
     arrays = _load_arrays(path, names)
     sources = {key: f"{path}, array {array!r}" for key, array in names.items()}
@@ -115,9 +143,25 @@ def _read(path: Path, names: Mapping[str, str], classes: Classes, text: bool) ->
         descriptive.pop("classes", None)
     for key, values in descriptive.items():
         _check_descriptive(key, values, path)
+    if target == "number":
+        descriptive.pop("classes", None)
     if "classes" in descriptive:
         classes = len(descriptive["classes"])
-    return dataset_arrays(train, test, classes) | descriptive
+    stated = descriptive.pop("target", None)
+    if target is None:
+        target = str(stated) if stated is not None else "next_char" if text else None
+    described = dataset_arrays(train, test, classes, target=target) | descriptive
+    return described | _tokens(described, tokens) if text else described
+
+
+def _tokens(arrays: Arrays, given: Mapping[str, int | None]) -> Arrays:
+    """The arrays vocabulary and padding of a text, as far as it has them."""
+    tokens = {key: arrays[key] for key in _TOKENS if key in arrays}
+    tokens |= {key: np.array(value) for key, value in given.items() if value is not None}
+    if "vocabulary" not in tokens and arrays["target"][0] != "next_char":
+        largest = max(int(arrays[part].max()) for part in ("x", "test_x"))
+        tokens["vocabulary"] = np.array(max(largest, int(tokens.get("padding", 0))) + 1)
+    return tokens
 
 
 def _load_arrays(path: Path, names: Mapping[str, str]) -> Arrays:
@@ -141,14 +185,20 @@ def _load_arrays(path: Path, names: Mapping[str, str]) -> Arrays:
 
 
 def _check_descriptive(key: str, values: np.ndarray, path: Path) -> None:
-    if key == "classes":
+    if key in ("classes", "numbers"):
         valid = values.ndim == 1 and len(np.unique(values)) == len(values)
         expected = "distinct names (C,)"
+    elif key == "target":
+        valid = values.ndim == 0 and str(values) in CHOICES
+        expected = f"one of {', '.join(CHOICES)}"
+    elif key in _TOKENS:
+        valid = values.ndim == 0 and values.dtype.kind in "iu" and bool(values >= 0)
+        expected = "a whole number >= 0"
     else:
         numbers = values.ndim == 1 and values.dtype.kind in "iuf"
         valid = numbers and bool(np.isfinite(values).all())
         expected = "a finite number for each channel or column"
-        if key == "std":
+        if key.endswith("std"):
             valid = valid and values.min() > 0
             expected += ", > 0"
     if not valid:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from fedhet import streams, trees
+from fedhet.check import counted
 from fedhet.maths import feddisk
 from fedhet.maths.feddisk import Masks
 from fedhet.messages import Broadcast, LocalSettings, Update
@@ -157,7 +158,7 @@ class ClientHalf(Plugin):
         w = kept["w"]
         if len(data) < len(w):
             raise ValueError(
-                f"the client trains on {len(data)} samples, but has weights for {len(w)}"
+                f"the client trains on {counted(len(data), 'sample')}, but has weights for {len(w)}"
             )
         return torch.cat([w, w.new_ones(len(data) - len(w))]).to(data.x.device)
 

@@ -136,14 +136,16 @@ def descend(
         ValueError: the loss is NaN or infinite.
     """
     optimizer = optimizers.make(settings, params)  # type: ignore[arg-type]
+    device = params[0].device
     for _ in range(settings.epochs):
-        total = 0.0
-        for index in torch.randperm(n, generator=draws).split(settings.batch_size):
+        total = torch.zeros((), dtype=torch.float64, device=device)
+        for index in torch.randperm(n, generator=draws).to(device).split(settings.batch_size):
             batch_losses = losses(index)
             grads = derivative(batch_losses, None, params)
             with torch.no_grad():
                 optimizer.step(grads)
-            total += float(batch_losses.detach().sum())
-        if not isfinite(total):
-            raise ValueError(f"the loss of the {what} is {total}; a smaller learning rate may help")
-        yield total / n
+            total += batch_losses.detach().sum()
+        mean = float(total) / n
+        if not isfinite(mean):
+            raise ValueError(f"the loss of the {what} is {mean}; a smaller learning rate may help")
+        yield mean

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import torch
 
 from fedhet import trees
+from fedhet.check import counted
 from fedhet.errors import ConfigError
 from fedhet.messages import Broadcast, Update
 from fedhet.methods.feddisk import networks
@@ -160,10 +161,10 @@ class ServerHalf(Plugin):
         if low:
             worst = min(low, key=shares.__getitem__)
             log.warning(
-                "feddisk: the effective sample size is below n_k / 2 for %d of %d clients, the"
+                "feddisk: the effective sample size is below n_k / 2 for %d of %s, the"
                 " lowest %.2f n_k for client %d: the weights make their updates noisier",
                 len(low),
-                len(shares),
+                counted(len(shares), "client"),
                 shares[worst],
                 worst,
             )

@@ -39,8 +39,8 @@ Rulings:
 - The paper claims privacy without analysis. With few samples, components are near-copies of images;
   a warning says so.
 
-Defaults: 5 components and psi .02 are the paper's. Its momentum .9, weight decay, batch size 128
-and one local epoch are settings of the client (conf/client).
+Defaults: 5 components and `psi = .02` are the paper's. Its momentum .9, weight decay, batch size
+128 and one local epoch are settings of the client (conf/client).
 
 client.py and server.py hold the two halves of the plug-in, mixtures.py the form in which mixtures
 travel, and fedhet/maths/fedgmm.py the equations.

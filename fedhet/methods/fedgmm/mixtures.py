@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from fedhet.check import counted
 from fedhet.errors import RunFailed
 from fedhet.maths import fedgmm as maths
 from fedhet.maths.fedgmm import Mixture
@@ -78,8 +79,9 @@ def checked_size(whose: str, k: int, d: int, max_mb: float) -> float:
     megabytes = k * (8 + 4 * (2 * d + 1)) / _MB
     if megabytes > max_mb:
         raise RunFailed(
-            f"fedgmm: the mixtures of {whose} are {k} components of {d} pixels,"
-            f" {megabytes:.1f} MB, above plugin.fedgmm.max_payload_mb={max_mb:g};"
-            " use fewer components, max_components, or smaller images"
+            f"fedgmm: the mixtures of {whose} are {counted(k, 'component')} of"
+            f" {counted(d, 'pixel')}, {megabytes:.1f} MB, above"
+            f" plugin.fedgmm.max_payload_mb={max_mb:g}; use fewer components, max_components, or"
+            " smaller images"
         )
     return megabytes

@@ -10,6 +10,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from fedhet.check import counted
 from fedhet.errors import ConfigError
 from fedhet.maths import fedgmm as maths
 from fedhet.maths.fedgmm import Mixture
@@ -37,10 +38,13 @@ class ServerHalf(Plugin):
     agg_count: str
     max_payload_mb: float
 
+    @property
+    def changes_weights(self) -> bool:
+        return self.agg_count == "augmented"
+
     def setup(self) -> None:
         task = self.server.site.task
-        if not task.classes:
-            raise ConfigError("plugin 'fedgmm' needs a task with classes; this one has none")
+        task.check_classes("plugin 'fedgmm'")
         task.check_density(self.name)
         weighs_by_samples = self.server.base_weight(Update(0, num_examples=2)) == 2
         if self.agg_count == "augmented" and not weighs_by_samples:
@@ -78,7 +82,7 @@ class ServerHalf(Plugin):
         for c, n in enumerate(counts):
             if (n >= self.min_class_samples) != (c in mixtures):
                 raise ValueError(
-                    f"extra {MIXTURES!r}, class {c}: {n} samples and"
+                    f"extra {MIXTURES!r}, class {c}: {counted(n, 'sample')} and"
                     f" {'a' if c in mixtures else 'no'} mixture; a mixture is expected if and only"
                     f" if there are min_class_samples={self.min_class_samples} samples"
                 )
@@ -87,8 +91,8 @@ class ServerHalf(Plugin):
             most = maths.components(n, self.components)
             if len(mixtures[c].pi) > most:
                 raise ValueError(
-                    f"extra {MIXTURES!r}, class {c}: {len(mixtures[c].pi)} components of {n}"
-                    f" samples; at most {most} are expected"
+                    f"extra {MIXTURES!r}, class {c}: {counted(len(mixtures[c].pi), 'component')} of"
+                    f" {counted(n, 'sample')}; expected: at most {most}"
                 )
         if mixtures and self._d is None:
             self._d = next(iter(mixtures.values())).mu.shape[1]
@@ -123,7 +127,8 @@ class ServerHalf(Plugin):
         self._global_max = int(counts.max())
         components = len(self._pooled["label"])
         megabytes = checked_size("all clients", components, d, self.max_payload_mb)
-        log.info("fedgmm: %d components, %.1f MB to each client", components, megabytes)
+        sent = counted(components, "component")
+        log.info("fedgmm: %s, %.1f MB to each client", sent, megabytes)
         self.report = {
             "counts": counts,
             "pids": torch.tensor(pids),
@@ -154,10 +159,10 @@ class ServerHalf(Plugin):
         thin = int((fitted & (counts < enough)).sum())
         if thin:
             log.warning(
-                "fedgmm: privacy: %d of the %d mixtures are fitted to fewer than %d samples; their"
-                " components may be near-copies of images",
+                "fedgmm: privacy: %d of %s are fitted to fewer than %d samples; their components"
+                " may be near-copies of images",
                 thin,
-                int(fitted.sum()),
+                counted(int(fitted.sum()), "mixture"),
                 enough,
             )
         return thin

@@ -1,22 +1,19 @@
 """A federation in one process, which a test advances step by step.
 
-Between a test and the classes there is nothing: no configuration, no engine, no run folder. A test
-gets the class as the fixture `federation`:
+Between a test and the classes there is nothing: no configuration, no engine, no run folder.
 
-    from fedhet.data.toy import toy_task
     from fedhet.methods.fedavg import FedAvg
     from fedhet.methods.fednorm import FedNormPlugin
+    from fedhet.testing import Federation, toy_task
 
-    def test_fednorm_changes_the_weights_of_the_mean(federation):
-        plain = federation(toy_task(), FedAvg, rounds=2)
-        fednorm = federation(toy_task(), FedAvg, plugins=lambda: [FedNormPlugin()], rounds=2)
+    def test_fednorm_changes_the_weights_of_the_mean():
+        plain = Federation(toy_task(), FedAvg, rounds=2)
+        fednorm = Federation(toy_task(), FedAvg, plugins=lambda: [FedNormPlugin()], rounds=2)
         plan = plain.step()  # one step; the messages that the clients got
         assert [msg.pid for msg in plan] == [3, 2, 1, 0]
         assert set(plain.model) == set(plan[0].weights)
         plain.run()  # the steps that are left
         assert fednorm.run().sha256 != plain.sha256
-
-Runs with a configuration are made by the fixture `launch`.
 """
 
 from __future__ import annotations

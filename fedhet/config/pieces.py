@@ -1,0 +1,116 @@
+"""Where pieces of one's own are found: folders such as conf/, in packages outside of fedhet.
+
+An installed package names its folder by an entry point of the group `fedhet.conf`, such as
+`my_package = "my_package.conf"`. Further folders are in the environment variable FEDHET_CONF, to
+which `--config-dir` adds. Both belong to the machine: a run that comes from elsewhere cannot name
+a folder. No package is imported here.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+from fedhet.errors import ConfigError
+
+ENTRY_POINTS = "fedhet.conf"
+SEARCH_PATH = "FEDHET_CONF"  # folders separated as in PATH
+TRUST = "FEDHET_TRUST"  # packages separated by commas or colons
+
+
+class Installed(NamedTuple):
+    """A folder that an entry point names.
+
+    Attributes:
+        folder: the folder.
+        package: the package in which it lies; installing it was the decision to trust it.
+    """
+
+    folder: Path
+    package: str
+
+
+def folders() -> list[Path]:
+    """Return the folders of installed packages, then those of the search path.
+
+    Raises:
+        ConfigError: there is no such folder.
+    """
+    return [piece.folder for piece in installed()] + search_path()
+
+
+def trusted_packages() -> list[str]:
+    """Return the packages whose classes a configuration may name, beside fedhet itself."""
+    words = re.split("[,:]", os.environ.get(TRUST, ""))
+    named = [word.strip().rstrip(".") for word in words if word.strip(" .")]
+    return [*named, *(piece.package for piece in installed())]
+
+
+def search_path() -> list[Path]:
+    """Return the folders in FEDHET_CONF, as absolute paths."""
+    words = os.environ.get(SEARCH_PATH, "").split(os.pathsep)
+    return [_existing(word, SEARCH_PATH) for word in words if word]
+
+
+def extend_search_path(words: Sequence[str]) -> None:
+    """Put folders of `--config-dir` before those of FEDHET_CONF, also for processes started later.
+
+    Raises:
+        ConfigError: there is no such folder.
+    """
+    if words:
+        added = [_existing(word, "--config-dir") for word in words]
+        os.environ[SEARCH_PATH] = os.pathsep.join(map(str, [*added, *search_path()]))
+
+
+def installed() -> tuple[Installed, ...]:
+    """Return the folders that installed packages name.
+
+    Raises:
+        ConfigError: an entry point names no folder.
+    """
+    return _installed(tuple(sys.path))
+
+
+@lru_cache(maxsize=4)
+def _installed(path: tuple[str, ...]) -> tuple[Installed, ...]:
+    """Read the entry points of the distributions on this `sys.path`; that takes milliseconds."""
+    found = sorted(entry_points(group=ENTRY_POINTS), key=lambda point: (point.name, point.value))
+    return tuple(dict.fromkeys(map(_piece, found)))
+
+
+def _piece(point: EntryPoint) -> Installed:
+    parts = re.split("[.:]", point.value)
+    for location in _locations(parts[0]):
+        folder = Path(location, *parts[1:])
+        if folder.is_dir():
+            return Installed(folder.resolve(), ".".join(parts[:-1]) or parts[0])
+    owner = f" of the installed package {point.dist.name}" if point.dist else ""
+    raise ConfigError(
+        f"the entry point {point.name} = {point.value!r} (group {ENTRY_POINTS}){owner} names no"
+        " folder; it must be that of the package's yaml files, as in 'my_package.conf'"
+    )
+
+
+def _locations(package: str) -> Iterator[str]:
+    """Yield the folders of a package, which is not imported."""
+    try:
+        spec = find_spec(package)
+    except (ImportError, ValueError):
+        return
+    if spec is not None:
+        yield from spec.submodule_search_locations or ()
+
+
+def _existing(word: str, origin: str) -> Path:
+    folder = Path(word)
+    if not folder.is_dir():
+        raise ConfigError(f"{origin}={word}: there is no such folder")
+    return folder.resolve()

@@ -1,0 +1,260 @@
+"""A task given as objects: whether it fits together, and what is recorded of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from omegaconf import DictConfig, OmegaConf
+from torch import Tensor, nn
+
+from fedhet.config import Config, compose
+from fedhet.errors import ConfigError, DataError
+from fedhet.models.base import trial_output
+from fedhet.site import Site
+from fedhet.targets import WITH_CLASSES
+from fedhet.task import Samples, Task
+
+# The settings that a task replaces.
+REPLACED = ("dataset", "partition", "model", "data_dir")
+# Samples in a trial: more than one, so that a mean over them is noticed.
+TRIAL = 3
+
+
+def check_settings(settings: Config) -> None:
+    """Refuse settings that have no effect with a task.
+
+    Raises:
+        ConfigError: naming each of these settings, and of an experiment the groups that it sets.
+    """
+    keys = [override.partition("=")[0].lstrip("+") for override in settings.overrides]
+    ignored = [
+        override
+        for key, override in zip(keys, settings.overrides, strict=True)
+        if key.partition(".")[0] in REPLACED
+    ]
+    if "experiment" in keys and not ignored:
+        default = compose([]).cfg
+        chosen = settings.overrides[keys.index("experiment")]
+        changed = [key for key in REPLACED if settings.cfg[key] != default[key]]
+        ignored = [f"{chosen} (which sets {', '.join(changed)})"] if changed else []
+    if ignored:
+        raise ConfigError(
+            f"{', '.join(ignored)} with a Task: it has its own data, clients and model, so settings"
+            " of dataset, partition, model and data_dir have no effect; leave them out"
+        )
+
+
+def check_task(site: Site) -> None:
+    """Check that model, criterion, classes and data of the site's task fit together.
+
+    Every client in a list is checked; where another sequence loads them, only the first one that
+    has samples is. The model is tried on a few samples of each shape.
+
+    Raises:
+        ConfigError: the model does not take the inputs, the criterion does not return one loss per
+            sample, or `classes` does not fit the targets and the model's output.
+        DataError: a target or an input is out of range; the message names client, part and sample.
+    """
+    task = site.task
+    tried = set()
+    for where, samples in _parts(task):
+        if task.target in WITH_CLASSES:
+            _check_classes(where, samples.y, task.classes)
+        elif task.target == "labels":
+            _check_labels(where, samples.y, task.classes)
+        elif samples.y.is_floating_point():
+            _check_finite(where, "target", samples.y)
+        _check_inputs(where, samples, site)
+        kind = (samples.x.shape[1:], samples.x.dtype, samples.y.shape[1:], samples.y.dtype)
+        if kind not in tried:
+            tried.add(kind)
+            _try(where, samples, site)
+
+
+def _parts(task: Task) -> Iterator[tuple[str, Samples]]:
+    """Yield the samples to be checked, each with its place; a lazy sequence loads one client."""
+    loaded = isinstance(task.clients, list | tuple)
+    filled = [pid for pid, size in enumerate(task.sizes) if size]
+    for pid in range(len(task.sizes)) if loaded else filled[:1]:
+        client = task.clients[pid]
+        for part in ("train", "val", "test"):
+            samples = getattr(client, part)
+            if samples is not None and len(samples):
+                yield f"client {pid}, {part}", samples
+    if task.test is not None:
+        yield "the global test set", task.test
+
+
+def _check_classes(where: str, y: Tensor, classes: int) -> None:
+    expected = f"with classes={classes}, targets are (n,) whole numbers from 0 to {classes - 1}"
+    if y.ndim != 1:
+        hint = ""
+        if y.ndim == 2 and y.shape[1] == 1:
+            hint = "; y.squeeze(1) has this shape"
+        elif y.ndim == 2 and y.shape[1] == classes:
+            hint = "; of one-hot targets, y.argmax(1) are the classes"
+        raise DataError(f"{where}: the targets have shape {tuple(y.shape)}; {expected}{hint}")
+    if y.dtype != torch.int64:
+        raise DataError(
+            f"{where}: the targets are {y.dtype}, the first is {y[0].item()}; {expected}, such as"
+            ' y.long(); if they are not classes, write target="number"'
+        )
+    wrong = ((y < 0) | (y >= classes)).nonzero()
+    if len(wrong):
+        row = int(wrong[0])
+        raise DataError(f"{where}, sample {row}: the target is {int(y[row])}; {expected}")
+
+
+def _check_labels(where: str, y: Tensor, labels: int) -> None:
+    expected = f"with target=labels and classes={labels}, targets are (n, {labels}) zeros and ones"
+    if y.shape[1:] != (labels,):
+        raise DataError(f"{where}: the targets have shape {tuple(y.shape)}; {expected}")
+    wrong = ((y != 0) & (y != 1)).nonzero()
+    if len(wrong):
+        row, label = wrong[0].tolist()
+        raise DataError(f"{where}, sample {row}: a target is {y[row, label].item()}; {expected}")
+
+
+def _check_inputs(where: str, samples: Samples, site: Site) -> None:
+    """Refuse inputs that are NaN or infinite, unless the transform replaces them."""
+    x = samples.x
+    if not x.is_floating_point() or not x.numel() or all(bound.isfinite() for bound in x.aminmax()):
+        return
+    if site.task.transform is not None:
+        x = site.prepared(Samples(x.clone(), samples.y)).x
+    _check_finite(where, "input", x)
+
+
+def _check_finite(where: str, what: str, values: Tensor) -> None:
+    wrong = (~values.flatten(1 if values.ndim > 1 else 0).isfinite()).nonzero()
+    if len(wrong):
+        row = int(wrong[0, 0])
+        value = values[row].flatten()[int(wrong[0, 1]) if values.ndim > 1 else 0].item()
+        raise DataError(
+            f"{where}, sample {row}: the {what} contains {value}; expected finite numbers"
+        )
+
+
+def _try(where: str, samples: Samples, site: Site) -> None:
+    """Try model and criterion on a batch of several samples, and on one of a single sample."""
+    task = site.task
+    few = torch.arange(TRIAL) % len(samples)
+    batch = site.prepared(Samples(samples.x[few], samples.y[few]))
+    name = type(site.model).__name__
+    with site.seeded("trial"), torch.no_grad():
+        output = trial_output(
+            site.model,
+            batch.x,
+            f"Task: the model {name}, whose parameters are {site.parameters[0].dtype}, does not"
+            f" take {TRIAL} samples of {where}, {batch.x.dtype} of shape {tuple(batch.x.shape)}",
+        )
+        _check_output(where, output, samples.y, name, task)
+        for n in (TRIAL, 1):
+            _check_losses(where, task.criterion, output[:n], batch.y[:n])
+
+
+def _check_output(where: str, output: Any, y: Tensor, name: str, task: Task) -> None:
+    if not isinstance(output, Tensor):
+        raise ConfigError(f"Task: the model {name} returns a {type(output).__name__}, not a tensor")
+    shape = tuple(output.shape)
+    if task.target not in ("number", "loss") and shape != (TRIAL, task.classes):
+        raise ConfigError(
+            f"Task: for {TRIAL} samples the model {name} returns shape {shape}; with"
+            f" classes={task.classes} it must be {(TRIAL, task.classes)}, one number for each class"
+        )
+    if not output.ndim or len(output) != TRIAL:
+        raise ConfigError(
+            f"Task: for {TRIAL} samples the model {name} returns shape {shape}; its first dimension"
+            f" must be the samples, {TRIAL}"
+        )
+    whole = y.dtype == torch.int64 and y.ndim == 1
+    if (
+        task.target == "loss"
+        and whole
+        and output.ndim == 2
+        and 0 <= y.min() <= y.max() < shape[1] > 1
+    ):
+        raise ConfigError(
+            f"Task: target=loss, but the targets of {where} are whole numbers from"
+            f" {int(y.min())} to {int(y.max())} and the model {name} has {shape[1]} outputs, as for"
+            f' classes: write target="class" and classes={shape[1]}'
+        )
+
+
+def _check_losses(where: str, criterion: Any, output: Tensor, y: Tensor) -> None:
+    n = len(y)
+    name = _name(criterion)
+    batch = f"for a batch of {n} from {where}"
+    try:
+        losses = criterion(output, y)
+    except Exception as error:
+        raise ConfigError(
+            f"Task: {batch}, the criterion {name} does not take the model's output,"
+            f" {output.dtype} of shape {tuple(output.shape)}, with targets that are {y.dtype} of"
+            f" shape {tuple(y.shape)}: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        ) from error
+    returned = f"a {type(losses).__name__}"
+    if isinstance(losses, Tensor):
+        if losses.shape == (n,):
+            return
+        returned = f"shape {tuple(losses.shape)}"
+    hint = 'write reduction="none", as in torch\'s losses'
+    if isinstance(criterion, nn.Module) and getattr(criterion, "reduction", "none") != "none":
+        hint = f'write {name}(reduction="none")'
+    elif isinstance(losses, Tensor) and losses.ndim == 2 and output.shape == (n, 1) and y.ndim == 1:
+        hint = f"the output {(n, 1)} and the targets ({n},) are broadcast; use output.squeeze(1)"
+    elif n == 1:
+        hint = "squeeze() without a dimension also removes that of a single sample"
+    elif isinstance(losses, Tensor) and losses.ndim > 1 and len(losses) == n:
+        hint = "average the other dimensions, as in losses.flatten(1).mean(1)"
+    raise ConfigError(
+        f"Task: {batch}, the criterion {name} returns {returned} instead of one loss for each"
+        f" sample, shape ({n},): {hint}"
+    )
+
+
+def _name(thing: Any) -> str:
+    """Name an object as code does: a function by its name, another object by its class."""
+    named = thing if hasattr(thing, "__name__") else type(thing)
+    return str(named.__name__)
+
+
+# ---- the record
+def recorded_config(cfg: DictConfig, site: Site) -> DictConfig:
+    """Return the configuration with the task in place of the settings that it replaces."""
+    task = site.task
+    kept = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key not in REPLACED])
+    model = type(site.model)
+    named = {
+        "model": f"{model.__module__}.{model.__qualname__}",
+        "criterion": _name(task.criterion),
+        "transform": None if task.transform is None else _name(task.transform),
+        "augment": None if task.augment is None else _name(task.augment),
+    }
+    learned = {"target": task.target, "classes": task.classes}
+    given = {**named, **learned, "clients": len(task.sizes)}
+    return OmegaConf.merge(OmegaConf.create({"task": given}), kept)  # type: ignore[return-value]
+
+
+def partition_record(task: Task) -> dict[str, Any]:
+    """Return the content of partition.json for a task given as objects.
+
+    It has the samples of each client and class where the clients are a list of classes' samples.
+    """
+    record: dict[str, Any] = {
+        "name": "task",
+        "clients": len(task.sizes),
+        "hash": None,
+        "train_sizes": list(task.sizes),
+        "target": task.target,
+    }
+    if task.target not in WITH_CLASSES or not isinstance(task.clients, list | tuple):
+        return record
+    counts = torch.zeros(len(task.sizes), task.classes, dtype=torch.int64)
+    for pid, client in enumerate(task.clients):
+        for samples in (client.train, client.val, client.test):
+            if samples is not None:
+                counts[pid] += torch.bincount(samples.y, minlength=task.classes)
+    return {**record, "counts": counts.tolist()}

@@ -1,0 +1,272 @@
+"""From the labels of a file to what a model is trained on: classes, numbers, or sets of labels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from fedhet import check
+from fedhet.data.array_cache import Arrays
+from fedhet.data.raw_samples import RawSamples
+from fedhet.errors import ConfigError, DataError
+
+# `dataset.classes`: the classes' labels, their number, or None for the labels in the data.
+Classes = int | Sequence[str] | None
+CHOICES = ("class", "number", "labels", "next_char")  # of `dataset.target`
+# Whole numbers are hardly classes if there are more than so many of them, on average with fewer
+# than so many samples each.
+_MOST_CLASSES = 20
+_FEWEST_SAMPLES = 5
+
+
+def encoded(
+    train: RawSamples, test: RawSamples | None, target: str | None, classes: Classes
+) -> tuple[list[np.ndarray], Arrays]:
+    """The targets of the training and test samples, and the arrays that describe them.
+
+    Args:
+        train: the training samples.
+        test: the test samples, or None.
+        target: "class", "number", "labels" or "next_char"; None: what the training labels are. Text
+            and few whole numbers are classes, fractions are numbers, and lists or several columns
+            of zeros and ones are sets of labels.
+        classes: see `fedhet.data.arrays.dataset_arrays`; also the labels of target="labels".
+
+    Returns:
+        y of the training samples and, where there are such, of the test samples: (n,) int64 classes
+        or (n, K) float32. The arrays `target` (the kind, and why it was chosen), `classes` and,
+        for numbers, `numbers`, their names.
+
+    Raises:
+        ConfigError: `target` is unknown, the labels do not tell it, or it does not fit `classes`.
+        DataError: a label is not what `target` says; the message names the file and the row.
+    """
+    reason = ""
+    if target is None:
+        target, reason = _inferred(train, classes)
+    check.one_of("dataset.target", target, CHOICES)
+    parts = [train] if test is None else [train, test]
+    described = {"target": np.array([target, reason])}
+    if target == "number":
+        if classes is not None:
+            raise ConfigError(f"dataset.classes={classes}: dataset.target=number has no classes")
+        ys = [_numbers(part) for part in parts]
+        names = _column_names(train, ys[0].shape[1])
+        described |= {"classes": np.empty(0, np.str_), "numbers": names}
+    elif target == "labels":
+        sets = [_label_sets(part) for part in parts]
+        names = _label_names(train, sets[0], classes)
+        ys = [_zeros_and_ones(each, names, part) for each, part in zip(sets, parts, strict=True)]
+        described["classes"] = names
+    else:
+        labels = [_plain_labels(part) for part in parts]
+        names = np.unique(labels[0]).astype(np.str_) if classes is None else _class_names(classes)
+        ys = [
+            _class_numbers(each, names, part.y_source)
+            for each, part in zip(labels, parts, strict=True)
+        ]
+        described["classes"] = names
+    return ys, described
+
+
+def _inferred(train: RawSamples, classes: Classes) -> tuple[str, str]:
+    """What the labels are, and a reason where it is worth a line in the log."""
+    y = _column(train.y)
+    if train.lists:
+        values = np.concatenate([np.asarray(each).ravel() for each in y])
+        if values.dtype.kind == "f" and (values % 1 != 0).any():
+            return "number", "the labels are lists of fractions"
+        return "labels", "the labels are lists"
+    if y.ndim == 2:
+        if y.dtype.kind in "biuf" and _binary(y):
+            return "labels", f"the labels are {y.shape[1]} columns of zeros and ones"
+        if y.dtype.kind == "f" and (y % 1 != 0).any():
+            return "number", f"the labels are {y.shape[1]} columns with fractions"
+        raise ConfigError(
+            f"{train.y_source}: the labels are {y.shape[1]} columns, neither of zeros and ones nor"
+            " of fractions; write dataset.target=number to predict their values"
+        )
+    if y.dtype.kind not in "iuf" or classes is not None:
+        return "class", ""
+    if y.dtype.kind == "f" and np.isfinite(y).all() and (y % 1 != 0).any():
+        return "number", "the labels have fractions"
+    values = np.unique(y)
+    if len(values) <= _MOST_CLASSES or len(values) * _FEWEST_SAMPLES <= len(y):
+        if y.dtype.kind == "f":
+            return "class", f"the labels are {len(values)} whole numbers"
+        return "class", ""
+    many = f"the labels are {len(values)} whole numbers in {len(y)} samples"
+    if y.dtype.kind == "f":
+        raise ConfigError(
+            f"{train.y_source}: {many}; write dataset.target=number to predict their values, or"
+            " dataset.target=class if each is a class"
+        )
+    return "class", f"{many}; dataset.target=number would predict their values"
+
+
+def _column(y: np.ndarray) -> np.ndarray:
+    """(n, 1) as (n,)."""
+    return y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
+
+
+def _column_names(samples: RawSamples, count: int) -> np.ndarray:
+    """The names of the columns of y, or else their positions."""
+    named = len(samples.y_names) == count
+    return np.array(samples.y_names if named else [str(column) for column in range(count)])
+
+
+# ---- numbers
+def _numbers(samples: RawSamples) -> np.ndarray:
+    """(n, K) float32."""
+    y = samples.y
+    try:
+        if samples.lists:
+            y = np.stack([np.asarray(each, np.float64).ravel() for each in y])
+        y = np.asarray(y, np.float64).reshape(len(y), -1)
+    except (ValueError, TypeError) as error:
+        raise DataError(
+            f"{samples.y_source}: dataset.target=number expects numbers, equally many for each"
+            f" sample ({error})"
+        ) from error
+    with np.errstate(over="ignore"):  # too large a number becomes inf, which is reported below
+        numbers = y.astype(np.float32)
+    finite = np.isfinite(numbers).all(1)
+    if not finite.all():
+        row = int(finite.argmin())
+        raise DataError(
+            f"{samples.y_source}, row {row}: {y[row].tolist()}; dataset.target=number expects"
+            " finite numbers"
+        )
+    return numbers
+
+
+# ---- sets of labels
+def _label_sets(samples: RawSamples) -> np.ndarray | list[list[str]]:
+    """Columns of zeros and ones (n, L), or the labels that each sample has."""
+    y = samples.y
+    if samples.lists:
+        lists = [np.asarray(each).ravel() for each in y]
+        lengths = {len(each) for each in lists}
+        numeric = all(each.dtype.kind in "biuf" for each in lists)
+        if not (len(lengths) == 1 and 0 not in lengths and numeric and _binary(np.stack(lists))):
+            return [[str(label) for label in each.tolist()] for each in lists]
+        y = np.stack(lists)
+    if y.dtype.kind not in "biuf":
+        raise DataError(
+            f"{samples.y_source}: dataset.target=labels expects lists of labels, or columns of"
+            " zeros and ones (dataset.label=[a,b])"
+        )
+    y = y.reshape(len(y), -1)
+    wrong = ~np.isin(y, (0, 1)).all(1)
+    if wrong.any():
+        row = int(wrong.argmax())
+        raise DataError(
+            f"{samples.y_source}, row {row}: {y[row].tolist()}; dataset.target=labels expects zeros"
+            " and ones, or lists of labels"
+        )
+    return y.astype(np.float32)
+
+
+def _binary(y: np.ndarray) -> bool:
+    return bool(np.isin(y, (0, 1)).all())
+
+
+def _label_names(
+    train: RawSamples, sets: np.ndarray | list[list[str]], classes: Classes
+) -> np.ndarray:
+    """The names of the labels, in the order of the columns of y."""
+    if isinstance(sets, np.ndarray):
+        count = sets.shape[1]
+        names = _column_names(train, count) if classes is None else _class_names(classes)
+        if len(names) != count:
+            raise ConfigError(
+                f"dataset.classes={classes}: {train.y_source} has {count} columns of labels"
+            )
+        return names
+    if classes is not None:
+        return _class_names(classes)
+    found = {label for each in sets for label in each}
+    if not found:
+        raise DataError(f"{train.y_source}: no sample has a label")
+    numbers = all(label.removeprefix("-").isdigit() for label in found)
+    return np.array(sorted(found, key=int if numbers else str))
+
+
+def _zeros_and_ones(
+    sets: np.ndarray | list[list[str]], names: np.ndarray, samples: RawSamples
+) -> np.ndarray:
+    """(n, L) float32: 1 for the labels that a sample has."""
+    if isinstance(sets, np.ndarray):
+        if sets.shape[1] != len(names):
+            raise DataError(
+                f"{samples.y_source}: {sets.shape[1]} columns of labels; the training samples have"
+                f" {len(names)}"
+            )
+        return sets
+    lengths = [len(each) for each in sets]
+    labels = np.array([label for each in sets for label in each], dtype=np.str_)
+    rows = np.repeat(np.arange(len(sets)), lengths)
+    y = np.zeros((len(sets), len(names)), np.float32)
+    y[rows, _class_numbers(labels, names, samples.y_source, rows)] = 1
+    return y
+
+
+# ---- classes
+def _class_names(classes: int | Sequence[str]) -> np.ndarray:
+    """The names that the setting `dataset.classes` fixes."""
+    if isinstance(classes, int):
+        return np.arange(check.integer("dataset.classes", classes, low=1)).astype(np.str_)
+    if isinstance(classes, str) or not classes or len(set(map(str, classes))) < len(classes):
+        raise ConfigError(
+            f"dataset.classes={classes}: must be null, a number of classes, or a list of distinct"
+            " labels"
+        )
+    return np.array([str(label) for label in classes])
+
+
+def _plain_labels(samples: RawSamples) -> np.ndarray:
+    """The labels (n,) as whole numbers or text."""
+    labels = _column(samples.y)
+    if labels.ndim > 1 or samples.lists:
+        raise DataError(
+            f"{samples.y_source}: several labels for each sample; dataset.target=class expects one"
+        )
+    if labels.dtype.kind == "f":
+        with np.errstate(invalid="ignore"):  # nan and inf become a number that they do not equal
+            wrong = labels.astype(np.int64) != labels
+        if wrong.any():
+            row = int(wrong.argmax())
+            raise DataError(
+                f"{samples.y_source}, row {row}: label {labels[row]}; expected a class: a whole"
+                " number or text"
+            )
+    return labels.astype(np.int64 if labels.dtype.kind in "iuf" else np.str_)
+
+
+def _class_numbers(
+    labels: np.ndarray, names: np.ndarray, source: str, rows: np.ndarray | None = None
+) -> np.ndarray:
+    """(n,) int64: the position of each label among the classes' names.
+
+    Args:
+        labels: (n,), whole numbers or text.
+        names: the names.
+        source: where the labels come from, for messages.
+        rows: (n,), each label's row; None: 0 .. n - 1.
+    """
+    texts = labels.astype(np.str_)
+    unknown = ~np.isin(texts, names)
+    if unknown.any():
+        first = int(unknown.argmax())
+        row = first if rows is None else int(rows[first])
+        more = f" and {len(names) - 10} more" if len(names) > 10 else ""
+        hint = ""
+        if rows is None and labels.dtype.kind in "iu":
+            hint = "; dataset.target=number predicts their values"
+        raise DataError(
+            f"{source}, row {row}: label {labels[first].item()!r}; expected one of the classes"
+            f" {names[:10].tolist()}{more}{hint}"
+        )
+    order = np.argsort(names)
+    return order[np.searchsorted(names, texts, sorter=order)].astype(np.int64)

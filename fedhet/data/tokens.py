@@ -1,0 +1,164 @@
+"""Texts as token numbers, by a tokenizer that is saved beside them."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedhet import check
+from fedhet.data.array_cache import Arrays, signature
+from fedhet.data.files import roots
+from fedhet.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    import tokenizers
+
+log = logging.getLogger("fedhet.data")
+
+FILE = "tokenizer.json"  # as Hugging Face's `tokenizers` and `save_pretrained` write it
+SETTINGS = "tokenizer_config.json"  # of `save_pretrained`; it names the padding token
+
+
+@dataclass(frozen=True)
+class Texts:
+    """A column of texts, and how its texts become token numbers.
+
+    Args:
+        column: the column.
+        file: the tokenizer.json.
+        max_length: the largest number of tokens of a sample; what follows is cut off.
+    """
+
+    column: str
+    file: Path
+    max_length: int
+
+    @classmethod
+    def of(
+        cls, text: str | None, tokenizer: str | None, max_length: int, data_dir: str, beside: Path
+    ) -> Texts | None:
+        """The texts that the settings of a dataset mean; None where `text` is None.
+
+        Args:
+            text: the column.
+            tokenizer: the folder of the tokenizer, or its file, absolute or under `data_dir` or
+                `beside`; None: `beside`, or its folder tokenizer.
+            max_length: see above.
+            data_dir: the setting of this name.
+            beside: the folder of the data.
+
+        Raises:
+            ConfigError: a setting is not allowed, or `tokenizer` is given without `text`.
+            DataError: there is no tokenizer.
+        """
+        check.optional(check.text, "dataset.tokenizer", tokenizer)
+        check.integer("dataset.max_length", max_length, low=1)
+        if text is None:
+            if tokenizer is not None:
+                raise ConfigError(
+                    f"dataset.tokenizer={tokenizer}: dataset.text must name the column of texts"
+                )
+            return None
+        check.text("dataset.text", text)
+        if tokenizer is None:
+            folders = [beside, beside / "tokenizer"]
+        else:
+            named = Path(tokenizer).expanduser()
+            folders = [*(root / named for root in roots(data_dir)), beside / named]
+        files = [each if each.suffix == ".json" else each / FILE for each in folders]
+        for file in files:
+            if file.is_file():
+                return cls(text, file.absolute(), max_length)
+        raise DataError(
+            f"dataset.text={text}: there is no tokenizer; looked for {', '.join(map(str, files))}."
+            " dataset.tokenizer names its folder, which save_pretrained of Hugging Face's"
+            " transformers writes, or the file that Tokenizer.save of its tokenizers writes"
+        )
+
+    @property
+    def key(self) -> dict[str, Any]:
+        """What determines the tokens, for the cache."""
+        files = [self.file, self.file.with_name(SETTINGS)]
+        return {
+            "text": self.column,
+            "max_length": self.max_length,
+            "tokenizer": signature([file for file in files if file.is_file()]),
+        }
+
+    def encoded(self, texts: Mapping[str, Sequence[str]]) -> tuple[list[np.ndarray], Arrays]:
+        """The texts as tokens.
+
+        Args:
+            texts: the source of each part, for messages -> its texts.
+
+        Returns:
+            (n, T) int64 for each part, where T is the length of the longest text, but not more than
+            `max_length`; and the arrays vocabulary and padding, which describe them.
+
+        Raises:
+            ConfigError: the package `tokenizers` is missing.
+            DataError: the tokenizer is damaged, or no text has a token.
+        """
+        tokenizer = _load(self.file)
+        padding = _padding(tokenizer, self.file)
+        tokenizer.no_padding()
+        tokenizer.enable_truncation(self.max_length)
+        parts = {source: tokenizer.encode_batch(list(each)) for source, each in texts.items()}
+        lengths = [len(one.ids) for part in parts.values() for one in part]
+        width = max(lengths, default=0)
+        if not width:
+            raise DataError(f"{', '.join(texts)}, column {self.column!r}: no text has a token")
+        log.info(
+            "dataset.text=%s: %d texts of %d to %d tokens; %d were cut to dataset.max_length=%d",
+            self.column,
+            len(lengths),
+            min(lengths),
+            width,
+            sum(bool(one.overflowing) for part in parts.values() for one in part),
+            self.max_length,
+        )
+        tokens = []
+        for part in parts.values():
+            x = np.full((len(part), width), padding, np.int64)
+            for row, one in zip(x, part, strict=True):
+                row[: len(one.ids)] = one.ids
+            tokens.append(x)
+        vocabulary = max(tokenizer.get_vocab_size(), padding + 1)
+        return tokens, {"vocabulary": np.array(vocabulary), "padding": np.array(padding)}
+
+
+def _load(file: Path) -> tokenizers.Tokenizer:
+    try:
+        import tokenizers
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            "dataset.text needs the package tokenizers, which is not installed: pip install"
+            " tokenizers"
+        ) from error
+    try:
+        return tokenizers.Tokenizer.from_file(str(file))
+    except Exception as error:  # the package raises nothing more specific
+        raise DataError(f"{file} is damaged, or not a tokenizer: {error}") from error
+
+
+def _padding(tokenizer: tokenizers.Tokenizer, file: Path) -> int:
+    """The tokenizer's padding token, or else a further one after its vocabulary."""
+    if tokenizer.padding is not None:
+        return int(tokenizer.padding["pad_id"])
+    settings = file.with_name(SETTINGS)
+    token: Any = None
+    if settings.is_file():
+        try:
+            token = json.loads(settings.read_text(encoding="utf-8")).get("pad_token")
+        except (ValueError, AttributeError) as error:
+            raise DataError(f"{settings} is damaged: expected a JSON object ({error})") from error
+    if isinstance(token, dict):  # with its properties
+        token = token.get("content")
+    number = tokenizer.token_to_id(token) if isinstance(token, str) else None
+    return tokenizer.get_vocab_size() if number is None else int(number)

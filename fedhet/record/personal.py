@@ -1,0 +1,261 @@
+"""The models of their own that clients evaluate, in the run folder's `personal/`.
+
+A client's model is stored as what it has beside, or in place of, what all clients received:
+
+    personal/round-000020/shared.safetensors        what they received in the evaluation of round 20
+    personal/round-000020/personal/3.safetensors    client 3's own part of the view "personal"
+
+There are such folders for the last evaluation and for the best one of each view, by its own
+validation. The clients are asked for their models only in the last evaluation and after it; until
+then they keep the states from which the best ones are made.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import safetensors.torch
+from torch import nn
+
+from fedhet import trees
+from fedhet.check import integer
+from fedhet.client import KEEP, FedClient
+from fedhet.errors import ConfigError
+from fedhet.messages import Broadcast, Failure, Reply, Update
+from fedhet.models.parts import joined
+from fedhet.trees import Tree
+
+if TYPE_CHECKING:
+    from fedhet.record.run_folder import Recorder
+    from fedhet.strategy import FedStrategy
+
+log = logging.getLogger("fedhet")
+MB = 1e6
+LAST, BEST = "last", "best_val"
+SHARED = "shared.safetensors"
+Choice = tuple[str, str]  # a view, and which of its evaluations: LAST or BEST
+
+
+class PersonalModels:
+    """Asks the clients for their models, and stores them.
+
+    From the beginning, `personal_models` in summary.json says what is not kept, and why; in the end
+    also what is kept, of which rounds, and how large it is.
+
+    Args:
+        strategy: the run's strategy.
+        recorder: the recorder of its folder.
+        exchange: carries messages to the clients and yields their replies; None if clients do not
+            evaluate.
+    """
+
+    def __init__(
+        self,
+        strategy: FedStrategy,
+        recorder: Recorder,
+        exchange: Callable[[list[Broadcast]], Iterable[Reply]] | None,
+    ) -> None:
+        self._strategy = strategy
+        self._recorder = recorder
+        self._home = recorder.folder / "personal"
+        self._exchange = exchange
+        self._wanted: list[Choice] = []
+        self._best: dict[str, float] = {}
+        self._chosen: dict[Choice, list[Broadcast]] = {}  # the messages of the evaluation
+        self._stored: set[tuple[str, int]] = set()  # views with the rounds of which all is stored
+        self._record: dict[str, Any] = {"kept": {}, "not_kept": {}, "bytes": 0}
+        self._choose()
+        recorder.note(personal_models=self._record)
+
+    def _choose(self) -> None:
+        """Decide what is kept before any work is done: the last models, then the best ones."""
+        limit = self._strategy.setting.personal_mb
+        left = math.inf if limit is None else limit * MB
+        views = [view for view in self._strategy.views if view != "global"]
+        for view, which in [(view, which) for which in (LAST, BEST) for view in views]:
+            size = sum(n > 0 for n in self._strategy.sizes) * self._largest(view)
+            if self._exchange is None:
+                self._refuse(view, which, "eval.clients=false")
+            elif not self._strategy.site.simulated:
+                self._refuse(view, which, "under engine=flwr they stay at their clients' sites")
+            elif limit == 0:
+                self._refuse(view, which, "eval.personal_mb=0")
+            elif size > left:
+                reason = f"they can take {size / MB:.1f} MB, with eval.personal_mb={limit:g}"
+                if left < float(limit or 0) * MB:
+                    reason += f", of which {left / MB:.1f} MB are left"
+                self._refuse(view, which, reason)
+                log.warning("the %s models (%s) are not kept: %s", view, which, reason)
+            else:
+                left -= size
+                self._wanted.append((view, which))
+
+    def _largest(self, view: str) -> int:
+        """The most bytes in which a client's model can differ from what all have received."""
+        strategy = self._strategy
+        state = self._module(view)[0].state_dict()
+        names = strategy.personal_names
+        if view != "personal":
+            names = None
+        elif view not in strategy.evaluates:
+            names = ()  # the shared weights with the client's own statistics
+        if names is None:
+            return trees.nbytes(state)
+        kept = trees.pick(strategy.site.initial, strategy.site.kept)
+        return trees.nbytes(trees.pick(state, names)) + trees.nbytes(kept)
+
+    def _module(self, view: str) -> tuple[nn.Module, nn.Module]:
+        """A module like those of the view, and the model in it; only their names are used."""
+        return _module(self._strategy.client_cls, view, self._strategy.site.model)
+
+    def _refuse(self, view: str, which: str, reason: str) -> None:
+        self._record["not_kept"][f"{view}.{which}"] = reason
+
+    # ---- during the run
+    def evaluate(self, plan: list[Broadcast], *, last: bool) -> Iterator[Reply]:
+        """Carry the messages of an evaluation; the last one also asks for the models."""
+        return self._carry(plan, [view for view, which in self._wanted if which == LAST and last])
+
+    def note(self, row: dict[str, Any], plan: list[Broadcast]) -> None:
+        """Take note of an evaluation, of its scores and of the messages that led to them."""
+        for view, which in self._wanted:
+            if which == LAST:
+                self._chosen[view, which] = plan
+                continue
+            value = row.get(self._strategy.site.task.scoring.key(f"{view}_val_weighted"))
+            if value is None:  # no score, or no validation samples
+                value = -row.get(f"loss_{view}_val_weighted", math.inf)
+            if value > self._best.get(view, -math.inf):
+                self._best[view] = value
+                self._chosen[view, which] = plan
+                self._strategy.pinned[view] = dict(self._strategy.versions)
+
+    def complete(self) -> None:
+        """Ask for the models that are still missing, after the training."""
+        plans = {plan[0].round: plan for plan in self._chosen.values()}
+        chosen = [(view, self._chosen.get((view, which))) for view, which in self._wanted]
+        wanted = {(view, plan[0].round) for view, plan in chosen if plan}
+        for round in sorted({round for _, round in wanted - self._stored}):
+            views = sorted(view for view, at in wanted - self._stored if at == round)
+            for reply in self._carry(plans[round], views):
+                if isinstance(reply, Failure):
+                    self._recorder.failures.append({"round": round, **vars(reply)})
+                    log.warning("round %d: %s", round, reply)
+        for view, which in self._wanted:
+            if plan := self._chosen.get((view, which)):
+                self._record["kept"].setdefault(view, {})[which] = plan[0].round
+        self._record["bytes"] = sum(file.stat().st_size for file in self._home.glob("**/*.*"))
+
+    def _carry(self, plan: list[Broadcast], views: Sequence[str]) -> Iterator[Reply]:
+        """Carry the messages, ask for the models of the views, and store these."""
+        assert self._exchange is not None
+        if not views:
+            yield from self._exchange(plan)
+            return
+        asking = {KEEP: ",".join(views)}
+        common = {**self._strategy.site.initial, **plan[0].weights}
+        folder = self._home / f"round-{plan[0].round:06d}"
+        modules = {view: self._module(view) for view in views}
+        for reply in self._exchange([replace(m, extras={**m.extras, **asking}) for m in plan]):
+            if isinstance(reply, Update):
+                for view in dict(modules):
+                    try:
+                        own = reply.tree(f"{KEEP}.{view}")
+                        joined(*modules[view], common, own)  # what cannot be loaded is no use
+                        self._save(folder, view, reply.pid, own, common)
+                    except (ValueError, OSError) as error:
+                        self._fail(view, f"client {reply.pid}: {error}")
+                        del modules[view]
+                    reply.extras.pop(f"{KEEP}.{view}", None)
+            yield reply
+        self._stored |= {(view, plan[0].round) for view in views}
+
+    def _save(self, folder: Path, view: str, pid: int, own: Tree, common: Tree) -> None:
+        trees_by_file = {folder / view / f"{pid}.safetensors": own}
+        if not (folder / SHARED).exists():
+            trees_by_file[folder / SHARED] = common
+        for path, tree in trees_by_file.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            tensors = {name: t.detach().cpu().contiguous() for name, t in tree.items()}
+            path.write_bytes(safetensors.torch.save(tensors))
+
+    def _fail(self, view: str, reason: str) -> None:
+        """Keep no models of the view: a run that has ended well does not fail for want of them."""
+        for choice in [choice for choice in self._wanted if choice[0] == view]:
+            self._wanted.remove(choice)
+            self._refuse(*choice, reason)
+            log.warning("the %s models (%s) are not kept: %s", *choice, reason)
+        for partial in self._home.glob(f"*/{view}"):
+            shutil.rmtree(partial, ignore_errors=True)
+
+
+def _module(
+    client_cls: type[FedClient], view: str, model: nn.Module
+) -> tuple[nn.Module, nn.Module]:
+    """The module that the view evaluates, around this model, and the model."""
+    return (client_cls.personal_module(model) if view == "personal" else model), model
+
+
+# ---- reading
+def load(
+    folder: Path,
+    summary: dict[str, Any],
+    weights: str,
+    client: int,
+    client_cls: type[FedClient],
+    model: nn.Module,
+) -> nn.Module:
+    """The module that a client evaluated, with its values.
+
+    Args:
+        folder: the run folder.
+        summary: its summary.json.
+        weights: a view, for its last evaluation; with the ending "_best_val", for its best one;
+            or "best_val", for the best one of the first view of models of the clients' own.
+        client: the client's number.
+        client_cls: the method's clients.
+        model: a model like that of the run, whose values are replaced.
+
+    Raises:
+        ConfigError: the run has not kept this model; the message says why.
+    """
+    views = [view for view in summary.get("models", []) if view != "global"]
+    which = BEST if weights.endswith(BEST) else LAST
+    view = weights.removesuffix(BEST).rstrip("_") or next(iter(views), "personal")
+    round = _round(folder, summary, view, which)
+    home = folder / "personal" / f"round-{round:06d}"
+    path = home / view / f"{integer('client', client, low=0)}.safetensors"
+    if not path.exists():
+        raise ConfigError(
+            f"client={client}: {path} is missing; a client without data, or one that failed in"
+            f" this evaluation, has no model. The clients are 0 to"
+            f" {summary['partition']['clients'] - 1}"
+        )
+    module, model = _module(client_cls, view, model)
+    common, own = (safetensors.torch.load_file(file) for file in (home / SHARED, path))
+    module.load_state_dict(joined(module, model, common, own))
+    return module
+
+
+def _round(folder: Path, summary: dict[str, Any], view: str, which: str) -> int:
+    """The round of which the models are kept."""
+    what = f"{folder}: no {view} models ({which}) are kept: "
+    record = summary.get("personal_models", {"kept": {}, "not_kept": {}})
+    if which in record["kept"].get(view, {}):
+        round: int = record["kept"][view][which]
+        return round
+    views = summary.get("models")
+    if summary["status"] != "ok":
+        reason = f"they are written when a run has ended well, and this one is {summary['status']}"
+    elif views and view not in views:
+        reason = f"method={summary['method']} was evaluated by {', '.join(views)} models only"
+    else:
+        default = "no client has validation samples (partition.split)"
+        reason = record["not_kept"].get(f"{view}.{which}", default)
+    raise ConfigError(what + reason)

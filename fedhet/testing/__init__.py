@@ -1,0 +1,33 @@
+"""What tests of a method, a plug-in or another piece of one's own need.
+
+    from fedhet.testing import check_choice, sha256, sha256_apart, toy_task
+
+    def test_alpha_0_is_fedavg() -> None:
+        plain = sha256("method=fedavg", task=toy_task())
+        assert sha256("method=feddyn", "method.alpha=0", task=toy_task()) == plain
+
+    def test_a_client_is_its_messages_and_its_state() -> None:
+        whole = sha256("method=feddyn", task=toy_task())
+        assert sha256_apart("method=feddyn", task=toy_task()) == whole
+
+    def test_the_file_lists_the_options() -> None:
+        check_choice("method", "feddyn")
+
+`fedhet new` writes such a test, and fedhet's own tests use the same functions. `Federation`
+advances a method and its clients step by step, to compare a round with one computed by hand.
+"""
+
+from fedhet.data.toy import toy_task
+from fedhet.testing.choices import check_choice
+from fedhet.testing.federation import Federation
+from fedhet.testing.runs import Apart, run_quietly, sha256, sha256_apart
+
+__all__ = [
+    "Apart",
+    "Federation",
+    "check_choice",
+    "run_quietly",
+    "sha256",
+    "sha256_apart",
+    "toy_task",
+]

@@ -1,0 +1,91 @@
+"""Measures the figures of README.md and docs/ anew, and says where the pages differ.
+
+    python scripts/figures [NAME ...] [--write]
+
+Runs every table of docs/figures/, or those named. It prints each figure as it stands on the pages
+and as it is now; the exit code is 1 if any differs, or if a page does not show what was measured.
+With --write the new figures are stored and put into the pages. A run that several tables need is
+made once. tables.py says what a table is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import re
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))  # this checkout, wherever the command is started
+
+import tables  # noqa: E402
+import torch  # noqa: E402
+from measure import measure  # noqa: E402
+
+
+def compare(table: tables.Table, figures: dict[str, tables.Values]) -> bool:
+    """Print each figure as pages have it and as it is now; return whether all are the same."""
+    stored = table.read()["figures"]
+    same = True
+    print(f"{table.name}: {table.title}")
+    for cell in table.cells:
+        old, new = stored.get(cell.key, []), figures[cell.key]
+        printed, now = (cell.text(values, table.show) if values else "-" for values in (old, new))
+        verdict = "same"
+        if printed != now:
+            same = False
+            verdict = "differs" + (", within two standard errors" if tables.close(old, new) else "")
+        print(f"  {cell.row}, {cell.column}: printed {printed}, now {now}: {verdict}")
+    return same
+
+
+def about() -> dict[str, str]:
+    """What the figures depend on besides the overrides: code, torch, processor."""
+
+    def git(*words: str) -> str:
+        command = ["git", "-C", str(ROOT), *words]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    code = ("--", "fedhet", "conf", "scripts/figures")
+    changed = git("status", "--porcelain", *code)
+    info = Path("/proc/cpuinfo")
+    model = re.search(r"model name\s*: (.*)", info.read_text()) if info.exists() else None
+    return {
+        "fedhet": version("fedhet"),
+        "commit": git("log", "-1", "--format=%h", *code) + (" with changes" if changed else ""),
+        "torch": torch.__version__.partition("+")[0],
+        "cpu": model[1] if model else platform.machine(),
+    }
+
+
+def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
+    """Measure the tables that the command line names; return the exit code."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    every = tables.tables(root)
+    names = ", ".join(every)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=names)
+    parser.add_argument("--write", action="store_true", help="store the figures, update the pages")
+    args = parser.parse_args(arguments)
+    if unknown := set(args.names) - set(every):
+        parser.error(f"unknown table {', '.join(sorted(unknown))}; there are {names}")
+    same = True
+    for name in args.names or every:
+        figures = measure(every[name])
+        same &= compare(every[name], figures)
+        if args.write:
+            every[name].write(about(), figures)
+            tables.write_pages(root, {name})
+    if args.write and root == ROOT:
+        subprocess.run([sys.executable, ROOT / "scripts" / "methods_page.py"], check=True)
+    found = tables.problems(root)
+    print(*found, sep="\n", end="\n" if found else "")
+    return 0 if not found and (same or args.write) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,81 @@
+"""Makes the runs of a table and reads its figures from their records."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+import tempfile
+from contextlib import redirect_stderr, redirect_stdout
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import tables
+import tasks
+
+import fedhet
+from fedhet import config
+from fedhet.job import Job
+
+Record = dict[str, Any]
+
+
+@cache
+def run(task: str | None, overrides: tuple[str, ...], seed: int) -> tuple[list[Record], Record]:
+    """Run fedhet once; the lines of its rounds.jsonl and its summary.json, of a diverged run too.
+
+    Raises:
+        RunFailed: the run failed for another reason.
+    """
+    print(f"{task or ''} {' '.join(overrides)} seed={seed}".strip(), file=sys.stderr, flush=True)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        redirect_stdout(io.StringIO()),
+        redirect_stderr(io.StringIO()),
+    ):
+        lines = [*overrides, f"seed={seed}", f"hydra.run.dir={folder}/run"]
+        given = getattr(tasks, task)(Job(config.compose(lines)).task) if task else None
+        try:
+            home = fedhet.run(lines, task=given).dir
+        except fedhet.RunFailed as error:
+            if "NaN or infinite" not in error.reason:
+                raise
+            home = Path(error.folder or "")
+        rows = [json.loads(line) for line in (home / "rounds.jsonl").read_text().splitlines()]
+        return rows, json.loads((home / "summary.json").read_text())
+
+
+def look_up(value: str, rows: list[Record], summary: Record) -> float | str | None:
+    """What a record has under this name (see tables.py); None if it has nothing."""
+    key, at, where = value.partition("@")
+    if at:
+        phase, step = ("train", int(where)) if where.isdigit() else (where, None)
+        found = [row for row in rows if row["phase"] == phase and step in (None, row["step"])]
+        if not found and summary["status"] == "failed":
+            return tables.DIVERGED
+        return found[-1].get(key) if found else None
+    entry: Any = summary
+    for part in key.split("/"):
+        entry = entry.get(part) if isinstance(entry, dict) else None
+    return sum(entry.values()) if isinstance(entry, dict) else entry
+
+
+def measure(table: tables.Table) -> dict[str, tables.Values]:
+    """Run what the table needs; its figures by their cells' keys.
+
+    Raises:
+        SystemExit: no run of the table has a value of this name.
+    """
+    figures = {
+        cell.key: [
+            look_up(cell.value, *run(cell.task, cell.overrides, seed))
+            for seed in range(table.seeds)
+        ]
+        for cell in table.cells
+    }
+    for value in {cell.value for cell in table.cells}:
+        found = [figures[cell.key] for cell in table.cells if cell.value == value]
+        if all(entry is None for values in found for entry in values):
+            raise SystemExit(f"{table.file}: no run has the value {value!r}")
+    return figures

@@ -1,0 +1,212 @@
+"""The tables of measured figures: what they hold, what was measured, and where they are printed.
+
+docs/figures/<name>.yaml defines a table:
+
+    title: what the figures are
+    runs: the overrides of every run
+    task: a function of tasks.py that changes the configured task (optional)
+    seeds: how many, from 0 on (optional; 3)
+    show: mean, with the standard deviation, or seeds, every one (optional; mean)
+    columns:
+      a label: acc_global@20, a value of training round 20 in rounds.jsonl; or ess@weigh, of the
+        last step of that phase; or bytes/down/model, an entry of summary.json, of which the sum is
+        taken if it has entries of its own
+      another: {value: ..., with: overrides of this column, unit: divisor, digits: decimals}
+    rows:
+      a label: the overrides of this row
+    reference: {a row: {a column: a figure from elsewhere, seeds: of how many seeds}} (optional)
+
+docs/figures/<name>.json holds what was measured, for every run and value a list over the seeds: a
+number, "diverged", or null where the run has no such value. A page prints the table between
+`<!-- figures: <name> -->` and `<!-- end figures -->`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shlex
+import statistics
+import textwrap
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+BLOCK = re.compile(r"<!-- figures: (\S+) -->\n(.*?)<!-- end figures -->", re.DOTALL)
+DIVERGED = "diverged"
+Values = list[float | str | None]  # one per seed
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A figure of a table: which run has it, and where in its record it is."""
+
+    row: str
+    column: str
+    task: str | None
+    overrides: tuple[str, ...]
+    value: str
+    unit: float = 1.0
+    digits: int = 3
+
+    @property
+    def key(self) -> str:
+        """Its name in the file of what was measured."""
+        task = f"{self.task}: " if self.task else ""
+        return f"{task}{shlex.join(self.overrides)} -> {self.value}"
+
+    def number(self, value: float | str | None) -> str:
+        """The value as it is printed."""
+        if not isinstance(value, float | int):
+            return value or ""
+        return re.sub(r"^(-?)0(?=\.)", r"\1", f"{value / self.unit:.{self.digits}f}")
+
+    def text(self, values: Values, show: str) -> str:
+        """The figure as it is printed."""
+        if show == "seeds":
+            return " ".join(map(self.number, values))
+        if DIVERGED in values:
+            return f"{values.count(DIVERGED)} of {len(values)} {DIVERGED}"
+        if None in values or len(values) == 1:
+            return self.number(values[0])
+        return f"{self.number(statistics.mean(values))} ({self.number(statistics.stdev(values))})"
+
+
+@dataclass
+class Table:
+    """A table of figures, as its file defines it; the keys of the file are described above."""
+
+    file: Path
+    title: str
+    runs: str
+    columns: dict[str, Any]
+    rows: dict[str, str]
+    task: str | None = None
+    seeds: int = 3
+    show: str = "mean"
+    reference: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """Its name on pages and on the command line."""
+        return self.file.stem
+
+    @property
+    def stored(self) -> Path:
+        """The file of what was measured."""
+        return self.file.with_suffix(".json")
+
+    @property
+    def command(self) -> str:
+        """The command that measures it."""
+        return f"make figures ONLY={self.name}"
+
+    @cached_property
+    def cells(self) -> list[Cell]:
+        """Its figures, row by row."""
+        cells = []
+        for row, overrides in self.rows.items():
+            for column, given in self.columns.items():
+                spec = dict(given) if isinstance(given, dict) else {"value": given}
+                lines = shlex.split(f"{self.runs} {spec.pop('with', '')} {overrides}")
+                cells.append(Cell(row, column, self.task, tuple(lines), **spec))
+        return cells
+
+    def read(self) -> dict[str, Any]:
+        """What was measured last: `about`, and `figures` by the cells' keys; empty if nothing."""
+        if not self.stored.exists():
+            return {"about": {}, "figures": {}}
+        content: dict[str, Any] = json.loads(self.stored.read_text(encoding="utf-8"))
+        return content
+
+    def write(self, about: dict[str, str], figures: dict[str, Values]) -> None:
+        """Store what was measured, a line for each figure."""
+        lines = ",\n".join(f" {json.dumps(k)}: {json.dumps(v)}" for k, v in figures.items())
+        text = f'{{"about": {json.dumps(about)},\n"figures": {{\n{lines}\n}}}}\n'
+        self.stored.write_text(text, encoding="utf-8")
+
+    def markdown(self) -> str | None:
+        """The table as pages print it, or None if something in it was never measured."""
+        content = self.read()
+        figures, about = content["figures"], content["about"]
+        if any(len(figures.get(cell.key, ())) != self.seeds for cell in self.cells):
+            return None
+        compared = [c for c in self.columns if any(c in row for row in self.reference.values())]
+        columns = [*self.columns, *(f"{column}, independent" for column in compared)]
+        lines = ["| | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
+        for row in self.rows:
+            texts = [c.text(figures[c.key], self.show) for c in self.cells if c.row == row]
+            texts += [self.reference.get(row, {}).get(column, "") for column in compared]
+            lines.append(f"| {row} | " + " | ".join(texts) + " |")
+        what = "Each" if self.show == "seeds" else "Mean (standard deviation)"
+        source = (
+            f"{what} of the seeds 0 to {self.seeds - 1}. `{self.command}`"
+            f" (docs/figures/{self.file.name}) with fedhet {about['fedhet']} at {about['commit']},"
+            f" torch {about['torch']}."
+        )
+        return "\n\n".join([_wrapped(f"{self.title}:"), "\n".join(lines), _wrapped(source)]) + "\n"
+
+
+def tables(root: Path) -> dict[str, Table]:
+    """All tables of the repository, by name."""
+    files = sorted((root / "docs" / "figures").glob("*.yaml"))
+    return {
+        file.stem: Table(file, **yaml.safe_load(file.read_text(encoding="utf-8"))) for file in files
+    }
+
+
+def pages(root: Path) -> list[Path]:
+    """The pages that are written by hand: docs/methods.md is generated from them."""
+    docs = root / "docs"
+    written = [path for path in sorted(docs.glob("*.md")) if path.name != "methods.md"]
+    return [root / "README.md", *written, *sorted((docs / "methods").glob("*.md"))]
+
+
+def problems(root: Path) -> list[str]:
+    """What is wrong between pages, definitions and measurements; empty if they agree."""
+    every = tables(root)
+    used = set()
+    found = []
+    for page in pages(root):
+        for name, block in BLOCK.findall(page.read_text(encoding="utf-8")):
+            where = page.relative_to(root).as_posix()
+            used.add(name)
+            if name not in every:
+                found.append(f"{where}: docs/figures/{name}.yaml does not exist")
+            elif block != every[name].markdown():
+                command = f"{every[name].command} ARGS=--write"
+                found.append(f"{where}: the block {name!r} is not what was measured; {command}")
+    unused = (f"docs/figures/{name}.yaml: on no page" for name in every if name not in used)
+    return [*found, *unused]
+
+
+def write_pages(root: Path, names: set[str]) -> None:
+    """Put these tables into the pages' blocks."""
+    every = tables(root)
+    for page in pages(root):
+        old = page.read_text(encoding="utf-8")
+
+        def block(found: re.Match[str]) -> str:
+            if found[1] not in names:
+                return found[0]
+            return f"<!-- figures: {found[1]} -->\n{every[found[1]].markdown()}<!-- end figures -->"
+
+        new = BLOCK.sub(block, old)
+        if new != old:
+            page.write_text(new, encoding="utf-8")
+
+
+def close(old: Values, new: Values) -> bool:
+    """Whether two means differ by at most two standard errors of their difference."""
+    if not all(isinstance(value, float | int) for value in [*old, *new]) or len(old) < 2:
+        return False
+    error = math.sqrt(sum(statistics.variance(values) / len(values) for values in (old, new)))
+    return abs(statistics.mean(new) - statistics.mean(old)) <= 2 * error
+
+
+def _wrapped(text: str) -> str:
+    return textwrap.fill(text, 100, break_long_words=False, break_on_hyphens=False)

@@ -1,0 +1,42 @@
+"""Data that no override gives: functions from the configured task to the one that is run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from fedhet.task import ClientData, Samples, Task
+
+CONTRASTS: list[Callable[[Tensor], Tensor]] = [
+    lambda p: p,
+    lambda p: 1 - p,
+    lambda p: 0.3 * p,
+    lambda p: 0.3 * p + 0.7,
+    lambda p: p**3,
+    lambda p: 1 - p**3,
+]
+
+
+def contrasts(task: Task) -> Task:
+    """Each client's images have another contrast, in training and in its own tests."""
+    clients = []
+    for change, client in zip(CONTRASTS, task.clients, strict=True):
+        parts = (client.train, client.val, client.test)
+        clients.append(ClientData(*(part and Samples(change(part.x), part.y) for part in parts)))
+    return replace(task, clients=clients)
+
+
+def inverted(task: Task) -> Task:
+    """Client k of K inverts the first (k + .5) / K of its images; the test set has both kinds."""
+    clients = []
+    for k, client in enumerate(task.clients):
+        x = client.train.x.clone()
+        count = round((k + 0.5) / len(task.clients) * len(x))
+        x[:count] = 1 - x[:count]
+        clients.append(ClientData(Samples(x, client.train.y)))
+    assert task.test is not None
+    test = Samples(torch.cat([task.test.x, 1 - task.test.x]), task.test.y.repeat(2))
+    return replace(task, clients=clients, test=test)

@@ -1,0 +1,94 @@
+"""Starts that go wrong: another Python, another folder, and readers that leave."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def bare(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Python without any installed package, fedhet itself included."""
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    return subprocess.run(
+        [sys.executable, "-S", *arguments],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    ["-m fedhet", "-m fedhet --help", "-m fedhet --version", "-m fedhet.data describe"],
+)
+def test_without_the_environment_one_line_says_how_to_get_it(arguments: str) -> None:
+    process = bare(ROOT, *arguments.split())
+    assert process.returncode == 1
+    (line,) = process.stderr.splitlines()
+    assert re.match(rf"error: \w+ is not installed in {re.escape(sys.executable)}: ", line)
+    assert "`source .venv/bin/activate`, after `make run`" in line
+    assert "`pip install -e .`" in line
+
+
+def test_in_the_folder_around_the_clone_one_line_names_the_clone(tmp_path: Path) -> None:
+    """There `fedhet` is the clone, not the package inside it."""
+    (tmp_path / "fedhet").symlink_to(ROOT)
+    process = bare(tmp_path, "-m", "fedhet", "--help")
+    assert process.returncode == 1
+    (line,) = process.stderr.splitlines()
+    assert line.startswith("error: this is the folder around fedhet")
+    assert f"cd {tmp_path / 'fedhet'}" in line
+    assert "`make run`" in line
+
+
+def test_with_fedhet_on_the_path_it_works_there_too(tmp_path: Path) -> None:
+    (tmp_path / "fedhet").symlink_to(ROOT)
+    process = subprocess.run(
+        [sys.executable, "-m", "fedhet", "--help"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "usage" in process.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reader"),
+    [
+        ("--help method=fedlex plugin=[feddisk]", "head -1"),
+        ("--list", "head -1"),
+        ("data describe", "head -1"),
+        ("method=fedavg rounds=1 client.steps=1", "true"),
+        ("-m method=fedavg rounds=1 client.steps=1 seed=0,1", "head -1"),
+    ],
+)
+def test_a_reader_that_leaves_is_no_error(tmp_path: Path, arguments: str, reader: str) -> None:
+    """The program's exit code is 0, and it prints nothing about it; a sweep goes on."""
+    command = f"{shlex.quote(sys.executable)} -m fedhet {arguments}"
+    process = subprocess.run(
+        ["bash", "-c", f"{command} | {reader} > /dev/null; exit ${{PIPESTATUS[0]}}"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert process.returncode == 0, process.stderr
+    progress = [line for line in process.stderr.splitlines() if not line.startswith("train 1, ")]
+    assert progress == []
+    runs = len(list(tmp_path.rglob("model.safetensors")))
+    assert runs == (2 if arguments.startswith("-m") else int("rounds" in arguments))

@@ -1,0 +1,35 @@
+"""Short runs of any method with any plug-in, by their names in conf/."""
+
+from __future__ import annotations
+
+from composing import composed
+
+from fedhet.config import Config
+
+SETTINGS = [
+    "rounds=2",
+    "fraction=0.75",
+    "client.epochs=2",
+    "client.batch_size=5",
+    "eval.every=2",
+    "engine.workers=1",
+    "device=cpu",
+]
+# Phases before the training and server-side training take long by default. A new method or plug-in
+# that has such options gets a line here.
+DENSITY = [
+    f"plugin.feddisk.{key}=2" for key in ("made_max_rounds", "local_max_epochs", "clf_max_epochs")
+]
+GENERATOR = ["method.server_steps=2", "method.hidden=8", "method.noise_dim=4"]
+SHORT = {
+    "fedgen": GENERATOR,
+    "fedlex": ["plugin.fedlex.e_exp=2"],
+    "feddisk": DENSITY,
+    "feddiskab": DENSITY,
+}
+
+
+def shortened(method: str, plugin: str | None) -> Config:
+    """The configuration of a short run."""
+    short = {line for name in (method, plugin) for line in SHORT.get(str(name), [])}
+    return composed(f"method={method}", f"plugin=[{plugin or ''}]", *SETTINGS, *sorted(short))

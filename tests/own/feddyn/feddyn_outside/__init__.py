@@ -1,0 +1,1 @@
+"""A method outside of fedhet."""

@@ -1,0 +1,201 @@
+"""Neither a run nor a yaml file of a piece can name code, or folders, that nobody has trusted."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from own.conftest import forget
+
+from fedhet.config import check_overrides, compose
+from fedhet.errors import ConfigError
+
+EVIL = "_target_: os.system\ncommand: touch owned\n"
+FEDAVG = "_target_: fedhet.methods.fedavg.FedAvg\n"
+
+
+@pytest.fixture
+def conf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder on the search path; nothing is trusted."""
+    folder = tmp_path / "conf"
+    for group in ("method", "experiment"):
+        (folder / group).mkdir(parents=True)
+    monkeypatch.setenv("FEDHET_CONF", str(folder))
+    monkeypatch.delenv("FEDHET_TRUST", raising=False)
+    monkeypatch.chdir(tmp_path)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "hydra.searchpath=[file://{folder}]",
+        "+hydra.searchpath=[file://{folder}]",
+        "++hydra.searchpath=[pkg://evil.conf]",
+        "hydra.searchpath.0=file://{folder}",
+        "hydra={{searchpath: [file://{folder}]}}",
+    ],
+)
+def test_a_run_names_no_folder(tmp_path: Path, line: str) -> None:
+    (tmp_path / "method").mkdir()
+    (tmp_path / "method" / "evil.yaml").write_text(FEDAVG)
+    for sweep in (False, True):
+        with pytest.raises(ConfigError, match="a run cannot name one"):
+            check_overrides([line.format(folder=tmp_path)], sweep=sweep)
+    with pytest.raises(ConfigError, match="unknown method 'evil'"):
+        compose(["method=evil", line.format(folder=tmp_path)])
+
+
+@pytest.mark.parametrize("line", ["--config-dir={folder}", "--config-dir", "-cd={folder}"])
+def test_an_option_of_the_command_line_is_no_override(tmp_path: Path, line: str) -> None:
+    with pytest.raises(ConfigError, match="cannot read"):
+        compose([line.format(folder=tmp_path)])
+
+
+@pytest.mark.parametrize("name", ["FEDHET_CONF", "FEDHET_TRUST"])
+def test_a_run_changes_no_variable_that_says_what_is_trusted(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"env_set.{name} is not allowed; set"):
+        check_overrides([f"+hydra.job.env_set.{name}=/tmp"])
+
+
+# (settings of Hydra, what the message says)
+HYDRA = [
+    ("launcher: {_target_: os.system}", r"hydra\.launcher\._target_=os.system is not trusted"),
+    ("callbacks: {a: {_target_: os.system}}", r"hydra\.callbacks\.a\._target_=os.system is not"),
+    ("searchpath: ['file:///tmp']", "searchpath is only supported from the primary config"),
+    (
+        "job: {env_set: {PYTHONPATH: /tmp}}",
+        r"hydra\.job\.env_set\.PYTHONPATH is not allowed in a file",
+    ),
+    ("job: {env_copy: [HOME]}", r"hydra\.job\.env_set\.HOME is not allowed in a file"),
+    (
+        "job_logging: {handlers: {a: {class: logging.StreamHandler, stream: 'ext://evil.stream'}}}",
+        r"stream=ext://evil.stream is not allowed",
+    ),
+    ("help: {header: '${oc.create:{_target_: os.system}}'}", "oc.create"),
+]
+# (the text of a method's file, what the message says)
+METHODS = [
+    (EVIL, r"method\._target_=os.system is not trusted"),
+    (f"{FEDAVG}inner: {{_target_: os.system}}\n", r"method\.inner\._target_=os.system is not"),
+    (f"{FEDAVG}inner: [{{_target_: eval}}]\n", r"method\.inner\.0\._target_=eval is not trusted"),
+    (
+        f"{FEDAVG}inner: '${{oc.create:{{_target_: os.system}}}}'\n",
+        r"method\.inner\._target_=os.system is not trusted",
+    ),
+    (
+        f"defaults: [override /hydra/launcher: evil]\n{FEDAVG}",
+        "Could not override 'hydra/launcher@",
+    ),
+    (
+        f"defaults: [override /hydra/launcher@_global_.hydra.launcher: evil]\n{FEDAVG}",
+        "hydra/launcher/evil",
+    ),
+    (f"defaults: [/hydra/launcher/evil]\n{FEDAVG}", "hydra/launcher/evil"),
+    *(
+        (f"# @package _global_\nhydra: {{{text}}}\nmethod: {{{FEDAVG.strip()}}}\n", message)
+        for text, message in HYDRA
+    ),
+]
+EXPERIMENTS = [(f"# @package _global_\nhydra: {{{text}}}\n", message) for text, message in HYDRA]
+
+
+@pytest.mark.parametrize(
+    ("group", "text", "message"),
+    [
+        *(("method", *case) for case in METHODS),
+        *(("experiment", *case) for case in EXPERIMENTS),
+    ],
+)
+def test_a_file_on_the_search_path_names_no_other_code(
+    conf: Path, group: str, text: str, message: str
+) -> None:
+    (conf / group / "evil.yaml").write_text(text)
+    for sweep in (False, True):
+        with pytest.raises(ConfigError, match=message):
+            check_overrides([f"{group}=evil"], sweep=sweep)
+    assert not Path("owned").exists()
+
+
+def test_the_command_line_may_set_variables(conf: Path) -> None:
+    check_overrides(["+hydra.job.env_set.SOME_NAME=1"])
+    (conf / "experiment" / "evil.yaml").write_text(
+        "# @package _global_\nhydra: {job: {env_set: {NAME: x}}}\n"
+    )
+    with pytest.raises(ConfigError, match=r"env_set\.NAME is not allowed in a file"):
+        check_overrides(["+hydra.job.env_set.SOME_NAME=1", "experiment=evil"])
+    logging = (
+        "+hydra.job_logging.handlers={a: {class: logging.StreamHandler, stream: ext://sys.stderr}}"
+    )
+    check_overrides([logging.replace("ext://sys.stderr", "'ext://sys.stderr'")])
+
+
+# ---- entry points
+def dist_info(site: Path, name: str, value: str) -> None:
+    """What an installer leaves of a distribution with one entry point."""
+    folder = site / f"{name}-1.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n")
+    (folder / "entry_points.txt").write_text(f"[fedhet.conf]\n{name} = {value}\n")
+
+
+def package(site: Path, name: str, target: str) -> None:
+    """A package whose method `<name>` names the class `target`; importing it is noticed."""
+    file = site / name / "conf" / "method" / f"{name}.yaml"
+    file.parent.mkdir(parents=True)
+    file.write_text(f"_target_: {target}\n")
+    (site / name / "__init__.py").write_text("from fedhet.methods.fedavg import FedAvg\n")
+    (site / name / "own.py").write_text(
+        "from fedhet.methods.fedavg import FedAvg\nclass Own(FedAvg):\n    pass\n"
+    )
+
+
+def test_an_entry_point_trusts_its_own_package_only(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("FEDHET_TRUST", raising=False)
+    for name in ("honest_pkg", "other_pkg"):
+        forget(monkeypatch, name)
+    package(site, "honest_pkg", "other_pkg.own.Own")
+    package(site, "other_pkg", "other_pkg.own.Own")
+    dist_info(site, "honest_pkg", "honest_pkg.conf")
+    message = r"method\._target_=other_pkg\.own\.Own is not trusted; allowed: fedhet.\*, honest_pkg"
+    with pytest.raises(ConfigError, match=message):
+        compose(["method=honest_pkg"])
+    with pytest.raises(ConfigError, match=r"honest_pkg\.FedAvg: there is no such class"):
+        compose(["method=fedavg", "method._target_=honest_pkg.FedAvg"])  # fedhet's, not its own
+    assert (
+        compose(["method=fedavg", "method._target_=honest_pkg.own.Own"]).choices["method"] == "Own"
+    )
+
+
+@pytest.mark.parametrize("value", ["deep_pkg.inner.conf", "deep_pkg.inner:conf"])
+def test_of_a_package_in_a_package_only_the_inner_one_is_trusted(
+    site: Path, monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    forget(monkeypatch, "deep_pkg")
+    (site / "deep_pkg").mkdir()
+    package(site / "deep_pkg", "inner", "deep_pkg.inner.own.Own")
+    (site / "deep_pkg" / "outer.py").write_text("class Outer: ...\n")
+    dist_info(site, "deep_pkg", value)
+    assert compose(["method=inner"]).choices["method"] == "inner"
+    with pytest.raises(ConfigError, match="is not trusted"):
+        compose(["method=fedavg", "method._target_=deep_pkg.outer.Outer"])
+
+
+@pytest.mark.parametrize("value", ["nowhere_pkg.conf", "os.conf", "empty_pkg.nothing", "..", "a b"])
+def test_an_entry_point_without_a_folder_is_reported(site: Path, value: str) -> None:
+    (site / "empty_pkg").mkdir()
+    (site / "empty_pkg" / "__init__.py").touch()
+    dist_info(site, "broken_dist", value)
+    with pytest.raises(ConfigError, match=r"of the installed package broken_dist names no folder"):
+        compose([])
+
+
+def test_composing_imports_no_installed_package(site: Path) -> None:
+    package(site, "quiet_pkg", "quiet_pkg.own.Own")
+    (site / "quiet_pkg" / "__init__.py").write_text("raise RuntimeError('imported')\n")
+    dist_info(site, "quiet_pkg", "quiet_pkg.conf")
+    assert compose(["method=quiet_pkg"]).choices["method"] == "quiet_pkg"
+    assert os.environ.get("FEDHET_CONF") is None

@@ -1,0 +1,175 @@
+"""`fedhet new`: what it writes works as it is written."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from own.conftest import ROOT, forget
+
+from fedhet.cli import main
+from fedhet.cli.new import KINDS, create
+from fedhet.config import compose
+from fedhet.errors import ConfigError
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project to which a piece of every kind was added."""
+    folder = tmp_path_factory.mktemp("projects") / "my-pieces"
+    for kind in KINDS:
+        create(kind, f"some_{kind}", folder)
+    return folder
+
+
+def checked(project: Path, *command: str) -> str:
+    """The output of a tool of this environment, which must find no fault."""
+    environment = {
+        "PYTHONPATH": os.pathsep.join([str(project), str(ROOT)]),
+        "FEDHET_CONF": str(project / "my_pieces" / "conf"),
+        "FEDHET_TRUST": "my_pieces",
+        "MYPYPATH": os.pathsep.join([str(project), str(ROOT)]),
+        "OMP_NUM_THREADS": "1",
+    }
+    process = subprocess.run(
+        [sys.executable, "-m", *command],
+        cwd=project,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+    )
+    assert process.returncode == 0, process.stdout + process.stderr
+    return process.stdout
+
+
+def test_ruff_has_nothing_to_say(project: Path) -> None:
+    pytest.importorskip("ruff")
+    checked(project, "ruff", "check", ".")
+    checked(project, "ruff", "format", "--check", ".")
+
+
+@pytest.mark.matrix
+def test_mypy_has_nothing_to_say(project: Path) -> None:
+    pytest.importorskip("mypy")
+    checked(project, "mypy", "my_pieces", "tests")
+
+
+def test_the_tests_of_a_method_and_a_plugin_pass(project: Path) -> None:
+    output = checked(project, "pytest", "-q", "-k", "(method or plugin) and not scaffold")
+    assert "10 passed" in output
+
+
+@pytest.mark.matrix
+def test_all_tests_pass_through_flower_too(project: Path) -> None:
+    assert "10 passed" in checked(project, "pytest", "-q", "-m", "slow")
+    assert "24 passed" in checked(project, "pytest", "-q")
+
+
+FAULTS = [
+    ("some_method.py", {"alpha=self._pull": "alpha=0.1"}, "fedavg"),
+    (
+        "some_method.py",
+        {  # a memory that other processes do not have
+            "self.state.get(PREVIOUS)": "vars(self.site).get(str(self.pid))",
+            "self.state.put(PREVIOUS": "setattr(self.site, str(self.pid)",
+        },
+        "wire",
+    ),
+    ("conf/method/some_method.yaml", {"pull: 0.1": "pull: 0.2"}, "options"),
+]
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize(("file", "fault", "test"), FAULTS, ids=[test for _, _, test in FAULTS])
+def test_the_tests_notice_a_fault(
+    project: Path, tmp_path: Path, file: str, fault: dict[str, str], test: str
+) -> None:
+    copy = Path(shutil.copytree(project, tmp_path / "my-pieces"))
+    path = copy / "my_pieces" / file
+    text = path.read_text()
+    for right, wrong in fault.items():
+        assert text.count(right) == 1
+        text = text.replace(right, wrong)
+    path.write_text(text)
+    with pytest.raises(AssertionError, match=rf"FAILED tests/test_some_method.py::test_\w*{test}"):
+        checked(copy, "pytest", "-q", "-k", test, "tests/test_some_method.py")
+
+
+def test_it_is_a_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main.main(["new", "method", "fed_new"]) == 0
+    out = capsys.readouterr().out
+    written = [line.removeprefix("written: ") for line in out.splitlines() if "written" in line]
+    assert sorted(written) == [
+        "fedhet-fed-new/fedhet_fed_new/__init__.py",
+        "fedhet-fed-new/fedhet_fed_new/conf/method/fed_new.yaml",
+        "fedhet-fed-new/fedhet_fed_new/fed_new.py",
+        "fedhet-fed-new/pyproject.toml",
+        "fedhet-fed-new/tests/test_fed_new.py",
+    ]
+    assert all(Path(path).is_file() for path in written)
+    assert "pip install -e fedhet-fed-new\n  python -m fedhet method=fed_new\n" in out
+    forget(monkeypatch, "fedhet_fed_new")
+    monkeypatch.syspath_prepend(tmp_path / "fedhet-fed-new")
+    monkeypatch.setenv("FEDHET_TRUST", "fedhet_fed_new")
+    monkeypatch.setenv("FEDHET_CONF", "fedhet-fed-new/fedhet_fed_new/conf")
+    assert compose(["method=fed_new"]).cfg.method.pull == 0.1
+
+
+def test_a_new_project_is_installable(tmp_path: Path) -> None:
+    """Its wheel has the yaml file and the entry point, and building it prints no warning."""
+    pytest.importorskip("setuptools", minversion="77")
+    project = tmp_path / "some-pieces"
+    create("plugin", "mine", project)
+    code = "from setuptools import build_meta; print(build_meta.build_wheel('dist'))"
+    environment = {key: v for key, v in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
+    process = subprocess.run(
+        [sys.executable, "-c", code], cwd=project, env=environment, capture_output=True, text=True
+    )
+    output = process.stdout + process.stderr
+    assert process.returncode == 0 and "warning" not in output.lower(), output
+    names = output  # setuptools lists what it adds
+    assert "adding 'some_pieces/conf/plugin/mine.yaml'" in names
+    points = project / "some_pieces.egg-info" / "entry_points.txt"
+    assert points.read_text() == "[fedhet.conf]\nsome_pieces = some_pieces.conf\n"
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "project", "message"),
+    [
+        ("method", "FedNew", "new", "'FedNew' cannot be the name of a method: write small letters"),
+        ("model", "a-b", "new", "'a-b' cannot be the name of a model"),
+        ("method", "scaffold", "new", "method=scaffold exists already"),
+        ("method", "mine", "fedhet", "'fedhet' cannot be one"),
+        ("method", "mine", "1st", "'1st' cannot be one"),
+        ("method", "mine", "full", "full is not empty and has no pyproject.toml"),
+        ("method", "mine", "other", r"other/pyproject.toml names no package for pieces; write \["),
+        ("method", "mine", "broken", r"broken/pyproject.toml: Invalid"),
+        ("plugin", "taken", "ours", r"taken.py: already there; choose another name"),
+    ],
+)
+def test_what_it_refuses(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    name: str,
+    project: str,
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder in ("full", "other", "broken"):
+        Path(folder).mkdir()
+    Path("full", "notes.txt").touch()
+    Path("other", "pyproject.toml").write_text('[project]\nname = "other"\n')
+    Path("broken", "pyproject.toml").write_text("[")
+    create("method", "taken", Path("ours"))
+    before = sorted(Path().rglob("*"))
+    with pytest.raises(ConfigError, match=message):
+        create(kind, name, Path(project))
+    assert sorted(Path().rglob("*")) == before

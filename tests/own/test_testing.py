@@ -1,0 +1,111 @@
+"""What `fedhet.testing` must notice in a piece of one's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from own.conftest import forget
+
+from fedhet.testing import check_choice, sha256, sha256_apart, toy_task
+
+CODE = """
+import torch
+from fedhet.client import FedClient
+from fedhet.plugin import Plugin
+from fedhet.strategy import FedStrategy
+
+class Greedy(FedClient):
+    def train(self, msg):
+        update = super().train(msg)
+        next(iter(msg.weights.values())).add_(1)
+        return update
+
+class Endless(FedClient):
+    def train(self, msg):
+        self.state.put("faulty.x", {"x": torch.tensor(float("inf"))})
+        return super().train(msg)
+
+class Failing(FedClient):
+    def train(self, msg):
+        raise OSError("battery")
+
+class Faulty(FedStrategy):
+    name = "faulty"
+    def __init__(self, setting, *, how: str = "Greedy") -> None:
+        Faulty.client_cls = globals()[how]
+        super().__init__(setting)
+
+class FaultyPlugin(Plugin):
+    name = "faulty"
+    def __init__(self, *, a: float = 1.0, b: float = 2.0) -> None:
+        super().__init__(a=a)
+"""
+
+
+@pytest.fixture
+def conf(site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The conf folder of the trusted module above; a test writes its yaml files."""
+    (site / "faulty_pkg.py").write_text(CODE)
+    forget(monkeypatch, "faulty_pkg")
+    folder = tmp_path / "conf"
+    for group in ("method", "plugin"):
+        (folder / group).mkdir(parents=True)
+    monkeypatch.setenv("FEDHET_CONF", str(folder))
+    monkeypatch.setenv("FEDHET_TRUST", "faulty_pkg")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("Greedy", "client 3 changed the tensors of its message in phase 'train'"),
+        ("Endless", "the state 'faulty.x.x' of client 3 holds NaN or infinite"),
+        ("Failing", "client 3 failed in phase 'train', step 1: OSError: battery"),
+    ],
+)
+def test_a_faulty_client(conf: Path, how: str, message: str) -> None:
+    (conf / "method" / "faulty.yaml").write_text(
+        "# Faulty\n_target_: faulty_pkg.Faulty\nhow: Greedy\n"
+    )
+    with pytest.raises(AssertionError, match=message):
+        sha256_apart("method=faulty", f"method.how={how}", "rounds=1", task=toy_task())
+
+
+@pytest.mark.parametrize(
+    ("group", "text", "message"),
+    [
+        ("method", "_target_: faulty_pkg.Faulty\nhow: Greedy\n", "the first comment says"),
+        ("method", "# Faulty\n_target_: faulty_pkg.Faulty\n", "other.yaml and Faulty differ"),
+        ("method", "# Faulty\n_target_: faulty_pkg.Faulty\nhow: x\n", "have different defaults"),
+        ("method", "# Faulty\n_target_: faulty_pkg.Faulty\nhow: Greedy\n", "name is 'faulty'"),
+        (
+            "plugin",
+            "# @package plugin.other\n# Faulty\n"
+            "_target_: faulty_pkg.FaultyPlugin\na: 1.0\nb: 2.0\n",
+            "name is 'faulty', not 'other'",
+        ),
+    ],
+)
+def test_a_file_that_says_something_else(conf: Path, group: str, text: str, message: str) -> None:
+    (conf / group / "other.yaml").write_text(text)
+    with pytest.raises(AssertionError, match=message):
+        check_choice(group, "other")
+
+
+def test_a_plugin_that_keeps_an_option_to_itself(conf: Path) -> None:
+    (conf / "plugin" / "faulty.yaml").write_text(
+        "# @package plugin.faulty\n# Faulty\n_target_: faulty_pkg.FaultyPlugin\na: 1.0\nb: 2.0\n"
+    )
+    with pytest.raises(AssertionError, match=r"passes \['a'\] to Plugin.__init__; it must pass"):
+        check_choice("plugin", "faulty")
+
+
+def test_the_hash_is_that_of_a_run_and_its_folder_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    lines = ["method=scaffold", "rounds=2", "client.lr=.1", "eval.clients=false"]
+    assert sha256(*lines, task=toy_task()) == sha256_apart(*lines, task=toy_task())
+    assert sha256(*lines, "seed=1", task=toy_task()) != sha256(*lines, task=toy_task())
+    assert list(tmp_path.iterdir()) == []
