@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 
 class ConfigError(ValueError):
     """A setting is unknown, out of range, or contradicts another one.
@@ -37,3 +39,8 @@ class RunFailed(RuntimeError):
     def __reduce__(self) -> tuple[type[RunFailed], tuple[str, str | None]]:
         # Keeps both attributes when a launcher sends the exception from another process.
         return RunFailed, (self.reason, self.folder)
+
+
+def traceback_wanted() -> bool:
+    """Whether the user asks for tracebacks, by FEDHET_TRACEBACK=1 in the environment."""
+    return os.environ.get("FEDHET_TRACEBACK") == "1"

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from fedhet.client import FedClient
 from fedhet.errors import ConfigError
 from fedhet.messages import LocalSettings
 from fedhet.plugin import Plugin
@@ -104,6 +105,20 @@ def check_composition(method: FedStrategy) -> None:
         for other, reason in plugin.refuses.items():
             if other == method.name or other in names:
                 raise ConfigError(f"plugin {plugin.name!r} refuses {other!r}: {reason}")
+
+
+def check_phases(method: FedStrategy) -> None:
+    """Refuse a phase of the method with the name of something else that clients have.
+
+    Raises:
+        ConfigError: the client would serve the phase "fit" with Flower's method, for example.
+    """
+    for phase in (entry.phase for entry in method.timetable if not entry.owner):
+        if phase.name != "train" and hasattr(FedClient, phase.name):
+            raise ConfigError(
+                f"method={method.name}: its phase {phase.name!r} needs another name, because"
+                f" FedClient.{phase.name} is something else"
+            )
 
 
 def _unfit(method: FedStrategy) -> dict[str, str]:
