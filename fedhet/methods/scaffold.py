@@ -63,6 +63,7 @@ GRADIENT = "scaffold.gradient"  # extra down: true under option I
 PLUS = "scaffold.c_plus"  # extra up: c_i+
 STEPS = "scaffold.steps"  # extra up under option II: K
 OWN = "scaffold.c_i"  # extra up under option I, and the client's state: c_i
+WEIGHTS = ("aggregation", "uniform")  # of the mean of the control variates
 
 
 class ScaffoldClient(FedClient):
@@ -110,10 +111,8 @@ class Scaffold(FedStrategy):
     ) -> None:
         self.lr_g = check.number("method.lr_g", lr_g, open_low=0)
         self.control = check.one_of("method.control", control, ("steps", "gradient"))
-        weights = ("aggregation", "uniform")
-        self.control_weights = check.one_of("method.control_weights", control_weights, weights)
-        if self.control == "steps":
-            require_plain_sgd(setting.local)
+        self.control_weights = check.one_of("method.control_weights", control_weights, WEIGHTS)
+        check_optimizer(self.control, setting.local)
         super().__init__(setting)
 
     def setup(self) -> None:
@@ -237,10 +236,10 @@ def option_i_only(plugins: Sequence[Plugin]) -> dict[str, str]:
     return {plugin.name: reason for plugin in plugins if plugin.changes_gradients}
 
 
-def require_plain_sgd(local: LocalSettings) -> None:
+def check_optimizer(control: str, local: LocalSettings) -> None:
     """Raise ConfigError where the local steps are not those of plain SGD, as option II needs."""
     plain = {"optimizer": "sgd", "momentum": 0, "weight_decay": 0, "clip": None}
-    for key, value in plain.items():
+    for key, value in plain.items() if control == "steps" else ():
         if getattr(local, key) != value:
             raise ConfigError(
                 f"client.{key}={getattr(local, key)}: method=scaffold needs plain SGD"
