@@ -18,6 +18,7 @@ from flwr.client import NumPyClient
 from torch import nn
 
 from fedhet import messages
+from fedhet.errors import traceback_wanted
 from fedhet.flower import wire
 from fedhet.messages import EVALUATE, Broadcast, Extras, Failure, Reply, Update
 from fedhet.metrics import assess
@@ -133,7 +134,8 @@ class FedClient(LocalTraining, NumPyClient):
             ):
                 return work()
         except Exception as error:  # whatever it is, the server must learn whose it was
-            log.debug("client %d", msg.pid, exc_info=True)
+            level = logging.WARNING if traceback_wanted() else logging.DEBUG
+            log.log(level, "client %d", msg.pid, exc_info=True)
             return Failure(msg.pid, msg.phase, msg.step, f"{type(error).__name__}: {error}")
 
     def _serve(self, msg: Broadcast) -> Update:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 
 class ConfigError(ValueError):
     """A setting is unknown, out of range, or contradicts another one.
@@ -50,3 +52,8 @@ class Rejected(ValueError):
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
         self.reason = reason
+
+
+def traceback_wanted() -> bool:
+    """Whether the user asks for tracebacks, by FEDHET_TRACEBACK=1 in the environment."""
+    return os.environ.get("FEDHET_TRACEBACK") == "1"

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from fedhet.client import FedClient
 from fedhet.errors import ConfigError
 from fedhet.messages import LocalSettings
 from fedhet.phases import Phase
@@ -163,6 +164,20 @@ def check_composition(method: FedStrategy) -> None:
         for other, reason in plugin.refuses.items():
             if other == method.name or other in names:
                 raise ConfigError(f"plugin {plugin.name!r} refuses {other!r}: {reason}")
+
+
+def check_phases(method: FedStrategy) -> None:
+    """Refuse a phase of the method with the name of something else that clients have.
+
+    Raises:
+        ConfigError: the client would serve the phase "fit" with Flower's method, for example.
+    """
+    for phase in (entry.phase for entry in method.timetable if not entry.owner):
+        if phase.name != "train" and hasattr(FedClient, phase.name):
+            raise ConfigError(
+                f"method={method.name}: its phase {phase.name!r} needs another name, because"
+                f" FedClient.{phase.name} is something else"
+            )
 
 
 def _unfit(method: FedStrategy) -> dict[str, str]:

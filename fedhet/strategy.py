@@ -25,7 +25,7 @@ from fedhet.messages import Broadcast, Extras, Reply, Update
 from fedhet.phases import Entry, Phase, locate, sample_cohort
 from fedhet.plugin import Plugin, Report
 from fedhet.replies import BufferAverage, Step, finished, normalised
-from fedhet.setting import Setting, check_composition
+from fedhet.setting import Setting, check_composition, check_phases
 from fedhet.site import Scope
 from fedhet.trees import Tree
 
@@ -97,6 +97,7 @@ class FedStrategy(FlowerStrategy):
             for phase in plugin.phases()
         ]
         self.timetable += [Entry("", phase, phase.rounds) for phase in self.phases()]
+        check_phases(self)
 
     # ---- what a method overrides
     @classmethod

@@ -6,6 +6,7 @@ import logging
 import multiprocessing
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -112,8 +113,12 @@ class PoolCourier:
         if not self._can_fork():
             # The first process to be spawned would start this one too, which unblocks signals.
             resource_tracker.ensure_running()
-        for _ in range(self._count):
-            self._start()
+        try:
+            for _ in range(self._count):
+                self._start()
+        except BaseException as error:
+            self.__exit__(type(error), error, None)
+            raise
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
@@ -214,7 +219,7 @@ class PoolCourier:
         replies = self._folder / f"reply-{self._started}"
         arguments = (there, self._job, self._folder, replies, inherited)
         process = context.Process(target=_work, args=arguments, daemon=True)
-        with _signals_blocked():
+        with _signals_deferred():
             process.start()
         there.close()
         # Copies, because the worker writes its next reply over this one.
@@ -246,16 +251,27 @@ class PoolCourier:
 
 
 @contextmanager
-def _signals_blocked() -> Iterator[None]:
-    """Keep SIGINT and SIGTERM from this process, and from those that it starts in the block.
+def _signals_deferred() -> Iterator[None]:
+    """Let SIGINT and SIGTERM wait for the end of the block, also in processes started inside.
 
-    Ctrl-C is sent to all of them. A worker that it met before `_work` would print a traceback.
+    Ctrl-C is sent to all of them. A worker that it met before `_work` would print a traceback, as
+    would one whose parent it keeps from sending what the worker is to do.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    received: list[int] = []
+    handlers: dict[int, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        # Another thread may take a signal that this one has blocked.
+        for number in SIGNALS:
+            handlers[number] = signal.signal(number, lambda n, frame: received.append(n))
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        for taken, handler in handlers.items():
+            signal.signal(taken, handler or signal.SIG_DFL)
+        for late in received:
+            signal.raise_signal(late)
 
 
 def _size(reply: Reply) -> int:

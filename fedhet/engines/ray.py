@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache, partial
@@ -74,12 +75,15 @@ def _init_args(address: str | None) -> Iterator[dict[str, Any]]:
     """The arguments of `ray.init`, inside the block."""
     if address is None:
         path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
-        yield {
-            "address": "local",  # not the cluster that RAY_ADDRESS or an earlier `ray start` names
-            "include_dashboard": False,
-            "logging_level": logging.ERROR,
-            "runtime_env": {"env_vars": {"PYTHONPATH": path}},
-        }
+        with tempfile.TemporaryDirectory(prefix="fedhet-ray-") as folder:
+            yield {
+                "address": "local",  # not one that RAY_ADDRESS or an earlier `ray start` names
+                "include_dashboard": False,
+                "logging_level": logging.ERROR,
+                # Without a working_dir Ray searches the current folder first, so clients might
+                # find another fedhet there than the one that runs.
+                "runtime_env": {"env_vars": {"PYTHONPATH": path}, "working_dir": folder},
+            }
         return
     with cluster.runtime_env() as environment:
         yield {"address": address, "logging_level": logging.ERROR, "runtime_env": environment}

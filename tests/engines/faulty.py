@@ -1,4 +1,4 @@
-"""A plug-in that fails on purpose, for client 3 in step 2, or hangs, for all.
+"""A plug-in that fails on purpose, for client 3 in step 2, or says where it is, for all.
 
 A run uses it by `plugin.fednorm._target_=faulty.Faulty` with FEDHET_TRUST=faulty.
 """
@@ -9,6 +9,7 @@ import os
 import time
 from pathlib import Path
 
+import ray
 import torch
 
 from fedhet.messages import Broadcast, Update
@@ -16,7 +17,11 @@ from fedhet.methods.fednorm import FedNormPlugin, Z
 
 
 class Faulty(FedNormPlugin):
-    """FedNorm, but `z_when` says how it fails: raise, exit, nonfinite, shape, extra or hang."""
+    """FedNorm, but `z_when` says how it fails: raise, exit, nonfinite, shape or extra.
+
+    With `node` and `hang` it leaves a file in FEDHET_TEST_FOLDER, whose name is the Ray node, and
+    with `hang` it never returns.
+    """
 
     def __init__(self, *, temperature: float, z_when: str) -> None:
         super().__init__(temperature=temperature)
@@ -26,8 +31,10 @@ class Faulty(FedNormPlugin):
         return self.client.pid == 3 and self.client.msg.step == 2
 
     def prepare(self, msg: Broadcast) -> None:
+        if self.how in ("node", "hang"):
+            node = ray.get_runtime_context().get_node_id() if ray.is_initialized() else "none"
+            Path(os.environ["FEDHET_TEST_FOLDER"], node).touch()
         if self.how == "hang":
-            Path(os.environ["FEDHET_TEST_TRAINS"]).touch()
             time.sleep(100_000)
         if self._strikes() and self.how == "raise":
             raise OSError("the disk is full")

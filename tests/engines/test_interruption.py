@@ -44,10 +44,11 @@ def test_workers_that_are_just_being_spawned(tmp_path: Path) -> None:
 
 @pytest.fixture
 def endless_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Overrides with which a client trains for ever, after it has made the file `trains`."""
+    """Overrides with which a client trains for ever, after it has left a file in tmp_path/began."""
+    (tmp_path / "began").mkdir()
     monkeypatch.setenv("FEDHET_TRUST", "faulty")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]))
-    monkeypatch.setenv("FEDHET_TEST_TRAINS", str(tmp_path / "trains"))
+    monkeypatch.setenv("FEDHET_TEST_FOLDER", str(tmp_path / "began"))
     # Ray must not join whatever cluster the machine knows; nothing listens there.
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:9")
     return [
@@ -65,7 +66,7 @@ def test_a_run_under_ray_with_a_client_that_trains(
     tmp_path: Path, endless_client: list[str], how: str
 ) -> None:
     with Foreground(tmp_path / "run", *endless_client) as run:
-        run.wait_until((tmp_path / "trains").exists)
+        run.wait_until(lambda: any((tmp_path / "began").iterdir()))
         assert any("raylet" in process.name() for process in run.processes())
         interrupt(run, how)
 

@@ -1,0 +1,177 @@
+"""An existing Ray cluster: reached, or refused with the reason, and served with our code."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+import fedhet
+from fedhet.engines import cluster
+
+HERE = Path(__file__).parent
+RAY = Path(sys.executable).parent / "ray"
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.mark.parametrize("address", ["localhost", "local", "ray://localhost:10001", "http://a:1"])
+def test_an_address_is_a_host_and_a_port_or_auto(address: str) -> None:
+    with pytest.raises(fedhet.ConfigError, match=r"must be auto, or <host>:<port>"):
+        fedhet.run(["engine=ray", f"engine.address='{address}'"])
+
+
+@pytest.mark.parametrize(
+    ("address", "reason"),
+    [
+        (f"localhost:{free_port()}", "Connection refused"),
+        ("nowhere.invalid:6379", "not known|No address|resolution"),
+    ],
+    ids=["no-server", "no-host"],
+)
+def test_where_nothing_listens_the_run_is_refused(address: str, reason: str) -> None:
+    with pytest.raises(fedhet.ConfigError, match=rf"engine.address={address}: .*({reason})"):
+        cluster.reach(address)
+
+
+def test_a_server_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "REACH_SECONDS", 2.0)
+    with socket.create_server(("0.0.0.0", 0)) as silent:
+        address = f"localhost:{silent.getsockname()[1]}"
+        with pytest.raises(fedhet.ConfigError, match="no Ray cluster has answered there within 2"):
+            cluster.reach(address)
+
+
+def test_code_and_settings_travel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Installed packages do not: every node needs them anyway."""
+    (tmp_path / "mine" / "inner").mkdir(parents=True)
+    (tmp_path / "mine" / "__init__.py").touch()
+    (tmp_path / "mine" / "inner" / "data.txt").touch()
+    (tmp_path / "single.py").touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("FEDHET_TRUST", "mine.inner, single, numpy, no_such_package")
+    monkeypatch.setenv("FEDHET_ANYTHING", "1")
+    monkeypatch.setenv("OTHER", "1")
+    with cluster.runtime_env() as environment:
+        folder = Path(environment["working_dir"])
+        assert sorted(path.name for path in folder.iterdir()) == ["fedhet", "mine", "single.py"]
+        assert (folder / "mine" / "inner" / "data.txt").exists()
+        assert (folder / "fedhet" / "engines" / "ray.py").exists()
+        variables = environment["env_vars"]
+    assert not folder.exists()
+    assert variables["FEDHET_ANYTHING"] == "1"
+    assert variables["FEDHET_TRUST"].startswith("mine.inner")
+    assert "OTHER" not in variables
+
+
+# ---- real clusters
+@contextmanager
+def ray_node(environment: dict[str, str], *options: str) -> Iterator[None]:
+    """A Ray node that knows nothing of this repository, until the end of the block."""
+    command = [str(RAY), "start", *options, "--num-cpus=1", "--disable-usage-stats", "--block"]
+    with subprocess.Popen(
+        command,
+        env=environment,
+        cwd="/",
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        try:
+            assert process.stdout
+            output = ""
+            for line in process.stdout:
+                output += line
+                if "runtime started" in line:
+                    break
+            else:
+                raise AssertionError(output)
+            yield
+        finally:
+            process.terminate()
+            process.communicate()
+
+
+@pytest.fixture
+def two_nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The address of a cluster of two nodes on this machine that asks for a token."""
+    home = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # sockets need short paths
+    port = free_port()
+    address = f"127.0.0.1:{port}"
+    token = home / "token"
+    token.write_text(secrets.token_hex(32))
+    for name in ("RAY_ADDRESS", "RAY_AUTH_TOKEN", "RAY_AUTH_MODE", "PYTHONPATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(token))
+    environment = {**os.environ, "RAY_AUTH_MODE": "token"}
+    with ExitStack() as stack:
+        stack.callback(shutil.rmtree, home, ignore_errors=True)
+        head = ["--head", f"--port={port}", "--node-ip-address=127.0.0.1"]
+        options = [f"--temp-dir={home}", "--include-dashboard=false"]
+        stack.enter_context(ray_node(environment, *head, *options))
+        stack.enter_context(ray_node(environment, f"--address={address}"))
+        yield address
+
+
+def run_on(address: str, *overrides: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """A run in a process of its own, because Ray remembers its token."""
+    command = [sys.executable, "-m", "fedhet", "engine=ray", f"engine.address={address}"]
+    return subprocess.run(
+        [*command, *overrides],
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+@pytest.mark.matrix
+def test_two_nodes_that_ask_for_a_token(
+    tmp_path: Path, two_nodes: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = f"error: engine.address={two_nodes}: "
+    without = run_on(two_nodes)
+    assert without.returncode == 2
+    assert without.stderr.startswith(
+        f"{place}the cluster asks for a token; set RAY_AUTH_MODE=token"
+    )
+    assert without.stderr.count("\n") == 1
+    nowhere = run_on(two_nodes, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=str(tmp_path / "none"))
+    assert nowhere.stderr.startswith(f"{place}RAY_AUTH_MODE=token, but this machine has no token")
+    wrong = run_on(two_nodes, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
+    assert wrong.stderr.startswith(f"{place}the cluster does not accept the token")
+    large = run_on(two_nodes, "engine.num_cpus=2", RAY_AUTH_MODE="token")
+    assert "engine.num_cpus=2 per client, but the largest node of the cluster has 1" in large.stderr
+
+    monkeypatch.setenv("FEDHET_TRUST", "faulty")
+    monkeypatch.setenv("PYTHONPATH", str(HERE))
+    monkeypatch.setenv("FEDHET_TEST_FOLDER", str(tmp_path / "nodes"))
+    monkeypatch.syspath_prepend(str(HERE))
+    (tmp_path / "nodes").mkdir()
+    overrides = [
+        "method=scaffold",
+        "plugin=[fednorm]",
+        "plugin.fednorm._target_=faulty.Faulty",
+        "plugin.fednorm.z_when=node",
+        "rounds=2",
+    ]
+    run = run_on(two_nodes, *overrides, f"hydra.run.dir={tmp_path / 'ray'}", RAY_AUTH_MODE="token")
+    assert run.returncode == 0, run.stderr
+    assert len(list((tmp_path / "nodes").iterdir())) == 2
+    expected = fedhet.run([*overrides, f"hydra.run.dir={tmp_path / 'local'}"])
+    on_ray = (tmp_path / "ray" / "model.safetensors").read_bytes()
+    assert on_ray == (expected.dir / "model.safetensors").read_bytes()
