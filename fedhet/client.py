@@ -6,7 +6,6 @@ phase's name) or evaluate, and finish the reply. training.py has the local train
 
 from __future__ import annotations
 
-import inspect
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -18,6 +17,7 @@ from flwr.client import NumPyClient
 from torch import nn
 
 from fedhet import messages
+from fedhet.admission.phases import serves
 from fedhet.errors import traceback_wanted
 from fedhet.flower import wire
 from fedhet.messages import EVALUATE, Broadcast, Extras, Failure, Reply, Update
@@ -52,18 +52,6 @@ def evaluated_views(views: Iterable[str], site: Site) -> dict[str, str]:
     if "personal" in names:
         return {name: name for name in names if name != "global"}
     return {"personal" if name == "global" else name: name for name in names}
-
-
-def serves(owner: object, phase: str) -> bool:
-    """Whether a client or a plug-in has a method for this phase.
-
-    The base classes' own methods are no phases, except `train`: a message must not be able to call
-    whatever has its name.
-    """
-    base = Plugin if isinstance(owner, Plugin) else FedClient
-    if phase.startswith("_") or not inspect.isfunction(getattr(type(owner), phase, None)):
-        return False
-    return not hasattr(base, phase) or (base is FedClient and phase == "train")
 
 
 class FedClient(LocalTraining, NumPyClient):
@@ -181,7 +169,8 @@ class FedClient(LocalTraining, NumPyClient):
         msg = self.msg
         name, _, phase = msg.phase.rpartition(".")
         owner = next((plugin for plugin in self.plugins if plugin.name == name), None)
-        if not serves(owner if name else self, phase):
+        base = Plugin if name else FedClient
+        if not serves(owner if name else self, phase, base):
             raise ValueError(
                 f"phase {msg.phase!r} is not served here; the plug-ins are"
                 f" {[plugin.name for plugin in self.plugins]}"

@@ -68,9 +68,8 @@ class FedStrategy(FlowerStrategy):
     personal_names: Sequence[str] | None = None
 
     def __init__(self, setting: Setting) -> None:
-        super().__init__()
+        super().__init__(setting.replies)
         self.setting = setting
-        self.nodes.limits = setting.replies
         self.site = setting.site
         self.sizes = self.site.task.sizes
         self.rounds = setting.rounds

@@ -36,8 +36,8 @@ class Nodes:
         ended: why no node will answer any more, set from outside; None while they can.
     """
 
-    def __init__(self) -> None:
-        self.limits = ReplyLimits()
+    def __init__(self, limits: ReplyLimits) -> None:
+        self.limits = limits
         self._by_partition: dict[int, ClientProxy] = {}
         self._asked: set[str] = set()
         self._total = 0

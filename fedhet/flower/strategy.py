@@ -23,6 +23,7 @@ from fedhet.flower import wire
 from fedhet.flower.nodes import Nodes
 from fedhet.messages import Broadcast, Reply
 from fedhet.phases import locate
+from fedhet.setting import ReplyLimits
 
 if TYPE_CHECKING:
     from fedhet.strategy import FedStrategy
@@ -42,8 +43,8 @@ class FlowerStrategy(Strategy):
         nodes: which node hosts which client.
     """
 
-    def __init__(self) -> None:
-        self.nodes = Nodes()
+    def __init__(self, limits: ReplyLimits) -> None:
+        self.nodes = Nodes(limits)
         self._awaited: dict[int, Broadcast] = {}  # by client; empty past the end of the timetable
 
     @property

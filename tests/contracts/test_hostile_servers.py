@@ -15,13 +15,15 @@ import torch
 from contracts.hostile import Federation, Header
 
 from fedhet import state
-from fedhet.client import FedClient, serves
+from fedhet.admission.phases import serves
+from fedhet.client import FedClient
 from fedhet.data.toy import toy_task
 from fedhet.errors import Rejected
 from fedhet.flower import encoding, wire
 from fedhet.messages import Broadcast, Failure, LocalSettings
 from fedhet.methods.fedlex import FedLExPlugin
 from fedhet.methods.scaffold import Scaffold
+from fedhet.plugin import Plugin
 
 
 def forged(msg: Broadcast, change: Callable[[Header], Any]) -> tuple[list[Any], dict[str, Any]]:
@@ -120,10 +122,11 @@ def test_what_serves_a_phase() -> None:
         def measure(self, msg: Broadcast) -> Any: ...
 
     mine = Mine.__new__(Mine)
-    assert serves(mine, "train") and serves(mine, "measure")
-    assert not serves(mine, "explore") and not serves(mine, "start")
+    assert serves(mine, "train", FedClient) and serves(mine, "measure", FedClient)
+    assert not serves(mine, "explore", FedClient) and not serves(mine, "start", FedClient)
     plugin = FedLExPlugin.__new__(FedLExPlugin)
-    assert serves(plugin, "explore") and not serves(plugin, "prepare")
+    assert serves(plugin, "explore", Plugin) and not serves(plugin, "prepare", Plugin)
+    assert not serves(plugin, "train", Plugin)
 
 
 # ---- what lies on the client's disk

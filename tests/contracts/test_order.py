@@ -19,6 +19,7 @@ from fedhet.messages import Broadcast, Failure, LocalSettings, Update
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fednorm import FedNormPlugin
 from fedhet.methods.scaffold import Scaffold
+from fedhet.setting import ReplyLimits
 
 
 @pytest.mark.parametrize(
@@ -107,7 +108,7 @@ def test_a_reply_signed_for_a_client_of_another_node_is_left_out() -> None:
     """Otherwise one node could reply in the name of another node's clients."""
     here = SimpleNamespace(cid="here")
     there = SimpleNamespace(cid="there")
-    nodes = Nodes()
+    nodes = Nodes(ReplyLimits())
     nodes._by_partition = {0: here, 1: there}  # type: ignore[dict-item]
     nodes._total = 2
     sent = {

@@ -285,7 +285,7 @@ def test_a_strange_node_ends_no_run_that_has_begun(
 def test_a_backend_that_has_ended_ends_the_wait(federation: Callable[..., Any]) -> None:
     on_grid = OnGrid(federation)
     on_grid.grid.schedule = dict.fromkeys(range(4), 10**9)
-    on_grid.run.strategy.nodes.cancelled = True
+    on_grid.run.strategy.nodes.ended = "the backend has ended"
     with pytest.raises(RunFailed, match="has ended"):
         on_grid.step()
 
