@@ -21,6 +21,13 @@ class DataError(ValueError):
     """
 
 
+class WriteError(OSError):
+    """A file cannot be written, for example because the disk is full.
+
+    The message names the file, its folder and the cause.
+    """
+
+
 class RunFailed(RuntimeError):
     """A run ended with status "failed".
 
@@ -37,3 +44,19 @@ class RunFailed(RuntimeError):
     def __reduce__(self) -> tuple[type[RunFailed], tuple[str, str | None]]:
         # Keeps both attributes when a launcher sends the exception from another process.
         return RunFailed, (self.reason, self.folder)
+
+
+def uncreatable(setting: str, folder: object, error: OSError) -> ConfigError:
+    """The error to raise where the run folder, which `setting` names, cannot be used."""
+    return ConfigError(
+        f"{setting}: the folder {folder} cannot be created, or not be written to: {error.strerror}"
+    )
+
+
+def reason_of(error: BaseException) -> str:
+    """Why a run failed, in one line: for its user, and for its record."""
+    if isinstance(error, RunFailed):
+        return error.reason
+    if isinstance(error, ConfigError | DataError | WriteError):
+        return str(error)
+    return f"{type(error).__name__}: {error}"
