@@ -23,6 +23,13 @@ class DataError(ValueError):
     """
 
 
+class WriteError(OSError):
+    """A file cannot be written, for example because the disk is full.
+
+    The message names the file, its folder and the cause.
+    """
+
+
 class RunFailed(RuntimeError):
     """A run ended with status "failed".
 
@@ -57,3 +64,19 @@ class Rejected(ValueError):
 def traceback_wanted() -> bool:
     """Whether the user asks for tracebacks, by FEDHET_TRACEBACK=1 in the environment."""
     return os.environ.get("FEDHET_TRACEBACK") == "1"
+
+
+def uncreatable(setting: str, folder: object, error: OSError) -> ConfigError:
+    """The error to raise where the run folder, which `setting` names, cannot be used."""
+    return ConfigError(
+        f"{setting}: the folder {folder} cannot be created, or not be written to: {error.strerror}"
+    )
+
+
+def reason_of(error: BaseException) -> str:
+    """Why a run failed, in one line: for its user, and for its record."""
+    if isinstance(error, RunFailed):
+        return error.reason
+    if isinstance(error, ConfigError | DataError | WriteError):
+        return str(error)
+    return f"{type(error).__name__}: {error}"

@@ -24,7 +24,7 @@ from fedhet.data.federation import target_scale, transform
 from fedhet.data.given import check_settings, check_task, partition_record, recorded_config
 from fedhet.data.run_data import RunData
 from fedhet.data.toy import toy_task
-from fedhet.errors import ConfigError, RunFailed
+from fedhet.errors import ConfigError, RunFailed, reason_of
 from fedhet.messages import LocalSettings
 from fedhet.models.build import build_model
 from fedhet.plugin import Plugin
@@ -273,7 +273,7 @@ def quiet() -> Iterator[None]:
 
 def _failed(job: Job, error: Exception) -> RunFailed:
     """Record the failure, also one outside the run's own steps, and return it for the user."""
-    reason = error.reason if isinstance(error, RunFailed) else f"{type(error).__name__}: {error}"
+    reason = reason_of(error)
     if "recorder" not in vars(job):
         return RunFailed(reason, error.folder if isinstance(error, RunFailed) else None)
     if not job.recorder.ended:

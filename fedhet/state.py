@@ -23,6 +23,7 @@ import safetensors.torch
 import torch
 from flwr.common import Array, ArrayRecord, RecordDict
 
+from fedhet.record.files import written
 from fedhet.trees import Tree, nbytes
 
 MEMORY_BYTES = 2**29  # limit for the states that one process keeps in memory
@@ -202,11 +203,9 @@ class DiskStore:
 
     def save(self, pid: int, version: int, state: Tree, keep: Collection[int]) -> None:
         home = self._folder / str(pid)
-        home.mkdir(parents=True, exist_ok=True)
         content = safetensors.torch.save({name: t.cpu().contiguous() for name, t in state.items()})
-        part = home / f"{version}.{os.getpid()}.part"
-        part.write_bytes(hashlib.sha256(content).digest() + content)
-        part.replace(home / f"{version}.safetensors")
+        with written(home / f"{version}.safetensors") as part:
+            part.write_bytes(hashlib.sha256(content).digest() + content)
         for path in home.glob("*.safetensors"):
             if int(path.stem) not in {version, *keep}:
                 path.unlink(missing_ok=True)

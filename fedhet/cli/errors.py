@@ -6,7 +6,14 @@ import os
 import sys
 import traceback
 
-from fedhet.errors import ConfigError, DataError, RunFailed, traceback_wanted
+from fedhet.errors import (
+    ConfigError,
+    DataError,
+    RunFailed,
+    WriteError,
+    reason_of,
+    traceback_wanted,
+)
 
 # Without these, nothing works: this Python is not the one that fedhet was installed into.
 _ESSENTIAL = ("omegaconf", "hydra", "yaml", "numpy", "torch", "flwr", "rich", "safetensors")
@@ -40,14 +47,12 @@ def report_error(error: Exception) -> int:
 
 def error_line(error: Exception) -> str:
     """Return the error as the user should read it, in one line."""
-    if isinstance(error, RunFailed):
-        return error.reason
-    if isinstance(error, ConfigError | DataError):
-        return str(error)
+    if isinstance(error, RunFailed | ConfigError | DataError | WriteError):
+        return reason_of(error)
     if isinstance(error, ModuleNotFoundError) and str(error.name).partition(".")[0] in _ESSENTIAL:
         return (
             f"{error.name} is not installed in {sys.executable}: activate fedhet's environment"
             " (`source .venv/bin/activate`, after `make run`), or install it into this one"
             " (`pip install -e .`)"
         )
-    return f"{type(error).__name__}: {error} (FEDHET_TRACEBACK=1 shows where)"
+    return f"{reason_of(error)} (FEDHET_TRACEBACK=1 shows where)"

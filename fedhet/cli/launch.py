@@ -18,7 +18,7 @@ from fedhet.cli.errors import DEGRADED, FAILED, drop_output, report_error, say
 
 # Composition by name: a launcher's process, which unpickles HydraTask, needs its resolvers.
 from fedhet.config import catalogue, composition
-from fedhet.errors import RunFailed
+from fedhet.errors import RunFailed, uncreatable
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -50,6 +50,11 @@ def launch(overrides: list[str], flags: list[str], *, sweep: bool) -> int:
     )
     try:
         application(task)()
+    except OSError as error:
+        if error.filename is None:  # it does not come from Hydra, which creates the run folder
+            raise
+        setting = "hydra.sweep.dir" if sweep else "hydra.run.dir"
+        raise uncreatable(setting, error.filename, error) from error
     finally:
         GlobalHydra.instance().clear()
     if sweep:

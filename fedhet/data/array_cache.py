@@ -12,7 +12,6 @@ import logging
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from fedhet.data.files import cache_root
 from fedhet.errors import DataError
 
 log = logging.getLogger("fedhet.data")
+_unwritable: set[Path] = set()  # folders of which this process has said so
 
 _FORMAT = 2  # part of every key: increase it when the layout or the meaning of an entry changes
 _HEADER = "header.json"
@@ -77,7 +77,7 @@ def cached_arrays(name: str, key: Mapping[str, Any], make: Callable[[], Arrays])
         entry.parent.mkdir(parents=True, exist_ok=True)
         lock = FileLock(f"{entry}.lock").acquire()
     except (OSError, NotImplementedError) as error:  # some file systems have no locks
-        _log_unwritable(entry.parent, str(error))
+        _log_unwritable(entry.parent, error)
         return make()
     with lock:
         # Another process may have stored them while this one waited for the lock.
@@ -121,7 +121,7 @@ def _save(entry: Path, full_key: str, arrays: Arrays) -> Arrays:
             (complete / _HEADER).write_text(json.dumps(header))
             complete.replace(entry)  # atomic: a reader sees the whole entry or none
     except OSError as error:
-        _log_unwritable(entry.parent, str(error))
+        _log_unwritable(entry.parent, error)
         return arrays
     return _load(entry, full_key) or arrays
 
@@ -131,8 +131,10 @@ def _layout(arrays: Arrays) -> dict[str, list[Any]]:
     return {name: [array.dtype.str, list(array.shape)] for name, array in arrays.items()}
 
 
-@cache  # once per folder
-def _log_unwritable(folder: Path, error: str) -> None:
+def _log_unwritable(folder: Path, error: Exception) -> None:
+    if folder in _unwritable:
+        return
+    _unwritable.add(folder)
     log.warning(
         "decoded data are not cached, so each process decodes its own: %s cannot be written (%s)",
         folder,

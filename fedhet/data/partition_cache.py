@@ -10,7 +10,6 @@ import hashlib
 import logging
 import tempfile
 import zipfile
-from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +17,7 @@ import numpy as np
 from fedhet.data.files import cache_root
 
 log = logging.getLogger("fedhet.data")
+_unwritable: set[Path] = set()  # folders of which this process has said so
 
 # What a damaged npz file raises.
 _DAMAGE = (
@@ -73,15 +73,17 @@ def save(key: str, indices: list[np.ndarray]) -> None:
             np.savez(complete, indices=flat, ends=ends, digest=np.array(_digest(flat, ends)))
             complete.replace(path)  # atomic: a reader sees the whole file or none
     except OSError as error:
-        _log_unwritable(path.parent, str(error))
+        _log_unwritable(path.parent, error)
 
 
 def _digest(indices: np.ndarray, ends: np.ndarray) -> str:
     return hashlib.sha256(indices.tobytes() + ends.tobytes()).hexdigest()
 
 
-@cache  # once per folder
-def _log_unwritable(path: Path, error: str) -> None:
+def _log_unwritable(path: Path, error: Exception) -> None:
+    if path in _unwritable:
+        return
+    _unwritable.add(path)
     log.warning(
         "partitions are not cached, so each process draws its own: %s cannot be written (%s)",
         path,

@@ -90,7 +90,7 @@ def save(name: str, record: dict[str, Any]) -> Path:
     Raises:
         ConfigError: another partition has that name.
     """
-    from fedhet.record.run_folder import write_json
+    from fedhet.record.files import write_json
 
     path = path_of(name)
     if path.exists():

@@ -25,7 +25,7 @@ import psutil
 from fedhet.config import pieces
 from fedhet.config.catalogue import CONF
 from fedhet.errors import ConfigError, RunFailed
-from fedhet.record.run_folder import write_json
+from fedhet.record.files import LastingJson
 
 if TYPE_CHECKING:
     from fedhet.job import Job
@@ -204,7 +204,7 @@ def _interruption_recorded(folder: Path) -> Iterator[None]:
         summary = _summary(folder)
         if summary and summary["status"] != "ok":
             ended = {"status": "interrupted", "reason": "stopped by the user"}
-            write_json(folder / "summary.json", {**summary, **ended})
+            LastingJson(folder / "summary.json").write_last({**summary, **ended})
         raise
 
 

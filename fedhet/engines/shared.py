@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fedhet.messages import Broadcast, Update
+from fedhet.record.files import unwritable
 
 ALIGNED = 64  # bytes, so that vector instructions work on whole cache lines
 SMALLEST = 2**20  # bytes of a file
@@ -88,10 +89,13 @@ class Writer:
         self._size = max(2 * self._size, needed, SMALLEST)
         self._used = 0
         path = self._file(self._number)
-        with path.open("wb") as file:
-            # On a full disk this is an error; without it, the first use would end the process.
-            if hasattr(os, "posix_fallocate"):
-                os.posix_fallocate(file.fileno(), 0, self._size)
+        try:
+            with path.open("wb") as file:
+                # On a full disk this is an error; without it, the first use would end the process.
+                if hasattr(os, "posix_fallocate"):
+                    os.posix_fallocate(file.fileno(), 0, self._size)
+        except OSError as error:
+            raise unwritable(path, error) from error
         self._memory = _mapping(str(path), self._size)
 
 

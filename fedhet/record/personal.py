@@ -29,6 +29,7 @@ from fedhet.client import KEEP, FedClient
 from fedhet.errors import ConfigError
 from fedhet.messages import Broadcast, Failure, Reply, Update
 from fedhet.models.parts import joined
+from fedhet.record.files import save_tensors
 from fedhet.trees import Tree
 
 if TYPE_CHECKING:
@@ -181,9 +182,7 @@ class PersonalModels:
         if not (folder / SHARED).exists():
             trees_by_file[folder / SHARED] = common
         for path, tree in trees_by_file.items():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            tensors = {name: t.detach().cpu().contiguous() for name, t in tree.items()}
-            path.write_bytes(safetensors.torch.save(tensors))
+            save_tensors(path, tree)
 
     def _fail(self, view: str, reason: str) -> None:
         """Keep no models of the view: a run that has ended well does not fail for want of them."""

@@ -10,6 +10,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_pdf import FigureCanvasPdf
 from matplotlib.figure import Figure
 
+from fedhet.record.files import written
 from fedhet.record.summary import method_name
 
 SETTINGS = ("alpha", "classes", "shards", "sizes")  # of a partition, which its title states
@@ -53,8 +54,14 @@ def title(summary: dict[str, Any] | None, partition: dict[str, Any]) -> str:
 
 
 def save(picture: Picture, path: Path) -> Path:
-    """Save the picture as the PNG file `path`, and as a PDF beside it; return `path`."""
-    path.write_bytes(picture.png())
+    """Save the picture as the PNG file `path`, and as a PDF beside it; return `path`.
+
+    Raises:
+        WriteError: one of them cannot be written; it does not exist then.
+    """
+    with written(path) as part:
+        part.write_bytes(picture.png())
     picture.set_layout_engine("none")  # the PDF takes the layout of the PNG
-    FigureCanvasPdf(picture).print_pdf(path.with_suffix(".pdf"))
+    with written(path.with_suffix(".pdf")) as part:
+        FigureCanvasPdf(picture).print_pdf(part)
     return path

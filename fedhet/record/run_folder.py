@@ -7,23 +7,26 @@ from __future__ import annotations
 
 import json
 import logging
-import math
-import os
-import platform
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import safetensors.torch
-import torch
 from torch import Tensor
 
-from fedhet.errors import ConfigError
+from fedhet.errors import ConfigError, RunFailed, WriteError, reason_of, uncreatable
+from fedhet.record.environment import versions
+from fedhet.record.files import (
+    LastingJson,
+    append_line,
+    as_json,
+    save_tensors,
+    write_json,
+    write_text,
+    written,
+)
 from fedhet.record.summary import Row, summarise
-from fedhet.trees import Tree
 
 if TYPE_CHECKING:
     from fedhet.plugin import Report
@@ -31,34 +34,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("fedhet")
 FORMAT = 1
+FIRST_FAILURES = 20  # that summary.json names if the disk has no room for more
 RUNNING = "the run has not ended: it is still running, or it was killed"
-# The packages whose versions environment.json records.
-RECORDED_PACKAGES = (
-    "fedhet",
-    "torch",
-    "torchvision",
-    "flwr",
-    "numpy",
-    "scikit-learn",
-    "hydra-core",
-    "ray",
-)
-
-
-def write_json(path: Path, value: Any, indent: int | None = 1) -> None:
-    """Write a JSON file atomically: it is complete or does not exist."""
-    part = path.with_suffix(f".{os.getpid()}.part")
-    part.write_text(json.dumps(_plain(value), indent=indent, allow_nan=False) + "\n")
-    part.replace(path)
-
-
-def _plain(value: Any) -> Any:
-    """Replace NaN and infinity, the scores of a diverged model, by null: JSON has neither."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _plain(inner) for key, inner in value.items()}
-    return [_plain(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def claim(folder: Path, explicit: bool) -> Path:
@@ -70,13 +47,16 @@ def claim(folder: Path, explicit: bool) -> Path:
             `<folder>-2`, `<folder>-3`, ... is taken.
 
     Raises:
-        ConfigError: the user named a folder that already holds a run.
+        ConfigError: the user named a folder that already holds a run, or it cannot be created.
     """
     base = folder.resolve()
     folder = base
     count = 1
     while True:
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise uncreatable("hydra.run.dir", folder, error) from error
         try:
             # Atomic: of two runs that start in the same second, only one succeeds.
             (folder / "summary.json").open("x").close()
@@ -88,6 +68,8 @@ def claim(folder: Path, explicit: bool) -> Path:
                 ) from None
             count += 1
             folder = base.with_name(f"{base.name}-{count}")
+        except OSError as error:
+            raise uncreatable("hydra.run.dir", folder, error) from error
 
 
 class Recorder:
@@ -120,6 +102,9 @@ class Recorder:
             overrides: overrides.yaml, the overrides that lead to it.
             partition: partition.json.
             environment: environment.json, without the versions.
+
+        Raises:
+            RunFailed: a file cannot be written; summary.json says so, if there is room for it.
         """
         self.folder = folder
         self.rows: list[Row] = []
@@ -129,13 +114,21 @@ class Recorder:
         self._partition = partition
         state = {"format": FORMAT, "status": "interrupted", "reason": RUNNING}
         self.summary: dict[str, Any] = {**state, **about}
-        (folder / "config.yaml").write_text(config)
-        lines = "".join(f"- {json.dumps(override)}\n" for override in overrides)
-        (folder / "overrides.yaml").write_text(lines or "[]\n")
-        write_json(folder / "partition.json", partition, indent=None)  # one number per sample
-        write_json(folder / "environment.json", {**versions(), **environment})
-        (folder / "rounds.jsonl").write_text("")
-        self._write_summary()
+        self._summary_file = LastingJson(folder / "summary.json")
+        try:
+            self._summary_file.write(self.summary)
+            write_text(folder / "config.yaml", config)
+            lines = "".join(f"- {json.dumps(override)}\n" for override in overrides)
+            write_text(folder / "overrides.yaml", lines or "[]\n")
+            # One number per sample.
+            write_json(folder / "partition.json", partition, indent=None)
+            write_json(folder / "environment.json", {**versions(), **environment})
+            write_text(folder / "rounds.jsonl", "")
+        except WriteError as error:
+            recorded = self._record_end(status="failed", reason=str(error)) is None
+            if not recorded:
+                (folder / "summary.json").unlink()  # it says nothing, or that the run goes on
+            raise RunFailed(str(error), str(folder) if recorded else None) from error
 
     def step(self, row: Row, reports: dict[str, Report]) -> None:
         """Record one executed step.
@@ -153,13 +146,11 @@ class Recorder:
                 else:
                     row[f"{piece}.{name}"] = value
             if arrays:
-                folder = self.folder / "arrays"
-                folder.mkdir(exist_ok=True)
                 phase = piece if row["phase"] == "train" else row["phase"]
-                _save(folder / f"{phase}-{row['step']}.safetensors", arrays)
+                path = self.folder / "arrays" / f"{phase}-{row['step']}.safetensors"
+                save_tensors(path, arrays)
+        append_line(self.folder / "rounds.jsonl", as_json(row))
         self.rows.append(row)
-        with (self.folder / "rounds.jsonl").open("a") as lines:
-            lines.write(json.dumps(_plain(row), allow_nan=False) + "\n")
 
     def clients(self, round: int, metrics: dict[int, dict[str, float]]) -> None:
         """Record one evaluation of the clients, as a Parquet file in long format.
@@ -190,21 +181,18 @@ class Recorder:
         arrays = {"round": pa.array([round] * len(rows), pa.int32())}
         for column, (name, kind) in zip(columns, types.items(), strict=True):
             arrays[name] = pa.array(column, kind)
-        folder = self.folder / "clients"
-        folder.mkdir(exist_ok=True)
-        part = folder / f".round-{round:06d}.part"
-        pq.write_table(pa.table(arrays), part)
-        part.replace(folder / f"round-{round:06d}.parquet")
+        with written(self.folder / "clients" / f"round-{round:06d}.parquet") as part:
+            pq.write_table(pa.table(arrays), part)
 
     def note(self, **entries: Any) -> None:
         """Add entries to summary.json."""
         self.summary |= entries
-        self._write_summary()
+        self._summary_file.write(self.summary)
 
     def keep_best(self, strategy: FedStrategy) -> None:
         """Save the current global model, the best so far by validation, in best_val.safetensors."""
         if "global" in strategy.views:
-            _save(self.folder / "best_val.safetensors", strategy.weights["model"])
+            save_tensors(self.folder / "best_val.safetensors", strategy.weights["model"])
 
     @contextmanager
     def ending(self, strategy: FedStrategy) -> Iterator[None]:
@@ -217,7 +205,7 @@ class Recorder:
             raise
         except Exception as error:
             if not self.ended:
-                self.finish("failed", reason=str(error) or type(error).__name__, strategy=strategy)
+                self.finish("failed", reason=reason_of(error), strategy=strategy)
             raise
 
     def finish(self, status: str, *, strategy: FedStrategy, reason: str | None = None) -> None:
@@ -227,10 +215,17 @@ class Recorder:
             status: ok, failed or interrupted.
             strategy: the run's strategy, in its final state.
             reason: why the run did not end well, or None.
+
+        Raises:
+            RunFailed: the run has ended well, but a file cannot be written.
         """
-        for slot, tree in strategy.weights.items():
-            _save(self.folder / f"{slot}.safetensors", tree)
-        self.summary |= summarise(
+        well = status == "ok"
+        problem = self._save_weights(strategy)
+        if problem and well:
+            status, reason = "failed", problem
+        elif problem and problem != reason:
+            reason = f"{reason}; {problem}"
+        end = summarise(
             self.rows,
             strategy,
             status=status,
@@ -238,11 +233,35 @@ class Recorder:
             seconds=time.perf_counter() - self._start,
             failures=self.failures,
         )
-        self._write_summary()
-        self.ended = True
-        if self.rows:
+        problem = self._record_end(**end) or problem
+        if self.rows and not problem:
             self._draw()
         log.info("run folder: %s", self.folder)
+        if problem and well:
+            raise RunFailed(problem, str(self.folder))
+
+    def _save_weights(self, strategy: FedStrategy) -> str | None:
+        """Save the final weights, or return why that is not possible."""
+        try:
+            for slot, tree in strategy.weights.items():
+                save_tensors(self.folder / f"{slot}.safetensors", tree)
+        except WriteError as error:
+            return str(error)
+        return None
+
+    def _record_end(self, **entries: Any) -> str | None:
+        """Write summary.json for the last time, or return why that is not possible."""
+        self.summary |= entries
+        self.ended = True
+        try:
+            try:
+                self._summary_file.write_last(self.summary)
+            except WriteError:  # there is room for a summary, but not for thousands of failures
+                first = self.summary.get("failures", [])[:FIRST_FAILURES]
+                self._summary_file.write_last({**self.summary, "failures": first})
+        except WriteError as error:
+            return str(error)
+        return None
 
     def _draw(self) -> None:
         try:
@@ -255,37 +274,3 @@ class Recorder:
         except (OSError, ValueError, RuntimeError) as error:
             # A figure must not fail a run that has ended well.
             log.warning("no figures: %s", error)
-
-    def _write_summary(self) -> None:
-        write_json(self.folder / "summary.json", self.summary)
-
-
-def versions() -> dict[str, Any]:
-    """Return the versions of Python and of the packages that affect results, and the machine."""
-    environment: dict[str, Any] = {
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "cpus": os.cpu_count(),
-    }
-    for package in RECORDED_PACKAGES:
-        try:
-            environment[package] = version(package)
-        except PackageNotFoundError:
-            environment[package] = None
-    if torch.cuda.is_initialized():  # in a run on the CPU, the name would open the GPU
-        environment["gpu"] = torch.cuda.get_device_name()
-    return environment
-
-
-def _save(path: Path, tree: Tree) -> None:
-    """Write a safetensors file atomically, with the mode that every new file has here.
-
-    safetensors itself gives its files the mode 0600, whatever the umask.
-    """
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tree.items()}
-    part = path.with_name(f".{path.name}.part")
-    part.touch()
-    mode = part.stat().st_mode
-    safetensors.torch.save_file(tensors, part)
-    part.chmod(mode)
-    part.replace(path)

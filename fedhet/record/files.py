@@ -1,0 +1,161 @@
+"""Files that are written whole or not at all, and that say so if they cannot be written."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+from safetensors import SafetensorError
+
+from fedhet.errors import WriteError
+from fedhet.trees import Tree
+
+SPARE_BYTES = 2**16
+
+
+def unwritable(path: Path, error: Exception) -> WriteError:
+    """The error to raise where `path` could not be written: file, folder and cause in one line."""
+    number = error.errno if isinstance(error, OSError) else None
+    if number is None and (found := re.search(r"os error (\d+)", str(error))):  # from safetensors
+        number = int(found[1])
+    cause = os.strerror(number) if number else str(error)
+    return WriteError(f"{path.name} cannot be written in {path.parent}: {cause}")
+
+
+@contextmanager
+def written(path: Path) -> Iterator[Path]:
+    """Give the block a file beside `path`, which becomes `path` once the block has written it.
+
+    The folder is created if it is missing.
+
+    Raises:
+        WriteError: the file cannot be written; nothing of it is left, and `path` is as it was.
+    """
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield part
+        part.replace(path)
+    except (OSError, SafetensorError) as error:
+        raise unwritable(path, error) from error
+    finally:
+        with suppress(OSError):
+            part.unlink()
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file.
+
+    Raises:
+        WriteError: as `written` does.
+    """
+    with written(path) as part:
+        part.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path, value: Any, indent: int | None = 1) -> None:
+    """Write a JSON file; NaN and infinity become null.
+
+    Raises:
+        WriteError: as `written` does.
+    """
+    write_text(path, as_json(value, indent))
+
+
+def as_json(value: Any, indent: int | None = None) -> str:
+    """The value as JSON with a line break at its end; NaN and infinity become null."""
+    return json.dumps(_plain(value), indent=indent, allow_nan=False) + "\n"
+
+
+def _plain(value: Any) -> Any:
+    """Replace NaN and infinity, the scores of a diverged model, by null: JSON has neither."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _plain(inner) for key, inner in value.items()}
+    return [_plain(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+
+def save_tensors(path: Path, tree: Tree) -> None:
+    """Write a safetensors file with the mode that every new file has here.
+
+    safetensors itself gives its files the mode 0600, whatever the umask.
+
+    Raises:
+        WriteError: as `written` does.
+    """
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tree.items()}
+    with written(path) as part:
+        part.touch()
+        mode = part.stat().st_mode
+        safetensors.torch.save_file(tensors, part)
+        part.chmod(mode)
+
+
+def append_line(path: Path, line: str) -> None:
+    """Append a line, whole or not at all.
+
+    Raises:
+        WriteError: the line cannot be written; the file is as it was.
+    """
+    size = path.stat().st_size if path.exists() else 0
+    try:
+        with path.open("ab", buffering=0) as file:
+            left = line.encode()
+            while left:
+                left = left[file.write(left) :]
+    except OSError as error:
+        with suppress(OSError):
+            os.truncate(path, size)
+        raise unwritable(path, error) from error
+
+
+class LastingJson:
+    """A JSON file that can be replaced once more when the disk has become full.
+
+    The room for it is taken in advance, by a file beside it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._spare = path.with_name(f".{path.name}.spare")
+
+    def write(self, value: Any) -> None:
+        """Write the file and, the first time, take the room for its last version.
+
+        Raises:
+            WriteError: there is no room for one of the two.
+        """
+        write_json(self._path, value)
+        if self._spare.exists():
+            return
+        try:
+            self._spare.write_bytes(bytes(SPARE_BYTES))
+        except OSError as error:
+            with suppress(OSError):
+                self._spare.unlink()
+            raise unwritable(self._path, error) from error
+
+    def write_last(self, value: Any) -> None:
+        """Write the file into the room that was taken for it.
+
+        Raises:
+            WriteError: the file cannot be written; it is as it was.
+        """
+        if not self._spare.exists():
+            write_json(self._path, value)
+            return
+        try:
+            with self._spare.open("r+b") as file:
+                file.write(as_json(value, indent=1).encode())
+                file.truncate()
+            self._spare.replace(self._path)
+        except OSError as error:
+            raise unwritable(self._path, error) from error

@@ -1,0 +1,245 @@
+"""A disk that is full, and folders that cannot be written: what is said, and what is left."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import json
+import logging
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet
+import pytest
+import safetensors.torch
+import torch
+from small_disks import FULL, Disk
+
+import fedhet
+from fedhet.cli.main import main
+from fedhet.data import partition_cache
+from fedhet.data.toy import toy_task
+from fedhet.engines import shared
+from fedhet.errors import WriteError
+from fedhet.messages import Update
+from fedhet.state import DiskStore
+
+# What a run writes before its figures, except for a Parquet file: where that does not fit, the
+# record of the step, which is written in any case, does not fit either, and is named.
+FILES = {
+    "summary.json",
+    "config.yaml",
+    "overrides.yaml",
+    "partition.json",
+    "environment.json",
+    "rounds.jsonl",
+    "fednorm-1.safetensors",
+    "best_val.safetensors",
+    "model.safetensors",
+}
+
+
+def check_failure(folder: Path, reason: str, *, recorded: bool = True) -> None:
+    """Check what a run has left that could not write a file for this reason."""
+    summary = folder / "summary.json"
+    assert summary.exists() == recorded
+    if recorded:
+        content = json.loads(summary.read_text())
+        assert content["status"] == "failed"
+        assert content["reason"].split("; ")[0] == reason
+    rounds = folder / "rounds.jsonl"
+    for line in rounds.read_text().splitlines(keepends=True) if rounds.exists() else []:
+        assert json.loads(line) and line.endswith("\n")
+    for weights in folder.glob("*.safetensors"):
+        assert safetensors.torch.load_file(weights)
+    assert not [path for path in folder.rglob(".*") if "spare" not in path.name]
+
+
+def test_whatever_file_does_not_fit_is_named_and_the_run_has_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedhet.record.figures.draw", lambda *args: [])
+    named = set()
+    for room in itertools.count():
+        folder = tmp_path / str(room)
+        lines = ["method=fedavg", "plugin=[fednorm]", "rounds=1", f"hydra.run.dir={folder}"]
+        with pytest.MonkeyPatch.context() as patch:
+            Disk(folder, room, patch)
+            try:
+                run = fedhet.run(lines, task=toy_task())
+                break
+            except fedhet.RunFailed as error:
+                caught = error
+        file = caught.reason.partition(" ")[0]
+        named.add(file)
+        home = folder / "arrays" if file.startswith("fednorm") else folder
+        assert caught.reason == f"{file} cannot be written in {home}: {FULL}"
+        # Where there is no room for two files, none was taken for the record of the failure.
+        check_failure(folder, caught.reason, recorded=room > 1)
+        assert caught.folder == (str(folder) if room > 1 else None)
+    assert named == FILES
+    assert run.summary["status"] == "ok"
+    assert not list(folder.rglob(".*"))  # the room that was taken is given back
+
+
+def test_what_a_failed_run_cannot_save_is_told_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its reason names the first file, and that of its weights."""
+    lines = ["method=fedavg", "rounds=1", f"hydra.run.dir={tmp_path / 'run'}"]
+
+    def full(*args: object) -> None:
+        raise OSError(errno.ENOSPC, FULL)
+
+    monkeypatch.setattr(pyarrow.parquet, "write_table", full)
+    monkeypatch.setattr(safetensors.torch, "save_file", full)
+    with pytest.raises(fedhet.RunFailed, match=r"^round-000001.parquet cannot be written"):
+        fedhet.run(lines, task=toy_task())
+    reason = json.loads((tmp_path / "run" / "summary.json").read_text())["reason"]
+    assert f"; model.safetensors cannot be written in {tmp_path / 'run'}: {FULL}" in reason
+
+
+def test_thousands_of_failures_do_not_keep_a_failed_run_from_being_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fedhet.record import files
+
+    path = tmp_path / "summary.json"
+    record = files.LastingJson(path)
+    record.write({"status": "interrupted"})
+    spare = files.SPARE_BYTES
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (spare, limit[1]))
+    try:
+        with pytest.raises(WriteError, match=r"^summary\.json cannot be written"):
+            record.write_last({"failures": ["?" * spare]})
+        assert json.loads(path.read_text()) == {"status": "interrupted"}
+        record.write_last({"status": "failed"})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert json.loads(path.read_text()) == {"status": "failed"}
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
+    """Mounts a file system of so many KiB."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mounted = []
+
+    def mount(kib: int) -> Path:
+        options = ["-t", "tmpfs", "-o", f"size={kib}k", "none", str(folder)]
+        result = subprocess.run(["mount", *options], capture_output=True, check=False)
+        if result.returncode:
+            pytest.skip("only root can mount a file system of a given size")
+        mounted.append(folder)
+        return folder
+
+    yield mount
+    for _ in mounted:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="mounts a tmpfs")
+@pytest.mark.parametrize("kib", [16, 80, 88, 100, 108])
+def test_a_file_system_that_is_really_full(small_disk: Callable[[int], Path], kib: int) -> None:
+    folder = small_disk(kib) / "run"
+    lines = ["method=fedavg", "plugin=[fednorm]", "rounds=3", f"hydra.run.dir={folder}"]
+    with pytest.raises(fedhet.RunFailed, match=f"cannot be written in {folder}.*: {FULL}") as error:
+        fedhet.run(lines, task=toy_task())
+    check_failure(folder, error.value.reason)
+
+
+def in_a_process(home: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
+    """A run whose files may have 100 kB each."""
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+
+    return subprocess.run(
+        [sys.executable, "-m", "fedhet", *overrides, f"hydra.run.dir={home / 'run'}"],
+        env={**os.environ, "FEDHET_CACHE": str(home / "cache")},
+        preexec_fn=limit,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_a_run_whose_model_does_not_fit_ends_with_one_line(tmp_path: Path) -> None:
+    """The data do not fit into the cache either, which is said once and does no harm."""
+    run = in_a_process(tmp_path, "method=fedavg", "rounds=1")
+    assert run.returncode == 1
+    reason = f"best_val.safetensors cannot be written in {tmp_path / 'run'}: File too large"
+    lines = run.stderr.splitlines()
+    assert [line for line in lines if line.startswith("error")] == [f"error: {reason}"]
+    assert [line for line in lines if "cached" in line] == lines[:1]
+    assert "Traceback" not in run.stderr
+    assert run.stdout.splitlines()[-1] == f"run folder: {tmp_path / 'run'}"
+    check_failure(tmp_path / "run", reason)
+
+
+@pytest.mark.parametrize("place", ["file/run", "file"])
+@pytest.mark.parametrize(("setting", "flags"), [("hydra.run.dir", []), ("hydra.sweep.dir", ["-m"])])
+def test_a_folder_that_cannot_be_created_is_a_wrong_setting(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], place: str, setting: str, flags: list[str]
+) -> None:
+    (tmp_path / "file").touch()
+    assert main([*flags, "method=fedavg", f"{setting}={tmp_path / place}"]) == 2
+    printed = capsys.readouterr()
+    start = f"error: {setting}: the folder {tmp_path / place} cannot be created"
+    assert printed.err.startswith(start) and printed.err.count("\n") == 1
+
+
+def test_from_python_too(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(fedhet.ConfigError, match="file/run cannot be created"):
+        fedhet.run([f"hydra.run.dir={tmp_path}/file/run"], task=toy_task())
+
+
+def test_a_reader_that_leaves_early_is_no_error() -> None:
+    command = f"{sys.executable} -m fedhet --list | head -n 1"
+    run = subprocess.run(command, shell=True, capture_output=True, text=True, check=True)
+    assert run.stdout.count("\n") == 1 and run.stderr == ""
+
+
+# ---- other files of a run
+def test_a_client_state_that_does_not_fit_is_named(tmp_path: Path) -> None:
+    (tmp_path / "3").touch()
+    with pytest.raises(WriteError, match=rf"^2.safetensors cannot be written in {tmp_path}/3: "):
+        DiskStore(tmp_path).save(3, 2, {"scaffold.c/w": torch.zeros(3)}, keep=[1])
+
+
+def test_shared_memory_that_does_not_fit_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*args: object) -> None:
+        raise OSError(errno.ENOSPC, FULL)
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    update = Update(pid=0, num_examples=1, weights={"w": torch.zeros(3)})
+    with pytest.raises(WriteError, match=rf"^replies.0 cannot be written in {tmp_path}: {FULL}"):
+        shared.Writer(tmp_path / "replies").message(update)
+
+
+def test_a_partition_cache_that_cannot_be_written_is_mentioned_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("FEDHET_CACHE", str(tmp_path))
+
+    def full(path: Path, **arrays: np.ndarray) -> None:
+        raise OSError(errno.ENOSPC, FULL, str(path))
+
+    monkeypatch.setattr(np, "savez", full)
+    with caplog.at_level(logging.WARNING, "fedhet.data"):
+        for key in ("one", "two"):
+            partition_cache.save(key, [np.arange(3)])
+    assert [f"{tmp_path}/partitions cannot be written" in line for line in caplog.messages] == [
+        True
+    ]
+    assert partition_cache.load("one") is None
