@@ -28,6 +28,7 @@ from fedhet.job import Job
 from fedhet.messages import Broadcast, Failure
 from fedhet.methods.fedavg import FedAvg
 from fedhet.metrics import score
+from fedhet.record import files
 from fedhet.record.personal import PersonalModels
 from fedhet.state import MemoryStore
 
@@ -236,10 +237,10 @@ def test_a_view_that_cannot_be_loaded_is_reported(
 
 
 def test_a_full_disk_costs_only_the_models(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(self: Path, data: bytes) -> int:
-        raise OSError(28, "No space left on device")
+    def full(path: Path, tree: Any) -> None:
+        raise files.unwritable(path, OSError(28, "No space left on device"))
 
-    monkeypatch.setattr(Path, "write_bytes", full)
+    monkeypatch.setattr("fedhet.record.personal.save_tensors", full)
     run = launch("method=ditto", "rounds=1", "client.epochs=1", task=toy_task())
     assert run.summary["status"] == "ok"
     with pytest.raises(ConfigError, match="No space left on device"):
