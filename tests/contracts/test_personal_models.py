@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow.dataset as parquet
 import pytest
+import safetensors.torch
 import torch
 from composing import composed
 from contracts.runs import validated
@@ -236,13 +237,17 @@ def test_a_view_that_cannot_be_loaded_is_reported(
 
 
 def test_a_full_disk_costs_only_the_models(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(self: Path, data: bytes) -> int:
-        raise OSError(28, "No space left on device")
+    save = safetensors.torch.save_file
 
-    monkeypatch.setattr(Path, "write_bytes", full)
+    def full(tensors: dict[str, torch.Tensor], path: Path) -> None:
+        if "personal" in path.parts:
+            raise OSError(28, "No space left on device")
+        save(tensors, path)
+
+    monkeypatch.setattr(safetensors.torch, "save_file", full)
     run = launch("method=ditto", "rounds=1", "client.epochs=1", task=toy_task())
     assert run.summary["status"] == "ok"
-    with pytest.raises(ConfigError, match="No space left on device"):
+    with pytest.raises(ConfigError, match=r"safetensors cannot be written in .*: No space left"):
         fedhet.load(run, "personal", client=0, model=toy_task().model())
 
 
