@@ -17,11 +17,14 @@ from flwr.client import NumPyClient
 from torch import nn
 
 from fedhet import messages
+from fedhet.admission.phases import serves
+from fedhet.errors import traceback_wanted
 from fedhet.flower import wire
 from fedhet.messages import EVALUATE, Broadcast, Extras, Failure, Reply, Update
 from fedhet.metrics import assess
 from fedhet.models.parts import own_tensors
 from fedhet.plugin import Plugin, overrides
+from fedhet.process import exit_after, time_limit
 from fedhet.site import Site
 from fedhet.state import ClientState, Store
 from fedhet.task import Samples
@@ -32,6 +35,7 @@ log = logging.getLogger("fedhet")
 Result = TypeVar("Result")
 UNSHARED = "client.kept"  # state: tensors that are trained here and never shared
 STATE_BYTES = "bytes.state"  # metric: the size of what the client remembers now
+HANG_SECONDS = 5.0  # after its deadline, a client's process may take so long to end the work
 FINETUNE_EPOCHS = "eval.finetune_epochs"  # extra: epochs of the view "finetuned"
 KEEP = "eval.keep"  # extra: the views, joined by commas, whose models the reply is to carry
 
@@ -88,7 +92,10 @@ class FedClient(LocalTraining, NumPyClient):
     def fit(
         self, parameters: list[np.ndarray], config: dict[str, Any]
     ) -> tuple[list[np.ndarray], int, dict[str, Any]]:
-        return wire.reply_arrays(self.handle(wire.read_broadcast(parameters, config)))
+        msg = wire.read_broadcast(parameters, config)
+        # At the deadline the work ends by itself, unless it hangs outside of Python.
+        with exit_after(None if msg.deadline is None else msg.deadline + HANG_SECONDS):
+            return wire.reply_arrays(msg, self.handle(msg))
 
     def evaluate(
         self, parameters: list[np.ndarray], config: dict[str, Any]
@@ -109,10 +116,14 @@ class FedClient(LocalTraining, NumPyClient):
     def attempt(self, msg: Broadcast, work: Callable[[], Result]) -> Result | Failure:
         """Do the work with the message's own random stream; an exception becomes a Failure."""
         try:
-            with self.site.seeded("torch", msg.phase, msg.step, msg.pid):
+            with (
+                time_limit(msg.deadline),
+                self.site.seeded("torch", msg.phase, msg.step, msg.pid),
+            ):
                 return work()
         except Exception as error:  # whatever it is, the server must learn whose it was
-            log.debug("client %d", msg.pid, exc_info=True)
+            level = logging.WARNING if traceback_wanted() else logging.DEBUG
+            log.log(level, "client %d", msg.pid, exc_info=True)
             return Failure(msg.pid, msg.phase, msg.step, f"{type(error).__name__}: {error}")
 
     def _serve(self, msg: Broadcast) -> Update:
@@ -128,8 +139,10 @@ class FedClient(LocalTraining, NumPyClient):
         """Take the message and open the state that it names.
 
         Raises:
-            ValueError: the server's plug-ins or their settings are not those of this client.
+            ValueError: the message is for a client of another node, or the server's plug-ins or
+                their settings are not those of this client.
         """
+        self._check_hosted(msg.pid)
         own = {plugin.name: plugin.digest() for plugin in self.plugins}
         if msg.plugins != own:
             raise ValueError(
@@ -140,18 +153,29 @@ class FedClient(LocalTraining, NumPyClient):
         self.state = ClientState(self.store, msg.pid, msg.version, self.site.device, msg.pinned)
         self.steps = 0
 
+    def _check_hosted(self, pid: int) -> None:
+        clients = len(self.site.task.sizes)
+        nodes = self._properties.get("num-partitions", 1)
+        here = self._properties.get("partition-id", 0)
+        if not 0 <= pid < clients or pid % nodes != here:
+            raise ValueError(
+                f"the message is for client {pid}; this node has partition-id {here} of {nodes},"
+                f" the run {clients} clients"
+            )
+
     def prepare(self) -> Callable[[Broadcast], Update]:
         """Get ready for the phase, and return the method that does its work."""
         began = time.perf_counter()
         msg = self.msg
         name, _, phase = msg.phase.rpartition(".")
         owner = next((plugin for plugin in self.plugins if plugin.name == name), None)
-        work = getattr(owner if name else self, phase, None)
-        if work is None:
+        base = Plugin if name else FedClient
+        if not serves(owner if name else self, phase, base):
             raise ValueError(
                 f"phase {msg.phase!r} is not served here; the plug-ins are"
                 f" {[plugin.name for plugin in self.plugins]}"
             )
+        work = getattr(owner if name else self, phase)
         self.activate(self.plugins if msg.trains else [p for p in self.plugins if p is owner])
         self.data = self._training_set()
         for plugin in self.active:

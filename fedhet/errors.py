@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 
 class ConfigError(ValueError):
     """A setting is unknown, out of range, or contradicts another one.
@@ -44,6 +46,24 @@ class RunFailed(RuntimeError):
     def __reduce__(self) -> tuple[type[RunFailed], tuple[str, str | None]]:
         # Keeps both attributes when a launcher sends the exception from another process.
         return RunFailed, (self.reason, self.folder)
+
+
+class Rejected(ValueError):
+    """A message from another process that is refused as a whole.
+
+    Attributes:
+        reason: the kind of fault, under which it is counted: "unreadable", "too large", "replayed",
+            "corrupt", "wrong content".
+    """
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+def traceback_wanted() -> bool:
+    """Whether the user asks for tracebacks, by FEDHET_TRACEBACK=1 in the environment."""
+    return os.environ.get("FEDHET_TRACEBACK") == "1"
 
 
 def uncreatable(setting: str, folder: object, error: OSError) -> ConfigError:

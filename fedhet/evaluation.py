@@ -7,8 +7,9 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from fedhet.admission.scores import check_scores
 from fedhet.check import counted
-from fedhet.client import FINETUNE_EPOCHS, evaluated_views
+from fedhet.client import FINETUNE_EPOCHS, KEEP, evaluated_views
 from fedhet.errors import RunFailed
 from fedhet.messages import EVALUATE, Broadcast, Failure, Reply, Update
 from fedhet.metrics import score
@@ -80,14 +81,17 @@ def received(
         RunFailed: a client failed and `on_failure` is "stop", or no client succeeded.
     """
     target = strategy.site.task.scoring
+    asked = [f"{KEEP}.{view}" for view in strategy.views]
     updates: list[Update] = []
     failures: list[Failure] = []
     for reply in replies:
         if isinstance(reply, Update):
             try:
+                check_scores(reply, strategy.views, target, asked)
                 _check_tallies(reply, target)
             except ValueError as error:
-                reply = Failure(reply.pid, EVALUATE, strategy.current.step, str(error))
+                step = strategy.current.step
+                reply = Failure(reply.pid, EVALUATE, step, str(error), "refused")
         if isinstance(reply, Update):
             updates.append(reply)
             continue

@@ -10,7 +10,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from omegaconf import OmegaConf
@@ -33,7 +33,7 @@ from fedhet.record import terminal
 from fedhet.record.results import Run
 from fedhet.record.run_folder import Recorder, claim
 from fedhet.server import Observer
-from fedhet.setting import Setting
+from fedhet.setting import ReplyLimits, Setting
 from fedhet.site import Site, Speed
 from fedhet.state import Store
 from fedhet.strategy import FedStrategy
@@ -144,6 +144,7 @@ class Job:
             lr_decay=cfg.client.lr_decay,
             schedule=cfg.client.schedule,
             on_failure=cfg.on_failure,
+            replies=ReplyLimits.from_config(cfg.replies),
             eval_every=cfg.eval.every,
             finetune_epochs=cfg.eval.finetune_epochs,
             personal_mb=cfg.eval.personal_mb,
@@ -154,8 +155,7 @@ class Job:
             plugins=plugins,
             server_opt=server_opt,
         )
-        strategy: FedStrategy = instantiate(cfg.method, setting=setting)
-        return strategy
+        return cast("FedStrategy", instantiate(cfg.method, setting=setting))
 
     def client(self, store: Store, properties: dict[str, Any] | None = None) -> FedClient:
         """Return a client that keeps its state in `store`."""

@@ -9,13 +9,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import repeat
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from fedhet import trees
 from fedhet.check import counted
-from fedhet.trees import AnyTree, Tree
+from fedhet.trees import LARGEST, UNBOUNDED, AnyTree, Tree, kind, shown
 
 Scalar = bool | int | float | str
 Extra = Scalar | Tensor | Tree
@@ -66,12 +65,14 @@ class Message:
     """
 
     extras: Extras = field(default_factory=dict, kw_only=True)
+    # The extras that an accessor has returned: an update with others is refused.
+    read: set[str] = field(default_factory=set, kw_only=True, compare=False, repr=False)
 
     def boolean(self, name: str) -> bool:
         """The extra `name` as a bool."""
         value = self._extra(name)
         if not isinstance(value, bool):
-            raise ValueError(f"extra {name!r} is {value!r}; true or false is expected")
+            raise ValueError(f"extra {name!r} is {shown(value)}; true or false is expected")
         return value
 
     def text(self, name: str) -> str:
@@ -82,11 +83,12 @@ class Message:
         return value
 
     def scalar(self, name: str) -> float:
-        """The extra `name` as a finite number."""
+        """The extra `name` as a finite number of at most LARGEST."""
         value = self._extra(name)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not np.isfinite(value):
-            raise ValueError(f"extra {name!r} is {value!r}; a finite number is expected")
-        return float(value)
+        is_bool = isinstance(value, bool)
+        if isinstance(value, int | float) and not is_bool and abs(value) <= LARGEST:
+            return float(value)
+        raise ValueError(f"extra {name!r} is {shown(value)}; a finite number is expected")
 
     def integer(self, name: str, low: int = 0) -> int:
         """The extra `name` as a whole number >= `low`."""
@@ -104,8 +106,8 @@ class Message:
             raise ValueError(
                 f"extra {name!r} is {kind(value)}; a floating-point tensor{size} is expected"
             )
-        if not torch.isfinite(value).all():
-            raise ValueError(f"extra {name!r} holds NaN or infinite values; all must be finite")
+        if trees.first_unbounded({name: value}):
+            raise ValueError(f"extra {name!r} {UNBOUNDED}")
         return value
 
     def counts(self, name: str, total: int, classes: int) -> Tensor:
@@ -119,8 +121,8 @@ class Message:
             or int(value.sum()) != total
         ):
             raise ValueError(
-                f"extra {name!r} is {value}; expected: {counted(classes, 'whole number')} >= 0 with"
-                f" the sum {total}"
+                f"extra {name!r} is {shown(value)}; expected: {counted(classes, 'whole number')} >="
+                f" 0 with the sum {total}"
             )
         return value
 
@@ -131,12 +133,14 @@ class Message:
             size = "tensors" if like is None else counted(len(like), "tensor")
             raise ValueError(f"extra {name!r} is {kind(value)}; a tree of {size} is expected")
         if like is not None:
-            check_tree(f"extra {name!r}", value, like)
+            trees.check_like(f"extra {name!r}", value, like)
         return value
 
     def _extra(self, name: str) -> Extra:
         if name not in self.extras:
-            raise ValueError(f"extra {name!r} is missing; received {sorted(self.extras)}")
+            received = sorted(self.extras)[:10]
+            raise ValueError(f"extra {name!r} is missing; received {received}")
+        self.read.add(name)
         return self.extras[name]
 
 
@@ -155,6 +159,7 @@ class Broadcast(Message):
         plugins: name -> digest of the settings of each of the server's plug-ins.
         pid: the client that the message is for.
         version: the round of the client state that the server last accepted; 0 for none.
+        deadline: seconds after which the client gives up; None for never.
         pinned: earlier rounds whose client state is still needed at the end of the run.
     """
 
@@ -168,6 +173,7 @@ class Broadcast(Message):
     plugins: dict[str, str] = field(default_factory=dict)
     pid: int = -1
     version: int = 0
+    deadline: float | None = None
     pinned: list[int] = field(default_factory=list)
 
     def to(self, pid: int, version: int, private: Extras) -> Broadcast:
@@ -211,12 +217,22 @@ class Update(Message):
 
 @dataclass
 class Failure:
-    """A client that did not deliver, with the cause."""
+    """A client that did not deliver.
+
+    Attributes:
+        pid: the client.
+        phase, step: what it was to do.
+        cause: what happened, in one line.
+        reason: the kind of fault, under which failures are counted. "failed": the client reported
+            an error; "no reply"; "refused": its reply has the wrong content; "outlier"; and the
+            reasons of `fedhet.errors.Rejected`.
+    """
 
     pid: int
     phase: str
     step: int
     cause: str
+    reason: str = "failed"
 
     def __str__(self) -> str:
         return f"client {self.pid} failed in phase {self.phase!r}, step {self.step}: {self.cause}"
@@ -250,36 +266,6 @@ def check_extras(extras: Extras, metrics: dict[str, float]) -> None:
     for name, number in metrics.items():
         if type(number) not in (bool, int, float):
             raise TypeError(f"metric {name!r} is {kind(number)}; a Python number is expected")
-
-
-def kind(value: object) -> str:
-    """What the value is, for an error message: "a torch.float32 tensor of shape (3,)", "a list"."""
-    if isinstance(value, Tensor):
-        return f"a {value.dtype!s} tensor of shape {tuple(value.shape)}"
-    return f"a {type(value).__name__}"
-
-
-def check_tree(what: str, tree: AnyTree, like: AnyTree) -> None:
-    """Refuse a tree that is not finite or differs from `like` in names, shapes or dtypes.
-
-    Raises:
-        ValueError: it begins with `what` and names the tensor.
-    """
-    if set(tree) != set(like):
-        missing = [name for name in like if name not in tree]
-        unexpected = [name for name in tree if name not in like]
-        raise ValueError(
-            f"{what}: names differ: missing {missing[:3]}, unexpected {unexpected[:3]}"
-        )
-    for name in like:
-        if tree[name].shape != like[name].shape or tree[name].dtype != like[name].dtype:
-            raise ValueError(
-                f"{what}, tensor {name!r}: {kind(tree[name])}; expected {kind(like[name])}"
-            )
-    if bad := trees.first_nonfinite(tree):
-        raise ValueError(
-            f"{what}, tensor {bad!r}: holds NaN or infinite values; all must be finite"
-        )
 
 
 def payload(slot: str, weights: AnyTree, extras: Extras) -> dict[str, int]:

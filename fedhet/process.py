@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import atexit
+import ctypes
 import gc
+import os
+import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -14,6 +18,8 @@ from fedhet.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
+
+EXPIRED = 124  # exit code of a process that hung beyond its deadline
 
 
 @contextmanager
@@ -65,6 +71,87 @@ def pinned_threads(threads: int) -> Iterator[None]:
             yield
     finally:
         torch.set_num_threads(before)
+
+
+class _Expired(BaseException):
+    """The time is over. It is no Exception, so that the work itself does not catch it."""
+
+
+@contextmanager
+def time_limit(seconds: float | None) -> Iterator[None]:
+    """End the block after so many seconds; None for no limit.
+
+    In the main thread, this also interrupts a call that waits. In another thread, Python gets to it
+    when the current call returns.
+
+    Raises:
+        TimeoutError: the block took longer.
+    """
+    if seconds is None:
+        yield
+        return
+    limit = _alarm if threading.current_thread() is threading.main_thread() else _thread_timer
+    try:
+        with limit(seconds):
+            yield
+    except _Expired:
+        raise TimeoutError(f"the work took longer than {seconds:g} s, its deadline") from None
+
+
+@contextmanager
+def _alarm(seconds: float) -> Iterator[None]:
+    def expire(*_: object) -> None:
+        raise _Expired
+
+    before = signal.signal(signal.SIGALRM, expire)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@contextmanager
+def _thread_timer(seconds: float) -> Iterator[None]:
+    ident = ctypes.c_ulong(threading.get_ident())
+    raise_in_thread = ctypes.pythonapi.PyThreadState_SetAsyncExc
+    lock = threading.Lock()
+    done = False
+
+    def expire() -> None:
+        with lock:
+            if not done:
+                raise_in_thread(ident, ctypes.py_object(_Expired))
+
+    timer = threading.Timer(seconds, expire)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        with lock:
+            done = True
+            raise_in_thread(ident, None)  # one that was raised too late
+
+
+@contextmanager
+def exit_after(seconds: float | None) -> Iterator[None]:
+    """End this process if the block takes longer: whatever hangs in it may never return to Python.
+
+    Only for a process that serves one client.
+    """
+    if seconds is None:
+        yield
+        return
+    timer = threading.Timer(seconds, os._exit, [EXPIRED])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def thread_names() -> Iterator[str]:

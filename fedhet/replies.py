@@ -1,16 +1,18 @@
-"""What comes back in a step: replies are checked and counted before anything is aggregated."""
+"""What is counted in a step, and what is done to all of its updates around the merge."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
-from fedhet import messages, trees
+from fedhet import trees
 from fedhet.errors import RunFailed
-from fedhet.messages import Failure, Reply, Update
+from fedhet.messages import Failure, Update
 from fedhet.phases import Entry
+from fedhet.plugin import Plugin
+from fedhet.server_opt import ServerOptimizer
 from fedhet.trees import Tree
 
 
@@ -28,6 +30,7 @@ class Step:
         old: the part of `sent` that merges may change: trained and shared.
         device: where the aggregation takes place.
         failures: the clients that did not deliver.
+        accepted: the number of updates that were merged.
         bytes: "up" and "down" -> bytes by kind.
         metrics: the means over the clients that reported each.
         seconds: the sums over the clients.
@@ -42,6 +45,7 @@ class Step:
     old: Tree
     device: torch.device
     failures: list[Failure] = field(default_factory=list)
+    accepted: int = 0
     bytes: dict[str, dict[str, int]] = field(default_factory=lambda: {"up": {}, "down": {}})
     metrics: dict[str, float] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
@@ -61,59 +65,6 @@ class Step:
         """Add the bytes of one message, by kind, to those that went `way` ("up" or "down")."""
         for kind, n in sizes.items():
             self.bytes[way][kind] = self.bytes[way].get(kind, 0) + n
-
-
-def accepted(
-    step: Step, replies: Iterable[Reply], check: Callable[[Update], None], on_failure: str
-) -> Iterator[Update]:
-    """The updates that pass every check, completed by the server's part.
-
-    Every other reply is a failure of its client. With `on_failure` "skip" it is left out.
-
-    Raises:
-        RunFailed: a client failed and `on_failure` is "stop".
-    """
-    for reply in replies:
-        if isinstance(reply, Update):
-            slot = step.entry.phase.slot
-            step.count("up", messages.payload(slot, reply.weights, reply.extras))
-            try:
-                _complete(step, reply)
-                check(reply)
-            except ValueError as error:
-                reply = Failure(reply.pid, step.entry.name, step.step, str(error))
-        if isinstance(reply, Failure):
-            step.failures.append(reply)
-            if on_failure == "stop":
-                raise RunFailed(str(reply))
-            continue
-        step.measure(reply.metrics)
-        yield reply
-
-
-def _complete(step: Step, update: Update) -> None:
-    """Check what every update has against what was sent, and form its `change` and `buffers`."""
-    n = update.num_examples
-    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
-        raise ValueError(f"num_examples is {n!r}; a whole number of at least 1 is expected")
-    metrics = update.metrics
-    if not isinstance(metrics, dict) or not all(
-        isinstance(v, int | float) for v in metrics.values()
-    ):
-        raise ValueError(f"metrics are {metrics!r}; numbers by name are expected")
-    update.extras = {
-        name: messages.on_device(value, step.device) for name, value in update.extras.items()
-    }
-    if not update.weights:
-        if step.sent and step.entry.phase.uploads:
-            raise ValueError("the reply carries no weights")
-        return
-    if not step.entry.phase.slot:
-        raise ValueError("the reply carries weights in a phase that has none")
-    update.weights = {name: t.to(step.device) for name, t in update.weights.items()}
-    messages.check_tree("weights", update.weights, step.sent)
-    update.change = trees.Difference(trees.pick(update.weights, step.old), step.old)
-    update.buffers = {name: t for name, t in update.weights.items() if name not in step.old}
 
 
 def normalised(updates: list[Update]) -> list[Update]:
@@ -159,3 +110,27 @@ class BufferAverage:
         """The combined buffers; complete once every update has been read."""
         means = self._mean.mean() if self._mean.tree else {}
         return {**means, **self._most}
+
+
+def finished(
+    step: Step,
+    new: Tree,
+    buffers: Tree,
+    plugins: Sequence[Plugin],
+    optimizer: ServerOptimizer | None,
+) -> Tree:
+    """What plug-ins and the server optimiser make of the merged weights, with the buffers.
+
+    Raises:
+        RunFailed: a tensor is not finite.
+    """
+    for plugin in reversed(plugins):
+        new = plugin.merged(new, step.old)
+    if optimizer:
+        new = optimizer.step(step.old, new)
+    values = {**new, **buffers}
+    if bad := trees.first_nonfinite(values):
+        raise RunFailed(
+            f"round {step.round}: the aggregated tensor {bad!r} holds NaN or infinite values"
+        )
+    return values

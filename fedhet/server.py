@@ -125,6 +125,7 @@ def _row(strategy: FedStrategy, clock: Clock) -> dict[str, Any]:
         },
         "bytes": current.bytes,
         "client_state": state_sizes(strategy.state_bytes),
+        "accepted": current.accepted,
         "failures": [vars(failure) for failure in current.failures],
         "metrics": current.metrics,
     }

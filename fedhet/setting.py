@@ -3,18 +3,67 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
+from fedhet.client import FedClient
 from fedhet.errors import ConfigError
 from fedhet.messages import LocalSettings
+from fedhet.phases import Phase
 from fedhet.plugin import Plugin
 from fedhet.server_opt import ServerOptimizer
 from fedhet.site import Site
 
 if TYPE_CHECKING:
     from fedhet.strategy import FedStrategy
+
+
+@dataclass(frozen=True)
+class ReplyLimits:
+    """Which replies are accepted, how long they are awaited, and how many must come.
+
+    Attributes:
+        deadline: seconds that a client may take for one message; None for no limit.
+        grace: seconds that the server waits beyond the deadline, or after `enough`.
+        enough: the share of a step's clients after whose replies the server waits no longer than
+            `grace` for the others, where Flower carries the messages; None for all, or, with
+            `oversample`, for as many as without it.
+        oversample: so many more clients take part in a training round, as a share of the cohort.
+        least: a step with fewer accepted replies changes nothing.
+        bad_steps: the run fails after more than so many such steps in a row.
+        max_lost: a run that loses a larger share of its replies is `degraded`.
+        join: seconds to wait for nodes at the start.
+        min_nodes: after `join` seconds, the run begins if so many nodes have joined; None: all.
+        max_bytes: bytes of a reply from another process beyond twice those of its message.
+        max_norm: an update is refused whose norm exceeds this multiple of the step's median; None
+            for no limit.
+    """
+
+    deadline: float | None = None
+    grace: float = 10.0
+    enough: float | None = None
+    oversample: float = 0.0
+    least: int = 1
+    bad_steps: int = 0
+    max_lost: float = 0.1
+    join: float = 600.0
+    min_nodes: int | None = None
+    max_bytes: int = 2**28
+    max_norm: float | None = None
+
+    def enough_of(self, clients: int) -> int | None:
+        """How many replies of so many clients are enough; None if all are awaited."""
+        if self.enough is None and not self.oversample:
+            return None
+        share = 1 / (1 + self.oversample) if self.enough is None else self.enough
+        return max(1, round(clients * share))
+
+    @classmethod
+    def from_config(cls, settings: Mapping[str, Any]) -> ReplyLimits:
+        """The limits as the configuration's `replies` states them."""
+        limits = {name: value for name, value in settings.items() if name != "max_mb"}
+        return cls(**limits, max_bytes=int(settings["max_mb"] * 2**20))
 
 
 @dataclass
@@ -29,6 +78,7 @@ class Setting:
         lr_decay: multiplies the learning rate after each training round.
         schedule: "constant" or "cosine", on top of `lr_decay`.
         on_failure: what a failed client does to the run: "stop" it, or be left out ("skip").
+        replies: which replies are accepted, and how long they are awaited.
         eval_every: evaluate every so many rounds, and after the last.
         finetune_epochs: if > 0, also evaluate the global model after so many epochs on a client's
             own data.
@@ -49,6 +99,7 @@ class Setting:
     lr_decay: float = 1.0
     schedule: str = "constant"
     on_failure: str = "stop"
+    replies: ReplyLimits = ReplyLimits()
     eval_every: int = 1
     finetune_epochs: int = 0
     personal_mb: float | None = 200.0
@@ -58,6 +109,15 @@ class Setting:
     min_delta: float = 0.0
     plugins: Sequence[Plugin] = ()
     server_opt: ServerOptimizer | None = None
+
+    def share(self, phase: Phase) -> float:
+        """The share of the clients that take part in a step of the phase, unless it says itself."""
+        return self.fraction * (1 + self.replies.oversample if phase.trains else 1)
+
+    def local_in(self, phase: Phase, step: int) -> LocalSettings:
+        """How clients train in a step of the phase: the schedule counts training rounds."""
+        factor = self.rate(step) if phase.trains else 1.0
+        return replace(self.local, lr=self.local.lr * factor)
 
     def rate(self, step: int) -> float:
         """The factor on local.lr in training round `step`, which counts from 1.
@@ -104,6 +164,20 @@ def check_composition(method: FedStrategy) -> None:
         for other, reason in plugin.refuses.items():
             if other == method.name or other in names:
                 raise ConfigError(f"plugin {plugin.name!r} refuses {other!r}: {reason}")
+
+
+def check_phases(method: FedStrategy) -> None:
+    """Refuse a phase of the method with the name of something else that clients have.
+
+    Raises:
+        ConfigError: the client would serve the phase "fit" with Flower's method, for example.
+    """
+    for phase in (entry.phase for entry in method.timetable if not entry.owner):
+        if phase.name != "train" and hasattr(FedClient, phase.name):
+            raise ConfigError(
+                f"method={method.name}: its phase {phase.name!r} needs another name, because"
+                f" FedClient.{phase.name} is something else"
+            )
 
 
 def _unfit(method: FedStrategy) -> dict[str, str]:

@@ -8,8 +8,10 @@ the loss of a state is detected.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
+import stat
 import tempfile
 import time
 from collections import OrderedDict
@@ -26,6 +28,7 @@ from fedhet.trees import Tree, nbytes
 
 MEMORY_BYTES = 2**29  # limit for the states that one process keeps in memory
 STATE_DAYS = 7  # after so many days without use, the states of a run are removed
+HASH_BYTES = 32  # of SHA-256
 MARK = ".fedhet"  # marks the folders that may be removed
 
 
@@ -180,7 +183,7 @@ def _size(versions: dict[int, Tree]) -> int:
 
 
 class DiskStore:
-    """States as safetensors files.
+    """States as files: the SHA-256 of the rest, and then the content of a safetensors file.
 
     This store is for clients that share a node, or whose process ends after each message.
     """
@@ -190,13 +193,19 @@ class DiskStore:
 
     def load(self, pid: int, version: int) -> Tree | None:
         path = self._folder / str(pid) / f"{version}.safetensors"
-        return safetensors.torch.load(path.read_bytes()) if path.exists() else None
+        if not path.exists():
+            return None
+        content = path.read_bytes()
+        stated, data = content[:HASH_BYTES], content[HASH_BYTES:]
+        if hashlib.sha256(data).digest() != stated:
+            raise ValueError(f"{path} is damaged: its content does not have the hash it began with")
+        return safetensors.torch.load(data)
 
     def save(self, pid: int, version: int, state: Tree, keep: Collection[int]) -> None:
         home = self._folder / str(pid)
         content = safetensors.torch.save({name: t.cpu().contiguous() for name, t in state.items()})
         with written(home / f"{version}.safetensors") as part:
-            part.write_bytes(content)
+            part.write_bytes(hashlib.sha256(content).digest() + content)
         for path in home.glob("*.safetensors"):
             if int(path.stem) not in {version, *keep}:
                 path.unlink(missing_ok=True)
@@ -234,6 +243,10 @@ def state_folder(run_id: int | str) -> Path:
 
     It is below $FEDHET_STATE_DIR, or below the user's own folder in the temporary directory.
 
+    Raises:
+        ValueError: the folder belongs to another user, or others may write to it. In a shared
+            temporary directory, another user could have created it first.
+
     When a run starts on the machine, the folders of runs that have not been used for STATE_DAYS
     days are removed. Only folders that carry our mark are removed, whatever else is beside them.
     """
@@ -242,9 +255,24 @@ def state_folder(run_id: int | str) -> Path:
     home = root / str(run_id)
     if not home.exists():
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if root.parent == default:
+            _check_own(default, closed=0o022)  # others may look, but not put anything there
+        _check_own(root, closed=0o077)
         for mark in root.glob(f"*/{MARK}"):
             if time.time() - mark.stat().st_mtime > STATE_DAYS * 86400:
                 shutil.rmtree(mark.parent, ignore_errors=True)
         home.mkdir(exist_ok=True)
     (home / MARK).touch()
     return home
+
+
+def _check_own(folder: Path, closed: int) -> None:
+    """Refuse a folder of another user, a link, and one whose mode has a bit of `closed`."""
+    status = folder.lstat()
+    own = status.st_uid == os.getuid() and stat.S_ISDIR(status.st_mode)
+    if not own or status.st_mode & closed:
+        raise ValueError(
+            f"{folder} must be a folder of this user (uid {os.getuid()}) that is closed to others;"
+            f" it has uid {status.st_uid} and mode {stat.S_IMODE(status.st_mode):04o}: remove it,"
+            " or set FEDHET_STATE_DIR to a folder of your own"
+        )

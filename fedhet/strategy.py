@@ -7,7 +7,6 @@ of the timetable.
 
 from __future__ import annotations
 
-import itertools
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -16,6 +15,8 @@ from typing import ClassVar
 from torch import nn
 
 from fedhet import messages, trees
+from fedhet.admission.gate import accepted
+from fedhet.admission.quorum import Quorum
 from fedhet.client import STATE_BYTES, FedClient
 from fedhet.errors import RunFailed
 from fedhet.evaluation import run_views
@@ -23,8 +24,8 @@ from fedhet.flower.strategy import FlowerStrategy
 from fedhet.messages import Broadcast, Extras, Reply, Update
 from fedhet.phases import Entry, Phase, locate, sample_cohort
 from fedhet.plugin import Plugin, Report
-from fedhet.replies import BufferAverage, Step, accepted, normalised
-from fedhet.setting import Setting, check_composition
+from fedhet.replies import BufferAverage, Step, finished, normalised
+from fedhet.setting import Setting, check_composition, check_phases
 from fedhet.site import Scope
 from fedhet.trees import Tree
 
@@ -67,7 +68,7 @@ class FedStrategy(FlowerStrategy):
     personal_names: Sequence[str] | None = None
 
     def __init__(self, setting: Setting) -> None:
-        super().__init__()
+        super().__init__(setting.replies)
         self.setting = setting
         self.site = setting.site
         self.sizes = self.site.task.sizes
@@ -78,6 +79,7 @@ class FedStrategy(FlowerStrategy):
         self.report: Report = {}
         self.versions: dict[int, int] = {}  # pid -> the round whose client state was accepted
         self.state_bytes: dict[int, int] = {}  # pid -> the size of that state
+        self.quorum = Quorum(setting.replies)
         self.pinned: dict[str, dict[int, int]] = {}  # view -> `versions` at its best evaluation
         self.current: Step
         self.weights: dict[str, Tree] = {"model": dict(self.site.initial)}
@@ -94,6 +96,7 @@ class FedStrategy(FlowerStrategy):
             for phase in plugin.phases()
         ]
         self.timetable += [Entry("", phase, phase.rounds) for phase in self.phases()]
+        check_phases(self)
 
     # ---- what a method overrides
     @classmethod
@@ -150,9 +153,8 @@ class FedStrategy(FlowerStrategy):
         index, step = position
         entry = self.timetable[index]
         phase = entry.phase
-        cohort = sample_cohort(
-            self.sizes, phase.cohort, self.setting.fraction, self.site.seed, entry.name, step
-        )
+        size = phase.cohort, self.setting.share(phase)
+        cohort = sample_cohort(self.sizes, *size, self.site.seed, entry.name, step)
         sent = self.sent(phase.slot) if phase.slot else {}
         old = trees.pick(sent, self.mergeable(phase.slot)) if phase.slot else {}
         self.current = Step(index, entry, server_round, step, cohort, sent, old, self.site.device)
@@ -179,9 +181,7 @@ class FedStrategy(FlowerStrategy):
         self.report = {}
         for plugin in self.plugins:
             plugin.report = {}
-        local = self.setting.local
-        if phase.trains:
-            local = replace(local, lr=local.lr * self.setting.rate(current.step))
+        local = self.setting.local_in(phase, current.step)
         msg = Broadcast(
             phase=current.entry.name,
             step=current.step,
@@ -192,6 +192,7 @@ class FedStrategy(FlowerStrategy):
             extras=dict(self.cohort_extras(phase, current.step, current.cohort)) if own else {},
             trains=phase.trains,
             plugins=self.digests,
+            deadline=self.setting.replies.deadline,
         )
         for plugin in self.active:
             plugin.outgoing(msg, current.cohort)
@@ -221,16 +222,19 @@ class FedStrategy(FlowerStrategy):
         """Aggregate the replies, which come in the cohort's order.
 
         Raises:
-            RunFailed: a client failed and on_failure is "stop", or no client succeeded.
+            RunFailed: a client failed and on_failure is "stop", or too few clients succeeded.
         """
         current = self.current
+        admitted = accepted(current, replies, self.sizes, self._check, self.setting)
+        updates = self.quorum(current, admitted)
+        done = updates is not None and self._merge(map(self._register, updates))
+        if done or current.step == current.entry.rounds:
+            self.end_phase()
+
+    def _merge(self, updates: Iterable[Update]) -> bool:
+        """Merge the updates, and return whether the phase has reached its end."""
+        current = self.current
         phase = current.entry.phase
-        received = accepted(current, replies, self._accept, self.setting.on_failure)
-        first = next(received, None)
-        if first is None:
-            causes = "; ".join(str(failure) for failure in current.failures)
-            raise RunFailed(causes or f"phase {phase.name!r}: no client replied")
-        updates: Iterable[Update] = itertools.chain([first], received)
         for plugin in reversed(self.active):
             updates = plugin.incoming(iter(updates), current.old)
         if self.needs_all or any(plugin.needs_all for plugin in self.active):
@@ -242,12 +246,14 @@ class FedStrategy(FlowerStrategy):
         for failure in current.failures:  # where every client failed, the error above names them
             log.warning("%s", failure)
         if new:
-            self._install(phase, new, passing.values())
-        if (phase.until and phase.until()) or current.step == current.entry.rounds:
-            self.end_phase()
+            optimizer = self.setting.server_opt if phase.trains else None
+            values = finished(current, new, passing.values(), self.active, optimizer)
+            slot = self.weights[phase.slot]
+            self.weights[phase.slot] = {**slot, **trees.cast(values, slot)}
+        return phase.until is not None and phase.until()
 
-    def _accept(self, update: Update) -> None:
-        """The checks of the phase and of plug-ins; then the update gets its base weight."""
+    def _check(self, update: Update) -> None:
+        """The checks of the phase and of plug-ins; the update also gets its base weight."""
         phase = self.current.entry.phase
         if phase.check:
             phase.check(update)
@@ -255,24 +261,16 @@ class FedStrategy(FlowerStrategy):
             for plugin in self.plugins:
                 plugin.check(update)
         update.weight = self.base_weight(update)
+
+    def _register(self, update: Update) -> Update:
+        """Note what the client of an admitted update reports."""
+        size = int(update.metrics.pop(STATE_BYTES, 0))
         if update.keeps:
             self.versions[update.pid] = self.current.round
-            self.state_bytes[update.pid] = int(update.metrics.pop(STATE_BYTES, 0))
-
-    def _install(self, phase: Phase, new: Tree, buffers: Tree) -> None:
-        """Let plug-ins and the server optimiser act on the merged weights, and keep the result."""
-        current = self.current
-        for plugin in reversed(self.active):
-            new = plugin.merged(new, current.old)
-        if phase.trains and self.setting.server_opt:
-            new = self.setting.server_opt.step(current.old, new)
-        values = {**new, **buffers}
-        if bad := trees.first_nonfinite(values):
-            raise RunFailed(
-                f"round {current.round}: the aggregated tensor {bad!r} holds NaN or infinite values"
-            )
-        slot = self.weights[phase.slot]
-        self.weights[phase.slot] = {**slot, **trees.cast(values, slot)}
+            self.state_bytes[update.pid] = size
+        self.current.accepted += 1
+        self.current.measure(update.metrics)
+        return update
 
     def end_phase(self) -> None:
         """End the phase in progress; its timetable entry becomes the number of steps executed."""

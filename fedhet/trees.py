@@ -15,6 +15,9 @@ AnyTree = Mapping[str, Tensor]
 # The number of entries that a sum processes at a time. torch first copies them to float64; the
 # copies of a block stay in the cache.
 SUM_BLOCK = 2**19
+# The largest number that is accepted from another process. Its square still fits into float32.
+LARGEST = 1e15
+UNBOUNDED = f"holds NaN or infinite values, or values beyond {LARGEST:g}"
 
 
 class Difference(Mapping[str, Tensor]):
@@ -163,6 +166,21 @@ def first_nonfinite(tree: AnyTree) -> str | None:
     return next((name for name, t in floating.items() if not torch.isfinite(t).all()), None)
 
 
+def first_unbounded(tree: AnyTree) -> str | None:
+    """Return the first name whose tensor holds a NaN or a number beyond LARGEST, or None."""
+    floating = {n: tree[n] for n in tree if tree[n].is_floating_point() and tree[n].numel()}
+    if not floating:
+        return None
+    extremes = [torch.stack(torch.aminmax(t.detach())).double() for t in floating.values()]
+    bounded = (torch.stack(extremes).abs() <= LARGEST).all(dim=1)  # a NaN is not
+    return None if bounded.all() else list(floating)[bounded.tolist().index(False)]
+
+
+def norm(tree: AnyTree) -> float:
+    """Return the Euclidean norm over all entries, in float64."""
+    return math.sqrt(sum(float(tree[name].double().square().sum()) for name in tree))
+
+
 def nbytes(tree: AnyTree) -> int:
     """Return the size of all tensors in bytes."""
     return sum(tree[name].numel() * tree[name].element_size() for name in tree)
@@ -178,3 +196,40 @@ def sha256(slots: Mapping[str, AnyTree]) -> str:
             digest.update(f"{slot}|{name}|{dtype}|{tuple(t.shape)}|".encode())
             digest.update(t.reshape(-1).view(torch.uint8).numpy().tobytes() if t.numel() else b"")
     return digest.hexdigest()
+
+
+def kind(value: object) -> str:
+    """What the value is, for an error message: "a torch.float32 tensor of shape (3,)", "a list"."""
+    if isinstance(value, Tensor):
+        return f"a {value.dtype!s} tensor of shape {tuple(value.shape)}"
+    return f"a {type(value).__name__}"
+
+
+def check_like(what: str, tree: AnyTree, like: AnyTree) -> None:
+    """Refuse a tree that is not bounded, or differs from `like` in names, shapes or dtypes.
+
+    Raises:
+        ValueError: it begins with `what` and names the tensor.
+    """
+    if set(tree) != set(like):
+        missing = [name for name in like if name not in tree]
+        unexpected = [name for name in tree if name not in like]
+        raise ValueError(
+            f"{what}: names differ: missing {missing[:3]}, unexpected {unexpected[:3]}"
+        )
+    for name in like:
+        if tree[name].shape != like[name].shape or tree[name].dtype != like[name].dtype:
+            raise ValueError(
+                f"{what}, tensor {name!r}: {kind(tree[name])}; expected {kind(like[name])}"
+            )
+    if bad := first_unbounded(tree):
+        raise ValueError(f"{what}, tensor {bad!r}: {UNBOUNDED}")
+
+
+def shown(value: object) -> str:
+    """The value for an error message: a short text of it, or else what it is."""
+    tensors = isinstance(value, Tensor) or (
+        isinstance(value, dict) and any(isinstance(t, Tensor) for t in value.values())
+    )
+    text = kind(value) if tensors else repr(value)
+    return text if len(text) <= 100 else f"{text[:100]}..."

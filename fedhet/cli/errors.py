@@ -6,13 +6,21 @@ import os
 import sys
 import traceback
 
-from fedhet.errors import ConfigError, DataError, RunFailed, WriteError, reason_of
+from fedhet.errors import (
+    ConfigError,
+    DataError,
+    RunFailed,
+    WriteError,
+    reason_of,
+    traceback_wanted,
+)
 
 # Without these, nothing works: this Python is not the one that fedhet was installed into.
 _ESSENTIAL = ("omegaconf", "hydra", "yaml", "numpy", "torch", "flwr", "rich", "safetensors")
 
 FAILED = 1
 WRONG_USE = 2
+DEGRADED = 3
 INTERRUPTED = 130
 
 
@@ -31,7 +39,7 @@ def say(text: str) -> None:
 
 def report_error(error: Exception) -> int:
     """Print the error and return its exit code; FEDHET_TRACEBACK=1 also prints the traceback."""
-    if os.environ.get("FEDHET_TRACEBACK") == "1":
+    if traceback_wanted():
         traceback.print_exception(error)
     print(f"error: {error_line(error)}", file=sys.stderr, flush=True)
     return WRONG_USE if isinstance(error, ConfigError | DataError) else FAILED

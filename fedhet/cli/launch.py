@@ -14,7 +14,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 
 from fedhet import process
-from fedhet.cli.errors import FAILED, drop_output, report_error, say
+from fedhet.cli.errors import DEGRADED, FAILED, drop_output, report_error, say
 
 # Composition by name: a launcher's process, which unpickles HydraTask, needs its resolvers.
 from fedhet.config import catalogue, composition
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 NAN = float("nan")
+DEGRADED_LINE = "it has lost a larger share of its replies than replies.max_lost allows"
 
 
 def launch(overrides: list[str], flags: list[str], *, sweep: bool) -> int:
@@ -56,11 +57,11 @@ def launch(overrides: list[str], flags: list[str], *, sweep: bool) -> int:
         raise uncreatable(setting, error.filename, error) from error
     finally:
         GlobalHydra.instance().clear()
-    if not sweep:
-        return task.code
-    for failure in task.failures:
-        print(f"failed: {failure}", file=sys.stderr)  # the reason was printed when it failed
-    return FAILED if task.failures else 0
+    if sweep:
+        for failure in task.failures:
+            print(f"failed: {failure}", file=sys.stderr)  # the reason was printed when it failed
+    code = FAILED if sweep and task.failures else task.code
+    return code or (DEGRADED if task.degraded else 0)
 
 
 class HydraTask:
@@ -73,12 +74,14 @@ class HydraTask:
     Attributes:
         code: the exit code of the last job that failed, else 0.
         failures: the names of the jobs that failed.
+        degraded: whether a job has lost more replies than it was allowed.
     """
 
     def __init__(self) -> None:
         self.pid = os.getpid()
         self.code = 0
         self.failures: list[str] = []
+        self.degraded = False
 
     def __call__(self, cfg: DictConfig) -> float:
         """Run the job and return its best validation accuracy.
@@ -102,6 +105,9 @@ class HydraTask:
             terminal.log_to_stderr("fedhet.data")  # which files were found or left out
             run = run_job(composition.from_hydra_job(cfg))
             folder = run.dir
+            if run.summary["degraded"]:
+                self.degraded = True
+                print(f"degraded: {name}: {DEGRADED_LINE}", file=sys.stderr)
             validation = run.summary["validation"]
             return NAN if validation is None else float(validation)
         except BrokenPipeError:  # the run is complete, and a sweep goes on

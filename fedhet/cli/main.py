@@ -1,6 +1,7 @@
 """The command line: help, commands, and runs.
 
-Exit codes: 0 success, 1 a run failed, 2 a wrong setting or missing data, 130 interrupted by Ctrl-C
+Exit codes: 0 success, 1 a run failed, 2 a wrong setting or missing data, 3 a
+run that has lost more replies than it was allowed, 130 interrupted by Ctrl-C
 or SIGTERM.
 """
 

@@ -18,6 +18,7 @@ _GROUPS = (
     "method",
     "server_opt",
     "engine",
+    "replies",
     "eval",
     "early_stopping",
 )
@@ -30,6 +31,7 @@ def validate(cfg: DictConfig) -> None:
         ConfigError: a value is out of range, or two settings contradict each other.
     """
     _validate_run(cfg)
+    _validate_replies(cfg.replies)
     _validate_client(cfg.client)
     _validate_engine(cfg.engine)
 
@@ -55,6 +57,20 @@ def _validate_run(cfg: DictConfig) -> None:
             f"early_stopping.patience={patience} needs eval.clients=true, because it watches the"
             " clients' validation data"
         )
+
+
+def _validate_replies(replies: DictConfig) -> None:
+    optional(number, "replies.deadline", replies.deadline, open_low=0)
+    number("replies.grace", replies.grace, low=0)
+    optional(number, "replies.enough", replies.enough, open_low=0, high=1)
+    number("replies.oversample", replies.oversample, low=0)
+    integer("replies.least", replies.least, low=1)
+    integer("replies.bad_steps", replies.bad_steps, low=0)
+    number("replies.max_lost", replies.max_lost, low=0, high=1)
+    number("replies.join", replies.join, low=0)
+    optional(integer, "replies.min_nodes", replies.min_nodes, low=1)
+    number("replies.max_mb", replies.max_mb, open_low=0)
+    optional(number, "replies.max_norm", replies.max_norm, low=1)
 
 
 def _validate_client(client: DictConfig) -> None:

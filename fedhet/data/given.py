@@ -150,12 +150,12 @@ def _try(where: str, samples: Samples, site: Site) -> None:
             f"Task: the model {name}, whose parameters are {site.parameters[0].dtype}, does not"
             f" take {TRIAL} samples of {where}, {batch.x.dtype} of shape {tuple(batch.x.shape)}",
         )
-        _check_output(where, output, samples.y, name, task)
+        _check_output(output, name, task)
         for n in (TRIAL, 1):
             _check_losses(where, task.criterion, output[:n], batch.y[:n])
 
 
-def _check_output(where: str, output: Any, y: Tensor, name: str, task: Task) -> None:
+def _check_output(output: Any, name: str, task: Task) -> None:
     if not isinstance(output, Tensor):
         raise ConfigError(f"Task: the model {name} returns a {type(output).__name__}, not a tensor")
     shape = tuple(output.shape)
@@ -168,18 +168,6 @@ def _check_output(where: str, output: Any, y: Tensor, name: str, task: Task) -> 
         raise ConfigError(
             f"Task: for {TRIAL} samples the model {name} returns shape {shape}; its first dimension"
             f" must be the samples, {TRIAL}"
-        )
-    whole = y.dtype == torch.int64 and y.ndim == 1
-    if (
-        task.target == "loss"
-        and whole
-        and output.ndim == 2
-        and 0 <= y.min() <= y.max() < shape[1] > 1
-    ):
-        raise ConfigError(
-            f"Task: target=loss, but the targets of {where} are whole numbers from"
-            f" {int(y.min())} to {int(y.max())} and the model {name} has {shape[1]} outputs, as for"
-            f' classes: write target="class" and classes={shape[1]}'
         )
 
 

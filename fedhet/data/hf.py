@@ -6,7 +6,6 @@ import logging
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from glob import escape
-from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,21 +16,16 @@ from fedhet.data.array_cache import Arrays, signature
 from fedhet.data.arrays import assemble, dataset_arrays
 from fedhet.data.dataset import Dataset, Statistic
 from fedhet.data.files import find_folder
-from fedhet.data.images.image_files import read_images
-from fedhet.data.raw_samples import RawSamples
+from fedhet.data.hf_columns import class_names, frame_of, image_column, raw_images
 from fedhet.data.tables.data_frames import (
     arrays_of_frames,
-    check_columns,
-    known_owner,
-    raw_samples,
 )
 from fedhet.data.target import Classes
 from fedhet.data.tokens import Texts
-from fedhet.errors import ConfigError, DataError
+from fedhet.errors import DataError
 
 if TYPE_CHECKING:
     import datasets
-    import pandas
 
 log = logging.getLogger("fedhet.data")
 
@@ -213,12 +207,12 @@ def _read(
     columns = parts[train_source].features
     names = None
     if classes is None and target in (None, "class", "labels"):
-        names, several = _class_names(columns, label)
+        names, several = class_names(columns, label)
         classes = names if several else len(names) if names else None
-    image = None if texts is not None else _image_column(features, columns, train_source)
+    image = None if texts is not None else image_column(features, columns, train_source)
     if image is None:
         arrays = arrays_of_frames(
-            [(source, _frame(part, label)) for source, part in parts.items()],
+            [(source, frame_of(part, label)) for source, part in parts.items()],
             features=features,
             texts=texts,
             label=label,
@@ -229,87 +223,9 @@ def _read(
         )
     else:
         train, *tests = (
-            _raw_images(source, part, image, label, owner, size, test=source != train_source)
+            raw_images(source, part, image, label, owner, size, test=source != train_source)
             for source, part in parts.items()
         )
         test = tests[0] if tests else None
         arrays = dataset_arrays(train, test, classes, test_fraction, target)
     return arrays | {"classes": np.array(names)} if names else arrays
-
-
-def _class_names(
-    columns: datasets.Features, label: str | Sequence[str]
-) -> tuple[list[str] | None, bool]:
-    """The names that the dataset gives the classes, and whether a sample has a list of them."""
-    kind = columns.get(label) if isinstance(label, str) else None
-    several = getattr(kind, "feature", None)  # of a list
-    names = getattr(several or kind, "names", None)
-    return (list(names) if names else None), bool(names and several)
-
-
-def _frame(part: datasets.Dataset, label: str | Sequence[str]) -> pandas.DataFrame:
-    """The table; lists of class numbers become lists of the classes' names.
-
-    As numbers they could be taken for zeros and ones.
-    """
-    frame = part.to_pandas()
-    names, several = _class_names(part.features, label)
-    if names and several:
-        frame[label] = [
-            None if numbers is None else [names[number] for number in numbers]
-            for numbers in frame[label]
-        ]
-    return frame
-
-
-def _image_column(
-    features: str | Sequence[str] | None, columns: datasets.Features, source: str
-) -> str | None:
-    """The column of images that `dataset.features` means; None: it means columns of numbers."""
-    import datasets
-
-    if isinstance(features, str):
-        return features
-    if features is not None:
-        return None
-    images = [column for column, kind in columns.items() if isinstance(kind, datasets.Image)]
-    if len(images) > 1:
-        raise ConfigError(
-            f"dataset.features=null: {source} has several columns of images, choose from:"
-            f" {', '.join(images)}"
-        )
-    return images[0] if images else None
-
-
-def _raw_images(
-    source: str,
-    part: datasets.Dataset,
-    image: str,
-    label: str | Sequence[str],
-    owner: str | None,
-    size: int | None,
-    test: bool,
-) -> RawSamples:
-    import datasets
-
-    labels = [label] if isinstance(label, str) else label
-    needed = [image, *labels] if owner is None or test else [image, *labels, owner]
-    check_columns(source, part.features, needed)
-    if not isinstance(part.features[image], datasets.Image):
-        raise DataError(
-            f"{source}, column {image!r} holds {part.features[image]}, not images; a list of"
-            f" columns is a table: [{image}]; dataset.text names a column of texts"
-        )
-    cells = part.cast_column(image, datasets.Image(decode=False))[image]
-    files = [(f"{source}, row {row}", _image_file(cell)) for row, cell in enumerate(cells)]
-    frame = _frame(part.remove_columns(image), label)
-    if test:
-        owner = known_owner(frame, owner)
-    return raw_samples(read_images(files, size), frame, source, label, owner)
-
-
-def _image_file(cell: dict[str, Any] | None) -> Path | BytesIO:
-    """The file of an image, on disk or in the cell; a missing image is an empty file."""
-    if cell is None:
-        return BytesIO()
-    return Path(cell["path"]) if cell["bytes"] is None else BytesIO(cell["bytes"])

@@ -7,9 +7,11 @@ import multiprocessing
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from math import inf
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -55,6 +57,7 @@ class Exchange:
         waiting: the messages that no worker has had yet, the first one last.
         idle: the workers without a message.
         busy: worker -> its message.
+        due: worker -> when it must have replied, on the monotonic clock.
         held: the replies whose turn has not come.
         held_bytes: their size.
     """
@@ -62,8 +65,20 @@ class Exchange:
     waiting: list[int]
     idle: list[Connection]
     busy: dict[Connection, int] = field(default_factory=dict)
+    due: dict[Connection, float] = field(default_factory=dict)
     held: dict[int, Reply] = field(default_factory=dict)
     held_bytes: int = 0
+
+    def overdue(self) -> list[Connection]:
+        """The workers that should have replied by now."""
+        now = time.monotonic()
+        return [connection for connection in self.busy if self.due[connection] <= now]
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Until the next worker is overdue; None if none ever is."""
+        soonest = min((self.due[connection] for connection in self.busy), default=inf)
+        return None if soonest == inf else max(0.0, soonest - time.monotonic())
 
     def hold(self, position: int, reply: Reply) -> None:
         self.held[position] = reply
@@ -88,6 +103,7 @@ class PoolCourier:
         self._job = job
         self._folder = folder
         self._count = workers
+        self._grace = job.config.cfg.replies.grace
         self._workers: dict[Connection, Worker] = {}
         self._started = 0
 
@@ -121,7 +137,11 @@ class PoolCourier:
             self._hand_out(exchange, plan, clock)
             while position not in exchange.held:
                 with clock("clients"):
-                    ready = cast("list[Connection]", wait(list(exchange.busy)))
+                    ready = cast(
+                        "list[Connection]", wait(list(exchange.busy), exchange.seconds_left)
+                    )
+                if not ready:
+                    self._end_overdue(exchange, plan)
                 for connection in ready:
                     self._take_reply(connection, exchange, plan, clock)
                     self._hand_out(exchange, plan, clock)
@@ -137,6 +157,22 @@ class PoolCourier:
                 message = self._writer.message(plan[position])
                 connection = self._send(exchange.idle.pop(0), message)
             exchange.busy[connection] = position
+            seconds = plan[position].deadline
+            # A client ends its work itself at the deadline, unless it hangs outside of Python.
+            exchange.due[connection] = (
+                inf if seconds is None else time.monotonic() + seconds + self._grace
+            )
+
+    def _end_overdue(self, exchange: Exchange, plan: list[Broadcast]) -> None:
+        """Kill and replace the workers whose time is over."""
+        for connection in exchange.overdue():
+            position = exchange.busy.pop(connection)
+            self._workers[connection].process.kill()
+            self._remove(connection)
+            msg = plan[position]
+            cause = f"no reply within {msg.deadline:g} s; its worker was killed"
+            exchange.hold(position, Failure(msg.pid, msg.phase, msg.step, cause, "late"))
+            exchange.idle.append(self._start())
 
     def _take_reply(
         self, connection: Connection, exchange: Exchange, plan: list[Broadcast], clock: Clock

@@ -51,7 +51,14 @@ def run(job: Job) -> Path:
         Simulation(
             _client_fn(job.config),
             len(job.task.sizes),
-            resources={"num_cpus": engine.num_cpus, "num_gpus": engine.num_gpus},
+            resources={
+                "num_cpus": engine.num_cpus,
+                "num_gpus": engine.num_gpus,
+                # Otherwise Flower gives further messages to a worker that has died. A message that
+                # came while it was restarted is served once more.
+                "max_restarts": -1,
+                "max_task_retries": 1,
+            },
             init_args=init_args,
             nodes=job.strategy.nodes,
         ) as simulation,

@@ -54,7 +54,7 @@ class Refusal(NumPyClient):
         self, parameters: list[np.ndarray], config: dict[str, Any]
     ) -> tuple[list[np.ndarray], int, dict[str, Any]]:
         msg = wire.read_broadcast(parameters, config)
-        return wire.reply_arrays(Failure(msg.pid, msg.phase, msg.step, self._reason))
+        return wire.reply_arrays(msg, Failure(msg.pid, msg.phase, msg.step, self._reason))
 
     def evaluate(
         self, parameters: list[np.ndarray], config: dict[str, Any]

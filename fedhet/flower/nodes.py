@@ -15,13 +15,15 @@ from flwr.common import Code, GetPropertiesIns, GetPropertiesRes
 from flwr.server.client_manager import ClientManager
 from flwr.server.client_proxy import ClientProxy
 
-from fedhet.errors import RunFailed
+from fedhet.admission.fields import clean
+from fedhet.errors import Rejected, RunFailed
 from fedhet.flower import wire
-from fedhet.messages import Broadcast, Failure, Reply
+from fedhet.messages import Broadcast, Failure, Reply, payload
+from fedhet.setting import ReplyLimits
 
 log = logging.getLogger("fedhet")
-JOIN_SECONDS = 600.0  # how long to wait for the nodes that num-partitions promises
 POLL_SECONDS = 1.0
+ASK_SECONDS = 60.0  # how long a node has, at least, to say who it is
 
 
 class Nodes:
@@ -30,49 +32,45 @@ class Nodes:
     Flower's node ids are random, so each node is asked for its partition-id once.
 
     Attributes:
+        limits: how long to wait for nodes, and how many are enough.
         ended: why no node will answer any more, set from outside; None while they can.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, limits: ReplyLimits) -> None:
+        self.limits = limits
         self._by_partition: dict[int, ClientProxy] = {}
         self._asked: set[str] = set()
         self._total = 0
+        self._begun = False
         self.ended: str | None = None
 
-    def proxy(self, pid: int, manager: ClientManager) -> ClientProxy:
-        """The node that hosts client `pid`.
+    def proxy(self, pid: int, manager: ClientManager) -> ClientProxy | None:
+        """The node that hosts client `pid`, or None if the run goes on without it.
 
         Raises:
-            RunFailed: the nodes do not cover 0 .. num-partitions - 1 within JOIN_SECONDS.
+            RunFailed: too few nodes have joined within the time that they have for it.
         """
-        if not self._total or len(self._by_partition) < self._total:
+        present = manager.all()
+        known = self._by_partition
+        if len(known) < max(1, self._total) or any(p.cid not in present for p in known.values()):
             self._gather(manager)
-        return self._by_partition[pid % self._total]
+        return self._by_partition.get(pid % self._total)
 
     def _gather(self, manager: ClientManager) -> None:
-        """Wait until a node has joined for every partition-id."""
-        deadline = time.monotonic() + JOIN_SECONDS
+        """Ask new nodes who they are. The first time, wait until all have joined."""
+        deadline = time.monotonic() + (0.0 if self._begun else self.limits.join)
         last_status = ""
         while True:
-            manager.num_available()  # asks Flower for new nodes, which all() does not
-            joined = sorted(manager.all().items())
-            new = {cid: proxy for cid, proxy in joined if cid not in self._asked}
-            # One wave of messages, however many nodes there are.
-            with ThreadPoolExecutor(max_workers=len(new) or 1) as pool:
-                answers = pool.map(_ask, new.values())
-                for (cid, proxy), answer in zip(new.items(), answers, strict=True):
-                    self._enter(cid, proxy, answer)
+            self._ask_new(manager)
             missing = sorted(set(range(self._total)) - set(self._by_partition))
             if self._total and not missing:
+                self._begun = True
                 return
             if self.ended is not None:
                 raise RunFailed(self.ended)
             if time.monotonic() > deadline:
-                raise RunFailed(
-                    f"waited {JOIN_SECONDS:.0f} s for nodes with partition-id"
-                    f" {missing or '0, 1, ...'}; {len(self._by_partition)} of"
-                    f" {self._total or 'an unknown number'} have joined"
-                )
+                self._go_on_without(missing)
+                return
             status = (
                 f"waiting for nodes; partition-ids {sorted(self._by_partition)} of"
                 f" {self._total or '?'} have joined"
@@ -80,21 +78,81 @@ class Nodes:
             if status != last_status:
                 log.info(status)
                 last_status = status
-            time.sleep(POLL_SECONDS)
+            time.sleep(min(POLL_SECONDS, self.limits.join))
 
-    def _enter(self, cid: str, proxy: ClientProxy, answer: GetPropertiesRes) -> None:
-        if answer.status.code != Code.OK:
-            raise RunFailed(f"node {cid} does not report its partition-id: {answer.status.message}")
-        partition = int(answer.properties["partition-id"])  # type: ignore[arg-type]
-        total = int(answer.properties["num-partitions"])  # type: ignore[arg-type]
-        self._asked.add(cid)
-        if self._total not in (0, total):
+    def _go_on_without(self, missing: list[int]) -> None:
+        """Begin without the missing nodes, if enough others have joined.
+
+        Raises:
+            RunFailed: they have not.
+        """
+        if self._begun:
+            return
+        self._begun = True
+        joined = len(self._by_partition)
+        if self.limits.min_nodes is None or joined < self.limits.min_nodes:
+            needed = "all" if self.limits.min_nodes is None else self.limits.min_nodes
             raise RunFailed(
-                f"node {cid} has num-partitions={total}, others have {self._total}; all must have"
-                " the same"
+                f"waited {self.limits.join:g} s for nodes with partition-id"
+                f" {missing or '0, 1, ...'}; {joined} of {self._total or 'an unknown number'} have"
+                f" joined (replies.join={self.limits.join:g}, replies.min_nodes: {needed})"
+            )
+        log.warning("the run begins without the nodes with partition-id %s", missing)
+
+    def _ask_new(self, manager: ClientManager) -> None:
+        """Enter the nodes that are new, and forget those that have left.
+
+        Raises:
+            RunFailed: before the run has begun, a node does not say who it is, or two are the same.
+        """
+        manager.num_available()  # asks Flower for new nodes, which all() does not
+        joined = manager.all()
+        for partition, proxy in list(self._by_partition.items()):
+            if proxy.cid not in joined:
+                del self._by_partition[partition]
+        new = {cid: proxy for cid, proxy in sorted(joined.items()) if cid not in self._asked}
+        # One wave of messages, however many nodes there are.
+        with ThreadPoolExecutor(max_workers=len(new) or 1) as pool:
+            answers = pool.map(self._ask, new.values())
+            for (cid, proxy), answer in zip(new.items(), answers, strict=True):
+                self._asked.add(cid)
+                try:
+                    self._enter(proxy, answer)
+                except ValueError as error:
+                    problem = f"node {cid}: {clean(str(error))}"
+                    if not self._begun:
+                        raise RunFailed(problem) from error
+                    log.warning("%s; the run goes on without it", problem)
+
+    def _ask(self, proxy: ClientProxy) -> GetPropertiesRes | str:
+        """The node's properties, or why it does not report them."""
+        try:
+            return proxy.get_properties(
+                GetPropertiesIns({}), timeout=max(ASK_SECONDS, self.limits.join), group_id=0
+            )
+        except ValueError as error:  # Flower's way to report that the node has failed or left
+            return str(error)
+
+    def _enter(self, proxy: ClientProxy, answer: GetPropertiesRes | str) -> None:
+        """Note which partition-id the node has.
+
+        Raises:
+            ValueError: it does not say, or contradicts the other nodes.
+        """
+        if isinstance(answer, str) or answer.status.code != Code.OK:
+            reason = answer if isinstance(answer, str) else answer.status.message
+            raise ValueError(f"it does not report its partition-id: {reason}")
+        partition, total = (
+            answer.properties.get(name) for name in ("partition-id", "num-partitions")
+        )
+        if type(partition) is not int or type(total) is not int or not 0 <= partition < total:
+            raise ValueError(f"it has partition-id={partition!r} and num-partitions={total!r}")
+        if self._total not in (0, total):
+            raise ValueError(
+                f"it has num-partitions={total}, others have {self._total}; all must have the same"
             )
         if partition in self._by_partition:
-            raise RunFailed(
+            raise ValueError(
                 f"two nodes have partition-id={partition}; each of 0..{total - 1} must be given to"
                 " one node"
             )
@@ -102,35 +160,42 @@ class Nodes:
         self._total = total
 
     def in_order(
-        self, sent: dict[int, Broadcast], results: list[tuple[Any, Any]], failures: list[Any]
+        self,
+        sent: dict[int, Broadcast],
+        results: list[tuple[Any, Any]],
+        failures: list[Any],
+        more_bytes: int,
     ) -> Iterator[Reply]:
         """The replies in the order of `sent`, a message for each client.
 
-        Flower's failures do not name their client: a client without a reply counts as failed.
+        Flower's failures do not name their client: a client without a reply counts as failed. A
+        reply that nobody has asked for, or a second one, is left out and logged.
+
+        Args:
+            sent: client -> its message.
+            results: Flower's pairs of proxy and result.
+            failures: what Flower reports instead of a result.
+            more_bytes: how many bytes a reply may have beyond twice those of its message.
         """
         by_pid: dict[int, Any] = {}
         for proxy, res in results:
             try:
-                header = wire.read_header(dict(res.metrics))
-                pid = header.get("failure", header)["pid"]
-                if self._total and self._by_partition.get(pid % self._total) is not proxy:
-                    raise ValueError(
-                        f"it is signed by client {pid}, which node {proxy.cid} does not host"
-                    )
-                by_pid.setdefault(pid, res)
-            except (KeyError, TypeError, ValueError) as error:
-                log.warning("a reply is left out: %s", error)
-        causes = "; ".join(sorted({str(f) for f in failures})) or "Flower reported nothing"
+                pid = wire.sender(dict(res.metrics))
+                self._check_origin(pid, proxy)
+                if pid not in sent or pid in by_pid:
+                    raise Rejected("not asked", f"client {pid} was not asked, or has replied")
+                by_pid[pid] = res
+            except Rejected as error:
+                log.warning("a reply of node %s is left out: %s", proxy.cid, error)
+        causes = "; ".join(sorted({clean(str(f)) for f in failures})) or "Flower reports none"
         silent = f"no reply from clients {[pid for pid in sent if pid not in by_pid]}: {causes}"
         for pid, msg in sent.items():
             if pid in by_pid:
-                yield wire.read_result(msg, by_pid[pid])
+                expected = sum(payload(msg.slot, msg.weights, msg.extras).values())
+                yield wire.read_result(msg, by_pid[pid], 2 * expected + more_bytes)
             else:
-                yield Failure(pid, msg.phase, msg.step, silent)
+                yield Failure(pid, msg.phase, msg.step, silent, "no reply")
 
-
-def _ask(proxy: ClientProxy) -> GetPropertiesRes:
-    try:
-        return proxy.get_properties(GetPropertiesIns({}), timeout=None, group_id=0)
-    except ValueError as error:  # Flower's way to report that the node has failed or left
-        raise RunFailed(f"node {proxy.cid} does not report its partition-id: {error}") from error
+    def _check_origin(self, pid: int, proxy: ClientProxy) -> None:
+        if self._total and self._by_partition.get(pid % self._total) is not proxy:
+            raise Rejected("not asked", f"it is signed by client {pid}, which is on another node")

@@ -4,54 +4,202 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import count
 
+from flwr.app import Message
+from flwr.app.message_type import MessageType
+from flwr.common import EvaluateRes, FitRes
+from flwr.compat.common import recorddict_compat
 from flwr.server import Server
 from flwr.server.client_manager import SimpleClientManager
 from flwr.server.history import History
-from flwr.server.server import evaluate_clients, fit_clients
+from flwr.serverapp import Grid
 
+from fedhet.admission.fields import clean
 from fedhet.client import KEEP
+from fedhet.errors import Rejected, RunFailed
 from fedhet.flower import wire
-from fedhet.messages import EVALUATE, Broadcast, Reply
+from fedhet.messages import EVALUATE, Broadcast, Failure, Reply, payload
 from fedhet.record.run_folder import Recorder
 from fedhet.server import Clock, Observer, run_rounds
+from fedhet.setting import ReplyLimits
 from fedhet.strategy import FedStrategy
+
+# Seconds between two looks for replies: often in a simulation; over HTTP less and less often.
+NEAR_SECONDS = 0.02
+LOOKS_PER_SECOND = 5000  # of a simulation, whose looks cost the more, the more clients there are
+FAR_SECONDS = (0.1, 1.0)
+
+
+@dataclass
+class Exchange:
+    """The messages of one step that are under way.
+
+    Attributes:
+        asked: message id -> (the message, the node that it went to).
+        held: client -> its reply, whose turn has not come.
+        began: when they were sent, on the monotonic clock.
+        seconds: how long the replies are awaited; None for any time.
+        enough: after so many replies the others are awaited for `grace` seconds only.
+    """
+
+    asked: dict[str, tuple[Broadcast, int]]
+    seconds: float | None
+    enough: int | None
+    grace: float
+    held: dict[int, Reply] = field(default_factory=dict)
+    began: float = field(default_factory=time.monotonic)
+    arrived: int = 0
+    closing: float | None = None
+
+    def hold(self, reply: Reply) -> None:
+        self.held[reply.pid] = reply
+        self.arrived += 1
+        if self.arrived == self.enough:
+            self.closing = time.monotonic() + self.grace
+
+    @property
+    def verdict(self) -> tuple[str, str] | None:
+        """(cause, reason) of the failure of whoever has not replied; None as long as we wait."""
+        now = time.monotonic()
+        if self.closing is not None and now > self.closing:
+            return (
+                f"{self.arrived} other clients had replied {self.grace:g} s before",
+                "not awaited",
+            )
+        if self.seconds is not None and now > self.began + self.seconds:
+            return f"no reply within {self.seconds:g} s", "late"
+        return None
 
 
 class FlowerCourier:
-    """Flower's own transport.
+    """Sends a step's messages through Flower's Grid, and looks for the replies.
 
-    It uses a thread per message of the cohort; by default only cpus + 4 clients would work at a
-    time.
+    Flower's own Server waits in a thread per client, looks every 3 s in a deployment, and neither
+    gives up nor goes on when enough clients have replied.
     """
 
     def __init__(self, server: Server, strategy: FedStrategy) -> None:
         self._server = server
         self._nodes = strategy.nodes
+        self._limits = strategy.setting.replies
 
     def exchange(self, plan: list[Broadcast], clock: Clock) -> Iterator[Reply]:
-        # Flower's evaluation replies have no room for tensors, such as a client's model.
-        if plan[0].phase == EVALUATE and KEEP not in plan[0].extras:
-            pack, carry = wire.evaluate_ins, evaluate_clients
-        else:
-            pack, carry = wire.fit_ins, fit_clients
         with clock("broadcast"):
-            packer = wire.Packer()
-            manager = self._server.client_manager()
-            instructions = [
-                (self._nodes.proxy(msg.pid, manager), pack(msg, packer)) for msg in plan
-            ]
-        with clock("clients"):
-            results, failures = carry(
-                instructions, max_workers=len(plan), timeout=None, group_id=plan[0].round
-            )
-        replies = self._nodes.in_order({msg.pid: msg for msg in plan}, results, failures)
-        while True:
-            with clock("upload"):
-                reply = next(replies, None)
-            if reply is None:
-                return
-            yield reply
+            absent, exchange, grid = self._send(plan)
+        looks = count()
+        for msg in plan:
+            if msg.pid in absent:
+                yield Failure(msg.pid, msg.phase, msg.step, "its node has not joined", "no reply")
+                continue
+            while msg.pid not in exchange.held and not (verdict := exchange.verdict):
+                if self._nodes.ended is not None:
+                    raise RunFailed(self._nodes.ended)
+                with clock("upload"):
+                    found = self._look(grid, exchange)
+                if not found:
+                    with clock("clients"):
+                        time.sleep(_pause(grid, len(plan), next(looks)))
+                else:
+                    looks = count()
+            if msg.pid in exchange.held:
+                yield exchange.held.pop(msg.pid)
+            elif verdict:
+                yield Failure(msg.pid, msg.phase, msg.step, *verdict)
+
+    def _send(self, plan: list[Broadcast]) -> tuple[set[int], Exchange, Grid | None]:
+        """Send the messages to the nodes that have joined."""
+        manager = self._server.client_manager()
+        packer = wire.Packer()
+        proxies = {msg.pid: self._nodes.proxy(msg.pid, manager) for msg in plan}
+        messages: list[Message] = []
+        sent: list[tuple[Broadcast, int]] = []
+        grid: Grid | None = None
+        for msg in plan:
+            proxy = proxies[msg.pid]
+            if proxy is None:
+                continue
+            grid = proxy.grid
+            messages.append(_message(msg, packer, proxy.node_id))
+            sent.append((msg, proxy.node_id))
+        ids = list(grid.push_messages(messages)) if grid else []
+        asked = {id_: one for id_, one in zip(ids, sent, strict=True) if id_}
+        exchange = Exchange(
+            asked,
+            _awaited_seconds(self._limits, [node for _, node in sent]),
+            self._limits.enough_of(len(plan)),
+            self._limits.grace,
+        )
+        for id_, (msg, _) in zip(ids, sent, strict=True):
+            if not id_:
+                exchange.hold(Failure(msg.pid, msg.phase, msg.step, "Flower refused the message"))
+        return {pid for pid, proxy in proxies.items() if proxy is None}, exchange, grid
+
+    def _look(self, grid: Grid | None, exchange: Exchange) -> bool:
+        """Take the replies that have arrived, and return whether there were any."""
+        if grid is None or not exchange.asked:
+            return False
+        found = list(grid.pull_messages(list(exchange.asked)))
+        for reply in found:
+            # Flower passes on one reply to each message, from the node that it was sent to.
+            msg, node = exchange.asked.pop(reply.metadata.reply_to_message_id, (None, 0))
+            if msg is not None:
+                exchange.hold(self._read(msg, node, reply))
+        return bool(found)
+
+    def _read(self, msg: Broadcast, node: int, reply: Message) -> Reply:
+        if reply.has_error():
+            cause = clean(f"node {node}: {reply.error.reason}")
+            return Failure(msg.pid, msg.phase, msg.step, cause, "no reply")
+        expected = sum(payload(msg.slot, msg.weights, msg.extras).values())
+        try:
+            res = _result(msg, reply)
+        except Exception as error:  # noqa: BLE001 -- a reply may lack anything that Flower expects
+            problem = f"not a reply to this message: {type(error).__name__}: {error}"
+            return wire.refusal(msg, Rejected("unreadable", problem))
+        return wire.read_result(msg, res, 2 * expected + self._limits.max_bytes)
+
+
+def _as_evaluation(msg: Broadcast) -> bool:
+    """Whether Flower's evaluation messages carry it: their replies have no room for a model."""
+    return msg.phase == EVALUATE and KEEP not in msg.extras
+
+
+def _message(msg: Broadcast, packer: wire.Packer, node: int) -> Message:
+    if _as_evaluation(msg):
+        content = recorddict_compat.evaluateins_to_recorddict(
+            wire.evaluate_ins(msg, packer), keep_input=True
+        )
+        kind = MessageType.EVALUATE
+    else:
+        content = recorddict_compat.fitins_to_recorddict(wire.fit_ins(msg, packer), keep_input=True)
+        kind = MessageType.TRAIN
+    return Message(content, node, kind, group_id=str(msg.round))
+
+
+def _result(msg: Broadcast, reply: Message) -> FitRes | EvaluateRes:
+    if _as_evaluation(msg):
+        return recorddict_compat.recorddict_to_evaluateres(reply.content)
+    return recorddict_compat.recorddict_to_fitres(reply.content, keep_input=False)
+
+
+def _awaited_seconds(limits: ReplyLimits, nodes: list[int]) -> float | None:
+    """How long replies are awaited: a node serves its clients one after another."""
+    if limits.deadline is None:
+        return None
+    most = max((nodes.count(node) for node in set(nodes)), default=0)
+    return limits.deadline * most + limits.grace
+
+
+def _pause(grid: Grid | None, clients: int, looks: int) -> float:
+    """Seconds until the next look, which has been in vain so many times."""
+    from flwr.superlink.grid import InMemoryGrid
+
+    if isinstance(grid, InMemoryGrid):
+        return max(NEAR_SECONDS, clients / LOOKS_PER_SECOND)
+    low, high = FAR_SECONDS
+    return float(min(high, low * 1.1 ** min(looks, 100)))
 
 
 class FedServer(Server):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -20,8 +21,9 @@ from flwr.server.strategy import Strategy
 from fedhet.evaluation import client_means, evaluation_messages, global_scores, received
 from fedhet.flower import wire
 from fedhet.flower.nodes import Nodes
-from fedhet.messages import Broadcast
+from fedhet.messages import Broadcast, Reply
 from fedhet.phases import locate
+from fedhet.setting import ReplyLimits
 
 if TYPE_CHECKING:
     from fedhet.strategy import FedStrategy
@@ -41,8 +43,8 @@ class FlowerStrategy(Strategy):
         nodes: which node hosts which client.
     """
 
-    def __init__(self) -> None:
-        self.nodes = Nodes()
+    def __init__(self, limits: ReplyLimits) -> None:
+        self.nodes = Nodes(limits)
         self._awaited: dict[int, Broadcast] = {}  # by client; empty past the end of the timetable
 
     @property
@@ -64,8 +66,9 @@ class FlowerStrategy(Strategy):
         self._awaited = {msg.pid: msg for msg in self._method.plan(server_round)}
         packer = wire.Packer()
         return [
-            (self.nodes.proxy(pid, client_manager), wire.fit_ins(msg, packer))
+            (proxy, wire.fit_ins(msg, packer))
             for pid, msg in self._awaited.items()
+            if (proxy := self.nodes.proxy(pid, client_manager))
         ]
 
     def aggregate_fit(
@@ -76,7 +79,7 @@ class FlowerStrategy(Strategy):
         Raises:
             RunFailed: a client failed and on_failure is "stop", or no client succeeded.
         """
-        self._method.settle(self.nodes.in_order(self._awaited, results, failures))
+        self._method.settle(self._in_order(results, failures))
         return _shared(self._method), dict(self._method.current.metrics)
 
     def configure_evaluate(
@@ -88,8 +91,9 @@ class FlowerStrategy(Strategy):
         self._awaited = {msg.pid: msg for msg in evaluation_messages(self._method)}
         packer = wire.Packer()
         return [
-            (self.nodes.proxy(pid, client_manager), wire.evaluate_ins(msg, packer))
+            (proxy, wire.evaluate_ins(msg, packer))
             for pid, msg in self._awaited.items()
+            if (proxy := self.nodes.proxy(pid, client_manager))
         ]
 
     def aggregate_evaluate(
@@ -102,9 +106,8 @@ class FlowerStrategy(Strategy):
         Raises:
             RunFailed: a client failed and on_failure is "stop", or no client succeeded.
         """
-        replies = self.nodes.in_order(self._awaited, results, failures)
         target = self._method.site.task.scoring
-        updates = received(replies, self._method)
+        updates = received(self._in_order(results, failures), self._method)
         means: dict[str, Any] = client_means(updates, self._method.views, target)
         if (key := target.key("clients_weighted")) in means:
             means[target.score()] = means[key]
@@ -124,6 +127,11 @@ class FlowerStrategy(Strategy):
         shared = dict(zip(self._method.sent("model"), tensors, strict=True))
         scores = global_scores(self._method, {**self._method.weights["model"], **shared})
         return (scores.pop("loss"), dict(scores)) if scores else None
+
+    def _in_order(self, results: list[tuple[Any, Any]], failures: list[Any]) -> Iterator[Reply]:
+        """The replies of the clients that were asked."""
+        more_bytes = self._method.setting.replies.max_bytes
+        return self.nodes.in_order(self._awaited, results, failures, more_bytes)
 
     @property
     def _evaluation_due(self) -> bool:

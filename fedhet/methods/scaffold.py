@@ -41,7 +41,7 @@ Defaults: lr_g = 1, as in the paper's experiments, and option II.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -53,6 +53,7 @@ from fedhet.maths.scaffold import control_change, correction
 from fedhet.messages import Broadcast, Extras, LocalSettings, Update
 from fedhet.metrics import FORWARD_BATCH
 from fedhet.phases import Phase
+from fedhet.plugin import Plugin
 from fedhet.setting import Setting
 from fedhet.strategy import FedStrategy
 from fedhet.trees import AnyTree, Tree
@@ -62,11 +63,7 @@ GRADIENT = "scaffold.gradient"  # extra down: true under option I
 PLUS = "scaffold.c_plus"  # extra up: c_i+
 STEPS = "scaffold.steps"  # extra up under option II: K
 OWN = "scaffold.c_i"  # extra up under option I, and the client's state: c_i
-
-OTHER_STEPS = (
-    "it changes the steps from which method.control=steps recovers the control variates; use"
-    " method.control=gradient"
-)
+WEIGHTS = ("aggregation", "uniform")  # of the mean of the control variates
 
 
 class ScaffoldClient(FedClient):
@@ -114,10 +111,8 @@ class Scaffold(FedStrategy):
     ) -> None:
         self.lr_g = check.number("method.lr_g", lr_g, open_low=0)
         self.control = check.one_of("method.control", control, ("steps", "gradient"))
-        weights = ("aggregation", "uniform")
-        self.control_weights = check.one_of("method.control_weights", control_weights, weights)
-        if self.control == "steps":
-            require_plain_sgd(setting.local)
+        self.control_weights = check.one_of("method.control_weights", control_weights, WEIGHTS)
+        check_optimizer(self.control, setting.local)
         super().__init__(setting)
 
     def setup(self) -> None:
@@ -126,9 +121,7 @@ class Scaffold(FedStrategy):
 
     @property
     def refuses(self) -> dict[str, str]:
-        if self.control == "gradient":
-            return {}
-        return {plugin.name: OTHER_STEPS for plugin in self.plugins if plugin.changes_gradients}
+        return option_i_only(self.plugins) if self.control == "steps" else {}
 
     def base_weight(self, update: Update) -> float:
         return 1.0
@@ -234,10 +227,19 @@ def local_gradient(client: FedClient, msg: Broadcast) -> Tree:
     return dict(zip(client.site.trained, grads, strict=True))
 
 
-def require_plain_sgd(local: LocalSettings) -> None:
+def option_i_only(plugins: Sequence[Plugin]) -> dict[str, str]:
+    """The plug-ins with which option II is not exact, and why."""
+    reason = (
+        "it changes the steps from which method.control=steps recovers the control variates; use"
+        " method.control=gradient"
+    )
+    return {plugin.name: reason for plugin in plugins if plugin.changes_gradients}
+
+
+def check_optimizer(control: str, local: LocalSettings) -> None:
     """Raise ConfigError where the local steps are not those of plain SGD, as option II needs."""
     plain = {"optimizer": "sgd", "momentum": 0, "weight_decay": 0, "clip": None}
-    for key, value in plain.items():
+    for key, value in plain.items() if control == "steps" else ():
         if getattr(local, key) != value:
             raise ConfigError(
                 f"client.{key}={getattr(local, key)}: method=scaffold needs plain SGD"

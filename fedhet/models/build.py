@@ -48,7 +48,10 @@ def build_model(node: DictConfig, dataset: Dataset) -> nn.Module:
             if reads_text
             else "numbers (C, H, W) or (F,), images or a table"
         )
-        raise ConfigError(f"model: {type(model).__name__} reads {inputs}; {what}")
+        characters = dataset.target == "next_char" and predicts_token
+        fits = "char_lstm" if characters else "text"
+        hint = f"; model={fits} reads text" if dataset.text else ""
+        raise ConfigError(f"model: {type(model).__name__} reads {inputs}; {what}{hint}")
     if not node._target_.startswith("fedhet."):
         _try(model, dataset, node._target_)
     return model

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -84,8 +85,24 @@ def summarise(
         "bytes": {way: _sums([row["bytes"][way] for row in rows]) for way in ("up", "down")},
         "client_state": state_sizes(strategy.state_bytes),
         "failures": failures,
+        "rejected": dict(Counter(failure["reason"] for failure in failures)),
+        "degraded": lost_share(rows) > strategy.setting.replies.max_lost,
         "weights_sha256": trees.sha256(strategy.weights),
     }
+
+
+def lost_share(rows: Sequence[Row]) -> float:
+    """Return the share of the replies that were asked for and not merged.
+
+    Those that were not awaited because enough others had come do not count.
+    """
+    lost = sum(
+        failure["reason"] != "not awaited"
+        for row in rows
+        for failure in row["failures"]
+        if failure["phase"] == row["phase"]
+    )
+    return lost / max(1, sum(len(row["cohort"]) for row in rows))
 
 
 def _scores(rows: Sequence[Row], views: Sequence[str], target: Target) -> dict[str, Any]:

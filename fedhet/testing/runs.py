@@ -121,7 +121,7 @@ class Apart:
                 f"client {msg.pid} changed the tensors of its message in phase {msg.phase!r}; they"
                 " may be those of the server and of other clients"
             )
-            yield wire.read_reply(msg, wire.reply_arrays(reply))
+            yield wire.read_reply(msg, wire.reply_arrays(msg, reply))
 
 
 def _digest(msg: Broadcast) -> str:

@@ -19,6 +19,7 @@ from fedhet.messages import Broadcast, Failure, LocalSettings, Update
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fednorm import FedNormPlugin
 from fedhet.methods.scaffold import Scaffold
+from fedhet.setting import ReplyLimits
 
 
 @pytest.mark.parametrize(
@@ -46,7 +47,10 @@ def test_the_order_in_which_clients_are_served(
 def flower_results(run: Any, plan: list[Broadcast]) -> list[tuple[Any, FitRes]]:
     """The clients' replies as Flower delivers them, without their nodes."""
     packer = wire.Packer()
-    return [(None, run.client().to_client().fit(wire.fit_ins(msg, packer))) for msg in plan]
+    return [
+        (SimpleNamespace(cid="0"), run.client().to_client().fit(wire.fit_ins(msg, packer)))
+        for msg in plan
+    ]
 
 
 def signed_by(res: FitRes) -> int:
@@ -61,12 +65,12 @@ def test_replies_are_put_in_order_and_missing_ones_are_named(
     sent = {msg.pid: msg for msg in plan}
     results = flower_results(run, plan)
     random.Random(3).shuffle(results)
-    replies = list(run.strategy.nodes.in_order(sent, results, []))
+    replies = list(run.strategy.nodes.in_order(sent, results, [], 2**20))
     assert [reply.pid for reply in replies] == list(sent)
     assert all(isinstance(reply, Update) for reply in replies)
 
     without_3 = [(node, res) for node, res in results if signed_by(res) != 3]
-    replies = list(run.strategy.nodes.in_order(sent, without_3, [TimeoutError("no answer")]))
+    replies = list(run.strategy.nodes.in_order(sent, without_3, [TimeoutError("no answer")], 2**20))
     failures = [reply for reply in replies if isinstance(reply, Failure)]
     assert [(f.pid, f.phase, f.step) for f in failures] == [(3, "train", 1)]
     assert "no answer" in failures[0].cause
@@ -95,7 +99,7 @@ def test_a_reply_without_a_readable_header_is_a_failure(
     plan = run.strategy.plan(1)
     results = flower_results(run, plan)
     results[0][1].metrics["fedhet"] = header
-    replies = list(run.strategy.nodes.in_order({msg.pid: msg for msg in plan}, results, []))
+    replies = list(run.strategy.nodes.in_order({msg.pid: msg for msg in plan}, results, [], 2**20))
     assert [type(reply) for reply in replies] == [Failure, Update, Update]
     assert (replies[0].pid, replies[0].phase, replies[0].step) == (plan[0].pid, "train", 1)
 
@@ -104,7 +108,7 @@ def test_a_reply_signed_for_a_client_of_another_node_is_left_out() -> None:
     """Otherwise one node could reply in the name of another node's clients."""
     here = SimpleNamespace(cid="here")
     there = SimpleNamespace(cid="there")
-    nodes = Nodes()
+    nodes = Nodes(ReplyLimits())
     nodes._by_partition = {0: here, 1: there}  # type: ignore[dict-item]
     nodes._total = 2
     sent = {
@@ -113,9 +117,11 @@ def test_a_reply_signed_for_a_client_of_another_node_is_left_out() -> None:
     }
 
     def reply(pid: int, n: int) -> FitRes:
-        arrays, examples, metrics = wire.reply_arrays(Update(pid, n))
+        arrays, examples, metrics = wire.reply_arrays(sent[pid], Update(pid, n))
         return FitRes(Status(Code.OK, ""), ndarrays_to_parameters(arrays), examples, metrics)
 
     results = [(here, reply(1, 99)), (here, reply(0, 5)), (there, reply(1, 7))]
-    updates = [reply for reply in nodes.in_order(sent, results, []) if isinstance(reply, Update)]
+    updates = [
+        reply for reply in nodes.in_order(sent, results, [], 2**20) if isinstance(reply, Update)
+    ]
     assert [update.num_examples for update in updates] == [5, 7]

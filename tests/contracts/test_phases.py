@@ -12,7 +12,7 @@ from contracts.three import TOLERANCE, Three
 from fedhet import trees
 from fedhet.data.toy import toy_task
 from fedhet.errors import RunFailed
-from fedhet.flower import wire
+from fedhet.flower import encoding, wire
 from fedhet.messages import Broadcast, Failure, Update
 from fedhet.methods.fedavg import FedAvg
 from fedhet.phases import Phase
@@ -95,13 +95,15 @@ def test_everything_survives_the_wire(
     """
     expected = federation(toy_task(CLIENTS), Three, rounds=2).run().sha256
     for limit in (0, 2**25):
-        monkeypatch.setattr(wire, "INLINE_LIMIT", limit)
+        monkeypatch.setattr(encoding, "INLINE_LIMIT", limit)
         run = federation(toy_task(CLIENTS), Three, rounds=2)
 
         def carried(plan: list[Broadcast], replies: list[Any], run: Any = run) -> list[Any]:
             packer = wire.Packer()
             return [
-                wire.read_result(msg, run.client().to_client().fit(wire.fit_ins(msg, packer)))
+                wire.read_result(
+                    msg, run.client().to_client().fit(wire.fit_ins(msg, packer)), 2**20
+                )
                 for msg in plan
             ]
 

@@ -32,7 +32,10 @@ class Gauge(Plugin):
         self.most = 0.0
 
     def phases(self) -> list[Phase]:
-        return [Phase("fit", self.rounds, self.collect, slot="", cohort=1.0)]
+        return [Phase("fit", self.rounds, self.collect, check=self.look, slot="", cohort=1.0)]
+
+    def look(self, update: Update) -> None:
+        update.scalar("gauge.most")
 
     def fit(self, msg: Broadcast) -> Update:
         client = self.client

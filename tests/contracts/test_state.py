@@ -40,6 +40,9 @@ class CountingClient(FedClient):
 class Counting(FedAvg):
     client_cls = CountingClient
 
+    def check(self, update: Update) -> None:
+        update.integer("counting.n")
+
     def merge(self, updates: Iterator[Update], old: Tree) -> Tree:
         everyone = list(updates)
         self.counts = {update.pid: update.integer("counting.n") for update in everyone}

@@ -62,8 +62,11 @@ class Three(FedStrategy):
     def slots(self) -> dict[str, Tree]:
         return {"density": {"mean": torch.zeros(4, dtype=torch.float64), "seen": torch.tensor(0)}}
 
+    def look(self, update: Update) -> None:
+        update.tree("three.far", self.site.initial)
+
     def phases(self) -> list[Phase]:
-        explore = Phase("explore", 1, self.remember, cohort=1.0, uploads=False)
+        explore = Phase("explore", 1, self.remember, check=self.look, cohort=1.0, uploads=False)
         density = Phase(
             "density",
             20,

@@ -81,7 +81,7 @@ def test_targets_that_would_be_broadcast(tmp_path: Path) -> None:
         clients=[ClientData((X, X[:, 0]))],
         model=lambda: nn.Linear(4, 1),
         criterion=nn.MSELoss(reduction="none"),
-        classes=0,
+        target="number",
     )
     refused(tmp_path, ConfigError, r"shape \(3, 3\).*output\.squeeze\(1\)", task)
     squeezed = replace(task, criterion=lambda output, y: (output.squeeze(1) - y) ** 2)
@@ -93,7 +93,10 @@ DATA: dict[str, tuple[Any, str]] = {
     "out of range": ((X, Y + 1), "sample 1: the target is 2; with classes=2, .* from 0 to 1"),
     "negative": ((X, Y - 1), "sample 0: the target is -1"),
     "ignored by torch": ((X, torch.where(Y > 0, Y, -100)), "sample 0: the target is -100"),
-    "floating": ((X, Y + 0.5), r"torch\.float32, the first is 0\.5; .*y\.long\(\).*classes=0"),
+    "floating": (
+        (X, Y + 0.5),
+        r'torch\.float32, the first is 0\.5; .*y\.long\(\).*target="number"',
+    ),
     "bool": ((X, Y > 0), r"torch\.bool, the first is False"),
     "column": ((X, Y[:, None]), r"shape \(6, 1\); .*y\.squeeze\(1\)"),
     "one-hot": ((X, torch.eye(2)[Y]), r"shape \(6, 2\); .*y\.argmax\(1\)"),
@@ -114,13 +117,14 @@ def test_data_errors_name_client_part_and_sample(
     refused(tmp_path, DataError, f"^{place}.*{message}", task)
 
 
-def test_nan_in_targets_that_are_no_classes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("target", ["number", "loss"])
+def test_nan_in_targets_that_are_no_classes(tmp_path: Path, target: str) -> None:
     y = torch.tensor([[1.0, 2.0], [3.0, NAN]])
     task = given(
         clients=[ClientData((X[:2], y))],
         model=lambda: nn.Linear(4, 2),
         criterion=lambda output, y: ((output - y) ** 2).mean(1),
-        classes=0,
+        target=target,
     )
     refused(tmp_path, DataError, "client 0, train, sample 1: the target contains nan", task)
 
@@ -137,7 +141,6 @@ def net(outputs: int) -> Callable[[], nn.Module]:
 
 
 TASKS: dict[str, tuple[dict[str, Any], str]] = {
-    "no classes": ({"classes": 0}, "whole numbers from 0 to 1 .* has 2 outputs.*write classes=2"),
     "other classes": ({"classes": 3}, r"ToyModel returns shape \(3, 2\); .*must be \(3, 3\)"),
     "too many outputs": ({"model": net(5)}, r"Linear returns shape \(3, 5\); .*must be \(3, 2\)"),
     "other inputs": (
@@ -162,7 +165,8 @@ def test_model_and_classes_fit(tmp_path: Path, arguments: dict[str, Any], messag
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"classes": None}, r"classes=None; it must be the number of classes, or 0"),
+        ({"classes": None}, "classes=None with target=class: it must be their number, >= 1"),
+        ({"classes": 0}, "classes=0 with target=class: .*>= 1.*target=number.*target=loss"),
         ({"classes": "2"}, "classes='2'"),
         ({"classes": -1}, "classes=-1"),
         ({"model": ToyModel()}, "an object of type ToyModel; expected what builds a fresh"),

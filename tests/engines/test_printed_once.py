@@ -55,3 +55,12 @@ def test_where_every_client_fails_each_is_named_once(tmp_path: Path) -> None:
     for client in range(4):
         assert process.stderr.count(f"client {client} failed") == 1
     assert process.stderr.startswith("error: client ")
+
+
+def test_an_author_can_see_where_a_client_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDHET_TRACEBACK", "1")
+    process = failing_run(tmp_path / "run", "engine.workers=2")
+    assert process.returncode == 1
+    assert f'{Path(__file__).with_name("faulty.py")}", line' in process.stderr

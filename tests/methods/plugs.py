@@ -72,7 +72,10 @@ class Explore(Plugin):
         self.ends = ends
 
     def phases(self) -> list[Phase]:
-        return [Phase("walk", 1, self.collect, cohort=1.0, uploads=False)]
+        return [Phase("walk", 1, self.collect, check=self.look, cohort=1.0, uploads=False)]
+
+    def look(self, update: Update) -> None:
+        update.tree("explore.end")
 
     def walk(self, msg: Broadcast) -> Update:
         client: FedClient = self.client

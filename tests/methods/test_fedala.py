@@ -206,9 +206,10 @@ def test_nothing_of_it_travels(federation: Federation) -> None:
     for cls in (FedALA, FedAvg):
         run = federation(toy_task(norm=True), cls, rounds=2)
         run.step()
-        reply = run.client().handle(run.strategy.plan(2)[0])
+        msg = run.strategy.plan(2)[0]
+        reply = run.client().handle(msg)
         assert not reply.extras
-        packed[cls] = [array.shape for array in wire.reply_arrays(reply)[0]]
+        packed[cls] = [array.shape for array in wire.reply_arrays(msg, reply)[0]]
     assert packed[FedALA] == packed[FedAvg]
 
 

@@ -173,11 +173,11 @@ def test_no_packed_message_has_the_head(federation: Federation) -> None:
     body = [tuple(t.shape) for name, t in run.model.items() if not name.startswith("head.")]
     for msg in run.strategy.plan(1):
         assert [array.shape for array in wire.write_broadcast(msg)[0]] == body
-        arrays, _, config = wire.reply_arrays(run.client().handle(msg))
+        arrays, _, config = wire.reply_arrays(msg, run.client().handle(msg))
         assert [array.shape for array in arrays] == body
         assert not any(isinstance(value, bytes) for value in config.values())
     for msg in evaluation_messages(run.strategy):
-        arrays, _, config = wire.reply_arrays(run.client().handle(msg))
+        arrays, _, config = wire.reply_arrays(msg, run.client().handle(msg))
         assert arrays == []
         assert not any(isinstance(value, bytes) for value in config.values())
 

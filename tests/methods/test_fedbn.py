@@ -95,7 +95,7 @@ def test_what_travels(federation: Federation, server_bn: str) -> None:
     for msg in run.strategy.plan(2):
         reply = run.client().handle(msg)
         assert list(msg.weights) == list(reply.weights) == SHARED
-        assert len(wire.write_broadcast(msg)[0]) == len(wire.reply_arrays(reply)[0]) == 4
+        assert len(wire.write_broadcast(msg)[0]) == len(wire.reply_arrays(msg, reply)[0]) == 4
         extras = {name: list(tree) for name, tree in reply.extras.items()}
         assert extras == ({NORMS: FLOATING} if server_bn == "average" else {})
         assert NORMS not in msg.extras

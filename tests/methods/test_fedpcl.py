@@ -32,7 +32,7 @@ def test_only_prototypes_travel(federation: Callable[..., Any]) -> None:
 
     def look(plan: list[Any], replies: list[Any]) -> list[Any]:
         for msg, reply in zip(plan, replies, strict=True):
-            assert wire.write_broadcast(msg)[0] == [] and wire.reply_arrays(reply)[0] == []
+            assert wire.write_broadcast(msg)[0] == [] and wire.reply_arrays(msg, reply)[0] == []
             assert set(reply.extras) == {PROTOTYPES}
         return replies
 

@@ -183,9 +183,9 @@ def test_the_personal_head_never_leaves_the_client(federation: Federation) -> No
     """On the wire there are the model's tensors and the header."""
     run = federation(toy_task(), FedROD, rounds=2)
     for _ in range(2):
-        _, replies = step_and_replies(run)
-        for reply in replies:
-            packed, _, config = wire.reply_arrays(reply)
+        plan, replies = step_and_replies(run)
+        for msg, reply in zip(plan, replies, strict=True):
+            packed, _, config = wire.reply_arrays(msg, reply)
             shapes = [tuple(run.model[name].shape) for name in run.site.shared]
             assert [array.shape for array in packed] == shapes
             assert not any("fedrod" in key for key in config)

@@ -18,6 +18,7 @@ from torch import Tensor
 from fedhet.data.toy import toy_task
 from fedhet.errors import ConfigError, RunFailed
 from fedhet.methods.fedavg import FedAvg
+from fedhet.methods.fedntd import FedNTDPlugin
 from fedhet.methods.fedprox import FedProxPlugin
 from fedhet.methods.fedsgd import FedSGD
 from fedhet.plugin import Plugin
@@ -170,15 +171,30 @@ def test_hooks_change_the_gradient_that_is_sent(federation: Federation) -> None:
     assert halved.sha256 == plain.sha256 != twice.sha256
 
 
-def test_the_proximal_term_has_no_gradient_at_x(federation: Federation) -> None:
-    fedprox, plain = (
+class Prox(FedProxPlugin):
+    needs_steps = False
+
+
+class NTD(FedNTDPlugin):
+    needs_steps = False
+
+
+@pytest.mark.parametrize(("plugin", "own"), [(Prox, FedProxPlugin), (NTD, FedNTDPlugin)])
+def test_terms_without_a_gradient_at_x_are_refused(
+    federation: Federation, plugin: type[Plugin], own: type[Plugin]
+) -> None:
+    """If they were not, the run would be FedSGD, up to the rounding of a derivative of zero."""
+    with_term, plain = (
         federation(toy_task(), FedSGD, plugins=plugins, rounds=3).run()
-        for plugins in (lambda: [FedProxPlugin(mu=5.0)], list)
+        for plugins in (lambda: [plugin()], list)
     )
-    assert fedprox.sha256 == plain.sha256
+    for name, tensor in with_term.model.items():
+        torch.testing.assert_close(tensor, plain.model[name], rtol=1e-5, atol=1e-6)
+    with pytest.raises(ConfigError, match=f"method=fedsgd refuses plugin '{own.name}'"):
+        federation(toy_task(), FedSGD, plugins=lambda: [own()])
 
 
-@pytest.mark.parametrize("plugins", [[], ["fednorm"], ["fedprox"]], ids=str)
+@pytest.mark.parametrize("plugins", [[], ["fednorm"]], ids=str)
 @pytest.mark.parametrize("steps", [3, [2, 5, 9, 7, 3]], ids=str)
 def test_it_reaches_the_optimum_of_the_quadratic(plugins: list[str], steps: Any) -> None:
     """Whatever the number of local steps, of which it takes none."""

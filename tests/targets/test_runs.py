@@ -69,7 +69,7 @@ def test_a_regression_by_configuration(tmp_path: Path, capsys: pytest.CaptureFix
     assert summary["validation"] == best["r2_val_weighted"]
     chosen = metrics.r2_score(y, predicted("best_val"))
     assert chosen == pytest.approx(best["r2_global"], rel=1e-4)
-    assert {path.name for path in (run.dir / "figures").iterdir()} == {"r2.png"}
+    assert {path.name for path in (run.dir / "figures").iterdir()} == {"r2.png", "r2.pdf"}
     shown = capsys.readouterr()
     assert "R2, global test set" in shown.out and "accuracy" not in shown.out + shown.err
     scores = pandas.read_parquet(run.dir / "clients")
@@ -124,7 +124,8 @@ def test_sets_of_labels_by_configuration(
     assert summary["personal"]["last"] is not None
     rows = [json.loads(line) for line in (run.dir / "rounds.jsonl").read_text().splitlines()]
     assert summary["personal"]["last"] == rows[-1]["f1_micro_personal_weighted"]
-    assert {path.name for path in (run.dir / "figures").iterdir()} == {"f1_micro.png", "labels.png"}
+    drawn = {f"{figure}.{kind}" for figure in ("f1_micro", "labels") for kind in ("png", "pdf")}
+    assert {path.name for path in (run.dir / "figures").iterdir()} == drawn
     assert "micro F1, personal models" in capsys.readouterr().out
 
 

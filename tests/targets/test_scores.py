@@ -228,7 +228,7 @@ def test_tallies_travel_by_flower(target: str, federation: type[Federation]) -> 
 # ---- what a task may be
 def test_a_task_that_is_not_clear_is_refused() -> None:
     toy = toy_task()
-    with pytest.raises(ConfigError, match=r"Task\.classes=0 with target=class: .*target=number"):
+    with pytest.raises(ConfigError, match=r"^Task: classes=0 with target=class: .*target=number"):
         replace(toy, classes=0)
     with pytest.raises(ConfigError, match=r"Task\.target=numbers is not allowed.*mean number"):
         replace(toy, target="numbers")

@@ -228,7 +228,7 @@ def test_it_learns(folder: Path, launch: Callable[..., Any], lines: list[str]) -
     [
         (["method=fedgmm"], "plugin 'fedgmm' models the density .*token numbers"),
         (["plugin=[feddisk]"], "plugin 'feddisk' models the density .*token numbers"),
-        (["model=mlp"], r"MLP reads numbers .*a sample of parquet is \(9,\)"),
+        (["model=mlp"], r"MLP reads numbers .*parquet is \(9,\).*; model=text reads text"),
         (["model=char_lstm"], "CharLSTM predicts the next .*; model=text takes such texts"),
     ],
 )

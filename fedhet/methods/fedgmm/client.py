@@ -11,10 +11,11 @@ from torch import Tensor
 from fedhet import streams
 from fedhet.maths import fedgmm as maths
 from fedhet.maths.fedgmm import Mixture
-from fedhet.messages import Broadcast, Update, kind
+from fedhet.messages import Broadcast, Update
 from fedhet.methods.fedgmm.mixtures import MIXTURES, checked_size, pack, unpack
 from fedhet.plugin import Plugin
 from fedhet.task import Samples
+from fedhet.trees import kind
 
 log = logging.getLogger("fedhet")
 

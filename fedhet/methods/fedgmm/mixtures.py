@@ -8,8 +8,7 @@ from fedhet.check import counted
 from fedhet.errors import RunFailed
 from fedhet.maths import fedgmm as maths
 from fedhet.maths.fedgmm import Mixture
-from fedhet.messages import kind
-from fedhet.trees import Tree
+from fedhet.trees import Tree, kind
 
 MIXTURES = "fedgmm.mixtures"
 

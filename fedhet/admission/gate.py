@@ -1,0 +1,171 @@
+"""The checks of a reply. One that fails a check is left out as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from statistics import median
+from typing import TYPE_CHECKING
+
+import torch
+
+from fedhet import messages, trees
+from fedhet.errors import RunFailed
+from fedhet.messages import Failure, Reply, Update
+from fedhet.replies import Step
+
+if TYPE_CHECKING:
+    from fedhet.setting import Setting
+
+
+def accepted(
+    step: Step,
+    replies: Iterable[Reply],
+    sizes: Sequence[int],
+    check: Callable[[Update], None],
+    setting: Setting,
+) -> Iterator[Update]:
+    """The updates that pass every check, completed by the server's part.
+
+    Every other reply is a failure of its client. With `on_failure` "skip" it is left out as a
+    whole, as if the client had not taken part.
+
+    Args:
+        step: the step in progress.
+        replies: what the clients returned.
+        sizes: the number of training samples of each client.
+        check: the checks of the method and the plug-ins; raises ValueError.
+        setting: the run's `on_failure` and `max_norm`.
+
+    Raises:
+        RunFailed: a client failed and `on_failure` is "stop".
+    """
+    updates = _checked(step, replies, sizes, check, setting.on_failure)
+    if setting.replies.max_norm is None:
+        return updates
+    return inliers(step, updates, setting.replies.max_norm, setting.on_failure)
+
+
+def _checked(
+    step: Step,
+    replies: Iterable[Reply],
+    sizes: Sequence[int],
+    check: Callable[[Update], None],
+    on_failure: str,
+) -> Iterator[Update]:
+    for reply in replies:
+        if isinstance(reply, Update):
+            slot = step.entry.phase.slot
+            step.count("up", messages.payload(slot, reply.weights, reply.extras))
+            try:
+                _complete(step, reply, sizes[reply.pid])
+                check(reply)
+                _refuse_unread(reply)
+            except ValueError as error:
+                reply = failure(step, reply.pid, str(error), "refused")
+        if isinstance(reply, Failure):
+            record(step, reply, on_failure)
+        else:
+            yield reply
+
+
+def inliers(
+    step: Step, updates: Iterable[Update], factor: float, on_failure: str
+) -> Iterator[Update]:
+    """The updates without those whose norm exceeds `factor` times the median of the step.
+
+    That holds for the change of the weights and for every floating extra, each by itself.
+
+    Raises:
+        RunFailed: there is such an update and `on_failure` is "stop".
+    """
+    received = list(updates)
+    norms = [_norms(update) for update in received]
+    limits = {
+        name: factor * median(one[name] for one in norms if name in one)
+        for name in {name for one in norms for name in one}
+    }
+    for update, own in zip(received, norms, strict=True):
+        beyond = sorted(name for name, norm in own.items() if norm > limits[name] > 0)
+        if beyond:
+            name = beyond[0]
+            cause = (
+                f"the norm of its {name} is {own[name]:.4g}, more than {factor:g} times the"
+                f" median of this step, {limits[name] / factor:.4g}"
+            )
+            record(step, failure(step, update.pid, cause, "outlier"), on_failure)
+        else:
+            yield update
+
+
+def failure(step: Step, pid: int, cause: str, reason: str) -> Failure:
+    """A failure of the client in this step."""
+    return Failure(pid, step.entry.name, step.step, cause, reason)
+
+
+def record(step: Step, failed: Failure, on_failure: str) -> None:
+    """Note the failure; it ends the run if `on_failure` is "stop".
+
+    Raises:
+        RunFailed: it does.
+    """
+    step.failures.append(failed)
+    if on_failure == "stop":
+        raise RunFailed(str(failed))
+
+
+def _norms(update: Update) -> dict[str, float]:
+    """The norms of what the update carries: of the change, and of every floating extra."""
+    norms = {"change": trees.norm(update.change)} if update.change else {}
+    for name, value in update.extras.items():
+        tree = {"": value} if isinstance(value, torch.Tensor) else value
+        floating = tree if isinstance(tree, dict) else {}
+        floating = {key: t for key, t in floating.items() if t.is_floating_point()}
+        if floating:
+            norms[name] = trees.norm(floating)
+    return norms
+
+
+def _complete(step: Step, update: Update, declared: int) -> None:
+    """Check what every update has against what was sent, and form its `change` and `buffers`."""
+    n = update.num_examples
+    if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= declared:
+        raise ValueError(
+            f"num_examples is {trees.shown(n)}; a whole number from 1 to {declared}, the client's"
+            " training samples, is expected"
+        )
+    _check_metrics(update.metrics)
+    update.extras = {
+        name: messages.on_device(value, step.device) for name, value in update.extras.items()
+    }
+    if not update.weights:
+        if step.sent and step.entry.phase.uploads:
+            raise ValueError("the reply carries no weights")
+        return
+    if not step.entry.phase.slot:
+        raise ValueError("the reply carries weights in a phase that has none")
+    update.weights = {name: t.to(step.device) for name, t in update.weights.items()}
+    trees.check_like("weights", update.weights, step.sent)
+    update.change = trees.Difference(trees.pick(update.weights, step.old), step.old)
+    update.buffers = {name: t for name, t in update.weights.items() if name not in step.old}
+
+
+def _check_metrics(metrics: dict[str, float]) -> None:
+    if not isinstance(metrics, dict) or not all(
+        isinstance(v, int | float) for v in metrics.values()
+    ):
+        raise ValueError(f"metrics are {trees.shown(metrics)}; numbers by name are expected")
+    for name, value in metrics.items():
+        if name.startswith(("seconds.", "bytes.")) and not 0 <= value <= trees.LARGEST:
+            raise ValueError(f"metric {name!r} is {trees.shown(value)}; a number >= 0 is expected")
+
+
+def _refuse_unread(update: Update) -> None:
+    """Refuse an update with an extra that no check has asked for.
+
+    Extras that are read without a check would end the run where they are bad, and others only
+    occupy the server.
+    """
+    if unread := sorted(set(update.extras) - update.read):
+        raise ValueError(
+            f"unexpected extras {trees.shown(unread)}; what a method expects, its `check` reads"
+        )

@@ -1,0 +1,48 @@
+"""The checks of an evaluation's reply, whose scores choose the best model and end the training."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+
+from fedhet import trees
+from fedhet.messages import Update
+from fedhet.targets import Target
+
+PARTS = ("val", "test")
+SHARES = ("accuracy", "f1", "f1_micro", "f1_macro", "subset_accuracy")  # in [0, 1]
+
+
+def check_scores(
+    update: Update, views: Collection[str], target: Target, extras: Collection[str]
+) -> None:
+    """Refuse scores that no evaluation can have.
+
+    Args:
+        update: the reply.
+        views: the models that the client was asked to evaluate.
+        target: what is learned; clients send its tallies if they are pooled.
+        extras: the further extras that the client was asked for.
+
+    Raises:
+        ValueError: a metric or an extra is unknown, or a value is out of its range.
+    """
+    scored = {f"{part}.{view}" for part in PARTS for view in views}
+    for name, value in update.metrics.items():
+        where, _, metric = name.rpartition(".")
+        if where not in scored or metric not in (*target.keys, *SHARES, "loss", "n"):
+            raise ValueError(f"unexpected metric {trees.shown(name)}")
+        if not _in_range(metric, value):
+            raise ValueError(f"metric {name!r} is {trees.shown(value)}, which it cannot be")
+    expected = {*extras, *(scored if target.pooled else ())}
+    if unexpected := sorted(set(update.extras) - expected):
+        raise ValueError(f"unexpected extras {trees.shown(unexpected)}")
+
+
+def _in_range(metric: str, value: float) -> bool:
+    if metric == "loss":  # it may be infinite
+        return not math.isnan(value)
+    if metric == "n":
+        return 0 <= value <= trees.LARGEST and value == int(value)
+    low, high = (0.0, 1.0) if metric in SHARES else (-trees.LARGEST, trees.LARGEST)
+    return low <= value <= high

@@ -1,0 +1,61 @@
+"""Messages say "1 client", not "1 clients"."""
+
+from __future__ import annotations
+
+import logging
+import re
+from pathlib import Path
+
+import pytest
+
+import fedhet
+from fedhet.check import counted
+from fedhet.cli import main
+from fedhet.data.toy import toy_task
+from fedhet.errors import ConfigError
+from fedhet.record.terminal import log_step, step_line
+
+WRONG = re.compile(r"\b1 (clients|samples|evaluations|classes|components|entries|times)\b")
+pytestmark = pytest.mark.usefixtures("own_process")
+
+
+def test_counted() -> None:
+    assert [counted(n, "client") for n in range(3)] == ["0 clients", "1 client", "2 clients"]
+    assert [counted(n, "class", "classes") for n in (1, 2)] == ["1 class", "2 classes"]
+
+
+def test_a_federation_of_one_client(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    assert main.main(["data", "describe", "partition.clients=1", "--out", str(tmp_path)]) == 0
+    with caplog.at_level(logging.INFO, "fedhet"):
+        run = fedhet.run(
+            ["early_stopping.patience=1", "client.lr=1e-9", f"hydra.run.dir={tmp_path / 'run'}"],
+            task=toy_task(1),
+        )
+        row = {
+            "phase": "train",
+            "step": 1,
+            "acc_global": None,
+            "acc_clients_mean": None,
+            "loss_global": None,
+            "failures": [{}],
+            "cohort": [0],
+            "seconds": {},
+        }
+        log_step(row)
+    assert run.summary["partition"]["clients"] == 1
+    assert step_line(row) == "train 1, 1 client failed"
+    printed = capsys.readouterr().out
+    assert "1 client, 1437 of 1437 samples" in printed
+    assert "given, 1 client, task" in printed
+    assert not WRONG.search(printed)
+    assert "1 client, 0.00 s" in caplog.text
+    assert not WRONG.search(caplog.text), caplog.text
+
+
+def test_errors_count_too() -> None:
+    task = toy_task()
+    task.classes = 1
+    with pytest.raises(ConfigError, match=r"the task has 1 class$"):
+        fedhet.run(["method=fedntd"], task=task)
