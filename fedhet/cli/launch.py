@@ -105,7 +105,7 @@ class HydraTask:
             terminal.log_to_stderr("fedhet.data")  # which files were found or left out
             run = run_job(composition.from_hydra_job(cfg))
             folder = run.dir
-            if run.summary["degraded"]:
+            if run.summary.get("degraded"):
                 self.degraded = True
                 print(f"degraded: {name}: {DEGRADED_LINE}", file=sys.stderr)
             validation = run.summary["validation"]

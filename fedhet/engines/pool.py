@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from fedhet.engines.shared import Reader, Writer
-from fedhet.messages import Broadcast, Failure, Reply, Update, payload
-from fedhet.process import pin_threads, thread_names
+from fedhet.engines.worker import SIGNALS, work
+from fedhet.messages import Broadcast, Failure, Reply, payload
+from fedhet.process import thread_names
 from fedhet.server import Clock
-from fedhet.state import DiskStore
 
 if TYPE_CHECKING:
     from fedhet.job import Job
@@ -31,7 +31,6 @@ END_SECONDS = 5.0  # how long a worker may take to end before it is killed
 # Bytes of replies that are received but whose turn has not come. Beyond them no further message is
 # handed out, as long as at least as many replies are held as there are workers.
 AHEAD_BYTES = 2**28
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 @dataclass
@@ -218,7 +217,7 @@ class PoolCourier:
         self._started += 1
         replies = self._folder / f"reply-{self._started}"
         arguments = (there, self._job, self._folder, replies, inherited)
-        process = context.Process(target=_work, args=arguments, daemon=True)
+        process = context.Process(target=work, args=arguments, daemon=True)
         with _signals_deferred():
             process.start()
         there.close()
@@ -279,37 +278,3 @@ def _size(reply: Reply) -> int:
     if isinstance(reply, Failure):
         return 0
     return sum(payload("weights", reply.weights, reply.extras).values())
-
-
-def _work(
-    connection: Connection, job: Job, folder: Path, replies: Path, inherited: list[Connection]
-) -> None:
-    """A worker process: serve messages until the pipe is closed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends us
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-    for other in inherited:
-        other.close()
-    pin_threads(job.config.cfg.engine.threads)
-    store = DiskStore(folder)
-    reader = Reader(copy=False)
-    writer = Writer(replies)
-    while True:
-        try:
-            msg = connection.recv()
-        except (EOFError, ConnectionResetError):  # the latter if a reply was still unread
-            return
-        writer.clear()
-        try:
-            reply: Reply = job.client(store).handle(reader.message(msg))
-            if isinstance(reply, Update):
-                reply = writer.message(reply)
-        # The client's own errors are Failures by now. This is one of the worker, such as a full
-        # disk.
-        except Exception as error:
-            log.debug("client %d", msg.pid, exc_info=True)
-            reply = Failure(msg.pid, msg.phase, msg.step, f"{type(error).__name__}: {error}")
-        try:
-            connection.send(reply)
-        except (BrokenPipeError, ConnectionResetError):  # the run has ended meanwhile
-            return

@@ -12,7 +12,6 @@ import fedhet
 from fedhet.check import counted
 from fedhet.cli import main
 from fedhet.data.toy import toy_task
-from fedhet.errors import ConfigError
 from fedhet.record.terminal import log_step, step_line
 
 WRONG = re.compile(r"\b1 (clients|samples|evaluations|classes|components|entries|times)\b")
@@ -52,10 +51,3 @@ def test_a_federation_of_one_client(
     assert not WRONG.search(printed)
     assert "1 client, 0.00 s" in caplog.text
     assert not WRONG.search(caplog.text), caplog.text
-
-
-def test_errors_count_too() -> None:
-    task = toy_task()
-    task.classes = 1
-    with pytest.raises(ConfigError, match=r"the task has 1 class$"):
-        fedhet.run(["method=fedntd"], task=task)

@@ -30,9 +30,9 @@ from fedhet.data.augment import CropFlip
 from fedhet.data.toy import toy_task
 from fedhet.engines import vectorized
 from fedhet.errors import RunFailed
-from fedhet.job import cross_entropy
 from fedhet.methods.fedavg import FedAvgClient
 from fedhet.models import CharLSTM
+from fedhet.targets import cross_entropy
 from fedhet.task import ClientData, Task
 from fedhet.testing import Apart
 

@@ -41,7 +41,7 @@ def test_a_run_that_stops_prints_the_reason_once(tmp_path: Path, workers: int) -
 
 
 def test_a_client_that_is_left_out_is_named_once(tmp_path: Path) -> None:
-    process = failing_run(tmp_path / "run", "on_failure=skip")
+    process = failing_run(tmp_path / "run", "on_failure=skip", "replies.max_lost=1")
     assert process.returncode == 0, process.stderr
     assert process.stderr.count("the disk is full") == 1
     assert "1 client failed" in process.stderr
