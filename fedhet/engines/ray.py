@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 
     from fedhet.job import Job
 
+# A worker that has died on this machine starts again, and a message that it met meanwhile is served
+# once more. In a cluster it could wait without end for a machine that is lost.
+RESTARTED = {"max_restarts": -1, "max_task_retries": 1}
+
 
 def run(job: Job) -> Path:
     """Run the job under Ray: on a cluster of its own, or on the one that engine.address names.
@@ -54,10 +58,7 @@ def run(job: Job) -> Path:
             resources={
                 "num_cpus": engine.num_cpus,
                 "num_gpus": engine.num_gpus,
-                # Otherwise Flower gives further messages to a worker that has died. A message that
-                # came while it was restarted is served once more.
-                "max_restarts": -1,
-                "max_task_retries": 1,
+                **(RESTARTED if engine.address is None else {}),
             },
             init_args=init_args,
             nodes=job.strategy.nodes,

@@ -137,7 +137,7 @@ class Simulation:
             if not self._served.is_set():
                 ray.init(**self._init_args)  # Flower then does not start Ray in its own way
             if not self._served.is_set():
-                with _actors_known(self._actors):
+                with _own_backend(self._actors):
                     run_simulation(
                         self._server_app(),
                         ClientApp(client_fn=self._client_fn),
@@ -165,7 +165,7 @@ class Simulation:
             self._started.put((grid, context))
             self._served.wait()
             if self._cut:
-                for actor in self._actors:
+                for actor in list(self._actors):
                     ray.kill(actor)
 
         return app
@@ -173,10 +173,11 @@ class Simulation:
 
 # ---- Flower's ways
 @contextmanager
-def _actors_known(actors: list[Any]) -> Iterator[None]:
-    """Let Flower's backend put the actors that it starts, the clients' processes, into the list.
+def _own_backend(actors: list[Any]) -> Iterator[None]:
+    """Let Flower serve messages by the actors, the clients' processes, that it puts into the list.
 
-    At its end it does not ask them to terminate, which each would log; Ray ends them anyway.
+    Flower's own backend gives further messages to an actor that is lost, which fails them all. And
+    in the end it asks each actor to terminate, which each logs; Ray ends them anyway.
     """
     import ray
     from flwr.server.superlink.fleet.vce.backend import raybackend
@@ -185,6 +186,28 @@ def _actors_known(actors: list[Any]) -> Iterator[None]:
         def build(self, app_fn: Any) -> None:
             super().build(app_fn)
             actors.extend(self.pool.pool)
+            self.idle: queue.SimpleQueue[Any] = queue.SimpleQueue()
+            for actor in actors:
+                self.idle.put(actor)
+
+        def process_message(self, message: Any, context: Any) -> tuple[Any, Any]:
+            actor = self._take()
+            lost = False
+            try:
+                client = str(context.node_config["partition-id"])
+                _, *answer = ray.get(actor.run.remote(self.app_fn, message, client, context))
+            except ray.exceptions.RayActorError:
+                lost = "max_restarts" not in self.client_resources
+                raise
+            finally:
+                actors.remove(actor) if lost else self.idle.put(actor)
+            return tuple(answer)
+
+        def _take(self) -> Any:
+            while actors:
+                with suppress(queue.Empty):
+                    return self.idle.get(timeout=1.0)
+            raise RuntimeError("all processes of clients are lost")
 
         def terminate(self) -> None:
             ray.shutdown()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import shutil
@@ -9,10 +10,13 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
+import psutil
 import pytest
 
 import fedhet
@@ -79,8 +83,8 @@ def test_code_and_settings_travel(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 # ---- real clusters
 @contextmanager
-def ray_node(environment: dict[str, str], *options: str) -> Iterator[None]:
-    """A Ray node that knows nothing of this repository, until the end of the block."""
+def ray_node(environment: dict[str, str], *options: str) -> Iterator[psutil.Process]:
+    """The process of a Ray node that knows nothing of this repository."""
     command = [str(RAY), "start", *options, "--num-cpus=1", "--disable-usage-stats", "--block"]
     with subprocess.Popen(
         command,
@@ -99,15 +103,21 @@ def ray_node(environment: dict[str, str], *options: str) -> Iterator[None]:
                     break
             else:
                 raise AssertionError(output)
-            yield
+            yield psutil.Process(process.pid)
         finally:
             process.terminate()
             process.communicate()
 
 
+class Cluster(NamedTuple):
+    """A cluster of two nodes on this machine that asks for a token."""
+
+    address: str
+    second: psutil.Process
+
+
 @pytest.fixture
-def two_nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The address of a cluster of two nodes on this machine that asks for a token."""
+def two_nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     home = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # sockets need short paths
     port = free_port()
     address = f"127.0.0.1:{port}"
@@ -122,8 +132,7 @@ def two_nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         head = ["--head", f"--port={port}", "--node-ip-address=127.0.0.1"]
         options = [f"--temp-dir={home}", "--include-dashboard=false"]
         stack.enter_context(ray_node(environment, *head, *options))
-        stack.enter_context(ray_node(environment, f"--address={address}"))
-        yield address
+        yield Cluster(address, stack.enter_context(ray_node(environment, f"--address={address}")))
 
 
 def run_on(address: str, *overrides: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -141,20 +150,21 @@ def run_on(address: str, *overrides: str, **variables: str) -> subprocess.Comple
 
 @pytest.mark.matrix
 def test_two_nodes_that_ask_for_a_token(
-    tmp_path: Path, two_nodes: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, two_nodes: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = f"error: engine.address={two_nodes}: "
-    without = run_on(two_nodes)
+    address = two_nodes.address
+    place = f"error: engine.address={address}: "
+    without = run_on(address)
     assert without.returncode == 2
     assert without.stderr.startswith(
         f"{place}the cluster asks for a token; set RAY_AUTH_MODE=token"
     )
     assert without.stderr.count("\n") == 1
-    nowhere = run_on(two_nodes, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=str(tmp_path / "none"))
+    nowhere = run_on(address, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=str(tmp_path / "none"))
     assert nowhere.stderr.startswith(f"{place}RAY_AUTH_MODE=token, but this machine has no token")
-    wrong = run_on(two_nodes, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
+    wrong = run_on(address, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
     assert wrong.stderr.startswith(f"{place}the cluster does not accept the token")
-    large = run_on(two_nodes, "engine.num_cpus=2", RAY_AUTH_MODE="token")
+    large = run_on(address, "engine.num_cpus=2", RAY_AUTH_MODE="token")
     assert "engine.num_cpus=2 per client, but the largest node of the cluster has 1" in large.stderr
 
     monkeypatch.setenv("FEDHET_TRUST", "faulty")
@@ -169,9 +179,55 @@ def test_two_nodes_that_ask_for_a_token(
         "plugin.fednorm.z_when=node",
         "rounds=2",
     ]
-    run = run_on(two_nodes, *overrides, f"hydra.run.dir={tmp_path / 'ray'}", RAY_AUTH_MODE="token")
+    run = run_on(address, *overrides, f"hydra.run.dir={tmp_path / 'ray'}", RAY_AUTH_MODE="token")
     assert run.returncode == 0, run.stderr
     assert len(list((tmp_path / "nodes").iterdir())) == 2
     expected = fedhet.run([*overrides, f"hydra.run.dir={tmp_path / 'local'}"])
     on_ray = (tmp_path / "ray" / "model.safetensors").read_bytes()
     assert on_ray == (expected.dir / "model.safetensors").read_bytes()
+
+
+@pytest.mark.matrix
+def test_a_machine_that_is_lost_costs_the_clients_that_it_trains(
+    tmp_path: Path, two_nodes: Cluster
+) -> None:
+    folder = tmp_path / "run"
+    lines = ["method=fedavg", "rounds=60", "on_failure=skip", "eval.clients=false"]
+    command = [sys.executable, "-m", "fedhet", "engine=ray", f"engine.address={two_nodes.address}"]
+    with subprocess.Popen(
+        [*command, *lines, f"hydra.run.dir={folder}"],
+        env={**os.environ, "RAY_AUTH_MODE": "token"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        while process.poll() is None and not (folder / "model.safetensors").exists():
+            rounds = folder / "rounds.jsonl"
+            if rounds.exists() and rounds.read_text().count("\n") > 2:
+                break
+            time.sleep(0.1)
+        (raylet,) = (p for p in two_nodes.second.children(recursive=True) if p.name() == "raylet")
+        raylet.kill()
+        output, _ = process.communicate(timeout=300)
+    summary = json.loads((folder / "summary.json").read_text())
+    assert (process.returncode, summary["status"]) == (0, "ok"), output
+    assert len((folder / "rounds.jsonl").read_text().splitlines()) == 60
+    assert len(summary["failures"]) <= 1
+
+
+@pytest.mark.matrix
+def test_the_clients_run_the_code_that_runs_here(tmp_path: Path) -> None:
+    """And not another fedhet, which lies in the current folder."""
+    (tmp_path / "here" / "fedhet").mkdir(parents=True)
+    (tmp_path / "here" / "fedhet" / "__init__.py").write_text("raise ImportError('not this one')")
+    overrides = ["method=fedavg", "rounds=1", "engine=ray", f"hydra.run.dir={tmp_path / 'run'}"]
+    (tmp_path / "main.py").write_text(
+        f"import fedhet\nif __name__ == '__main__':\n    fedhet.run({overrides!r})\n"
+    )
+    subprocess.run(
+        [sys.executable, str(tmp_path / "main.py")],
+        cwd=tmp_path / "here",
+        env={**os.environ, "PYTHONPATH": str(Path(fedhet.__file__).parents[1])},
+        check=True,
+        timeout=300,
+    )
