@@ -220,9 +220,9 @@ class PoolCourier:
         process = context.Process(target=work, args=arguments, daemon=True)
         with _signals_deferred():
             process.start()
-        there.close()
-        # Copies, because the worker writes its next reply over this one.
-        self._workers[here] = Worker(process, Reader(copy=True), replies)
+            there.close()
+            # Copies, because the worker writes its next reply over this one.
+            self._workers[here] = Worker(process, Reader(copy=True), replies)
         return here
 
     def _can_fork(self) -> bool:
@@ -253,7 +253,7 @@ class PoolCourier:
 def _signals_deferred() -> Iterator[None]:
     """Let SIGINT and SIGTERM wait for the end of the block, also in processes started inside.
 
-    Ctrl-C is sent to all of them. A worker that it met before `_work` would print a traceback, as
+    Ctrl-C is sent to all of them. A worker that it met before `work` would print a traceback, as
     would one whose parent it keeps from sending what the worker is to do.
     """
     received: list[int] = []
