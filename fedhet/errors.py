@@ -61,6 +61,10 @@ class Rejected(ValueError):
         self.reason = reason
 
 
+# In the environment of a run that engine=flwr has submitted, which reports the recorded failure.
+SUBMITTED = "FEDHET_SUBMITTED"
+
+
 def traceback_wanted() -> bool:
     """Whether the user asks for tracebacks, by FEDHET_TRACEBACK=1 in the environment."""
     return os.environ.get("FEDHET_TRACEBACK") == "1"

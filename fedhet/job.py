@@ -40,6 +40,7 @@ from fedhet.strategy import FedStrategy
 from fedhet.task import Task
 
 log = logging.getLogger("fedhet")
+A_GPU = "engine.num_gpus=1, or a share such as .25, gives each client a GPU"
 
 
 @dataclass
@@ -103,13 +104,25 @@ class Job:
         cfg = self.config.cfg
         return Site(
             self.task,
-            device=choose_device(cfg.device),
+            device=self._device(),
             seed=cfg.seed,
             buffers=cfg.buffers,
             scope=self._strategy_cls.scope,
             simulated=self.engine != "flwr",
             speed=Speed(cfg.engine.compile, cfg.engine.amp, cfg.engine.channels_last),
         )
+
+    def _device(self) -> torch.device:
+        """The device of this process: under Ray a client has the GPUs that it asks for.
+
+        Some versions of Ray hide the others, and some do not.
+        """
+        cfg = self.config.cfg
+        if cfg.engine.name == "local" or cfg.engine.num_gpus:
+            return choose_device(cfg.device)
+        if cfg.device == "cuda":
+            raise ConfigError(f"device=cuda with engine.num_gpus=0; {A_GPU}")
+        return torch.device("cpu")
 
     def plugins(self) -> list[Plugin]:
         """Return new plug-ins: one object each on the server, and one per message at a client."""
@@ -169,6 +182,8 @@ class Job:
         folder = claim(Path(self.config.run_dir), explicit=self.config.run_dir_given)
         log.info("run folder: %s", folder)
         cfg = self.config.cfg
+        if (cfg.device, site.device.type) == ("auto", "cpu") and torch.cuda.is_available():
+            log.warning("device=auto with engine.num_gpus=0 is the CPU; %s", A_GPU)
         return Recorder(
             folder,
             self._about(folder, site),

@@ -12,13 +12,14 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedhet.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 EXPIRED = 124  # exit code of a process that hung beyond its deadline
 
 
@@ -155,6 +156,26 @@ def exit_after(seconds: float | None) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
+
+
+@contextmanager
+def signals_deferred() -> Iterator[None]:
+    """Let SIGINT and SIGTERM wait for the end of the block, also in processes started inside."""
+    received: list[int] = []
+    handlers: dict[int, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        # Another thread may take a signal that this one has blocked.
+        for number in SIGNALS:
+            handlers[number] = signal.signal(number, lambda n, frame: received.append(n))
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        for taken, handler in handlers.items():
+            signal.signal(taken, handler or signal.SIG_DFL)
+        for late in received:
+            signal.raise_signal(late)
 
 
 def thread_names() -> Iterator[str]:

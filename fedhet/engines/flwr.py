@@ -24,7 +24,7 @@ import psutil
 
 from fedhet.config import pieces
 from fedhet.config.catalogue import CONF
-from fedhet.errors import ConfigError, RunFailed
+from fedhet.errors import SUBMITTED, ConfigError, RunFailed
 from fedhet.record.files import LastingJson
 
 if TYPE_CHECKING:
@@ -72,9 +72,9 @@ def run(job: Job) -> Path:
         ]
         run_id = _submit(["run", str(app), "local", *options], environment)
         status, details = _status(run_id, environment)
-    if not (folder / "model.safetensors").exists() or status != "finished:completed":
-        reason = _recorded_reason(folder) or f"Flower reports {status}: {details}"
-        raise RunFailed(reason, str(folder))
+    summary = _summary(folder) or {}
+    if status != "finished:completed" or summary.get("status") != "ok":
+        raise RunFailed(summary.get("reason") or f"Flower reports {status}: {details}", str(folder))
     return folder
 
 
@@ -113,6 +113,7 @@ def _environment(home: Path) -> dict[str, str]:
         # The packages and folders of one's own pieces that this process finds.
         "PYTHONPATH": os.pathsep.join(str(Path.cwd() / path) for path in sys.path),
         pieces.SEARCH_PATH: os.pathsep.join(map(str, pieces.search_path())),
+        SUBMITTED: "1",
         "FLWR_HOME": str(home),
         "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(http),
         "FLWR_LOCAL_CONTROL_API_PORT": str(control),
@@ -179,12 +180,6 @@ def _status(run_id: str, environment: dict[str, str]) -> tuple[str, str]:
         if str(run["run-id"]) == run_id:
             return run["status"], run["status-details"]
     return "unknown", listing.stdout + listing.stderr
-
-
-def _recorded_reason(folder: Path) -> str | None:
-    """The reason of a failure in the record; None where the server app wrote none."""
-    summary = _summary(folder)
-    return summary.get("reason") if summary else None
 
 
 def _summary(folder: Path) -> dict[str, Any] | None:

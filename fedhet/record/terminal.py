@@ -20,6 +20,7 @@ from rich.progress import (
 from rich.table import Table
 
 from fedhet.check import counted
+from fedhet.process import signals_deferred
 from fedhet.record import notebook
 from fedhet.record.summary import method_name
 from fedhet.targets import TARGETS, Classes, Target, of_row
@@ -94,9 +95,16 @@ def progress(title: str, rounds: Sequence[int]) -> Iterator[Observer]:
         TimeRemainingColumn(),
         TextColumn("{task.description}"),
     )
-    with Progress(*columns, console=console, transient=False) as bar:
-        task = bar.add_task("", total=sum(rounds), title=title)
+    bar = Progress(*columns, console=console, transient=False)
+    task = bar.add_task("", total=sum(rounds), title=title)
+    try:
+        # Interrupted in the middle, it would leave the cursor hidden and the output redirected.
+        with signals_deferred():
+            bar.start()
         yield lambda row: bar.update(task, advance=1, description=step_line(row))
+    finally:
+        with signals_deferred():
+            bar.stop()
 
 
 def readable_size(n: float) -> str:
