@@ -19,6 +19,7 @@ from fedhet.engines.worker import work
 from fedhet.messages import Broadcast, Failure, Reply, payload
 from fedhet.process import signals_deferred, thread_names
 from fedhet.server import Clock
+from fedhet.state import DiskStore
 
 if TYPE_CHECKING:
     from fedhet.job import Job
@@ -98,6 +99,7 @@ class PoolCourier:
     def __init__(self, workers: int, job: Job, folder: Path) -> None:
         self._job = job
         self._folder = folder
+        self.store = DiskStore(folder)
         self._count = workers
         self._grace = job.config.cfg.replies.grace
         self._workers: dict[Connection, Worker] = {}

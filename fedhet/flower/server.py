@@ -25,6 +25,7 @@ from fedhet.messages import EVALUATE, Broadcast, Failure, Reply, payload
 from fedhet.record.run_folder import Recorder
 from fedhet.server import Clock, Observer, run_rounds
 from fedhet.setting import ReplyLimits
+from fedhet.state import Store
 from fedhet.strategy import FedStrategy
 
 # Seconds between two looks for replies: often in a simulation; over HTTP less and less often.
@@ -79,10 +80,16 @@ class FlowerCourier:
 
     Flower's own Server waits in a thread per client, looks every 3 s in a deployment, and neither
     gives up nor goes on when enough clients have replied.
+
+    Args:
+        server: Flower's server, which knows the nodes.
+        strategy: the run's strategy.
+        store: the clients' states, if this process can read and write them.
     """
 
-    def __init__(self, server: Server, strategy: FedStrategy) -> None:
+    def __init__(self, server: Server, strategy: FedStrategy, store: Store | None = None) -> None:
         self._server = server
+        self.store = store
         self._nodes = strategy.nodes
         self._limits = strategy.setting.replies
 
@@ -216,17 +223,19 @@ class FedServer(Server):
         *,
         evaluate_clients: bool,
         observe: Observer,
+        store: Store | None = None,
     ) -> None:
         super().__init__(client_manager=SimpleClientManager(), strategy=strategy)
         self._method = strategy
         self._recorder = recorder
         self._evaluate_clients = evaluate_clients
         self._observe = observe
+        self._store = store
 
     def fit(self, num_rounds: int, timeout: float | None) -> tuple[History, float]:
         """Flower calls this with its own number of rounds, which the timetable replaces."""
         began = time.perf_counter()
-        courier = FlowerCourier(self, self._method)
+        courier = FlowerCourier(self, self._method, self._store)
         try:
             with self._recorder.ending(self._method):
                 run_rounds(
