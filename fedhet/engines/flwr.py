@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from fedhet.config import pieces
+from fedhet.config import pieces, portable
 from fedhet.config.catalogue import CONF
+from fedhet.config.interpolations import RUN_DIR, literal
 from fedhet.errors import SUBMITTED, ConfigError, RunFailed
 from fedhet.record.files import LastingJson
 
@@ -81,14 +82,8 @@ def run(job: Job) -> Path:
 # ---- what Flower is given
 def _run_config(job: Job, folder: Path) -> str:
     """The run's overrides as Flower's run config, which the server app and the client app read."""
-    lines = [line for line in job.config.overrides if not line.startswith("hydra.run.dir=")]
-    overrides = shlex.join([*lines, f"hydra.run.dir={_quoted(str(folder))}"])
+    overrides = shlex.join([*portable(job.config), f"{RUN_DIR}={literal(str(folder))}"])
     return f"overrides = {json.dumps(overrides, ensure_ascii=False)}\n"
-
-
-def _quoted(path: str) -> str:
-    """The path as a Hydra value, whatever characters it has."""
-    return "'" + path.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def _resources(job: Job) -> str:

@@ -108,7 +108,7 @@ def server_for(context: Context) -> ServerAppComponents:
     """The server of a run under `flwr run`; the first and last lines of its log name the folder."""
     terminal.log_to_stderr()
     try:
-        settings = config.compose(list(_overrides(context)))
+        settings = config.compose(list(_overrides(context)), sent=True)
     except UnknownChoice as error:
         raise ConfigError(_explained(error)) from None
     pin_threads(settings.cfg.engine.threads)
