@@ -152,12 +152,12 @@ def summary_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
     seconds = summary["seconds"]
     state = summary["client_state"]
     target = TARGETS[summary.get("target", Classes.name)]
+    clients = counted(partition["clients"], "client")
+    data = f"given as a Task, {clients}"
+    if summary["dataset"]:
+        data = f"{summary['dataset']}, {clients}, {partition['name']}"
     rows = [
-        (
-            "data",
-            f"{summary['dataset'] or 'given'}, {counted(partition['clients'], 'client')},"
-            f" {partition['name']}; model {summary['model']}",
-        ),
+        ("data", f"{data}; model {summary['model']}"),
         ("rounds", ", ".join(f"{phase['name']} {phase['rounds']}" for phase in summary["phases"])),
     ]
     if "global" not in summary["models"]:
