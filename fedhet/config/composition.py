@@ -227,7 +227,8 @@ def _name(node: Any, group: str, choice: str, lines: Sequence[str]) -> str:
 
 
 def _method_name(*, _root_: Any) -> str:
-    lines = [line.lstrip("+") for line in OmegaConf.to_container(_root_.hydra.overrides.task)]
+    given: Any = OmegaConf.to_container(_root_.hydra.overrides)
+    lines = [line.lstrip("+") for line in given["task"]]
     return _name(_root_.method, "method", _root_.hydra.runtime.choices.method, lines)
 
 

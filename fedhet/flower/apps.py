@@ -18,7 +18,7 @@ from flwr.server import ServerAppComponents, ServerConfig
 
 from fedhet import config
 from fedhet.config import pieces
-from fedhet.errors import ConfigError, DataError, UnknownChoice
+from fedhet.errors import ConfigError, DataError, UnknownChoice, clean
 from fedhet.flower import wire
 from fedhet.flower.server import FedServer
 from fedhet.job import Job
@@ -91,7 +91,7 @@ def client_for(context: Context, store: Store, make_job: Callable[[], Job] | Non
         job = make_job() if make_job else _cached_job(_overrides(context))
         return job.client(store, properties).to_client()
     except (ConfigError, DataError, ImportError) as error:
-        reason = f"its node cannot serve this run: {_explained(error)}"
+        reason = clean(f"its node cannot serve this run: {_explained(error)}")
         log.error(reason)
         return Refusal(reason, properties).to_client()
 

@@ -17,7 +17,6 @@ from flwr.server.client_manager import SimpleClientManager
 from flwr.server.history import History
 from flwr.serverapp import Grid
 
-from fedhet.admission.fields import clean
 from fedhet.client import KEEP
 from fedhet.errors import SUBMITTED, Rejected, RunFailed, traceback_wanted
 from fedhet.flower import wire
@@ -158,7 +157,7 @@ class FlowerCourier:
 
     def _read(self, msg: Broadcast, node: int, reply: Message) -> Reply:
         if reply.has_error():
-            cause = clean(f"node {node}: {reply.error.reason}")
+            cause = f"node {node}: {reply.error.reason}"
             return Failure(msg.pid, msg.phase, msg.step, cause, "no reply")
         expected = sum(payload(msg.slot, msg.weights, msg.extras).values())
         try:

@@ -23,8 +23,8 @@ from flwr.common import (
 )
 from torch import Tensor
 
-from fedhet.admission.fields import clean, local_settings, metrics, read, seconds
-from fedhet.errors import Rejected
+from fedhet.admission.fields import local_settings, metrics, read, seconds
+from fedhet.errors import Rejected, clean
 from fedhet.flower.encoding import Encoded, pack, read_array, read_header, unpack
 from fedhet.messages import Broadcast, Extra, Failure, Reply, Update
 from fedhet.trees import Tree
@@ -144,7 +144,7 @@ def reply_arrays(msg: Broadcast, reply: Reply) -> tuple[list[np.ndarray], int, d
     """What `NumPyClient.fit` returns for the reply to `msg`."""
     header: dict[str, Any] = {name: getattr(msg, name) for name in ECHO}
     if isinstance(reply, Failure):
-        arrays, carried = pack({}, {}, {**header, "failure": clean(reply.cause)})
+        arrays, carried = pack({}, {}, {**header, "failure": reply.cause})
         return arrays, 0, carried
     header |= {"n": reply.num_examples, "metrics": reply.metrics, "keeps": reply.keeps}
     arrays, carried = pack(reply.weights, reply.extras, header)
@@ -172,7 +172,7 @@ def _read_reply(
                 f" that of the message {sent!r}",
             )
     if "failure" in header:
-        return Failure(msg.pid, msg.phase, msg.step, clean(read(header, "failure", str)))
+        return Failure(msg.pid, msg.phase, msg.step, read(header, "failure", str))
     if header.get("n") != num_examples:
         raise Rejected("corrupt", "num_examples is not the number in the header")
     return Update(
@@ -211,7 +211,7 @@ def _size(value: Any) -> int:
 
 def refusal(msg: Broadcast, error: Rejected) -> Failure:
     """The failure of the client whose reply to `msg` is refused."""
-    return Failure(msg.pid, msg.phase, msg.step, clean(str(error)), error.reason)
+    return Failure(msg.pid, msg.phase, msg.step, str(error), error.reason)
 
 
 def sender(carried: Any) -> int:

@@ -18,8 +18,10 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.table import Table
+from rich.text import Text
 
 from fedhet.check import counted
+from fedhet.errors import LONGEST_REASON, clean
 from fedhet.process import signals_deferred
 from fedhet.record import notebook
 from fedhet.record.summary import method_name
@@ -62,6 +64,17 @@ def log_step(row: Row) -> None:
     log.info("%s, %s, %.2f s", step_line(row), clients, seconds)
 
 
+class OneLine(logging.Formatter):
+    """Formats each message as one line, and sets a traceback off from the messages."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        record.message = clean(record.message, LONGEST_REASON)
+        return super().formatMessage(record)
+
+    def formatException(self, ei: Any) -> str:
+        return "\n".join(f"  {clean(line)}" for line in super().formatException(ei).splitlines())
+
+
 def log_to_stderr(name: str = "fedhet") -> None:
     """Send a logger's messages to stderr.
 
@@ -71,7 +84,7 @@ def log_to_stderr(name: str = "fedhet") -> None:
     logger = logging.getLogger(name)
     if not logger.handlers:
         handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("fedhet: %(message)s"))
+        handler.setFormatter(OneLine("fedhet: %(message)s"))
         logger.addHandler(handler)
         logger.setLevel(logging.INFO)
 
@@ -134,7 +147,7 @@ def print_summary(summary: dict[str, Any], folder: Path) -> None:
     table = Table(title=method_name(summary), show_header=False)
     rows = summary_rows(summary)
     for name, value in rows:
-        table.add_row(name, value)
+        table.add_row(Text(name), Text(value))  # no markup: some names come from clients
     console: Console = Output()
     if not console.is_terminal:
         # No line is folded where the output is a file or a pipe.

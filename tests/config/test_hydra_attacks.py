@@ -117,7 +117,7 @@ FILES = {
 @pytest.mark.parametrize("text", FILES.values(), ids=FILES.keys())
 def test_a_file_calls_and_writes_nothing(own_conf: Path, text: str) -> None:
     (own_conf / "experiment" / "evil.yaml").write_text(f"# @package _global_\n{text}\n")
-    with pytest.raises(ConfigError, match="not (allowed|trusted)|as text|ValidationError"):
+    with pytest.raises(ConfigError, match=r"not (allowed|trusted)|as text|ValidationError"):
         compose(["experiment=evil"])
 
 

@@ -98,7 +98,7 @@ def test_a_file_on_the_server_or_node_reads_nothing(own_conf: Path) -> None:
     text = "# @package _global_\ndata_dir: ${oc.env:FEDHET_CANARY}\n"
     (own_conf / "experiment" / "mine.yaml").write_text(text)
     assert compose(["experiment=mine"]).cfg.data_dir == SECRET
-    with pytest.raises(ConfigError, match="data_dir=.*is not resolved here"):
+    with pytest.raises(ConfigError, match=r"data_dir=.*is not resolved here"):
         compose(["experiment=mine"], sent=True)
 
 
@@ -139,8 +139,24 @@ def test_what_is_submitted_names_no_variable(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "value",
-    ["a'b\\", "\\'", 'x"y', "a, b", "null", "1", " ", "", "[x]", "é%n:", None, True, 1e-5, 3]
-    + [[1, "a,b", None], {"a": {"b": ["'", False]}, "c": {}}],
+    [
+        "a'b\\",
+        "\\'",
+        'x"y',
+        "a, b",
+        "null",
+        "1",
+        " ",
+        "",
+        "[x]",
+        "é%n:",
+        None,
+        True,
+        1e-5,
+        3,
+        [1, "a,b", None],
+        {"a": {"b": ["'", False]}, "c": {}},
+    ],
 )
 def test_a_literal_is_read_back(value: Any) -> None:
     assert parse([f"data_dir={literal(value)}"])[0].value() == value
