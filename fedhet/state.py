@@ -23,6 +23,7 @@ import safetensors.torch
 import torch
 from flwr.common import Array, ArrayRecord, RecordDict
 
+from fedhet.engines.guard import TemporaryFolder
 from fedhet.record.files import written
 from fedhet.trees import Tree, nbytes
 
@@ -145,7 +146,7 @@ class MemoryStore:
         self._bytes = 0
         # by client: the states by version, and the older versions to keep
         self._states: OrderedDict[int, tuple[dict[int, Tree], Collection[int]]] = OrderedDict()
-        self._spilled: tuple[tempfile.TemporaryDirectory[str], DiskStore] | None = None
+        self._spilled: tuple[TemporaryFolder, DiskStore] | None = None
 
     def load(self, pid: int, version: int) -> Tree | None:
         if pid in self._states:
@@ -168,7 +169,7 @@ class MemoryStore:
     def _spill(self) -> None:
         """Move the least recently used client's states to files."""
         if self._spilled is None:
-            folder = tempfile.TemporaryDirectory(prefix="fedhet-state-")
+            folder = TemporaryFolder("fedhet-state-")
             self._spilled = folder, DiskStore(Path(folder.name))
         pid, (versions, keep) = next(iter(self._states.items()))
         for version in sorted(versions):
