@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from fedhet.admission.scores import check_scores
 from fedhet.check import counted
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from fedhet.strategy import FedStrategy
 
 log = logging.getLogger("fedhet")
+Moment = dict[str, Any]  # step, round, weights, extras, versions
 
 
 def run_views(strategy: FedStrategy) -> tuple[str, ...]:
@@ -45,26 +46,38 @@ def global_scores(strategy: FedStrategy, weights: Tree | None = None) -> dict[st
     return score(site.load(weights or strategy.weights["model"]), site.test_data, site.task)
 
 
-def evaluation_messages(strategy: FedStrategy) -> list[Broadcast]:
-    """Messages that ask every client with data to evaluate the model as it is now.
+def evaluation_moment(strategy: FedStrategy) -> Moment:
+    """What an evaluation of the model as it is now is about, from which it can be repeated."""
+    return {
+        "step": strategy.current.step,
+        "round": strategy.current.round,
+        "weights": strategy.sent("model"),
+        "extras": dict(strategy.evaluation_extras),
+        "versions": dict(strategy.versions),
+    }
+
+
+def evaluation_messages(strategy: FedStrategy, moment: Moment | None = None) -> list[Broadcast]:
+    """Messages that ask every client with data to evaluate the model as it is, or as it was.
 
     They carry the configuration's settings of local training, not those of the step: a rate that
     has been lowered for the training must not weaken an evaluation that fine-tunes.
     """
-    extras = dict(strategy.evaluation_extras)
+    moment = moment or evaluation_moment(strategy)
+    extras = dict(moment["extras"])
     if strategy.setting.finetune_epochs:
         extras[FINETUNE_EPOCHS] = strategy.setting.finetune_epochs
     msg = Broadcast(
         phase=EVALUATE,
-        step=strategy.current.step,
-        round=strategy.current.round,
+        step=moment["step"],
+        round=moment["round"],
         local=strategy.setting.local,
         slot="model",
-        weights=strategy.sent("model"),
+        weights=moment["weights"],
         extras=extras,
         plugins=strategy.digests,
     )
-    versions = strategy.versions
+    versions = moment["versions"]
     return [msg.to(pid, versions.get(pid, 0), {}) for pid, n in enumerate(strategy.sizes) if n]
 
 
@@ -181,6 +194,8 @@ class Selection:
     The best model so far is kept, and training may stop early. A model is judged by its deciding
     score on all clients' validation samples together, or by its loss where that is not defined.
     """
+
+    memory: ClassVar[tuple[str, ...]] = ("_best", "_stop")
 
     def __init__(self, strategy: FedStrategy, recorder: Recorder) -> None:
         self._strategy = strategy

@@ -22,7 +22,7 @@ from fedhet.errors import RunFailed
 from fedhet.evaluation import run_views
 from fedhet.flower.strategy import FlowerStrategy
 from fedhet.messages import Broadcast, Extras, Reply, Update
-from fedhet.phases import Entry, Phase, locate, sample_cohort
+from fedhet.phases import Phase, locate, sample_cohort, timetable
 from fedhet.plugin import Plugin, Report
 from fedhet.replies import BufferAverage, Step, finished, normalised
 from fedhet.setting import Setting, check_composition, check_phases
@@ -50,6 +50,7 @@ class FedStrategy(FlowerStrategy):
         evaluation_extras: extras for clients that evaluate.
         personal_names: what differs from client to client in the personal models, beside what
             `scope` keeps; None for everything.
+        memory: the names of further attributes that outlast a step, for checkpoints.
         site, sizes, rounds: task, model and device; training samples per client; training rounds.
         weights: slot -> its tensors; "model" has all of the model's.
         timetable: the run's phases in order, those of plug-ins first.
@@ -66,6 +67,8 @@ class FedStrategy(FlowerStrategy):
     weighted: bool = True
     evaluates: tuple[str, ...] = ("global",)
     personal_names: Sequence[str] | None = None
+    memory: ClassVar[tuple[str, ...]] = ("weights", "versions", "state_bytes", "pinned")
+    memory += ("quorum", "evaluation_extras")
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting.replies)
@@ -81,6 +84,7 @@ class FedStrategy(FlowerStrategy):
         self.state_bytes: dict[int, int] = {}  # pid -> the size of that state
         self.quorum = Quorum(setting.replies)
         self.pinned: dict[str, dict[int, int]] = {}  # view -> `versions` at its best evaluation
+        self.kept_back: dict[int, list[int]] = {}  # pid -> versions that checkpoints need
         self.current: Step
         self.weights: dict[str, Tree] = {"model": dict(self.site.initial)}
         self.setup()
@@ -90,12 +94,7 @@ class FedStrategy(FlowerStrategy):
             plugin.server = self
             plugin.setup()
             self.weights |= plugin.slots()
-        self.timetable = [
-            Entry(plugin.name, phase, phase.rounds)
-            for plugin in self.plugins
-            for phase in plugin.phases()
-        ]
-        self.timetable += [Entry("", phase, phase.rounds) for phase in self.phases()]
+        self.timetable = timetable(self)
         check_phases(self)
 
     # ---- what a method overrides
@@ -201,7 +200,8 @@ class FedStrategy(FlowerStrategy):
         for pid in current.cohort:
             private = self.client_extras(phase, pid) if own else {}
             plan.append(msg.to(pid, self.versions.get(pid, 0), private))
-            plan[-1].pinned = [held[pid] for held in self.pinned.values() if pid in held]
+            pinned = [held[pid] for held in self.pinned.values() if pid in held]
+            plan[-1].pinned = [*pinned, *self.kept_back.get(pid, ())]
             current.count("down", messages.payload(msg.slot, msg.weights, plan[-1].extras))
         return plan
 

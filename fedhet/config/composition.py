@@ -23,7 +23,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from fedhet.config import catalogue, overrides, targets, validation
+from fedhet.config import catalogue, overrides, resuming, targets, validation
 from fedhet.config.targets import check_hydra_targets, check_targets
 from fedhet.errors import ConfigError
 
@@ -43,6 +43,7 @@ class Config:
         run_dir: absolute path of the run folder; "" if the configuration comes from `cached`.
         run_dir_given: whether the user named the run folder, by hydra.run.dir=...
         overrides: the overrides that lead to `cfg`, without those of Hydra's own settings.
+        resumes: whether the run goes on that the run folder holds.
     """
 
     cfg: DictConfig
@@ -50,6 +51,7 @@ class Config:
     run_dir: str
     run_dir_given: bool
     overrides: tuple[str, ...]
+    resumes: bool = False
 
     @property
     def plugins(self) -> tuple[str, ...]:
@@ -63,8 +65,12 @@ def compose(lines: Sequence[str]) -> Config:
     Safe in threads and inside a Hydra application.
 
     Raises:
-        ConfigError: a name or key is unknown, a value is out of range, or an object is not trusted.
+        ConfigError: a name or key is unknown, a value is out of range, or an object is not trusted;
+            or they name a run to go on with (resume=...) that cannot.
     """
+    folder, lines = resuming.continued(lines)
+    if folder is not None:
+        return replace(compose(lines), run_dir=str(folder), run_dir_given=True, resumes=True)
     parsed = overrides.parse(lines)
     texts = overrides.of_single_run(parsed)
     try:

@@ -20,6 +20,7 @@ _GROUPS = (
     "engine",
     "replies",
     "eval",
+    "checkpoint",
     "early_stopping",
 )
 
@@ -50,6 +51,7 @@ def _validate_run(cfg: DictConfig) -> None:
     optional(number, "eval.personal_mb", cfg.eval.personal_mb, low=0)
     integer("eval.last_k", cfg.eval.last_k, low=1)
     each(number, "eval.targets", cfg.eval.targets, open_low=0, high=1)
+    optional(number, "checkpoint.every", cfg.checkpoint.every, low=0)
     patience = optional(integer, "early_stopping.patience", cfg.early_stopping.patience, low=1)
     number("early_stopping.min_delta", cfg.early_stopping.min_delta, low=0)
     if patience is not None and not cfg.eval.clients:

@@ -33,9 +33,12 @@ def run(job: Job) -> Path:
     """
     _check(job)
     workers = min(job.config.cfg.engine.workers, len(job.task.sizes))
-    make = partial(job.client, MemoryStore())
+    store = MemoryStore()
+    make = partial(job.client, store)
     together = clients_together(job, make)
-    courier: Courier = VectorCourier(make, together) if together > 1 else LocalCourier(make)
+    courier: Courier = LocalCourier(make, store)
+    if together > 1:
+        courier = VectorCourier(make, store, together)
     recorder = job.recorder  # built before workers are forked and before a step is timed
     with recorder.ending(job.strategy), ExitStack() as stack:
         if workers > 1:

@@ -22,6 +22,7 @@ from fedhet.engines.worker import SIGNALS, work
 from fedhet.messages import Broadcast, Failure, Reply, payload
 from fedhet.process import thread_names
 from fedhet.server import Clock
+from fedhet.state import DiskStore
 
 if TYPE_CHECKING:
     from fedhet.job import Job
@@ -101,6 +102,7 @@ class PoolCourier:
     def __init__(self, workers: int, job: Job, folder: Path) -> None:
         self._job = job
         self._folder = folder
+        self.store = DiskStore(folder)
         self._count = workers
         self._grace = job.config.cfg.replies.grace
         self._workers: dict[Connection, Worker] = {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -76,10 +76,16 @@ def log_to_stderr(name: str = "fedhet") -> None:
 
 
 @contextmanager
-def progress(title: str, rounds: Sequence[int]) -> Iterator[Observer]:
-    """Show a live bar on a terminal and in a notebook, and one line per step elsewhere."""
+def progress(title: str, steps: int, done: int = 0) -> Iterator[Observer]:
+    """Show a live bar on a terminal and in a notebook, and one line per step elsewhere.
+
+    Args:
+        title: what runs.
+        steps: the number of its steps.
+        done: how many of them were taken before.
+    """
     if notebook.in_notebook():
-        with notebook.progress(title, sum(rounds), step_line) as observe:
+        with notebook.progress(title, steps, step_line, done) as observe:
             yield observe
         return
     console = Console(stderr=True)
@@ -95,7 +101,7 @@ def progress(title: str, rounds: Sequence[int]) -> Iterator[Observer]:
         TextColumn("{task.description}"),
     )
     with Progress(*columns, console=console, transient=False) as bar:
-        task = bar.add_task("", total=sum(rounds), title=title)
+        task = bar.add_task("", total=steps, completed=done, title=title)
         yield lambda row: bar.update(task, advance=1, description=step_line(row))
 
 
