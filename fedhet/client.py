@@ -18,9 +18,9 @@ from torch import nn
 
 from fedhet import messages
 from fedhet.admission.phases import serves
-from fedhet.errors import traceback_wanted
+from fedhet.errors import LostState, traceback_wanted
 from fedhet.flower import wire
-from fedhet.messages import EVALUATE, Broadcast, Extras, Failure, Reply, Update
+from fedhet.messages import EVALUATE, LOST, Broadcast, Extras, Failure, Reply, Update
 from fedhet.metrics import assess
 from fedhet.models.parts import own_tensors
 from fedhet.plugin import Plugin, overrides
@@ -124,7 +124,8 @@ class FedClient(LocalTraining, NumPyClient):
         except Exception as error:  # whatever it is, the server must learn whose it was
             level = logging.WARNING if traceback_wanted() else logging.DEBUG
             log.log(level, "client %d", msg.pid, exc_info=True)
-            return Failure(msg.pid, msg.phase, msg.step, f"{type(error).__name__}: {error}")
+            reason = LOST if isinstance(error, LostState) else "failed"
+            return Failure(msg.pid, msg.phase, msg.step, f"{type(error).__name__}: {error}", reason)
 
     def _serve(self, msg: Broadcast) -> Update:
         self.receive(msg)

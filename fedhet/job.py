@@ -141,6 +141,7 @@ class Job:
             lr_decay=cfg.client.lr_decay,
             schedule=cfg.client.schedule,
             on_failure=cfg.on_failure,
+            on_lost_state=cfg.on_lost_state,
             replies=ReplyLimits.from_config(cfg.replies),
             eval_every=cfg.eval.every,
             finetune_epochs=cfg.eval.finetune_epochs,

@@ -20,6 +20,7 @@ Scalar = bool | int | float | str
 Extra = Scalar | Tensor | Tree
 Extras = dict[str, Extra]
 
+LOST = "lost state"  # the reason of a failure
 EVALUATE = "evaluate"  # the phase name of a message that asks a client to evaluate
 
 
@@ -224,8 +225,8 @@ class Failure:
         phase, step: what it was to do.
         cause: what happened, in one line.
         reason: the kind of fault, under which failures are counted. "failed": the client reported
-            an error; "no reply"; "refused": its reply has the wrong content; "outlier"; and the
-            reasons of `fedhet.errors.Rejected`.
+            an error; LOST: it no longer has the state that the server names; "no reply"; "refused":
+            its reply has the wrong content; "outlier"; and the reasons of `fedhet.errors.Rejected`.
     """
 
     pid: int

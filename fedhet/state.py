@@ -24,6 +24,7 @@ import torch
 from flwr.common import Array, ArrayRecord, RecordDict
 
 from fedhet.engines.guard import TemporaryFolder
+from fedhet.errors import LostState
 from fedhet.record.files import written
 from fedhet.trees import Tree, nbytes
 
@@ -90,7 +91,7 @@ class ClientState:
             if self.version:
                 stored = self._store.load(self.pid, self.version)
                 if stored is None:
-                    raise ValueError(
+                    raise LostState(
                         f"client {self.pid}: its state of round {self.version} is missing on this"
                         " machine; the client must run where it ran before, with the same state"
                         " folder"
@@ -104,7 +105,7 @@ class ClientState:
         The tensors are copies: only `put` changes the state.
 
         Raises:
-            ValueError: the version that the server names is missing from the store.
+            LostState: the version that the server names is missing from the store, or damaged.
         """
         prefix = f"{key}/"
         tree = {
@@ -199,7 +200,7 @@ class DiskStore:
         content = path.read_bytes()
         stated, data = content[:HASH_BYTES], content[HASH_BYTES:]
         if hashlib.sha256(data).digest() != stated:
-            raise ValueError(f"{path} is damaged: its content does not have the hash it began with")
+            raise LostState(f"{path} is damaged: its content does not have the hash it began with")
         return safetensors.torch.load(data)
 
     def save(self, pid: int, version: int, state: Tree, keep: Collection[int]) -> None:

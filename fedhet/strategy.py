@@ -7,7 +7,6 @@ of the timetable.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import ClassVar
@@ -16,6 +15,7 @@ from torch import nn
 
 from fedhet import messages, trees
 from fedhet.admission.gate import accepted
+from fedhet.admission.lost import forget_lost, log_failures
 from fedhet.admission.quorum import Quorum
 from fedhet.client import STATE_BYTES, FedClient
 from fedhet.errors import RunFailed
@@ -28,8 +28,6 @@ from fedhet.replies import BufferAverage, Step, finished, normalised
 from fedhet.setting import Setting, check_composition, check_phases
 from fedhet.site import Scope
 from fedhet.trees import Tree
-
-log = logging.getLogger("fedhet")
 
 
 class FedStrategy(FlowerStrategy):
@@ -228,6 +226,7 @@ class FedStrategy(FlowerStrategy):
         admitted = accepted(current, replies, self.sizes, self._check, self.setting)
         updates = self.quorum(current, admitted)
         done = updates is not None and self._merge(map(self._register, updates))
+        forget_lost(self, current.failures)
         if done or current.step == current.entry.rounds:
             self.end_phase()
 
@@ -243,8 +242,7 @@ class FedStrategy(FlowerStrategy):
         new = phase.merge(iter(passing), current.old)
         for _ in passing:  # a merge may stop early, but every reply is checked and counted
             pass
-        for failure in current.failures:  # where every client failed, the error above names them
-            log.warning("%s", failure)
+        log_failures(current.failures)  # where every client failed, the error above names them
         if new:
             optimizer = self.setting.server_opt if phase.trains else None
             values = finished(current, new, passing.values(), self.active, optimizer)

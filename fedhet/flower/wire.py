@@ -26,10 +26,11 @@ from torch import Tensor
 from fedhet.admission.fields import clean, local_settings, metrics, read, seconds
 from fedhet.errors import Rejected
 from fedhet.flower.encoding import Encoded, pack, read_array, read_header, unpack
-from fedhet.messages import Broadcast, Extra, Failure, Reply, Update
+from fedhet.messages import LOST, Broadcast, Extra, Failure, Reply, Update
 from fedhet.trees import Tree
 
 MOST_PINNED = 100  # rounds whose state a client is asked to keep
+REASONS = ("failed", LOST)  # of a failure that a client reports itself
 ECHO = ("phase", "step", "round", "pid")  # what a reply repeats of the message that it answers
 
 
@@ -144,7 +145,8 @@ def reply_arrays(msg: Broadcast, reply: Reply) -> tuple[list[np.ndarray], int, d
     """What `NumPyClient.fit` returns for the reply to `msg`."""
     header: dict[str, Any] = {name: getattr(msg, name) for name in ECHO}
     if isinstance(reply, Failure):
-        arrays, carried = pack({}, {}, {**header, "failure": clean(reply.cause)})
+        header |= {"failure": clean(reply.cause), "reason": reply.reason}
+        arrays, carried = pack({}, {}, header)
         return arrays, 0, carried
     header |= {"n": reply.num_examples, "metrics": reply.metrics, "keeps": reply.keeps}
     arrays, carried = pack(reply.weights, reply.extras, header)
@@ -172,7 +174,10 @@ def _read_reply(
                 f" that of the message {sent!r}",
             )
     if "failure" in header:
-        return Failure(msg.pid, msg.phase, msg.step, clean(read(header, "failure", str)))
+        cause, reason = clean(read(header, "failure", str)), read(header, "reason", str)
+        if reason not in REASONS:
+            raise Rejected("unreadable", f"the reason in the header is {clean(repr(reason), 50)}")
+        return Failure(msg.pid, msg.phase, msg.step, cause, reason)
     if header.get("n") != num_examples:
         raise Rejected("corrupt", "num_examples is not the number in the header")
     return Update(

@@ -16,10 +16,11 @@ import torch
 
 from fedhet.messages import Broadcast, Update
 from fedhet.methods.fednorm import FedNormPlugin, Z
+from fedhet.state import MemoryStore
 
 
 class Faulty(FedNormPlugin):
-    """FedNorm, but `z_when` says how it fails: raise, exit, stuck, nonfinite, shape or extra.
+    """FedNorm, but `z_when` says how it fails: as one of the words below.
 
     With `stuck` it leaves a file in FEDHET_TEST_FOLDER and never returns, nor does it let go of
     the interpreter. With `node` and `hang` it does so for all clients, with the Ray node's name,
@@ -43,6 +44,8 @@ class Faulty(FedNormPlugin):
             raise OSError("the disk is full")
         if self._strikes() and self.how == "exit":
             os._exit(7)
+        if self._strikes() and self.how == "forgets":
+            self.client.state._store = MemoryStore()  # an empty one
         if self._strikes() and self.how == "stuck":
             Path(os.environ["FEDHET_TEST_FOLDER"], "stuck").touch()
             signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -27,10 +28,16 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's w
 
 
 @pytest.fixture
-def stuck_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def scratch() -> Iterator[Path]:
+    """A temporary folder for the run, with a path short enough for Ray's sockets."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def stuck_client(tmp_path: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Overrides with which client 3 leaves the file tmp_path/stuck in step 2, and then hangs."""
-    (tmp_path / "tmp").mkdir()
-    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    monkeypatch.setenv("TMPDIR", str(scratch))
     monkeypatch.setenv("FEDHET_TRUST", "faulty")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]))
     monkeypatch.setenv("FEDHET_TEST_FOLDER", str(tmp_path))
@@ -59,27 +66,27 @@ def wait_for(ready: Callable[[], bool]) -> None:
 
 @ENGINES
 def test_a_killed_run_leaves_no_process_and_no_state(
-    tmp_path: Path, stuck_client: list[str], engine: list[str]
+    tmp_path: Path, scratch: Path, stuck_client: list[str], engine: list[str]
 ) -> None:
     """Not even a client that hangs where no signal handler and no thread of Python runs."""
     with Foreground(tmp_path / "run", *stuck_client, *engine, "rounds=100000") as run:
         run.wait_until((tmp_path / "stuck").exists)
-        assert left_behind(run, tmp_path / "tmp")
+        assert left_behind(run, scratch)
         run.kill()
-        wait_for(lambda: not left_behind(run, tmp_path / "tmp"))
-        assert left_behind(run, tmp_path / "tmp") == []
+        wait_for(lambda: not left_behind(run, scratch))
+        assert left_behind(run, scratch) == []
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "interrupted"
 
 
 @ENGINES
 def test_a_run_ends_although_a_client_hangs(
-    tmp_path: Path, stuck_client: list[str], engine: list[str]
+    tmp_path: Path, scratch: Path, stuck_client: list[str], engine: list[str]
 ) -> None:
     """It hangs in the last round, which the deadline closes; nothing waits for it afterwards."""
     limits = ["on_failure=skip", "replies.deadline=3", "replies.grace=1", "replies.max_lost=1"]
     with Foreground(tmp_path / "run", *stuck_client, *engine, *limits, "rounds=2") as run:
         assert run.end() == 0, run.output
-        assert left_behind(run, tmp_path / "tmp") == []
+        assert left_behind(run, scratch) == []
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["status"] == "ok"
     assert {failure["pid"] for failure in summary["failures"]} == {3}
