@@ -75,7 +75,7 @@ class FedClient(LocalTraining, NumPyClient):
         self,
         site: Site,
         plugins: Sequence[Plugin],
-        store: Store,
+        store: Store | Callable[[str], Store],
         properties: dict[str, Any] | None = None,
     ) -> None:
         super().__init__(site)
@@ -151,7 +151,8 @@ class FedClient(LocalTraining, NumPyClient):
                 f" {msg.plugins} on the server, {own} here"
             )
         super().receive(msg.on(self.site.device))
-        self.state = ClientState(self.store, msg.pid, msg.version, self.site.device, msg.pinned)
+        store = self.store(msg.experiment) if callable(self.store) else self.store
+        self.state = ClientState(store, msg.pid, msg.version, self.site.device, msg.pinned)
         self.steps = 0
 
     def _check_hosted(self, pid: int) -> None:

@@ -77,6 +77,7 @@ def evaluation_messages(strategy: FedStrategy, moment: Moment | None = None) -> 
         weights=moment["weights"],
         extras=extras,
         plugins=strategy.digests,
+        experiment=strategy.experiment,
     )
     versions = moment["versions"]
     return [msg.to(pid, versions.get(pid, 0), {}) for pid, n in enumerate(strategy.sizes) if n]

@@ -240,8 +240,13 @@ class ContextStore:
         )
 
 
-def state_folder(run_id: int | str) -> Path:
-    """Return the folder in which the client processes of a Flower run keep their states.
+def store_at_site(experiment: str) -> Store:
+    """The store of a run's client processes at a site. It outlives Flower's run, and its id."""
+    return DiskStore(state_folder(experiment))
+
+
+def state_folder(experiment: str) -> Path:
+    """Return the folder in which the client processes of a run keep their states.
 
     It is below $FEDHET_STATE_DIR, or below the user's own folder in the temporary directory.
 
@@ -254,7 +259,7 @@ def state_folder(run_id: int | str) -> Path:
     """
     default = Path(tempfile.gettempdir()) / f"fedhet-{os.getuid()}"
     root = Path(os.environ.get("FEDHET_STATE_DIR") or default) / "fedhet-state"
-    home = root / str(run_id)
+    home = root / experiment
     if not home.exists():
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         if root.parent == default:

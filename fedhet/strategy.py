@@ -7,6 +7,7 @@ of the timetable.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import ClassVar
@@ -50,6 +51,7 @@ class FedStrategy(FlowerStrategy):
             `scope` keeps; None for everything.
         memory: the names of further attributes that outlast a step, for checkpoints.
         site, sizes, rounds: task, model and device; training samples per client; training rounds.
+        experiment: identifies the run; one that goes on is still the same.
         weights: slot -> its tensors; "model" has all of the model's.
         timetable: the run's phases in order, those of plug-ins first.
         current: the step in progress.
@@ -83,6 +85,7 @@ class FedStrategy(FlowerStrategy):
         self.quorum = Quorum(setting.replies)
         self.pinned: dict[str, dict[int, int]] = {}  # view -> `versions` at its best evaluation
         self.kept_back: dict[int, list[int]] = {}  # pid -> versions that checkpoints need
+        self.experiment = secrets.token_hex(16)
         self.current: Step
         self.weights: dict[str, Tree] = {"model": dict(self.site.initial)}
         self.setup()
@@ -190,6 +193,7 @@ class FedStrategy(FlowerStrategy):
             trains=phase.trains,
             plugins=self.digests,
             deadline=self.setting.replies.deadline,
+            experiment=self.experiment,
         )
         for plugin in self.active:
             plugin.outgoing(msg, current.cohort)

@@ -63,12 +63,16 @@ class Refusal(NumPyClient):
         return 0.0, examples, metrics
 
 
-def client_for(context: Context, store: Store, make_job: Callable[[], Job] | None = None) -> Client:
+def client_for(
+    context: Context,
+    store: Store | Callable[[str], Store],
+    make_job: Callable[[], Job] | None = None,
+) -> Client:
     """The client of one message, which may be for any of the clients that its node hosts.
 
     Args:
         context: Flower's context of the node.
-        store: where the clients' states are.
+        store: where the clients' states are; where that depends on the experiment, a function.
         make_job: returns the job of this process; None builds it from the run config.
 
     Returns:

@@ -23,7 +23,7 @@ from flwr.common import (
 )
 from torch import Tensor
 
-from fedhet.admission.fields import clean, local_settings, metrics, read, seconds
+from fedhet.admission.fields import clean, experiment, local_settings, metrics, read, seconds
 from fedhet.errors import Rejected
 from fedhet.flower.encoding import Encoded, pack, read_array, read_header, unpack
 from fedhet.messages import LOST, Broadcast, Extra, Failure, Reply, Update
@@ -108,6 +108,7 @@ def read_broadcast(arrays: list[np.ndarray], config: Mapping[str, Any]) -> Broad
         version=read(header, "version", int, low=0),
         deadline=seconds(header.get("deadline")),
         pinned=_rounds(read(header, "pinned", list)),
+        experiment=experiment(header.get("experiment")),
         extras=extras,
     )
 
@@ -125,6 +126,7 @@ def _header(msg: Broadcast) -> dict[str, Any]:
         "version": msg.version,
         "deadline": msg.deadline,
         "pinned": msg.pinned,
+        "experiment": msg.experiment,
     }
 
 
