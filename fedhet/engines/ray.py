@@ -66,7 +66,7 @@ def run(job: Job) -> Path:
         recorder.ending(job.strategy),
         job.progress() as observe,
     ):
-        server = ServerApp(server_fn=lambda context: components(job, observe))
+        server = ServerApp(server_fn=lambda context: components(job, observe, simulation.states))
         server(*simulation.nodes())
     return recorder.folder
 

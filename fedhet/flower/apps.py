@@ -119,11 +119,20 @@ def server_for(context: Context) -> ServerAppComponents:
     return components(Job(settings, engine="flwr"), terminal.log_step)
 
 
-def components(job: Job, observe: Observer) -> ServerAppComponents:
-    """The server of a run as Flower wants it; FedServer replaces the number of rounds."""
-    evaluate_clients = job.config.cfg.eval.clients
+def components(job: Job, observe: Observer, store: Store | None = None) -> ServerAppComponents:
+    """The server of a run as Flower wants it; FedServer replaces the number of rounds.
+
+    Args:
+        job: what is run.
+        observe: is told of every step.
+        store: the clients' states; None where they are kept at their sites.
+    """
     server = FedServer(
-        job.strategy, job.recorder, evaluate_clients=evaluate_clients, observe=observe
+        job.strategy,
+        job.recorder,
+        evaluate_clients=job.config.cfg.eval.clients,
+        observe=observe,
+        store=store,
     )
     return ServerAppComponents(server=server, config=ServerConfig(num_rounds=job.config.cfg.rounds))
 

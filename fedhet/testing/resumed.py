@@ -49,11 +49,12 @@ def check_resume(*overrides: str, task: Task | None = None, again: tuple[str, ..
             run = run_quietly(settings, whole, task)
         steps = (whole / "rounds.jsonl").read_text().count("\n")
         assert len(killed) == steps, f"{len(killed)} of {steps} steps have a checkpoint"
+        again_settings = config.compose([f"resume={killed[0]}", *again])
         for step, folder in enumerate(killed, 1):
             what = f"killed after step {step}"
             written = sorted(path.name for path in (folder / "checkpoints").glob("0*"))
             assert written[-1] == f"{step:06d}", f"{what}: its checkpoints are {written}"
-            resumed = run_quietly(config.compose([f"resume={folder}", *again]), folder, task)
+            resumed = run_quietly(again_settings, folder, task)
             check_equal(run, resumed, what)
 
 
