@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from fedhet.admission.lost import ends_run, forget_lost, log_failures
+from fedhet.admission.outcome import ends_run, forget_lost, log_failures
 from fedhet.admission.scores import check_scores
 from fedhet.check import counted
 from fedhet.client import FINETUNE_EPOCHS, KEEP, evaluated_views

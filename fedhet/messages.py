@@ -162,7 +162,7 @@ class Broadcast(Message):
         version: the round of the client state that the server last accepted; 0 for none.
         deadline: seconds after which the client gives up; None for never.
         pinned: earlier rounds whose client state is still needed at the end of the run.
-        experiment: identifies the run, also when it goes on after its server was killed.
+        experiment: 32 hexadecimal digits that identify the run, also when it is resumed.
     """
 
     phase: str
@@ -177,7 +177,7 @@ class Broadcast(Message):
     version: int = 0
     deadline: float | None = None
     pinned: list[int] = field(default_factory=list)
-    experiment: str = ""
+    experiment: str = "0" * 32
 
     def to(self, pid: int, version: int, private: Extras) -> Broadcast:
         """The message for one client; everything that is shared is passed on by reference."""

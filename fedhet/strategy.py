@@ -16,7 +16,7 @@ from torch import nn
 
 from fedhet import messages, trees
 from fedhet.admission.gate import accepted
-from fedhet.admission.lost import forget_lost, log_failures
+from fedhet.admission.outcome import forget_lost, log_failures, needed_versions
 from fedhet.admission.quorum import Quorum
 from fedhet.client import STATE_BYTES, FedClient
 from fedhet.errors import RunFailed
@@ -181,12 +181,11 @@ class FedStrategy(FlowerStrategy):
         self.report = {}
         for plugin in self.plugins:
             plugin.report = {}
-        local = self.setting.local_in(phase, current.step)
         msg = Broadcast(
             phase=current.entry.name,
             step=current.step,
             round=server_round,
-            local=local,
+            local=self.setting.local_in(phase, current.step),
             slot=phase.slot,
             weights=current.sent,
             extras=dict(self.cohort_extras(phase, current.step, current.cohort)) if own else {},
@@ -202,8 +201,7 @@ class FedStrategy(FlowerStrategy):
         for pid in current.cohort:
             private = self.client_extras(phase, pid) if own else {}
             plan.append(msg.to(pid, self.versions.get(pid, 0), private))
-            pinned = [held[pid] for held in self.pinned.values() if pid in held]
-            plan[-1].pinned = [*pinned, *self.kept_back.get(pid, ())]
+            plan[-1].pinned = needed_versions(self, pid)
             current.count("down", messages.payload(msg.slot, msg.weights, plan[-1].extras))
         return plan
 

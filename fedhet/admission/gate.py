@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from fedhet import messages, trees
-from fedhet.admission.lost import ends_run
+from fedhet.admission.outcome import ends_run
 from fedhet.errors import RunFailed
 from fedhet.messages import Failure, Reply, Update
 from fedhet.replies import Step

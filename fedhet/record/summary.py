@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fedhet import trees
-from fedhet.admission.lost import starts_afresh
+from fedhet.admission.outcome import starts_afresh
 from fedhet.metrics import comm_cost, effective_rounds
 from fedhet.state import state_sizes
 from fedhet.targets import TARGETS, Classes

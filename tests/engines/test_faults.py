@@ -99,13 +99,13 @@ def test_old_states_are_removed_and_nothing_else(
     thesis = tmp_path / "thesis"
     thesis.mkdir()
     (thesis / "chapter").write_text("years of work")
-    old = state.state_folder(1)
+    old = state.state_folder("1")
     notes = tmp_path / "fedhet-state" / "notes"
     notes.mkdir()
     long_ago = time.time() - 90 * 86400
     for path in (thesis, notes, old, old / state.MARK):
         os.utime(path, (long_ago, long_ago))
-    fresh = state.state_folder(2)
+    fresh = state.state_folder("2")
     assert fresh.is_dir() and not old.exists()
     assert notes.is_dir()
     assert (thesis / "chapter").read_text() == "years of work"

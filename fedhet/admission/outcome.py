@@ -1,4 +1,4 @@
-"""What becomes of failures: whether they end the run, and of a client whose state is lost."""
+"""Failures and clients' states: what ends the run, what starts afresh, what must be kept."""
 
 from __future__ import annotations
 
@@ -30,10 +30,17 @@ def forget_lost(strategy: FedStrategy, failures: Iterable[Failure]) -> None:
     for failure in failures:
         if starts_afresh(failure.reason, strategy.setting) and failure.pid in strategy.versions:
             version = strategy.versions.pop(failure.pid)
-            strategy.state_bytes.pop(failure.pid, None)
+            for by_client in (strategy.state_bytes, *strategy.pinned.values()):
+                by_client.pop(failure.pid, None)
             log.warning(
                 "client %d starts afresh: its state of round %d is lost", failure.pid, version
             )
+
+
+def needed_versions(strategy: FedStrategy, pid: int) -> list[int]:
+    """Earlier states that the client must keep: of the best evaluations, and for checkpoints."""
+    best = [versions[pid] for versions in strategy.pinned.values() if pid in versions]
+    return sorted({*best, *strategy.kept_back.get(pid, ())})
 
 
 def log_failures(failures: Iterable[Failure]) -> None:
