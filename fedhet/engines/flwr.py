@@ -29,13 +29,14 @@ from fedhet.config import pieces
 from fedhet.config.catalogue import CONF
 from fedhet.engines.guard import TemporaryFolder
 from fedhet.errors import ConfigError, RunFailed
+from fedhet.flower.apps import RESUME
 from fedhet.record.files import LastingJson
 from fedhet.record.run_folder import RUNNING
 
 if TYPE_CHECKING:
     from fedhet.job import Job
 
-STATES = "states"  # in the run folder, until the run has ended well: what the clients remember
+STATES = "states"  # in the run folder: what the clients remember, while the run may go on
 LOOK_SECONDS = 0.1  # between two looks at the run folder
 FIGURES_SECONDS = 30.0  # how long the server app may draw them
 END_SECONDS = 10.0  # how long a process may take to end before it is killed
@@ -56,15 +57,16 @@ def run(job: Job) -> Path:
             f"engine=flwr submits fedhet's source folder, but {app} is not one; clone fedhet"
             " and `pip install -e .`"
         )
-    if (folder / "summary.json").exists():
+    if (folder / "summary.json").exists() and not job.config.resumes:
         raise ConfigError(f"hydra.run.dir={folder}: that folder already holds a run; name another")
+    recorded_end = End(folder)
     _ = job.strategy  # a setting that does not fit is reported here, not in a log
     with ExitStack() as stack:
         temporary = TemporaryFolder("fedhet-flwr-")
         home = Path(stack.enter_context(temporary))
         environment = {**_environment(home, folder), **temporary.environment}
         stack.enter_context(_interruption_recorded(folder))
-        stack.enter_context(_processes_ended(temporary, environment, folder))
+        stack.enter_context(_processes_ended(temporary, environment, recorded_end))
         (home / "config.toml").write_text(SUPERLINK)
         run_config = home / "run.toml"
         run_config.write_text(_run_config(job, folder), encoding="utf-8")
@@ -75,13 +77,14 @@ def run(job: Job) -> Path:
             "--run-config",
             str(run_config),
         ]
-        run_id = _submit(["run", str(app), "local", *options], environment, folder)
-        if not (end := _recorded_end(folder)):
+        run_id = _submit(["run", str(app), "local", *options], environment, recorded_end)
+        if not (end := recorded_end()):
             status, details = _status(run_id, environment)
             end = {"reason": f"Flower reports {status}: {details}"}
     if end.get("status") != "ok":
         raise RunFailed(end["reason"], str(folder))
-    shutil.rmtree(folder / STATES, ignore_errors=True)
+    if not (folder / "checkpoints").exists():  # the run can take no more rounds
+        shutil.rmtree(folder / STATES, ignore_errors=True)
     return folder
 
 
@@ -90,7 +93,9 @@ def _run_config(job: Job, folder: Path) -> str:
     """The run's overrides as Flower's run config, which the server app and the client app read."""
     lines = [line for line in job.config.overrides if not line.startswith("hydra.run.dir=")]
     overrides = shlex.join([*lines, f"hydra.run.dir={_quoted(str(folder))}"])
-    return f"overrides = {json.dumps(overrides, ensure_ascii=False)}\n"
+    resumed = str(folder) if job.config.resumes else ""
+    entries = {"overrides": overrides, RESUME: resumed}
+    return "".join(f"{k} = {json.dumps(v, ensure_ascii=False)}\n" for k, v in entries.items())
 
 
 def _quoted(path: str) -> str:
@@ -144,7 +149,7 @@ def _flwr(arguments: list[str]) -> list[str]:
     return [str(Path(sys.executable).parent / "flwr"), *arguments]
 
 
-def _submit(arguments: list[str], environment: dict[str, str], folder: Path) -> str:
+def _submit(arguments: list[str], environment: dict[str, str], recorded_end: End) -> str:
     """Submit the run, copy its log to stderr until it ends, and return its id.
 
     Raises:
@@ -163,7 +168,7 @@ def _submit(arguments: list[str], environment: dict[str, str], folder: Path) -> 
         ended = inf  # when the server app had recorded the end, on the monotonic clock
         while copy.is_alive():
             copy.join(LOOK_SECONDS)
-            if ended == inf and _recorded_end(folder):
+            if ended == inf and recorded_end():
                 ended = time.monotonic()
             # Flower goes on until every client has ended, also one that hangs.
             if time.monotonic() > ended and _last_line_seen(log, ended):
@@ -206,10 +211,23 @@ def _status(run_id: str, environment: dict[str, str]) -> tuple[str, str]:
     return "unknown", listing.stdout + listing.stderr
 
 
-def _recorded_end(folder: Path) -> dict[str, Any] | None:
-    """The run's summary, once it says how the run has ended."""
-    summary = _summary(folder)
-    return summary if summary and summary["reason"] != RUNNING else None
+class End:
+    """The end of the run, once its summary records it.
+
+    Args:
+        folder: the run folder, which may have the end of an earlier part of the run.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._before = _summary(folder)
+
+    def __call__(self) -> dict[str, Any] | None:
+        """The run's summary; None if it does not say yet how the run has ended."""
+        summary = _summary(self._folder)
+        if summary == self._before or not summary or summary["reason"] == RUNNING:
+            return None
+        return summary
 
 
 def _summary(folder: Path) -> dict[str, Any] | None:
@@ -236,7 +254,7 @@ def _interruption_recorded(folder: Path) -> Iterator[None]:
 # ---- the processes
 @contextmanager
 def _processes_ended(
-    temporary: TemporaryFolder, environment: dict[str, str], folder: Path
+    temporary: TemporaryFolder, environment: dict[str, str], recorded_end: End
 ) -> Iterator[None]:
     """At the end, stop the SuperLink that `flwr run` has started, and all that belongs to it.
 
@@ -249,7 +267,7 @@ def _processes_ended(
         for process in psutil.process_iter(["cmdline"]):
             line = process.info["cmdline"] or []
             superlink = any("flower-superlink" in part for part in line) and port in line
-            if superlink and not _recorded_end(folder):
+            if superlink and not recorded_end():
                 end_tree(process)
         temporary.end_processes()
 
