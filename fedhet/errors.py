@@ -60,6 +60,10 @@ class RunFailed(RuntimeError):
         return RunFailed, (self.reason, self.folder)
 
 
+class LostState(ValueError):
+    """What a client remembers is missing or damaged at its site."""
+
+
 class Rejected(ValueError):
     """A message from another process that is refused as a whole.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
@@ -156,6 +156,7 @@ class Job:
             lr_decay=cfg.client.lr_decay,
             schedule=cfg.client.schedule,
             on_failure=cfg.on_failure,
+            on_lost_state=cfg.on_lost_state,
             replies=ReplyLimits.from_config(cfg.replies),
             eval_every=cfg.eval.every,
             finetune_epochs=cfg.eval.finetune_epochs,
@@ -169,8 +170,10 @@ class Job:
         )
         return cast("FedStrategy", instantiate(cfg.method, setting=setting))
 
-    def client(self, store: Store, properties: dict[str, Any] | None = None) -> FedClient:
-        """Return a client that keeps its state in `store`."""
+    def client(
+        self, store: Store | Callable[[str], Store], properties: dict[str, Any] | None = None
+    ) -> FedClient:
+        """Return a client that keeps its state in `store`, or in that of a message's experiment."""
         return self._strategy_cls.client_cls(self.site, self.plugins(), store, properties)
 
     # ---- what is recorded of it

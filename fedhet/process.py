@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import faulthandler
 import gc
+import multiprocessing
 import os
 import signal
 import sys
@@ -20,7 +22,8 @@ if TYPE_CHECKING:
     import torch
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-EXPIRED = 124  # exit code of a process that hung beyond its deadline
+PR_SET_PDEATHSIG = 1  # of Linux's prctl
+STDERR = 2  # the file descriptor; Ray replaces sys.stderr
 
 
 @contextmanager
@@ -142,20 +145,31 @@ def _thread_timer(seconds: float) -> Iterator[None]:
 
 @contextmanager
 def exit_after(seconds: float | None) -> Iterator[None]:
-    """End this process if the block takes longer: whatever hangs in it may never return to Python.
+    """End this process if the block takes longer, and write to stderr where it was.
 
-    Only for a process that serves one client.
+    That works whatever hangs in it, also what keeps Python's threads from running. Only for a
+    process that serves one client.
     """
     if seconds is None:
         yield
         return
-    timer = threading.Timer(seconds, os._exit, [EXPIRED])
-    timer.daemon = True
-    timer.start()
+    faulthandler.dump_traceback_later(seconds, exit=True, file=STDERR)
     try:
         yield
     finally:
-        timer.cancel()
+        faulthandler.cancel_dump_traceback_later()
+
+
+def end_with_parent() -> None:
+    """Let this process, which multiprocessing has started, be killed when its parent ends.
+
+    That reaches it also while it hangs. On Linux only; elsewhere it ends at its next message.
+    """
+    parent = multiprocessing.parent_process()
+    if sys.platform == "linux" and parent is not None:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent.pid:  # it has ended before
+            os._exit(1)
 
 
 @contextmanager

@@ -84,8 +84,8 @@ def compose(lines: Sequence[str], *, sent: bool = False) -> Config:
         interpolations.check_sent(lines)
     folder, lines = resuming.continued(lines)
     if folder is not None:
-        settings = compose(lines, sent=sent)
-        return replace(settings, run_dir=str(folder), run_dir_given=True, resumes=True)
+        resumed = compose(lines, sent=sent)
+        return replace(resumed, run_dir=str(folder), run_dir_given=True, resumes=True)
     parsed = overrides.parse(lines)
     texts = overrides.of_single_run(parsed)
     try:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fedhet.job import Job
 
 log = logging.getLogger("fedhet")
-END_SECONDS = 5.0  # how long a worker may take to end before it is killed
+END_SECONDS = 3.0  # how long the workers may take to end before they are killed
 # Bytes of replies that are received but whose turn has not come. Beyond them no further message is
 # handed out, as long as at least as many replies are held as there are workers.
 AHEAD_BYTES = 2**28
@@ -122,9 +122,9 @@ class PoolCourier:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         for connection in self._workers:
             connection.close()  # a worker ends when its pipe is closed
+        deadline = time.monotonic() + (END_SECONDS if error is None else 0.0)
         for worker in self._workers.values():
-            if error is None:
-                worker.process.join(timeout=END_SECONDS)
+            worker.process.join(timeout=max(0.0, deadline - time.monotonic()))
             worker.process.kill()  # nobody will read the rest of its work
             worker.process.join()
 

@@ -63,6 +63,12 @@ class Foreground:
         """Send SIGTERM to the run, as a batch system does."""
         os.kill(self._pid, signal.SIGTERM)
 
+    def kill(self) -> None:
+        """Send SIGKILL to the run, and wait for its own process to end."""
+        os.kill(self._pid, signal.SIGKILL)
+        os.waitpid(self._pid, 0)
+        os.close(self._terminal)
+
     def end(self) -> int:
         """Wait for the end of the run, which leaves no process behind; return its exit code."""
         deadline = time.monotonic() + SECONDS

@@ -137,6 +137,34 @@ def test_a_worker_process_that_dies_is_noticed_and_replaced(
     assert not multiprocessing.active_children()
 
 
+LOSES = [
+    "method=scaffold",
+    "client.lr=.1",
+    "plugin.fednorm.z_when=forgets",
+    "on_lost_state=restart",
+    "replies.max_lost=1",
+]
+ELSEWHERE = [
+    ["engine.workers=2"],
+    pytest.param(["engine=ray"], marks=pytest.mark.matrix),
+    pytest.param(["engine=flwr", "engine.workers=2"], marks=pytest.mark.matrix),
+]
+
+
+@pytest.mark.parametrize("engine", ELSEWHERE, ids=lambda lines: lines[0])
+def test_a_client_whose_state_is_lost_starts_afresh_in_every_engine(
+    tmp_path: Path, faulty: list[str], engine: list[str]
+) -> None:
+    lines = [*faulty[1:], *LOSES]
+    here, there = summary(tmp_path / "here", *lines), summary(tmp_path / "there", *lines, *engine)
+    same(here, there)
+    for recorded in (here, there):
+        assert failures(recorded) == [(2, 3)]
+        assert (recorded["rejected"], recorded["restarted"]) == ({"lost state": 1}, 1)
+    rows = map(json.loads, (tmp_path / "there" / "rounds.jsonl").read_text().splitlines())
+    assert [row["accepted"] for row in rows] == [10, 9, 10]
+
+
 def descendants() -> list[str]:
     """The command lines of the processes that this one has started, directly or not."""
     children = psutil.Process().children(recursive=True)

@@ -35,14 +35,15 @@ def interrupt(run: Foreground, how: str) -> None:
 def test_a_run_with_two_workers(tmp_path: Path, how: str) -> None:
     with Foreground(tmp_path / "run", *ENDLESS, "engine.workers=2") as run:
         run.wait_until(run.has_rounds)
-        assert len(run.processes()) == 3
+        assert len(run.processes()) == 4  # the run, its workers, and a guard of their folder
         interrupt(run, how)
 
 
 def test_workers_that_are_just_being_spawned(tmp_path: Path) -> None:
     """Ctrl-C meets them too, in the middle of their imports."""
     with Foreground(tmp_path / "run", *ENDLESS, "engine.workers=2", "engine.threads=2") as run:
-        run.wait_until(lambda: len(run.processes()) > 2)  # the run, a tracker, the first worker
+        # The run, a guard, a tracker, and the first worker.
+        run.wait_until(lambda: len(run.processes()) > 3)
         interrupt(run, "ctrl-c")
 
 
