@@ -60,6 +60,10 @@ class RunFailed(RuntimeError):
         return RunFailed, (self.reason, self.folder)
 
 
+class LostState(ValueError):
+    """What a client remembers is missing or damaged at its site."""
+
+
 class Rejected(ValueError):
     """A message from another process that is refused as a whole.
 
@@ -71,6 +75,10 @@ class Rejected(ValueError):
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(clean(message))
         self.reason = reason
+
+
+# In the environment of a run that engine=flwr has submitted, which reports the recorded failure.
+SUBMITTED = "FEDHET_SUBMITTED"
 
 
 def traceback_wanted() -> bool:

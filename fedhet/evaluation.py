@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from fedhet.admission.outcome import ends_run, forget_lost, log_failures
 from fedhet.admission.scores import check_scores
 from fedhet.check import counted
 from fedhet.client import FINETUNE_EPOCHS, KEEP, evaluated_views
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from fedhet.strategy import FedStrategy
 
 log = logging.getLogger("fedhet")
+Moment = dict[str, Any]  # step, round, weights, extras, versions
 
 
 def run_views(strategy: FedStrategy) -> tuple[str, ...]:
@@ -45,26 +47,39 @@ def global_scores(strategy: FedStrategy, weights: Tree | None = None) -> dict[st
     return score(site.load(weights or strategy.weights["model"]), site.test_data, site.task)
 
 
-def evaluation_messages(strategy: FedStrategy) -> list[Broadcast]:
-    """Messages that ask every client with data to evaluate the model as it is now.
+def evaluation_moment(strategy: FedStrategy) -> Moment:
+    """What an evaluation of the model as it is now is about, from which it can be repeated."""
+    return {
+        "step": strategy.current.step,
+        "round": strategy.current.round,
+        "weights": strategy.sent("model"),
+        "extras": dict(strategy.evaluation_extras),
+        "versions": dict(strategy.versions),
+    }
+
+
+def evaluation_messages(strategy: FedStrategy, moment: Moment | None = None) -> list[Broadcast]:
+    """Messages that ask every client with data to evaluate the model as it is, or as it was.
 
     They carry the configuration's settings of local training, not those of the step: a rate that
     has been lowered for the training must not weaken an evaluation that fine-tunes.
     """
-    extras = dict(strategy.evaluation_extras)
+    moment = moment or evaluation_moment(strategy)
+    extras = dict(moment["extras"])
     if strategy.setting.finetune_epochs:
         extras[FINETUNE_EPOCHS] = strategy.setting.finetune_epochs
     msg = Broadcast(
         phase=EVALUATE,
-        step=strategy.current.step,
-        round=strategy.current.round,
+        step=moment["step"],
+        round=moment["round"],
         local=strategy.setting.local,
         slot="model",
-        weights=strategy.sent("model"),
+        weights=moment["weights"],
         extras=extras,
         plugins=strategy.digests,
+        experiment=strategy.experiment,
     )
-    versions = strategy.versions
+    versions = moment["versions"]
     return [msg.to(pid, versions.get(pid, 0), {}) for pid, n in enumerate(strategy.sizes) if n]
 
 
@@ -97,12 +112,12 @@ def received(
             continue
         failures.append(reply)
         report(reply)
-        if strategy.setting.on_failure == "stop":
+        if ends_run(reply, strategy.setting):
             raise RunFailed(str(reply))
     if not updates:
         raise RunFailed("; ".join(map(str, failures)))
-    for failure in failures:
-        log.warning("%s", failure)
+    log_failures(failures)
+    forget_lost(strategy, failures)
     return updates
 
 
@@ -181,6 +196,8 @@ class Selection:
     The best model so far is kept, and training may stop early. A model is judged by its deciding
     score on all clients' validation samples together, or by its loss where that is not defined.
     """
+
+    memory: ClassVar[tuple[str, ...]] = ("_best", "_stop")
 
     def __init__(self, strategy: FedStrategy, recorder: Recorder) -> None:
         self._strategy = strategy

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import importlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any, cast
 
 import torch
-from omegaconf import OmegaConf
 
 from fedhet import targets
 from fedhet.client import FedClient
@@ -21,7 +19,7 @@ from fedhet.config import Config
 from fedhet.config.targets import find_target, instantiate
 from fedhet.data.augment import augmentation
 from fedhet.data.federation import target_scale, transform
-from fedhet.data.given import check_settings, check_task, partition_record, recorded_config
+from fedhet.data.given import check_settings, check_task, partition_record
 from fedhet.data.run_data import RunData
 from fedhet.data.toy import toy_task
 from fedhet.errors import ConfigError, RunFailed, reason_of
@@ -31,7 +29,8 @@ from fedhet.plugin import Plugin
 from fedhet.process import choose_device, pinned_threads
 from fedhet.record import terminal
 from fedhet.record.results import Run
-from fedhet.record.run_folder import Recorder, claim
+from fedhet.record.run_folder import Recorder
+from fedhet.record.start import start
 from fedhet.server import Observer
 from fedhet.setting import ReplyLimits, Setting
 from fedhet.site import Site, Speed
@@ -40,6 +39,7 @@ from fedhet.strategy import FedStrategy
 from fedhet.task import Task
 
 log = logging.getLogger("fedhet")
+A_GPU = "engine.num_gpus=1, or a share such as .25, gives each client a GPU"
 
 
 @dataclass
@@ -103,13 +103,25 @@ class Job:
         cfg = self.config.cfg
         return Site(
             self.task,
-            device=choose_device(cfg.device),
+            device=self._device(),
             seed=cfg.seed,
             buffers=cfg.buffers,
             scope=self._strategy_cls.scope,
             simulated=self.engine != "flwr",
             speed=Speed(cfg.engine.compile, cfg.engine.amp, cfg.engine.channels_last),
         )
+
+    def _device(self) -> torch.device:
+        """The device of this process: under Ray a client has the GPUs that it asks for.
+
+        Some versions of Ray hide the others, and some do not.
+        """
+        cfg = self.config.cfg
+        if cfg.engine.name == "local" or cfg.engine.num_gpus:
+            return choose_device(cfg.device)
+        if cfg.device == "cuda":
+            raise ConfigError(f"device=cuda with engine.num_gpus=0; {A_GPU}")
+        return torch.device("cpu")
 
     def plugins(self) -> list[Plugin]:
         """Return new plug-ins: one object each on the server, and one per message at a client."""
@@ -144,6 +156,7 @@ class Job:
             lr_decay=cfg.client.lr_decay,
             schedule=cfg.client.schedule,
             on_failure=cfg.on_failure,
+            on_lost_state=cfg.on_lost_state,
             replies=ReplyLimits.from_config(cfg.replies),
             eval_every=cfg.eval.every,
             finetune_epochs=cfg.eval.finetune_epochs,
@@ -157,64 +170,25 @@ class Job:
         )
         return cast("FedStrategy", instantiate(cfg.method, setting=setting))
 
-    def client(self, store: Store, properties: dict[str, Any] | None = None) -> FedClient:
-        """Return a client that keeps its state in `store`."""
+    def client(
+        self, store: Store | Callable[[str], Store], properties: dict[str, Any] | None = None
+    ) -> FedClient:
+        """Return a client that keeps its state in `store`, or in that of a message's experiment."""
         return self._strategy_cls.client_cls(self.site, self.plugins(), store, properties)
 
     # ---- what is recorded of it
     @cached_property
     def recorder(self) -> Recorder:
-        """The recorder of the run folder, which is created on first use."""
-        site = self.strategy.site  # before the folder: settings that do not fit leave none behind
-        folder = claim(Path(self.config.run_dir), explicit=self.config.run_dir_given)
-        log.info("run folder: %s", folder)
-        cfg = self.config.cfg
-        return Recorder(
-            folder,
-            self._about(folder, site),
-            config=OmegaConf.to_yaml(recorded_config(cfg, site) if self.given else cfg),
-            overrides=self.config.overrides,
-            partition=self.partition,
-            environment=self._environment(site),
-        )
-
-    def _about(self, folder: Path, site: Site) -> dict[str, Any]:
-        """Return the entries of summary.json that are known before the run."""
-        choices = self.config.choices
-        given = self.given is not None
-        return {
-            "method": choices["method"],
-            "plugins": list(self.config.plugins),
-            "server_opt": choices["server_opt"],
-            "dataset": None if given else choices["dataset"],
-            "model": type(site.model).__name__ if given else choices["model"],
-            "partition": {key: self.partition[key] for key in ("name", "clients", "hash")},
-            "seed": self.config.cfg.seed,
-            "rounds": self.config.cfg.rounds,
-            "run_dir": str(folder),
-        }
-
-    def _environment(self, site: Site) -> dict[str, Any]:
-        """Return the entries of environment.json that belong to this run."""
-        threads = torch.get_num_threads()
-        # Equal seeds give equal bytes in this mode only (docs/architecture.md).
-        bit_exact = (
-            site.device.type == "cpu"
-            and threads == 1
-            and site.speed == Speed()
-            and not self.config.cfg.engine.vectorize
-        )
-        return {
-            "engine": self.engine,
-            "device": str(site.device),
-            "threads": threads,
-            "bit_exact": bit_exact,
-        }
+        """The recorder of the run folder, which is created or reopened on first use."""
+        where = (self.config.cfg.device, self.site.device.type)
+        if where == ("auto", "cpu") and torch.cuda.is_available():
+            log.warning("device=auto with engine.num_gpus=0 is the CPU; %s", A_GPU)
+        return start(self)
 
     def progress(self) -> AbstractContextManager[Observer]:
         """Show the run's progress on the terminal."""
-        rounds = [entry.rounds for entry in self.strategy.timetable]
-        return terminal.progress(self.config.choices["method"], rounds)
+        steps = sum(entry.rounds for entry in self.strategy.timetable)
+        return terminal.progress(self.config.choices["method"], steps, len(self.recorder.rows))
 
 
 def run_job(settings: Config, task: Task | None = None) -> Run:

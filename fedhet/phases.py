@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from fedhet import streams
 
 if TYPE_CHECKING:
     from fedhet.messages import Update
+    from fedhet.strategy import FedStrategy
     from fedhet.trees import Tree
 
 Merge = Callable[["Iterator[Update]", "Tree"], "Tree"]
@@ -81,6 +82,7 @@ class EarlyStopping:
 
     patience: int
     tolerance: float = 0.0
+    memory: ClassVar[tuple[str, ...]] = ("best", "stale")
     best: float = inf
     stale: int = 0
 
@@ -91,6 +93,13 @@ class EarlyStopping:
         else:
             self.stale += 1
         return self.stale >= self.patience
+
+
+def timetable(method: FedStrategy) -> list[Entry]:
+    """The phases of the plug-ins, in their order, and then those of the method."""
+    phases = [(plugin.name, phase) for plugin in method.plugins for phase in plugin.phases()]
+    phases += [("", phase) for phase in method.phases()]
+    return [Entry(owner, phase, phase.rounds) for owner, phase in phases]
 
 
 def locate(timetable: Sequence[Entry], server_round: int) -> tuple[int, int] | None:

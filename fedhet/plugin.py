@@ -46,6 +46,7 @@ class Plugin:
             reads an iterator once and the weights are relative.
         needs_model: whether it refers to the model that clients receive, so that a method whose
             clients share no parameter refuses it.
+        memory: the names of the attributes that outlast a step on the server, for checkpoints.
         settings: the options that server and client must agree on.
         report: what the step in progress should record: numbers go to rounds.jsonl, tensors to
             arrays/. It is emptied before each step.
@@ -56,6 +57,7 @@ class Plugin:
     name: ClassVar[str]
     needs_all: ClassVar[bool] = False
     needs_model: ClassVar[bool] = False
+    memory: ClassVar[tuple[str, ...]] = ()
     server: FedStrategy
     client: FedClient
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
+from fedhet import trees
 from fedhet.evaluation import (
     Selection,
     client_means,
@@ -18,7 +19,7 @@ from fedhet.messages import Broadcast, Failure, Reply
 from fedhet.phases import locate
 from fedhet.record.personal import PersonalModels
 from fedhet.record.run_folder import Recorder
-from fedhet.state import state_sizes
+from fedhet.state import Store, state_sizes
 from fedhet.strategy import FedStrategy
 
 Observer = Callable[[dict[str, Any]], None]
@@ -40,7 +41,15 @@ class Clock:
 
 
 class Courier(Protocol):
-    """Carries the messages of a step to the clients and yields their replies in the same order."""
+    """Carries the messages of a step to the clients and yields their replies in the same order.
+
+    Attributes:
+        store: the clients' states, which checkpoints hold; None where clients keep them at their
+            own sites.
+    """
+
+    @property
+    def store(self) -> Store | None: ...
 
     def exchange(self, plan: list[Broadcast], clock: Clock) -> Iterable[Reply]:
         """Carry the messages, which are all of one phase.
@@ -63,13 +72,14 @@ def run_rounds(
     Raises:
         RunFailed: a client failed and on_failure is "stop", or no client succeeded.
     """
-    number = 0
     select = Selection(strategy, recorder)
 
     def exchange(plan: list[Broadcast]) -> Iterable[Reply]:
         return courier.exchange(plan, Clock())
 
     personal = PersonalModels(strategy, recorder, exchange if evaluate_clients else None)
+    checkpoints = recorder.checkpoints
+    number = checkpoints.begin(strategy, courier.store, selection=select, personal=personal)
     while locate(strategy.timetable, number + 1):
         number += 1
         clock = Clock()
@@ -81,7 +91,8 @@ def run_rounds(
             finally:
                 for failure in strategy.current.failures:
                     recorder.failures.append({"round": number, **vars(failure)})
-        row = _row(strategy, clock)
+            digest = trees.sha256(strategy.weights)
+        row = _row(strategy, clock, digest)
         try:
             if strategy.due:
                 last = locate(strategy.timetable, number + 1) is None
@@ -93,11 +104,12 @@ def run_rounds(
         observe(row)
         if strategy.due and evaluate_clients:
             select(row)
+        checkpoints.step(last=locate(strategy.timetable, number + 1) is None)
     personal.complete()
     recorder.finish("ok", strategy=strategy)
 
 
-def _row(strategy: FedStrategy, clock: Clock) -> dict[str, Any]:
+def _row(strategy: FedStrategy, clock: Clock, digest: str) -> dict[str, Any]:
     """One line of rounds.jsonl.
 
     The clients' own seconds are scaled to the time that the server spent waiting for them.
@@ -128,6 +140,7 @@ def _row(strategy: FedStrategy, clock: Clock) -> dict[str, Any]:
         "accepted": current.accepted,
         "failures": [vars(failure) for failure in current.failures],
         "metrics": current.metrics,
+        "weights_sha256": digest,
     }
 
 
@@ -167,4 +180,4 @@ def _evaluate(
     updates = received(replies, strategy, report)
     recorder.clients(row["round"], {update.pid: update.metrics for update in updates})
     row |= client_means(updates, strategy.views, strategy.site.task.scoring)
-    personal.note(row, plan)
+    personal.note(row)

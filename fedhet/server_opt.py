@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 
 from fedhet import check
@@ -10,7 +12,13 @@ from fedhet.trees import Tree
 
 
 class ServerOptimizer:
-    """Receives shared trainable tensors in float64 only; buffers never pass through it."""
+    """Receives shared trainable tensors in float64 only; buffers never pass through it.
+
+    Attributes:
+        memory: the names of the attributes that outlast a step, for checkpoints.
+    """
+
+    memory: ClassVar[tuple[str, ...]] = ()
 
     def step(self, old: Tree, new: Tree) -> Tree:
         """Return the slot's new value.
@@ -32,6 +40,8 @@ class FedAvgM(ServerOptimizer):
         beta: the decay of the momentum, in [0, 1).
         nesterov: whether to use Nesterov momentum.
     """
+
+    memory = ("v",)
 
     def __init__(self, *, lr: float = 1.0, beta: float = 0.9, nesterov: bool = False) -> None:
         self.lr = check.number("server_opt.lr", lr, open_low=0)
@@ -62,6 +72,8 @@ class FedOpt(ServerOptimizer):
         tau: the degree of adaptivity, > 0.
         v0: the initial v, >= 0. The default is tau^2; the paper requires at least tau^2.
     """
+
+    memory = ("m", "v")
 
     def __init__(
         self,

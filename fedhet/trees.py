@@ -194,7 +194,7 @@ def sha256(slots: Mapping[str, AnyTree]) -> str:
             t = slots[slot][name].detach().cpu().contiguous()
             dtype = str(t.dtype).removeprefix("torch.")
             digest.update(f"{slot}|{name}|{dtype}|{tuple(t.shape)}|".encode())
-            digest.update(t.reshape(-1).view(torch.uint8).numpy().tobytes() if t.numel() else b"")
+            digest.update(t.reshape(-1).view(torch.uint8).numpy().data if t.numel() else b"")
     return digest.hexdigest()
 
 

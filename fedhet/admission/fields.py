@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
@@ -50,6 +51,17 @@ def seconds(value: Any) -> float | None:
     if value is not None and (size is None or not 0 < size < math.inf):
         raise Rejected("unreadable", f"the deadline is {clean(repr(value), 50)}")
     return size
+
+
+def experiment(value: Any) -> str:
+    """What identifies a run: 32 hexadecimal digits, which may name a folder.
+
+    Raises:
+        Rejected: it is something else.
+    """
+    if not isinstance(value, str) or not re.fullmatch(r"[0-9a-f]{32}", value):
+        raise Rejected("unreadable", f"the experiment is {clean(repr(value), 50)}")
+    return value
 
 
 def metrics(values: Mapping[str, Any]) -> dict[str, float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from itertools import chain, islice
+from typing import ClassVar
 
 from fedhet.errors import RunFailed
 from fedhet.messages import Update
@@ -23,6 +24,8 @@ class Quorum:
     Attributes:
         in_row: the number of steps in a row with too few updates.
     """
+
+    memory: ClassVar[tuple[str, ...]] = ("in_row",)
 
     def __init__(self, limits: ReplyLimits) -> None:
         self._limits = limits

@@ -18,11 +18,14 @@ from fedhet import process
 from fedhet.cli.errors import DEGRADED, FAILED, drop_output, report_error, say
 
 # Composition by name: a launcher's process, which unpickles HydraTask, needs its resolvers.
-from fedhet.config import catalogue, composition
-from fedhet.errors import RunFailed, uncreatable
+from fedhet.config import catalogue, composition, resuming
+from fedhet.errors import ConfigError, RunFailed, uncreatable
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
+
+    from fedhet.config import Config
+    from fedhet.record.results import Run
 
 NAN = float("nan")
 DEGRADED_LINE = "it has lost a larger share of its replies than replies.max_lost allows"
@@ -39,6 +42,12 @@ def launch(overrides: list[str], flags: list[str], *, sweep: bool) -> int:
     Raises:
         ConfigError: an override is wrong; nothing was run.
     """
+    if resuming.is_resumption(overrides):
+        if sweep or flags:
+            raise ConfigError(
+                f"{' '.join(flags)} with resume=...: it goes on with one run as it is"
+            )
+        return resume(overrides)
     overrides = composition.check_overrides(overrides, sweep=sweep)
     task = HydraTask()
     sys.argv = ["fedhet", *flags, *overrides]  # Hydra reads them from there
@@ -63,6 +72,37 @@ def launch(overrides: list[str], flags: list[str], *, sweep: bool) -> int:
             print(f"failed: {failure}", file=sys.stderr)  # the reason was printed when it failed
     code = FAILED if sweep and task.failures else task.code
     return code or (DEGRADED if task.degraded else 0)
+
+
+def resume(overrides: list[str]) -> int:
+    """Go on with the run that `resume=<run folder>` names, and return the exit code.
+
+    Hydra would compose the run's settings, but not those that it began with.
+    """
+    settings = composition.compose(overrides)
+    try:
+        return DEGRADED if _is_degraded(_run(settings), f"resume={settings.run_dir}") else 0
+    except BrokenPipeError:  # the run is complete
+        drop_output()
+        return 0
+    finally:
+        say(f"run folder: {settings.run_dir}")
+
+
+def _run(settings: Config) -> Run:
+    _prepare_process()
+    from fedhet.job import run_job
+    from fedhet.record import terminal
+
+    terminal.log_to_stderr("fedhet.data")  # which files were found or left out
+    return run_job(settings)
+
+
+def _is_degraded(run: Run, name: str) -> bool:
+    degraded = bool(run.summary.get("degraded"))
+    if degraded:
+        print(f"degraded: {name}: {DEGRADED_LINE}", file=sys.stderr)
+    return degraded
 
 
 class HydraTask:
@@ -99,16 +139,9 @@ class HydraTask:
             name = f"job {hydra_config.job.num}: {name}"
             say(name)
         try:
-            _prepare_process()
-            from fedhet.job import run_job
-            from fedhet.record import terminal
-
-            terminal.log_to_stderr("fedhet.data")  # which files were found or left out
-            run = run_job(composition.from_hydra_job(cfg))
+            run = _run(composition.from_hydra_job(cfg))
             folder = run.dir
-            if run.summary.get("degraded"):
-                self.degraded = True
-                print(f"degraded: {name}: {DEGRADED_LINE}", file=sys.stderr)
+            self.degraded |= _is_degraded(run, name)
             validation = run.summary["validation"]
             return NAN if validation is None else float(validation)
         except BrokenPipeError:  # the run is complete, and a sweep goes on

@@ -23,7 +23,15 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from fedhet.config import catalogue, hydra_settings, interpolations, overrides, targets, validation
+from fedhet.config import (
+    catalogue,
+    hydra_settings,
+    interpolations,
+    overrides,
+    resuming,
+    targets,
+    validation,
+)
 from fedhet.config.targets import check_targets
 from fedhet.errors import ConfigError
 
@@ -43,6 +51,7 @@ class Config:
         run_dir: absolute path of the run folder; "" if the configuration comes from `cached`.
         run_dir_given: whether the user named the run folder, by hydra.run.dir=...
         overrides: the overrides that lead to `cfg`, without those of Hydra's own settings.
+        resumes: whether the run goes on that the run folder holds.
     """
 
     cfg: DictConfig
@@ -50,6 +59,7 @@ class Config:
     run_dir: str
     run_dir_given: bool
     overrides: tuple[str, ...]
+    resumes: bool = False
 
     @property
     def plugins(self) -> tuple[str, ...]:
@@ -67,10 +77,15 @@ def compose(lines: Sequence[str], *, sent: bool = False) -> Config:
         sent: whether they come from another machine. They then read nothing of this one.
 
     Raises:
-        ConfigError: a name or key is unknown, a value is out of range, or an object is not trusted.
+        ConfigError: a name or key is unknown, a value is out of range, or an object is not trusted;
+            or they name a run to go on with (resume=...) that cannot.
     """
     if sent:
         interpolations.check_sent(lines)
+    folder, lines = resuming.continued(lines)
+    if folder is not None:
+        resumed = compose(lines, sent=sent)
+        return replace(resumed, run_dir=str(folder), run_dir_given=True, resumes=True)
     parsed = overrides.parse(lines)
     texts = overrides.of_single_run(parsed)
     try:

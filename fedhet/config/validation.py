@@ -20,6 +20,7 @@ _GROUPS = (
     "engine",
     "replies",
     "eval",
+    "checkpoint",
     "early_stopping",
 )
 
@@ -43,6 +44,7 @@ def _validate_run(cfg: DictConfig) -> None:
     text("data_dir", cfg.data_dir)
     one_of("device", cfg.device, ("auto", "cpu", "cuda"))
     one_of("on_failure", cfg.on_failure, ("stop", "skip"))
+    one_of("on_lost_state", cfg.on_lost_state, ("stop", "restart"))
     one_of("buffers", cfg.buffers, ("average", "local", "frozen"))
     integer("eval.every", cfg.eval.every, low=1)
     boolean("eval.clients", cfg.eval.clients)
@@ -50,6 +52,7 @@ def _validate_run(cfg: DictConfig) -> None:
     optional(number, "eval.personal_mb", cfg.eval.personal_mb, low=0)
     integer("eval.last_k", cfg.eval.last_k, low=1)
     each(number, "eval.targets", cfg.eval.targets, open_low=0, high=1)
+    optional(number, "checkpoint.every", cfg.checkpoint.every, low=0)
     patience = optional(integer, "early_stopping.patience", cfg.early_stopping.patience, low=1)
     number("early_stopping.min_delta", cfg.early_stopping.min_delta, low=0)
     if patience is not None and not cfg.eval.clients:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from fedhet.client import FedClient
 from fedhet.messages import Broadcast, Reply
 from fedhet.server import Clock
+from fedhet.state import Store
 
 
 class LocalCourier:
@@ -14,10 +15,12 @@ class LocalCourier:
 
     Args:
         make: makes the client of one message.
+        store: where the clients that it makes keep their states.
     """
 
-    def __init__(self, make: Callable[[], FedClient]) -> None:
+    def __init__(self, make: Callable[[], FedClient], store: Store) -> None:
         self._make = make
+        self.store = store
 
     def exchange(self, plan: list[Broadcast], clock: Clock) -> Iterator[Reply]:
         for msg in plan:

@@ -20,6 +20,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from fedhet.engines.contexts import PassingStates
 from fedhet.errors import RunFailed
 from fedhet.flower.nodes import Nodes
 
@@ -44,6 +45,9 @@ class Simulation:
         resources: `num_cpus` and `num_gpus` of each.
         init_args: the arguments of `ray.init`.
         nodes: learns when no node will answer any more.
+
+    Attributes:
+        states: the clients' states.
     """
 
     def __init__(
@@ -60,10 +64,10 @@ class Simulation:
         self._resources = resources
         self._init_args = init_args
         self._nodes = nodes
+        self.states = PassingStates()
         self._thread = threading.Thread(target=self._simulate, name="simulation", daemon=True)
         self._started: queue.SimpleQueue[tuple[Grid, Context]] = queue.SimpleQueue()
         self._served = threading.Event()  # the server needs the nodes no longer
-        self._cut = False  # whether to end what the clients are doing
         self._actors: list[Any] = []
         self._handlers: dict[int, Any] = {}
 
@@ -107,10 +111,10 @@ class Simulation:
         return started
 
     def _end(self, *, cut: bool) -> None:
+        # They would report each thing that this breaks.
+        logging.getLogger("flwr").setLevel(logging.CRITICAL)
         if cut:
-            self._cut = True
-            for name in ("flwr", "ray"):  # they would report each thing that this breaks
-                logging.getLogger(name).setLevel(logging.CRITICAL)
+            logging.getLogger("ray").setLevel(logging.CRITICAL)
         if self._nodes.ended is None:
             self._nodes.ended = "the run has ended"
         self._served.set()
@@ -137,7 +141,7 @@ class Simulation:
             if not self._served.is_set():
                 ray.init(**self._init_args)  # Flower then does not start Ray in its own way
             if not self._served.is_set():
-                with _own_backend(self._actors):
+                with _own_backend(self._actors, self.states):
                     run_simulation(
                         self._server_app(),
                         ClientApp(client_fn=self._client_fn),
@@ -164,16 +168,15 @@ class Simulation:
             _fail_at_end(grid, self._nodes)
             self._started.put((grid, context))
             self._served.wait()
-            if self._cut:
-                for actor in list(self._actors):
-                    ray.kill(actor)
+            for actor in list(self._actors):  # Flower would wait for one that hangs
+                ray.kill(actor)
 
         return app
 
 
 # ---- Flower's ways
 @contextmanager
-def _own_backend(actors: list[Any]) -> Iterator[None]:
+def _own_backend(actors: list[Any], states: PassingStates) -> Iterator[None]:
     """Let Flower serve messages by the actors, the clients' processes, that it puts into the list.
 
     Flower's own backend gives further messages to an actor that is lost, which fails them all. And
@@ -195,13 +198,15 @@ def _own_backend(actors: list[Any]) -> Iterator[None]:
             lost = False
             try:
                 client = str(context.node_config["partition-id"])
+                states.sending(context)
                 _, *answer = ray.get(actor.run.remote(self.app_fn, message, client, context))
             except ray.exceptions.RayActorError:
                 lost = "max_restarts" not in self.client_resources
                 raise
             finally:
                 actors.remove(actor) if lost else self.idle.put(actor)
-            return tuple(answer)
+            states.received(answer[1])
+            return answer[0], answer[1]
 
         def _take(self) -> Any:
             while actors:

@@ -28,6 +28,7 @@ from fedhet.optimizers import SGD
 from fedhet.plugin import active_hooks, overrides
 from fedhet.server import Clock
 from fedhet.site import Site
+from fedhet.state import Store
 from fedhet.task import Samples
 from fedhet.trees import AnyTree
 
@@ -146,11 +147,12 @@ class VectorCourier(LocalCourier):
 
     Args:
         make: makes the client of one message.
+        store: where the clients that it makes keep their states.
         k: how many clients train as one.
     """
 
-    def __init__(self, make: Callable[[], FedClient], k: int) -> None:
-        super().__init__(make)
+    def __init__(self, make: Callable[[], FedClient], store: Store, k: int) -> None:
+        super().__init__(make, store)
         self._k = k
 
     def exchange(self, plan: list[Broadcast], clock: Clock) -> Iterator[Reply]:

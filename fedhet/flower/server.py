@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -17,12 +18,13 @@ from flwr.server.history import History
 from flwr.serverapp import Grid
 
 from fedhet.client import KEEP
-from fedhet.errors import Rejected, RunFailed
+from fedhet.errors import SUBMITTED, Rejected, RunFailed, traceback_wanted
 from fedhet.flower import wire
 from fedhet.messages import EVALUATE, Broadcast, Failure, Reply, payload
 from fedhet.record.run_folder import Recorder
 from fedhet.server import Clock, Observer, run_rounds
 from fedhet.setting import ReplyLimits
+from fedhet.state import Store
 from fedhet.strategy import FedStrategy
 
 # Seconds between two looks for replies: often in a simulation; over HTTP less and less often.
@@ -77,10 +79,16 @@ class FlowerCourier:
 
     Flower's own Server waits in a thread per client, looks every 3 s in a deployment, and neither
     gives up nor goes on when enough clients have replied.
+
+    Args:
+        server: Flower's server, which knows the nodes.
+        strategy: the run's strategy.
+        store: the clients' states, if this process can read and write them.
     """
 
-    def __init__(self, server: Server, strategy: FedStrategy) -> None:
+    def __init__(self, server: Server, strategy: FedStrategy, store: Store | None = None) -> None:
         self._server = server
+        self.store = store
         self._nodes = strategy.nodes
         self._limits = strategy.setting.replies
 
@@ -214,19 +222,28 @@ class FedServer(Server):
         *,
         evaluate_clients: bool,
         observe: Observer,
+        store: Store | None = None,
     ) -> None:
         super().__init__(client_manager=SimpleClientManager(), strategy=strategy)
         self._method = strategy
         self._recorder = recorder
         self._evaluate_clients = evaluate_clients
         self._observe = observe
+        self._store = store
 
     def fit(self, num_rounds: int, timeout: float | None) -> tuple[History, float]:
         """Flower calls this with its own number of rounds, which the timetable replaces."""
         began = time.perf_counter()
-        courier = FlowerCourier(self, self._method)
-        with self._recorder.ending(self._method):
-            run_rounds(self._method, courier, self._recorder, self._evaluate_clients, self._observe)
+        courier = FlowerCourier(self, self._method, self._store)
+        try:
+            with self._recorder.ending(self._method):
+                run_rounds(
+                    self._method, courier, self._recorder, self._evaluate_clients, self._observe
+                )
+        except RunFailed:
+            # Flower would print the error too, with a traceback and an exit code of its own.
+            if SUBMITTED not in os.environ or traceback_wanted():
+                raise
         return History(), time.perf_counter() - began
 
     def disconnect_all_clients(self, timeout: float | None) -> None:

@@ -32,8 +32,7 @@ Defaults: normal noise (the authors' program and PFLlib: uniform); lam = 1, cons
 (the authors' program: 10 each, with `decay = .98`); noise_dim, hidden and server_lr as in the FedSA
 paper; server_steps as in PFLlib.
 
-Reference: Zhu, Hong and Zhou 2021, "Data-free knowledge distillation for heterogeneous federated
-learning".
+The paper is "Data-free knowledge distillation for heterogeneous federated learning".
 """
 
 from __future__ import annotations
@@ -173,6 +172,7 @@ class FedGen(FedStrategy):
     name = "fedgen"
     client_cls = FedGenClient
     needs_all = True
+    memory = ("_generator", "_adam", "_counts")
 
     def __init__(
         self,

@@ -86,6 +86,7 @@ class FedLExPlugin(Plugin):
 
     name = "fedlex"
     needs_model = True
+    memory = ("_deviations", "_used", "_guidance", "_statistics")
 
     def __init__(
         self,

@@ -167,6 +167,7 @@ class FedPCL(FedStrategy):
     client_cls = FedPCLClient
     evaluates = ("personal",)
     weighted = False
+    memory = ("_client_prototypes",)
     _client_prototypes: Tensor  # (K', C, d) the last step's sets, missing classes filled
 
     def __init__(

@@ -100,6 +100,7 @@ class Scaffold(FedStrategy):
 
     name = "scaffold"
     client_cls = ScaffoldClient
+    memory = ("_controls",)
 
     def __init__(
         self,
@@ -153,6 +154,8 @@ class ControlVariates:
         control: the option `method.control`.
         weights: the option `method.control_weights`.
     """
+
+    memory = ("_total", "_factors")
 
     def __init__(self, like: Tree, clients: int, control: str, weights: str) -> None:
         self._like = like

@@ -71,6 +71,7 @@ class SGDM(FedStrategy):
 
     name = "sgdm"
     client_cls = SGDMClient
+    memory = ("_d",)
 
     def __init__(
         self, setting: Setting, *, gamma: float = 0.9, momentum_state: str = "averaged"

@@ -41,17 +41,20 @@ class Bar:
 
 
 @contextmanager
-def progress(title: str, total: int, describe: Callable[[Row], str]) -> Iterator[Observer]:
+def progress(
+    title: str, total: int, describe: Callable[[Row], str], done: int = 0
+) -> Iterator[Observer]:
     """Show a bar that each step advances, with its line.
 
     Args:
         title: what runs.
         total: the number of steps.
         describe: makes the line of a step.
+        done: how many of the steps were taken before.
     """
     from IPython.display import display
 
-    bar = Bar(title, total)
+    bar = Bar(title, total, done)
     shown = display(bar, display_id=True)
 
     def observe(row: Row) -> None:

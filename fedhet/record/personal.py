@@ -18,7 +18,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import safetensors.torch
 from torch import nn
@@ -27,6 +27,7 @@ from fedhet import trees
 from fedhet.check import integer
 from fedhet.client import KEEP, FedClient
 from fedhet.errors import ConfigError
+from fedhet.evaluation import Moment, evaluation_messages, evaluation_moment
 from fedhet.messages import Broadcast, Failure, Reply, Update
 from fedhet.models.parts import joined
 from fedhet.record.files import save_tensors
@@ -56,6 +57,8 @@ class PersonalModels:
             evaluate.
     """
 
+    memory: ClassVar[tuple[str, ...]] = ("_best", "_chosen")
+
     def __init__(
         self,
         strategy: FedStrategy,
@@ -68,7 +71,7 @@ class PersonalModels:
         self._exchange = exchange
         self._wanted: list[Choice] = []
         self._best: dict[str, float] = {}
-        self._chosen: dict[Choice, list[Broadcast]] = {}  # the messages of the evaluation
+        self._chosen: dict[str, Moment] = {}  # by "view.which": the evaluation of these models
         self._stored: set[tuple[str, int]] = set()  # views with the rounds of which all is stored
         self._record: dict[str, Any] = {"kept": {}, "not_kept": {}, "bytes": 0}
         self._choose()
@@ -123,34 +126,36 @@ class PersonalModels:
         """Carry the messages of an evaluation; the last one also asks for the models."""
         return self._carry(plan, [view for view, which in self._wanted if which == LAST and last])
 
-    def note(self, row: dict[str, Any], plan: list[Broadcast]) -> None:
-        """Take note of an evaluation, of its scores and of the messages that led to them."""
+    def note(self, row: dict[str, Any]) -> None:
+        """Take note of the evaluation that has just been made, and of its scores."""
+        moment = evaluation_moment(self._strategy)
         for view, which in self._wanted:
             if which == LAST:
-                self._chosen[view, which] = plan
+                self._chosen[f"{view}.{which}"] = moment
                 continue
             value = row.get(self._strategy.site.task.scoring.key(f"{view}_val_weighted"))
             if value is None:  # no score, or no validation samples
                 value = -row.get(f"loss_{view}_val_weighted", math.inf)
             if value > self._best.get(view, -math.inf):
                 self._best[view] = value
-                self._chosen[view, which] = plan
+                self._chosen[f"{view}.{which}"] = moment
                 self._strategy.pinned[view] = dict(self._strategy.versions)
 
     def complete(self) -> None:
         """Ask for the models that are still missing, after the training."""
-        plans = {plan[0].round: plan for plan in self._chosen.values()}
-        chosen = [(view, self._chosen.get((view, which))) for view, which in self._wanted]
-        wanted = {(view, plan[0].round) for view, plan in chosen if plan}
+        moments = {moment["round"]: moment for moment in self._chosen.values()}
+        chosen = [(view, self._chosen.get(f"{view}.{which}")) for view, which in self._wanted]
+        wanted = {(view, moment["round"]) for view, moment in chosen if moment}
         for round in sorted({round for _, round in wanted - self._stored}):
             views = sorted(view for view, at in wanted - self._stored if at == round)
-            for reply in self._carry(plans[round], views):
+            plan = evaluation_messages(self._strategy, moments[round])
+            for reply in self._carry(plan, views):
                 if isinstance(reply, Failure):
                     self._recorder.failures.append({"round": round, **vars(reply)})
                     log.warning("round %d: %s", round, reply)
         for view, which in self._wanted:
-            if plan := self._chosen.get((view, which)):
-                self._record["kept"].setdefault(view, {})[which] = plan[0].round
+            if moment := self._chosen.get(f"{view}.{which}"):
+                self._record["kept"].setdefault(view, {})[which] = moment["round"]
         self._record["bytes"] = sum(file.stat().st_size for file in self._home.glob("**/*.*"))
 
     def _carry(self, plan: list[Broadcast], views: Sequence[str]) -> Iterator[Reply]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from fedhet.errors import ConfigError, RunFailed, WriteError, reason_of, uncreatable
+from fedhet.errors import RunFailed, WriteError, reason_of
 from fedhet.record.environment import versions
 from fedhet.record.files import (
     LastingJson,
@@ -29,47 +29,16 @@ from fedhet.record.files import (
 from fedhet.record.summary import Row, summarise
 
 if TYPE_CHECKING:
+    from fedhet.checkpoint.reopened import Past
+    from fedhet.checkpoint.steps import Checkpoints
     from fedhet.plugin import Report
+    from fedhet.record.lock import Lock
     from fedhet.strategy import FedStrategy
 
 log = logging.getLogger("fedhet")
 FORMAT = 1
 FIRST_FAILURES = 20  # that summary.json names if the disk has no room for more
 RUNNING = "the run has not ended: it is still running, or it was killed"
-
-
-def claim(folder: Path, explicit: bool) -> Path:
-    """Create the run folder.
-
-    Args:
-        folder: its path.
-        explicit: whether the user named it. If not, and it already holds a run, the next free name
-            `<folder>-2`, `<folder>-3`, ... is taken.
-
-    Raises:
-        ConfigError: the user named a folder that already holds a run, or it cannot be created.
-    """
-    base = folder.resolve()
-    folder = base
-    count = 1
-    while True:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise uncreatable("hydra.run.dir", folder, error) from error
-        try:
-            # Atomic: of two runs that start in the same second, only one succeeds.
-            (folder / "summary.json").open("x").close()
-            return folder
-        except FileExistsError:
-            if explicit:
-                raise ConfigError(
-                    f"hydra.run.dir={folder}: that folder already holds a run; name another"
-                ) from None
-            count += 1
-            folder = base.with_name(f"{base.name}-{count}")
-        except OSError as error:
-            raise uncreatable("hydra.run.dir", folder, error) from error
 
 
 class Recorder:
@@ -81,7 +50,10 @@ class Recorder:
         failures: the clients that have failed so far, with the round.
         summary: the content of summary.json.
         ended: whether the end of the run is recorded.
+        checkpoints: writes the run's checkpoints.
     """
+
+    checkpoints: Checkpoints
 
     def __init__(
         self,
@@ -92,25 +64,32 @@ class Recorder:
         overrides: Sequence[str],
         partition: dict[str, Any],
         environment: dict[str, Any],
+        lock: Lock,
+        past: Past | None = None,
     ) -> None:
         """Write what is known before the run starts.
 
         Args:
-            folder: an existing folder, from `claim`.
+            folder: an existing folder, from `lock.claim`.
             about: the entries of summary.json that are known before the run.
             config: config.yaml, the composed configuration.
             overrides: overrides.yaml, the overrides that lead to it.
             partition: partition.json.
             environment: environment.json, without the versions.
+            lock: the lock of the folder, which is released at the end.
+            past: what the run has done before, if it goes on.
 
         Raises:
             RunFailed: a file cannot be written; summary.json says so, if there is room for it.
         """
         self.folder = folder
-        self.rows: list[Row] = []
-        self.failures: list[dict[str, Any]] = []
+        self.rows: list[Row] = past.rows if past else []
+        self.failures: list[dict[str, Any]] = [
+            {"round": row["round"], **failure} for row in self.rows for failure in row["failures"]
+        ]
         self.ended = False
-        self._start = time.perf_counter()
+        self._lock = lock
+        self._start = time.perf_counter() - (past.seconds if past else 0.0)
         self._partition = partition
         state = {"format": FORMAT, "status": "interrupted", "reason": RUNNING}
         self.summary: dict[str, Any] = {**state, **about}
@@ -122,13 +101,27 @@ class Recorder:
             write_text(folder / "overrides.yaml", lines or "[]\n")
             # One number per sample.
             write_json(folder / "partition.json", partition, indent=None)
-            write_json(folder / "environment.json", {**versions(), **environment})
-            write_text(folder / "rounds.jsonl", "")
+            write_json(folder / "environment.json", self._where(environment, past))
+            if not self.rows:
+                write_text(folder / "rounds.jsonl", "")
         except WriteError as error:
             recorded = self._record_end(status="failed", reason=str(error)) is None
             if not recorded:
                 (folder / "summary.json").unlink()  # it says nothing, or that the run goes on
             raise RunFailed(str(error), str(folder) if recorded else None) from error
+
+    def _where(self, environment: dict[str, Any], past: Past | None) -> dict[str, Any]:
+        """The content of environment.json: one entry more for each time that the run goes on."""
+        here = {**versions(), **environment}
+        if past is None or not past.environment:
+            return here
+        resumed = past.environment.get("resumed", [])
+        return {**past.environment, "resumed": [*resumed, {"round": len(past.rows), **here}]}
+
+    @property
+    def seconds(self) -> float:
+        """How long the run has taken so far, without the time in which it was stopped."""
+        return time.perf_counter() - self._start
 
     def step(self, row: Row, reports: dict[str, Report]) -> None:
         """Record one executed step.
@@ -230,12 +223,13 @@ class Recorder:
             strategy,
             status=status,
             reason=reason,
-            seconds=time.perf_counter() - self._start,
+            seconds=self.seconds,
             failures=self.failures,
         )
         problem = self._record_end(**end) or problem
         if self.rows and not problem:
             self._draw()
+        self._lock.release()
         log.info("run folder: %s", self.folder)
         if problem and well:
             raise RunFailed(problem, str(self.folder))

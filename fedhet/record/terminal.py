@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ from rich.text import Text
 
 from fedhet.check import counted
 from fedhet.errors import LONGEST_REASON, clean
+from fedhet.process import signals_deferred
 from fedhet.record import notebook
 from fedhet.record.summary import method_name
 from fedhet.targets import TARGETS, Classes, Target, of_row
@@ -89,10 +90,16 @@ def log_to_stderr(name: str = "fedhet") -> None:
 
 
 @contextmanager
-def progress(title: str, rounds: Sequence[int]) -> Iterator[Observer]:
-    """Show a live bar on a terminal and in a notebook, and one line per step elsewhere."""
+def progress(title: str, steps: int, done: int = 0) -> Iterator[Observer]:
+    """Show a live bar on a terminal and in a notebook, and one line per step elsewhere.
+
+    Args:
+        title: what runs.
+        steps: the number of its steps.
+        done: how many of them were taken before.
+    """
     if notebook.in_notebook():
-        with notebook.progress(title, sum(rounds), step_line) as observe:
+        with notebook.progress(title, steps, step_line, done) as observe:
             yield observe
         return
     console = Console(stderr=True)
@@ -107,9 +114,16 @@ def progress(title: str, rounds: Sequence[int]) -> Iterator[Observer]:
         TimeRemainingColumn(),
         TextColumn("{task.description}"),
     )
-    with Progress(*columns, console=console, transient=False) as bar:
-        task = bar.add_task("", total=sum(rounds), title=title)
+    bar = Progress(*columns, console=console, transient=False)
+    task = bar.add_task("", total=steps, completed=done, title=title)
+    try:
+        # Interrupted in the middle, it would leave the cursor hidden and the output redirected.
+        with signals_deferred():
+            bar.start()
         yield lambda row: bar.update(task, advance=1, description=step_line(row))
+    finally:
+        with signals_deferred():
+            bar.stop()
 
 
 def readable_size(n: float) -> str:
@@ -151,12 +165,12 @@ def summary_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
     seconds = summary["seconds"]
     state = summary["client_state"]
     target = TARGETS[summary.get("target", Classes.name)]
+    clients = counted(partition["clients"], "client")
+    data = f"given as a Task, {clients}"
+    if summary["dataset"]:
+        data = f"{summary['dataset']}, {clients}, {partition['name']}"
     rows = [
-        (
-            "data",
-            f"{summary['dataset'] or 'given'}, {counted(partition['clients'], 'client')},"
-            f" {partition['name']}; model {summary['model']}",
-        ),
+        ("data", f"{data}; model {summary['model']}"),
         ("rounds", ", ".join(f"{phase['name']} {phase['rounds']}" for phase in summary["phases"])),
     ]
     if "global" not in summary["models"]:

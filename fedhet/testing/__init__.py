@@ -1,6 +1,6 @@
 """What tests of a method, a plug-in or another piece of one's own need.
 
-    from fedhet.testing import check_choice, sha256, sha256_apart, toy_task
+    from fedhet.testing import check_choice, check_resume, sha256, sha256_apart, toy_task
 
     def test_alpha_0_is_fedavg() -> None:
         plain = sha256("method=fedavg", task=toy_task())
@@ -9,6 +9,9 @@
     def test_a_client_is_its_messages_and_its_state() -> None:
         whole = sha256("method=feddyn", task=toy_task())
         assert sha256_apart("method=feddyn", task=toy_task()) == whole
+
+    def test_a_run_that_is_killed_goes_on() -> None:
+        check_resume("method=feddyn", "rounds=3", task=toy_task())
 
     def test_the_file_lists_the_options() -> None:
         check_choice("method", "feddyn")
@@ -20,12 +23,15 @@ advances a method and its clients step by step, to compare a round with one comp
 from fedhet.data.toy import toy_task
 from fedhet.testing.choices import check_choice
 from fedhet.testing.federation import Federation
+from fedhet.testing.resumed import check_equal, check_resume
 from fedhet.testing.runs import Apart, run_quietly, sha256, sha256_apart
 
 __all__ = [
     "Apart",
     "Federation",
     "check_choice",
+    "check_equal",
+    "check_resume",
     "run_quietly",
     "sha256",
     "sha256_apart",

@@ -63,10 +63,17 @@ class Foreground:
         """Send SIGTERM to the run, as a batch system does."""
         os.kill(self._pid, signal.SIGTERM)
 
+    def kill(self) -> None:
+        """Send SIGKILL to the run, and wait for its own process to end."""
+        os.kill(self._pid, signal.SIGKILL)
+        os.waitpid(self._pid, 0)
+        os.close(self._terminal)
+
     def end(self) -> int:
         """Wait for the end of the run, which leaves no process behind; return its exit code."""
+        deadline = time.monotonic() + SECONDS
         while self._read():
-            continue
+            assert time.monotonic() < deadline, self.output
         code = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
         os.close(self._terminal)
         _, alive = psutil.wait_procs(self.processes(), timeout=10)

@@ -29,6 +29,8 @@ class ServerHalf(Plugin):
     The annotated options are those of FedDiskPlugin.
     """
 
+    memory = ("_early", "_best", "_made_rounds", "_train_rounds")
+
     ratio: str
     hidden: int
     made_patience: int

@@ -30,6 +30,8 @@ class ServerHalf(Plugin):
     The annotated options are those of FedGMMPlugin.
     """
 
+    memory = ("_d", "_pooled", "_global_max", "_generated")
+
     components: int
     psi: float
     target: str | int

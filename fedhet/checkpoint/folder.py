@@ -1,0 +1,291 @@
+"""Checkpoints in the run folder's `checkpoints/`, each written whole or not at all.
+
+    checkpoints/000012/manifest.json        what it is, and the SHA-256 of everything that it needs
+    checkpoints/000012/values.json          what the run's objects remember after round 12
+    checkpoints/000012/tensors.safetensors  its tensors
+    checkpoints/000012/best_val.safetensors the best model so far, if there is one
+    checkpoints/states/3/9.safetensors      client 3's state of round 9, for all that need it
+    rounds.jsonl                            the lines of its rounds, of which it has the hash
+
+A checkpoint is written under a hidden name, put on the disk (fsync), and renamed. The last two are
+kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+
+from fedhet.checkpoint.values import Node
+from fedhet.record.files import save_tensors, unwritable, write_text
+from fedhet.state import HASH_BYTES, DiskStore
+from fedhet.trees import Tree
+
+FORMAT = 1
+KEPT = 2
+MANIFEST, VALUES, TENSORS = "manifest.json", "values.json", "tensors.safetensors"
+BEST = "best_val.safetensors"
+ROUNDS = "rounds.jsonl"
+STATES = "states"
+Needs = dict[int, list[int]]  # client -> the versions of its state
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint that has been found whole.
+
+    Attributes:
+        folder: its folder.
+        round: the last round that it knows.
+        about: what else `Checkpoints` has noted of the run.
+        states: client -> version -> the hash of the state; None where it is at the client's site.
+    """
+
+    folder: Path
+    round: int
+    about: dict[str, Any]
+    states: dict[int, dict[int, str | None]]
+
+    @property
+    def needs(self) -> Needs:
+        """The clients' states that it needs."""
+        return {pid: list(versions) for pid, versions in self.states.items()}
+
+    def values(self) -> tuple[dict[str, dict[str, Node]], Tree]:
+        """What the run's objects remember, and the tensors of it."""
+        nodes = json.loads((self.folder / VALUES).read_text(encoding="utf-8"))
+        return nodes, safetensors.torch.load_file(self.folder / TENSORS)
+
+    def state(self, pid: int, version: int) -> Tree | None:
+        """A client's state."""
+        return DiskStore(self.folder.parent / STATES).load(pid, version)
+
+
+class CheckpointFolder:
+    """The checkpoints of a run.
+
+    Args:
+        run: the run folder.
+        config: the digest of the configuration, which must be that of a checkpoint that is read.
+    """
+
+    def __init__(self, run: Path, config: str) -> None:
+        self.home = run / "checkpoints"
+        self._rounds = run / ROUNDS
+        self._best = run / BEST
+        self._config = config
+        self._kept: dict[int, Checkpoint] = {}  # by round
+        self._hashes: dict[tuple[int, int], str] = {}  # (client, version) -> of a stored state
+
+    @property
+    def needs(self) -> Needs:
+        """The clients' states that the kept checkpoints need."""
+        needs: dict[int, set[int]] = {}
+        for checkpoint in self._kept.values():
+            for pid, versions in checkpoint.needs.items():
+                needs.setdefault(pid, set()).update(versions)
+        return {pid: sorted(versions) for pid, versions in needs.items()}
+
+    # ---- writing
+    def write(
+        self,
+        round: int,
+        about: dict[str, Any],
+        nodes: Mapping[str, Any],
+        tensors: Tree,
+        needs: Needs,
+        load: Callable[[int, int], Tree | None] | None,
+    ) -> None:
+        """Write a checkpoint, and remove all but the last two.
+
+        Args:
+            round: the last round.
+            about: what to note of the run.
+            nodes: what the run's objects remember.
+            tensors: the tensors of it.
+            needs: the clients' states that belong to it.
+            load: returns one of these; None where they are at their sites.
+
+        Raises:
+            WriteError: it cannot be written; the earlier ones are as they were.
+            ValueError: a state is missing.
+        """
+        folder = self.home / f"{round:06d}"
+        part = folder.with_name(f".{folder.name}.part")
+        try:
+            part.mkdir(parents=True)
+            states = {
+                pid: {version: self._stored(pid, version, load) for version in versions}
+                for pid, versions in needs.items()
+            }
+            save_tensors(part / TENSORS, tensors)
+            write_text(part / VALUES, json.dumps(nodes, allow_nan=False))
+            if self._best.exists():
+                _link(self._best, part / BEST)
+            self._seal(part, {"round": round, "about": about, "states": states})
+            part.replace(folder)
+            self._kept[round] = Checkpoint(folder, round, about, states)
+            sync(self.home)
+        except OSError as error:
+            raise unwritable(folder, error) from error
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
+            self.prune()
+
+    def _seal(self, part: Path, entries: dict[str, Any]) -> None:
+        """Write the manifest, and put everything that it names on the disk."""
+        sync(self._rounds)
+        manifest = {
+            "format": FORMAT,
+            **entries,
+            "config": self._config,
+            "rounds": {"bytes": self._rounds.stat().st_size, "sha256": sha256(self._rounds)},
+            "files": {path.name: sha256(path) for path in sorted(part.iterdir())},
+        }
+        text = json.dumps(manifest, allow_nan=False)
+        write_text(part / MANIFEST, f"{hashlib.sha256(text.encode()).hexdigest()}\n{text}\n")
+        for path in (*part.iterdir(), part, self.home / STATES):
+            if path.exists():  # a run whose clients remember nothing has no states
+                sync(path)
+
+    def _stored(
+        self, pid: int, version: int, load: Callable[[int, int], Tree | None] | None
+    ) -> str | None:
+        """Store a client's state, unless it is stored already, and return its hash."""
+        if load is None:
+            return None
+        if (pid, version) not in self._hashes:
+            state = load(pid, version)
+            if state is None:
+                raise ValueError(f"the state of client {pid} of round {version} is missing")
+            others = [at for other, at in self._hashes if other == pid]
+            DiskStore(self.home / STATES).save(pid, version, state, others)
+            path = self._state_path(pid, version)
+            sync(path)
+            sync(path.parent)
+            self._hashes[pid, version] = _stated_hash(path)
+        return self._hashes[pid, version]
+
+    def _state_path(self, pid: int, version: int) -> Path:
+        return self.home / STATES / str(pid) / f"{version}.safetensors"
+
+    def prune(self) -> None:
+        """Remove what none of the last checkpoints needs."""
+        for round in sorted(self._kept)[:-KEPT]:
+            del self._kept[round]
+        names = {f"{round:06d}" for round in self._kept} | {STATES}
+        for path in self.home.glob("*"):
+            if path.name not in names:
+                shutil.rmtree(path, ignore_errors=True)
+        needs = self.needs
+        for pid, version in list(self._hashes):
+            if version not in needs.get(pid, ()):
+                del self._hashes[pid, version]
+        for path in (self.home / STATES).glob("*/*"):
+            pid_text, version_text = path.parent.name, path.stem
+            if version_text not in map(str, needs.get(int(pid_text), ())):
+                with suppress(OSError):
+                    path.unlink()
+
+    # ---- reading
+    def find(self, tell: Callable[[str], None]) -> Checkpoint | None:
+        """The last checkpoint that is whole; `tell` is told what is wrong with the others."""
+        for path in sorted(self.home.glob("[0-9]*")):
+            try:
+                checkpoint = self._read(path)
+                self._kept[checkpoint.round] = checkpoint
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                tell(f"the checkpoint {path} is not used: {error}")
+        return self._kept[max(self._kept)] if self._kept else None
+
+    def use(self, checkpoint: Checkpoint | None) -> None:
+        """Go on from this one: later ones, and what belongs to none, are removed."""
+        for round in list(self._kept):
+            if checkpoint is None or round > checkpoint.round:
+                del self._kept[round]
+        for kept in self._kept.values():
+            for pid, versions in kept.states.items():
+                self._hashes |= {(pid, v): stated for v, stated in versions.items() if stated}
+        self.prune()
+
+    def _read(self, folder: Path) -> Checkpoint:
+        """Read a manifest, and check everything that it names.
+
+        Raises:
+            ValueError: it is not whole, or not one of this run.
+        """
+        stated, _, text = (folder / MANIFEST).read_text(encoding="utf-8").partition("\n")
+        if hashlib.sha256(text.rstrip("\n").encode()).hexdigest() != stated:
+            raise ValueError(f"{MANIFEST} is damaged")
+        manifest = json.loads(text)
+        if manifest["format"] > FORMAT:
+            raise ValueError(
+                f"a newer fedhet has written it (format {manifest['format']}; this one reads"
+                f" {FORMAT})"
+            )
+        if manifest["config"] != self._config:
+            raise ValueError("it is of a run with other settings")
+        for name, expected in manifest["files"].items():
+            if sha256(folder / name) != expected:
+                raise ValueError(f"{name} is damaged")
+        rounds = manifest["rounds"]
+        if sha256(self._rounds, rounds["bytes"]) != rounds["sha256"]:
+            raise ValueError(f"{ROUNDS} does not begin with its rounds")
+        states = {
+            int(pid): {int(version): stated for version, stated in versions.items()}
+            for pid, versions in manifest["states"].items()
+        }
+        for pid, versions in states.items():
+            for version, expected in versions.items():
+                path = self._state_path(pid, version)
+                if expected and sha256(path, skip=HASH_BYTES) != expected:
+                    raise ValueError(f"the state {STATES}/{pid}/{path.name} is damaged")
+        about = {**manifest["about"], "bytes": rounds["bytes"]}
+        return Checkpoint(folder, manifest["round"], about, states)
+
+
+def sha256(path: Path, size: int | None = None, skip: int = 0) -> str:
+    """The hash of a file, of its first `size` bytes, or without its first `skip` ones."""
+    with path.open("rb") as file:
+        if size is not None:
+            return hashlib.sha256(file.read(size)).hexdigest()
+        file.seek(skip)
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _stated_hash(path: Path) -> str:
+    with path.open("rb") as file:
+        return file.read(HASH_BYTES).hex()
+
+
+def sync(path: Path) -> None:
+    """Put a file, or the names in a folder, on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _link(source: Path, target: Path) -> None:
+    """Give the file a second name: it is only ever replaced, never changed."""
+    try:
+        os.link(source, target)
+    except OSError:  # a file system without such links
+        shutil.copyfile(source, target)
+
+
+def remove_parts(folders: Iterable[Path]) -> None:
+    """Remove the files that a killed process was writing."""
+    for folder in folders:
+        for path in folder.glob(".*.part"):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()

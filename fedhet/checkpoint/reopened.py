@@ -1,0 +1,212 @@
+"""The run folder of a run that goes on: whether it may, from where, and what must be removed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from fedhet.checkpoint.folder import BEST, ROUNDS, Checkpoint, CheckpointFolder, remove_parts
+from fedhet.checkpoint.steps import continued, put_nonfinite
+from fedhet.errors import ConfigError
+from fedhet.phases import Entry
+from fedhet.record.files import as_json
+
+log = logging.getLogger("fedhet")
+GIVEN_ANEW = ("rounds", "engine", "checkpoint")  # settings in which a run may differ from before
+
+
+@dataclass
+class Past:
+    """What a run has done before it goes on.
+
+    Attributes:
+        rows: the lines of rounds.jsonl that count.
+        seconds: how long it took.
+        environment: the content of environment.json.
+    """
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    seconds: float = 0.0
+    environment: dict[str, Any] = field(default_factory=dict)
+
+
+def digest(cfg: DictConfig) -> str:
+    """The hash of the settings that a run keeps when it goes on."""
+    text = json.dumps(_fixed(OmegaConf.to_container(cfg)), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _fixed(settings: Any) -> dict[str, Any]:
+    return {key: value for key, value in settings.items() if key not in GIVEN_ANEW}
+
+
+def check_run(folder: Path, cfg: DictConfig, partition: Mapping[str, Any], given: bool) -> None:
+    """Refuse a run that has ended, or that would not be the same run.
+
+    Args:
+        folder: the run folder.
+        cfg: the settings with which it would go on.
+        partition: who has which samples.
+        given: whether the task is given as objects.
+
+    Raises:
+        ConfigError: it says why the run cannot go on.
+    """
+    summary = read_json(folder, "summary.json")
+    if summary and given != (summary["dataset"] is None):
+        raise ConfigError(
+            f"resume={folder}: the task of this run was "
+            + ("not given as objects" if given else "given as objects; give it again, as task=...")
+        )
+    before = OmegaConf.to_container(OmegaConf.load(folder / "config.yaml"))
+    for key, was, now in _differences(_fixed(before), _fixed(OmegaConf.to_container(cfg))):
+        raise ConfigError(
+            f"resume={folder}: {key} was {was} in this run, and would be {now}: what conf/ or the"
+            " task says has changed since"
+        )
+    recorded = read_json(folder, "partition.json")
+    if recorded and recorded != json.loads(as_json(partition)):
+        raise ConfigError(
+            f"resume={folder}: the clients' data are others than those in its partition.json"
+        )
+    if summary.get("status") == "ok":
+        executed = next(p["rounds"] for p in summary["phases"] if p["name"] == "train")
+        if executed < summary["rounds"]:
+            raise ConfigError(
+                f"resume={folder}: the run has ended, because early stopping has ended its training"
+                f" after {executed} rounds"
+            )
+        if cfg.rounds <= executed:
+            raise ConfigError(
+                f"resume={folder}: the run has ended; rounds=<more than {executed}> continues it"
+            )
+
+
+def _differences(
+    one: Any, other: Any, path: tuple[str, ...] = ()
+) -> Iterator[tuple[str, object, object]]:
+    if isinstance(one, dict) and isinstance(other, dict):
+        for key in {**one, **other}:
+            yield from _differences(one.get(key), other.get(key), (*path, str(key)))
+    elif one != other:
+        yield ".".join(path), one, other
+
+
+def reopen(
+    folder: Path,
+    checkpoints: CheckpointFolder,
+    timetable: Sequence[Entry],
+    slots: Sequence[str],
+    at_sites: bool,
+) -> tuple[Checkpoint | None, Past]:
+    """Take the run folder back to its last checkpoint, or to the beginning of the run.
+
+    Args:
+        folder: the run folder, which `check_run` has accepted.
+        checkpoints: its checkpoints.
+        timetable: the run's phases as they are planned now.
+        slots: the names of its weights.
+        at_sites: whether its clients will keep their states themselves.
+
+    Raises:
+        ConfigError: it cannot go on with these settings; nothing has been changed.
+    """
+    found = checkpoints.find(log.warning)
+    past = Past()
+    if found is not None:
+        if found.states and found.about["at_sites"] != at_sites:
+            where = "at its clients' sites" if found.about["at_sites"] else "in its checkpoints"
+            raise ConfigError(
+                f"resume={folder}: the states of this run's clients are {where}, where"
+                f" engine={'flwr' if at_sites else 'local and engine=ray'} does not look for them"
+            )
+        past.rows = _rows(folder, found)
+        _check_rounds(folder, timetable, found)
+        past.seconds = found.about["seconds"]
+        log.warning("the run goes on after round %d", found.round)
+    else:
+        log.warning("the run has no checkpoint that can be used; it starts from its beginning")
+    past.environment = read_json(folder, "environment.json")
+    checkpoints.use(found)
+    _cut(folder, found, [row["phase"] for row in past.rows], timetable, slots)
+    return found, past
+
+
+def _check_rounds(folder: Path, timetable: Sequence[Entry], found: Checkpoint) -> None:
+    executed = found.round - sum(entry.rounds for entry in continued(timetable, found)[:-1])
+    if executed > timetable[-1].rounds:
+        raise ConfigError(
+            f"resume={folder}: rounds={timetable[-1].rounds}, but the run has taken {executed}"
+        )
+
+
+def _rows(folder: Path, found: Checkpoint) -> list[dict[str, Any]]:
+    with (folder / ROUNDS).open("rb") as file:
+        lines = file.read(found.about["bytes"]).decode().splitlines()
+    rows = [json.loads(line) for line in lines]
+    put_nonfinite(rows, found.about["nonfinite"])
+    return rows
+
+
+# ---- what came after the checkpoint
+def _cut(
+    folder: Path,
+    found: Checkpoint | None,
+    executed: Sequence[str],
+    timetable: Sequence[Entry],
+    slots: Sequence[str],
+) -> None:
+    """Remove what the run wrote after the checkpoint; it is written again.
+
+    Args:
+        folder: the run folder.
+        found: the checkpoint; None for the beginning of the run.
+        executed: the phase of each step before it.
+        timetable: the run's phases.
+        slots: the names of its weights.
+    """
+    remove_parts([folder, *(folder / name for name in ("clients", "arrays"))])
+    for slot in slots:
+        (folder / f"{slot}.safetensors").unlink(missing_ok=True)
+    for name in ("personal", "figures"):
+        shutil.rmtree(folder / name, ignore_errors=True)
+    (folder / ".summary.json.spare").unlink(missing_ok=True)
+    (folder / BEST).unlink(missing_ok=True)
+    if found is not None:
+        os.truncate(folder / ROUNDS, found.about["bytes"])
+        if (found.folder / BEST).exists():
+            shutil.copyfile(found.folder / BEST, folder / BEST)
+    last = found.round if found else 0
+    _remove(folder / "clients", lambda stem: int(stem.rpartition("-")[2]) > last)
+
+    before = {entry.name for entry in timetable} - {"train"}
+
+    def later(stem: str) -> bool:
+        name, _, step = stem.rpartition("-")
+        return int(step) > executed.count(name if name in before else "train")
+
+    _remove(folder / "arrays", later)
+
+
+def _remove(folder: Path, unwanted: Callable[[str], bool]) -> None:
+    for path in folder.glob("*-*.*"):
+        if unwanted(path.stem):
+            path.unlink()
+
+
+def read_json(folder: Path, name: str) -> dict[str, Any]:
+    """The content of a JSON file of the run folder; empty where a killed run has not written it."""
+    try:
+        content: dict[str, Any] = json.loads((folder / name).read_text(encoding="utf-8"))
+    except (FileNotFoundError, json.JSONDecodeError):
+        return {}
+    return content

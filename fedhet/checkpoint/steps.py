@@ -1,0 +1,204 @@
+"""When a run writes a checkpoint, and how it goes on from one."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from fedhet import trees
+from fedhet.checkpoint.folder import Checkpoint, CheckpointFolder, Needs
+from fedhet.checkpoint.values import Packer, put_back
+from fedhet.errors import RunFailed
+from fedhet.phases import Entry
+
+if TYPE_CHECKING:
+    from fedhet.record.run_folder import Recorder
+    from fedhet.state import Store
+    from fedhet.strategy import FedStrategy
+
+log = logging.getLogger("fedhet")
+
+
+class Checkpoints:
+    """Writes the checkpoints of a run, and puts back the one with which it goes on.
+
+    Args:
+        recorder: the recorder of its folder.
+        folder: its checkpoints.
+        every: seconds between two of them, 0 for one after each step, None for none.
+        found: the one to go on from, or None.
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        folder: CheckpointFolder,
+        every: float | None,
+        found: Checkpoint | None = None,
+    ) -> None:
+        self._recorder = recorder
+        self._folder = folder
+        self._every = every
+        self._found = found
+        self._written = found is not None
+        self._last = time.monotonic()
+        self._parts: dict[str, object] = {}
+        self._strategy: FedStrategy
+        self._store: Store | None = None
+
+    def begin(self, strategy: FedStrategy, store: Store | None, **others: object) -> int:
+        """Take the objects that remember something, and put back what they did.
+
+        Args:
+            strategy: the run's strategy, with its plug-ins and its server optimiser.
+            store: the clients' states; None where they are kept at their sites.
+            others: what else remembers something, by name.
+
+        Returns:
+            The number of the last round; 0 at the beginning of a run.
+
+        Raises:
+            RunFailed: the checkpoint does not fit these objects.
+        """
+        self._strategy = strategy
+        self._store = store
+        self._parts = {"method": strategy, **others}
+        self._parts |= {f"plugin.{plugin.name}": plugin for plugin in strategy.plugins}
+        if strategy.setting.server_opt is not None:
+            self._parts["server_opt"] = strategy.setting.server_opt
+        found, self._found = self._found, None
+        if found is None:
+            return 0
+        try:
+            self._put_back(found)
+        except (ValueError, KeyError, TypeError, RuntimeError, OSError) as error:
+            raise RunFailed(f"the checkpoint {found.folder} cannot be used: {error}") from error
+        self._pin()
+        return found.round
+
+    def _put_back(self, found: Checkpoint) -> None:
+        strategy = self._strategy
+        before = {name: dict(tree) for name, tree in strategy.weights.items()}
+        nodes, tensors = found.values()
+        for name, part in self._parts.items():
+            put_back(part, nodes.get(name, {}), tensors, strategy.site.device, name)
+        if set(strategy.weights) != set(before):
+            raise ValueError(f"it has the slots {sorted(strategy.weights)}")
+        for name, tree in before.items():
+            _check_names(name, strategy.weights[name], tree)
+        expected = self._recorder.rows[-1]["weights_sha256"]
+        if trees.sha256(strategy.weights) != expected:
+            raise ValueError("its weights are not those of the last line of rounds.jsonl")
+        strategy.timetable = continued(strategy.timetable, found)
+        if self._store is None:
+            return
+        for pid, versions in found.needs.items():
+            for version in versions:
+                state = found.state(pid, version)
+                if state is None:
+                    raise ValueError(f"the state of client {pid} of round {version} is missing")
+                self._store.save(pid, version, state, versions)
+
+    # ---- after a step
+    def step(self, *, last: bool) -> None:
+        """Write a checkpoint if it is due; the last step of a run that has one has one too."""
+        if self._every is None:
+            return
+        if time.monotonic() - self._last >= self._every or (last and self._written):
+            self._write()
+            self._last = time.monotonic()
+
+    def _write(self) -> None:
+        """Write a checkpoint; if that is not possible, the run goes on and the log says so."""
+        current = self._strategy.current
+        packer = Packer()
+        try:
+            nodes = {name: packer.memory(part, name) for name, part in self._parts.items()}
+            self._folder.write(
+                current.round,
+                self._about(),
+                nodes,
+                packer.tensors,
+                self._needs(),
+                self._store.load if self._store else None,
+            )
+        except (OSError, TypeError, ValueError) as error:
+            log.warning("round %d has no checkpoint: %s", current.round, error)
+            return
+        self._written = True
+        self._pin()
+
+    def _about(self) -> dict[str, Any]:
+        return {
+            "seconds": self._recorder.seconds,
+            "nonfinite": list(nonfinite(self._recorder.rows)),
+            "at_sites": self._store is None,
+            "experiment": self._strategy.experiment,
+            "timetable": [
+                [entry.name, entry.rounds, entry.phase.rounds] for entry in self._strategy.timetable
+            ],
+        }
+
+    def _needs(self) -> Needs:
+        """The states from which the clients go on, and those of their best evaluation."""
+        needs: dict[int, set[int]] = {}
+        for versions in (self._strategy.versions, *self._strategy.pinned.values()):
+            for pid, version in versions.items():
+                needs.setdefault(pid, set()).add(version)
+        return {pid: sorted(versions) for pid, versions in sorted(needs.items())}
+
+    def _pin(self) -> None:
+        """Let clients that keep their states themselves keep those that checkpoints need."""
+        if self._store is None:
+            self._strategy.kept_back = self._folder.needs
+
+
+def _check_names(slot: str, tree: trees.Tree, like: trees.Tree) -> None:
+    """Refuse weights that are not those of this model; diverged ones may be of any value."""
+    shapes = [{name: (t.shape, t.dtype) for name, t in one.items()} for one in (tree, like)]
+    if shapes[0] != shapes[1]:
+        raise ValueError(f"the tensors of the slot {slot!r} are not those of this model")
+
+
+def continued(timetable: Sequence[Entry], found: Checkpoint) -> list[Entry]:
+    """The timetable with the phases that have ended as they did; the last may have more rounds.
+
+    Raises:
+        ValueError: these are not the phases of the checkpoint's run.
+    """
+    noted = found.about["timetable"]
+    if [name for name, _, _ in noted] != [entry.name for entry in timetable]:
+        raise ValueError(f"its phases are {', '.join(name for name, _, _ in noted)}")
+    left = found.round
+    entries = []
+    for entry, (_, rounds, planned) in zip(timetable, noted, strict=True):
+        over = left > rounds or (left == rounds and rounds != planned)
+        entries.append(replace(entry, rounds=rounds) if over else entry)
+        left -= rounds
+    return entries
+
+
+# ---- numbers that JSON lacks
+def nonfinite(value: Any, path: tuple[int | str, ...] = ()) -> Iterator[list[Any]]:
+    """[path, text] of each NaN and infinity in nested lists and dicts."""
+    if isinstance(value, float) and not math.isfinite(value):
+        yield [list(path), repr(value)]
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from nonfinite(inner, (*path, key))
+    elif isinstance(value, list | tuple):
+        for i, inner in enumerate(value):
+            yield from nonfinite(inner, (*path, i))
+
+
+def put_nonfinite(value: Any, found: Sequence[list[Any]]) -> None:
+    """Put them back in the place of the nulls that JSON has for them."""
+    for (*parents, last), text in found:
+        inner = value
+        for key in parents:
+            inner = inner[key]
+        inner[last] = float(text)

@@ -1,0 +1,71 @@
+"""The overrides of a run that goes on: those it began with, and a few that may be given anew."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import yaml
+
+from fedhet.config import overrides
+from fedhet.errors import ConfigError
+
+RESUME = "resume="
+
+
+def is_resumption(lines: Sequence[str]) -> bool:
+    """Whether the overrides name a run to go on with."""
+    return not isinstance(lines, str) and any(line.startswith(RESUME) for line in lines)
+
+
+def continued(lines: Sequence[str]) -> tuple[Path | None, Sequence[str]]:
+    """The run folder that `resume=<folder>` names, and all overrides of its run.
+
+    Without it, None and the overrides themselves.
+
+    Raises:
+        ConfigError: the folder holds no run, or an override cannot be given anew.
+    """
+    if not is_resumption(lines):
+        return None, lines
+    folders = [line.removeprefix(RESUME) for line in lines if line.startswith(RESUME)]
+    if len(folders) > 1:
+        raise ConfigError(f"resume={folders[1]}: only one run can go on, and resume names two")
+    folder = Path(_unquoted(folders[0])).resolve()
+    given = [line for line in lines if not line.startswith(RESUME)]
+    new = {override.key_or_group: str(override.input_line) for override in overrides.parse(given)}
+    for key, line in new.items():
+        if key not in ("rounds", "engine") and not key.startswith("engine."):
+            raise ConfigError(
+                f"{line!r} with resume={folder}: a run goes on with its own settings; only rounds,"
+                " engine and engine.* may be given anew"
+            )
+    kept = [line for line in _recorded(folder) if not _replaced(line, new)]
+    return folder, [*kept, *new.values()]
+
+
+def _recorded(folder: Path) -> list[str]:
+    """The overrides of the run in the folder."""
+    path = folder / "overrides.yaml"
+    try:
+        lines = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(
+            f"resume={folder}: this is not the folder of a run: {path.name}: {error.strerror}"
+        ) from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"resume={folder}: {path.name} is damaged") from error
+    if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
+        raise ConfigError(f"resume={folder}: {path.name} is no list of overrides")
+    return lines
+
+
+def _replaced(line: str, new: dict[str, str]) -> bool:
+    """Whether an override of the run gives way: to its new value, or to another engine."""
+    key = line.lstrip("+").partition("=")[0]
+    return key in new or ("engine" in new and key.partition(".")[0] == "engine")
+
+
+def _unquoted(text: str) -> str:
+    quoted = len(text) > 1 and text[0] == text[-1] and text[0] in "'\""
+    return text[1:-1] if quoted else text

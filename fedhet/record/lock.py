@@ -1,0 +1,95 @@
+"""A run folder of one's own: its creation, and its lock.
+
+The lock tells a run that is still running from one that was killed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from fedhet.errors import ConfigError, uncreatable
+
+_held: set[Path] = set()  # by this process, to which its own locks are no obstacle
+
+
+class Lock:
+    """Held from its creation until `release`, or until the process ends in whatever way.
+
+    Processes that are forked meanwhile do not inherit it.
+
+    Args:
+        folder: the run folder.
+
+    Raises:
+        ConfigError: another run, in this or another process, holds the lock.
+        OSError: the file system does not let us create or lock a file there.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder.resolve() / ".lock"
+        if self._path in _held:
+            raise self._refusal()
+        while True:
+            self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
+            try:
+                fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if self._is_current():
+                    break
+            except (BlockingIOError, PermissionError):
+                os.close(self._descriptor)
+                raise self._refusal() from None
+            os.close(self._descriptor)  # its holder has removed it meanwhile
+        _held.add(self._path)
+
+    def _is_current(self) -> bool:
+        with suppress(FileNotFoundError):
+            return os.path.samestat(os.fstat(self._descriptor), self._path.stat())
+        return False
+
+    def _refusal(self) -> ConfigError:
+        return ConfigError(f"{self._path.parent}: this run is still running; stop it first")
+
+    def release(self) -> None:
+        """Release the lock; a second time does nothing."""
+        if self._path in _held:
+            _held.discard(self._path)
+            with suppress(OSError):
+                self._path.unlink()
+            os.close(self._descriptor)
+
+
+def claim(folder: Path, explicit: bool) -> Path:
+    """Create the run folder.
+
+    Args:
+        folder: its path.
+        explicit: whether the user named it. If not, and it already holds a run, the next free name
+            `<folder>-2`, `<folder>-3`, ... is taken.
+
+    Raises:
+        ConfigError: the user named a folder that already holds a run, or it cannot be created.
+    """
+    base = folder.resolve()
+    folder = base
+    count = 1
+    while True:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise uncreatable("hydra.run.dir", folder, error) from error
+        try:
+            # Atomic: of two runs that start in the same second, only one succeeds.
+            (folder / "summary.json").open("x").close()
+            return folder
+        except FileExistsError:
+            if explicit:
+                raise ConfigError(
+                    f"hydra.run.dir={folder}: that folder already holds a run; name another"
+                ) from None
+            count += 1
+            folder = base.with_name(f"{base.name}-{count}")
+        except OSError as error:
+            raise uncreatable("hydra.run.dir", folder, error) from error

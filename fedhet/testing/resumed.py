@@ -1,0 +1,102 @@
+"""Whether a run that was killed goes on as if nothing had happened."""
+
+from __future__ import annotations
+
+import filecmp
+import json
+import shutil
+import tempfile
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from fedhet import config
+from fedhet.checkpoint.steps import Checkpoints
+from fedhet.record.results import Run
+from fedhet.task import Task
+from fedhet.testing.runs import run_quietly
+
+ELSEWHERE = ("seconds", "run_dir", "environment.json", "overrides.yaml", "checkpoints")
+
+
+def check_resume(*overrides: str, task: Task | None = None, again: tuple[str, ...] = ()) -> None:
+    """Check that a run which is killed after any of its steps goes on to the same end.
+
+    What the method, a plug-in or a server optimiser remembers on the server from one step to the
+    next is named in its class attribute `memory`. Where a name is missing, the continued run
+    differs from the one that was not killed.
+
+    Args:
+        overrides: the settings, such as "method=feddyn" and "rounds=3".
+        task: replaces the configured dataset, partition and model.
+        again: what is given anew when the run goes on, such as "engine.workers=2".
+
+    Raises:
+        AssertionError: saying after which step the run was killed, and what differs.
+    """
+    with tempfile.TemporaryDirectory(prefix="fedhet-test-") as home:
+        whole = Path(home, "whole")
+        killed: list[Path] = []
+        write = Checkpoints._write
+
+        def writing(checkpoints: Checkpoints) -> None:
+            write(checkpoints)
+            killed.append(Path(home, f"killed-{len(killed) + 1}"))
+            shutil.copytree(whole, killed[-1])
+
+        settings = config.compose([*overrides, "checkpoint.every=0"])
+        with mock.patch.object(Checkpoints, "_write", writing):
+            run = run_quietly(settings, whole, task)
+        steps = (whole / "rounds.jsonl").read_text().count("\n")
+        assert len(killed) == steps, f"{len(killed)} of {steps} steps have a checkpoint"
+        again_settings = config.compose([f"resume={killed[0]}", *again])
+        for step, folder in enumerate(killed, 1):
+            what = f"killed after step {step}"
+            written = sorted(path.name for path in (folder / "checkpoints").glob("0*"))
+            assert written[-1] == f"{step:06d}", f"{what}: its checkpoints are {written}"
+            resumed = run_quietly(again_settings, folder, task)
+            check_equal(run, resumed, what, ignored=["config.yaml"] if again else [])
+
+
+def check_equal(one: Run, other: Run, what: str, ignored: Collection[str] = ()) -> None:
+    """Check that two runs are equal byte for byte, but for seconds, paths, engines and times.
+
+    Args:
+        one: a run.
+        other: another one.
+        what: the beginning of an error's message.
+        ignored: files that may differ.
+
+    Raises:
+        AssertionError: saying what differs.
+    """
+    lines = [(run.dir / "rounds.jsonl").read_text().splitlines() for run in (one, other)]
+    assert len(lines[0]) == len(lines[1]), f"{what}: {len(lines[1])} steps, not {len(lines[0])}"
+    for before, after in zip(*lines, strict=True):
+        _same(json.loads(before), json.loads(after), f"{what}: round {json.loads(before)['round']}")
+    _same(one.summary, other.summary, f"{what}: summary")
+    files = [_files(run.dir) for run in (one, other)]
+    assert files[0] == files[1], f"{what}: the files {sorted(files[0] ^ files[1])} are in one only"
+    for name in sorted(files[0] - set(ignored)):
+        same = filecmp.cmp(one.dir / name, other.dir / name, shallow=False)
+        assert same, f"{what}: {name} differs"
+
+
+def _same(one: Any, other: Any, what: str) -> None:
+    if isinstance(one, dict) and isinstance(other, dict):
+        for key in {**one, **other}:
+            if key not in ELSEWHERE:
+                _same(one.get(key), other.get(key), f"{what}.{key}")
+    elif isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        for i, pair in enumerate(zip(one, other, strict=True)):
+            _same(*pair, f"{what}.{i}")
+    else:
+        assert one == other, f"{what}: {other}, not {one}"
+
+
+def _files(folder: Path) -> set[str]:
+    """The files that must be equal."""
+    records = {"rounds.jsonl", "summary.json", *ELSEWHERE}
+    names = {path.relative_to(folder) for path in folder.rglob("*") if path.is_file()}
+    return {str(name) for name in names if name.parts[0] not in records}

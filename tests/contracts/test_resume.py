@@ -1,0 +1,223 @@
+"""A run that is killed after any of its steps goes on to the same end, byte for byte."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from contracts.short import SHORT
+
+import fedhet
+from fedhet import config
+from fedhet.client import FedClient
+from fedhet.config import catalogue
+from fedhet.data.toy import toy_task
+from fedhet.messages import Broadcast, Update
+from fedhet.methods.scaffold import ControlVariates
+from fedhet.record.results import Run
+from fedhet.testing import check_equal, check_resume, run_quietly
+
+STEPS = ["rounds=3", "fraction=.75", "client.epochs=1", "client.batch_size=5", "client.lr=.1"]
+METHODS = catalogue.choices("method")
+COMPOSITIONS = [
+    "method=scaffold plugin=[fednorm] method.control=gradient",
+    "method=fedbn method.server_bn=average plugin=[moon]",
+    "method=fedavg plugin=[fedgmm,fedlex] plugin.fedgmm.agg_count=augmented server_opt=fedavgm",
+    "method=fedala eval.every=2 eval.finetune_epochs=1 buffers=local",
+    "method=fednova plugin=[fedprox] client.schedule=cosine client.lr_decay=.9",
+    "method=fedsgd server_opt=fedyogi plugin=[fednorm]",
+    "method=fedrod buffers=frozen rounds=4 early_stopping.patience=1 early_stopping.min_delta=1",
+    "method=fedgen plugin=[feddisk] server_opt=fedadagrad",
+]
+
+
+def shortened(line: str) -> list[str]:
+    """The settings, with those that make phases before the training short."""
+    given = line.split()
+    short = {one for name, lines in SHORT.items() if name in line for one in lines}
+    return [*STEPS, *sorted(short), *given]
+
+
+def cases() -> Iterator[Any]:
+    yield from (f"method={name}" for name in METHODS)
+    for i, line in enumerate(COMPOSITIONS):
+        yield pytest.param(line, marks=[pytest.mark.matrix] if i % 2 else [])
+
+
+@pytest.mark.parametrize("line", list(cases()))
+def test_every_method(line: str) -> None:
+    check_resume(*shortened(line), task=toy_task(norm=True))
+
+
+def test_with_other_workers() -> None:
+    line = shortened("method=scaffold rounds=2")
+    check_resume(*line, task=toy_task(), again=("engine.workers=2",))
+    check_resume(*line, "engine.workers=2", task=toy_task(), again=("engine.workers=1",))
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("engines", [("ray", "ray"), ("local", "ray"), ("ray", "local")])
+def test_under_ray(engines: tuple[str, str]) -> None:
+    line = "method=ditto rounds=2 partition.clients=4"
+    check_resume(*shortened(line), f"engine={engines[0]}", again=(f"engine={engines[1]}",))
+
+
+def test_what_a_class_forgets_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ControlVariates, "memory", ("_factors",))
+    with pytest.raises(AssertionError, match=r"^killed after step 1: round 2\."):
+        check_resume(*shortened("method=scaffold"), task=toy_task())
+
+
+def test_what_a_client_keeps_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without its state a client fails, so the states are really put back."""
+    monkeypatch.setattr("fedhet.state.MemoryStore.save", lambda *args: None)
+    with pytest.raises(fedhet.RunFailed, match="its state of round 1 is missing"):
+        check_resume(*shortened("method=ditto"), task=toy_task())
+
+
+def test_steps_and_replies_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How many steps in a row changed nothing is remembered too, and who failed when."""
+    train = FedClient.train
+
+    def failing(client: FedClient, msg: Broadcast) -> Update:
+        if msg.step in (1, 3) or msg.pid == msg.step:
+            raise ValueError(f"step {msg.step}")
+        return train(client, msg)
+
+    monkeypatch.setattr(FedClient, "train", failing)
+    line = "rounds=5 on_failure=skip replies.bad_steps=1 replies.max_lost=1 eval.clients=false"
+    check_resume(*shortened(f"method=fedavg {line}"), task=toy_task())
+
+
+def test_a_run_that_failed_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [*shortened("method=scaffold"), "checkpoint.every=0"]
+    whole = run_quietly(config.compose(lines), tmp_path / "whole", toy_task())
+    train = FedClient.train
+
+    def failing(client: FedClient, msg: Broadcast) -> Update:
+        if msg.step == 3:
+            raise ValueError("out of memory")
+        return train(client, msg)
+
+    with monkeypatch.context() as patch, pytest.raises(fedhet.RunFailed, match="out of memory"):
+        patch.setattr(FedClient, "train", failing)
+        run_quietly(config.compose(lines), tmp_path / "failed", toy_task())
+    resumed = resume(tmp_path / "failed")
+    check_equal(whole, resumed, "failed in step 3")
+    environment = json.loads((resumed.dir / "environment.json").read_text())
+    assert [again["round"] for again in environment["resumed"]] == [2]
+
+
+def resume(folder: Path, *given: str, task: Any = None) -> Run:
+    return run_quietly(config.compose([f"resume={folder}", *given]), folder, task or toy_task())
+
+
+@pytest.mark.parametrize("line", ["method=scaffold", "method=ditto", "method=fedlex"])
+def test_a_run_that_has_ended_takes_more_rounds(tmp_path: Path, line: str) -> None:
+    settings = [
+        config.compose([*shortened(line), "checkpoint.every=0", f"rounds={n}"]) for n in (4, 2)
+    ]
+    whole = run_quietly(settings[0], tmp_path / "4", toy_task())
+    run_quietly(settings[1], tmp_path / "2", toy_task())
+    resumed = resume(tmp_path / "2", "rounds=4")
+    check_equal(whole, resumed, "two rounds more")
+    assert "rounds=4" in (resumed.dir / "overrides.yaml").read_text()
+
+
+def test_what_comes_after_a_checkpoint_is_removed(tmp_path: Path) -> None:
+    """Also where the run that goes on is shorter, so that it does not write it again."""
+    lines = [*shortened("method=fedavg plugin=[fednorm] rounds=5"), "checkpoint.every=0"]
+    whole = run_quietly(config.compose([*lines, "rounds=4"]), tmp_path / "4", toy_task())
+    folder = tmp_path / "5"
+    run_quietly(config.compose(lines), folder, toy_task())
+    (folder / "checkpoints" / "000005" / "values.json").unlink()
+    summary = json.loads((folder / "summary.json").read_text())
+    (folder / "summary.json").write_text(json.dumps({**summary, "status": "interrupted"}))
+    check_equal(whole, resume(folder, "rounds=4"), "a round less")
+
+
+def test_a_run_without_checkpoints_starts_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A run of less than a minute has none by default, and pays nothing for them."""
+    lines = shortened("method=scaffold rounds=2")
+    whole = run_quietly(config.compose([*lines, "rounds=3"]), tmp_path / "whole", toy_task())
+    assert not (whole.dir / "checkpoints").exists()
+    run_quietly(config.compose(lines), tmp_path / "run", toy_task())
+    resumed = resume(tmp_path / "run", "rounds=3")
+    assert "no checkpoint that can be used; it starts from its beginning" in caplog.text
+    check_equal(whole, resumed, "from the beginning")
+
+
+def test_checkpoints_are_written_when_they_are_due(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The steps take 20 s each: one is due after the third, and the last step has one as well."""
+    clock = iter(range(0, 10_000, 10))
+    monkeypatch.setattr("fedhet.checkpoint.steps.time.monotonic", lambda: float(next(clock)) * 2)
+    written = []
+    monkeypatch.setattr(
+        "fedhet.checkpoint.steps.Checkpoints._write",
+        lambda self: (
+            written.append(self._strategy.current.round),
+            vars(self).update(_written=True),
+        ),
+    )
+    lines = shortened("method=fedavg rounds=8")
+    run_quietly(config.compose(lines), tmp_path / "run", toy_task())
+    assert written == [3, 6, 8]
+    run_quietly(config.compose([*lines, "checkpoint.every=null"]), tmp_path / "never", toy_task())
+    assert written == [3, 6, 8]
+
+
+def test_the_task_must_be_given_again(tmp_path: Path) -> None:
+    lines = [*shortened("method=scaffold"), "checkpoint.every=0"]
+    run_quietly(config.compose(lines), tmp_path / "run", toy_task())
+    given = config.compose([f"resume={tmp_path / 'run'}", "rounds=5"])
+    with pytest.raises(fedhet.ConfigError, match=r"given as objects; give it again, as task="):
+        run_quietly(given, tmp_path / "run")
+    with pytest.raises(fedhet.ConfigError, match="the clients' data are others"):
+        run_quietly(given, tmp_path / "run", toy_task(equal=True))
+    other = replace(toy_task(), transform=lambda x: x)
+    with pytest.raises(fedhet.ConfigError, match=r"task\.transform was None in this run"):
+        run_quietly(given, tmp_path / "run", other)
+
+
+def refusals() -> list[tuple[list[str], str]]:
+    return [
+        ([], r"the run has ended; rounds=<more than 3> continues it"),
+        (["rounds=3"], r"the run has ended; rounds=<more than 3>"),
+        (["rounds=2"], r"the run has ended; rounds=<more than 3>"),
+        (["seed=1"], r"'seed=1' with resume=.*only rounds, engine and engine\.\* may be given"),
+        (["hydra.run.dir=x"], r"only rounds, engine and engine\.\* may be given anew"),
+        (["rounds=4", "resume=there"], "only one run can go on"),
+        (["rounds=0"], "rounds=0"),
+    ]
+
+
+@pytest.mark.parametrize(("given", "reason"), refusals())
+def test_what_is_refused(
+    tmp_path: Path, finished: Callable[[], Path], given: list[str], reason: str
+) -> None:
+    folder = finished()
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    with pytest.raises(fedhet.ConfigError, match=reason):
+        resume(folder, *given)
+    assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Path]:
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    lines = [*shortened("method=scaffold"), "checkpoint.every=0"]
+    run_quietly(config.compose(lines), folder, toy_task())
+    return lambda: folder
+
+
+def test_a_folder_without_a_run(tmp_path: Path) -> None:
+    with pytest.raises(fedhet.ConfigError, match=r"not the folder of a run: overrides\.yaml"):
+        fedhet.run([f"resume={tmp_path}"])
