@@ -32,7 +32,8 @@ def check_sent(lines: Sequence[str]) -> None:
     """
     for line in lines:
         key = line.lstrip("+~").partition("=")[0].strip()
-        if re.match(r"hydra\b", key) and key != RUN_DIR:
+        # A search path has an error of its own (overrides.parse).
+        if re.match(r"hydra\b(?!\.searchpath)", key) and key != RUN_DIR:
             raise ConfigError(
                 f"{line!r}: a run from another machine sets {RUN_DIR} and nothing else of Hydra"
             )
