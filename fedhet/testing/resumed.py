@@ -51,6 +51,7 @@ def check_resume(*overrides: str, task: Task | None = None, again: tuple[str, ..
 
         def beginning(checkpoints: Checkpoints, *args: Any, **others: Any) -> int:
             done = begin(checkpoints, *args, **others)
+            assert done, "no checkpoint was used"
             forget(checkpoints._parts, left[done - 1])
             return done
 
