@@ -151,9 +151,6 @@ class Sites:
             process.kill()
         psutil.wait_procs(killed)
 
-    def log(self, name: str) -> str:
-        return (self.home / f"{name}.log").read_text(errors="replace")
-
     # ---- Flower's commands
     def flwr(self, *arguments: str) -> dict[str, Any]:
         done = subprocess.run(
