@@ -66,7 +66,7 @@ class Packer:
             return value
         if kind is float:
             return value if math.isfinite(value) else ["float", repr(value)]
-        if isinstance(value, Tensor):
+        if isinstance(value, Tensor) and not value.is_meta:
             return self._tensor(value.detach(), path)
         if isinstance(value, np.ndarray | np.generic):
             array = torch.from_numpy(np.array(value))

@@ -13,8 +13,10 @@ from unittest import mock
 
 from fedhet import config
 from fedhet.checkpoint.steps import Checkpoints
+from fedhet.errors import RunFailed
 from fedhet.record.results import Run
 from fedhet.task import Task
+from fedhet.testing.forgotten import Traces, forget, traces
 from fedhet.testing.runs import run_quietly
 
 ELSEWHERE = ("seconds", "run_dir", "environment.json", "overrides.yaml", "checkpoints")
@@ -24,8 +26,8 @@ def check_resume(*overrides: str, task: Task | None = None, again: tuple[str, ..
     """Check that a run which is killed after any of its steps goes on to the same end.
 
     What the method, a plug-in or a server optimiser remembers on the server from one step to the
-    next is named in its class attribute `memory`. Where a name is missing, the continued run
-    differs from the one that was not killed.
+    next is named in its class attribute `memory`. Where a name is missing, the run that goes on
+    differs from the one that was not killed, or fails where it reads the attribute.
 
     Args:
         overrides: the settings, such as "method=feddyn" and "rounds=3".
@@ -38,12 +40,20 @@ def check_resume(*overrides: str, task: Task | None = None, again: tuple[str, ..
     with tempfile.TemporaryDirectory(prefix="fedhet-test-") as home:
         whole = Path(home, "whole")
         killed: list[Path] = []
-        write = Checkpoints._write
+        left: list[Traces] = []
+        write, begin = Checkpoints._write, Checkpoints.begin
 
         def writing(checkpoints: Checkpoints) -> None:
             write(checkpoints)
             killed.append(Path(home, f"killed-{len(killed) + 1}"))
             shutil.copytree(whole, killed[-1])
+            left.append(traces(checkpoints._parts))
+
+        def beginning(checkpoints: Checkpoints, *args: Any, **others: Any) -> int:
+            done = begin(checkpoints, *args, **others)
+            assert done, "no checkpoint was used"
+            forget(checkpoints._parts, left[done - 1])
+            return done
 
         settings = config.compose([*overrides, "checkpoint.every=0"])
         with mock.patch.object(Checkpoints, "_write", writing):
@@ -55,7 +65,12 @@ def check_resume(*overrides: str, task: Task | None = None, again: tuple[str, ..
             what = f"killed after step {step}"
             written = sorted(path.name for path in (folder / "checkpoints").glob("0*"))
             assert written[-1] == f"{step:06d}", f"{what}: its checkpoints are {written}"
-            resumed = run_quietly(again_settings, folder, task)
+            with mock.patch.object(Checkpoints, "begin", beginning):
+                try:
+                    resumed = run_quietly(again_settings, folder, task)
+                except RunFailed as error:
+                    hint = "does a class lack the name of an attribute in its `memory`?"
+                    raise AssertionError(f"{what}: {error}; {hint}") from error
             check_equal(run, resumed, what, ignored=["config.yaml"] if again else [])
 
 
