@@ -149,10 +149,7 @@ class Sites:
         assert killed
         for process in killed:
             process.kill()
-        psutil.wait_procs(killed)
-
-    def log(self, name: str) -> str:
-        return (self.home / f"{name}.log").read_text(errors="replace")
+        wait_for(lambda: not self.processes(part, number), "their end")
 
     # ---- Flower's commands
     def flwr(self, *arguments: str) -> dict[str, Any]:

@@ -41,7 +41,7 @@ def stuck_client(tmp_path: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("FEDHET_TRUST", "faulty")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]))
     monkeypatch.setenv("FEDHET_TEST_FOLDER", str(tmp_path))
-    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:9")  # nothing listens there
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)  # Flower would use that cluster
     return [
         "method=scaffold",
         "client.lr=.1",
