@@ -12,6 +12,7 @@ from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from fedhet import api, trees
+from fedhet.check import one_of
 from fedhet.errors import ConfigError, DataError
 from fedhet.record.files import read_tensors
 
@@ -100,6 +101,11 @@ class Served(nn.Module):
         about: the description of its run.
     """
 
+    x_mean: Tensor | None
+    x_std: Tensor | None
+    y_mean: Tensor | None
+    y_std: Tensor | None
+
     def __init__(self, model: nn.Module, about: Described) -> None:
         super().__init__()
         self.model = model
@@ -115,7 +121,7 @@ class Served(nn.Module):
         """Return the model's own outputs for raw inputs: logits, or standardised numbers."""
         if x.dtype == torch.uint8:
             x = x.float() / 255
-        if self.x_mean is not None:
+        if self.x_mean is not None and self.x_std is not None:
             x = (x - self.x_mean) / self.x_std
         output: Tensor = self.model(x)
         return output
@@ -123,7 +129,9 @@ class Served(nn.Module):
     def readable(self, output: Tensor) -> Tensor:
         """Return probabilities, or numbers in their own units."""
         if self.target == "number":
-            return output if self.y_std is None else output * self.y_std + self.y_mean
+            if self.y_mean is None or self.y_std is None:
+                return output
+            return output * self.y_std + self.y_mean
         return output.sigmoid() if self.target == "labels" else output.softmax(1)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -166,6 +174,9 @@ def opened(folder: Path, view: str | None, client: int | None) -> tuple[Describe
         )
     if view is None:
         view = "model" if client is None else "personal"
+    if client is None and view in set(api.OWN) - set(api.GLOBAL):
+        raise ConfigError(f"--view {view} is a client's own model; name the client by --client N")
+    one_of("--view", view, api.GLOBAL if client is None else api.OWN)
     model = api.load(folder, view, client=client)
     if client is None and view == "model":
         _check_weights(about)
