@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from fedhet.errors import RunFailed, WriteError, reason_of
+from fedhet.record.card import write_card
 from fedhet.record.environment import versions
 from fedhet.record.files import (
     LastingJson,
@@ -202,7 +203,7 @@ class Recorder:
             raise
 
     def finish(self, status: str, *, strategy: FedStrategy, reason: str | None = None) -> None:
-        """Record the end of the run: the weights, the summary and the figures.
+        """Record the end of the run: the weights, the summary, the figures and the model card.
 
         Args:
             status: ok, failed or interrupted.
@@ -229,6 +230,8 @@ class Recorder:
         problem = self._record_end(**end) or problem
         if self.rows and not problem:
             self._draw()
+        if well and not problem:
+            write_card(self.folder, self.summary, self._partition)
         self._lock.release()
         log.info("run folder: %s", self.folder)
         if problem and well:
