@@ -1,13 +1,15 @@
-"""A run's progress as a text file for Prometheus, for the textfile collector of node_exporter.
+"""A run's progress as text files for Prometheus, for the textfile collector of node_exporter.
 
-The file is that of the environment variable FEDHET_METRICS_FILE, which should end in .prom. It is
-replaced after each step; a run that is sent from another machine cannot name it.
+They are in the folder of the environment variable FEDHET_METRICS_DIR: fedhet-server.prom is
+replaced after each step, fedhet-node-<partition-id>.prom after each message. A run that is sent
+from another machine cannot name the folder.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,42 +19,59 @@ from fedhet.record.files import write_text
 from fedhet.targets.table import of_row
 
 log = logging.getLogger("fedhet")
-VARIABLE = "FEDHET_METRICS_FILE"
+VARIABLE = "FEDHET_METRICS_DIR"
 STATES = ("running", "ok", "failed", "interrupted")
-_failed: set[str] = set()  # files of which the log has said that they cannot be written
+_failed: set[Path] = set()  # files of which the log has said that they cannot be written
 
 # Pairs of labels and a value.
 Values = Iterable[tuple[dict[str, str], float]]
 
 
-def update(summary: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], status: str) -> None:
-    """Replace the file, if there is to be one.
-
-    One that cannot be written is reported once; the run goes on without it.
+def update(
+    summary: Mapping[str, Any],
+    rows: Sequence[Mapping[str, Any]],
+    failures: Sequence[Mapping[str, Any]],
+    status: str,
+) -> None:
+    """Replace the file of the server, if there is to be one.
 
     Args:
         summary: the content of summary.json so far.
         rows: the lines of rounds.jsonl so far.
+        failures: the clients that have failed so far, also in a step that has ended the run.
         status: one of STATES.
     """
-    file = os.environ.get(VARIABLE)
-    if not file or file in _failed:
+    if file := file_of("server"):
+        write(file, text(summary, rows, failures, status))
+
+
+def file_of(who: str) -> Path | None:
+    """The file of "server" or "node-<partition-id>"; None if there is to be none."""
+    folder = os.environ.get(VARIABLE)
+    return Path(folder) / f"fedhet-{who}.prom" if folder else None
+
+
+def write(file: Path, content: str) -> None:
+    """Replace a file; one that cannot be written is reported once, and the run goes on."""
+    if file in _failed:
         return
     try:
-        write_text(Path(file), text(summary, rows, status))
+        write_text(file, content)
     except WriteError as error:
         _failed.add(file)
-        log.warning("%s=%s: %s", VARIABLE, file, error)
+        log.warning("%s: %s", VARIABLE, error)
 
 
-def text(summary: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], status: str) -> str:
-    """The content of the file, in Prometheus' text format."""
-    failures: dict[str, float] = {}
+def text(
+    summary: Mapping[str, Any],
+    rows: Sequence[Mapping[str, Any]],
+    failures: Sequence[Mapping[str, Any]],
+    status: str,
+) -> str:
+    """The content of the file, in Prometheus' text format; see `update`."""
     sent: dict[tuple[str, str], float] = {}
     seconds: dict[str, float] = {}
     for row in rows:
-        for failure in row["failures"]:
-            failures[failure["reason"]] = failures.get(failure["reason"], 0) + 1
         for part, value in row["seconds"].items():
             seconds[part] = seconds.get(part, 0) + value
         for way, kinds in row["bytes"].items():
@@ -62,30 +81,33 @@ def text(summary: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], status: 
     last = rows[-1] if rows else {}
     cohort = len(last.get("cohort", ()))
     blocks = [
-        _block("run_info", "gauge", "what runs; always 1", [(about, 1)]),
-        _block("run_status", "gauge", "1 for the state of the run", _one_of(status)),
-        _block("round", "gauge", "executed rounds", [({}, last.get("round", 0))]),
-        _block("rounds_planned", "gauge", "rounds of training", [({}, summary["rounds"])]),
-        _block("clients_asked", "gauge", "clients in the last step", [({}, cohort)]),
-        _block("score", "gauge", "the last scores; a larger one is better", _scores(rows)),
-        _block("loss", "gauge", "the last loss on the global test set", _last(rows, "loss_global")),
-        _block(
+        block("run_info", "gauge", "what runs; always 1", [(about, 1)]),
+        block("run_status", "gauge", "1 for the state of the run", _one_of(status)),
+        block("round", "gauge", "executed rounds", [({}, last.get("round", 0))]),
+        block("rounds_planned", "gauge", "rounds of training", [({}, summary["rounds"])]),
+        block("clients_asked", "gauge", "clients in the last step", [({}, cohort)]),
+        block("score", "gauge", "the last scores; a larger one is better", _scores(rows)),
+        block("loss", "gauge", "the last loss on the global test set", _last(rows, "loss_global")),
+        block(
             "seconds_total",
             "counter",
             "seconds by what they were spent on",
             [({"part": part}, value) for part, value in seconds.items()],
         ),
-        _block(
+        block(
             "bytes_total",
             "counter",
             "bytes to and from clients by kind",
             [({"direction": way, "kind": kind}, value) for (way, kind), value in sent.items()],
         ),
-        _block(
+        block(
             "failures_total",
             "counter",
             "replies of clients that were not used, by reason",
-            [({"reason": reason}, value) for reason, value in failures.items()],
+            [
+                ({"reason": reason}, count)
+                for reason, count in Counter(each["reason"] for each in failures).items()
+            ],
         ),
     ]
     return "".join(blocks)
@@ -113,17 +135,12 @@ def _scores(rows: Sequence[Mapping[str, Any]]) -> Values:
     ]
 
 
-def _block(name: str, kind: str, help: str, values: Values) -> str:
+def block(name: str, kind: str, help: str, values: Values) -> str:
     """A metric with its head; nothing for one that has no values."""
-    lines = [f"fedhet_{name}{_labels(labels)} {_value(value)}\n" for labels, value in values]
+    lines = [f"fedhet_{name}{_labels(labels)} {float(value)!r}\n" for labels, value in values]
     if not lines:
         return ""
     return f"# HELP fedhet_{name} {help}\n# TYPE fedhet_{name} {kind}\n{''.join(lines)}"
-
-
-def _value(value: float) -> str:
-    """A number as Prometheus reads it; it knows NaN, Inf and -Inf as Python writes them."""
-    return repr(float(value))
 
 
 def _labels(labels: Mapping[str, str]) -> str:

@@ -146,7 +146,7 @@ class Recorder:
                 save_tensors(path, arrays)
         append_line(self.folder / "rounds.jsonl", as_json(row))
         self.rows.append(row)
-        prometheus.update(self.summary, self.rows, "running")
+        prometheus.update(self.summary, self.rows, self.failures, "running")
 
     def clients(self, round: int, metrics: dict[int, dict[str, float]]) -> None:
         """Record one evaluation of the clients, as a Parquet file in long format.
@@ -232,7 +232,7 @@ class Recorder:
         problem = self._record_end(**end) or problem
         if self.rows and not problem:
             self._draw()
-        prometheus.update(self.summary, self.rows, self.summary["status"])
+        prometheus.update(self.summary, self.rows, self.failures, self.summary["status"])
         if well and not problem:
             write_card(self.folder, self.summary, self._partition)
         self._lock.release()
