@@ -285,7 +285,7 @@ def _link(source: Path, target: Path) -> None:
 
 
 def remove_parts(folders: Iterable[Path]) -> None:
-    """Remove the files that a killed process was writing."""
+    """Remove the files that a killed process was writing, by itself or by safetensors."""
     for folder in folders:
-        for path in folder.glob(".*.part"):
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        for path in (*folder.glob(".*.part"), *folder.glob(".tmp??????")):
+            path.unlink()

@@ -247,7 +247,7 @@ def test_killed_whenever_something_reaches_the_disk(
 
     def before(name: str, function: Callable[..., Any]) -> None:
         def noting(*args: Any, **options: Any) -> Any:
-            if (folder / "checkpoints" / "000001").exists():
+            if (folder / "checkpoints" / "000001").exists():  # until it is removed
                 snapshot()
             return function(*args, **options)
 
@@ -259,7 +259,7 @@ def test_killed_whenever_something_reaches_the_disk(
     settings = config.compose([*LINES, "rounds=4", "checkpoint.every=0"])
     run_quietly(settings, folder, toy_task())
     monkeypatch.undo()
-    assert len(killed) > 30
+    assert len(killed) > 15
     for i, one in enumerate(killed):
         with (one / "rounds.jsonl").open("a") as file:
             file.write('{"phase": "tra')

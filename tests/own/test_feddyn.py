@@ -11,7 +11,8 @@ from convergence.quadratic import final_weight
 import fedhet
 from fedhet.cli import main
 from fedhet.config import catalogue, compose
-from fedhet.testing import check_choice, sha256, sha256_apart, toy_task
+from fedhet.config.targets import find_target
+from fedhet.testing import check_choice, check_resume, sha256, sha256_apart, toy_task
 
 pytestmark = pytest.mark.usefixtures("installed")
 RUN = ["method=feddyn", "method.alpha=.3", "partition.clients=4", "rounds=2", "fraction=.75"]
@@ -31,6 +32,13 @@ def test_alpha_0_is_fedavg_with_equal_weights() -> None:
     fedavg = sha256("method=fedavg", *FAST, task=task)
     assert sha256("method=feddyn", "method.alpha=0", *FAST, task=task) == fedavg
     assert sha256("method=feddyn", *FAST, task=task) != fedavg
+
+
+def test_a_run_that_is_killed_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_resume("method=feddyn", *FAST, task=toy_task())
+    monkeypatch.setattr(find_target(compose(["method=feddyn"]).cfg.method), "memory", ())
+    with pytest.raises(AssertionError, match="no attribute 'h'.*lack the name of an attribute"):
+        check_resume("method=feddyn", *FAST, task=toy_task())
 
 
 def test_its_file_and_its_class_say_the_same() -> None:

@@ -64,6 +64,7 @@ class FedDyn(FedStrategy):
 
     name = "feddyn"
     client_cls = FedDynClient
+    memory = ("h",)
 
     def __init__(self, setting: Setting, *, alpha: float = 0.1) -> None:
         self.alpha = check.number("method.alpha", alpha, low=0)
