@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedhet import trees
 from fedhet.check import counted
+from fedhet.errors import clean
 from fedhet.trees import LARGEST, UNBOUNDED, AnyTree, Tree, kind, shown
 
 Scalar = bool | int | float | str
@@ -225,7 +226,7 @@ class Failure:
     Attributes:
         pid: the client.
         phase, step: what it was to do.
-        cause: what happened, in one line.
+        cause: what happened, in one line: a text of another process is made one.
         reason: the kind of fault, under which failures are counted. "failed": the client reported
             an error; LOST: it no longer has the state that the server names; "no reply"; "refused":
             its reply has the wrong content; "outlier"; and the reasons of `fedhet.errors.Rejected`.
@@ -236,6 +237,9 @@ class Failure:
     step: int
     cause: str
     reason: str = "failed"
+
+    def __post_init__(self) -> None:
+        self.cause = clean(self.cause)
 
     def __str__(self) -> str:
         return f"client {self.pid} failed in phase {self.phase!r}, step {self.step}: {self.cause}"

@@ -14,13 +14,14 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedhet.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 PR_SET_PDEATHSIG = 1  # of Linux's prctl
 STDERR = 2  # the file descriptor; Ray replaces sys.stderr
 
@@ -136,7 +137,10 @@ def _thread_timer(seconds: float) -> Iterator[None]:
         timer.cancel()
         with lock:
             done = True
-            raise_in_thread(ident, None)  # one that was raised too late
+        # An exception that is under way arrives in this loop at the latest. To withdraw it instead
+        # would make Python 3.11 spin for ever where the thread is traced, by coverage for example.
+        for _ in range(2):
+            pass
 
 
 @contextmanager
@@ -166,6 +170,26 @@ def end_with_parent() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent.pid:  # it has ended before
             os._exit(1)
+
+
+@contextmanager
+def signals_deferred() -> Iterator[None]:
+    """Let SIGINT and SIGTERM wait for the end of the block, also in processes started inside."""
+    received: list[int] = []
+    handlers: dict[int, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        # Another thread may take a signal that this one has blocked.
+        for number in SIGNALS:
+            handlers[number] = signal.signal(number, lambda n, frame: received.append(n))
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        for taken, handler in handlers.items():
+            signal.signal(taken, handler or signal.SIG_DFL)
+        for late in received:
+            signal.raise_signal(late)
 
 
 def thread_names() -> Iterator[str]:

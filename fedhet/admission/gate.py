@@ -17,6 +17,8 @@ from fedhet.replies import Step
 if TYPE_CHECKING:
     from fedhet.setting import Setting
 
+REFUSED = "refused"  # the kind of all bytes of a reply that has failed a check
+
 
 def accepted(
     step: Step,
@@ -55,14 +57,15 @@ def _checked(
 ) -> Iterator[Update]:
     for reply in replies:
         if isinstance(reply, Update):
-            slot = step.entry.phase.slot
-            step.count("up", messages.payload(slot, reply.weights, reply.extras))
+            sizes_up = messages.payload(step.entry.phase.slot, reply.weights, reply.extras)
             try:
                 _complete(step, reply, sizes[reply.pid])
                 check(reply)
                 _refuse_unread(reply)
             except ValueError as error:
                 reply = failure(step, reply.pid, str(error), "refused")
+                sizes_up = {REFUSED: sum(sizes_up.values())}  # the client has chosen the names
+            step.count("up", sizes_up)
         if isinstance(reply, Failure):
             record(step, reply, setting)
         else:

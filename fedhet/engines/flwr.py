@@ -25,10 +25,11 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from fedhet.config import pieces
+from fedhet.config import pieces, portable
 from fedhet.config.catalogue import CONF
+from fedhet.config.interpolations import RUN_DIR, literal
 from fedhet.engines.guard import TemporaryFolder
-from fedhet.errors import ConfigError, RunFailed
+from fedhet.errors import SUBMITTED, ConfigError, RunFailed
 from fedhet.flower.apps import RESUME
 from fedhet.record.files import LastingJson
 from fedhet.record.run_folder import RUNNING
@@ -91,16 +92,10 @@ def run(job: Job) -> Path:
 # ---- what Flower is given
 def _run_config(job: Job, folder: Path) -> str:
     """The run's overrides as Flower's run config, which the server app and the client app read."""
-    lines = [line for line in job.config.overrides if not line.startswith("hydra.run.dir=")]
-    overrides = shlex.join([*lines, f"hydra.run.dir={_quoted(str(folder))}"])
+    overrides = shlex.join([*portable(job.config), f"{RUN_DIR}={literal(str(folder))}"])
     resumed = str(folder) if job.config.resumes else ""
     entries = {"overrides": overrides, RESUME: resumed}
     return "".join(f"{k} = {json.dumps(v, ensure_ascii=False)}\n" for k, v in entries.items())
-
-
-def _quoted(path: str) -> str:
-    """The path as a Hydra value, whatever characters it has."""
-    return "'" + path.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def _resources(job: Job) -> str:
@@ -126,6 +121,7 @@ def _environment(home: Path, folder: Path) -> dict[str, str]:
         # The packages and folders of one's own pieces that this process finds.
         "PYTHONPATH": os.pathsep.join(str(Path.cwd() / path) for path in sys.path),
         pieces.SEARCH_PATH: os.pathsep.join(map(str, pieces.search_path())),
+        SUBMITTED: "1",
         "FLWR_HOME": str(home),
         "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(http),
         "FLWR_LOCAL_CONTROL_API_PORT": str(control),

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
-import signal
 import sys
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import inf
 from multiprocessing import resource_tracker
@@ -18,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from fedhet.engines.shared import Reader, Writer
-from fedhet.engines.worker import SIGNALS, work
+from fedhet.engines.worker import work
 from fedhet.messages import Broadcast, Failure, Reply, payload
-from fedhet.process import thread_names
+from fedhet.process import signals_deferred, thread_names
 from fedhet.server import Clock
 from fedhet.state import DiskStore
 
@@ -220,11 +217,13 @@ class PoolCourier:
         replies = self._folder / f"reply-{self._started}"
         arguments = (there, self._job, self._folder, replies, inherited)
         process = context.Process(target=work, args=arguments, daemon=True)
-        with _signals_deferred():
+        # A worker that Ctrl-C met before `work` would print a traceback, as would one whose parent
+        # it keeps from sending what the worker is to do.
+        with signals_deferred():
             process.start()
-        there.close()
-        # Copies, because the worker writes its next reply over this one.
-        self._workers[here] = Worker(process, Reader(copy=True), replies)
+            there.close()
+            # Copies, because the worker writes its next reply over this one.
+            self._workers[here] = Worker(process, Reader(copy=True), replies)
         return here
 
     def _can_fork(self) -> bool:
@@ -249,30 +248,6 @@ class PoolCourier:
         worker.process.join()
         code: int | None = worker.process.exitcode
         return code
-
-
-@contextmanager
-def _signals_deferred() -> Iterator[None]:
-    """Let SIGINT and SIGTERM wait for the end of the block, also in processes started inside.
-
-    Ctrl-C is sent to all of them. A worker that it met before `_work` would print a traceback, as
-    would one whose parent it keeps from sending what the worker is to do.
-    """
-    received: list[int] = []
-    handlers: dict[int, Any] = {}
-    if threading.current_thread() is threading.main_thread():
-        # Another thread may take a signal that this one has blocked.
-        for number in SIGNALS:
-            handlers[number] = signal.signal(number, lambda n, frame: received.append(n))
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        for taken, handler in handlers.items():
-            signal.signal(taken, handler or signal.SIG_DFL)
-        for late in received:
-            signal.raise_signal(late)
 
 
 def _size(reply: Reply) -> int:

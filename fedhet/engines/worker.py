@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING
 
 from fedhet.engines.shared import Reader, Writer
 from fedhet.messages import Failure, Reply, Update
-from fedhet.process import end_with_parent, pin_threads
+from fedhet.process import SIGNALS, end_with_parent, pin_threads
 from fedhet.state import DiskStore
 
 if TYPE_CHECKING:
     from fedhet.job import Job
 
 log = logging.getLogger("fedhet")
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def work(

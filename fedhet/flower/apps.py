@@ -20,7 +20,7 @@ from flwr.server import ServerAppComponents, ServerConfig
 
 from fedhet import config
 from fedhet.config import pieces
-from fedhet.errors import ConfigError, DataError, UnknownChoice
+from fedhet.errors import ConfigError, DataError, UnknownChoice, clean
 from fedhet.flower import wire
 from fedhet.flower.server import FedServer
 from fedhet.job import Job
@@ -98,7 +98,7 @@ def client_for(
         job = make_job() if make_job else _cached_job(_overrides(context))
         return job.client(store, properties).to_client()
     except (ConfigError, DataError, ImportError) as error:
-        reason = f"its node cannot serve this run: {_explained(error)}"
+        reason = clean(f"its node cannot serve this run: {_explained(error)}")
         log.error(reason)
         return Refusal(reason, properties).to_client()
 
@@ -136,7 +136,7 @@ def _server_settings(lines: list[str], resumed: str) -> config.Config:
             f" overrides, and name its folder beside them (--run-config \"overrides='...'"
             f" {RESUME}='<run folder>'\")"
         )
-    settings = config.compose(lines)
+    settings = config.compose(lines, sent=True)
     if not resumed:
         return settings
     folder = str(Path(resumed).resolve())

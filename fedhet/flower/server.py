@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -16,9 +17,8 @@ from flwr.server.client_manager import SimpleClientManager
 from flwr.server.history import History
 from flwr.serverapp import Grid
 
-from fedhet.admission.fields import clean
 from fedhet.client import KEEP
-from fedhet.errors import Rejected, RunFailed
+from fedhet.errors import SUBMITTED, Rejected, RunFailed, traceback_wanted
 from fedhet.flower import wire
 from fedhet.messages import EVALUATE, Broadcast, Failure, Reply, payload
 from fedhet.record.run_folder import Recorder
@@ -157,7 +157,7 @@ class FlowerCourier:
 
     def _read(self, msg: Broadcast, node: int, reply: Message) -> Reply:
         if reply.has_error():
-            cause = clean(f"node {node}: {reply.error.reason}")
+            cause = f"node {node}: {reply.error.reason}"
             return Failure(msg.pid, msg.phase, msg.step, cause, "no reply")
         expected = sum(payload(msg.slot, msg.weights, msg.extras).values())
         try:
@@ -235,8 +235,15 @@ class FedServer(Server):
         """Flower calls this with its own number of rounds, which the timetable replaces."""
         began = time.perf_counter()
         courier = FlowerCourier(self, self._method, self._store)
-        with self._recorder.ending(self._method):
-            run_rounds(self._method, courier, self._recorder, self._evaluate_clients, self._observe)
+        try:
+            with self._recorder.ending(self._method):
+                run_rounds(
+                    self._method, courier, self._recorder, self._evaluate_clients, self._observe
+                )
+        except RunFailed:
+            # Flower would print the error too, with a traceback and an exit code of its own.
+            if SUBMITTED not in os.environ or traceback_wanted():
+                raise
         return History(), time.perf_counter() - began
 
     def disconnect_all_clients(self, timeout: float | None) -> None:

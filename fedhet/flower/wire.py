@@ -23,8 +23,8 @@ from flwr.common import (
 )
 from torch import Tensor
 
-from fedhet.admission.fields import clean, experiment, local_settings, metrics, read, seconds
-from fedhet.errors import Rejected
+from fedhet.admission.fields import experiment, local_settings, metrics, read, seconds
+from fedhet.errors import Rejected, clean
 from fedhet.flower.encoding import Encoded, pack, read_array, read_header, unpack
 from fedhet.messages import LOST, Broadcast, Extra, Failure, Reply, Update
 from fedhet.trees import Tree
@@ -147,7 +147,7 @@ def reply_arrays(msg: Broadcast, reply: Reply) -> tuple[list[np.ndarray], int, d
     """What `NumPyClient.fit` returns for the reply to `msg`."""
     header: dict[str, Any] = {name: getattr(msg, name) for name in ECHO}
     if isinstance(reply, Failure):
-        header |= {"failure": clean(reply.cause), "reason": reply.reason}
+        header |= {"failure": reply.cause, "reason": reply.reason}
         arrays, carried = pack({}, {}, header)
         return arrays, 0, carried
     header |= {"n": reply.num_examples, "metrics": reply.metrics, "keeps": reply.keeps}
@@ -176,7 +176,7 @@ def _read_reply(
                 f" that of the message {sent!r}",
             )
     if "failure" in header:
-        cause, reason = clean(read(header, "failure", str)), read(header, "reason", str)
+        cause, reason = read(header, "failure", str), read(header, "reason", str)
         if reason not in REASONS:
             raise Rejected("unreadable", f"the reason in the header is {clean(repr(reason), 50)}")
         return Failure(msg.pid, msg.phase, msg.step, cause, reason)
@@ -218,7 +218,7 @@ def _size(value: Any) -> int:
 
 def refusal(msg: Broadcast, error: Rejected) -> Failure:
     """The failure of the client whose reply to `msg` is refused."""
-    return Failure(msg.pid, msg.phase, msg.step, clean(str(error)), error.reason)
+    return Failure(msg.pid, msg.phase, msg.step, str(error), error.reason)
 
 
 def sender(carried: Any) -> int:

@@ -71,8 +71,9 @@ class Foreground:
 
     def end(self) -> int:
         """Wait for the end of the run, which leaves no process behind; return its exit code."""
+        deadline = time.monotonic() + SECONDS
         while self._read():
-            continue
+            assert time.monotonic() < deadline, self.output
         code = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
         os.close(self._terminal)
         _, alive = psutil.wait_procs(self.processes(), timeout=10)

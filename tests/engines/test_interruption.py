@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import time
 from pathlib import Path
 
 import pytest
 from foreground import Foreground, last_lines
+
+from fedhet.cli import main as cli
 
 HERE = Path(__file__).parent
 ENDLESS = ["method=fedavg", "rounds=100000", "eval.clients=false"]
@@ -35,14 +39,36 @@ def test_a_run_with_two_workers(tmp_path: Path, how: str) -> None:
         interrupt(run, how)
 
 
-# In the matrix only: on a busy machine Ctrl-C is sometimes lost here, and the run goes on.
-@pytest.mark.matrix
 def test_workers_that_are_just_being_spawned(tmp_path: Path) -> None:
     """Ctrl-C meets them too, in the middle of their imports."""
     with Foreground(tmp_path / "run", *ENDLESS, "engine.workers=2", "engine.threads=2") as run:
         # The run, a guard, a tracker, and the first worker.
         run.wait_until(lambda: len(run.processes()) > 3)
         interrupt(run, "ctrl-c")
+
+
+class DropsAnInterruption:
+    """What Ctrl-C meets if it comes while Python cleans up, as it does after every import."""
+
+    def __init__(self, number: signal.Signals) -> None:
+        self.number = number
+
+    def __del__(self) -> None:
+        signal.raise_signal(self.number)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interruption_that_python_drops(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def command(argv: object) -> int:
+        DropsAnInterruption(number)
+        time.sleep(60)
+        return 0
+
+    monkeypatch.setattr(cli, "_main", command)
+    assert cli.main([]) == 130
+    assert capsys.readouterr().err == "interrupted\n"
 
 
 @pytest.fixture
