@@ -34,7 +34,6 @@ RANGES = {
     "replies.min_nodes": ([None, 1], [0, 1.5]),
     "replies.max_mb": ([0.1, 256], [0, None]),
     "replies.max_norm": ([None, 1, 10], [0.5]),
-    "on_lost_state": (["stop", "restart"], ["skip", None]),
     "checkpoint.every": ([None, 0, 60], [-1, "often"]),
     "early_stopping.patience": ([None, 1], [0, 2.5]),
     "early_stopping.min_delta": ([0, 0.01], [-0.1, None]),

@@ -37,6 +37,7 @@ class FakeGrid:
         pulls: how often somebody has looked.
         schedule: client -> the look at which its reply has arrived; 1 where it is not listed.
         errors: the clients for which Flower reports an error.
+        undecodable: the clients whose replies Flower confirms, and then cannot decode.
     """
 
     def __init__(self, make: Callable[[], FedClient]) -> None:
@@ -46,6 +47,7 @@ class FakeGrid:
         self.pulls = 0
         self.schedule: dict[int, int] = {}
         self.errors: set[int] = set()
+        self.undecodable: set[int] = set()
         self.alter: Callable[[int, Any], Any] = lambda pid, res: res
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
@@ -69,6 +71,8 @@ class FakeGrid:
         if self.pulls < self.schedule.get(pid, 1):
             return None
         del self._messages[message.metadata.message_id]
+        if pid in self.undecodable:
+            raise KeyError("array-chunk")
         if pid in self.errors:
             return Message(Error(code=0, reason="Node\nUnavailable"), reply_to=message)
         client = self._make().to_client()
@@ -168,6 +172,15 @@ def test_an_error_of_flower_names_its_client(federation: Callable[..., Any]) -> 
     replies = on_grid.step()
     assert isinstance(replies[2], Failure) and replies[2].reason == "no reply"
     assert "Node\\nUnavailable" in replies[2].cause and "1002" in replies[2].cause
+    assert on_grid.run.strategy.current.accepted == 3
+
+
+def test_what_flower_cannot_decode_costs_one_reply(federation: Callable[..., Any]) -> None:
+    on_grid = OnGrid(federation)
+    on_grid.grid.undecodable = {1}
+    replies = on_grid.step()
+    assert isinstance(replies[1], Failure) and replies[1].reason == "unreadable"
+    assert "KeyError: 'array-chunk'" in replies[1].cause
     assert on_grid.run.strategy.current.accepted == 3
 
 
