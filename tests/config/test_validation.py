@@ -35,7 +35,7 @@ RANGES = {
     "replies.min_nodes": ([None, 1], [0, 1.5]),
     "replies.max_mb": ([0.1, 256], [0, None]),
     "replies.max_norm": ([None, 1, 10], [0.5]),
-    "checkpoint.every": ([None, 0, 60], [-1, "often"]),
+    "checkpoint.every": ([None, 0, 0.5, 60], [-1, "often"]),
     "early_stopping.patience": ([None, 1], [0, 2.5]),
     "early_stopping.min_delta": ([0, 0.01], [-0.1, None]),
     "client.optimizer": (["sgd", "adam"], ["adamw"]),
