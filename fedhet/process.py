@@ -12,7 +12,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from fedhet.errors import ConfigError
 
@@ -21,6 +22,26 @@ if TYPE_CHECKING:
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 EXPIRED = 124  # exit code of a process that hung beyond its deadline
+
+
+_interruptions: list[int] = []  # the signals that `interrupt` has taken
+
+
+def interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    """Handle a signal like Ctrl-C, and remember it."""
+    _interruptions.append(number)
+    raise KeyboardInterrupt
+
+
+def forget_interruptions() -> None:
+    """End a command: its signals do not concern what this process does next."""
+    _interruptions.clear()
+
+
+def raise_if_interrupted() -> None:
+    """Raise KeyboardInterrupt where a signal has come but the work goes on all the same."""
+    if _interruptions:
+        raise KeyboardInterrupt
 
 
 @contextmanager
@@ -39,6 +60,7 @@ def imports() -> Iterator[None]:
         gc.freeze()
         gc.enable()
         atexit.register(_freeze_at_exit)
+    raise_if_interrupted()
 
 
 def _freeze_at_exit() -> None:
