@@ -7,12 +7,12 @@ with process.imports():
     from flwr.common import Context
 
     from fedhet.flower.apps import client_for
-    from fedhet.state import DiskStore, state_folder
+    from fedhet.state import store_at_site
 
 
 def client_fn(context: Context) -> Client:
     """Return the client that serves the message that Flower is about to deliver."""
-    return client_for(context, DiskStore(state_folder(context.run_id)))
+    return client_for(context, store_at_site)
 
 
 app = ClientApp(client_fn=client_fn)

@@ -18,9 +18,9 @@ from torch import nn
 
 from fedhet import messages
 from fedhet.admission.phases import serves
-from fedhet.errors import traceback_wanted
+from fedhet.errors import LostState, traceback_wanted
 from fedhet.flower import wire
-from fedhet.messages import EVALUATE, Broadcast, Extras, Failure, Reply, Update
+from fedhet.messages import EVALUATE, LOST, Broadcast, Extras, Failure, Reply, Update
 from fedhet.metrics import assess
 from fedhet.models.parts import own_tensors
 from fedhet.plugin import Plugin, overrides
@@ -75,7 +75,7 @@ class FedClient(LocalTraining, NumPyClient):
         self,
         site: Site,
         plugins: Sequence[Plugin],
-        store: Store,
+        store: Store | Callable[[str], Store],
         properties: dict[str, Any] | None = None,
     ) -> None:
         super().__init__(site)
@@ -124,7 +124,8 @@ class FedClient(LocalTraining, NumPyClient):
         except Exception as error:  # whatever it is, the server must learn whose it was
             level = logging.WARNING if traceback_wanted() else logging.DEBUG
             log.log(level, "client %d", msg.pid, exc_info=True)
-            return Failure(msg.pid, msg.phase, msg.step, f"{type(error).__name__}: {error}")
+            reason = LOST if isinstance(error, LostState) else "failed"
+            return Failure(msg.pid, msg.phase, msg.step, f"{type(error).__name__}: {error}", reason)
 
     def _serve(self, msg: Broadcast) -> Update:
         self.receive(msg)
@@ -150,7 +151,8 @@ class FedClient(LocalTraining, NumPyClient):
                 f" {msg.plugins} on the server, {own} here"
             )
         super().receive(msg.on(self.site.device))
-        self.state = ClientState(self.store, msg.pid, msg.version, self.site.device, msg.pinned)
+        store = self.store(msg.experiment) if callable(self.store) else self.store
+        self.state = ClientState(store, msg.pid, msg.version, self.site.device, msg.pinned)
         self.steps = 0
 
     def _check_hosted(self, pid: int) -> None:

@@ -4,6 +4,18 @@ from __future__ import annotations
 
 import os
 
+LONGEST_CAUSE = 1000  # characters of a text from another process in a log or record
+LONGEST_REASON = 10_000  # of an error that may contain several of them
+
+
+def clean(text: str, limit: int = LONGEST_CAUSE) -> str:
+    """Return the text in one line, without control characters, and not longer than `limit`.
+
+    A text from another process could otherwise forge lines of the log, or control the terminal.
+    """
+    short = text if len(text) <= limit else f"{text[:limit]}... ({len(text)} characters)"
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in short)
+
 
 class ConfigError(ValueError):
     """A setting is unknown, out of range, or contradicts another one.
@@ -48,6 +60,10 @@ class RunFailed(RuntimeError):
         return RunFailed, (self.reason, self.folder)
 
 
+class LostState(ValueError):
+    """What a client remembers is missing or damaged at its site."""
+
+
 class Rejected(ValueError):
     """A message from another process that is refused as a whole.
 
@@ -57,8 +73,12 @@ class Rejected(ValueError):
     """
 
     def __init__(self, reason: str, message: str) -> None:
-        super().__init__(message)
+        super().__init__(clean(message))
         self.reason = reason
+
+
+# In the environment of a run that engine=flwr has submitted, which reports the recorded failure.
+SUBMITTED = "FEDHET_SUBMITTED"
 
 
 def traceback_wanted() -> bool:
@@ -76,7 +96,9 @@ def uncreatable(setting: str, folder: object, error: OSError) -> ConfigError:
 def reason_of(error: BaseException) -> str:
     """Why a run failed, in one line: for its user, and for its record."""
     if isinstance(error, RunFailed):
-        return error.reason
-    if isinstance(error, ConfigError | DataError | WriteError):
-        return str(error)
-    return f"{type(error).__name__}: {error}"
+        reason = error.reason
+    elif isinstance(error, ConfigError | DataError | WriteError):
+        reason = str(error)
+    else:
+        reason = f"{type(error).__name__}: {error}"
+    return clean(reason, LONGEST_REASON)

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from fedhet.admission.outcome import ends_run, forget_lost, log_failures
 from fedhet.admission.scores import check_scores
 from fedhet.check import counted
 from fedhet.client import FINETUNE_EPOCHS, KEEP, evaluated_views
@@ -76,6 +77,7 @@ def evaluation_messages(strategy: FedStrategy, moment: Moment | None = None) -> 
         weights=moment["weights"],
         extras=extras,
         plugins=strategy.digests,
+        experiment=strategy.experiment,
     )
     versions = moment["versions"]
     return [msg.to(pid, versions.get(pid, 0), {}) for pid, n in enumerate(strategy.sizes) if n]
@@ -110,12 +112,12 @@ def received(
             continue
         failures.append(reply)
         report(reply)
-        if strategy.setting.on_failure == "stop":
+        if ends_run(reply, strategy.setting):
             raise RunFailed(str(reply))
     if not updates:
         raise RunFailed("; ".join(map(str, failures)))
-    for failure in failures:
-        log.warning("%s", failure)
+    log_failures(failures)
+    forget_lost(strategy, failures)
     return updates
 
 

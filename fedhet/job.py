@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, cast
+
+import torch
 
 from fedhet import targets
 from fedhet.client import FedClient
@@ -37,6 +39,7 @@ from fedhet.strategy import FedStrategy
 from fedhet.task import Task
 
 log = logging.getLogger("fedhet")
+A_GPU = "engine.num_gpus=1, or a share such as .25, gives each client a GPU"
 
 
 @dataclass
@@ -100,13 +103,25 @@ class Job:
         cfg = self.config.cfg
         return Site(
             self.task,
-            device=choose_device(cfg.device),
+            device=self._device(),
             seed=cfg.seed,
             buffers=cfg.buffers,
             scope=self._strategy_cls.scope,
             simulated=self.engine != "flwr",
             speed=Speed(cfg.engine.compile, cfg.engine.amp, cfg.engine.channels_last),
         )
+
+    def _device(self) -> torch.device:
+        """The device of this process: under Ray a client has the GPUs that it asks for.
+
+        Some versions of Ray hide the others, and some do not.
+        """
+        cfg = self.config.cfg
+        if cfg.engine.name == "local" or cfg.engine.num_gpus:
+            return choose_device(cfg.device)
+        if cfg.device == "cuda":
+            raise ConfigError(f"device=cuda with engine.num_gpus=0; {A_GPU}")
+        return torch.device("cpu")
 
     def plugins(self) -> list[Plugin]:
         """Return new plug-ins: one object each on the server, and one per message at a client."""
@@ -141,6 +156,7 @@ class Job:
             lr_decay=cfg.client.lr_decay,
             schedule=cfg.client.schedule,
             on_failure=cfg.on_failure,
+            on_lost_state=cfg.on_lost_state,
             replies=ReplyLimits.from_config(cfg.replies),
             eval_every=cfg.eval.every,
             finetune_epochs=cfg.eval.finetune_epochs,
@@ -154,14 +170,19 @@ class Job:
         )
         return cast("FedStrategy", instantiate(cfg.method, setting=setting))
 
-    def client(self, store: Store, properties: dict[str, Any] | None = None) -> FedClient:
-        """Return a client that keeps its state in `store`."""
+    def client(
+        self, store: Store | Callable[[str], Store], properties: dict[str, Any] | None = None
+    ) -> FedClient:
+        """Return a client that keeps its state in `store`, or in that of a message's experiment."""
         return self._strategy_cls.client_cls(self.site, self.plugins(), store, properties)
 
     # ---- what is recorded of it
     @cached_property
     def recorder(self) -> Recorder:
         """The recorder of the run folder, which is created or reopened on first use."""
+        where = (self.config.cfg.device, self.site.device.type)
+        if where == ("auto", "cpu") and torch.cuda.is_available():
+            log.warning("device=auto with engine.num_gpus=0 is the CPU; %s", A_GPU)
         return start(self)
 
     def progress(self) -> AbstractContextManager[Observer]:

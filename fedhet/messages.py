@@ -14,12 +14,14 @@ from torch import Tensor
 
 from fedhet import trees
 from fedhet.check import counted
+from fedhet.errors import clean
 from fedhet.trees import LARGEST, UNBOUNDED, AnyTree, Tree, kind, shown
 
 Scalar = bool | int | float | str
 Extra = Scalar | Tensor | Tree
 Extras = dict[str, Extra]
 
+LOST = "lost state"  # the reason of a failure
 EVALUATE = "evaluate"  # the phase name of a message that asks a client to evaluate
 
 
@@ -161,6 +163,7 @@ class Broadcast(Message):
         version: the round of the client state that the server last accepted; 0 for none.
         deadline: seconds after which the client gives up; None for never.
         pinned: earlier rounds whose client state is still needed at the end of the run.
+        experiment: 32 hexadecimal digits that identify the run, also when it is resumed.
     """
 
     phase: str
@@ -175,6 +178,7 @@ class Broadcast(Message):
     version: int = 0
     deadline: float | None = None
     pinned: list[int] = field(default_factory=list)
+    experiment: str = "0" * 32
 
     def to(self, pid: int, version: int, private: Extras) -> Broadcast:
         """The message for one client; everything that is shared is passed on by reference."""
@@ -222,10 +226,10 @@ class Failure:
     Attributes:
         pid: the client.
         phase, step: what it was to do.
-        cause: what happened, in one line.
+        cause: what happened, in one line: a text of another process is made one.
         reason: the kind of fault, under which failures are counted. "failed": the client reported
-            an error; "no reply"; "refused": its reply has the wrong content; "outlier"; and the
-            reasons of `fedhet.errors.Rejected`.
+            an error; LOST: it no longer has the state that the server names; "no reply"; "refused":
+            its reply has the wrong content; "outlier"; and the reasons of `fedhet.errors.Rejected`.
     """
 
     pid: int
@@ -233,6 +237,9 @@ class Failure:
     step: int
     cause: str
     reason: str = "failed"
+
+    def __post_init__(self) -> None:
+        self.cause = clean(self.cause)
 
     def __str__(self) -> str:
         return f"client {self.pid} failed in phase {self.phase!r}, step {self.step}: {self.cause}"

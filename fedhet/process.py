@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import faulthandler
 import gc
+import multiprocessing
 import os
 import signal
 import sys
@@ -12,14 +14,37 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from fedhet.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
 
-EXPIRED = 124  # exit code of a process that hung beyond its deadline
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+PR_SET_PDEATHSIG = 1  # of Linux's prctl
+STDERR = 2  # the file descriptor; Ray replaces sys.stderr
+
+
+_interruptions: list[int] = []  # the signals that `interrupt` has taken
+
+
+def interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    """Handle a signal like Ctrl-C, and remember it."""
+    _interruptions.append(number)
+    raise KeyboardInterrupt
+
+
+def forget_interruptions() -> None:
+    """End a command: its signals do not concern what this process does next."""
+    _interruptions.clear()
+
+
+def raise_if_interrupted() -> None:
+    """Raise KeyboardInterrupt where a signal has come but the work goes on all the same."""
+    if _interruptions:
+        raise KeyboardInterrupt
 
 
 @contextmanager
@@ -38,6 +63,7 @@ def imports() -> Iterator[None]:
         gc.freeze()
         gc.enable()
         atexit.register(_freeze_at_exit)
+    raise_if_interrupted()
 
 
 def _freeze_at_exit() -> None:
@@ -133,25 +159,59 @@ def _thread_timer(seconds: float) -> Iterator[None]:
         timer.cancel()
         with lock:
             done = True
-            raise_in_thread(ident, None)  # one that was raised too late
+        # An exception that is under way arrives in this loop at the latest. To withdraw it instead
+        # would make Python 3.11 spin for ever where the thread is traced, by coverage for example.
+        for _ in range(2):
+            pass
 
 
 @contextmanager
 def exit_after(seconds: float | None) -> Iterator[None]:
-    """End this process if the block takes longer: whatever hangs in it may never return to Python.
+    """End this process if the block takes longer, and write to stderr where it was.
 
-    Only for a process that serves one client.
+    That works whatever hangs in it, also what keeps Python's threads from running. Only for a
+    process that serves one client.
     """
     if seconds is None:
         yield
         return
-    timer = threading.Timer(seconds, os._exit, [EXPIRED])
-    timer.daemon = True
-    timer.start()
+    faulthandler.dump_traceback_later(seconds, exit=True, file=STDERR)
     try:
         yield
     finally:
-        timer.cancel()
+        faulthandler.cancel_dump_traceback_later()
+
+
+def end_with_parent() -> None:
+    """Let this process, which multiprocessing has started, be killed when its parent ends.
+
+    That reaches it also while it hangs. On Linux only; elsewhere it ends at its next message.
+    """
+    parent = multiprocessing.parent_process()
+    if sys.platform == "linux" and parent is not None:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent.pid:  # it has ended before
+            os._exit(1)
+
+
+@contextmanager
+def signals_deferred() -> Iterator[None]:
+    """Let SIGINT and SIGTERM wait for the end of the block, also in processes started inside."""
+    received: list[int] = []
+    handlers: dict[int, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        # Another thread may take a signal that this one has blocked.
+        for number in SIGNALS:
+            handlers[number] = signal.signal(number, lambda n, frame: received.append(n))
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        for taken, handler in handlers.items():
+            signal.signal(taken, handler or signal.SIG_DFL)
+        for late in received:
+            signal.raise_signal(late)
 
 
 def thread_names() -> Iterator[str]:

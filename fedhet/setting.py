@@ -78,6 +78,8 @@ class Setting:
         lr_decay: multiplies the learning rate after each training round.
         schedule: "constant" or "cosine", on top of `lr_decay`.
         on_failure: what a failed client does to the run: "stop" it, or be left out ("skip").
+        on_lost_state: "restart" lets a client whose state is lost begin again without one, in its
+            next step; with "stop" that is a failure like others.
         replies: which replies are accepted, and how long they are awaited.
         eval_every: evaluate every so many rounds, and after the last.
         finetune_epochs: if > 0, also evaluate the global model after so many epochs on a client's
@@ -99,6 +101,7 @@ class Setting:
     lr_decay: float = 1.0
     schedule: str = "constant"
     on_failure: str = "stop"
+    on_lost_state: str = "stop"
     replies: ReplyLimits = ReplyLimits()
     eval_every: int = 1
     finetune_epochs: int = 0

@@ -23,6 +23,8 @@ import safetensors.torch
 import torch
 from flwr.common import Array, ArrayRecord, RecordDict
 
+from fedhet.engines.guard import TemporaryFolder
+from fedhet.errors import LostState
 from fedhet.record.files import written
 from fedhet.trees import Tree, nbytes
 
@@ -89,7 +91,7 @@ class ClientState:
             if self.version:
                 stored = self._store.load(self.pid, self.version)
                 if stored is None:
-                    raise ValueError(
+                    raise LostState(
                         f"client {self.pid}: its state of round {self.version} is missing on this"
                         " machine; the client must run where it ran before, with the same state"
                         " folder"
@@ -103,7 +105,7 @@ class ClientState:
         The tensors are copies: only `put` changes the state.
 
         Raises:
-            ValueError: the version that the server names is missing from the store.
+            LostState: the version that the server names is missing from the store, or damaged.
         """
         prefix = f"{key}/"
         tree = {
@@ -145,7 +147,7 @@ class MemoryStore:
         self._bytes = 0
         # by client: the states by version, and the older versions to keep
         self._states: OrderedDict[int, tuple[dict[int, Tree], Collection[int]]] = OrderedDict()
-        self._spilled: tuple[tempfile.TemporaryDirectory[str], DiskStore] | None = None
+        self._spilled: tuple[TemporaryFolder, DiskStore] | None = None
 
     def load(self, pid: int, version: int) -> Tree | None:
         if pid in self._states:
@@ -168,7 +170,7 @@ class MemoryStore:
     def _spill(self) -> None:
         """Move the least recently used client's states to files."""
         if self._spilled is None:
-            folder = tempfile.TemporaryDirectory(prefix="fedhet-state-")
+            folder = TemporaryFolder("fedhet-state-")
             self._spilled = folder, DiskStore(Path(folder.name))
         pid, (versions, keep) = next(iter(self._states.items()))
         for version in sorted(versions):
@@ -198,7 +200,7 @@ class DiskStore:
         content = path.read_bytes()
         stated, data = content[:HASH_BYTES], content[HASH_BYTES:]
         if hashlib.sha256(data).digest() != stated:
-            raise ValueError(f"{path} is damaged: its content does not have the hash it began with")
+            raise LostState(f"{path} is damaged: its content does not have the hash it began with")
         return safetensors.torch.load(data)
 
     def save(self, pid: int, version: int, state: Tree, keep: Collection[int]) -> None:
@@ -238,8 +240,13 @@ class ContextStore:
         )
 
 
-def state_folder(run_id: int | str) -> Path:
-    """Return the folder in which the client processes of a Flower run keep their states.
+def store_at_site(experiment: str) -> Store:
+    """The store of a run's client processes at a site. It outlives Flower's run, and its id."""
+    return DiskStore(state_folder(experiment))
+
+
+def state_folder(experiment: str) -> Path:
+    """Return the folder in which the client processes of a run keep their states.
 
     It is below $FEDHET_STATE_DIR, or below the user's own folder in the temporary directory.
 
@@ -252,7 +259,7 @@ def state_folder(run_id: int | str) -> Path:
     """
     default = Path(tempfile.gettempdir()) / f"fedhet-{os.getuid()}"
     root = Path(os.environ.get("FEDHET_STATE_DIR") or default) / "fedhet-state"
-    home = root / str(run_id)
+    home = root / experiment
     if not home.exists():
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         if root.parent == default:

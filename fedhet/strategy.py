@@ -7,7 +7,7 @@ of the timetable.
 
 from __future__ import annotations
 
-import logging
+import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import ClassVar
@@ -16,6 +16,7 @@ from torch import nn
 
 from fedhet import messages, trees
 from fedhet.admission.gate import accepted
+from fedhet.admission.outcome import forget_lost, log_failures, needed_versions
 from fedhet.admission.quorum import Quorum
 from fedhet.client import STATE_BYTES, FedClient
 from fedhet.errors import RunFailed
@@ -28,8 +29,6 @@ from fedhet.replies import BufferAverage, Step, finished, normalised
 from fedhet.setting import Setting, check_composition, check_phases
 from fedhet.site import Scope
 from fedhet.trees import Tree
-
-log = logging.getLogger("fedhet")
 
 
 class FedStrategy(FlowerStrategy):
@@ -52,6 +51,7 @@ class FedStrategy(FlowerStrategy):
             `scope` keeps; None for everything.
         memory: the names of further attributes that outlast a step, for checkpoints.
         site, sizes, rounds: task, model and device; training samples per client; training rounds.
+        experiment: identifies the run; one that goes on is still the same.
         weights: slot -> its tensors; "model" has all of the model's.
         timetable: the run's phases in order, those of plug-ins first.
         current: the step in progress.
@@ -85,6 +85,7 @@ class FedStrategy(FlowerStrategy):
         self.quorum = Quorum(setting.replies)
         self.pinned: dict[str, dict[int, int]] = {}  # view -> `versions` at its best evaluation
         self.kept_back: dict[int, list[int]] = {}  # pid -> versions that checkpoints need
+        self.experiment = secrets.token_hex(16)
         self.current: Step
         self.weights: dict[str, Tree] = {"model": dict(self.site.initial)}
         self.setup()
@@ -180,18 +181,18 @@ class FedStrategy(FlowerStrategy):
         self.report = {}
         for plugin in self.plugins:
             plugin.report = {}
-        local = self.setting.local_in(phase, current.step)
         msg = Broadcast(
             phase=current.entry.name,
             step=current.step,
             round=server_round,
-            local=local,
+            local=self.setting.local_in(phase, current.step),
             slot=phase.slot,
             weights=current.sent,
             extras=dict(self.cohort_extras(phase, current.step, current.cohort)) if own else {},
             trains=phase.trains,
             plugins=self.digests,
             deadline=self.setting.replies.deadline,
+            experiment=self.experiment,
         )
         for plugin in self.active:
             plugin.outgoing(msg, current.cohort)
@@ -200,8 +201,7 @@ class FedStrategy(FlowerStrategy):
         for pid in current.cohort:
             private = self.client_extras(phase, pid) if own else {}
             plan.append(msg.to(pid, self.versions.get(pid, 0), private))
-            pinned = [held[pid] for held in self.pinned.values() if pid in held]
-            plan[-1].pinned = [*pinned, *self.kept_back.get(pid, ())]
+            plan[-1].pinned = needed_versions(self, pid)
             current.count("down", messages.payload(msg.slot, msg.weights, plan[-1].extras))
         return plan
 
@@ -228,6 +228,7 @@ class FedStrategy(FlowerStrategy):
         admitted = accepted(current, replies, self.sizes, self._check, self.setting)
         updates = self.quorum(current, admitted)
         done = updates is not None and self._merge(map(self._register, updates))
+        forget_lost(self, current.failures)
         if done or current.step == current.entry.rounds:
             self.end_phase()
 
@@ -243,8 +244,7 @@ class FedStrategy(FlowerStrategy):
         new = phase.merge(iter(passing), current.old)
         for _ in passing:  # a merge may stop early, but every reply is checked and counted
             pass
-        for failure in current.failures:  # where every client failed, the error above names them
-            log.warning("%s", failure)
+        log_failures(current.failures)  # where every client failed, the error above names them
         if new:
             optimizer = self.setting.server_opt if phase.trains else None
             values = finished(current, new, passing.values(), self.active, optimizer)

@@ -110,7 +110,7 @@ try:
 except (ConfigError, ValueError) as error:
     print(f"error: {error}", file=sys.stderr)
     sys.exit(2)
-overrides = shlex.join([*settings.overrides, f"hydra.run.dir={quoted(run_dir)}"])
+overrides = shlex.join([*config.portable(settings), f"hydra.run.dir={quoted(run_dir)}"])
 Path(sys.argv[1]).write_text(f"overrides = {quoted(overrides)}\n")
 print(run_dir)
 PY

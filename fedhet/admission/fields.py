@@ -3,30 +3,21 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from fedhet.errors import Rejected
+from fedhet.errors import Rejected, clean
 from fedhet.messages import LocalSettings
 
 LONGEST_INTEGER = 2**62
-LONGEST_CAUSE = 1000  # characters of a text from another process in a log or record
 MOST_METRICS = 1000
 LONGEST_NAME = 200
 # Far more than any training needs. A larger number would only occupy a client without end.
 MOST_EPOCHS = 100_000
 MOST_STEPS = 10**9
 MOST_SAMPLES = 10**9
-
-
-def clean(text: str, limit: int = LONGEST_CAUSE) -> str:
-    """The text in one line, without control characters, and not longer than `limit`.
-
-    A text from another process could otherwise forge lines of the log, or control the terminal.
-    """
-    short = text if len(text) <= limit else f"{text[:limit]}... ({len(text)} characters)"
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in short)
 
 
 def read(header: Mapping[str, Any], name: str, kind: type[Any], low: int | None = None) -> Any:
@@ -60,6 +51,17 @@ def seconds(value: Any) -> float | None:
     if value is not None and (size is None or not 0 < size < math.inf):
         raise Rejected("unreadable", f"the deadline is {clean(repr(value), 50)}")
     return size
+
+
+def experiment(value: Any) -> str:
+    """What identifies a run: 32 hexadecimal digits, which may name a folder.
+
+    Raises:
+        Rejected: it is something else.
+    """
+    if not isinstance(value, str) or not re.fullmatch(r"[0-9a-f]{32}", value):
+        raise Rejected("unreadable", f"the experiment is {clean(repr(value), 50)}")
+    return value
 
 
 def metrics(values: Mapping[str, Any]) -> dict[str, float]:

@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING
 import torch
 
 from fedhet import messages, trees
+from fedhet.admission.outcome import ends_run
 from fedhet.errors import RunFailed
 from fedhet.messages import Failure, Reply, Update
 from fedhet.replies import Step
 
 if TYPE_CHECKING:
     from fedhet.setting import Setting
+
+REFUSED = "refused"  # the kind of all bytes of a reply that has failed a check
 
 
 def accepted(
@@ -34,15 +37,15 @@ def accepted(
         replies: what the clients returned.
         sizes: the number of training samples of each client.
         check: the checks of the method and the plug-ins; raises ValueError.
-        setting: the run's `on_failure` and `max_norm`.
+        setting: the run's `on_failure`, `on_lost_state` and `max_norm`.
 
     Raises:
         RunFailed: a client failed and `on_failure` is "stop".
     """
-    updates = _checked(step, replies, sizes, check, setting.on_failure)
+    updates = _checked(step, replies, sizes, check, setting)
     if setting.replies.max_norm is None:
         return updates
-    return inliers(step, updates, setting.replies.max_norm, setting.on_failure)
+    return inliers(step, updates, setting.replies.max_norm, setting)
 
 
 def _checked(
@@ -50,33 +53,34 @@ def _checked(
     replies: Iterable[Reply],
     sizes: Sequence[int],
     check: Callable[[Update], None],
-    on_failure: str,
+    setting: Setting,
 ) -> Iterator[Update]:
     for reply in replies:
         if isinstance(reply, Update):
-            slot = step.entry.phase.slot
-            step.count("up", messages.payload(slot, reply.weights, reply.extras))
+            sizes_up = messages.payload(step.entry.phase.slot, reply.weights, reply.extras)
             try:
                 _complete(step, reply, sizes[reply.pid])
                 check(reply)
                 _refuse_unread(reply)
             except ValueError as error:
                 reply = failure(step, reply.pid, str(error), "refused")
+                sizes_up = {REFUSED: sum(sizes_up.values())}  # the client has chosen the names
+            step.count("up", sizes_up)
         if isinstance(reply, Failure):
-            record(step, reply, on_failure)
+            record(step, reply, setting)
         else:
             yield reply
 
 
 def inliers(
-    step: Step, updates: Iterable[Update], factor: float, on_failure: str
+    step: Step, updates: Iterable[Update], factor: float, setting: Setting
 ) -> Iterator[Update]:
     """The updates without those whose norm exceeds `factor` times the median of the step.
 
     That holds for the change of the weights and for every floating extra, each by itself.
 
     Raises:
-        RunFailed: there is such an update and `on_failure` is "stop".
+        RunFailed: there is such an update and `setting.on_failure` is "stop".
     """
     received = list(updates)
     norms = [_norms(update) for update in received]
@@ -92,7 +96,7 @@ def inliers(
                 f"the norm of its {name} is {own[name]:.4g}, more than {factor:g} times the"
                 f" median of this step, {limits[name] / factor:.4g}"
             )
-            record(step, failure(step, update.pid, cause, "outlier"), on_failure)
+            record(step, failure(step, update.pid, cause, "outlier"), setting)
         else:
             yield update
 
@@ -102,14 +106,14 @@ def failure(step: Step, pid: int, cause: str, reason: str) -> Failure:
     return Failure(pid, step.entry.name, step.step, cause, reason)
 
 
-def record(step: Step, failed: Failure, on_failure: str) -> None:
-    """Note the failure; it ends the run if `on_failure` is "stop".
+def record(step: Step, failed: Failure, setting: Setting) -> None:
+    """Note the failure, which may end the run (`on_failure`, `on_lost_state`).
 
     Raises:
         RunFailed: it does.
     """
     step.failures.append(failed)
-    if on_failure == "stop":
+    if ends_run(failed, setting):
         raise RunFailed(str(failed))
 
 

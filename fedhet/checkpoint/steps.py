@@ -137,6 +137,7 @@ class Checkpoints:
             "seconds": self._recorder.seconds,
             "nonfinite": list(nonfinite(self._recorder.rows)),
             "at_sites": self._store is None,
+            "experiment": self._strategy.experiment,
             "timetable": [
                 [entry.name, entry.rounds, entry.phase.rounds] for entry in self._strategy.timetable
             ],

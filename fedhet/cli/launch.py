@@ -6,12 +6,13 @@ import gc
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import hydra
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
+from omegaconf import OmegaConf
 
 from fedhet import process
 from fedhet.cli.errors import DEGRADED, FAILED, drop_output, report_error, say
@@ -132,8 +133,8 @@ class HydraTask:
         hydra_config = HydraConfig.get()
         output_dir = Path(hydra_config.runtime.output_dir)
         folder: Path | None = output_dir
-        lines = (line.lstrip("+") for line in hydra_config.overrides.task)
-        name = " ".join(lines) or "the defaults"
+        task: Any = OmegaConf.to_container(hydra_config.overrides.task)  # not resolved
+        name = " ".join(line.lstrip("+") for line in task) or "the defaults"
         if hydra_config.mode == RunMode.MULTIRUN:
             name = f"job {hydra_config.job.num}: {name}"
             say(name)

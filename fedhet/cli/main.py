@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -20,6 +19,7 @@ from fedhet import process
 from fedhet.cli import help
 from fedhet.cli.commands import is_command, run_command
 from fedhet.cli.errors import INTERRUPTED, drop_output, report_error
+from fedhet.cli.interrupts import interruptible
 from fedhet.cli.options import options_text
 from fedhet.config import pieces
 from fedhet.errors import ConfigError
@@ -31,10 +31,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: the arguments; those of the process if None.
     """
-    # SIGTERM acts like Ctrl-C, so that the run is recorded as interrupted.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        return _main(sys.argv[1:] if argv is None else argv)
+        with interruptible():
+            return _main(sys.argv[1:] if argv is None else argv)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
@@ -78,6 +77,8 @@ def _find_packages_here() -> None:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
+        if message.startswith("unrecognized arguments"):
+            message += "; a setting has no dashes, as in rounds=5"
         raise ConfigError(f"{message}; see python -m fedhet --help")
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         check_overrides,
         compose,
         from_hydra_job,
+        portable,
     )
     from fedhet.config.validation import validate
 
@@ -29,6 +30,7 @@ _MODULES = {
     "check_overrides": "fedhet.config.composition",
     "compose": "fedhet.config.composition",
     "from_hydra_job": "fedhet.config.composition",
+    "portable": "fedhet.config.composition",
     "validate": "fedhet.config.validation",
 }
 __all__ = [
@@ -39,6 +41,7 @@ __all__ = [
     "check_overrides",
     "compose",
     "from_hydra_job",
+    "portable",
     "validate",
 ]
 

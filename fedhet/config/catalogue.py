@@ -7,6 +7,7 @@ choice of it is a file in any of the folders, and no two folders may have the sa
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -104,6 +105,17 @@ def target(group: str, choice: str) -> str | None:
     own = settings.get(group)  # in a file that also presets other groups
     name: str | None = (own if isinstance(own, dict) else settings).get("_target_")
     return name
+
+
+def targets() -> frozenset[str]:
+    """Return the classes and functions that the files of fedhet itself name."""
+    return _targets(CONF)
+
+
+@lru_cache(maxsize=2)
+def _targets(conf: Path) -> frozenset[str]:
+    named = (target(group, choice) for group in _group_names() for choice in built_in(group))
+    return frozenset(name for name in named if name)
 
 
 def overrides_of_choice(choice: str) -> list[str]:

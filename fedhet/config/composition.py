@@ -23,8 +23,16 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from fedhet.config import catalogue, overrides, resuming, targets, validation
-from fedhet.config.targets import check_hydra_targets, check_targets
+from fedhet.config import (
+    catalogue,
+    hydra_settings,
+    interpolations,
+    overrides,
+    resuming,
+    targets,
+    validation,
+)
+from fedhet.config.targets import check_targets
 from fedhet.errors import ConfigError
 
 HYDRA_VERSION = "1.3"
@@ -59,18 +67,25 @@ class Config:
         return tuple(str(name) for name in self.cfg.plugin)
 
 
-def compose(lines: Sequence[str]) -> Config:
+def compose(lines: Sequence[str], *, sent: bool = False) -> Config:
     """Compose and check the configuration of one run from its overrides.
 
     Safe in threads and inside a Hydra application.
+
+    Args:
+        lines: the overrides.
+        sent: whether they come from another machine. They then read nothing of this one.
 
     Raises:
         ConfigError: a name or key is unknown, a value is out of range, or an object is not trusted;
             or they name a run to go on with (resume=...) that cannot.
     """
+    if sent:
+        interpolations.check_sent(lines)
     folder, lines = resuming.continued(lines)
     if folder is not None:
-        return replace(compose(lines), run_dir=str(folder), run_dir_given=True, resumes=True)
+        resumed = compose(lines, sent=sent)
+        return replace(resumed, run_dir=str(folder), run_dir_given=True, resumes=True)
     parsed = overrides.parse(lines)
     texts = overrides.of_single_run(parsed)
     try:
@@ -83,18 +98,31 @@ def compose(lines: Sequence[str]) -> Config:
         overrides.check_keys(parsed, settings)
         raise
     with _as_config_error():
+        if sent:
+            interpolations.check_composed(_without_hydra(cfg))
         checked = _checked(cfg, cfg.hydra, "")
         return replace(checked, run_dir=str(Path(cfg.hydra.run.dir).resolve()))
 
 
 @lru_cache(maxsize=32)
 def cached(lines: tuple[str, ...]) -> Config:
-    """Compose only once for the same overrides: a client composes for each of its short messages.
+    """Compose overrides from another machine once: a client composes for each of its messages.
 
     The run folder is left out, because its name contains the time, and two runs with the same
     overrides need two folders.
     """
-    return replace(compose(lines), run_dir="")
+    return replace(compose(lines, sent=True), run_dir="")
+
+
+def portable(config: Config) -> list[str]:
+    """Return the overrides that lead to this configuration on any machine, as `compose` takes them.
+
+    Interpolations that read this machine, in the overrides or in files, are replaced by the values
+    that they had when the configuration was composed.
+    """
+    parsed = overrides.parse(config.overrides)
+    raw = _without_hydra(_hydra_config(overrides.of_single_run(parsed)))
+    return interpolations.portable(config.overrides, raw, config.cfg)
 
 
 def from_hydra_job(cfg: DictConfig) -> Config:
@@ -145,22 +173,29 @@ def _checked(cfg: DictConfig, hydra: Any, run_dir: str) -> Config:
         if "/" not in str(group) and group != "plugin" and name is not None
     }
     validation.check_fixed_choices(choices)
-    check_hydra_targets(hydra)
-    cfg = cfg.copy()
-    with open_dict(cfg):
-        cfg.pop("hydra", None)
+    cfg = _without_hydra(cfg)
     OmegaConf.resolve(cfg)
+    interpolations.check_resolved(cfg)
+    hydra_settings.check(hydra, cfg)
     validation.check_structure(cfg)
     validation.check_server_opt(cfg, choices["server_opt"])
     check_targets(cfg)
     validation.validate(cfg)
     OmegaConf.set_readonly(cfg, True)
-    run_dir_given = any(line.startswith("hydra.run.dir=") for line in hydra.overrides.hydra)
-    lines = tuple(line.lstrip("+") for line in hydra.overrides.task)
+    given: Any = OmegaConf.to_container(hydra.overrides)  # as written: reading one resolves it
+    run_dir_given = any(line.startswith("hydra.run.dir=") for line in given["hydra"])
+    lines = tuple(line.lstrip("+") for line in given["task"])
     names = {
         group: _name(cfg.get(group), group, choice, lines) for group, choice in choices.items()
     }
     return Config(cfg, names, run_dir, run_dir_given, lines)
+
+
+def _without_hydra(cfg: DictConfig) -> DictConfig:
+    cfg = cfg.copy()
+    with open_dict(cfg):
+        cfg.pop("hydra", None)
+    return cfg
 
 
 @contextmanager
@@ -192,7 +227,8 @@ def _name(node: Any, group: str, choice: str, lines: Sequence[str]) -> str:
 
 
 def _method_name(*, _root_: Any) -> str:
-    lines = [line.lstrip("+") for line in _root_.hydra.overrides.task]
+    given: Any = OmegaConf.to_container(_root_.hydra.overrides)
+    lines = [line.lstrip("+") for line in given["task"]]
     return _name(_root_.method, "method", _root_.hydra.runtime.choices.method, lines)
 
 

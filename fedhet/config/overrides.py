@@ -259,7 +259,7 @@ def _unknown_key(key: str, parent: str, level: Any, settings: Mapping[str, Any])
     if parent == "plugin":
         return _unknown_plugin_key(key)
     top = list(dict.fromkeys([*catalogue.groups(), *settings]))
-    leaves = [leaf for leaf in _leaf_keys(settings) if not leaf.endswith("_target_")]
+    leaves = [leaf for leaf in leaf_keys(settings) if not leaf.endswith("_target_")]
     last = key.rpartition(".")[2]
     same_name = [leaf for leaf in leaves if leaf.rpartition(".")[2] == last]
     hint = did_you_mean(key, leaves if parent else [*top, *leaves], same_name)
@@ -281,13 +281,13 @@ def _unknown_plugin_key(key: str) -> str:
 
 
 def _leaf_keys_of(override: Override) -> Iterator[str]:
-    return _leaf_keys(override.value(), override.key_or_group)
+    return leaf_keys(override.value(), override.key_or_group)
 
 
-def _leaf_keys(value: Any, key: str = "") -> Iterator[str]:
+def leaf_keys(value: Any, key: str = "") -> Iterator[str]:
     """Yield the dotted keys of a nested mapping's values; an empty mapping is a value."""
     if isinstance(value, Mapping) and value:
         for name, inner in value.items():
-            yield from _leaf_keys(inner, f"{key}.{name}" if key else str(name))
+            yield from leaf_keys(inner, f"{key}.{name}" if key else str(name))
     else:
         yield key

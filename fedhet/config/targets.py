@@ -15,17 +15,12 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from fedhet.config import pieces
+from fedhet.config import catalogue, pieces
 from fedhet.errors import ConfigError, DataError
 
-# Keys with which Hydra's settings name code: launchers and sweepers, and in logging settings
-# handlers ("class") and factories ("()").
-_HYDRA_TARGET_KEYS = ("_target_", "class", "()")
-_HYDRA_TRUSTED = ("hydra", "hydra_plugins", "logging", "colorlog")
 # Arguments that fedhet itself gives to methods, models and datasets.
 _GIVEN = ("setting", "shape", "classes", "data_dir")
-# `ext://module.name` in logging settings imports the module.
-_RESOLVES_TO_OBJECT = re.compile(r"\boc\.(create|decode)\b|^ext://(?!sys\.std)")
+_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 
 
 def check_targets(cfg: DictConfig) -> None:
@@ -38,35 +33,9 @@ def check_targets(cfg: DictConfig) -> None:
     Raises:
         ConfigError: naming the key and the trusted prefixes.
     """
-    for path, name, value in _walk(OmegaConf.to_container(cfg, resolve=True)):
+    for path, name, value in walk(OmegaConf.to_container(cfg, resolve=True)):
         if name == "_target_" and value is not None:
-            _check_trusted(path, value, trusted())
-
-
-def check_hydra_targets(hydra: DictConfig) -> None:
-    """Refuse code outside Hydra and logging in Hydra's own settings.
-
-    That concerns launchers, sweepers, callbacks and logging. These settings must not change what
-    is trusted either, and a file may set no environment variable, PYTHONPATH for example.
-
-    Raises:
-        ConfigError: naming the key.
-    """
-    for path, name, value in _walk(OmegaConf.to_container(hydra), "hydra"):
-        if name in _HYDRA_TARGET_KEYS:
-            _check_trusted(path, value, _HYDRA_TRUSTED)
-        if isinstance(value, str) and _RESOLVES_TO_OBJECT.search(value):
-            raise ConfigError(
-                f"{path}={value} is not allowed: oc.create, oc.decode and ext:// could name code"
-            )
-    given = "\n".join(line for line in hydra.overrides.hydra if "env_set" in line)
-    for name in map(str, hydra.job.env_set):
-        own = name in (pieces.TRUST, pieces.SEARCH_PATH)
-        if own or not re.search(rf"\b{re.escape(name)}\b", given):
-            raise ConfigError(
-                f"hydra.job.env_set.{name} is not allowed{'' if own else ' in a file'}; set the"
-                f" environment variable {name} yourself"
-            )
+            check_trusted(path, value, trusted())
 
 
 def find_target(node: DictConfig) -> Any:
@@ -84,20 +53,31 @@ def find(path: str, target: str) -> Any:
     Raises:
         ConfigError: as `find_target` does.
     """
-    _check_trusted(path, target, trusted())
+    check_trusted(path, target, trusted())
+    # fedhet's other functions write files and start processes, which no setting may ask for.
+    hidden = target.startswith("fedhet.") and target not in catalogue.targets()
+    thing = defined(target) if not hidden and _NAME.fullmatch(target) else None
+    if thing is None:
+        where = _where_missing(target.partition(".")[0])
+        raise ConfigError(f"{path}={target}: there is no such class{where}")
+    return thing
+
+
+def defined(target: str) -> Any:
+    """Return the class or function of this name, or None if its module does not define it.
+
+    The module is imported by its whole name, and must define the class, itself or in one of its
+    own modules if it is a package: whatever else it imports cannot be reached through it.
+    """
     module_name, _, name = target.rpartition(".")
     try:
-        thing = getattr(importlib.import_module(module_name), name, None) if module_name else None
+        thing = getattr(importlib.import_module(module_name), name, None)
     except ModuleNotFoundError as error:
         if not f"{module_name}.".startswith(f"{error.name}."):
             raise  # the module exists, but a dependency of it is missing
-        thing = None
-    # Only what that package defines itself: `fedhet.<module>.Popen` would give access to anything
-    # that a module imports.
-    package = target.partition(".")[0]
-    if not callable(thing) or str(getattr(thing, "__module__", "")).partition(".")[0] != package:
-        raise ConfigError(f"{path}={target}: there is no such class{_where_missing(package)}")
-    return thing
+        return None
+    own = f"{getattr(thing, '__module__', '')}.".startswith(f"{module_name}.")
+    return thing if own and (inspect.isclass(thing) or inspect.isfunction(thing)) else None
 
 
 def options(path: str, target: str) -> list[str]:
@@ -161,16 +141,12 @@ def trusted() -> tuple[str, ...]:
     return ("fedhet", *pieces.trusted_packages())
 
 
-def _where_missing(package: str) -> str:
-    if package in sys.modules or importlib.util.find_spec(package):
-        return ""
-    return (
-        f"; Python finds no package {package} on this machine: install it (pip install), or name"
-        " the folder that contains it in PYTHONPATH"
-    )
+def check_trusted(path: str, target: object, trusted: tuple[str, ...]) -> None:
+    """Refuse a name outside of these packages.
 
-
-def _check_trusted(path: str, target: object, trusted: tuple[str, ...]) -> None:
+    Raises:
+        ConfigError: naming the key and the trusted prefixes.
+    """
     if isinstance(target, str) and any(f"{target}.".startswith(f"{name}.") for name in trusted):
         return
     allowed = ", ".join(f"{name}.*" for name in trusted)
@@ -181,11 +157,20 @@ def _check_trusted(path: str, target: object, trusted: tuple[str, ...]) -> None:
     )
 
 
-def _walk(node: Any, path: str = "") -> Iterator[tuple[str, str, Any]]:
+def _where_missing(package: str) -> str:
+    if package in sys.modules or importlib.util.find_spec(package):
+        return ""
+    return (
+        f"; Python finds no package {package} on this machine: install it (pip install), or name"
+        " the folder that contains it in PYTHONPATH"
+    )
+
+
+def walk(node: Any, path: str = "") -> Iterator[tuple[str, str, Any]]:
     """Yield (dotted key, its last part, value) for every value in nested mappings and lists."""
     if not isinstance(node, dict | list):
         return
     for name, inner in node.items() if isinstance(node, dict) else enumerate(node):
         inner_path = f"{path}.{name}" if path else str(name)
         yield inner_path, str(name), inner
-        yield from _walk(inner, inner_path)
+        yield from walk(inner, inner_path)

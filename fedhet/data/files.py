@@ -8,7 +8,7 @@ from glob import escape
 from pathlib import Path
 
 from fedhet import check
-from fedhet.errors import DataError
+from fedhet.errors import ConfigError, DataError
 
 # A folder under data_dir, and the names or glob patterns of what it must contain.
 Layout = tuple[str, Sequence[str]]
@@ -39,9 +39,10 @@ def find_folder(data_dir: str, layouts: Sequence[Layout], hint: str) -> Path:
         check.text("dataset.folder", folder)
     places = [(root / folder, names) for root in roots(data_dir) for folder, names in layouts]
     for place, names in places:
-        if all(any(place.glob(name)) for name in names):
+        if place.is_dir() and all(any(place.glob(name)) for name in names):
             return place
-    tried = "".join(f"\n  {place} with {', '.join(names)}" for place, names in places)
+    wanted = [f"{place} with {', '.join(names)}" if names else place for place, names in places]
+    tried = "".join(f"\n  {place}" for place in wanted)
     raise DataError(
         f"data not found (data_dir={data_dir!r}). Looked for:{tried}\n"
         f"{hint}, or set data_dir or FEDHET_DATA_DIR"
@@ -49,11 +50,24 @@ def find_folder(data_dir: str, layouts: Sequence[Layout], hint: str) -> Path:
 
 
 def find_file(data_dir: str, key: str, file: object) -> Path:
-    """The file that the setting `dataset.<key>` names, absolute or under `data_dir`."""
-    path = Path(check.text(f"dataset.{key}", file))
-    layout = (str(path.parent), [escape(path.name)])
+    """The file that the setting `dataset.<key>` names, absolute or under `data_dir`.
+
+    Raises:
+        ConfigError: it is not text, or a folder.
+        DataError: there is no such file.
+    """
     hint = f"Put your data there, name the file in dataset.{key}"
-    return find_folder(data_dir, [layout], hint) / path.name
+    path = find_path(data_dir, check.text(f"dataset.{key}", file), hint)
+    if path.is_dir():
+        raise ConfigError(f"dataset.{key}={file}: {path} is a folder, not a file")
+    return path
+
+
+def find_path(data_dir: str, name: str, hint: str) -> Path:
+    """The file or folder of this name, absolute or under `data_dir`; see `find_folder`."""
+    path = Path(name)
+    contents = [escape(path.name)] if path.name else []  # "." and "/" have no name
+    return find_folder(data_dir, [(str(path.parent), contents)], hint) / path.name
 
 
 def roots(data_dir: str) -> list[Path]:

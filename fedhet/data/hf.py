@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
-from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,7 @@ from fedhet import check
 from fedhet.data.array_cache import Arrays, signature
 from fedhet.data.arrays import assemble, dataset_arrays
 from fedhet.data.dataset import Dataset, Statistic
-from fedhet.data.files import find_folder
+from fedhet.data.files import find_path
 from fedhet.data.hf_columns import class_names, frame_of, image_column, raw_images
 from fedhet.data.tables.data_frames import (
     arrays_of_frames,
@@ -116,14 +115,12 @@ def hf(
 
 def _find(data_dir: str, path: str) -> Path:
     """The folder `path`, or else that of the Hub's dataset `path` in Hugging Face's cache."""
-    folder = Path(path)
     hint = (
         f"It is not in Hugging Face's cache either. Get it with: hf download --repo-type dataset"
         f" {path}, or name a folder in dataset.path"
     )
-    layout = (str(folder.parent), [escape(folder.name)])
     try:
-        return find_folder(data_dir, [layout], hint) / folder.name
+        return find_path(data_dir, path, hint)
     except DataError as missing:
         from huggingface_hub import snapshot_download
         from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError

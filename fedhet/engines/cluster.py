@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fedhet.config.targets import trusted
+from fedhet.engines.guard import TemporaryFolder
 from fedhet.errors import ConfigError
 
 REACH_SECONDS = 8.0  # how long a cluster may take to answer
@@ -88,7 +88,7 @@ def runtime_env() -> Iterator[dict[str, Any]]:
     the `working_dir` of the clients' processes, because Ray would otherwise prefer what lies in
     the folder of the same name as ours on their machine. It must exist until Ray has read it.
     """
-    with tempfile.TemporaryDirectory(prefix="fedhet-ray-") as folder:
+    with TemporaryFolder("fedhet-ray-") as folder:
         for name in {name.partition(".")[0] for name in trusted()}:
             _copy_code(name, Path(folder))
         variables = {name: value for name, value in os.environ.items() if name[:7] == "FEDHET_"}

@@ -11,25 +11,36 @@ import json
 import os
 import re
 import shlex
+import shutil
 import socket
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from fedhet.config import pieces
+from fedhet.config import pieces, portable
 from fedhet.config.catalogue import CONF
-from fedhet.errors import ConfigError, RunFailed
+from fedhet.config.interpolations import RUN_DIR, literal
+from fedhet.engines.guard import TemporaryFolder
+from fedhet.errors import SUBMITTED, ConfigError, RunFailed
+from fedhet.flower.apps import RESUME
 from fedhet.record.files import LastingJson
+from fedhet.record.run_folder import RUNNING
 
 if TYPE_CHECKING:
     from fedhet.job import Job
 
+STATES = "states"  # in the run folder: what the clients remember, while the run may go on
+LOOK_SECONDS = 0.1  # between two looks at the run folder
+LAST_SECONDS = 1.0  # for the last lines of a log that is cut off
+FIGURES_SECONDS = 30.0  # how long the server app may draw them
 END_SECONDS = 10.0  # how long a process may take to end before it is killed
 SUPERLINK = '[superlink]\ndefault = "local"\n[superlink.local]\naddress = ":local:"\n'
 
@@ -48,18 +59,16 @@ def run(job: Job) -> Path:
             f"engine=flwr submits fedhet's source folder, but {app} is not one; clone fedhet"
             " and `pip install -e .`"
         )
-    if (folder / "summary.json").exists():
+    if (folder / "summary.json").exists() and not job.config.resumes:
         raise ConfigError(f"hydra.run.dir={folder}: that folder already holds a run; name another")
+    recorded_end = End(folder)
     _ = job.strategy  # a setting that does not fit is reported here, not in a log
     with ExitStack() as stack:
-        home = Path(
-            stack.enter_context(
-                tempfile.TemporaryDirectory(prefix="fedhet-flwr-", ignore_cleanup_errors=True)
-            )
-        )
-        environment = _environment(home)
+        temporary = TemporaryFolder("fedhet-flwr-")
+        home = Path(stack.enter_context(temporary))
+        environment = {**_environment(home, folder), **temporary.environment}
         stack.enter_context(_interruption_recorded(folder))
-        stack.enter_context(_superlink_ended(environment))
+        stack.enter_context(_processes_ended(temporary, environment, recorded_end))
         (home / "config.toml").write_text(SUPERLINK)
         run_config = home / "run.toml"
         run_config.write_text(_run_config(job, folder), encoding="utf-8")
@@ -70,25 +79,24 @@ def run(job: Job) -> Path:
             "--run-config",
             str(run_config),
         ]
-        run_id = _submit(["run", str(app), "local", *options], environment)
-        status, details = _status(run_id, environment)
-    if not (folder / "model.safetensors").exists() or status != "finished:completed":
-        reason = _recorded_reason(folder) or f"Flower reports {status}: {details}"
-        raise RunFailed(reason, str(folder))
+        run_id = _submit(["run", str(app), "local", *options], environment, recorded_end)
+        if not (end := recorded_end()):
+            status, details = _status(run_id, environment)
+            end = {"reason": f"Flower reports {status}: {details}"}
+    if end.get("status") != "ok":
+        raise RunFailed(end["reason"], str(folder))
+    if not (folder / "checkpoints").exists():  # the run can take no more rounds
+        shutil.rmtree(folder / STATES, ignore_errors=True)
     return folder
 
 
 # ---- what Flower is given
 def _run_config(job: Job, folder: Path) -> str:
     """The run's overrides as Flower's run config, which the server app and the client app read."""
-    lines = [line for line in job.config.overrides if not line.startswith("hydra.run.dir=")]
-    overrides = shlex.join([*lines, f"hydra.run.dir={_quoted(str(folder))}"])
-    return f"overrides = {json.dumps(overrides, ensure_ascii=False)}\n"
-
-
-def _quoted(path: str) -> str:
-    """The path as a Hydra value, whatever characters it has."""
-    return "'" + path.replace("\\", "\\\\").replace("'", "\\'") + "'"
+    overrides = shlex.join([*portable(job.config), f"{RUN_DIR}={literal(str(folder))}"])
+    resumed = str(folder) if job.config.resumes else ""
+    entries = {"overrides": overrides, RESUME: resumed}
+    return "".join(f"{k} = {json.dumps(v, ensure_ascii=False)}\n" for k, v in entries.items())
 
 
 def _resources(job: Job) -> str:
@@ -105,14 +113,16 @@ def _resources(job: Job) -> str:
     )
 
 
-def _environment(home: Path) -> dict[str, str]:
+def _environment(home: Path, folder: Path) -> dict[str, str]:
     """The environment of Flower's commands: a home and ports of this run, and nothing online."""
     http, control = _free_ports()
     return {
+        "FEDHET_STATE_DIR": str(folder / STATES),
         **os.environ,
         # The packages and folders of one's own pieces that this process finds.
         "PYTHONPATH": os.pathsep.join(str(Path.cwd() / path) for path in sys.path),
         pieces.SEARCH_PATH: os.pathsep.join(map(str, pieces.search_path())),
+        SUBMITTED: "1",
         "FLWR_HOME": str(home),
         "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(http),
         "FLWR_LOCAL_CONTROL_API_PORT": str(control),
@@ -136,13 +146,12 @@ def _flwr(arguments: list[str]) -> list[str]:
     return [str(Path(sys.executable).parent / "flwr"), *arguments]
 
 
-def _submit(arguments: list[str], environment: dict[str, str]) -> str:
+def _submit(arguments: list[str], environment: dict[str, str], recorded_end: End) -> str:
     """Submit the run, copy its log to stderr until it ends, and return its id.
 
     Raises:
         RunFailed: Flower did not accept the run.
     """
-    run_id = ""
     log: list[str] = []
     with subprocess.Popen(
         _flwr(arguments),
@@ -151,18 +160,41 @@ def _submit(arguments: list[str], environment: dict[str, str]) -> str:
         stderr=subprocess.STDOUT,
         text=True,
     ) as process:
-        assert process.stdout
-        for line in process.stdout:
-            log.append(line)
-            print(line, end="", file=sys.stderr, flush=True)
-            if started := re.search(r"Successfully started run (\d+)", line):
-                run_id = started[1]
-    if process.returncode or not run_id:
+        copy = threading.Thread(target=_copy_log, args=(process.stdout, log), daemon=True)
+        copy.start()
+        ended = inf  # when the server app had recorded the end, on the monotonic clock
+        try:
+            while copy.is_alive():
+                copy.join(LOOK_SECONDS)
+                if ended == inf and recorded_end():
+                    ended = time.monotonic()
+                # Flower goes on until every client has ended, also one that hangs.
+                if time.monotonic() > ended and _last_line_seen(log, ended):
+                    break
+        finally:
+            if copy.is_alive():
+                process.kill()
+                copy.join(LAST_SECONDS)
+    run_id = re.search(r"Successfully started run (\d+)", "".join(log))
+    if not run_id or (process.returncode and ended == inf):
         raise RunFailed(
             f"`flwr run` did not accept the run (exit code {process.returncode}):"
             f" {''.join(log[-5:]).strip()}"
         )
-    return run_id
+    return run_id[1]
+
+
+def _copy_log(lines: Iterable[str], log: list[str]) -> None:
+    with suppress(ValueError):  # it is closed
+        for line in lines:
+            log.append(line)
+            print(line, end="", file=sys.stderr, flush=True)
+
+
+def _last_line_seen(log: list[str], ended: float) -> bool:
+    """Whether the server app has drawn its figures: its log begins and ends with the folder."""
+    waited = time.monotonic() - ended
+    return waited > FIGURES_SECONDS or sum("fedhet: run folder" in line for line in log) > 1
 
 
 def _status(run_id: str, environment: dict[str, str]) -> tuple[str, str]:
@@ -181,10 +213,23 @@ def _status(run_id: str, environment: dict[str, str]) -> tuple[str, str]:
     return "unknown", listing.stdout + listing.stderr
 
 
-def _recorded_reason(folder: Path) -> str | None:
-    """The reason of a failure in the record; None where the server app wrote none."""
-    summary = _summary(folder)
-    return summary.get("reason") if summary else None
+class End:
+    """The end of the run, once its summary records it.
+
+    Args:
+        folder: the run folder, which may have the end of an earlier part of the run.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._before = _summary(folder)
+
+    def __call__(self) -> dict[str, Any] | None:
+        """The run's summary; None if it does not say yet how the run has ended."""
+        summary = _summary(self._folder)
+        if summary == self._before or not summary or summary["reason"] == RUNNING:
+            return None
+        return summary
 
 
 def _summary(folder: Path) -> dict[str, Any] | None:
@@ -210,16 +255,23 @@ def _interruption_recorded(folder: Path) -> Iterator[None]:
 
 # ---- the processes
 @contextmanager
-def _superlink_ended(environment: dict[str, str]) -> Iterator[None]:
-    """At the end, stop the SuperLink that `flwr run` has started, and all its descendants."""
+def _processes_ended(
+    temporary: TemporaryFolder, environment: dict[str, str], recorded_end: End
+) -> Iterator[None]:
+    """At the end, stop the SuperLink that `flwr run` has started, and all that belongs to it.
+
+    A server app that has not recorded the end of the run may still do so.
+    """
     try:
         yield
     finally:
         port = environment["FLWR_LOCAL_SUPERLINK_HTTP_API_PORT"]
         for process in psutil.process_iter(["cmdline"]):
             line = process.info["cmdline"] or []
-            if any("flower-superlink" in part for part in line) and port in line:
+            superlink = any("flower-superlink" in part for part in line) and port in line
+            if superlink and not recorded_end():
                 end_tree(process)
+        temporary.end_processes()
 
 
 def end_tree(process: psutil.Process) -> None:

@@ -7,13 +7,13 @@ worker.
 
 from __future__ import annotations
 
-import tempfile
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedhet.engines.couriers import LocalCourier
+from fedhet.engines.guard import TemporaryFolder
 from fedhet.engines.pool import PoolCourier
 from fedhet.engines.vectorized import VectorCourier, clients_together
 from fedhet.errors import ConfigError
@@ -42,7 +42,7 @@ def run(job: Job) -> Path:
     recorder = job.recorder  # built before workers are forked and before a step is timed
     with recorder.ending(job.strategy), ExitStack() as stack:
         if workers > 1:
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="fedhet-state-"))
+            folder = stack.enter_context(TemporaryFolder("fedhet-state-"))
             courier = stack.enter_context(PoolCourier(workers, job, Path(folder)))
         observe = stack.enter_context(job.progress())
         run_rounds(job.strategy, courier, recorder, job.config.cfg.eval.clients, observe)

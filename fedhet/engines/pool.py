@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
-import signal
 import sys
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import inf
 from multiprocessing import resource_tracker
@@ -18,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from fedhet.engines.shared import Reader, Writer
-from fedhet.engines.worker import SIGNALS, work
+from fedhet.engines.worker import work
 from fedhet.messages import Broadcast, Failure, Reply, payload
-from fedhet.process import thread_names
+from fedhet.process import signals_deferred, thread_names
 from fedhet.server import Clock
 from fedhet.state import DiskStore
 
@@ -28,7 +25,7 @@ if TYPE_CHECKING:
     from fedhet.job import Job
 
 log = logging.getLogger("fedhet")
-END_SECONDS = 5.0  # how long a worker may take to end before it is killed
+END_SECONDS = 3.0  # how long the workers may take to end before they are killed
 # Bytes of replies that are received but whose turn has not come. Beyond them no further message is
 # handed out, as long as at least as many replies are held as there are workers.
 AHEAD_BYTES = 2**28
@@ -125,9 +122,9 @@ class PoolCourier:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         for connection in self._workers:
             connection.close()  # a worker ends when its pipe is closed
+        deadline = time.monotonic() + (END_SECONDS if error is None else 0.0)
         for worker in self._workers.values():
-            if error is None:
-                worker.process.join(timeout=END_SECONDS)
+            worker.process.join(timeout=max(0.0, deadline - time.monotonic()))
             worker.process.kill()  # nobody will read the rest of its work
             worker.process.join()
 
@@ -220,11 +217,13 @@ class PoolCourier:
         replies = self._folder / f"reply-{self._started}"
         arguments = (there, self._job, self._folder, replies, inherited)
         process = context.Process(target=work, args=arguments, daemon=True)
-        with _signals_deferred():
+        # A worker that Ctrl-C met before `work` would print a traceback, as would one whose parent
+        # it keeps from sending what the worker is to do.
+        with signals_deferred():
             process.start()
-        there.close()
-        # Copies, because the worker writes its next reply over this one.
-        self._workers[here] = Worker(process, Reader(copy=True), replies)
+            there.close()
+            # Copies, because the worker writes its next reply over this one.
+            self._workers[here] = Worker(process, Reader(copy=True), replies)
         return here
 
     def _can_fork(self) -> bool:
@@ -249,30 +248,6 @@ class PoolCourier:
         worker.process.join()
         code: int | None = worker.process.exitcode
         return code
-
-
-@contextmanager
-def _signals_deferred() -> Iterator[None]:
-    """Let SIGINT and SIGTERM wait for the end of the block, also in processes started inside.
-
-    Ctrl-C is sent to all of them. A worker that it met before `_work` would print a traceback, as
-    would one whose parent it keeps from sending what the worker is to do.
-    """
-    received: list[int] = []
-    handlers: dict[int, Any] = {}
-    if threading.current_thread() is threading.main_thread():
-        # Another thread may take a signal that this one has blocked.
-        for number in SIGNALS:
-            handlers[number] = signal.signal(number, lambda n, frame: received.append(n))
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        for taken, handler in handlers.items():
-            signal.signal(taken, handler or signal.SIG_DFL)
-        for late in received:
-            signal.raise_signal(late)
 
 
 def _size(reply: Reply) -> int:

@@ -9,7 +9,6 @@ import json
 import logging
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache, partial
@@ -20,6 +19,7 @@ from omegaconf import OmegaConf
 
 from fedhet.config import Config
 from fedhet.engines import cluster
+from fedhet.engines.guard import TemporaryFolder
 from fedhet.engines.simulation import Simulation, quiet_flower
 from fedhet.errors import ConfigError
 from fedhet.state import ContextStore
@@ -76,14 +76,16 @@ def _init_args(address: str | None) -> Iterator[dict[str, Any]]:
     """The arguments of `ray.init`, inside the block."""
     if address is None:
         path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
-        with tempfile.TemporaryDirectory(prefix="fedhet-ray-") as folder:
+        temporary = TemporaryFolder("fedhet-ray-")
+        variables = {"PYTHONPATH": path, **temporary.environment}
+        with temporary as folder:
             yield {
                 "address": "local",  # not one that RAY_ADDRESS or an earlier `ray start` names
                 "include_dashboard": False,
                 "logging_level": logging.ERROR,
                 # Without a working_dir Ray searches the current folder first, so clients might
                 # find another fedhet there than the one that runs.
-                "runtime_env": {"env_vars": {"PYTHONPATH": path}, "working_dir": folder},
+                "runtime_env": {"env_vars": variables, "working_dir": folder},
             }
         return
     with cluster.runtime_env() as environment:

@@ -68,7 +68,6 @@ class Simulation:
         self._thread = threading.Thread(target=self._simulate, name="simulation", daemon=True)
         self._started: queue.SimpleQueue[tuple[Grid, Context]] = queue.SimpleQueue()
         self._served = threading.Event()  # the server needs the nodes no longer
-        self._cut = False  # whether to end what the clients are doing
         self._actors: list[Any] = []
         self._handlers: dict[int, Any] = {}
 
@@ -112,10 +111,10 @@ class Simulation:
         return started
 
     def _end(self, *, cut: bool) -> None:
+        # They would report each thing that this breaks.
+        logging.getLogger("flwr").setLevel(logging.CRITICAL)
         if cut:
-            self._cut = True
-            for name in ("flwr", "ray"):  # they would report each thing that this breaks
-                logging.getLogger(name).setLevel(logging.CRITICAL)
+            logging.getLogger("ray").setLevel(logging.CRITICAL)
         if self._nodes.ended is None:
             self._nodes.ended = "the run has ended"
         self._served.set()
@@ -169,9 +168,8 @@ class Simulation:
             _fail_at_end(grid, self._nodes)
             self._started.put((grid, context))
             self._served.wait()
-            if self._cut:
-                for actor in list(self._actors):
-                    ray.kill(actor)
+            for actor in list(self._actors):  # Flower would wait for one that hangs
+                ray.kill(actor)
 
         return app
 

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING
 
 from fedhet.engines.shared import Reader, Writer
 from fedhet.messages import Failure, Reply, Update
-from fedhet.process import pin_threads
+from fedhet.process import SIGNALS, end_with_parent, pin_threads
 from fedhet.state import DiskStore
 
 if TYPE_CHECKING:
     from fedhet.job import Job
 
 log = logging.getLogger("fedhet")
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def work(
@@ -27,6 +26,7 @@ def work(
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends us
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    end_with_parent()
     for other in inherited:
         other.close()
     pin_threads(job.config.cfg.engine.threads)

@@ -9,7 +9,9 @@ from __future__ import annotations
 import logging
 import shlex
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +20,7 @@ from flwr.server import ServerAppComponents, ServerConfig
 
 from fedhet import config
 from fedhet.config import pieces
-from fedhet.errors import ConfigError, DataError, UnknownChoice
+from fedhet.errors import ConfigError, DataError, UnknownChoice, clean
 from fedhet.flower import wire
 from fedhet.flower.server import FedServer
 from fedhet.job import Job
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from flwr.common import Context
 
 log = logging.getLogger("fedhet")
+RESUME = "resume"  # in the run config, beside the overrides: the folder of a run to go on with
 
 
 class Refusal(NumPyClient):
@@ -63,12 +66,16 @@ class Refusal(NumPyClient):
         return 0.0, examples, metrics
 
 
-def client_for(context: Context, store: Store, make_job: Callable[[], Job] | None = None) -> Client:
+def client_for(
+    context: Context,
+    store: Store | Callable[[str], Store],
+    make_job: Callable[[], Job] | None = None,
+) -> Client:
     """The client of one message, which may be for any of the clients that its node hosts.
 
     Args:
         context: Flower's context of the node.
-        store: where the clients' states are.
+        store: where the clients' states are; where that depends on the experiment, a function.
         make_job: returns the job of this process; None builds it from the run config.
 
     Returns:
@@ -91,7 +98,7 @@ def client_for(context: Context, store: Store, make_job: Callable[[], Job] | Non
         job = make_job() if make_job else _cached_job(_overrides(context))
         return job.client(store, properties).to_client()
     except (ConfigError, DataError, ImportError) as error:
-        reason = f"its node cannot serve this run: {_explained(error)}"
+        reason = clean(f"its node cannot serve this run: {_explained(error)}")
         log.error(reason)
         return Refusal(reason, properties).to_client()
 
@@ -108,11 +115,32 @@ def server_for(context: Context) -> ServerAppComponents:
     """The server of a run under `flwr run`; the first and last lines of its log name the folder."""
     terminal.log_to_stderr()
     try:
-        settings = config.compose(list(_overrides(context)))
+        settings = _server_settings(
+            list(_overrides(context)), str(context.run_config.get(RESUME, ""))
+        )
     except UnknownChoice as error:
         raise ConfigError(_explained(error)) from None
     pin_threads(settings.cfg.engine.threads)
     return components(Job(settings, engine="flwr"), terminal.log_step)
+
+
+def _server_settings(lines: list[str], resumed: str) -> config.Config:
+    """The run's configuration; the clients compose the same one, without the server's folders.
+
+    Raises:
+        ConfigError: a setting is wrong, or resume=... is among the overrides.
+    """
+    if any(line.startswith(f"{RESUME}=") for line in lines):
+        raise ConfigError(
+            f"{RESUME}=... among the overrides does not reach the clients: repeat the run's own"
+            f" overrides, and name its folder beside them (--run-config \"overrides='...'"
+            f" {RESUME}='<run folder>'\")"
+        )
+    settings = config.compose(lines, sent=True)
+    if not resumed:
+        return settings
+    folder = str(Path(resumed).resolve())
+    return replace(settings, run_dir=folder, run_dir_given=True, resumes=True)
 
 
 def components(job: Job, observe: Observer, store: Store | None = None) -> ServerAppComponents:

@@ -15,14 +15,14 @@ from flwr.common import Code, GetPropertiesIns, GetPropertiesRes
 from flwr.server.client_manager import ClientManager
 from flwr.server.client_proxy import ClientProxy
 
-from fedhet.admission.fields import clean
-from fedhet.errors import Rejected, RunFailed
+from fedhet.errors import Rejected, RunFailed, clean
 from fedhet.flower import wire
 from fedhet.messages import Broadcast, Failure, Reply, payload
 from fedhet.setting import ReplyLimits
 
 log = logging.getLogger("fedhet")
 POLL_SECONDS = 1.0
+MOST_NODES = 1_000_000  # a node that claims more would occupy the server's memory
 ASK_SECONDS = 60.0  # how long a node has, at least, to say who it is
 
 
@@ -130,8 +130,9 @@ class Nodes:
             return proxy.get_properties(
                 GetPropertiesIns({}), timeout=max(ASK_SECONDS, self.limits.join), group_id=0
             )
-        except ValueError as error:  # Flower's way to report that the node has failed or left
-            return str(error)
+        # Flower's way to report that the node has failed or left, or an answer that it cannot read
+        except Exception as error:  # noqa: BLE001
+            return f"{type(error).__name__}: {error}"
 
     def _enter(self, proxy: ClientProxy, answer: GetPropertiesRes | str) -> None:
         """Note which partition-id the node has.
@@ -147,6 +148,8 @@ class Nodes:
         )
         if type(partition) is not int or type(total) is not int or not 0 <= partition < total:
             raise ValueError(f"it has partition-id={partition!r} and num-partitions={total!r}")
+        if total > MOST_NODES:
+            raise ValueError(f"it has num-partitions={total}; at most {MOST_NODES} are served")
         if self._total not in (0, total):
             raise ValueError(
                 f"it has num-partitions={total}, others have {self._total}; all must have the same"

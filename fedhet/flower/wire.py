@@ -23,13 +23,14 @@ from flwr.common import (
 )
 from torch import Tensor
 
-from fedhet.admission.fields import clean, local_settings, metrics, read, seconds
-from fedhet.errors import Rejected
+from fedhet.admission.fields import experiment, local_settings, metrics, read, seconds
+from fedhet.errors import Rejected, clean
 from fedhet.flower.encoding import Encoded, pack, read_array, read_header, unpack
-from fedhet.messages import Broadcast, Extra, Failure, Reply, Update
+from fedhet.messages import LOST, Broadcast, Extra, Failure, Reply, Update
 from fedhet.trees import Tree
 
 MOST_PINNED = 100  # rounds whose state a client is asked to keep
+REASONS = ("failed", LOST)  # of a failure that a client reports itself
 ECHO = ("phase", "step", "round", "pid")  # what a reply repeats of the message that it answers
 
 
@@ -107,6 +108,7 @@ def read_broadcast(arrays: list[np.ndarray], config: Mapping[str, Any]) -> Broad
         version=read(header, "version", int, low=0),
         deadline=seconds(header.get("deadline")),
         pinned=_rounds(read(header, "pinned", list)),
+        experiment=experiment(header.get("experiment")),
         extras=extras,
     )
 
@@ -124,6 +126,7 @@ def _header(msg: Broadcast) -> dict[str, Any]:
         "version": msg.version,
         "deadline": msg.deadline,
         "pinned": msg.pinned,
+        "experiment": msg.experiment,
     }
 
 
@@ -144,7 +147,8 @@ def reply_arrays(msg: Broadcast, reply: Reply) -> tuple[list[np.ndarray], int, d
     """What `NumPyClient.fit` returns for the reply to `msg`."""
     header: dict[str, Any] = {name: getattr(msg, name) for name in ECHO}
     if isinstance(reply, Failure):
-        arrays, carried = pack({}, {}, {**header, "failure": clean(reply.cause)})
+        header |= {"failure": reply.cause, "reason": reply.reason}
+        arrays, carried = pack({}, {}, header)
         return arrays, 0, carried
     header |= {"n": reply.num_examples, "metrics": reply.metrics, "keeps": reply.keeps}
     arrays, carried = pack(reply.weights, reply.extras, header)
@@ -172,7 +176,10 @@ def _read_reply(
                 f" that of the message {sent!r}",
             )
     if "failure" in header:
-        return Failure(msg.pid, msg.phase, msg.step, clean(read(header, "failure", str)))
+        cause, reason = read(header, "failure", str), read(header, "reason", str)
+        if reason not in REASONS:
+            raise Rejected("unreadable", f"the reason in the header is {clean(repr(reason), 50)}")
+        return Failure(msg.pid, msg.phase, msg.step, cause, reason)
     if header.get("n") != num_examples:
         raise Rejected("corrupt", "num_examples is not the number in the header")
     return Update(
@@ -211,7 +218,7 @@ def _size(value: Any) -> int:
 
 def refusal(msg: Broadcast, error: Rejected) -> Failure:
     """The failure of the client whose reply to `msg` is refused."""
-    return Failure(msg.pid, msg.phase, msg.step, clean(str(error)), error.reason)
+    return Failure(msg.pid, msg.phase, msg.step, str(error), error.reason)
 
 
 def sender(carried: Any) -> int:

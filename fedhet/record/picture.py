@@ -50,7 +50,9 @@ def title(summary: dict[str, Any] | None, partition: dict[str, Any]) -> str:
         clients += f" ({partition['hash']})"
     if summary is None:
         return f"{kind}\n{clients}"
-    return f"{method_name(summary)} on {summary['dataset'] or 'given data'}\n{kind}, {clients}"
+    if not summary["dataset"]:
+        return f"{method_name(summary)} on data given as a Task\n{clients}"
+    return f"{method_name(summary)} on {summary['dataset']}\n{kind}, {clients}"
 
 
 def save(picture: Picture, path: Path) -> Path:

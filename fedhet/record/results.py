@@ -97,7 +97,8 @@ class Run:
 
     def __repr__(self) -> str:
         summary = self.summary
-        data = f"{summary['dataset'] or 'given data'}, {summary['partition']['clients']} clients"
+        data = summary["dataset"] or "data given as a Task"
+        data += f", {summary['partition']['clients']} clients"
         parts = [f"{method_name(summary)} on {data}: {summary['status']}", *headline(summary)]
         return f"Run({', '.join(parts)}; {self._place})"
 

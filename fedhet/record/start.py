@@ -48,6 +48,8 @@ def start(job: Job) -> Recorder:
             found, past = reopened.reopen(
                 folder, checkpoints, strategy.timetable, list(strategy.weights), at_sites
             )
+            if found:
+                strategy.experiment = found.about["experiment"]
         log.info("run folder: %s", folder)
         recorder = Recorder(
             folder,
@@ -88,6 +90,7 @@ def _about(job: Job, folder: Path, site: Site) -> dict[str, Any]:
         "seed": job.config.cfg.seed,
         "rounds": job.config.cfg.rounds,
         "run_dir": str(folder),
+        "experiment": job.strategy.experiment,
     }
 
 

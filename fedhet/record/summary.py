@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fedhet import trees
+from fedhet.admission.outcome import starts_afresh
 from fedhet.metrics import comm_cost, effective_rounds
 from fedhet.state import state_sizes
 from fedhet.targets import TARGETS, Classes
@@ -86,6 +87,7 @@ def summarise(
         "client_state": state_sizes(strategy.state_bytes),
         "failures": failures,
         "rejected": dict(Counter(failure["reason"] for failure in failures)),
+        "restarted": sum(starts_afresh(f["reason"], strategy.setting) for f in failures),
         "degraded": lost_share(rows) > strategy.setting.replies.max_lost,
         "weights_sha256": trees.sha256(strategy.weights),
     }

@@ -18,8 +18,11 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.table import Table
+from rich.text import Text
 
 from fedhet.check import counted
+from fedhet.errors import LONGEST_REASON, clean
+from fedhet.process import signals_deferred
 from fedhet.record import notebook
 from fedhet.record.summary import method_name
 from fedhet.targets import TARGETS, Classes, Target, of_row
@@ -61,6 +64,17 @@ def log_step(row: Row) -> None:
     log.info("%s, %s, %.2f s", step_line(row), clients, seconds)
 
 
+class OneLine(logging.Formatter):
+    """Formats each message as one line, and sets a traceback off from the messages."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        record.message = clean(record.message, LONGEST_REASON)
+        return super().formatMessage(record)
+
+    def formatException(self, ei: Any) -> str:
+        return "\n".join(f"  {clean(line)}" for line in super().formatException(ei).splitlines())
+
+
 def log_to_stderr(name: str = "fedhet") -> None:
     """Send a logger's messages to stderr.
 
@@ -70,7 +84,7 @@ def log_to_stderr(name: str = "fedhet") -> None:
     logger = logging.getLogger(name)
     if not logger.handlers:
         handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("fedhet: %(message)s"))
+        handler.setFormatter(OneLine("fedhet: %(message)s"))
         logger.addHandler(handler)
         logger.setLevel(logging.INFO)
 
@@ -100,9 +114,16 @@ def progress(title: str, steps: int, done: int = 0) -> Iterator[Observer]:
         TimeRemainingColumn(),
         TextColumn("{task.description}"),
     )
-    with Progress(*columns, console=console, transient=False) as bar:
-        task = bar.add_task("", total=steps, completed=done, title=title)
+    bar = Progress(*columns, console=console, transient=False)
+    task = bar.add_task("", total=steps, completed=done, title=title)
+    try:
+        # Interrupted in the middle, it would leave the cursor hidden and the output redirected.
+        with signals_deferred():
+            bar.start()
         yield lambda row: bar.update(task, advance=1, description=step_line(row))
+    finally:
+        with signals_deferred():
+            bar.stop()
 
 
 def readable_size(n: float) -> str:
@@ -126,7 +147,7 @@ def print_summary(summary: dict[str, Any], folder: Path) -> None:
     table = Table(title=method_name(summary), show_header=False)
     rows = summary_rows(summary)
     for name, value in rows:
-        table.add_row(name, value)
+        table.add_row(Text(name), Text(value))  # no markup: some names come from clients
     console: Console = Output()
     if not console.is_terminal:
         # No line is folded where the output is a file or a pipe.
@@ -144,12 +165,12 @@ def summary_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
     seconds = summary["seconds"]
     state = summary["client_state"]
     target = TARGETS[summary.get("target", Classes.name)]
+    clients = counted(partition["clients"], "client")
+    data = f"given as a Task, {clients}"
+    if summary["dataset"]:
+        data = f"{summary['dataset']}, {clients}, {partition['name']}"
     rows = [
-        (
-            "data",
-            f"{summary['dataset'] or 'given'}, {counted(partition['clients'], 'client')},"
-            f" {partition['name']}; model {summary['model']}",
-        ),
+        ("data", f"{data}; model {summary['model']}"),
         ("rounds", ", ".join(f"{phase['name']} {phase['rounds']}" for phase in summary["phases"])),
     ]
     if "global" not in summary["models"]:

@@ -47,7 +47,7 @@ def test_a_federation_of_one_client(
     assert step_line(row) == "train 1, 1 client failed"
     printed = capsys.readouterr().out
     assert "1 client, 1437 of 1437 samples" in printed
-    assert "given, 1 client, task" in printed
+    assert "given as a Task, 1 client; model" in printed
     assert not WRONG.search(printed)
     assert "1 client, 0.00 s" in caplog.text
     assert not WRONG.search(caplog.text), caplog.text

@@ -52,6 +52,12 @@ def set_field(name: str, value: Any) -> Callable[[Header], Any]:
         set_field("version", "../../etc/passwd"),
         set_field("version", -1),
         set_field("pid", -1),
+        set_field("experiment", "../" * 10 + "ab"),
+        set_field("experiment", "A" * 32),
+        set_field("experiment", "a" * 32 + "\n"),
+        set_field("experiment", ""),
+        set_field("experiment", 7),
+        lambda header: header.pop("experiment"),
         set_field("pid", 10**30),
         set_field("phase", ["train"]),
         set_field("slot", None),
@@ -150,6 +156,24 @@ def test_a_damaged_state_is_noticed(tmp_path: Path) -> None:
     assert kept is not None and torch.equal(kept["a"], torch.ones(8))
 
 
+def test_each_run_has_states_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, federation: Federation
+) -> None:
+    """Two runs at once on one site do not mix."""
+    monkeypatch.setenv("FEDHET_STATE_DIR", str(tmp_path))
+    runs = [federation(toy_task(), Scaffold, rounds=4, seed=seed) for seed in (0, 1)]
+    alone = [federation(toy_task(), Scaffold, rounds=4, seed=seed) for seed in (0, 1)]
+    for run in runs:
+        run.store = state.store_at_site
+    for _ in range(2):
+        for run in (*runs, *alone):
+            run.step()
+    assert [run.sha256 for run in runs] == [run.sha256 for run in alone]
+    assert {path.name for path in (tmp_path / "fedhet-state").iterdir()} == {
+        run.strategy.experiment for run in runs
+    }
+
+
 def test_states_are_kept_in_a_folder_of_the_users_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,23 +181,23 @@ def test_states_are_kept_in_a_folder_of_the_users_own(
     monkeypatch.delenv("FEDHET_STATE_DIR", raising=False)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     own = tmp_path / f"fedhet-{os.getuid()}"
-    home = state.state_folder(1)
+    home = state.state_folder("1")
     assert home.parent == own / "fedhet-state"
     assert home.parent.stat().st_mode & 0o777 == 0o700
     home.parent.chmod(0o750)
     with pytest.raises(ValueError, match="mode 0750"):
-        state.state_folder(2)
+        state.state_folder("2")
     home.parent.chmod(0o700)
     own.chmod(0o777)
     with pytest.raises(ValueError, match="mode 0777"):
-        state.state_folder(2)
+        state.state_folder("2")
     own.rename(tmp_path / "elsewhere")
     (tmp_path / "elsewhere").chmod(0o700)
     own.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(ValueError, match="must be a folder of this user"):
-        state.state_folder(2)
+        state.state_folder("2")
     own.unlink()
     monkeypatch.setattr(os, "getuid", lambda: 12345)
     (tmp_path / "fedhet-12345").mkdir()
     with pytest.raises(ValueError, match="uid 12345"):
-        state.state_folder(3)
+        state.state_folder("3")

@@ -42,7 +42,7 @@ def test_a_run_is_shown_in_one_line(launch: Launch, monkeypatch: pytest.MonkeyPa
     run = launch(*DITTO, task=validated())
     last = run.summary["accuracy"]["last"], run.summary["personal"]["last"]
     expected = f"accuracy {last[0]:.4f}, personal models {last[1]:.4f}"
-    assert repr(run) == f"Run(ditto on given data, 5 clients: ok, {expected}; {run.dir})"
+    assert repr(run) == f"Run(ditto on data given as a Task, 5 clients: ok, {expected}; {run.dir})"
     monkeypatch.chdir(run.dir.parent)
     assert repr(run).endswith(f"; {run.dir.name})")
 

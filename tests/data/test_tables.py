@@ -156,6 +156,13 @@ def test_other_wrong_files_are_named(tmp_path: Path) -> None:
     message = r"a table must be a file that ends in \.csv or \.parquet"
     with pytest.raises(ConfigError, match=message):
         load("csv", tmp_path, train="train.tsv")
+    for folder in (".", "/"):
+        with pytest.raises(
+            ConfigError, match=rf"dataset\.train={folder}: .* is a folder, not a file"
+        ):
+            load("csv", tmp_path, train=folder)
+    with pytest.raises(DataError, match=rf"Looked for:\n  {tmp_path}/nowhere\n"):
+        load("csv", tmp_path / "nowhere", train=".")
     for fraction in (0, 1, "a"):
         with pytest.raises(ConfigError, match=r"dataset\.test_fraction="):
             load("csv", tmp_path, test_fraction=fraction)

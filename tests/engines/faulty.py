@@ -5,7 +5,9 @@ A run uses it by `plugin.fednorm._target_=faulty.Faulty` with FEDHET_TRUST=fault
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
 import time
 from pathlib import Path
 
@@ -14,13 +16,15 @@ import torch
 
 from fedhet.messages import Broadcast, Update
 from fedhet.methods.fednorm import FedNormPlugin, Z
+from fedhet.state import MemoryStore
 
 
 class Faulty(FedNormPlugin):
-    """FedNorm, but `z_when` says how it fails: raise, exit, nonfinite, shape or extra.
+    """FedNorm, but `z_when` says how it fails: as one of the words below.
 
-    With `node` and `hang` it leaves a file in FEDHET_TEST_FOLDER, whose name is the Ray node, and
-    with `hang` it never returns.
+    With `stuck` it leaves a file in FEDHET_TEST_FOLDER and never returns, nor does it let go of
+    the interpreter. With `node` and `hang` it does so for all clients, with the Ray node's name,
+    and with `hang` it never returns.
     """
 
     def __init__(self, *, temperature: float, z_when: str) -> None:
@@ -40,6 +44,12 @@ class Faulty(FedNormPlugin):
             raise OSError("the disk is full")
         if self._strikes() and self.how == "exit":
             os._exit(7)
+        if self._strikes() and self.how == "forgets":
+            self.client.state._store = MemoryStore()  # an empty one
+        if self._strikes() and self.how == "stuck":
+            Path(os.environ["FEDHET_TEST_FOLDER"], "stuck").touch()
+            signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])
+            ctypes.PyDLL(None).sleep(100_000)
 
     def finish(self, update: Update) -> None:
         super().finish(update)

@@ -36,6 +36,7 @@ class Foreground:
         variables = {**os.environ, **(environment or {}), TAG: str(folder)}
         self._pid, self._terminal = pty.fork()
         if self._pid == 0:
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the end of the terminal ends nothing
             os.execve(sys.executable, command, variables)
 
     def __enter__(self) -> Foreground:
@@ -63,10 +64,17 @@ class Foreground:
         """Send SIGTERM to the run, as a batch system does."""
         os.kill(self._pid, signal.SIGTERM)
 
+    def kill(self) -> None:
+        """Send SIGKILL to the run, and wait for its own process to end."""
+        os.kill(self._pid, signal.SIGKILL)
+        os.waitpid(self._pid, 0)
+        os.close(self._terminal)
+
     def end(self) -> int:
         """Wait for the end of the run, which leaves no process behind; return its exit code."""
+        deadline = time.monotonic() + SECONDS
         while self._read():
-            continue
+            assert time.monotonic() < deadline, self.output
         code = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
         os.close(self._terminal)
         _, alive = psutil.wait_procs(self.processes(), timeout=10)

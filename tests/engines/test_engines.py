@@ -13,11 +13,14 @@ from unittest.mock import MagicMock
 
 import psutil
 import pytest
+import torch
 from flwr.superlink.grid import InMemoryGrid
 
 import fedhet
+from fedhet.config import compose
 from fedhet.data.toy import toy_task
 from fedhet.engines import simulation
+from fedhet.job import Job
 
 HERE = Path(__file__).parent
 FEDAVG = ["method=fedavg", "rounds=3"]
@@ -134,6 +137,34 @@ def test_a_worker_process_that_dies_is_noticed_and_replaced(
     assert not multiprocessing.active_children()
 
 
+LOSES = [
+    "method=scaffold",
+    "client.lr=.1",
+    "plugin.fednorm.z_when=forgets",
+    "on_lost_state=restart",
+    "replies.max_lost=1",
+]
+ELSEWHERE = [
+    ["engine.workers=2"],
+    pytest.param(["engine=ray"], marks=pytest.mark.matrix),
+    pytest.param(["engine=flwr", "engine.workers=2"], marks=pytest.mark.matrix),
+]
+
+
+@pytest.mark.parametrize("engine", ELSEWHERE, ids=lambda lines: lines[0])
+def test_a_client_whose_state_is_lost_starts_afresh_in_every_engine(
+    tmp_path: Path, faulty: list[str], engine: list[str]
+) -> None:
+    lines = [*faulty[1:], *LOSES]
+    here, there = summary(tmp_path / "here", *lines), summary(tmp_path / "there", *lines, *engine)
+    same(here, there)
+    for recorded in (here, there):
+        assert failures(recorded) == [(2, 3)]
+        assert (recorded["rejected"], recorded["restarted"]) == ({"lost state": 1}, 1)
+    rows = map(json.loads, (tmp_path / "there" / "rounds.jsonl").read_text().splitlines())
+    assert [row["accepted"] for row in rows] == [10, 9, 10]
+
+
 def descendants() -> list[str]:
     """The command lines of the processes that this one has started, directly or not."""
     children = psutil.Process().children(recursive=True)
@@ -203,11 +234,16 @@ def test_flwr_run_gives_the_same_bytes_with_any_number_of_nodes(
 
 
 @pytest.mark.matrix
-def test_flwr_run_reports_the_true_status(tmp_path: Path, faulty: list[str]) -> None:
+def test_flwr_run_reports_the_true_status_once(
+    tmp_path: Path, faulty: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
     lines = [*faulty, "plugin.fednorm.z_when=raise", "engine=flwr", "engine.workers=2"]
     cause = "client 3 failed in phase 'train', step 2: OSError: the disk is full"
     with pytest.raises(fedhet.RunFailed, match=cause):
         summary(tmp_path / "run", *lines)
+    log = capfd.readouterr().err
+    assert "Successfully started run" in log
+    assert "RunFailed" not in log and "Traceback" not in log
 
 
 def test_a_task_of_objects_runs_in_process_only() -> None:
@@ -223,6 +259,25 @@ def test_ray_looks_for_replies_more_often_than_flower_unless_clients_are_many(
     grid = InMemoryGrid(state_factory=MagicMock())
     simulation.hurry(grid, clients)
     assert grid.pull_interval == seconds
+
+
+@pytest.mark.parametrize("engine", ["ray", "flwr"])
+def test_a_client_that_asks_for_no_gpu_has_none(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    engine: str,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.raises(fedhet.ConfigError, match=r"device=cuda with engine\.num_gpus=0; "):
+        fedhet.run([f"engine={engine}", "device=cuda"])
+    for device, lines in (("auto", 1), ("cpu", 0)):
+        folder = f"hydra.run.dir={tmp_path}/{device}"
+        job = Job(compose([f"engine={engine}", f"device={device}", folder]), engine=engine)
+        caplog.clear()
+        assert job.recorder.folder == tmp_path / device
+        assert job.site.device.type == "cpu"
+        assert caplog.text.count("device=auto with engine.num_gpus=0 is the CPU") == lines
 
 
 def test_engines_refuse_what_cannot_start() -> None:

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from foreground import Foreground, last_lines
+
+from fedhet.cli import main as cli
+from fedhet.server import Clock
 
 HERE = Path(__file__).parent
 ENDLESS = ["method=fedavg", "rounds=100000", "eval.clients=false"]
@@ -31,17 +36,58 @@ def interrupt(run: Foreground, how: str) -> None:
 def test_a_run_with_two_workers(tmp_path: Path, how: str) -> None:
     with Foreground(tmp_path / "run", *ENDLESS, "engine.workers=2") as run:
         run.wait_until(run.has_rounds)
-        assert len(run.processes()) == 3
+        assert len(run.processes()) == 4  # the run, its workers, and a guard of their folder
         interrupt(run, how)
 
 
-# In the matrix only: on a busy machine Ctrl-C is sometimes lost here, and the run goes on.
-@pytest.mark.matrix
 def test_workers_that_are_just_being_spawned(tmp_path: Path) -> None:
     """Ctrl-C meets them too, in the middle of their imports."""
     with Foreground(tmp_path / "run", *ENDLESS, "engine.workers=2", "engine.threads=2") as run:
-        run.wait_until(lambda: len(run.processes()) > 2)  # the run, a tracker, the first worker
+        # The run, a guard, a tracker, and the first worker.
+        run.wait_until(lambda: len(run.processes()) > 3)
         interrupt(run, "ctrl-c")
+
+
+class Interrupted:
+    """What Ctrl-C meets if it comes while Python cleans up, as it does after every import."""
+
+    def __init__(self, number: signal.Signals) -> None:
+        self.number = number
+
+    def __del__(self) -> None:
+        signal.raise_signal(self.number)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("how", ["a finalizer", "an extension"])
+def test_an_interruption_that_a_library_drops(
+    number: signal.Signals,
+    how: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    steps = []
+
+    def command(argv: object) -> int:
+        clock = Clock()
+        for step in range(3):
+            with clock("step"):
+                steps.append(step)
+                if how == "a finalizer":
+                    Interrupted(number)
+                else:  # numpy's do this when they are imported
+                    with suppress(KeyboardInterrupt):
+                        signal.raise_signal(number)
+        return 0
+
+    monkeypatch.setattr(cli, "_main", command)
+    before = [signal.getsignal(one) for one in signal.Signals]
+    for _ in range(2):
+        steps.clear()
+        assert cli.main([]) == 130
+        assert steps == [0]
+        assert capsys.readouterr().err == "interrupted\n"
+    assert [signal.getsignal(one) for one in signal.Signals] == before
 
 
 @pytest.fixture

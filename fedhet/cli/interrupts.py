@@ -1,0 +1,37 @@
+"""Ctrl-C and SIGTERM end a command, even if a library loses the first one."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from fedhet import process
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Let SIGTERM act like Ctrl-C inside the block, and have neither of them lost.
+
+    A KeyboardInterrupt is lost in a `__del__`, in the callback of a weak reference, of which every
+    import has one, and in the start of many C extensions. `process.raise_if_interrupted` raises it
+    again.
+    """
+    handlers = {signal.SIGTERM: signal.signal(signal.SIGTERM, process.interrupt)}
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # as for a script's background job
+        handlers[signal.SIGINT] = signal.signal(signal.SIGINT, process.interrupt)
+    report = sys.unraisablehook
+
+    def report_others(dropped: sys.UnraisableHookArgs) -> None:
+        if not issubclass(dropped.exc_type, KeyboardInterrupt):
+            report(dropped)
+
+    sys.unraisablehook = report_others
+    try:
+        yield
+    finally:
+        process.forget_interruptions()
+        sys.unraisablehook = report
+        for number, handler in handlers.items():
+            signal.signal(number, handler or signal.SIG_DFL)

@@ -1,0 +1,180 @@
+"""Ways to get past the checks of Hydra's settings and of `_target_`: each is refused.
+
+Nothing may be called, written or truncated, by an override, a file, or a run from elsewhere.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedhet.config import catalogue, check_overrides, compose, targets
+from fedhet.config.targets import find
+from fedhet.errors import ConfigError
+
+CALLBACK = "+hydra.callbacks.x="
+HANDLERS = "+hydra.job_logging.handlers="
+# (what is tried, the override)
+LINES = {
+    "walk through logging to os.system": f"{CALLBACK}{{_target_: logging.os.system, command: ls}}",
+    "walk to open, which truncates": f"{CALLBACK}{{_target_: logging.io.open, file: v, mode: w}}",
+    "handler as callback": f"{CALLBACK}{{_target_: logging.FileHandler, filename: v, mode: w}}",
+    "walk to exec": f"{CALLBACK}{{_target_: logging.os.execlp, _args_: [ls, ls]}}",
+    "call a method that is found by name": (
+        f"{CALLBACK}{{_target_: hydra._internal.utils.run_and_report,"
+        " func: {_target_: hydra.utils.get_method, path: os.abort}}"
+    ),
+    "import by hydra.utils": f"{CALLBACK}{{_target_: hydra.utils.get_object, path: antigravity}}",
+    "recursion": f"{CALLBACK}{{_target_: hydra.utils.call, config: {{a: 1}}, _recursive_: true}}",
+    "partial": f"{CALLBACK}{{_target_: os.system, _partial_: true}}",
+    "arguments": f"{CALLBACK}{{_target_: hydra.utils.instantiate, _args_: [{{a: 1}}]}}",
+    "conversion": f"{CALLBACK}{{_target_: logging.handlers.SysLogHandler, _convert_: all}}",
+    "target below a callback": (
+        "+hydra.callbacks={x: {_target_: hydra.experimental.callbacks.LogJobReturnCallback,"
+        " a: {_target_: hydra.experimental.callbacks.LogJobReturnCallback}}}"
+    ),
+    "no callback, but Hydra's": "+hydra.callbacks.x._target_=hydra.experimental.callbacks.Path",
+    "target below the launcher": "+hydra.launcher.inner._target_=hydra.utils.call",
+    "target elsewhere": "+hydra.sweep.x={_target_: hydra.utils.call}",
+    "a sweeper as launcher": (
+        "hydra.launcher._target_=hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
+    ),
+    "launcher in another module": "hydra.launcher._target_=hydra.core.plugins.Plugins",
+    "walk from a launcher": (
+        "hydra.launcher._target_=hydra._internal.core_plugins.basic_launcher.log.root.info"
+    ),
+    "handler by walking": f"{HANDLERS}{{a: {{class: logging.os.system, command: ls}}}}",
+    "handler that sends": f"{HANDLERS}{{a: {{class: logging.handlers.SocketHandler}}}}",
+    "handler that calls a queue": (
+        f"{HANDLERS}{{a: {{class: logging.StreamHandler, queue: os.abort}}}}"
+    ),
+    "object by cfg": f"{HANDLERS}{{a: {{class: logging.StreamHandler, stream: 'cfg://a.b'}}}}",
+    "format that reads attributes": (
+        "+hydra.job_logging.formatters={a: {class: logging.Formatter, style: '{'}}"
+    ),
+    "resolver with a composed name": "hydra.run.dir='${oc.${dataset.x}:1}'",
+    "escaped resolver": r"hydra.run.dir='\${oc.create:1}'",
+    "spaced resolver": "hydra.run.dir='${ oc.create:1}'",
+    "composed path": "hydra.run.dir='${${method.name}.x}'",
+    "relative path": "hydra.run.dir='${..run.dir}'",
+    "text of an override": "+hydra.callbacks.x='${hydra.job.override_dirname}'",
+    "settings as callbacks": "hydra.callbacks='${method}'",
+    "a dollar and the rest": "+hydra.callbacks.x.a='$${hydra.job.name}'",
+    "output beside the run folder": "hydra.output_subdir=../../elsewhere",
+    "output in a fixed place": "hydra.output_subdir=/tmp/elsewhere",
+    "name that is a path": "hydra.job.name=../x",
+    "environment in a file": "+hydra.job.env_copy=[HOME]",
+    "search path in a dictionary": "hydra={searchpath: [/tmp]}",
+    "a defaults list": "+method.defaults=[/hydra/launcher: x]",
+}
+
+
+@pytest.mark.parametrize("line", LINES.values(), ids=LINES.keys())
+def test_an_override_calls_and_writes_nothing(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for sweep in (False, True):
+        with pytest.raises(ConfigError):
+            check_overrides([line], sweep=sweep)
+    assert not list(tmp_path.iterdir())
+
+
+# (what is tried, the text of an experiment; {method} stands for the place of more settings)
+FILES = {
+    "a log that is truncated": (
+        "hydra: {job_logging: {handlers: {a: {class: logging.FileHandler, filename: /etc/x}}}}"
+    ),
+    "a log above the run folder": (
+        "hydra: {job_logging: {handlers: {a: {class: logging.FileHandler,"
+        " filename: '${hydra.runtime.output_dir}/../x'}}}}"
+    ),
+    "a log by an attribute": (
+        "hydra: {job_logging: {handlers: {a: {class: logging.FileHandler, delay: true,"
+        " filename: '${hydra.runtime.output_dir}/x', '.': {baseFilename: /etc/x}}}}}"
+    ),
+    "handlers that stand elsewhere": (
+        "hydra: {job_logging: {handlers: '${method.h}'}}\n"
+        "method: {h: {a: {class: logging.os.system, command: ls}}}"
+    ),
+    "callbacks that stand elsewhere": (
+        "hydra: {callbacks: '${method.h}'}\n"
+        "method: {h: {a: {_target_: fedhet.methods.fedavg.FedAvg}}}"
+    ),
+    "a chain of references": (
+        "hydra: {callbacks: '${hydra.help}', help: '${method.h}'}\n"
+        "method: {h: {a: {_target_: fedhet.methods.fedavg.FedAvg}}}"
+    ),
+    "an interpolation in two pieces": (
+        "hydra: {callbacks: {a: '${method.h}{oc.create:1}'}}\nmethod: {h: $}"
+    ),
+    "settings in two pieces": "method: {h: $, x: '${.h}{oc.env:HOME}'}",
+    "escaped settings": r"method: {x: '\${oc.env:HOME}'}",
+}
+
+
+@pytest.mark.parametrize("text", FILES.values(), ids=FILES.keys())
+def test_a_file_calls_and_writes_nothing(own_conf: Path, text: str) -> None:
+    (own_conf / "experiment" / "evil.yaml").write_text(f"# @package _global_\n{text}\n")
+    with pytest.raises(ConfigError, match=r"not (allowed|trusted)|as text|ValidationError"):
+        compose(["experiment=evil"])
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "+hydra.job_logging.handlers={a: {class: logging.FileHandler, filename: mine.log}}",
+        "hydra/job_logging=default",
+        "hydra/hydra_logging=hydra_debug",
+        "+hydra.callbacks.x._target_=hydra.experimental.callbacks.LogJobReturnCallback",
+        "hydra.run.dir='out/${now:%Y}/${client.lr}-${seed}-${oc.env:HOME,x}'",
+        "hydra.sweep.subdir='${hydra.job.override_dirname}'",
+        "hydra.output_subdir=.hydra",
+    ],
+)
+def test_what_hydra_is_used_for_still_works(line: str) -> None:
+    check_overrides([line])
+
+
+# ---- fedhet's own `_target_`
+@pytest.mark.parametrize(
+    "target",
+    [
+        "fedhet.record.files.append_line",
+        "fedhet.record.files.write_text",
+        "fedhet.config.pieces.extend_search_path",
+        "fedhet.cli.main.main",
+        "fedhet.state.DiskStore",
+        "fedhet.engines.flwr.end_tree",
+        "fedhet.methods.fedavg.FedAvg.client_cls",
+        "fedhet.methods.fedavg.FedStrategy",
+        "fedhet.config.targets.importlib.import_module",
+        "fedhet..methods.fedavg.FedAvg",
+        "fedhet.methods.fedavg.FedAvg ",
+        "fedhet.methods.fedavg.__doc__",
+    ],
+)
+def test_a_setting_reaches_only_the_classes_that_files_name(target: str) -> None:
+    with pytest.raises(ConfigError, match="there is no such class"):
+        find("server_opt._target_", target)
+    with pytest.raises(ConfigError):
+        compose([f"server_opt._target_='{target}'"])
+
+
+def test_a_function_of_fedhet_writes_no_file(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="there is no such class"):
+        compose(
+            [
+                "server_opt._target_=fedhet.record.files.append_line",
+                f"server_opt.path={tmp_path}/x",
+                "server_opt.line=evil",
+            ]
+        )
+    assert not list(tmp_path.iterdir())
+
+
+def test_every_class_that_a_file_names_is_found() -> None:
+    assert len(catalogue.targets()) > 60
+    for target in catalogue.targets():
+        assert callable(targets.find("x", target))

@@ -1,0 +1,169 @@
+"""A run from another machine reads nothing of the server or a node but references to settings."""
+
+from __future__ import annotations
+
+import shlex
+import tomllib
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from omegaconf import OmegaConf
+
+from fedhet.config import cached, compose, portable
+from fedhet.config.interpolations import literal
+from fedhet.config.overrides import parse
+from fedhet.engines.flwr import _run_config
+from fedhet.errors import ConfigError
+from fedhet.flower.apps import client_for, server_for
+from fedhet.job import Job
+
+SECRET = "canary-7f3a"
+
+ATTEMPTS = {
+    "environment": "data_dir='${oc.env:FEDHET_CANARY,x}'",
+    "inside a text": "data_dir='a-${oc.env:FEDHET_CANARY}-b'",
+    "nested": "data_dir='${oc.decode:${oc.env:FEDHET_CANARY}}'",
+    "as a default": "data_dir='${oc.env:NOT_SET,${oc.env:FEDHET_CANARY}}'",
+    "in a dictionary": "partition={alpha: 1, x: {y: '${oc.env:FEDHET_CANARY}'}}",
+    "in a list": "eval.targets=['${oc.env:FEDHET_CANARY}']",
+    "composed name": "data_dir='${oc.${engine.name}:FEDHET_CANARY}'",
+    "spaces": "data_dir='${ oc.env : FEDHET_CANARY }'",
+    "escaped": r"data_dir='\${oc.env:FEDHET_CANARY}'",
+    "doubly escaped": r"data_dir='\\${oc.env:FEDHET_CANARY}'",
+    "without quotes": "data_dir=${oc.env:FEDHET_CANARY}",
+    "selected": "data_dir='${oc.select:hydra.runtime.cwd}'",
+    "hydra's settings": "data_dir='${hydra.runtime.cwd}'",
+    "hydra's resolver": "data_dir='${hydra:runtime.cwd}'",
+    "relative to hydra": "data_dir='${.hydra.runtime.cwd}'",
+    "composed setting": "data_dir='${${engine.name}.x}'",
+    "create": "method='${oc.create:{a: 1}}'",
+    "clock": "seed=${now:%s}",
+    "fedhet's own": "data_dir='${fedhet.searchpath:}'",
+    "plug-in's option": "plugin.fednorm.temperature=${oc.env:FEDHET_CANARY}",
+    "a cast": "data_dir=str('${oc.env:FEDHET_CANARY}')",
+    "run folder": "hydra.run.dir='/tmp/${oc.env:FEDHET_CANARY}'",
+    "run folder by hydra": "hydra.run.dir='/tmp/${hydra.runtime.cwd}'",
+    "job name": "hydra.job.name='${oc.env:FEDHET_CANARY}'",
+    "copied variables": "+hydra.job.env_copy=[FEDHET_CANARY]",
+    "set variables": "+hydra.job.env_set.PYTHONPATH=/tmp",
+    "callbacks": "++hydra.callbacks.x._target_=hydra.experimental.callbacks.LogJobReturnCallback",
+    "chdir": "hydra.job.chdir=true",
+    "subfolder": "hydra.output_subdir=x",
+    "logging": "hydra/job_logging=default",
+    "all of hydra": "hydra={run: {dir: /tmp/x}}",
+}
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDHET_CANARY", SECRET)
+
+
+def context(line: str) -> Any:
+    return SimpleNamespace(
+        run_config={"overrides": shlex.join(["rounds=1", line])},
+        node_config={"partition-id": 0, "num-partitions": 1},
+    )
+
+
+@pytest.mark.parametrize("line", ATTEMPTS.values(), ids=ATTEMPTS.keys())
+def test_neither_server_nor_node_resolves(line: str, caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(ConfigError) as refused:
+        server_for(context(line))
+    assert line in str(refused.value).replace("\\\\", "\\")  # it names the override
+    client: Any = client_for(context(line), cast("Any", None))
+    reason = client.numpy_client._reason
+    assert "its node cannot serve this run" in reason and repr(line) in reason
+    for text in (str(refused.value), reason, caplog.text):
+        assert SECRET not in text and str(Path.cwd()) not in text
+
+
+def test_a_run_from_elsewhere_may_refer_to_settings() -> None:
+    lines = ("client.epochs=3", "client.batch_size=${client.epochs}", "data_dir='x-${client.lr}'")
+    assert cached(lines).cfg.client.batch_size == 3
+    run_dir = compose(["hydra.run.dir='/tmp/${now:%Y}-${seed}'"], sent=True).run_dir
+    assert run_dir.startswith("/tmp/2") and run_dir.endswith("-0")
+
+
+def test_two_references_make_no_resolver() -> None:
+    """`${a}{oc.env:X}` is a text that reads `${oc.env:X}` where a is `$`."""
+    for sent in (False, True):
+        with pytest.raises(ConfigError, match="cannot contain"):
+            compose(["device='$'", "data_dir='${device}{oc.env:FEDHET_CANARY}'"], sent=sent)
+
+
+def test_a_file_on_the_server_or_node_reads_nothing(own_conf: Path) -> None:
+    text = "# @package _global_\ndata_dir: ${oc.env:FEDHET_CANARY}\n"
+    (own_conf / "experiment" / "mine.yaml").write_text(text)
+    assert compose(["experiment=mine"]).cfg.data_dir == SECRET
+    with pytest.raises(ConfigError, match=r"data_dir=.*is not resolved here"):
+        compose(["experiment=mine"], sent=True)
+
+
+# ---- the machine that sends the run
+def test_the_sender_resolves(own_conf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (
+        "# @package _global_\ndata_dir: ${oc.env:FEDHET_CANARY}\n"
+        "eval: {targets: ['${oc.decode:${oc.env:SOME_TARGET}}', .9]}\n"
+    )
+    (own_conf / "experiment" / "mine.yaml").write_text(text)
+    monkeypatch.setenv("SOME_TARGET", "0.5")
+    monkeypatch.setenv("SOME_RATE", "1e-3")
+    config = compose(
+        [
+            "experiment=mine",
+            "client.lr='${oc.decode:${oc.env:SOME_RATE}}'",
+            "client.epochs=2",
+            "client.batch_size=${client.epochs}",
+            "partition={alpha: '${oc.decode:${oc.env:SOME_TARGET}}', clients: 4}",
+        ]
+    )
+    lines = portable(config)
+    assert [line for line in lines if "oc." in line] == []
+    assert "client.batch_size=${client.epochs}" in lines  # it means the same everywhere
+    for name in ("FEDHET_CANARY", "SOME_TARGET", "SOME_RATE"):
+        monkeypatch.delenv(name)
+    there = compose(lines, sent=True)
+    assert OmegaConf.to_container(there.cfg) == OmegaConf.to_container(config.cfg)
+
+
+def test_what_is_submitted_names_no_variable(tmp_path: Path) -> None:
+    folder = tmp_path / 'it\'s \\ "mine"'
+    job = Job(compose(["data_dir='${oc.env:FEDHET_CANARY}/x'", "hydra.run.dir=/tmp/other"]))
+    run_config = _run_config(job, folder)
+    assert "oc.env" not in run_config and "FEDHET_CANARY" not in run_config
+    assert f"{SECRET}/x" in run_config  # the user's own words: it is a setting
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "a'b\\",
+        "\\'",
+        'x"y',
+        "a, b",
+        "null",
+        "1",
+        " ",
+        "",
+        "[x]",
+        "é%n:",
+        None,
+        True,
+        1e-5,
+        3,
+        [1, "a,b", None],
+        {"a": {"b": ["'", False]}, "c": {}},
+    ],
+)
+def test_a_literal_is_read_back(value: Any) -> None:
+    assert parse([f"data_dir={literal(value)}"])[0].value() == value
+
+
+def test_a_run_folder_of_any_name_is_submitted(tmp_path: Path) -> None:
+    for name in ("it's", 'a "b"', "back\\", "comma, here"):
+        run_config = _run_config(Job(compose([])), tmp_path / name)
+        lines = shlex.split(tomllib.loads(run_config)["overrides"])
+        assert compose(lines, sent=True).run_dir == str(tmp_path / name)

@@ -1,0 +1,92 @@
+"""A run that is killed leaves nothing behind, and a client that hangs does not hold up its end."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from foreground import Foreground
+
+HERE = Path(__file__).parent
+SECONDS = 120  # on a busy machine; a quiet one needs one
+ENGINES = pytest.mark.parametrize(
+    "engine",
+    [
+        ["engine.workers=2"],
+        pytest.param(["engine=ray"], marks=pytest.mark.matrix),
+        pytest.param(["engine=flwr", "engine.workers=2"], marks=pytest.mark.matrix),
+    ],
+    ids=["workers", "ray", "flwr"],
+)
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's way to end children")
+
+
+@pytest.fixture
+def scratch() -> Iterator[Path]:
+    """A temporary folder for the run, with a path short enough for Ray's sockets."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def stuck_client(tmp_path: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Overrides with which client 3 leaves the file tmp_path/stuck in step 2, and then hangs."""
+    monkeypatch.setenv("TMPDIR", str(scratch))
+    monkeypatch.setenv("FEDHET_TRUST", "faulty")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setenv("FEDHET_TEST_FOLDER", str(tmp_path))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)  # Flower would use that cluster
+    return [
+        "method=scaffold",
+        "client.lr=.1",
+        "plugin=[fednorm]",
+        "plugin.fednorm._target_=faulty.Faulty",
+        "plugin.fednorm.z_when=stuck",
+        "eval.clients=false",
+    ]
+
+
+def left_behind(run: Foreground, folder: Path) -> list[str]:
+    """Processes of the run, and what it has put into the temporary folder, but for Ray's logs."""
+    processes = [" ".join(process.cmdline()) for process in run.processes()]
+    return processes + [path.name for path in folder.iterdir() if path.name != "ray"]
+
+
+def wait_for(ready: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not ready() and time.monotonic() < deadline:
+        time.sleep(0.1)
+
+
+@ENGINES
+def test_a_killed_run_leaves_no_process_and_no_state(
+    tmp_path: Path, scratch: Path, stuck_client: list[str], engine: list[str]
+) -> None:
+    """Not even a client that hangs where no signal handler and no thread of Python runs."""
+    with Foreground(tmp_path / "run", *stuck_client, *engine, "rounds=100000") as run:
+        run.wait_until((tmp_path / "stuck").exists)
+        assert left_behind(run, scratch)
+        run.kill()
+        wait_for(lambda: not left_behind(run, scratch))
+        assert left_behind(run, scratch) == []
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "interrupted"
+
+
+@ENGINES
+def test_a_run_ends_although_a_client_hangs(
+    tmp_path: Path, scratch: Path, stuck_client: list[str], engine: list[str]
+) -> None:
+    """It hangs in the last round, which the deadline closes; nothing waits for it afterwards."""
+    limits = ["on_failure=skip", "replies.deadline=3", "replies.grace=1", "replies.max_lost=1"]
+    with Foreground(tmp_path / "run", *stuck_client, *engine, *limits, "rounds=2") as run:
+        assert run.end() == 0, run.output
+        assert left_behind(run, scratch) == []
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["status"] == "ok"
+    assert {failure["pid"] for failure in summary["failures"]} == {3}
