@@ -106,7 +106,7 @@ class Recorder:
                 write_text(folder / "rounds.jsonl", "")
         except WriteError as error:
             recorded = self._record_end(status="failed", reason=str(error)) is None
-            if not recorded:
+            if not recorded and past is None:
                 (folder / "summary.json").unlink()  # it says nothing, or that the run goes on
             raise RunFailed(str(error), str(folder) if recorded else None) from error
 

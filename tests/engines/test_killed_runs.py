@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 import random
@@ -139,3 +141,19 @@ def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
     Lock(tmp_path).release()
     os.kill(child, signal.SIGKILL)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_file_system_without_locks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def none(*args: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "lockf", none)
+    Lock(tmp_path).release()
+    assert f"{tmp_path} cannot be locked (No locks available)" in caplog.text
+
+
+def test_a_folder_that_cannot_be_locked(tmp_path: Path) -> None:
+    with pytest.raises(fedhet.ConfigError, match="cannot be created, or not be written to"):
+        Lock(tmp_path / "absent")
