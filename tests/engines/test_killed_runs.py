@@ -155,5 +155,5 @@ def test_a_file_system_without_locks(
 
 
 def test_a_folder_that_cannot_be_locked(tmp_path: Path) -> None:
-    with pytest.raises(fedhet.ConfigError, match="cannot be created, or not be written to"):
+    with pytest.raises(fedhet.ConfigError, match="cannot be created or written to"):
         Lock(tmp_path / "absent")
