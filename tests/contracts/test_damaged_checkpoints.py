@@ -155,7 +155,7 @@ def test_a_damaged_configuration(
     again: Config, killed: Path, damage: Callable[[Path], object]
 ) -> None:
     damage(killed / "config.yaml")
-    with pytest.raises(fedhet.ConfigError, match="config.yaml is missing or damaged"):
+    with pytest.raises(fedhet.ConfigError, match=r"config\.yaml is missing or damaged"):
         run_quietly(again, killed, toy_task())
 
 
