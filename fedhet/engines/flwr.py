@@ -29,9 +29,9 @@ from fedhet.checkpoint.reopened import check_run
 from fedhet.config import pieces, portable
 from fedhet.config.catalogue import CONF
 from fedhet.config.interpolations import RUN_DIR, literal
+from fedhet.config.resuming import RESUME
 from fedhet.engines.guard import TemporaryFolder
 from fedhet.errors import SUBMITTED, ConfigError, RunFailed
-from fedhet.flower.apps import RESUME
 from fedhet.record.files import LastingJson
 from fedhet.record.lock import Lock
 from fedhet.record.run_folder import RUNNING
