@@ -25,13 +25,15 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from fedhet.checkpoint.reopened import check_run
 from fedhet.config import pieces, portable
 from fedhet.config.catalogue import CONF
 from fedhet.config.interpolations import RUN_DIR, literal
+from fedhet.config.resuming import RESUME
 from fedhet.engines.guard import TemporaryFolder
 from fedhet.errors import SUBMITTED, ConfigError, RunFailed
-from fedhet.flower.apps import RESUME
 from fedhet.record.files import LastingJson
+from fedhet.record.lock import Lock
 from fedhet.record.run_folder import RUNNING
 
 if TYPE_CHECKING:
@@ -63,6 +65,9 @@ def run(job: Job) -> Path:
         raise ConfigError(f"hydra.run.dir={folder}: that folder already holds a run; name another")
     recorded_end = End(folder)
     _ = job.strategy  # a setting that does not fit is reported here, not in a log
+    if job.config.resumes:  # and so is a run that cannot go on
+        Lock(folder).release()
+        check_run(folder, job.config.cfg, job.partition, given=False)
     with ExitStack() as stack:
         temporary = TemporaryFolder("fedhet-flwr-")
         home = Path(stack.enter_context(temporary))

@@ -20,6 +20,7 @@ from flwr.server import ServerAppComponents, ServerConfig
 
 from fedhet import config
 from fedhet.config import pieces
+from fedhet.config.resuming import RESUME, is_resumption
 from fedhet.errors import ConfigError, DataError, UnknownChoice, clean
 from fedhet.flower import wire
 from fedhet.flower.metered import measured
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from flwr.common import Context
 
 log = logging.getLogger("fedhet")
-RESUME = "resume"  # in the run config, beside the overrides: the folder of a run to go on with
 
 
 class Refusal(NumPyClient):
@@ -134,7 +134,7 @@ def _server_settings(lines: list[str], resumed: str) -> config.Config:
     Raises:
         ConfigError: a setting is wrong, or resume=... is among the overrides.
     """
-    if any(line.startswith(f"{RESUME}=") for line in lines):
+    if is_resumption(lines):
         raise ConfigError(
             f"{RESUME}=... among the overrides does not reach the clients: repeat the run's own"
             f" overrides, and name its folder beside them (--run-config \"overrides='...'"

@@ -25,6 +25,7 @@ class FakeGrid:
     Attributes:
         pulls: how often somebody has looked.
         schedule: client -> the look at which its reply has arrived; 1 where it is not listed.
+        copies: how often each reply arrives.
         errors: the clients for which Flower reports an error.
         undecodable: the clients whose replies Flower confirms, and then cannot decode.
     """
@@ -35,6 +36,7 @@ class FakeGrid:
         self._pushed = 0
         self.pulls = 0
         self.schedule: dict[int, int] = {}
+        self.copies = 1
         self.errors: set[int] = set()
         self.undecodable: set[int] = set()
         self.alter: Callable[[int, Any], Any] = lambda pid, res: res
@@ -53,7 +55,7 @@ class FakeGrid:
         self.pulls += 1
         wanted = [self._messages[name] for name in ids if name in self._messages]
         replies = [self._reply(message) for message in wanted]
-        return [reply for reply in replies if reply is not None]
+        return [reply for reply in replies if reply is not None] * self.copies
 
     def _reply(self, message: Message) -> Message | None:
         pid = message.metadata.dst_node_id % 1000

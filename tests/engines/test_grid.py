@@ -111,6 +111,16 @@ def test_an_old_reply_is_refused(federation: Callable[..., Any]) -> None:
     assert isinstance(second, Failure) and second.reason == "replayed"
 
 
+def test_a_reply_that_comes_twice_counts_once(federation: Callable[..., Any]) -> None:
+    once, twice = OnGrid(federation), OnGrid(federation)
+    twice.grid.copies = 2
+    for on_grid in (once, twice):
+        on_grid.step()
+        on_grid.step()
+        assert on_grid.run.strategy.current.accepted == 4
+    assert once.run.sha256 == twice.run.sha256
+
+
 def test_a_reply_in_the_name_of_another_client_is_refused(federation: Callable[..., Any]) -> None:
     on_grid = OnGrid(federation)
     own: dict[int, Any] = {}
