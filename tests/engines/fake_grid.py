@@ -24,6 +24,7 @@ class FakeGrid:
 
     Attributes:
         pulls: how often somebody has looked.
+        lives: for how many seconds each message was to be kept for its node.
         schedule: client -> the look at which its reply has arrived; 1 where it is not listed.
         errors: the clients for which Flower reports an error.
         undecodable: the clients whose replies Flower confirms, and then cannot decode.
@@ -34,6 +35,7 @@ class FakeGrid:
         self._messages: dict[str, Message] = {}
         self._pushed = 0
         self.pulls = 0
+        self.lives: list[float] = []
         self.schedule: dict[int, int] = {}
         self.errors: set[int] = set()
         self.undecodable: set[int] = set()
@@ -46,6 +48,7 @@ class FakeGrid:
             name = f"message-{self._pushed}"
             message.metadata.__dict__["_message_id"] = name
             self._messages[name] = message
+            self.lives.append(message.metadata.ttl)
             ids.append(name)
         return ids
 

@@ -35,8 +35,10 @@ class FlakyNetwork:
         return self
 
     def __exit__(self, *error: object) -> None:
+        self._call(self._close())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
+        self._loop.close()
 
     def fail(self, how: str, seconds: float) -> None:
         """Fail for so long, and then work again.
@@ -78,6 +80,20 @@ class FlakyNetwork:
         finally:
             sink.close()
 
+    async def _close(self) -> None:
+        self._server.close()
+        self._cut()
+        while self._ends:  # until all have noticed
+            await asyncio.sleep(0.01)
+
+    def _cut(self) -> None:
+        """Reset all connections."""
+        self.hit += len(self._ends)
+        for end in [one for one in self._ends if not one.is_closing()]:
+            bare = end.get_extra_info("socket")
+            bare.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_LINGER)
+            end.transport.abort()
+
     async def _fail(self, how: str, seconds: float) -> None:
         self._server.close()
         with ExitStack() as stack:
@@ -85,17 +101,13 @@ class FlakyNetwork:
                 self._flowing.clear()
                 self._fill_a_queue(stack)
             else:
-                self.hit += len(self._ends)
-                for end in self._ends:
-                    bare = end.get_extra_info("socket")
-                    bare.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_LINGER)
-                    end.transport.abort()
+                self._cut()
             await asyncio.sleep(seconds)
         await self._listen()
         self._flowing.set()
 
     def _fill_a_queue(self, stack: ExitStack) -> None:
-        """Listen without accepting, with a full queue: Linux then drops whoever wants to connect."""
+        """Listen without accepting, with a full queue, which makes Linux ignore new connections."""
         stack.enter_context(socket.create_server((HOST, self.port), backlog=0))
         for _ in range(3):
             one = stack.enter_context(socket.socket())

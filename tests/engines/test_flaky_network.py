@@ -12,12 +12,12 @@ from real_sites import Sites, rounds, summary, wait_for
 
 pytestmark = [pytest.mark.matrix, pytest.mark.deployment]
 SECONDS = 30  # for which the network fails: longer than a step waits for its replies
-ROUNDS = 10
+ROUNDS = 7
 
 
 @pytest.fixture(scope="module")
 def sites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Sites, FlakyNetwork]]:
-    """A deployment with TLS, and the network through which the second of its two sites is reached."""
+    """A deployment with TLS, and the network through which its second site reaches the server."""
     home = tmp_path_factory.mktemp("flaky")
     options = link_options(home)
     options.remove("--enable-supernode-auth")
@@ -39,8 +39,8 @@ def test_a_network_that_fails_for_half_a_minute(
     folder = tmp_path / "run"
     run = running.submit(
         *("method=scaffold", "client.lr=.1", "partition.clients=2", "eval.clients=false"),
-        *(f"rounds={ROUNDS}", "on_failure=skip", "replies.max_lost=1"),
-        *("replies.deadline=15", "replies.grace=5", f"hydra.run.dir={folder}"),
+        *(f"rounds={ROUNDS}", "on_failure=skip", "replies.max_lost=1", "replies.bad_steps=7"),
+        *("replies.deadline=20", "replies.grace=5", f"hydra.run.dir={folder}"),
     )
     wait_for(lambda: len(rounds(folder)) >= 2, "two rounds")
     before = network.hit
@@ -49,8 +49,8 @@ def test_a_network_that_fails_for_half_a_minute(
     assert running.wait_end(run) == "finished:completed"
     rows = rounds(folder)
     assert [row["round"] for row in rows] == list(range(1, ROUNDS + 1))
-    failures = summary(folder)["failures"]
-    assert {(one["pid"], one["reason"]) for one in failures} == {(1, "no reply")}
-    assert rows[-1]["accepted"] == 2
+    failures = [(one["step"], one["pid"], one["reason"]) for one in summary(folder)["failures"]]
+    assert (3, 1, "late") in failures
+    assert any(row["accepted"] == 2 for row in rows[3:])
     assert summary(folder)["status"] == "ok"
     assert running.nodes[1].poll() is None

@@ -1,9 +1,9 @@
 """A SuperNode's requests are signed: which forged, tampered and repeated ones are refused.
 
-The test is the SuperNode here, with Flower's own client. Flower 1.41 signs the time of a request and
-nothing else, so what was overheard can be used for TIMESTAMP_TOLERANCE seconds, for any request in
-the name of that node. TLS keeps others from overhearing it. If the last test of this file fails with
-a newer Flower, docs/faults.md and docs/deployment.md have good news to tell.
+The test is the SuperNode here, with Flower's own client. Flower 1.41 signs the time of a request
+and nothing else, so what was overheard can be used for about five minutes, for any request in the
+name of that node. TLS keeps others from overhearing it. If the last test of this file fails with a
+newer Flower, docs/faults.md and docs/deployment.md have good news to tell.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ def test_another_method_of_http_is_refused(link: Link, ids: list[int], method: s
 def test_flower_accepts_overheard_headers_for_five_minutes_with_any_content(
     link: Link, ids: list[int]
 ) -> None:
-    """A limit of Flower 1.41: neither the content nor the path is signed, nor is a request unique."""
+    """A limit of Flower 1.41: it signs neither content nor path, and no request is unique."""
     request = link.overhear(0, ids[0])
     assert [link.send(request), link.send(request)] == [httpx.codes.OK] * 2
     other = DeactivateNodeRequest(node_id=ids[0]).SerializeToString()
