@@ -11,6 +11,7 @@ from itertools import count
 from flwr.app import Message
 from flwr.app.message_type import MessageType
 from flwr.common import EvaluateRes, FitRes
+from flwr.common.constant import SYSTEM_TIME_TOLERANCE
 from flwr.compat.common import recorddict_compat
 from flwr.server import Server
 from flwr.server.client_manager import SimpleClientManager
@@ -141,11 +142,15 @@ class FlowerCourier:
             grid = proxy.grid
             messages.append(_message(msg, packer, proxy.node_id))
             sent.append((msg, proxy.node_id))
+        awaited = _awaited_seconds(self._limits, [node for _, node in sent])
+        if awaited is not None:  # else a node that was cut off works off all that it has missed
+            for message in messages:
+                message.metadata.ttl = awaited + SYSTEM_TIME_TOLERANCE
         ids = list(grid.push_messages(messages)) if grid else []
         asked = {id_: one for id_, one in zip(ids, sent, strict=True) if id_}
         exchange = Exchange(
             asked,
-            _awaited_seconds(self._limits, [node for _, node in sent]),
+            awaited,
             self._limits.enough_of(len(plan)),
             self._limits.grace,
         )

@@ -24,6 +24,7 @@ class FakeGrid:
 
     Attributes:
         pulls: how often somebody has looked.
+        lives: for how many seconds each message was to be kept for its node.
         schedule: client -> the look at which its reply has arrived; 1 where it is not listed.
         copies: how often each reply arrives.
         errors: the clients for which Flower reports an error.
@@ -35,6 +36,7 @@ class FakeGrid:
         self._messages: dict[str, Message] = {}
         self._pushed = 0
         self.pulls = 0
+        self.lives: list[float] = []
         self.schedule: dict[int, int] = {}
         self.copies = 1
         self.errors: set[int] = set()
@@ -48,6 +50,7 @@ class FakeGrid:
             name = f"message-{self._pushed}"
             message.metadata.__dict__["_message_id"] = name
             self._messages[name] = message
+            self.lives.append(message.metadata.ttl)
             ids.append(name)
         return ids
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import ray
 import torch
+from flwr.supernode.runtime import run_clientapp
 
 from fedhet.messages import Broadcast, Update
 from fedhet.methods.fednorm import FedNormPlugin, Z
@@ -22,9 +23,10 @@ from fedhet.state import MemoryStore
 class Faulty(FedNormPlugin):
     """FedNorm, but `z_when` says how it fails: as one of the words below.
 
-    With `stuck` it leaves a file in FEDHET_TEST_FOLDER and never returns, nor does it let go of
-    the interpreter. With `node` and `hang` it does so for all clients, with the Ray node's name,
-    and with `hang` it never returns.
+    With `killed-after-reply`, a client's process of a deployment is killed once it has handed over
+    its reply, before it reports the end of its task. With `stuck` the client leaves a file in
+    FEDHET_TEST_FOLDER and never returns, nor does it let go of the interpreter. With `node` and
+    `hang` it does so for all clients, with the Ray node's name, and with `hang` it never returns.
     """
 
     def __init__(self, *, temperature: float, z_when: str) -> None:
@@ -44,6 +46,10 @@ class Faulty(FedNormPlugin):
             raise OSError("the disk is full")
         if self._strikes() and self.how == "exit":
             os._exit(7)
+        if self._strikes() and self.how == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self._strikes() and self.how == "killed-after-reply":
+            run_clientapp.flwr_exit = lambda **_: os.kill(os.getpid(), signal.SIGKILL)
         if self._strikes() and self.how == "forgets":
             self.client.state._store = MemoryStore()  # an empty one
         if self._strikes() and self.how == "stuck":

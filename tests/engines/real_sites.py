@@ -46,6 +46,9 @@ class Sites:
         tls: the options of the SuperLink, and those of a SuperNode; without TLS "--insecure".
         connection: the lines of Flower's config.toml that name how to reach the SuperLink.
         variables: further variables for the processes.
+
+    Attributes:
+        through: for a node's number, the port of a proxy to the SuperLink, in place of its own.
     """
 
     def __init__(
@@ -75,6 +78,7 @@ class Sites:
         (home / "config.toml").write_text(config)
         self.link: subprocess.Popen[bytes]
         self.nodes: dict[int, subprocess.Popen[bytes]] = {}
+        self.through: dict[int, int] = {}
 
     def __enter__(self) -> Sites:
         self.start_link()
@@ -117,7 +121,7 @@ class Sites:
             f"node{number}.log",
             "flower-supernode",
             *(options or self.node_options),
-            *("--superlink", f"127.0.0.1:{self.port}"),
+            *("--superlink", f"127.0.0.1:{self.through.get(number, self.port)}"),
             *("--host", "127.0.0.1", "--port", str(self.node_ports[number])),
             *("--node-config", f"partition-id={number} num-partitions={self.count}"),
             FEDHET_STATE_DIR=str(self.home / f"states{number}"),

@@ -88,6 +88,18 @@ def test_a_reply_after_the_deadline_is_not_awaited(federation: Callable[..., Any
     assert on_grid.run.sha256 == undisturbed.sha256
 
 
+def test_a_message_expires_when_its_reply_is_not_awaited_any_more(
+    federation: Callable[..., Any],
+) -> None:
+    """A node that was cut off would otherwise work off all that it has missed, and stay late."""
+    on_grid = OnGrid(federation, deadline=30.0, grace=10.0)
+    on_grid.step()
+    assert on_grid.grid.lives == [45.0] * 4  # five seconds more, in case of another clock
+    without = OnGrid(federation)
+    without.step()
+    assert min(without.grid.lives) > 3600
+
+
 def test_enough_replies_end_a_step(federation: Callable[..., Any]) -> None:
     on_grid = OnGrid(federation, enough=0.5)
     on_grid.grid.schedule = {0: 10**9, 3: 10**9}
