@@ -26,6 +26,9 @@ class Command(NamedTuple):
 
 COMMANDS: dict[str, Command] = {
     "data": Command("fedhet.data.__main__", "download, describe, partition and export data"),
+    "deploy": Command(
+        "fedhet.deploy.__main__", "make, check, start and watch a deployment on real machines"
+    ),
     "new": Command(
         "fedhet.cli.new", "write a method, plug-in, model, ... of your own, and its test"
     ),
