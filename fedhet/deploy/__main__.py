@@ -128,9 +128,10 @@ def _check(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    terminal.log_to_stderr()
+    place = folders.read(args.folder)
     every = check.number("--every", args.every, open_low=0)
-    return supervisor.run(folders.read(args.folder), every)
+    terminal.log_to_stderr()
+    return supervisor.run(place, every)
 
 
 def _status(args: argparse.Namespace) -> int:

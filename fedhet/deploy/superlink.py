@@ -192,7 +192,7 @@ def status(out: Path) -> Status:
         since = next((row[key] for key in times if row.get(key, "N/A") != "N/A"), "")
         number = row.get("run-id", "")
         step = _step(home, number) if state == "running" and number.isdecimal() else ""
-        details = row.get("status-details", "")
+        details = row.get("status-details", "N/A").replace("N/A", "")
         runs.append((number, f"{state} {details}".strip(), step, since))
     return Status(sites, runs)
 
