@@ -95,14 +95,15 @@ class Site:
     @property
     def command(self) -> list[str]:
         """The SuperNode and its options."""
+        config = f"partition-id={self.number} num-partitions={self.sites}"
+        if self.data:  # a node that names its site has data of its own
+            config += f' site="{self.site}" data="{self.data}"'
         return [
             *("flower-supernode", "--superlink", self.server),
             *("--root-certificates", str(self.folder / "ca.crt")),
             *("--auth-supernode-private-key", str(self.folder / "node.key")),
             *("--host", "127.0.0.1", "--port", str(self.port)),
-            "--node-config",
-            f"partition-id={self.number} num-partitions={self.sites}"
-            f' site="{self.site}" data="{self.data}"',
+            *("--node-config", config),
         ]
 
 

@@ -7,6 +7,7 @@ import shutil
 import ssl
 import subprocess
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -104,6 +105,8 @@ def test_a_site_knows_its_name_number_and_data(kit: Path) -> None:
             f'partition-id={number} num-partitions=3 site="{name}" data="{folders.PLACEHOLDER}"'
         )
         assert place.server == f"{HOST}:8000"
+        without = replace(place, data="").command
+        assert without[without.index("--node-config") + 1] == config.partition(" site")[0]
 
 
 def test_the_operators_connection_names_server_and_authority(kit: Path) -> None:
