@@ -63,7 +63,11 @@ def main(argv: Sequence[str]) -> int:
     status.add_argument("folder", type=Path, nargs="?", default=Path("deploy"))
     status.set_defaults(call=_status)
 
-    args = parser.parse_args(argv)
+    if not argv or argv[0] not in commands.choices:
+        parser.parse_args(argv)  # prints the help, or raises
+    name, *options = argv
+    # Overrides may stand on both sides of an option; a parser with subcommands cannot parse that.
+    args = commands.choices[name].parse_intermixed_args(options)
     code: int = args.call(args)
     return code
 

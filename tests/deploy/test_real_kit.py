@@ -69,7 +69,8 @@ def test_the_kit_starts_a_deployment_that_trains(
         assert code == 0 and printed == f"registered: a, node id {number}\n"
         assert deploy(capsys, "register", out) == (0, "all sites are registered\n")
         with running(site):
-            wait_for(lambda: deploy(capsys, "status", out)[0] == 0, "the SuperNode")
+            wait_for(lambda: superlink.nodes(out / "operator")[0].status == "online", "the node")
+            assert deploy(capsys, "status", out)[0] == 0
             code, lines = deploy(capsys, "check", site, "--disk=0", "dataset=digits")
             assert code == 0, lines
             overrides = "rounds=1 partition.clients=2 eval.clients=false hydra.run.dir=run"
