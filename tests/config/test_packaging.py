@@ -49,7 +49,7 @@ def test_a_wheel_has_every_module_and_conf(source: Path) -> None:
     with zipfile.ZipFile(build(source, "wheel")) as wheel:
         names = {name for name in wheel.namelist() if ".dist-info/" not in name}
     conf = {f"fedhet/{path}" for path in paths("conf", "*.yaml")}
-    templates = paths("fedhet/cli/templates", "*.txt")
+    templates = paths("fedhet", "*.txt")
     assert names == paths("fedhet", "*.py") | conf | templates | {"fedhet/py.typed"}
 
 

@@ -1,0 +1,202 @@
+"""The folder of a server or a site: its settings, and how its Flower process is started."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+import tomllib
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from fedhet import check
+from fedhet.deploy.certificates import check_host
+from fedhet.errors import ConfigError, DataError
+
+PLACEHOLDER = "/path/to/the/data"
+CONNECTION = "fedhet"  # the name of a connection in Flower's config.toml
+PACKAGES = ("torch", "flwr", "fedhet")
+BIN = Path(sys.executable).parent  # where this environment has Flower's programs
+
+
+@dataclass(frozen=True)
+class Server:
+    """The server's folder; its arguments are the keys of server.toml.
+
+    Args:
+        folder: where server.toml, ca.crt, server.pem and server.key are.
+        server: host:port, by which sites reach it.
+        listen: the address on which it listens.
+        state: a folder for its database, the run folders and Flower's own files.
+    """
+
+    folder: Path
+    server: str
+    listen: str
+    state: Path
+
+    def __post_init__(self) -> None:
+        split_address(f"{self.folder / 'server.toml'}: server", self.server)
+        check_host(f"{self.folder / 'server.toml'}: listen", self.listen)
+
+    @property
+    def command(self) -> list[str]:
+        """The SuperLink and its options."""
+        _, port = split_address("server", self.server)
+        return [
+            *("flower-superlink", "--host", self.listen, "--port", str(port)),
+            *("--ssl-ca-certfile", str(self.folder / "ca.crt")),
+            *("--ssl-certfile", str(self.folder / "server.pem")),
+            *("--ssl-keyfile", str(self.folder / "server.key")),
+            *("--enable-supernode-auth", "--disable-runtime-dependency-installation"),
+            *("--database", str(self.state / "state.db")),
+        ]
+
+
+@dataclass(frozen=True)
+class Site:
+    """A site's folder; its arguments are the keys of site.toml.
+
+    Args:
+        folder: where site.toml, ca.crt and node.key are.
+        site: its name.
+        number: its number among the sites, from 0.
+        sites: how many there are.
+        server: host:port.
+        data: the absolute path of its data; "" if it has none of its own.
+        state: a folder for what its clients remember, and Flower's own files.
+        port: of the SuperNode, on 127.0.0.1.
+    """
+
+    folder: Path
+    site: str
+    number: int
+    sites: int
+    server: str
+    data: str
+    state: Path
+    port: int
+
+    def __post_init__(self) -> None:
+        file = self.folder / "site.toml"
+        split_address(f"{file}: server", self.server)
+        check.text(f"{file}: site", self.site)
+        check.integer(f"{file}: sites", self.sites, low=1)
+        check.integer(f"{file}: number", self.number, low=0, high=self.sites - 1)
+        check.integer(f"{file}: port", self.port, low=1, high=65535)
+        if self.data and not Path(self.data).is_absolute():
+            raise ConfigError(f'{file}: data = "{self.data}": must be an absolute path, or ""')
+        if '"' in self.data + self.site:  # Flower has no way to write it in a node's settings
+            raise ConfigError(f"{file}: a quotation mark can be neither in `data` nor in `site`")
+
+    @property
+    def command(self) -> list[str]:
+        """The SuperNode and its options."""
+        config = f"partition-id={self.number} num-partitions={self.sites}"
+        if self.data:  # a node that names its site has data of its own
+            config += f' site="{self.site}" data="{self.data}"'
+        return [
+            *("flower-supernode", "--superlink", self.server),
+            *("--root-certificates", str(self.folder / "ca.crt")),
+            *("--auth-supernode-private-key", str(self.folder / "node.key")),
+            *("--host", "127.0.0.1", "--port", str(self.port)),
+            *("--node-config", config),
+        ]
+
+
+def environment(place: Server | Site) -> dict[str, str]:
+    """The variables for the Flower process of a server or a site."""
+    return {
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FEDHET_STATE_DIR": str(place.state),
+        **os.environ,
+        "FLWR_HOME": str(place.state / "flwr"),
+        # Flower starts its helpers by name.
+        "PATH": os.pathsep.join([str(BIN), os.environ.get("PATH", os.defpath)]),
+    }
+
+
+def read(folder: Path) -> Server | Site:
+    """Read the settings of a server or a site.
+
+    Raises:
+        DataError: the folder has neither server.toml nor site.toml, or it cannot be read.
+        ConfigError: a setting is missing, unknown or not allowed.
+    """
+    folder = folder.absolute()
+    cls: type[Server | Site] = Site if (folder / "site.toml").exists() else Server
+    file = folder / ("site.toml" if cls is Site else "server.toml")
+    if not file.exists():
+        raise DataError(
+            f"{folder} has neither site.toml nor server.toml; name a folder that `python -m fedhet"
+            " deploy init` has written for a site or for the server"
+        )
+    try:
+        content = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{file} cannot be read: {error}") from error
+    kinds = {name: kind for name, kind in cls.__annotations__.items() if name != "folder"}
+    for name in content:
+        check.one_of(f"{file}", name, kinds)
+    for name, kind in kinds.items():
+        wanted = int if kind == "int" else str
+        if type(content.get(name)) is not wanted:
+            described = "a whole number" if wanted is int else "a text in quotation marks"
+            raise ConfigError(f"{file}: {name} = {content.get(name)!r}: must be {described}")
+    content["state"] = Path(content["state"])
+    if not content["state"].is_absolute():
+        raise ConfigError(f'{file}: state = "{content["state"]}": must be an absolute path')
+    return cls(folder, **content)
+
+
+def connection(address: str, ca: Path) -> str:
+    """Flower's config.toml, by which its commands reach the SuperLink.
+
+    Args:
+        address: host:port.
+        ca: the absolute path of the authority's certificate; Flower takes no other.
+    """
+    return (
+        f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
+        f'address = "{address}"\nroot-certificates = {json.dumps(str(ca))}\n'
+    )
+
+
+def split_address(name: str, address: str) -> tuple[str, int]:
+    """Return host and port of host:port.
+
+    Raises:
+        ConfigError: the text is no such address.
+    """
+    host, _, port = address.rpartition(":")
+    if not port.isdecimal() or not 1 <= int(port) <= 65535:
+        raise ConfigError(f"{name} = {address!r}: must be host:port, with a port in [1, 65535]")
+    return check_host(name, host.removeprefix("[").removesuffix("]")), int(port)
+
+
+def versions() -> dict[str, Any]:
+    """The versions of Python and of what must be equal on all machines; None: not installed."""
+    found: dict[str, Any] = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = None
+    return found
+
+
+def read_versions(folder: Path) -> dict[str, Any]:
+    """The operator's versions.
+
+    Raises:
+        DataError: the file is missing or damaged.
+    """
+    path = folder / "versions.json"
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise DataError(f"{path} cannot be read: {error}") from error

@@ -1,0 +1,152 @@
+"""`deploy run`: the Flower process of a server or a site; a SuperNode is watched.
+
+A SuperNode can be alive and yet disconnected, for example when the thread that sends its heartbeats
+has ended, or when a connection hangs. No supervisor of processes notices that, so the SuperLink is
+asked whether it sees the node.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import NoReturn
+
+from fedhet.deploy import folders, superlink
+from fedhet.deploy.folders import BIN, Server, Site
+from fedhet.errors import RunFailed
+from fedhet.record.files import unwritable, write_text
+
+log = logging.getLogger("fedhet.deploy")
+EVERY = 60.0  # seconds between two looks
+PATIENCE = 3  # looks in a row that do not find the node, before it is ended
+END_SECONDS = 20.0  # for a SuperNode to end after SIGTERM
+_ID = re.compile(r"SuperNode ID: (\d+)")
+
+
+def run(place: Server | Site, every: float = EVERY) -> int:
+    """Start the SuperLink or the SuperNode and return its exit code.
+
+    Args:
+        place: the server or the site.
+        every: the seconds between two looks at whether the SuperNode is online.
+
+    Raises:
+        WriteError: the folder for the state cannot be used.
+        RunFailed: the program cannot be started.
+    """
+    variables = folders.environment(place)
+    home = place.state / "flwr"
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise unwritable(home, error) from error
+    log.info("starting: %s", " ".join(place.command))
+    if isinstance(place, Server):
+        _become(place.command, variables, place)
+    write_text(home / "config.toml", folders.connection(place.server, place.folder / "ca.crt"))
+
+    def online() -> Mapping[str, str]:
+        return {node.id: node.status for node in superlink.nodes(home)}
+
+    return supervise(place.command, variables, online, every)
+
+
+def _become(command: Sequence[str], variables: Mapping[str, str], place: Server) -> NoReturn:
+    """Let the SuperLink take the place of this process."""
+    try:
+        os.chdir(place.state)  # below which a relative hydra.run.dir is
+        os.execve(BIN / command[0], list(command), variables)
+    except OSError as error:
+        raise RunFailed(f"{BIN / command[0]} cannot be started: {error.strerror}") from error
+
+
+def supervise(
+    command: Sequence[str],
+    variables: Mapping[str, str],
+    ask: Callable[[], Mapping[str, str]],
+    every: float = EVERY,
+) -> int:
+    """Run a SuperNode until it ends, or until it is alive but not online for too long.
+
+    While the SuperLink cannot be asked, nothing happens: a SuperNode reconnects without help.
+
+    Args:
+        command: the SuperNode's command line.
+        variables: its environment.
+        ask: returns node id -> status, or raises RunFailed if the SuperLink does not answer.
+        every: the seconds between two looks.
+
+    Returns:
+        The SuperNode's exit code, or 1 if it was ended.
+
+    Raises:
+        RunFailed: it cannot be started.
+    """
+    try:
+        process = subprocess.Popen(
+            [str(BIN / command[0]), *command[1:]],
+            env=dict(variables),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise RunFailed(f"{BIN / command[0]} cannot be started: {error.strerror}") from error
+    ids: list[str] = []
+    threading.Thread(target=_pass_on, args=(process, ids), daemon=True).start()
+    missed = 0
+    try:
+        while True:
+            with suppress(subprocess.TimeoutExpired):
+                return process.wait(every)
+            try:
+                status = ask().get(ids[-1] if ids else "", "unknown")
+            except RunFailed as error:
+                log.warning("the server cannot be asked whether this site is online: %s", error)
+                missed = 0
+                continue
+            missed = 0 if status == "online" else missed + 1
+            if missed:
+                log.warning(
+                    "the SuperNode is running, but for the server it is %s (%d of %d)",
+                    *(status, missed, PATIENCE),
+                )
+            if missed == PATIENCE:
+                log.error("the SuperNode is ended, so that its supervisor starts it again")
+                return 1
+    finally:
+        _end(process)
+
+
+def _pass_on(process: subprocess.Popen[str], ids: list[str]) -> None:
+    """Print what the SuperNode prints, and note its id, which it logs when it has connected."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        if found := _ID.search(line):
+            ids.append(found[1])
+        with suppress(OSError):
+            sys.stdout.write(line)
+            sys.stdout.flush()
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """End the SuperNode, and what is left of its process group."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            log.warning("the SuperNode did not end within %g s; it is killed", END_SECONDS)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()

@@ -1,0 +1,243 @@
+"""What `fedhet deploy init` writes: certificates that verify, keys of their own, folders."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import ssl
+import subprocess
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+from cryptography import x509
+
+from fedhet.cli import main
+from fedhet.deploy import certificates, folders, tls
+
+HOST = "server.example.org"
+
+
+def deploy(*arguments: object) -> int:
+    return main.main(["deploy", *map(str, arguments)])
+
+
+@pytest.fixture(scope="module")
+def kit(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("kit") / "deploy"
+    assert deploy("init", "--sites", "a,b,c", "--server", HOST, "--out", out) == 0
+    return out
+
+
+@pytest.fixture
+def own(kit: Path, tmp_path: Path) -> Path:
+    """A copy to change."""
+    return Path(shutil.copytree(kit, tmp_path / "deploy"))
+
+
+def files(folder: Path) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+
+
+def check_names(out: Path, *names: str) -> None:
+    server = out / "server"
+    tls.check_names(server / "server.pem", server / "server.key", out / "sites/a/ca.crt", names)
+
+
+@pytest.mark.parametrize("name", [HOST, "127.0.0.1", "localhost"])
+def test_the_certificate_is_accepted_under_each_name(kit: Path, name: str) -> None:
+    check_names(kit, name)
+
+
+@pytest.mark.parametrize("name", ["other.example.org", "127.0.0.2"])
+def test_the_certificate_is_refused_under_another_name(kit: Path, name: str) -> None:
+    with pytest.raises(ssl.SSLCertVerificationError, match="not valid for"):
+        check_names(kit, name)
+
+
+def test_the_certificate_is_refused_by_those_who_know_another_authority(
+    kit: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "ca.crt").write_bytes(certificates.pem(certificates.new_authority().certificate))
+    server = kit / "server"
+    with pytest.raises(ssl.SSLCertVerificationError):
+        tls.check_names(
+            server / "server.pem", server / "server.key", tmp_path / "ca.crt", ("localhost",)
+        )
+
+
+def test_openssl_and_ssh_keygen_read_what_was_written(kit: Path) -> None:
+    for tool in ("openssl", "ssh-keygen"):
+        if shutil.which(tool) is None:
+            pytest.skip(f"{tool} is not installed")
+    verify = ["openssl", "verify", "-x509_strict", "-CAfile", "ca.crt", "server.pem"]
+    assert subprocess.run(verify, cwd=kit / "server", capture_output=True).returncode == 0
+    read = ["ssh-keygen", "-y", "-f", str(kit / "sites/a/node.key")]
+    public = subprocess.run(read, capture_output=True, text=True, check=True).stdout.split()[:2]
+    assert public == (kit / "operator/keys/a.pub").read_text().split()[:2]
+    assert public[0] == "ecdsa-sha2-nistp384"
+
+
+def test_an_address_is_a_name_of_its_own_kind(tmp_path: Path) -> None:
+    out = tmp_path / "deploy"
+    assert deploy("init", "--sites", "a", "--server", "192.0.2.7", "--out", out) == 0
+    check_names(out, "192.0.2.7", "127.0.0.1", "localhost")
+
+
+def test_each_has_its_own_secrets_only(kit: Path) -> None:
+    secrets = {"operator/ca.key", "server/server.key", *(f"sites/{s}/node.key" for s in "abc")}
+    assert {name for name in files(kit) if name.endswith(".key")} == secrets
+    assert {(kit / name).stat().st_mode & 0o777 for name in secrets} == {0o600}
+    assert (kit / "operator").stat().st_mode & 0o777 == 0o700
+    contents = [(kit / name).read_bytes() for name in secrets]
+    assert len(set(contents)) == len(secrets)
+    for name in files(kit) - secrets:
+        assert b"PRIVATE" not in (kit / name).read_bytes()
+
+
+def test_a_site_knows_its_name_number_and_data(kit: Path) -> None:
+    for number, name in enumerate("abc"):
+        place = folders.read(kit / "sites" / name)
+        config = place.command[place.command.index("--node-config") + 1]
+        assert config == (
+            f'partition-id={number} num-partitions=3 site="{name}" data="{folders.PLACEHOLDER}"'
+        )
+        assert place.server == f"{HOST}:8000"
+        without = replace(place, data="").command
+        assert without[without.index("--node-config") + 1] == config.partition(" site")[0]
+
+
+def test_the_operators_connection_names_server_and_authority(kit: Path) -> None:
+    config = tomllib.loads((kit / "operator/config.toml").read_text())["superlink"]
+    connection = config[config["default"]]
+    assert connection["address"] == f"{HOST}:8000"
+    assert Path(connection["root-certificates"]) == kit / "operator/ca.crt"
+
+
+def test_units_and_compose_files_start_the_folder_again_after_a_minute(kit: Path) -> None:
+    for folder, role in ((kit / "server", "server"), (kit / "sites/b", "site")):
+        unit = (folder / "fedhet.service").read_text().splitlines()
+        assert {"Restart=always", "RestartSec=60"} <= set(unit)
+        start = next(line for line in unit if line.startswith("ExecStart="))
+        assert start.endswith(f"-m fedhet deploy run /opt/fedhet/{role}")
+        service = yaml.safe_load((folder / "compose.yaml").read_text())["services"][role]
+        assert service["restart"] == "always"
+        assert service["command"] == f"python -m fedhet deploy run /{role}"
+        assert f".:/{role}:ro" in service["volumes"]
+
+
+def test_an_existing_folder_keeps_its_keys(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = {name: (own / name).read_bytes() for name in files(own)}
+    assert deploy("init", "--sites", "a", "--server", HOST, "--out", own) == 2
+    assert "its keys are not replaced" in capsys.readouterr().err
+    assert {name: (own / name).read_bytes() for name in files(own)} == before
+    assert not list(own.parent.glob(".*"))
+
+
+def test_a_site_can_be_added(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = {name: (own / name).read_bytes() for name in files(own)}
+    (own / "sites/a/site.toml").write_text(
+        (own / "sites/a/site.toml").read_text().replace(folders.PLACEHOLDER, "/own/data")
+    )
+    shutil.rmtree(own / "sites/b")  # handed over
+    assert deploy("init", "--add", "d", "--out", own) == 0
+    assert "sites = 4" in capsys.readouterr().out
+    for name, number in (("a", 0), ("c", 2), ("d", 3)):
+        place = folders.read(own / "sites" / name)
+        assert (place.number, place.sites) == (number, 4)
+    assert folders.read(own / "sites/a").data == "/own/data"
+    assert (own / "sites/d/ca.crt").read_bytes() == before["operator/ca.crt"]
+    for name, content in before.items():
+        kept = name.endswith((".key", ".pem", ".crt", ".pub")) and "sites/b" not in name
+        assert not kept or (own / name).read_bytes() == content
+    keys = {path.name: path.read_bytes().split()[:2] for path in (own / "operator/keys").iterdir()}
+    assert set(keys) == {f"{name}.pub" for name in "abcd"}
+    assert len({key for _, key in keys.values()}) == 4
+    assert json.loads((own / "operator/deployment.json").read_text())["sites"] == list("abcd")
+
+
+def test_the_certificate_can_be_renewed(own: Path) -> None:
+    before = x509.load_pem_x509_certificate((own / "server/server.pem").read_bytes())
+    assert deploy("init", "--renew", "--out", own) == 0
+    after = x509.load_pem_x509_certificate((own / "server/server.pem").read_bytes())
+    assert after.serial_number != before.serial_number
+    check_names(own, HOST, "127.0.0.1", "localhost")
+    assert (own / "server/server.key").stat().st_mode & 0o777 == 0o600
+
+
+NEW = ("init", "--server", HOST, "--sites")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "command"),
+        (("nothing",), "nothing"),
+        (("init",), "--sites is missing"),
+        (("init", "--sites", "a"), "--server is missing"),
+        ((*NEW, "a,../b"), "'../b' cannot be the name of a site"),
+        ((*NEW, "a,,b"), "'' cannot be the name of a site"),
+        ((*NEW, "a,A"), "two sites 'A'"),
+        (("init", "--sites", "a", "--server", "https://x"), "--server 'https://x'"),
+        (("init", "--sites", "a", "--server", "x:8000"), "--server 'x:8000'"),
+        ((*NEW, "a", "--port", "0"), "--port=0"),
+        ((*NEW, "a", "--port", "many"), "many"),
+        (("init", "--add", "d", "--server", HOST), "--add with --server"),
+        (("init", "--add", "d", "--renew"), "--add with --renew"),
+        (("init", "--add", "d"), "is no deployment"),
+        (("init", "--renew"), "is no deployment"),
+        (("status",), "is no deployment"),
+        (("register",), "is no deployment"),
+        (("check", "."), "neither site.toml nor server.toml"),
+        (("run", "."), "neither site.toml nor server.toml"),
+    ],
+)
+def test_bad_input_is_one_error(
+    arguments: tuple[str, ...],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert deploy(*arguments) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.startswith("error: ") and error.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_name_that_is_taken_cannot_be_added(
+    own: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = files(own)
+    assert deploy("init", "--add", "d,b", "--out", own) == 2
+    assert "two sites 'b'" in capsys.readouterr().err
+    assert files(own) == before
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("number = 3", "number=3"),
+        ("number = true", "number = True: must be a whole number"),
+        ('data = "relative"', "must be an absolute path"),
+        ("data = '/a\"b'", "quotation mark"),
+        ("data = 3", "data = 3: must be a text"),
+        ('server = "server"', "must be host:port"),
+        ("port = 0", "port=0"),
+        ("ports = 1", "ports"),
+        ("a =", "cannot be read"),
+    ],
+)
+def test_a_wrong_setting_of_a_site_is_one_error(
+    own: Path, line: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = own / "sites/a/site.toml"
+    key = line.partition(" ")[0]
+    rest = [row for row in file.read_text().splitlines() if not row.startswith(f"{key} ")]
+    file.write_text("\n".join([*rest, line]))
+    assert deploy("check", own / "sites/a") == 2
+    error = capsys.readouterr().err
+    assert message in error and "site.toml" in error and error.count("\n") == 1

@@ -1,0 +1,83 @@
+"""The whole kit: a real SuperLink and a real SuperNode, from what `deploy init` has written."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from engines.real_sites import ROOT, Sites, free_ports, wait_for
+
+from fedhet.cli import main
+from fedhet.deploy import superlink
+
+pytestmark = [pytest.mark.deployment, pytest.mark.matrix]
+
+
+@contextmanager
+def running(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """`deploy run`, which is ended as a supervisor ends it."""
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "fedhet", "deploy", "run", str(folder)],
+            cwd=ROOT,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            stdout=log,
+            stderr=log,
+        )
+    try:
+        yield process
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(60)
+        finally:
+            process.kill()
+
+
+def deploy(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str]:
+    capsys.readouterr()
+    code = main.main(["deploy", *map(str, arguments)])
+    return code, capsys.readouterr().out
+
+
+def test_the_kit_starts_a_deployment_that_trains(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    out = tmp_path / "deploy"
+    port, node_port = free_ports(2)
+    options = ["--server=localhost", f"--port={port}", f"--out={out}"]
+    assert deploy(capsys, "init", "--sites=a", *options)[0] == 0
+    server, site = out / "server", out / "sites/a"
+    for file in (server / "server.toml", site / "site.toml"):
+        text = file.read_text().replace("/var/lib/fedhet", str(file.parent / "state"))
+        text = text.replace("0.0.0.0", "127.0.0.1").replace("/path/to/the/data", "")
+        file.write_text(text.replace("port = 9094", f"port = {node_port}"))
+    with running(server):
+        wait_for(lambda: Sites.listening(port), "the SuperLink")
+        assert deploy(capsys, "check", server, "--disk=0")[0] == 0
+        code, table = deploy(capsys, "status", out)
+        assert code == 1 and "not registered" in table
+        code, printed = deploy(capsys, "register", out)
+        number = superlink.read_ids(out)["a"]
+        assert code == 0 and printed == f"registered: a, node id {number}\n"
+        assert deploy(capsys, "register", out) == (0, "all sites are registered\n")
+        with running(site):
+            wait_for(lambda: superlink.nodes(out / "operator")[0].status == "online", "the node")
+            assert deploy(capsys, "status", out)[0] == 0
+            code, lines = deploy(capsys, "check", site, "--disk=0", "dataset=digits")
+            assert code == 0, lines
+            overrides = "rounds=1 partition.clients=2 eval.clients=false hydra.run.dir=run"
+            config = ["--run-config", f"overrides='{overrides}'"]
+            superlink.flwr(out / "operator", "run", str(ROOT), "fedhet", *config)
+            wait_for(lambda: superlink.status(out).runs[0][1].startswith("finished"), "the run")
+            assert superlink.status(out).runs[0][1].startswith("finished:completed")
+            assert (server / "state/run/summary.json").exists()
+        code, table = deploy(capsys, "status", out)
+        assert code == 1 and "offline" in table and number in table
