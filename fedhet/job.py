@@ -101,6 +101,11 @@ class Job:
             return self.local or RunData.of(self.config.cfg)
         return LocalData.simulated(self.config.cfg, self.engine)
 
+    @cached_property
+    def data_digest(self) -> str:
+        """16 hex digits by which two machines see whether they hold the same data."""
+        return self._data.digest
+
     # ---- who trains it
     @cached_property
     def _strategy_cls(self) -> type[FedStrategy]:
@@ -224,7 +229,7 @@ def run_job(settings: Config, task: Task | None = None) -> Run:
     with pinned_threads(settings.cfg.engine.threads):
         job = Job(settings, task, name)
         if task is None:
-            _try_settings(settings)
+            try_settings(settings)
         else:
             check_task(job.site)
         engine = importlib.import_module(f"fedhet.engines.{name}")
@@ -239,7 +244,7 @@ def run_job(settings: Config, task: Task | None = None) -> Run:
     return run
 
 
-def _try_settings(settings: Config) -> None:
+def try_settings(settings: Config) -> None:
     """Refuse settings of method, plug-ins and server optimiser before any data are read."""
     with quiet():
         _ = Job(settings, toy_task()).strategy

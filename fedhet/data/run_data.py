@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -115,6 +117,18 @@ class RunData:
             ", ".join(f"{key} {values}" for key, values in measured.items()),
         )
         return measured
+
+    @property
+    def digest(self) -> str:
+        """16 hex digits of the labels and of who has which samples.
+
+        Measured statistics are not part of it: their last bits may differ between processors.
+        """
+        dataset = self.dataset
+        kind = [list(dataset.shape), dataset.target, list(dataset.outputs)]
+        labels = labels_digest(dataset.y.numpy())
+        content = json.dumps([self.partition.hash, labels, *kind])
+        return hashlib.sha256(content.encode()).hexdigest()[:16]
 
     def partition_record(self) -> dict[str, Any]:
         """The content of partition.json: the partition, its settings, and its statistics.

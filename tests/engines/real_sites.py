@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,7 @@ class Sites:
         tls: the options of the SuperLink, and those of a SuperNode; without TLS "--insecure".
         connection: the lines of Flower's config.toml that name how to reach the SuperLink.
         variables: further variables for the processes.
+        configs: the node config of each SuperNode; None: partition-id and num-partitions.
     """
 
     def __init__(
@@ -56,9 +57,11 @@ class Sites:
         tls: tuple[list[str], list[str]] = (["--insecure"], ["--insecure"]),
         connection: str = "insecure = true",
         variables: Mapping[str, str] | None = None,
+        configs: Sequence[str] | None = None,
     ) -> None:
         self.home = home
         self.count = nodes
+        self.configs = configs
         self.link_options, self.node_options = tls
         self.port, *self.node_ports = free_ports(1 + nodes)
         self.environment = {
@@ -113,13 +116,16 @@ class Sites:
         wait_for(lambda: self.listening(self.port), "the SuperLink")
 
     def start_node(self, number: int, *options: str) -> None:
+        config = f"partition-id={number} num-partitions={self.count}"
+        if self.configs is not None:
+            config = self.configs[number]
         self.nodes[number] = self.start(
             f"node{number}.log",
             "flower-supernode",
             *(options or self.node_options),
             *("--superlink", f"127.0.0.1:{self.port}"),
             *("--host", "127.0.0.1", "--port", str(self.node_ports[number])),
-            *("--node-config", f"partition-id={number} num-partitions={self.count}"),
+            *("--node-config", config),
             FEDHET_STATE_DIR=str(self.home / f"states{number}"),
         )
 

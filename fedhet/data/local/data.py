@@ -100,6 +100,11 @@ class LocalData:
         """An input as the server knows it, also where the simulation knows more."""
         return self.declared.example
 
+    @property
+    def digest(self) -> str:
+        """16 hex digits of the declaration."""
+        return self.declared.digest
+
     @classmethod
     def simulated(cls, cfg: DictConfig, engine: str) -> LocalData:
         """All sites on this machine, each with its own of `dataset.files`.
@@ -111,9 +116,9 @@ class LocalData:
         declared, scheme = declaration(cfg)
         if engine == "flwr":
             raise ConfigError(
-                "dataset=local with engine=flwr: the nodes that it simulates have no data of their"
-                " own; engine=local and engine=ray try the run with dataset.files, and a deployment"
-                " (docs/deployment.md) runs it"
+                "dataset=local: this node has no data of its own. In a deployment, a SuperNode is"
+                ' given them by --node-config \'site="a" data="/path"\'; the nodes of engine=flwr'
+                " on one machine have none: try the run with engine=local and dataset.files"
             )
         files = declared.files or {}
         if missing := [site for site in declared.sites if site not in files]:
