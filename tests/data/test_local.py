@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -10,53 +11,19 @@ import numpy as np
 import pandas
 import pytest
 import torch
+from data.local_files import CUTS, SHORT, data_of, digits, write_digits, write_tables
 from PIL import Image
-from sklearn.datasets import load_digits
 
 import fedhet
-from fedhet import config
-from fedhet.data.local.data import LocalData
 from fedhet.data.local.report import suppressed
 from fedhet.errors import ConfigError, DataError
-
-SHORT = ["method=fedavg", "rounds=2", "client.epochs=1"]
-CUTS = (0, 100, 180, 300)
-SITES = "abc"
-
-
-def digits() -> tuple[np.ndarray, np.ndarray]:
-    x, y = load_digits(return_X_y=True)
-    return (x * 15).astype(np.uint8).reshape(-1, 1, 8, 8), y
-
-
-def write_digits(folder: Path) -> list[str]:
-    """A file for each of three sites, of which b has test samples of its own."""
-    x, y = digits()
-    for site, start, end in zip(SITES, CUTS[:-1], CUTS[1:], strict=True):
-        arrays = {"x_train": x[start:end], "y_train": y[start:end]}
-        if site == "b":
-            arrays |= {"x_test": x[400:420], "y_test": y[400:420]}
-        np.savez(folder / f"{site}.npz", **arrays)
-    return [
-        "dataset=local",
-        f"data_dir={folder}",
-        "dataset.sites=[a,b,c]",
-        "dataset.classes=10",
-        "dataset.shape=[1,8,8]",
-        "dataset.dtype=uint8",
-        "dataset.files={a:a.npz,b:b.npz,c:c.npz}",
-    ]
-
-
-def data_of(*overrides: str) -> LocalData:
-    return LocalData.simulated(config.compose(list(overrides)).cfg, "local")
 
 
 def test_each_site_is_a_client_with_all_of_its_own_samples(tmp_path: Path) -> None:
     data = data_of(*write_digits(tmp_path))
     x, y = digits()
     assert data.clients.sizes == [80, 71, 96]  # b has test samples, and only validation is cut off
-    for pid, (start, end) in enumerate(zip(CUTS[:-1], CUTS[1:], strict=True)):
+    for pid, (start, end) in enumerate(pairwise(CUTS)):
         client = data.clients[pid]
         own = [client.train, client.val, *([] if pid == 1 else [client.test])]
         got = torch.cat([part.x for part in own]).numpy()
@@ -94,24 +61,6 @@ def test_a_global_test_set_at_the_server(tmp_path: Path) -> None:
     lines = [*write_digits(tmp_path), "dataset.test=test.npz", *SHORT]
     run = fedhet.run([*lines, f"hydra.run.dir={tmp_path / 'run'}"])
     assert run.summary["accuracy"]["last"] is not None
-
-
-def write_tables(folder: Path) -> list[str]:
-    draw = np.random.default_rng(0)
-    for site in "ab":
-        frame = pandas.DataFrame(draw.normal(5, 2, (60, 3)), columns=["age", "height", "price"])
-        frame["old"] = (frame["age"] > 5).astype(int)
-        columns = frame.columns if site == "a" else frame.columns[::-1]
-        frame[columns].to_csv(folder / f"{site}.csv", index=False)
-    return [
-        "dataset=local",
-        f"data_dir={folder}",
-        "dataset.sites=[a,b]",
-        "dataset.target=number",
-        "dataset.features=[age,height]",
-        "dataset.label=price",
-        "dataset.files={a:a.csv,b:b.csv}",
-    ]
 
 
 def test_columns_have_the_declared_order_whatever_the_file_has(tmp_path: Path) -> None:
@@ -187,7 +136,7 @@ def test_a_site_that_does_not_fit_is_refused_by_name(
 
 def test_a_missing_column_is_named(tmp_path: Path) -> None:
     lines = write_tables(tmp_path)
-    with pytest.raises(DataError, match="site 'a' does not fit.*no column 'weight'"):
+    with pytest.raises(DataError, match=r"site 'a' does not fit.*no column 'weight'"):
         data_of(*lines, "dataset.features=[age,weight]")
 
 
@@ -218,7 +167,7 @@ def test_a_declaration_that_contradicts_itself_is_refused(
 
 
 def test_the_partition_of_sites_needs_sites() -> None:
-    with pytest.raises(ConfigError, match="partition=sites.*needs dataset=local"):
+    with pytest.raises(ConfigError, match=r"partition=sites.*needs dataset=local"):
         fedhet.run(["dataset=digits", "partition=sites"])
 
 

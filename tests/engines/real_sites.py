@@ -188,6 +188,13 @@ class Sites:
         assert "run-id" in answer, answer
         return str(answer["run-id"])
 
+    def log(self, run: str) -> str:
+        """The log of the run's server app."""
+        command = [str(BIN / "flwr"), "log", run, "here", "--show"]
+        return subprocess.run(
+            command, env=self.environment, cwd=self.home, capture_output=True, text=True, check=True
+        ).stdout
+
     def status(self, run: str) -> str:
         runs = self.flwr("ls", "here").get("runs", [])
         return next((str(one["status"]) for one in runs if str(one["run-id"]) == run), "unknown")
