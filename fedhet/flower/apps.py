@@ -91,12 +91,14 @@ def client_for(
     Raises:
         ConfigError: the node was started without partition-id or num-partitions.
     """
+    own = None
     try:
         own = OwnData.of(context.node_config)
         if own is not None:
             return SiteClient(_settings(_overrides(context)), own, store).to_client()
     except (ConfigError, DataError, ImportError) as error:
         reason = _refused(error)
+        reason = own.told(reason, error) if own else reason
         return Refusal(reason, {"problem": reason}).to_client()
     try:
         properties = {

@@ -16,7 +16,7 @@ from fedhet.client import FedClient
 from fedhet.config import Config
 from fedhet.data.local.data import LocalData, declaration, is_local, own_parts
 from fedhet.data.local.declaration import Declaration
-from fedhet.data.local.reading import SiteFiles
+from fedhet.data.local.reading import SiteFiles, UntoldError
 from fedhet.data.local.report import MIN_COUNT, Report, read_statistics
 from fedhet.data.local.scheme import Sites
 from fedhet.errors import ConfigError
@@ -68,6 +68,17 @@ class OwnData:
             raise ConfigError(f"node config: share-counts={shares!r} must be true or false")
         least = integer("node config: min-count", given.get("min-count", MIN_COUNT), low=1)
         return cls(given["site"], SiteFiles(**paths), least if shares else None)
+
+    def told(self, reason: str, error: Exception) -> str:
+        """What the server learns of an error here: no values of samples, and no folders."""
+        if isinstance(error, UntoldError):
+            return (
+                f"site {self.site!r} does not fit the declaration: a file cannot be read, or a"
+                " sample is not as declared; the SuperNode's own log says which"
+            )
+        for path in (self.files.data, self.files.val, self.files.test):
+            reason = reason.replace(f"{path.parent}/", "") if path else reason
+        return reason
 
 
 class SiteClient(NumPyClient):

@@ -227,3 +227,18 @@ def test_the_digest_of_the_data_follows_labels_and_shares(folder: Path) -> None:
         np.savez(folder / "one.npz", **arrays | test | {"y_train": y})
         found.add(digest(*lines))
     assert len(found) == 2
+
+
+def test_values_and_folders_of_a_site_stay_in_its_own_log(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    arrays = dict(np.load(folder / "a.npz"))
+    x = arrays["x_train"].copy()
+    x[7, 3] = np.inf
+    np.savez(folder / "a.npz", **arrays | {"x_train": x})
+    reason = Deployment(folder).refusal()
+    assert "site 'a' does not fit" in reason and "inf" not in reason
+    assert "row 7" in caplog.text and "inf" in caplog.text
+    np.savez(folder / "a.npz", **arrays | {"y_train": arrays["y_train"] + 1})
+    reason = Deployment(folder).refusal()
+    assert "a.npz" in reason and str(folder) not in reason

@@ -21,7 +21,7 @@ from fedhet.config.targets import find_target, instantiate
 from fedhet.data.dataset import Dataset
 from fedhet.data.files import find_path
 from fedhet.data.local.declaration import Declaration
-from fedhet.data.local.reading import PARTS, SiteFiles, as_client, client_data, read
+from fedhet.data.local.reading import PARTS, SiteFiles, as_client, client_data, located, read
 from fedhet.data.local.report import Agreement, Report
 from fedhet.data.local.scheme import Sites
 from fedhet.data.run_data import described
@@ -205,10 +205,8 @@ def own_parts(
     Raises:
         DataError: the files are not as declared; the message names the site.
     """
-    try:
+    with located(f"site {site!r} does not fit the declaration"):
         found = files.read(declared)
-    except (ConfigError, DataError) as error:
-        raise DataError(f"site {site!r} does not fit the declaration: {error}") from error
     return client_data(found, scheme.split, seed, declared.number_of(site))
 
 

@@ -28,6 +28,10 @@ PARTS = ("train", "val", "test")
 _DECLARED = ("target", "classes", "numbers", "vocabulary", "padding")
 
 
+class UntoldError(DataError):
+    """An error whose message may contain values of samples, which stay at their site."""
+
+
 @dataclass(frozen=True)
 class SiteFiles:
     """Where a site has its data: absolute paths that no run names.
@@ -128,14 +132,15 @@ def _check(where: str, samples: Samples, declared: Declaration) -> None:
     if dtype != DTYPES[declared.dtype]:
         kind = str(dtype).removeprefix("torch.")
         raise DataError(f"{where}: the samples are {kind}; the run declares {declared.dtype}")
-    with _located(where):
+    with located(where), _untold():
         declared.dataset(samples)
 
 
 def _encoded(raw: RawSamples, declared: Declaration, *, numbered: bool = False) -> Arrays:
     """x and y; `numbered` says that the labels are positions in the declared classes."""
     if declared.target == "number":
-        (y,), described = encoded(raw, None, "number", None)
+        with _untold():
+            (y,), described = encoded(raw, None, "number", None)
         found = tuple(described["numbers"].tolist())
         if len(found) != len(declared.outputs):
             raise DataError(
@@ -170,9 +175,9 @@ def _npz(path: Path, declared: Declaration, parts: tuple[str, ...]) -> dict[str,
                 continue
             source = f"{path}, array {x!r}"
             inputs = npz_file.token_numbers if declared.text else npz_file.numeric_inputs
-            raw = RawSamples(
-                inputs(found[x], source), found[y], None, source, f"{path}, array {y!r}"
-            )
+            with _untold():
+                values = inputs(found[x], source)
+            raw = RawSamples(values, found[y], None, source, f"{path}, array {y!r}")
             read_ = _encoded(raw, declared, numbered="classes" in found)
             arrays |= {f"{axis}_{part}": values for axis, values in read_.items()}
         return arrays
@@ -216,10 +221,13 @@ def _table(path: Path, declared: Declaration) -> Arrays:
     features, source = list(declared.features), str(path)
 
     def make() -> Arrays:
-        frame = data_frames.read_frame(path)
+        with _untold():
+            frame = data_frames.read_frame(path)
         data_frames.check_columns(source, frame.columns, [*features, *declared.labels])
-        x = data_frames.numeric_columns(frame, features, source)
-        return _encoded(data_frames.raw_samples(x, frame, source, declared.label, None), declared)
+        with _untold():
+            x = data_frames.numeric_columns(frame, features, source)
+            raw = data_frames.raw_samples(x, frame, source, declared.label, None)
+        return _encoded(raw, declared)
 
     return cached_arrays(declared.name, _key(declared, "table", [path], ()), make)
 
@@ -230,7 +238,7 @@ def _folder(path: Path, declared: Declaration, parts: tuple[str, ...]) -> dict[s
     mode = COLOURS[declared.colours]
     found = {}
     for part, folder in (present or {parts[0]: path}).items():
-        with _located("the run's classes differ from the site's folders"):
+        with located("the run's classes differ from the site's folders"):
             listing = list_images(folder, names)
 
         def make(listing: Any = listing) -> Arrays:
@@ -267,9 +275,18 @@ def _by_part(arrays: Arrays) -> dict[str, Arrays]:
 
 
 @contextmanager
-def _located(where: str) -> Iterator[None]:
+def located(where: str) -> Iterator[None]:
     """Let errors begin with the place; a setting that data contradict is an error of the data."""
     try:
         yield
     except (ConfigError, DataError) as error:
-        raise DataError(f"{where}: {error}") from error
+        kind = UntoldError if isinstance(error, UntoldError) else DataError
+        raise kind(f"{where}: {error}") from error
+
+
+@contextmanager
+def _untold() -> Iterator[None]:
+    try:
+        yield
+    except DataError as error:
+        raise UntoldError(str(error)) from error
