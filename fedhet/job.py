@@ -20,6 +20,7 @@ from fedhet.config.targets import find_target, instantiate
 from fedhet.data.augment import augmentation
 from fedhet.data.federation import target_scale, transform
 from fedhet.data.given import check_settings, check_task, partition_record
+from fedhet.data.local.data import LocalData, is_local
 from fedhet.data.run_data import RunData
 from fedhet.data.toy import toy_task
 from fedhet.errors import ConfigError, RunFailed, reason_of
@@ -50,11 +51,13 @@ class Job:
         config: the composed configuration.
         given: a task that replaces the configured dataset, partition and model, or None.
         engine: what carries the messages: local, ray or flwr.
+        local: what this process has of the sites' own data, where that is not in the configuration.
     """
 
     config: Config
     given: Task | None = None
     engine: str = "local"
+    local: LocalData | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         # A spawned worker receives the configuration and builds the parts itself.
@@ -73,7 +76,7 @@ class Job:
 
     @cached_property
     def _configured_task(self) -> tuple[Task, dict[str, Any]]:
-        configured = RunData.of(self.config.cfg)
+        configured = self._data
         dataset = configured.dataset
         scale = target_scale(dataset)
         target = targets.make(dataset.target, len(dataset.outputs), *(scale or ()))
@@ -88,8 +91,20 @@ class Job:
             augment=augmentation(dataset),
             target=dataset.target,
             target_scale=scale,
+            example=configured.example,
         )
         return task, configured.partition_record()
+
+    @cached_property
+    def _data(self) -> RunData | LocalData:
+        if self.local or not is_local(self.config.cfg):
+            return self.local or RunData.of(self.config.cfg)
+        return LocalData.simulated(self.config.cfg, self.engine)
+
+    @cached_property
+    def data_digest(self) -> str:
+        """16 hex digits by which two machines see whether they hold the same data."""
+        return self._data.digest
 
     # ---- who trains it
     @cached_property
@@ -214,7 +229,7 @@ def run_job(settings: Config, task: Task | None = None) -> Run:
     with pinned_threads(settings.cfg.engine.threads):
         job = Job(settings, task, name)
         if task is None:
-            _try_settings(settings)
+            try_settings(settings)
         else:
             check_task(job.site)
         engine = importlib.import_module(f"fedhet.engines.{name}")
@@ -229,7 +244,7 @@ def run_job(settings: Config, task: Task | None = None) -> Run:
     return run
 
 
-def _try_settings(settings: Config) -> None:
+def try_settings(settings: Config) -> None:
     """Refuse settings of method, plug-ins and server optimiser before any data are read."""
     with quiet():
         _ = Job(settings, toy_task()).strategy

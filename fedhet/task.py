@@ -136,6 +136,7 @@ class Task:
             "loss" for targets of another kind, of which the loss alone is reported.
         target_scale: (mean, std) of each number, for a model that predicts (y - mean) / std; None
             for one that predicts y itself.
+        example: (1, ...) an input, for a process that has no data itself; NaN for unknown values.
 
     Raises:
         DataError: no client has a training sample, or samples cannot be read.
@@ -153,6 +154,7 @@ class Task:
     augment: Callable[[Tensor, torch.Generator], Tensor] | None = None
     target: str = "class"
     target_scale: tuple[Sequence[float], Sequence[float]] | None = None
+    example: Tensor | None = None
 
     def __post_init__(self) -> None:
         self._check_arguments()
@@ -247,9 +249,10 @@ class Task:
     def inputs(self) -> Tensor:
         """Some inputs (n, ...) as they are stored, before the transform.
 
-        They are those of the global test set, or else of the first client with training samples.
+        They are the example, or those of the global test set, or else of the first client with
+        training samples.
         """
-        return self._some.x
+        return self._some.x if self.example is None else self.example
 
     @property
     def _some(self) -> Samples:
@@ -272,6 +275,11 @@ class Task:
         if not x.is_floating_point():
             raise ConfigError(
                 f"{requirement}; these are token numbers (a text), whose order has no meaning"
+            )
+        if x.isnan().all():
+            raise ConfigError(
+                f"{requirement}; of the sites' own tables the server does not know it, so it takes"
+                " their images only"
             )
         low, high = (float(bound) for bound in x.aminmax())
         if not (low >= 0 and high <= 1):  # true for NaN, too

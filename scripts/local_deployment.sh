@@ -3,18 +3,20 @@
 # with TLS and a key per node. The script submits one run to them, streams its log and stops them
 # all. docs/deployment.md describes the same on real machines.
 #
-#   scripts/local_deployment.sh [--nodes 3] [--keep] [overrides ...]
+#   scripts/local_deployment.sh [--nodes 3] [--keep] [--site name=path ...] [overrides ...]
 #   scripts/local_deployment.sh method=scaffold 'plugin=[fednorm]' rounds=3
 #
-# --keep keeps the work folder: certificates, keys, logs, client state. The Python environment must
-# be active. The exit code is the run's true status: 0 success, 1 failure, 2 a wrong setting, 130
-# and 143 interrupted. The last line of stdout is "run folder: <absolute path>", if the run had one.
+# --site starts a node with data of its own (dataset=local); give it once for each site, in place of
+# --nodes. --keep keeps the work folder: certificates, keys, logs, client state. The Python
+# environment must be active. The exit code is the run's true status: 0 success, 1 failure, 2 a
+# wrong setting, 130 and 143 interrupted. The last line of stdout is "run folder: <absolute path>",
+# if the run had one.
 set -euo pipefail
 
 START_SECONDS=120 # for the SuperLink to start, and then for the nodes
 END_SECONDS=15    # for the processes to exit after SIGTERM, before they are killed
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-nodes=3 keep=false folder="" pids=""
+nodes=3 keep=false folder="" pids="" sites=()
 
 die() { # die <exit code> <message>
   echo "error: $2" >&2
@@ -24,14 +26,19 @@ die() { # die <exit code> <message>
 while (($#)); do
   case $1 in
     --nodes) nodes=${2:-}; shift ;;
+    --site) sites+=("${2:-}"); shift ;;
     --keep) keep=true ;;
     -h | --help) sed -n '2,/^set /s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit ;;
-    -*) die 2 "unknown option $1; allowed are --nodes, --keep and --help" ;;
+    -*) die 2 "unknown option $1; allowed are --nodes, --site, --keep and --help" ;;
     *) break ;;
   esac
   shift || true
 done
 [[ $nodes =~ ^[1-9][0-9]*$ ]] || die 2 "--nodes '$nodes': a whole number of at least 1 is expected"
+for site in "${sites[@]}"; do
+  [[ $site == *=* && -e ${site#*=} ]] || die 2 "--site '$site': name=path of its data is expected"
+done
+if ((${#sites[@]})); then nodes=${#sites[@]}; fi
 PATH=${VIRTUAL_ENV:+$VIRTUAL_ENV/bin:}$PATH # Flower starts its helpers by name
 for tool in python flwr flower-superlink flower-supernode openssl ssh-keygen; do
   command -v "$tool" >/dev/null ||
@@ -162,10 +169,12 @@ pids+=" $(pgrep -P "$!")" # its superexec, with the server app, has a process gr
 # ---- the nodes, each with its own home and state folder, as on separate machines
 node() { # node <i>: its key must be registered before it starts
   flwr supernode register "$work/node$1.key.pub" deployment --name "node$1"
+  local config="partition-id=$1 num-partitions=$nodes" site=${sites[$1]:-}
+  if [[ $site ]]; then config="site=\"${site%%=*}\" data=\"$(realpath "${site#*=}")\""; fi
   export FLWR_HOME=$work/node$1 FEDHET_STATE_DIR=$work/node$1/state
   exec flower-supernode --superlink "$superlink" --root-certificates "$work/ca.crt" \
     --auth-supernode-private-key "$work/node$1.key" --host 127.0.0.1 --port "${ports[$1]}" \
-    --node-config "partition-id=$1 num-partitions=$nodes"
+    --node-config "$config"
 }
 for ((i = 0; i < nodes; i++)); do launch node "$i" >"$work/node$i.log" 2>&1; done
 online() {

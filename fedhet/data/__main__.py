@@ -17,10 +17,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the arguments; None: those of the process.
     """
     with process.imports():
-        from fedhet.data.commands import describe, download, export, partition
+        from fedhet.data.commands import declare, describe, download, export, partition
         from fedhet.record import terminal
 
-    modules = {"download": download, "describe": describe, "partition": partition, "export": export}
+    modules = {
+        "download": download,
+        "describe": describe,
+        "partition": partition,
+        "export": export,
+        "declare": declare,
+    }
     arguments = sys.argv[1:] if argv is None else list(argv)
     parser = argparse.ArgumentParser(prog="python -m fedhet.data", description=__doc__)
     commands = parser.add_subparsers(metavar="command", required=True)

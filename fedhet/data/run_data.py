@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from omegaconf import DictConfig, OmegaConf
@@ -34,6 +36,7 @@ class RunData:
     scheme: Scheme
     dataset: Dataset
     partition: Partition
+    example: ClassVar[None] = None  # the data themselves are here
 
     @classmethod
     def of(cls, cfg: DictConfig) -> RunData:
@@ -41,6 +44,11 @@ class RunData:
         # The scheme first: a setting that is out of range is reported before any data are read.
         scheme: Scheme = instantiate(cfg.partition)
         dataset: Dataset = instantiate(cfg.dataset, data_dir=cfg.data_dir)
+        if not isinstance(dataset, Dataset):
+            raise ConfigError(
+                "dataset=local: the sites' data are their own, and there is no partition of them to"
+                " describe, save or export"
+            )
         if scheme.by_class and dataset.target not in WITH_CLASSES:
             raise ConfigError(
                 f"partition={scheme.name} divides the samples by their class, and"
@@ -88,7 +96,7 @@ class RunData:
 
         def measure() -> Arrays:
             part = "x" if mean == "mean" else "y"
-            return moments(getattr(client.train, part).numpy() for client in self.clients)
+            return moments(getattr(client.train, part).numpy() for client in self.clients).arrays
 
         key = {
             "moments": dataset.source,
@@ -110,6 +118,18 @@ class RunData:
         )
         return measured
 
+    @property
+    def digest(self) -> str:
+        """16 hex digits of the labels and of who has which samples.
+
+        Measured statistics are not part of it: their last bits may differ between processors.
+        """
+        dataset = self.dataset
+        kind = [list(dataset.shape), dataset.target, list(dataset.outputs)]
+        labels = labels_digest(dataset.y.numpy())
+        content = json.dumps([self.partition.hash, labels, *kind])
+        return hashlib.sha256(content.encode()).hexdigest()[:16]
+
     def partition_record(self) -> dict[str, Any]:
         """The content of partition.json: the partition, its settings, and its statistics.
 
@@ -118,11 +138,6 @@ class RunData:
         dataset = self.dataset
         settings: Any = OmegaConf.to_container(self.cfg.partition)
         del settings["_target_"]
-        normalize = transform(dataset)
-        normalised = None
-        if normalize is not None:
-            normalised = {"mean": list(normalize.mean), "std": list(normalize.std)}
-        scale = target_scale(dataset)
         return {
             "name": self.partition.name,
             "clients": len(self.partition.indices),
@@ -136,17 +151,29 @@ class RunData:
             "seed": self.cfg.seed,
             "samples": len(dataset.y),
             "labels": labels_digest(dataset.y.numpy()),
-            "normalised": normalised,
-            "shape": list(dataset.shape),
-            "columns": list(dataset.columns),
-            "target": dataset.target,
-            "classes": list(dataset.classes),
-            "numbers": list(dataset.numbers),
-            "target_scale": scale and {"mean": list(scale[0]), "std": list(scale[1])},
-            "vocabulary": dataset.vocabulary,
-            "padding": dataset.padding,
+            **described(dataset),
             "owners": list(self.partition.owners),
             "train_sizes": self.clients.sizes,
             "counts": class_counts(dataset, self.partition).tolist(),
             "indices": [indices.tolist() for indices in self.partition.indices],
         }
+
+
+def described(dataset: Dataset) -> dict[str, Any]:
+    """What partition.json says about the samples, from which a model can be built and used."""
+    normalize = transform(dataset)
+    normalised = None
+    if normalize is not None:
+        normalised = {"mean": list(normalize.mean), "std": list(normalize.std)}
+    scale = target_scale(dataset)
+    return {
+        "normalised": normalised,
+        "shape": list(dataset.shape),
+        "columns": list(dataset.columns),
+        "target": dataset.target,
+        "classes": list(dataset.classes),
+        "numbers": list(dataset.numbers),
+        "target_scale": scale and {"mean": list(scale[0]), "std": list(scale[1])},
+        "vocabulary": dataset.vocabulary,
+        "padding": dataset.padding,
+    }

@@ -61,7 +61,7 @@ def encoded(
         described["classes"] = names
     else:
         labels = [_plain_labels(part) for part in parts]
-        names = np.unique(labels[0]).astype(np.str_) if classes is None else _class_names(classes)
+        names = np.unique(labels[0]).astype(np.str_) if classes is None else class_names(classes)
         ys = [
             _class_numbers(each, names, part.y_source)
             for each, part in zip(labels, parts, strict=True)
@@ -178,14 +178,14 @@ def _label_names(
     """The names of the labels, in the order of the columns of y."""
     if isinstance(sets, np.ndarray):
         count = sets.shape[1]
-        names = _column_names(train, count) if classes is None else _class_names(classes)
+        names = _column_names(train, count) if classes is None else class_names(classes)
         if len(names) != count:
             raise ConfigError(
                 f"dataset.classes={classes}: {train.y_source} has {count} columns of labels"
             )
         return names
     if classes is not None:
-        return _class_names(classes)
+        return class_names(classes)
     found = {label for each in sets for label in each}
     if not found:
         raise DataError(f"{train.y_source}: no sample has a label")
@@ -213,7 +213,7 @@ def _zeros_and_ones(
 
 
 # ---- classes
-def _class_names(classes: int | Sequence[str]) -> np.ndarray:
+def class_names(classes: int | Sequence[str]) -> np.ndarray:
     """The names that the setting `dataset.classes` fixes."""
     if isinstance(classes, int):
         return np.arange(check.integer("dataset.classes", classes, low=1)).astype(np.str_)

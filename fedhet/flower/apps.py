@@ -21,20 +21,26 @@ from flwr.server import ServerAppComponents, ServerConfig
 from fedhet import config
 from fedhet.config import pieces
 from fedhet.config.resuming import RESUME, is_resumption
+from fedhet.data.local.data import LocalData, is_local
+from fedhet.data.local.report import Agreement
 from fedhet.errors import ConfigError, DataError, UnknownChoice, clean
 from fedhet.flower import wire
+from fedhet.flower.joining import JoiningServer, SiteNodes
 from fedhet.flower.metered import measured
+from fedhet.flower.own_data import EXAMPLE, OwnData, SiteClient, declared_elsewhere
 from fedhet.flower.server import FedServer
-from fedhet.job import Job
+from fedhet.job import Job, try_settings
 from fedhet.messages import Failure
 from fedhet.process import pin_threads
 from fedhet.record import terminal
 from fedhet.server import Observer
+from fedhet.setting import ReplyLimits
 from fedhet.state import Store
 
 if TYPE_CHECKING:
     from flwr.client import Client
     from flwr.common import Context
+    from flwr.server.client_manager import ClientManager
 
 log = logging.getLogger("fedhet")
 
@@ -86,6 +92,15 @@ def client_for(
     Raises:
         ConfigError: the node was started without partition-id or num-partitions.
     """
+    own = None
+    try:
+        own = OwnData.of(context.node_config)
+        if own is not None:
+            return SiteClient(_settings(_overrides(context)), own, store).to_client()
+    except (ConfigError, DataError, ImportError) as error:
+        reason = _refused(error)
+        reason = own.told(reason, error) if own else reason
+        return Refusal(reason, {"problem": reason}).to_client()
     try:
         properties = {
             key: int(context.node_config[key]) for key in ("partition-id", "num-partitions")
@@ -93,26 +108,37 @@ def client_for(
     except KeyError as error:
         raise ConfigError(
             f"this SuperNode was started without {error}; give it"
-            " --node-config 'partition-id=0 num-partitions=3' with its own number"
+            " --node-config 'partition-id=0 num-partitions=3' with its own number, or, with data of"
+            f" its own, {EXAMPLE}"
         ) from error
     try:
         job = make_job() if make_job else _cached_job(_overrides(context))
-        client: NumPyClient = job.client(store, properties)
+        answer = {**properties, "data": job.data_digest}
+        client: NumPyClient = job.client(store, answer)
         if make_job is None:  # else the node is simulated
             client = measured(client, properties["partition-id"])
         return client.to_client()
     except (ConfigError, DataError, ImportError) as error:
-        reason = clean(f"its node cannot serve this run: {_explained(error)}")
-        log.error(reason)
-        return Refusal(reason, properties).to_client()
+        reason = _refused(error)
+        return Refusal(reason, {**properties, "problem": reason}).to_client()
+
+
+def _refused(error: Exception) -> str:
+    reason = clean(f"its node cannot serve this run: {_explained(error)}")
+    log.error(reason)
+    return reason
+
+
+def _settings(overrides: tuple[str, ...]) -> config.Config:
+    settings = config.cached(overrides)
+    pin_threads(settings.cfg.engine.threads)
+    return settings
 
 
 @lru_cache(maxsize=1)
 def _cached_job(overrides: tuple[str, ...]) -> Job:
     """The job of this process, so that it loads data and model once for all its messages."""
-    settings = config.cached(overrides)
-    pin_threads(settings.cfg.engine.threads)
-    return Job(settings, engine="flwr")
+    return Job(_settings(overrides), engine="flwr")
 
 
 def server_for(context: Context) -> ServerAppComponents:
@@ -125,7 +151,25 @@ def server_for(context: Context) -> ServerAppComponents:
     except UnknownChoice as error:
         raise ConfigError(_explained(error)) from None
     pin_threads(settings.cfg.engine.threads)
+    if is_local(settings.cfg):
+        return _joining(settings)
     return components(Job(settings, engine="flwr"), terminal.log_step)
+
+
+def _joining(settings: config.Config) -> ServerAppComponents:
+    """The server of a run on the sites' own data, which the strategy needs to know of."""
+    declared, _ = declared_elsewhere(settings)
+    try_settings(settings)
+    nodes = SiteNodes(ReplyLimits.from_config(settings.cfg.replies), declared)
+
+    def begin(agreed: Agreement, manager: ClientManager) -> FedServer:
+        data = LocalData.agreed_on(settings.cfg, agreed)
+        job = Job(settings, engine="flwr", local=data)
+        job.strategy.nodes = nodes
+        return _server(job, terminal.log_step, manager=manager)
+
+    server = JoiningServer(nodes, begin)
+    return ServerAppComponents(server=server, config=ServerConfig(num_rounds=settings.cfg.rounds))
 
 
 def _server_settings(lines: list[str], resumed: str) -> config.Config:
@@ -155,14 +199,22 @@ def components(job: Job, observe: Observer, store: Store | None = None) -> Serve
         observe: is told of every step.
         store: the clients' states; None where they are kept at their sites.
     """
-    server = FedServer(
+    job.strategy.nodes.data = job.data_digest
+    server = _server(job, observe, store)
+    return ServerAppComponents(server=server, config=ServerConfig(num_rounds=job.config.cfg.rounds))
+
+
+def _server(
+    job: Job, observe: Observer, store: Store | None = None, manager: ClientManager | None = None
+) -> FedServer:
+    return FedServer(
         job.strategy,
         job.recorder,
         evaluate_clients=job.config.cfg.eval.clients,
         observe=observe,
         store=store,
+        manager=manager,
     )
-    return ServerAppComponents(server=server, config=ServerConfig(num_rounds=job.config.cfg.rounds))
 
 
 def _overrides(context: Context) -> tuple[str, ...]:

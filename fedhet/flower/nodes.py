@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -34,6 +34,8 @@ class Nodes:
     Attributes:
         limits: how long to wait for nodes, and how many are enough.
         ended: why no node will answer any more, set from outside; None while they can.
+        data: a digest of the data that every node must have, too; None: it is not compared.
+        agreed: what every message repeats of what was agreed on with the nodes; None for nothing.
     """
 
     def __init__(self, limits: ReplyLimits) -> None:
@@ -43,6 +45,8 @@ class Nodes:
         self._total = 0
         self._begun = False
         self.ended: str | None = None
+        self.data: str | None = None
+        self.agreed: dict[str, list[float]] | None = None
 
     def proxy(self, pid: int, manager: ClientManager) -> ClientProxy | None:
         """The node that hosts client `pid`, or None if the run goes on without it.
@@ -72,8 +76,8 @@ class Nodes:
                 self._go_on_without(missing)
                 return
             status = (
-                f"waiting for nodes; partition-ids {sorted(self._by_partition)} of"
-                f" {self._total or '?'} have joined"
+                f"waiting for nodes; {self._names(self._by_partition)} of {self._total or '?'} have"
+                " joined"
             )
             if status != last_status:
                 log.info(status)
@@ -92,12 +96,17 @@ class Nodes:
         joined = len(self._by_partition)
         if self.limits.min_nodes is None or joined < self.limits.min_nodes:
             needed = "all" if self.limits.min_nodes is None else self.limits.min_nodes
+            awaited = self._names(missing) if missing else "nodes"
             raise RunFailed(
-                f"waited {self.limits.join:g} s for nodes with partition-id"
-                f" {missing or '0, 1, ...'}; {joined} of {self._total or 'an unknown number'} have"
-                f" joined (replies.join={self.limits.join:g}, replies.min_nodes: {needed})"
+                f"waited {self.limits.join:g} s for {awaited}; {joined} of"
+                f" {self._total or 'an unknown number'} have joined"
+                f" (replies.join={self.limits.join:g}, replies.min_nodes: {needed})"
             )
-        log.warning("the run begins without the nodes with partition-id %s", missing)
+        log.warning("the run begins without %s", self._names(missing))
+
+    def _names(self, partitions: Iterable[int]) -> str:
+        """The nodes with these numbers, for messages."""
+        return f"nodes with partition-id {sorted(partitions)}"
 
     def _ask_new(self, manager: ClientManager) -> None:
         """Enter the nodes that are new, and forget those that have left.
@@ -110,6 +119,7 @@ class Nodes:
         for partition, proxy in list(self._by_partition.items()):
             if proxy.cid not in joined:
                 del self._by_partition[partition]
+                self._asked.discard(proxy.cid)  # one that comes back keeps its id
         new = {cid: proxy for cid, proxy in sorted(joined.items()) if cid not in self._asked}
         # One wave of messages, however many nodes there are.
         with ThreadPoolExecutor(max_workers=len(new) or 1) as pool:
@@ -146,6 +156,8 @@ class Nodes:
         partition, total = (
             answer.properties.get(name) for name in ("partition-id", "num-partitions")
         )
+        if partition is None and isinstance(problem := answer.properties.get("problem"), str):
+            raise ValueError(problem)
         if type(partition) is not int or type(total) is not int or not 0 <= partition < total:
             raise ValueError(f"it has partition-id={partition!r} and num-partitions={total!r}")
         if total > MOST_NODES:
@@ -154,6 +166,10 @@ class Nodes:
             raise ValueError(
                 f"it has num-partitions={total}, others have {self._total}; all must have the same"
             )
+        properties = answer.properties
+        # A node that cannot serve the run at all says why when it is asked to.
+        if self.data is not None and "problem" not in properties:
+            self._check_data(properties.get("data"))
         if partition in self._by_partition:
             raise ValueError(
                 f"two nodes have partition-id={partition}; each of 0..{total - 1} must be given to"
@@ -161,6 +177,14 @@ class Nodes:
             )
         self._by_partition[partition] = proxy
         self._total = total
+
+    def _check_data(self, found: Any) -> None:
+        if found != self.data:
+            raise ValueError(
+                f"its samples, or how they are shared out, are not those of the server (digest"
+                f" {str(found)[:16]!r}, here {self.data!r}): every machine must hold the whole data"
+                " set; dataset=local is for sites with data of their own"
+            )
 
     def in_order(
         self,

@@ -14,7 +14,7 @@ from flwr.common import EvaluateRes, FitRes
 from flwr.common.constant import SYSTEM_TIME_TOLERANCE
 from flwr.compat.common import recorddict_compat
 from flwr.server import Server
-from flwr.server.client_manager import SimpleClientManager
+from flwr.server.client_manager import ClientManager, SimpleClientManager
 from flwr.server.history import History
 from flwr.serverapp import Grid
 from google.protobuf.message import DecodeError
@@ -130,7 +130,7 @@ class FlowerCourier:
     def _send(self, plan: list[Broadcast]) -> tuple[set[int], Exchange, Grid | None]:
         """Send the messages to the nodes that have joined."""
         manager = self._server.client_manager()
-        packer = wire.Packer()
+        packer = wire.Packer(self._nodes.agreed)
         proxies = {msg.pid: self._nodes.proxy(msg.pid, manager) for msg in plan}
         messages: list[Message] = []
         sent: list[tuple[Broadcast, int]] = []
@@ -257,8 +257,9 @@ class FedServer(Server):
         evaluate_clients: bool,
         observe: Observer,
         store: Store | None = None,
+        manager: ClientManager | None = None,
     ) -> None:
-        super().__init__(client_manager=SimpleClientManager(), strategy=strategy)
+        super().__init__(client_manager=manager or SimpleClientManager(), strategy=strategy)
         self._method = strategy
         self._recorder = recorder
         self._evaluate_clients = evaluate_clients

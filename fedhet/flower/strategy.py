@@ -64,7 +64,7 @@ class FlowerStrategy(Strategy):
             self._awaited = {}
             return []
         self._awaited = {msg.pid: msg for msg in self._method.plan(server_round)}
-        packer = wire.Packer()
+        packer = wire.Packer(self.nodes.agreed)
         return [
             (proxy, wire.fit_ins(msg, packer))
             for pid, msg in self._awaited.items()
@@ -89,7 +89,7 @@ class FlowerStrategy(Strategy):
         if not self._evaluation_due:
             return []
         self._awaited = {msg.pid: msg for msg in evaluation_messages(self._method)}
-        packer = wire.Packer()
+        packer = wire.Packer(self.nodes.agreed)
         return [
             (proxy, wire.evaluate_ins(msg, packer))
             for pid, msg in self._awaited.items()

@@ -31,14 +31,21 @@ from fedhet.trees import Tree
 
 MOST_PINNED = 100  # rounds whose state a client is asked to keep
 REASONS = ("failed", LOST)  # of a failure that a client reports itself
+AGREED = "agreed"  # in the header of a message
 ECHO = ("phase", "step", "round", "pid")  # what a reply repeats of the message that it answers
 
 
 # ---- server to client
 class Packer:
-    """Packs the messages of one step; a tensor or tree that the cohort shares is packed once."""
+    """Packs the messages of one step; a tensor or tree that the cohort shares is packed once.
 
-    def __init__(self) -> None:
+    Args:
+        agreed: what the sites have agreed on before the first round, which every message repeats,
+            because a client's process knows nothing of an earlier one. None: nothing.
+    """
+
+    def __init__(self, agreed: dict[str, list[float]] | None = None) -> None:
+        self._agreed = {} if agreed is None else {AGREED: agreed}
         # Each object is kept beside its bytes, so that its id cannot be given to another.
         self._packed: dict[tuple[str, int], tuple[object, Encoded]] = {}
 
@@ -47,9 +54,8 @@ class Packer:
         for name, value in msg.extras.items():
             parts.append(self._once(name, value, partial(self._extra, name)))
         encoded = Encoded.joined(parts)
-        return Parameters(encoded.arrays, "numpy.ndarray"), encoded.sealed(
-            _header(msg), msg.weights
-        )
+        header = _header(msg) | self._agreed
+        return Parameters(encoded.arrays, "numpy.ndarray"), encoded.sealed(header, msg.weights)
 
     def _once(self, name: str, value: Any, make: Callable[[Any], Encoded]) -> Encoded:
         if not isinstance(value, Tensor | dict):
@@ -140,6 +146,15 @@ def _rounds(values: list[Any]) -> list[int]:
     if len(values) > MOST_PINNED or not all(type(n) is int and n >= 0 for n in values):
         raise Rejected("unreadable", "the pinned rounds in the header are no short list of rounds")
     return values
+
+
+def agreed(carried: Mapping[str, Any]) -> Any:
+    """What a message says that the sites have agreed on, unchecked; None if it says nothing.
+
+    Raises:
+        Rejected: the header is damaged.
+    """
+    return read_header(carried).get(AGREED)
 
 
 # ---- client to server

@@ -170,7 +170,7 @@ def test_moments_of_parts_are_those_of_the_whole(shape: tuple[int, ...]) -> None
     x = np.random.default_rng(0).normal(1e4, 1e-2, shape)
     x[:, 1] = 0.1  # a constant
     cuts = [0, 0, 1, 7, 1500, len(x)]
-    found = moments(x[start:end] for start, end in itertools.pairwise(cuts))
+    found = moments(x[start:end] for start, end in itertools.pairwise(cuts)).arrays
     axes = (0, *range(2, x.ndim))
     assert found["mean"] == pytest.approx(x.mean(axes), rel=1e-14)
     std = x.std(axes)
@@ -179,10 +179,10 @@ def test_moments_of_parts_are_those_of_the_whole(shape: tuple[int, ...]) -> None
 
 def test_moments_of_pixels_and_of_nothing() -> None:
     pixels = np.array([[[[0, 255]]], [[[255, 255]]]], np.uint8)
-    found = moments([pixels])
+    found = moments([pixels]).arrays
     assert (found["mean"].tolist(), found["std"].tolist()) == ([0.75], [0.1875**0.5])
     with pytest.raises(DataError, match="no client has a training sample"):
-        moments([pixels[:0]])
+        _ = moments([pixels[:0]]).arrays
 
 
 def test_a_dataset_that_is_not_measured_cannot_be_normalised(tmp_path: Path) -> None:

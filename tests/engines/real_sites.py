@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,7 @@ class Sites:
 
     Attributes:
         through: for a node's number, the port of a proxy to the SuperLink, in place of its own.
+        configs: the node config of each SuperNode; None: partition-id and num-partitions.
     """
 
     def __init__(
@@ -59,9 +60,11 @@ class Sites:
         tls: tuple[list[str], list[str]] = (["--insecure"], ["--insecure"]),
         connection: str = "insecure = true",
         variables: Mapping[str, str] | None = None,
+        configs: Sequence[str] | None = None,
     ) -> None:
         self.home = home
         self.count = nodes
+        self.configs = configs
         self.link_options, self.node_options = tls
         self.port, *self.node_ports = free_ports(1 + nodes)
         self.environment = {
@@ -117,13 +120,16 @@ class Sites:
         wait_for(lambda: self.listening(self.port), "the SuperLink")
 
     def start_node(self, number: int, *options: str) -> None:
+        config = f"partition-id={number} num-partitions={self.count}"
+        if self.configs is not None:
+            config = self.configs[number]
         self.nodes[number] = self.start(
             f"node{number}.log",
             "flower-supernode",
             *(options or self.node_options),
             *("--superlink", f"127.0.0.1:{self.through.get(number, self.port)}"),
             *("--host", "127.0.0.1", "--port", str(self.node_ports[number])),
-            *("--node-config", f"partition-id={number} num-partitions={self.count}"),
+            *("--node-config", config),
             FEDHET_STATE_DIR=str(self.home / f"states{number}"),
         )
 
@@ -185,6 +191,13 @@ class Sites:
         answer = self.flwr("run", str(ROOT), "here", "--run-config", str(file))
         assert "run-id" in answer, answer
         return str(answer["run-id"])
+
+    def log(self, run: str) -> str:
+        """The log of the run's server app."""
+        command = [str(BIN / "flwr"), "log", run, "here", "--show"]
+        return subprocess.run(
+            command, env=self.environment, cwd=self.home, capture_output=True, text=True, check=True
+        ).stdout
 
     def status(self, run: str) -> str:
         runs = self.flwr("ls", "here").get("runs", [])

@@ -34,13 +34,16 @@ def context(overrides: str, **run_config: Any) -> Context:
 def answer(overrides: str, **run_config: Any) -> Failure:
     """The node's answer to a message of the run; its properties are known in any case."""
     client = client_for(context(overrides, **run_config), MemoryStore()).numpy_client
-    assert client.get_properties({}) == {"partition-id": 0, "num-partitions": 3}
+    properties = client.get_properties({})
+    problem = properties.pop("problem")
+    assert properties == {"partition-id": 0, "num-partitions": 3}
     replies = [client.fit(*wire.write_broadcast(MESSAGE))]
     _, examples, metrics = client.evaluate(*wire.write_broadcast(MESSAGE))
     replies.append(([], examples, metrics))
     one, other = (wire.read_reply(MESSAGE, reply) for reply in replies)
     assert isinstance(one, Failure) and one == other
     assert (one.pid, one.phase, one.step) == (0, "train", 1)
+    assert one.cause == problem
     return one
 
 

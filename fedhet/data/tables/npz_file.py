@@ -22,7 +22,7 @@ from fedhet.errors import ConfigError, DataError
 # The arrays of a file that describe its others, as `python -m fedhet.data export` writes them.
 _STATISTICS = ("mean", "std", "target_mean", "target_std")
 _TOKENS = ("vocabulary", "padding")
-_DESCRIPTIVE = ("target", "classes", "numbers", *_STATISTICS, *_TOKENS)
+DESCRIPTIVE = ("target", "classes", "numbers", *_STATISTICS, *_TOKENS)
 # What np.load raises for a damaged file, or for one that contains objects.
 DAMAGE = (
     OSError,
@@ -121,7 +121,7 @@ def _read(
     tokens: Mapping[str, int | None],
 ) -> Arrays:
     """The dataset's arrays; see `npz`."""
-    arrays = _load_arrays(path, names)
+    arrays = load_arrays(path, names)
     sources = {key: f"{path}, array {array!r}" for key, array in names.items()}
     to_inputs = token_numbers if text else numeric_inputs
     train = RawSamples(
@@ -138,11 +138,11 @@ def _read(
         sources["x_test"],
         sources["y_test"],
     )
-    descriptive = {key: arrays[key] for key in _DESCRIPTIVE if key in arrays}
+    descriptive = {key: arrays[key] for key in DESCRIPTIVE if key in arrays}
     if classes is not None:
         descriptive.pop("classes", None)
     for key, values in descriptive.items():
-        _check_descriptive(key, values, path)
+        check_descriptive(key, values, path)
     if target == "number":
         descriptive.pop("classes", None)
     if "classes" in descriptive:
@@ -164,18 +164,28 @@ def _tokens(arrays: Arrays, given: Mapping[str, int | None]) -> Arrays:
     return tokens
 
 
-def _load_arrays(path: Path, names: Mapping[str, str]) -> Arrays:
-    """The arrays by the keys of `names`, and the file's descriptive arrays."""
+def load_arrays(
+    path: Path, names: Mapping[str, str], optional: Mapping[str, str] | None = None
+) -> Arrays:
+    """The arrays by the keys of `names`, and the file's descriptive arrays.
+
+    Args:
+        path: the file.
+        names: key -> the name of an array that the file must have.
+        optional: the same of arrays that it may have.
+    """
     try:
         with np.load(path) as file:
+            present = {k: array for k, array in (optional or {}).items() if array in file.files}
             for key, array in names.items():
                 if array not in file.files:
                     raise DataError(
                         f"{path} has no array {array!r} (dataset.{key}); it has"
                         f" {', '.join(file.files)}"
                     )
-            descriptive = {key: file[key] for key in _DESCRIPTIVE if key in file.files}
-            return descriptive | {key: file[array] for key, array in names.items()}
+            descriptive = {key: file[key] for key in DESCRIPTIVE if key in file.files}
+            wanted = {**names, **present}
+            return descriptive | {key: file[array] for key, array in wanted.items()}
     except DataError:
         raise
     except DAMAGE as error:
@@ -184,7 +194,12 @@ def _load_arrays(path: Path, names: Mapping[str, str]) -> Arrays:
         ) from error
 
 
-def _check_descriptive(key: str, values: np.ndarray, path: Path) -> None:
+def check_descriptive(key: str, values: np.ndarray, path: Path) -> None:
+    """Check one of the arrays that describe the others.
+
+    Raises:
+        DataError: it is not what its name says.
+    """
     if key in ("classes", "numbers"):
         valid = values.ndim == 1 and len(np.unique(values)) == len(values)
         expected = "distinct names (C,)"
@@ -238,6 +253,7 @@ def numeric_inputs(x: np.ndarray, source: str) -> np.ndarray:
 
 
 def token_numbers(x: np.ndarray, source: str) -> np.ndarray:
+    """Texts (n, T) as int64 token numbers."""
     if x.ndim != 2 or not x.shape[1] or x.dtype.kind not in "iu":
         raise DataError(
             f"{source} is {x.dtype} {x.shape}; dataset.text=true expects token numbers (n, T)"

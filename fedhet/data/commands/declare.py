@@ -1,0 +1,126 @@
+"""Print the declaration of a site's own data (dataset=local), to be completed and agreed on."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedhet.errors import ConfigError, DataError
+
+HEAD = """\
+# @package _global_
+# An experiment on the sites' own data, after one of them: name the sites, and check that the others
+# have the same, above all the same classes in the same order.
+defaults:
+  - override /dataset: local
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument(
+        "data", type=Path, help="a folder of images, an npz file, or a csv or Parquet table"
+    )
+    parser.add_argument(
+        "--label",
+        action="append",
+        help="the column of what is learned, in a table; may be given several times",
+    )
+    parser.add_argument(
+        "--target", help="class, number, labels or next_char; default: what the labels are"
+    )
+
+
+def main(args: argparse.Namespace) -> int:
+    """Print the declaration as an experiment in YAML."""
+    import yaml
+
+    settings = {"sites": ["a", "b"], **declaration(args.data, args.label, args.target)}
+    text = yaml.safe_dump({"dataset": settings}, sort_keys=False, allow_unicode=True)
+    print(HEAD + text, end="")
+    return 0
+
+
+def declaration(path: Path, label: list[str] | None, target: str | None) -> dict[str, Any]:
+    """The settings of dataset=local that these data meet.
+
+    Args:
+        path: a site's data.
+        label: the columns of what is learned, for a table.
+        target: what the labels are; None: what they seem to be.
+
+    Raises:
+        DataError: there are no such data, or they cannot be read.
+        ConfigError: a table without `label`, or the labels do not tell what they are.
+    """
+    from fedhet.data.tables import data_frames
+
+    if not path.exists():
+        raise DataError(f"{path}: there is no such file or folder")
+    if path.is_dir():
+        return _folder(path)
+    if path.suffix in data_frames.SUFFIXES:
+        return _table(path, label, target)
+    return _npz(path, target)
+
+
+def _folder(path: Path) -> dict[str, Any]:
+    from fedhet.data.images.image_files import list_images, read_images
+
+    listing = list_images(path / "train" if (path / "train").is_dir() else path)
+    x = read_images([(str(image), image) for image in listing.paths[:1]], None, None)
+    return {"classes": list(listing.classes), "shape": list(x.shape[1:]), "dtype": "uint8"}
+
+
+def _table(path: Path, label: list[str] | None, target: str | None) -> dict[str, Any]:
+    from fedhet.data.tables import data_frames
+
+    frame = data_frames.read_frame(path)
+    columns = [str(column) for column in frame.columns]
+    if not label:
+        raise ConfigError(f"{path}: name the column of what is learned, --label; {columns}")
+    data_frames.check_columns(str(path), columns, label)
+    features = [column for column in columns if column not in label]
+    x = data_frames.numeric_columns(frame, features, str(path))
+    names = label if len(label) > 1 else label[0]
+    raw = data_frames.raw_samples(x, frame, str(path), names, None)
+    return {**_target(raw, target), "features": features, "label": names}
+
+
+def _npz(path: Path, target: str | None) -> dict[str, Any]:
+    from fedhet.data.raw_samples import RawSamples
+    from fedhet.data.tables import npz_file
+
+    names = {name: name for name in ("x_train", "y_train", "x", "y")}
+    found = npz_file.load_arrays(path, {}, names)
+    x, y = ("x_train", "y_train") if "x_train" in found else ("x", "y")
+    if x not in found or y not in found:
+        raise DataError(f"{path}: expected the arrays x_train and y_train, or x and y")
+    text = "vocabulary" in found
+    inputs = npz_file.token_numbers if text else npz_file.numeric_inputs
+    values = inputs(found[x], f"{path}, array {x!r}")
+    raw = RawSamples(values, found[y], None, str(path), f"{path}, array {y!r}")
+    stated = str(found["target"]) if "target" in found else None
+    settings = _target(raw, target or stated, found.get("classes"))
+    if "numbers" in found and settings["target"] == "number":
+        settings["label"] = found["numbers"].tolist()
+    settings |= {"shape": list(values.shape[1:]), "dtype": str(values.dtype)}
+    if text:
+        settings["vocabulary"] = int(found["vocabulary"])
+        settings["padding"] = int(found["padding"]) if "padding" in found else None
+    return settings
+
+
+def _target(raw: Any, target: str | None, classes: np.ndarray | None = None) -> dict[str, Any]:
+    """What is learned; `classes` are the names of 0 .. C-1, where the data state them."""
+    from fedhet.data.target import encoded
+
+    _, described = encoded(raw, None, target, None if classes is None else len(classes))
+    kind = str(described["target"][0])
+    if kind == "number":
+        return {"target": kind, "label": described["numbers"].tolist()}
+    names = described["classes"] if classes is None else classes
+    return {"target": kind, "classes": names.tolist()}

@@ -1,0 +1,214 @@
+"""The data of a run with dataset=local, as one process sees them.
+
+A simulation sees all files, a client's process those of its site, and the server none. All three
+have the same declaration, and the same statistics for normalisation.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from torch import Tensor
+
+from fedhet.config.targets import find_target, instantiate
+from fedhet.data.dataset import Dataset
+from fedhet.data.files import find_path
+from fedhet.data.local.declaration import Declaration
+from fedhet.data.local.reading import PARTS, SiteFiles, as_client, client_data, located, read
+from fedhet.data.local.report import Agreement, Report
+from fedhet.data.local.scheme import Sites
+from fedhet.data.run_data import described
+from fedhet.errors import ConfigError, DataError
+from fedhet.task import ClientData, Samples
+
+log = logging.getLogger("fedhet.data")
+
+
+def is_local(cfg: DictConfig) -> bool:
+    """Whether a run has every site's own data."""
+    return find_target(cfg.dataset) is Declaration
+
+
+def declaration(cfg: DictConfig) -> tuple[Declaration, Sites]:
+    """The declaration of a run, and its partition.
+
+    Raises:
+        ConfigError: the partition would cut the sites' data into shares, or a setting is wrong.
+    """
+    if find_target(cfg.partition) is not Sites:
+        raise ConfigError(
+            f"dataset=local with partition={cfg.partition.get('name')}: each site keeps all of its"
+            " data, which no partition may cut into shares; leave partition=... out, or write"
+            " partition=sites"
+        )
+    scheme: Sites = instantiate(cfg.partition)
+    declared: Declaration = instantiate(cfg.dataset, data_dir=cfg.data_dir)
+    scheme.check_clients(declared.sites)
+    return declared, scheme
+
+
+class SiteClients(Sequence[ClientData]):
+    """The clients, of whom those can be accessed whose data this process has.
+
+    Args:
+        parts: client -> its parts.
+        sizes: the number of each client's training samples; 0 for those that are not known.
+    """
+
+    def __init__(self, parts: Mapping[int, Mapping[str, Samples]], sizes: Sequence[int]) -> None:
+        self._parts = parts
+        self.sizes = list(sizes)
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    # one client at a time, no slices
+    def __getitem__(self, pid: int) -> ClientData:  # type: ignore[override]
+        pid = range(len(self))[operator.index(pid)]
+        if pid not in self._parts:
+            raise DataError(f"the data of client {pid} are at its site, not on this machine")
+        return as_client(self._parts[pid])
+
+
+@dataclass(frozen=True)
+class LocalData:
+    """What a process has of the data of a run.
+
+    Attributes:
+        cfg: the configuration.
+        declared: the declaration.
+        dataset: the global test set and the agreed statistics, without other samples.
+        clients: the clients.
+        agreed: what the sites have reported; None in a client's process.
+    """
+
+    cfg: DictConfig
+    declared: Declaration
+    dataset: Dataset
+    clients: SiteClients
+    agreed: Agreement | None
+
+    @property
+    def example(self) -> Tensor:
+        """An input as the server knows it, also where the simulation knows more."""
+        return self.declared.example
+
+    @property
+    def digest(self) -> str:
+        """16 hex digits of the declaration."""
+        return self.declared.digest
+
+    @classmethod
+    def simulated(cls, cfg: DictConfig, engine: str) -> LocalData:
+        """All sites on this machine, each with its own of `dataset.files`.
+
+        Raises:
+            ConfigError: a site has no file, or the engine is Flower's, whose nodes know none.
+            DataError: a file is not as declared; the message names the site.
+        """
+        declared, scheme = declaration(cfg)
+        if engine == "flwr":
+            raise ConfigError(
+                "dataset=local: this node has no data of its own. In a deployment, a SuperNode is"
+                ' given them by --node-config \'site="a" data="/path"\'; the nodes of engine=flwr'
+                " on one machine have none: try the run with engine=local and dataset.files"
+            )
+        files = declared.files or {}
+        if missing := [site for site in declared.sites if site not in files]:
+            raise ConfigError(
+                f"dataset=local: a simulation needs dataset.files={{{missing[0]}: <path>, ...}}"
+                f" for {missing}; in a deployment each site names its own"
+            )
+        hint = "Name the site's file in dataset.files"
+        parts: dict[int, Mapping[str, Samples]] = {}
+        for pid, site in enumerate(declared.sites):
+            path = find_path(declared.data_dir, files[site], hint)
+            parts[pid] = own_parts(declared, scheme, cfg.seed, site, SiteFiles(path))
+        reports = [
+            Report.of(declared, site, parts[pid], min_count=0)
+            for pid, site in enumerate(declared.sites)
+        ]
+        return cls.agreed_on(cfg, Agreement.of(declared, reports), parts)
+
+    @classmethod
+    def agreed_on(
+        cls,
+        cfg: DictConfig,
+        agreed: Agreement,
+        parts: Mapping[int, Mapping[str, Samples]] | None = None,
+    ) -> LocalData:
+        """The data of a server, which has none itself, or of a simulation, which has `parts`."""
+        declared, _ = declaration(cfg)
+        test = None
+        if declared.test is not None:
+            path = find_path(declared.data_dir, declared.test, "Name the file in dataset.test")
+            test = read(path, declared, ("test",))["test"]
+        for key, values in agreed.statistics.items():
+            log.info("%s: %s %s, over the sites' training parts", declared.name, key, values)
+        sizes = [train for train, *_ in agreed.sizes]
+        dataset = declared.dataset(test=test, agreed=agreed.statistics)
+        return cls(cfg, declared, dataset, SiteClients(parts or {}, sizes), agreed)
+
+    @classmethod
+    def at_site(
+        cls,
+        cfg: DictConfig,
+        pid: int,
+        parts: Mapping[str, Samples],
+        statistics: Mapping[str, list[float]],
+    ) -> LocalData:
+        """The data of the client `pid`, in a process at its site."""
+        declared, _ = declaration(cfg)
+        sizes = [len(parts["train"]) if one == pid else 0 for one in range(len(declared.sites))]
+        dataset = declared.dataset(agreed=statistics)
+        return cls(cfg, declared, dataset, SiteClients({pid: parts}, sizes), None)
+
+    def partition_record(self) -> dict[str, Any]:
+        """The content of partition.json; no machine knows which samples a site has."""
+        sites = list(self.declared.sites)
+        settings: Any = OmegaConf.to_container(self.cfg.partition)
+        del settings["_target_"]
+        record = {
+            "name": "sites",
+            "clients": len(sites),
+            "settings": {**settings, "clients": len(sites)},
+            "seed": self.cfg.seed,
+            **described(self.dataset),
+            "declaration": self.declared.digest,
+            "owners": sites,
+            "train_sizes": self.clients.sizes,
+        }
+        if self.agreed is not None:
+            record["sizes"] = {
+                site: dict(zip(PARTS, sizes, strict=True))
+                for site, sizes in zip(sites, self.agreed.sizes, strict=True)
+            }
+            counts = [None if one is None else one.counts for one in self.agreed.reports]
+            record["reported_counts"] = dict(zip(sites, counts, strict=True))
+            if all(one is not None and None not in one for one in counts):
+                record["counts"] = counts
+        return record | {"hash": _digest([self.declared.digest, sites, record.get("sizes")])}
+
+
+def own_parts(
+    declared: Declaration, scheme: Sites, seed: int, site: str, files: SiteFiles
+) -> dict[str, Samples]:
+    """The parts of a site's data as its client uses them.
+
+    Raises:
+        DataError: the files are not as declared; the message names the site.
+    """
+    with located(f"site {site!r} does not fit the declaration"):
+        found = files.read(declared)
+    return client_data(found, scheme.split, seed, declared.number_of(site))
+
+
+def _digest(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]

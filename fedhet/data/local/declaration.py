@@ -1,0 +1,258 @@
+"""What the data of a run's sites have in common: their declaration (conf/dataset/local.yaml)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedhet import check
+from fedhet.data.dataset import AUTO, Dataset, Statistic
+from fedhet.data.target import CHOICES, Classes, class_names
+from fedhet.errors import ConfigError
+from fedhet.targets import WITH_CLASSES
+from fedhet.task import Samples
+
+DTYPES = {"uint8": torch.uint8, "float32": torch.float32, "int64": torch.int64}
+COLOURS = {"any": None, "grey": "L", "rgb": "RGB"}  # PIL's modes
+STATISTICS = ("mean", "std", "target_mean", "target_std")
+_NAME = re.compile(r"[\w.-]{1,100}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Declaration:
+    """The settings `dataset.<field>` of dataset=local.
+
+    Args:
+        name: the name in the record.
+        data_dir: where `files` and `test` are looked for; a site's own paths are absolute.
+        sites: the names of the sites; client p is sites[p].
+        target: what is learned.
+        classes: the labels in their order, or their number C for 0 .. C-1; None for numbers.
+        features: the columns of a table, in their order; None for images, texts and plain arrays.
+        label: the column, or the columns, of what is learned; the names of an array's numbers.
+        shape: that of one sample; None: (F,), one for each of the features.
+        dtype: uint8 for pixels, float32, or int64 for token numbers.
+        vocabulary, padding: of a text, see `fedhet.data.dataset.Dataset`.
+        size, colours: how images in files are converted, see `fedhet.data.images.image_folder`.
+        mean, std, target_mean, target_std: numbers, or "auto" for those of the sites' training
+            parts together.
+        augment: see `fedhet.data.dataset.Dataset`.
+        test: a file or folder with a global test set at the server; None: there is none.
+        files: site -> file, for a simulation on one machine; None in a deployment.
+        nodes: site -> the id of the Flower node that alone may be this site.
+
+    Raises:
+        ConfigError: a setting is not allowed, or two contradict each other.
+    """
+
+    name: str
+    data_dir: str
+    sites: Sequence[str]  # None is refused
+    target: str
+    classes: Classes
+    features: Sequence[str] | None
+    label: str | Sequence[str]
+    shape: Sequence[int] | None
+    dtype: str
+    vocabulary: int | None
+    padding: int | None
+    size: int | None
+    colours: str
+    mean: Statistic
+    std: Statistic
+    target_mean: Statistic
+    target_std: Statistic
+    augment: str
+    test: str | None
+    files: Mapping[str, str] | None
+    nodes: Mapping[str, int] | None
+
+    def __post_init__(self) -> None:
+        if self.sites is None:
+            raise ConfigError("dataset=local needs the names of the sites: dataset.sites=[a,b,c]")
+        names = check.each(check.text, "dataset.sites", self.sites)
+        if wrong := [name for name in names if not _NAME.fullmatch(name)]:
+            raise ConfigError(
+                f"dataset.sites: {wrong[0]!r}: a name consists of letters, digits and _ . -"
+            )
+        if not names or len(set(names)) < len(names):
+            raise ConfigError(f"dataset.sites={list(names)}: must be distinct names, at least one")
+        check.one_of("dataset.target", self.target, CHOICES)
+        if (self.classes is None) != (self.target == "number"):
+            raise ConfigError(
+                f"dataset.classes={self.classes} with dataset.target={self.target}: the classes or"
+                " labels must be declared, because no machine sees those of all sites; numbers"
+                " have none"
+            )
+        check.one_of("dataset.dtype", self.dtype, DTYPES)
+        check.one_of("dataset.colours", self.colours, COLOURS)
+        check.optional(check.integer, "dataset.size", self.size, low=1)
+        check.optional(check.integer, "dataset.vocabulary", self.vocabulary, low=1)
+        check.optional(check.integer, "dataset.padding", self.padding, low=0)
+        check.optional(check.text, "dataset.test", self.test)
+        self._check_shape()
+        for key, values in (("files", self.files), ("nodes", self.nodes)):
+            if unknown := sorted(set(values or {}) - set(names)):
+                raise ConfigError(f"dataset.{key}: {unknown} are not among dataset.sites={names}")
+        for site, node in (self.nodes or {}).items():
+            check.integer(f"dataset.nodes.{site}", node, low=0)
+        _ = self.dataset()  # checks what is left
+
+    def _check_shape(self) -> None:
+        if self.features is not None:
+            columns = check.each(check.text, "dataset.features", self.features)
+            if not columns or len(set(columns)) < len(columns):
+                raise ConfigError(
+                    f"dataset.features={list(columns)}: must be distinct columns, at least one"
+                )
+            if set(columns) & set(self.labels):
+                raise ConfigError(f"dataset.features={list(columns)}: contains dataset.label")
+        if (self.features is None) == (self.shape is None):
+            raise ConfigError(
+                f"dataset.features={self.features} with dataset.shape={self.shape}: declare the"
+                " columns of a table, or else the shape of one sample: [C,H,W], [F] or [T]"
+            )
+        shape = check.each(check.integer, "dataset.shape", self.shape_of_sample, low=1)
+        text = self.dtype == "int64"
+        if len(shape) not in (1, 3) or (text and len(shape) == 3):
+            raise ConfigError(
+                f"dataset.shape={list(shape)} with dataset.dtype={self.dtype}: a sample is [C,H,W]"
+                " or [F], or [T] token numbers (int64)"
+            )
+        if len(shape) == 1 and self.dtype == "uint8":
+            raise ConfigError("dataset.dtype=uint8 is for images; a table is float32")
+
+    @property
+    def shape_of_sample(self) -> tuple[int, ...]:
+        """(C, H, W), (F,) or (T,)."""
+        return (len(self.features),) if self.features is not None else tuple(self.shape or ())
+
+    @property
+    def labels(self) -> list[str]:
+        """The columns of what is learned."""
+        return [self.label] if isinstance(self.label, str) else list(self.label)
+
+    @cached_property
+    def outputs(self) -> tuple[str, ...]:
+        """The names of the classes or labels, or of the numbers."""
+        if self.classes is None:
+            return tuple(self.labels)
+        return tuple(class_names(self.classes).tolist())
+
+    @property
+    def text(self) -> bool:
+        """Whether a sample is a text."""
+        return self.dtype == "int64"
+
+    @property
+    def normalised(self) -> tuple[str, ...]:
+        """Which of the statistics apply to such data."""
+        inputs = () if self.text else STATISTICS[:2]
+        return (*inputs, *(STATISTICS[2:] if self.target == "number" else ()))
+
+    @property
+    def auto(self) -> tuple[str, ...]:
+        """Which of the statistics are to be measured on the sites' training parts."""
+        return tuple(key for key in self.normalised if getattr(self, key) == AUTO)
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """What the data of a site must meet, in the terms of its samples."""
+        return {
+            "target": self.target,
+            "outputs": list(self.outputs),
+            "shape": list(self.shape_of_sample),
+            "dtype": self.dtype,
+            "features": None if self.features is None else list(self.features),
+            "vocabulary": self.vocabulary,
+            "padding": self.padding,
+            "normalisation": {key: _plain(getattr(self, key)) for key in self.normalised},
+        }
+
+    @property
+    def digest(self) -> str:
+        """16 hex digits of `content`, which server and sites compare."""
+        return hashlib.sha256(json.dumps(self.content, sort_keys=True).encode()).hexdigest()[:16]
+
+    @property
+    def example(self) -> torch.Tensor:
+        """(1, ...) an input as the server knows it: a table's values are unknown, NaN."""
+        shape = (1, *self.shape_of_sample)
+        if len(shape) == 2 and not self.text:
+            return torch.full(shape, torch.nan)
+        return torch.zeros(shape, dtype=DTYPES[self.dtype])
+
+    def dataset(
+        self,
+        samples: Samples | None = None,
+        test: Samples | None = None,
+        agreed: Mapping[str, list[float]] | None = None,
+    ) -> Dataset:
+        """A dataset as declared, with these samples, or with none.
+
+        Args:
+            samples: the samples.
+            test: the global test set.
+            agreed: numbers in the place of those statistics that are "auto".
+
+        Raises:
+            DataError: the samples are not as declared.
+            ConfigError: the declaration contradicts itself.
+        """
+        numbers = self.target == "number"
+        if samples is None:
+            y = torch.empty((0, len(self.outputs)))
+            if self.target in WITH_CLASSES:
+                y = torch.empty(0, dtype=torch.int64)
+            x = torch.empty((0, *self.shape_of_sample), dtype=DTYPES[self.dtype])
+            samples = Samples(x, y)
+        statistics: dict[str, Any] = {key: getattr(self, key) for key in STATISTICS}
+        statistics |= agreed or {}
+        if self.text:
+            statistics |= {"mean": (0.0,), "std": (1.0,)}
+        return Dataset(
+            self.name,
+            samples.x,
+            samples.y,
+            test,
+            () if numbers else self.outputs,
+            **statistics,
+            augment=self.augment,
+            target=self.target,
+            numbers=self.outputs if numbers else (),
+            vocabulary=self.vocabulary or 0,
+            padding=self.padding,
+        )
+
+    def number_of(self, site: str) -> int:
+        """The client that the site is.
+
+        Raises:
+            ConfigError: the site is not declared.
+        """
+        if site not in self.sites:
+            raise ConfigError(
+                f"this SuperNode is the site {site!r}, which the run does not declare"
+                f"{check.did_you_mean(site, self.sites)}; dataset.sites={list(self.sites)}"
+            )
+        return list(self.sites).index(site)
+
+    def counts(self, y: np.ndarray) -> list[int]:
+        """The number of samples of each class, or with each label; [] for numbers."""
+        if self.target == "number":
+            return []
+        if self.target == "labels":
+            return [int(count) for count in y.sum(0)]
+        return np.bincount(y, minlength=len(self.outputs)).tolist()
+
+
+def _plain(value: Statistic) -> str | list[float]:
+    return value if isinstance(value, str) else [float(number) for number in value]

@@ -1,0 +1,218 @@
+"""What a site reports of its data when it joins, and what the sites and the server agree on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from fedhet.data.local.declaration import STATISTICS, Declaration
+from fedhet.data.local.reading import PARTS
+from fedhet.data.moments import Moments, joined, moments
+from fedhet.errors import Rejected
+from fedhet.task import Samples
+
+MIN_COUNT = 10  # a site reports no smaller number of samples of a class, unless it says otherwise
+MOST_SAMPLES = 10**12
+
+
+@dataclass(frozen=True)
+class Report:
+    """A site's report; a dictionary of plain values on the way to the server.
+
+    Attributes:
+        site: its name.
+        digest: of the declaration that its data meet.
+        sizes: the numbers of training, validation and test samples.
+        counts: of each class or label over all parts, None for one that is not told; or None.
+        moments: of "x", the inputs, and "y", the numbers to predict, on the training part: count,
+            mean and squares (`fedhet.data.moments.Moments`), as far as a statistic is "auto".
+    """
+
+    site: str
+    digest: str
+    sizes: list[int]
+    counts: list[int | None] | None
+    moments: dict[str, dict[str, Any]]
+
+    @classmethod
+    def of(
+        cls,
+        declared: Declaration,
+        site: str,
+        parts: Mapping[str, Samples],
+        *,
+        min_count: int | None,
+    ) -> Report:
+        """The report of a site with these parts.
+
+        Args:
+            declared: what its data meet.
+            site: its name.
+            parts: its samples.
+            min_count: the smallest count of a class that it tells; None: it tells none.
+        """
+        counts = None
+        if min_count is not None and declared.target != "number":
+            exact = np.sum([declared.counts(part.y.numpy()) for part in parts.values()], axis=0)
+            counts = suppressed(exact.tolist(), min_count)
+        needed = {"x" if key in STATISTICS[:2] else "y" for key in declared.auto}
+        measured = {name: moments([getattr(parts["train"], name).numpy()]) for name in needed}
+        return cls(
+            site,
+            declared.digest,
+            [len(parts[part]) if part in parts else 0 for part in PARTS],
+            counts,
+            {
+                name: {
+                    "count": found.count,
+                    "mean": found.mean.tolist(),
+                    "squares": found.squares.tolist(),
+                }
+                for name, found in sorted(measured.items())
+            },
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """The report as JSON has it."""
+        return asdict(self)
+
+    @classmethod
+    def read(cls, declared: Declaration, value: Any) -> Report:
+        """A report from another process.
+
+        Raises:
+            Rejected: it is none, or is not about data as declared; the message says what is wrong.
+        """
+        names = ("site", "digest", "sizes", "counts", "moments")
+        if not isinstance(value, dict) or set(value) != set(names):
+            raise Rejected("unreadable", f"its report does not consist of {', '.join(names)}")
+        site = value["site"]
+        if not isinstance(site, str) or site not in declared.sites:
+            raise Rejected("wrong content", f"it is the site {str(site)[:100]!r}, not declared")
+        if value["digest"] != declared.digest:
+            raise Rejected(
+                "wrong content",
+                f"site {site!r} has data for another declaration, with the digest"
+                f" {str(value['digest'])[:16]!r}, not {declared.digest!r}",
+            )
+        sizes = value["sizes"]
+        good = isinstance(sizes, list) and len(sizes) == len(PARTS)
+        if not good or not all(_whole(n) for n in sizes) or not sizes[0]:
+            raise Rejected("wrong content", f"site {site!r}: {str(sizes)[:50]} are no sizes")
+        _check_counts(declared, site, sizes, value["counts"])
+        _check_moments(declared, site, sizes[0], value["moments"])
+        return cls(**value)
+
+
+def suppressed(counts: Sequence[int], least: int) -> list[int | None]:
+    """The counts of at least `least`; a single one left out could be found by subtraction."""
+    hidden = [count < least for count in counts]
+    if sum(hidden) == 1 and len(counts) > 1:
+        others = [i for i, one in enumerate(hidden) if not one]
+        hidden[min(others, key=lambda i: counts[i])] = True
+    return [None if one else count for one, count in zip(hidden, counts, strict=True)]
+
+
+def _whole(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= MOST_SAMPLES
+
+
+def _check_counts(declared: Declaration, site: str, sizes: list[int], counts: Any) -> None:
+    if counts is None:
+        return
+    total = sum(sizes)
+    good = isinstance(counts, list) and len(counts) == len(declared.outputs)
+    good = good and declared.target != "number"
+    if not good or not all(n is None or (_whole(n) and n <= total) for n in counts):
+        raise Rejected("wrong content", f"site {site!r}: its label counts are none")
+
+
+def _check_moments(declared: Declaration, site: str, train: int, found: Any) -> None:
+    shape = declared.shape_of_sample
+    expected = {}
+    for key in declared.auto:
+        inputs = key in STATISTICS[:2]
+        each = math.prod(shape[1:]) if inputs else 1
+        expected["x" if inputs else "y"] = (
+            train * each,
+            shape[0] if inputs else len(declared.outputs),
+        )
+    good = isinstance(found, dict) and set(found) == set(expected)
+    for name, (count, columns) in expected.items() if good else ():
+        one = found[name]
+        good = good and isinstance(one, dict) and set(one) == {"count", "mean", "squares"}
+        good = good and type(one["count"]) is int and one["count"] == count
+        good = good and _numbers(one["mean"], columns) and _numbers(one["squares"], columns)
+        good = good and min(one["squares"]) >= 0
+    if not good:
+        raise Rejected(
+            "wrong content",
+            f"site {site!r}: the moments of its training samples are not finite numbers for each"
+            " column or channel",
+        )
+
+
+def _numbers(values: Any, count: int) -> bool:
+    return (
+        isinstance(values, list)
+        and len(values) == count
+        and all(type(value) is float and math.isfinite(value) for value in values)
+    )
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """What server and sites have agreed on before the first round.
+
+    Attributes:
+        reports: those of the sites, in their order; None for a site that has not joined.
+        statistics: the numbers in the place of "auto".
+    """
+
+    reports: tuple[Report | None, ...]
+    statistics: dict[str, list[float]]
+
+    @classmethod
+    def of(cls, declared: Declaration, reports: Sequence[Report | None]) -> Agreement:
+        """Join what the sites have measured, in the order of the sites.
+
+        Raises:
+            DataError: there is no training sample.
+        """
+        statistics: dict[str, list[float]] = {}
+        for name, keys in (("x", STATISTICS[:2]), ("y", STATISTICS[2:])):
+            wanted = [key for key in keys if key in declared.auto]
+            if not wanted:
+                continue
+            parts = [report.moments[name] for report in reports if report is not None]
+            arrays = joined(
+                Moments(part["count"], np.array(part["mean"]), np.array(part["squares"]))
+                for part in parts
+            ).arrays
+            statistics |= {key: arrays[key.removeprefix("target_")].tolist() for key in wanted}
+        return cls(tuple(reports), statistics)
+
+    @property
+    def sizes(self) -> list[list[int]]:
+        """Each site's numbers of training, validation and test samples."""
+        return [[0] * len(PARTS) if one is None else one.sizes for one in self.reports]
+
+
+def read_statistics(declared: Declaration, value: Any) -> dict[str, list[float]]:
+    """The agreed statistics as a site receives them.
+
+    Raises:
+        Rejected: they are not finite numbers in the place of those that are "auto".
+    """
+    good = isinstance(value, dict) and set(value) == set(declared.auto)
+    for key in declared.auto if good else ():
+        count = declared.shape_of_sample[0] if key in STATISTICS[:2] else len(declared.outputs)
+        good = good and _numbers(value[key], count)
+        good = good and (not key.endswith("std") or min(value[key]) > 0)
+    if not good:
+        raise Rejected("wrong content", f"the agreed normalisation is not one of {declared.auto}")
+    return dict(value)

@@ -1,0 +1,126 @@
+"""How the sites of a run with dataset=local join it, before its first round.
+
+Each site says who it is, that its data are as declared, and how many samples it has; it contributes
+to the normalisation once. Only then does the server know what it needs to build the strategy.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from flwr.common import Code, GetPropertiesRes
+from flwr.server import Server
+from flwr.server.client_manager import ClientManager, SimpleClientManager
+from flwr.server.client_proxy import ClientProxy
+from flwr.server.history import History
+
+from fedhet.data.local.declaration import Declaration
+from fedhet.data.local.report import Agreement, Report
+from fedhet.errors import Rejected, RunFailed
+from fedhet.flower.nodes import Nodes
+from fedhet.flower.server import FedServer
+from fedhet.setting import ReplyLimits
+
+log = logging.getLogger("fedhet")
+REPORT_LIMIT = 16 * 2**20  # characters; 10,000 columns need a megabyte
+
+
+class SiteNodes(Nodes):
+    """The nodes of a run by site: the number of a site takes the place of the partition-id.
+
+    Args:
+        limits: how long to wait for nodes, and how many are enough.
+        declared: what the sites have in common.
+    """
+
+    def __init__(self, limits: ReplyLimits, declared: Declaration) -> None:
+        super().__init__(limits)
+        self._declared = declared
+        self._total = len(declared.sites)
+        self._reports: dict[int, Report] = {}
+        self._bound: dict[int, str] = {}  # client -> the node that alone is its site in this run
+
+    def agree(self, manager: ClientManager) -> Agreement:
+        """Wait for the sites, and join what they report.
+
+        Raises:
+            RunFailed: a node is no declared site, its data do not fit, or too few have joined.
+        """
+        self._gather(manager)
+        sites = range(self._total)
+        agreed = Agreement.of(self._declared, [self._reports.get(pid) for pid in sites])
+        for site, sizes in zip(self._declared.sites, agreed.sizes, strict=True):
+            log.info("site %s: %d training, %d validation, %d test samples", site, *sizes)
+        self.agreed = agreed.statistics
+        return agreed
+
+    def _enter(self, proxy: ClientProxy, answer: GetPropertiesRes | str) -> None:
+        if isinstance(answer, str) or answer.status.code != Code.OK:
+            reason = answer if isinstance(answer, str) else answer.status.message
+            raise ValueError(f"it does not report which site it is: {reason}")
+        report = self._report(dict(answer.properties))
+        pid = list(self._declared.sites).index(report.site)
+        self._check_bound(pid, report, proxy)
+        self._by_partition[pid] = proxy
+        self._reports[pid] = report
+        self._bound[pid] = proxy.cid
+
+    def _report(self, properties: dict[str, Any]) -> Report:
+        if isinstance(problem := properties.get("problem"), str):
+            raise ValueError(problem)
+        text = properties.get("report")
+        if not isinstance(text, str) or len(text) > REPORT_LIMIT:
+            raise ValueError("it does not report which site it is")
+        try:
+            return Report.read(self._declared, json.loads(text))
+        except RecursionError as error:
+            raise ValueError("its report is unreadable") from error
+
+    def _names(self, partitions: Iterable[int]) -> str:
+        return f"the sites {[self._declared.sites[pid] for pid in sorted(partitions)]}"
+
+    def _check_bound(self, pid: int, report: Report, proxy: ClientProxy) -> None:
+        """Refuse another node for a site, or other data of it.
+
+        Raises:
+            ValueError: saying which.
+        """
+        site, node = report.site, proxy.cid
+        expected = (self._declared.nodes or {}).get(site)
+        if expected is not None and str(expected) != node:
+            raise ValueError(f"it claims to be site {site!r}, which is node {expected}")
+        if self._bound.get(pid, node) != node:
+            raise ValueError(f"it claims to be site {site!r}, which is node {self._bound[pid]}")
+        if self._reports.get(pid, report) != report:
+            raise ValueError(f"site {site!r} has other data than when the run began")
+
+
+class JoiningServer(Server):
+    """Lets the sites join, and then runs the server that `begin` builds.
+
+    Args:
+        nodes: the sites.
+        begin: builds the server of the run, which goes on with these nodes.
+    """
+
+    def __init__(
+        self, nodes: SiteNodes, begin: Callable[[Agreement, ClientManager], FedServer]
+    ) -> None:
+        super().__init__(client_manager=SimpleClientManager())
+        self._nodes = nodes
+        self._begin = begin
+
+    def fit(self, num_rounds: int, timeout: float | None) -> tuple[History, float]:
+        """Flower calls this once."""
+        try:
+            agreed = self._nodes.agree(self.client_manager())
+        except (RunFailed, Rejected) as error:
+            log.error("the run does not begin: %s", error)
+            raise
+        return self._begin(agreed, self.client_manager()).fit(num_rounds, timeout)
+
+    def disconnect_all_clients(self, timeout: float | None) -> None:
+        """Flower's nodes outlive a run, so no node is disconnected."""

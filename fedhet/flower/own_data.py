@@ -1,0 +1,155 @@
+"""A SuperNode with data of its own (dataset=local): what its node config says, and its client."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.client import NumPyClient
+
+from fedhet.check import integer
+from fedhet.client import FedClient
+from fedhet.config import Config
+from fedhet.data.local.data import LocalData, declaration, is_local, own_parts
+from fedhet.data.local.declaration import Declaration
+from fedhet.data.local.reading import SiteFiles, UntoldError
+from fedhet.data.local.report import MIN_COUNT, Report, read_statistics
+from fedhet.data.local.scheme import Sites
+from fedhet.errors import ConfigError
+from fedhet.flower import wire
+from fedhet.job import Job
+from fedhet.state import Store
+from fedhet.task import Samples
+
+EXAMPLE = """--node-config 'site="a" data="/path/of/its/data"'"""
+_KEYS = ("site", "data", "val", "test", "share-counts", "min-count")
+
+
+@dataclass(frozen=True)
+class OwnData:
+    """The data of a SuperNode, as its own operator has named them; no run says anything about it.
+
+    Attributes:
+        site: the site's name.
+        files: where its data are.
+        min_count: the smallest number of samples of a class that it reports; None: it reports none.
+    """
+
+    site: str
+    files: SiteFiles
+    min_count: int | None = None
+
+    @classmethod
+    def of(cls, node_config: Mapping[str, Any]) -> OwnData | None:
+        """What the node config says; None for a node without data of its own.
+
+        Raises:
+            ConfigError: it is incomplete, or a path is not absolute or a value not allowed.
+        """
+        given = {key: node_config[key] for key in _KEYS if key in node_config}
+        if not given:
+            return None
+        for key in ("site", "data"):
+            if not isinstance(given.get(key), str):
+                raise ConfigError(
+                    f"this SuperNode's node config has {', '.join(given)} without {key!r} as a"
+                    f" text; start it with {EXAMPLE}"
+                )
+        paths = {key: Path(str(given[key])) for key in ("data", "val", "test") if key in given}
+        for key, path in paths.items():
+            if not path.is_absolute():
+                raise ConfigError(f"node config: {key}={str(path)!r} must be an absolute path")
+        shares = given.get("share-counts", False)
+        if not isinstance(shares, bool):
+            raise ConfigError(f"node config: share-counts={shares!r} must be true or false")
+        least = integer("node config: min-count", given.get("min-count", MIN_COUNT), low=1)
+        return cls(given["site"], SiteFiles(**paths), least if shares else None)
+
+    def told(self, reason: str, error: Exception) -> str:
+        """What the server learns of an error here: no values of samples, and no folders."""
+        if isinstance(error, UntoldError):
+            return (
+                f"site {self.site!r} does not fit the declaration: a file cannot be read, or a"
+                " sample is not as declared; the SuperNode's own log says which"
+            )
+        for path in (self.files.data, self.files.val, self.files.test):
+            reason = reason.replace(f"{path.parent}/", "") if path else reason
+        return reason
+
+
+class SiteClient(NumPyClient):
+    """Answers a run's question who it is, and each message with the normalisation agreed on.
+
+    Args:
+        settings: the run's configuration.
+        own: the site.
+        store: where the client's state is.
+
+    Raises:
+        ConfigError: the run is not about the sites' own data, or does not declare this site.
+        DataError: the site's data are not as declared.
+    """
+
+    def __init__(
+        self, settings: Config, own: OwnData, store: Store | Callable[[str], Store]
+    ) -> None:
+        cfg = settings.cfg
+        if not is_local(cfg):
+            raise ConfigError(
+                f"dataset={settings.choices['dataset']} would cut a data set that all machines hold"
+                f" into shares, but this SuperNode is the site {own.site!r} with data of its own;"
+                " it takes part in runs with dataset=local"
+            )
+        self._declared, scheme = declared_elsewhere(settings)
+        self._pid = self._declared.number_of(own.site)
+        self._own = own
+        self._settings = settings
+        self._store = store
+        self._parts: dict[str, Samples] = own_parts(
+            self._declared, scheme, cfg.seed, own.site, own.files
+        )
+
+    @property
+    def _hosted(self) -> dict[str, Any]:
+        return {"partition-id": self._pid, "num-partitions": len(self._declared.sites)}
+
+    def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:
+        own = self._own
+        report = Report.of(self._declared, own.site, self._parts, min_count=own.min_count)
+        return {**self._hosted, "report": json.dumps(report.as_dict())}
+
+    def _client(self, carried: Mapping[str, Any]) -> FedClient:
+        statistics = read_statistics(self._declared, wire.agreed(carried))
+        cfg = self._settings.cfg
+        data = LocalData.at_site(cfg, self._pid, self._parts, statistics)
+        job = Job(self._settings, engine="flwr", local=data)
+        return job.client(self._store, self._hosted)
+
+    def fit(
+        self, parameters: list[np.ndarray], config: dict[str, Any]
+    ) -> tuple[list[np.ndarray], int, dict[str, Any]]:
+        return self._client(config).fit(parameters, config)
+
+    def evaluate(
+        self, parameters: list[np.ndarray], config: dict[str, Any]
+    ) -> tuple[float, int, dict[str, Any]]:
+        return self._client(config).evaluate(parameters, config)
+
+
+def declared_elsewhere(settings: Config) -> tuple[Declaration, Sites]:
+    """The declaration of a run that comes from another machine, and its partition.
+
+    Raises:
+        ConfigError: it names paths of sites, or is wrong.
+    """
+    declared, scheme = declaration(settings.cfg)
+    if declared.files is not None:
+        raise ConfigError(
+            f"dataset.files={dict(declared.files)}: a deployed run names no path of a site; each"
+            f" SuperNode is started with its own ({EXAMPLE}), and dataset.files is for simulations"
+        )
+    return declared, scheme

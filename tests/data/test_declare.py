@@ -1,0 +1,81 @@
+"""Files that are written for sites: printed declarations, and exported clients."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from data.local_files import SHORT, data_of, write_digits, write_tables
+
+import fedhet
+from fedhet import config
+from fedhet.data.__main__ import main
+from fedhet.data.run_data import RunData
+
+
+def declared(capsys: pytest.CaptureFixture[str], folder: Path, *arguments: str) -> list[str]:
+    """The overrides by which a run uses the printed experiment."""
+    assert main(["declare", *arguments]) == 0
+    (folder / "conf" / "experiment").mkdir(parents=True)
+    text = capsys.readouterr().out
+    (folder / "conf" / "experiment" / "own.yaml").write_text(text)
+    return ["experiment=own", "dataset.sites=[a]", f"data_dir={folder}"]
+
+
+def test_a_printed_declaration_is_met_by_its_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDHET_CONF", str(tmp_path / "conf"))
+    write_digits(tmp_path)
+    lines = declared(capsys, tmp_path, str(tmp_path / "a.npz"))
+    data = data_of(*lines, "dataset.files={a:a.npz}")
+    assert (data.dataset.shape, data.dataset.x.dtype) == ((1, 8, 8), torch.uint8)
+    assert data.dataset.classes == tuple("0123456789") and data.clients.sizes == [80]
+
+
+@pytest.mark.parametrize("label", ["price", "old"])
+def test_a_printed_declaration_of_a_table(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    label: str,
+) -> None:
+    monkeypatch.setenv("FEDHET_CONF", str(tmp_path / "conf"))
+    write_tables(tmp_path)
+    lines = declared(capsys, tmp_path, str(tmp_path / "a.csv"), "--label", label)
+    data = data_of(*lines, "dataset.files={a:a.csv}")
+    assert data.dataset.target == {"price": "number", "old": "class"}[label]
+    assert (
+        data.dataset.shape == (3,)
+        and data.dataset.outputs
+        == {
+            "price": ("price",),
+            "old": ("0", "1"),
+        }[label]
+    )
+
+
+def test_an_exported_client_is_a_site(tmp_path: Path) -> None:
+    """It has its three parts, and the statistics in its file are not used."""
+    lines = ["dataset=digits", "partition=iid", "partition.clients=2"]
+    assert main(["export", *lines, "--client", "0", "--client", "1", "--out", str(tmp_path)]) == 0
+    data = data_of(
+        *("dataset=local", "dataset.sites=[a,b]", "dataset.classes=10", f"data_dir={tmp_path}"),
+        *("dataset.shape=[1,8,8]", "dataset.dtype=float32"),
+        "dataset.files={a:client-0.npz,b:client-1.npz}",
+    )
+    original = RunData.of(config.compose([*lines, "dataset.mean=auto", "dataset.std=auto"]).cfg)
+    for pid in (0, 1):
+        for part in ("train", "val", "test"):
+            here, there = (getattr(each.clients[pid], part) for each in (data, original))
+            assert torch.equal(here.x, there.x) and torch.equal(here.y, there.y)
+    assert data.dataset.mean == pytest.approx(original.dataset.mean, rel=1e-12)
+
+
+@pytest.mark.matrix
+def test_a_run_under_ray_gives_the_same_bytes(tmp_path: Path) -> None:
+    lines = [*write_digits(tmp_path), *SHORT]
+    one = fedhet.run([*lines, f"hydra.run.dir={tmp_path / 'one'}"])
+    ray = fedhet.run([*lines, "engine=ray", f"hydra.run.dir={tmp_path / 'ray'}"])
+    assert one.summary["weights_sha256"] == ray.summary["weights_sha256"]

@@ -1,0 +1,109 @@
+"""Sites with data of their own, and how they join a run, in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import RecordDict
+from flwr.common import Code, Context, GetPropertiesRes, Status, parameters_to_ndarrays
+from flwr.server.client_manager import SimpleClientManager
+from sklearn.datasets import load_digits
+
+import fedhet
+from fedhet import config
+from fedhet.data.local.data import declaration
+from fedhet.data.local.report import Agreement
+from fedhet.errors import RunFailed
+from fedhet.flower import wire
+from fedhet.flower.apps import client_for
+from fedhet.flower.joining import SiteNodes
+from fedhet.messages import Broadcast
+from fedhet.setting import ReplyLimits
+from fedhet.state import MemoryStore
+
+RUN = [
+    "dataset=local",
+    "dataset.sites=[a,b,c]",
+    "dataset.classes=10",
+    "dataset.shape=[64]",
+    "method=scaffold",
+    "rounds=2",
+    "client.epochs=1",
+    "client.lr=.05",
+]
+CUTS = {"a": (0, 100), "b": (100, 250), "c": (250, 300)}
+
+
+def write_sites(folder: Path) -> Path:
+    """A file for each site."""
+    x, y = load_digits(return_X_y=True)
+    for site, (start, end) in CUTS.items():
+        np.savez(folder / f"{site}.npz", x_train=x[start:end], y_train=y[start:end])
+    return folder
+
+
+class Node:
+    """A SuperNode, as the server's ClientManager knows it."""
+
+    def __init__(
+        self, folder: Path, node_id: int, overrides: list[str], **node_config: Any
+    ) -> None:
+        self.node_id = node_id
+        self.cid = str(node_id)
+        node = {key.replace("_", "-"): value for key, value in node_config.items()}
+        run_config = {"overrides": " ".join(overrides)}
+        self.context = Context(1, node_id, node, RecordDict(), run_config)
+        self.store = MemoryStore()
+        self.alter: Callable[[dict[str, Any]], Any] = lambda properties: properties
+
+    @property
+    def client(self) -> Any:
+        """A new one for each message, as Flower has it."""
+        return client_for(self.context, self.store).numpy_client
+
+    def get_properties(self, ins: Any, timeout: float | None, group_id: int) -> GetPropertiesRes:
+        return GetPropertiesRes(Status(Code.OK, ""), self.alter(self.client.get_properties({})))
+
+
+class Deployment:
+    """Nodes of the sites a, b and c, and the server's view of them."""
+
+    def __init__(self, folder: Path, *overrides: str, sites: str = "abc", **limits: Any) -> None:
+        self.folder = folder
+        self.overrides = [*RUN, *overrides]
+        self.cfg = config.compose(self.overrides).cfg
+        self.manager = SimpleClientManager()
+        limits = {"join": 0.0, **limits}
+        self.nodes = SiteNodes(ReplyLimits(**limits), declaration(self.cfg)[0])
+        for number, site in enumerate(sites, 1):
+            self.join(site, number)
+
+    def join(self, site: str, number: int, **node_config: Any) -> Node:
+        given = {"site": site, "data": str(self.folder / f"{site}.npz"), **node_config}
+        node = Node(self.folder, number, self.overrides, **given)
+        self.manager.clients[node.cid] = node  # type: ignore[assignment]
+        return node
+
+    def agree(self) -> Agreement:
+        return self.nodes.agree(self.manager)
+
+    def refusal(self) -> str:
+        with pytest.raises(RunFailed) as refused:
+            self.agree()
+        return refused.value.reason
+
+
+def as_sent(msg: Broadcast, agreed: Any) -> tuple[list[np.ndarray], dict[str, Any]]:
+    """What Flower hands to the client of a node."""
+    ins = wire.fit_ins(msg, wire.Packer(agreed))
+    return parameters_to_ndarrays(ins.parameters), dict(ins.config)
+
+
+def simulated(folder: Path, *overrides: str) -> Any:
+    files = "dataset.files={a:a.npz,b:b.npz,c:c.npz}"
+    lines = [*RUN, files, f"data_dir={folder}", *overrides]
+    return fedhet.run([*lines, f"hydra.run.dir={folder / 'expected'}"])

@@ -1,0 +1,82 @@
+"""How sites with data of their own join a run, and with whom messages are exchanged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from own_sites import Deployment, as_sent, simulated, write_sites
+
+from fedhet import config
+from fedhet.data.local.data import LocalData
+from fedhet.errors import Rejected
+from fedhet.flower import wire
+from fedhet.job import Job
+from fedhet.trees import sha256
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_sites(tmp_path)
+
+
+@pytest.mark.parametrize("order", ["abc", "cab"])
+def test_messages_to_the_sites_give_the_bytes_of_a_simulation(folder: Path, order: str) -> None:
+    """Whatever the order in which the nodes have joined."""
+    deployment = Deployment(folder, sites=order)
+    agreed = deployment.agree()
+    settings = config.compose(deployment.overrides)
+    job = Job(settings, engine="flwr", local=LocalData.agreed_on(settings.cfg, agreed))
+    for step in (1, 2):
+        replies = []
+        for msg in job.strategy.plan(step):
+            node = deployment.nodes.proxy(msg.pid, deployment.manager)
+            sent = as_sent(msg, deployment.nodes.agreed)
+            replies.append(wire.read_reply(msg, node.client.fit(*sent)))  # type: ignore[union-attr]
+        job.strategy.settle(replies)
+    expected = simulated(folder, "eval.clients=false")
+    assert sha256(job.strategy.weights) == expected.summary["weights_sha256"]
+    assert job.partition["hash"] == expected.summary["partition"]["hash"]
+    assert job.partition["train_sizes"] == [80, 120, 40]
+
+
+def test_a_message_for_another_site_is_refused(folder: Path) -> None:
+    deployment = Deployment(folder)
+    agreed = deployment.agree()
+    settings = config.compose(deployment.overrides)
+    job = Job(settings, engine="flwr", local=LocalData.agreed_on(settings.cfg, agreed))
+    msg = job.strategy.plan(1)[0]
+    wrong = next(node for node in deployment.manager.clients.values())
+    if int(wrong.cid) == msg.pid + 1:
+        wrong = deployment.manager.clients[str((msg.pid + 1) % 3 + 1)]
+    sent = as_sent(msg, deployment.nodes.agreed)
+    reply = wire.read_reply(msg, wrong.client.fit(*sent))  # type: ignore[attr-defined]
+    assert "the message is for client" in reply.cause
+
+
+def test_counts_are_told_only_by_sites_that_allow_it(folder: Path) -> None:
+    deployment = Deployment(folder, sites="a")
+    deployment.join("b", 2, share_counts=True)
+    deployment.join("c", 3, share_counts=True, min_count=1)
+    reports = deployment.agree().reports
+    assert reports[0].counts is None
+    assert all(count is None or count >= 10 for count in reports[1].counts)
+    assert sum(reports[2].counts) == 50
+    record = LocalData.agreed_on(deployment.cfg, deployment.agree()).partition_record()
+    assert record["reported_counts"]["a"] is None and "counts" not in record
+
+
+@pytest.mark.parametrize(
+    "agreed",
+    [None, {}, {"mean": [0.0] * 64}, {"mean": [0.0] * 64, "std": [0.0] * 64}, "auto"],
+)
+def test_a_site_refuses_a_normalisation_that_is_none(folder: Path, agreed: Any) -> None:
+    deployment = Deployment(folder)
+    settings = config.compose(deployment.overrides)
+    data = LocalData.agreed_on(settings.cfg, deployment.agree())
+    msg = Job(settings, engine="flwr", local=data).strategy.plan(1)[0]
+    sent = as_sent(msg, agreed)
+    node: Any = deployment.nodes.proxy(msg.pid, deployment.manager)
+    with pytest.raises(Rejected, match="agreed normalisation"):
+        node.client.fit(*sent)

@@ -1,0 +1,244 @@
+"""Which nodes may not join a run on the sites' own data, and with what reason."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.server.client_manager import SimpleClientManager
+from own_sites import RUN, Deployment, Node, write_sites
+from sklearn.datasets import load_digits
+
+from fedhet import config
+from fedhet.data.local.data import LocalData
+from fedhet.errors import ConfigError, RunFailed
+from fedhet.flower.own_data import OwnData
+from fedhet.job import Job
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_sites(tmp_path)
+
+
+def test_a_site_that_is_not_declared(folder: Path) -> None:
+    deployment = Deployment(folder)
+    (folder / "d.npz").write_bytes((folder / "a.npz").read_bytes())
+    deployment.join("d", 4)
+    assert "the site 'd', which the run does not declare" in deployment.refusal()
+
+
+def test_a_site_that_joins_twice(folder: Path) -> None:
+    deployment = Deployment(folder)
+    deployment.join("a", 4)
+    assert "node 4: it claims to be site 'a', which is node 1" in deployment.refusal()
+
+
+def test_a_node_that_is_not_the_one_named_for_the_site(folder: Path) -> None:
+    deployment = Deployment(folder, "dataset.nodes={b:7}")
+    assert "it claims to be site 'b', which is node 7" in deployment.refusal()
+
+
+def test_a_site_that_is_missing_is_named(folder: Path) -> None:
+    assert "waited 0 s for the sites ['c']; 2 of 3" in Deployment(folder, sites="ab").refusal()
+
+
+def test_a_run_may_begin_without_a_site(folder: Path) -> None:
+    deployment = Deployment(folder, sites="ac", min_nodes=2)
+    agreed = deployment.agree()
+    data = LocalData.agreed_on(deployment.cfg, agreed)
+    assert data.clients.sizes == [80, 0, 40]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"x_train": np.zeros((100, 63))}, r"site 'a' does not fit.*shape (63,)"),
+        ({"x_train": np.zeros((100, 1, 8, 8))}, "shape (1, 8, 8); the run declares (64,)"),
+        ({"classes": np.array(list("abcdefghij"))}, "'classes' is ['a', 'b'"),
+        ({"y_train": np.full(100, 10)}, "label 10; expected one of the classes"),
+    ],
+    ids=["columns", "images", "names", "labels"],
+)
+def test_a_site_whose_data_do_not_fit(
+    folder: Path, change: dict[str, np.ndarray], message: str
+) -> None:
+    arrays = dict(np.load(folder / "a.npz")) | change
+    np.savez(folder / "a.npz", **arrays)
+    reason = Deployment(folder).refusal()
+    assert all(part in reason for part in message.split(".*"))
+
+
+def test_a_site_without_its_file(folder: Path) -> None:
+    (folder / "b.npz").unlink()
+    reason = Deployment(folder).refusal()
+    assert "site 'b' does not fit" in reason and "no such file" in reason
+
+
+def test_a_node_without_data_of_its_own(folder: Path) -> None:
+    deployment = Deployment(folder, sites="ab")
+    node = Node(folder, 3, deployment.overrides, partition_id=2, num_partitions=3)
+    deployment.manager.clients["3"] = node  # type: ignore[assignment]
+    assert "this node has no data of its own" in deployment.refusal()
+
+
+def test_a_run_that_names_paths_of_sites(folder: Path) -> None:
+    deployment = Deployment(folder, "dataset.files={a:/etc/passwd}")
+    assert "a deployed run names no path of a site" in deployment.refusal()
+
+
+def test_a_run_that_would_cut_a_site_s_file_into_shares(folder: Path) -> None:
+    """The node says so, whatever the run's data set is."""
+    deployment = Deployment(folder)
+    node = deployment.join("a", 1)
+    for line in (["dataset=digits"], [*RUN, "partition=iid"]):
+        node.context.run_config["overrides"] = " ".join(line)
+        assert "shares" in node.client.get_properties({})["problem"]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"data": "/data"},
+        {"site": "a"},
+        {"site": "a", "data": "here.npz"},
+        {"site": "a", "data": "/data", "share-counts": "yes"},
+        {"site": "a", "data": "/data", "min-count": 0},
+        {"site": 1, "data": "/data"},
+    ],
+)
+def test_an_incomplete_node_config_is_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="node config"):
+        OwnData.of(given)
+
+
+def _report(change: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    def alter(properties: dict[str, Any]) -> dict[str, Any]:
+        return {**properties, "report": json.dumps(json.loads(properties["report"]) | change)}
+
+    return alter
+
+
+MOMENTS = {"count": 80 * 1, "mean": [0.0] * 64, "squares": [0.0] * 64}
+
+
+@pytest.mark.parametrize(
+    "alter",
+    [
+        lambda properties: {},
+        lambda properties: {**properties, "report": 3},
+        lambda properties: {**properties, "report": "{"},
+        lambda properties: {**properties, "report": "[" * 100_000},
+        lambda properties: {**properties, "report": "{}"},
+        _report({"site": "z"}),
+        _report({"site": ["a"]}),
+        _report({"digest": "0" * 16}),
+        _report({"sizes": [80, 10]}),
+        _report({"sizes": [-1, 10, 10]}),
+        _report({"sizes": [0, 10, 10]}),
+        _report({"sizes": [True, 10, 10]}),
+        _report({"sizes": [10**15, 10, 10]}),
+        _report({"counts": [1] * 9}),
+        _report({"counts": [101] + [0] * 9}),
+        _report({"counts": "none"}),
+        _report({"moments": {}}),
+        _report({"moments": {"x": {**MOMENTS, "count": 81}}}),
+        _report({"moments": {"x": {**MOMENTS, "mean": [0.0] * 63}}}),
+        _report({"moments": {"x": {**MOMENTS, "mean": [float("nan")] * 64}}}),
+        _report({"moments": {"x": {**MOMENTS, "squares": [-1.0] * 64}}}),
+        _report({"moments": {"x": {**MOMENTS, "squares": ["1"] * 64}}}),
+        _report({"more": 1}),
+    ],
+)
+def test_a_report_that_is_none_ends_the_run_before_it_begins(
+    folder: Path, alter: Callable[[dict[str, Any]], Any]
+) -> None:
+    deployment = Deployment(folder, sites="bc")
+    deployment.join("a", 1).alter = alter
+    reason = deployment.refusal()
+    assert reason.startswith("node 1: ") and len(reason) < 1100
+
+
+def test_the_moments_that_are_refused_differ_from_good_ones_in_one_place(folder: Path) -> None:
+    deployment = Deployment(folder)
+    deployment.join("a", 1).alter = _report({"moments": {"x": MOMENTS}})
+    deployment.agree()
+
+
+def test_a_site_that_comes_back_is_known_again_and_no_other_node_takes_its_place(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    deployment = Deployment(folder)
+    deployment.agree()
+    node = deployment.manager.clients.pop("2")
+    assert deployment.nodes.proxy(1, deployment.manager) is None
+    deployment.join("b", 9)
+    assert deployment.nodes.proxy(1, deployment.manager) is None
+    assert "it claims to be site 'b', which is node 2" in caplog.text
+    deployment.manager.clients["2"] = node
+    assert deployment.nodes.proxy(1, deployment.manager) is node
+    del deployment.manager.clients["2"]
+    assert deployment.nodes.proxy(1, deployment.manager) is None
+    x, y = load_digits(return_X_y=True)
+    np.savez(folder / "b.npz", x_train=x[:30], y_train=y[:30])
+    deployment.manager.clients["2"] = node
+    assert deployment.nodes.proxy(1, deployment.manager) is None
+    assert "site 'b' has other data than when the run began" in caplog.text
+
+
+@pytest.mark.parametrize("found", ["0" * 16, None, 3], ids=["other", "none", "number"])
+def test_a_node_with_other_data_than_the_server_in_a_run_that_shares_out_one_set(
+    folder: Path, found: Any
+) -> None:
+    """Each node would train on a share of a file of its own."""
+    job = Job(config.compose(["dataset=digits", "partition.clients=2"]), engine="flwr")
+    server = job.strategy.nodes
+    server.data = job.data_digest
+    manager: Any = SimpleClientManager()
+    lines = ["dataset=digits", "partition.clients=2"]
+    nodes = [Node(folder, 1 + p, lines, partition_id=p, num_partitions=2) for p in (0, 1)]
+    manager.clients.update({node.cid: node for node in nodes})
+    assert server.proxy(1, manager) is nodes[1]
+    assert nodes[1].client.get_properties({})["data"] == job.data_digest
+    other = Job(config.compose(lines), engine="flwr").strategy.nodes
+    other.data = job.data_digest
+    nodes[1].alter = lambda properties: {**properties, "data": found}
+    with pytest.raises(RunFailed, match=r"node 2: its samples.*dataset=local is for sites"):
+        other.proxy(1, manager)
+
+
+def test_the_digest_of_the_data_follows_labels_and_shares(folder: Path) -> None:
+    def digest(*lines: str) -> str:
+        return Job(config.compose(["dataset=digits", *lines]), engine="flwr").data_digest
+
+    assert digest() == digest("method=fedavg", "dataset.mean=[.5]")
+    assert len({digest(), digest("seed=1"), digest("partition=iid")}) == 3
+    arrays = dict(np.load(folder / "a.npz"))
+    lines = ["dataset=npz", f"data_dir={folder}", "dataset.file=one.npz", "partition=iid"]
+    found = set()
+    for wrong in (0, 1):
+        y = arrays["y_train"].copy()
+        y[0] = (y[0] + wrong) % 10
+        test = {"x_test": arrays["x_train"][:5], "y_test": arrays["y_train"][:5]}
+        np.savez(folder / "one.npz", **arrays | test | {"y_train": y})
+        found.add(digest(*lines))
+    assert len(found) == 2
+
+
+def test_values_and_folders_of_a_site_stay_in_its_own_log(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    arrays = dict(np.load(folder / "a.npz"))
+    x = arrays["x_train"].copy()
+    x[7, 3] = np.inf
+    np.savez(folder / "a.npz", **arrays | {"x_train": x})
+    reason = Deployment(folder).refusal()
+    assert "site 'a' does not fit" in reason and "inf" not in reason
+    assert "row 7" in caplog.text and "inf" in caplog.text
+    np.savez(folder / "a.npz", **arrays | {"y_train": arrays["y_train"] + 1})
+    reason = Deployment(folder).refusal()
+    assert "a.npz" in reason and str(folder) not in reason
