@@ -29,6 +29,8 @@ COMMANDS: dict[str, Command] = {
     "deploy": Command(
         "fedhet.deploy.__main__", "make, check, start and watch a deployment on real machines"
     ),
+    "export": Command("fedhet.handover.export", "write a model of a run as ONNX or torch program"),
+    "predict": Command("fedhet.handover.predict", "apply a model of a run to files"),
     "new": Command(
         "fedhet.cli.new", "write a method, plug-in, model, ... of your own, and its test"
     ),

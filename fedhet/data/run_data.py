@@ -138,6 +138,7 @@ class RunData:
             "labels": labels_digest(dataset.y.numpy()),
             "normalised": normalised,
             "shape": list(dataset.shape),
+            "columns": list(dataset.columns),
             "target": dataset.target,
             "classes": list(dataset.classes),
             "numbers": list(dataset.numbers),

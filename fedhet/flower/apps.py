@@ -22,6 +22,7 @@ from fedhet import config
 from fedhet.config import pieces
 from fedhet.errors import ConfigError, DataError, UnknownChoice, clean
 from fedhet.flower import wire
+from fedhet.flower.metered import measured
 from fedhet.flower.server import FedServer
 from fedhet.job import Job
 from fedhet.messages import Failure
@@ -96,7 +97,10 @@ def client_for(
         ) from error
     try:
         job = make_job() if make_job else _cached_job(_overrides(context))
-        return job.client(store, properties).to_client()
+        client: NumPyClient = job.client(store, properties)
+        if make_job is None:  # else the node is simulated
+            client = measured(client, properties["partition-id"])
+        return client.to_client()
     except (ConfigError, DataError, ImportError) as error:
         reason = clean(f"its node cannot serve this run: {_explained(error)}")
         log.error(reason)

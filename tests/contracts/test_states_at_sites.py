@@ -10,12 +10,13 @@ import pytest
 
 import fedhet
 from fedhet import config
+from fedhet.checkpoint.steps import Checkpoints
 from fedhet.data.toy import toy_task
 from fedhet.engines.couriers import LocalCourier
 from fedhet.state import MemoryStore
 from fedhet.testing import run_quietly
 
-LINES = ["method=scaffold", "fraction=.75", "client.lr=.1", "rounds=4", "checkpoint.every=0"]
+LINES = ["method=scaffold", "fraction=.75", "client.lr=.1", "rounds=5", "checkpoint.every=0"]
 
 
 def test_sites_keep_what_the_kept_checkpoints_need(
@@ -29,14 +30,21 @@ def test_sites_keep_what_the_kept_checkpoints_need(
         courier.store = None  # type: ignore[assignment]
         stores.append(store)
 
+    write = Checkpoints._write
+
+    def sometimes(self: Checkpoints) -> None:
+        if self._strategy.current.round in (2, 5):  # so that clients train twice in between
+            write(self)
+
+    monkeypatch.setattr(Checkpoints, "_write", sometimes)
     monkeypatch.setattr(LocalCourier, "__init__", at_sites)
     settings = config.compose(LINES)
     run = run_quietly(settings, tmp_path / "run", toy_task())
     home = run.dir / "checkpoints"
-    assert sorted(path.name for path in home.iterdir()) == ["000003", "000004"]
+    assert sorted(path.name for path in home.iterdir()) == ["000002", "000005"]
     (store,) = stores
     old = 0
-    for name in ("000003", "000004"):
+    for name in ("000002", "000005"):
         states = json.loads((home / name / "manifest.json").read_text().partition("\n")[2])[
             "states"
         ]

@@ -80,7 +80,7 @@ def table(
     }
 
     def read() -> Arrays:
-        frames = [(str(path), _read_frame(path)) for path in paths]
+        frames = [(str(path), read_frame(path)) for path in paths]
         return arrays_of_frames(frames, texts=texts, **settings)
 
     key = {"loader": "table", **settings, "files": signature(paths)}
@@ -90,7 +90,7 @@ def table(
     return assemble(name, key, read, mean, std, target_mean=target_mean, target_std=target_std)
 
 
-def _read_frame(path: Path) -> pandas.DataFrame:
+def read_frame(path: Path) -> pandas.DataFrame:
     if path.suffix not in SUFFIXES:
         raise ConfigError(f"{path}: a table must be a file that ends in {' or '.join(SUFFIXES)}")
     import pandas
@@ -146,7 +146,7 @@ def arrays_of_frames(
         check_columns(source, frame.columns, [*used, *_columns(label), *([own] if own else [])])
     described: Arrays = {}
     if texts is None:
-        xs = [_numeric_columns(frame, used, source) for source, frame in frames]
+        xs = [numeric_columns(frame, used, source) for source, frame in frames]
     else:
         words = {source: text_values(frame, texts.column, source) for source, frame in frames}
         xs, described = texts.encoded(words)
@@ -155,6 +155,7 @@ def arrays_of_frames(
         for x, (source, frame), own in zip(xs, frames, owners, strict=True)
     )
     test = tests[0] if tests else None
+    described |= {"columns": np.array(used)}
     return dataset_arrays(train, test, classes, test_fraction, target) | described
 
 
@@ -222,7 +223,7 @@ def raw_samples(
     return RawSamples(x, y, owners, source, named, tuple(columns))
 
 
-def _numeric_columns(frame: pandas.DataFrame, columns: Sequence[str], source: str) -> np.ndarray:
+def numeric_columns(frame: pandas.DataFrame, columns: Sequence[str], source: str) -> np.ndarray:
     """(n, F) float32."""
     from pandas import to_numeric
 

@@ -24,7 +24,7 @@ _STATISTICS = ("mean", "std", "target_mean", "target_std")
 _TOKENS = ("vocabulary", "padding")
 _DESCRIPTIVE = ("target", "classes", "numbers", *_STATISTICS, *_TOKENS)
 # What np.load raises for a damaged file, or for one that contains objects.
-_DAMAGE = (
+DAMAGE = (
     OSError,
     ValueError,
     EOFError,
@@ -123,7 +123,7 @@ def _read(
     """The dataset's arrays; see `npz`."""
     arrays = _load_arrays(path, names)
     sources = {key: f"{path}, array {array!r}" for key, array in names.items()}
-    to_inputs = _token_numbers if text else _numeric_inputs
+    to_inputs = token_numbers if text else numeric_inputs
     train = RawSamples(
         to_inputs(arrays["x_train"], sources["x_train"]),
         arrays["y_train"],
@@ -178,7 +178,7 @@ def _load_arrays(path: Path, names: Mapping[str, str]) -> Arrays:
             return descriptive | {key: file[array] for key, array in names.items()}
     except DataError:
         raise
-    except _DAMAGE as error:
+    except DAMAGE as error:
         raise DataError(
             f"{path} is damaged, or not an npz file of numbers and text: {error}"
         ) from error
@@ -205,7 +205,7 @@ def _check_descriptive(key: str, values: np.ndarray, path: Path) -> None:
         raise DataError(f"{path}, array {key!r} is {values.tolist()}; expected {expected}")
 
 
-def _numeric_inputs(x: np.ndarray, source: str) -> np.ndarray:
+def numeric_inputs(x: np.ndarray, source: str) -> np.ndarray:
     """A table (n, F) as float32, or images (n, C, H, W) as uint8 or float32."""
     if x.ndim not in (2, 3, 4) or 0 in x.shape[1:] or x.dtype.kind not in "biuf":
         raise DataError(
@@ -237,7 +237,7 @@ def _numeric_inputs(x: np.ndarray, source: str) -> np.ndarray:
     return numbers
 
 
-def _token_numbers(x: np.ndarray, source: str) -> np.ndarray:
+def token_numbers(x: np.ndarray, source: str) -> np.ndarray:
     if x.ndim != 2 or not x.shape[1] or x.dtype.kind not in "iu":
         raise DataError(
             f"{source} is {x.dtype} {x.shape}; dataset.text=true expects token numbers (n, T)"
