@@ -1,0 +1,1 @@
+"""What `fedhet deploy init` fills in."""
