@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedhet import config
 from fedhet.check import one_of
-from fedhet.errors import ConfigError
+from fedhet.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from torch.nn import Module
@@ -48,11 +48,12 @@ def load_run(folder: str | Path) -> Run:
 
     Raises:
         ConfigError: the folder is not that of a run, or the run has not ended.
+        DataError: a file in it is damaged.
     """
     from fedhet.record.results import Run
 
     path = Path(folder)
-    _read_json(path, "summary.json")
+    read_json(path, "summary.json")
     if not (path / "model.safetensors").exists():
         raise ConfigError(f"{path / 'model.safetensors'} is missing: {_why_missing('model')}")
     return Run.read(path)
@@ -83,6 +84,7 @@ def load(
     Raises:
         ConfigError: the folder is not that of a run, or of a run without these weights; or its
             model was given as an object, which cannot be rebuilt from the record.
+        DataError: a file in the folder is damaged.
     """
     folder = Path(run_dir) if isinstance(run_dir, str | Path) else run_dir.dir
     if client is None:
@@ -94,23 +96,23 @@ def load(
     from fedhet.record import personal
 
     one_of("weights", weights, OWN)
-    summary = _read_json(folder, "summary.json")
+    summary = read_json(folder, "summary.json")
     model = model or _built(folder)
-    client_cls = find_target(_config(folder).method).client_cls
+    client_cls = find_target(read_config(folder).method).client_cls
     return personal.load(folder, summary, weights, client, client_cls, model).eval()
 
 
 def _load_global(folder: Path, weights: str, model: Module | None) -> Module:
     """The model with the values in the folder's `<weights>.safetensors`."""
-    import safetensors.torch
+    from fedhet.record.files import read_tensors
 
     file = folder / f"{weights}.safetensors"
-    summary = _read_json(folder, "summary.json")
+    summary = read_json(folder, "summary.json")
     if not file.exists():
         raise ConfigError(f"{file} is missing: {_why_missing(weights)}")
     model = model or _built(folder)
     if "global" not in summary.get("models", ["global"]):
-        local = _config(folder).buffers == "local"
+        local = read_config(folder).buffers == "local"
         log.warning(
             "method=%s%s has no global model: %s holds what its clients share, and the initial"
             " values of all other weights",
@@ -118,7 +120,12 @@ def _load_global(folder: Path, weights: str, model: Module | None) -> Module:
             " with buffers=local" if local else "",
             file,
         )
-    model.load_state_dict(safetensors.torch.load_file(file))
+    try:
+        model.load_state_dict(read_tensors(file))
+    except RuntimeError as error:
+        raise DataError(
+            f"{file} does not fit the model that the run's config.yaml describes: {error}"
+        ) from error
     return model
 
 
@@ -126,26 +133,52 @@ def _built(folder: Path) -> Module:
     """A model as the run's configuration describes it, with any values."""
     from fedhet.models.build import model_of
 
-    partition = _read_json(folder, "partition.json")
+    partition = read_json(folder, "partition.json")
     if "shape" not in partition:
         raise ConfigError(
             f"{folder}: the run's model was given as an object; give such an object to"
             " fedhet.load, as model=..."
         )
-    return model_of(_config(folder).model, partition)
+    return model_of(read_config(folder).model, partition)
 
 
-def _config(folder: Path) -> Any:
+def read_config(folder: Path) -> Any:
+    """The settings of a run.
+
+    Raises:
+        ConfigError: the folder is not that of a run.
+        DataError: config.yaml is damaged.
+    """
     from omegaconf import OmegaConf
+    from yaml import YAMLError
 
-    return OmegaConf.load(folder / "config.yaml")
-
-
-def _read_json(folder: Path, name: str) -> dict[str, Any]:
+    file = folder / "config.yaml"
     try:
-        content: dict[str, Any] = json.loads((folder / name).read_text())
+        config = OmegaConf.load(file)
     except FileNotFoundError as error:
+        raise ConfigError(f"{folder} is not the folder of a run: {file.name} is missing") from error
+    except (YAMLError, OSError, ValueError) as error:
+        raise DataError(f"{file} is damaged: {error}") from error
+    if "method" not in config:
+        raise DataError(f"{file} is damaged: it names no method")
+    return config
+
+
+def read_json(folder: Path, name: str) -> dict[str, Any]:
+    """The object in a JSON file of a run folder.
+
+    Raises:
+        ConfigError: the folder is not that of a run.
+        DataError: the file is damaged.
+    """
+    try:
+        content = json.loads((folder / name).read_text())
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise ConfigError(f"{folder} is not the folder of a run: {name} is missing") from error
+    except (OSError, ValueError) as error:
+        raise DataError(f"{folder / name} is damaged: {error}") from error
+    if not isinstance(content, dict):
+        raise DataError(f"{folder / name} is damaged: expected a JSON object")
     return content
 
 

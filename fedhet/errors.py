@@ -89,7 +89,7 @@ def traceback_wanted() -> bool:
 def uncreatable(setting: str, folder: object, error: OSError) -> ConfigError:
     """The error to raise where the run folder, which `setting` names, cannot be used."""
     return ConfigError(
-        f"{setting}: the folder {folder} cannot be created, or not be written to: {error.strerror}"
+        f"{setting}: the folder {folder} cannot be created or written to: {error.strerror}"
     )
 
 

@@ -14,7 +14,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from fedhet.errors import ConfigError
 
@@ -24,6 +25,26 @@ if TYPE_CHECKING:
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 PR_SET_PDEATHSIG = 1  # of Linux's prctl
 STDERR = 2  # the file descriptor; Ray replaces sys.stderr
+
+
+_interruptions: list[int] = []  # the signals that `interrupt` has taken
+
+
+def interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    """Handle a signal like Ctrl-C, and remember it."""
+    _interruptions.append(number)
+    raise KeyboardInterrupt
+
+
+def forget_interruptions() -> None:
+    """End a command: its signals do not concern what this process does next."""
+    _interruptions.clear()
+
+
+def raise_if_interrupted() -> None:
+    """Raise KeyboardInterrupt where a signal has come but the work goes on all the same."""
+    if _interruptions:
+        raise KeyboardInterrupt
 
 
 @contextmanager
@@ -42,6 +63,7 @@ def imports() -> Iterator[None]:
         gc.freeze()
         gc.enable()
         atexit.register(_freeze_at_exit)
+    raise_if_interrupted()
 
 
 def _freeze_at_exit() -> None:

@@ -17,6 +17,7 @@ from fedhet.evaluation import (
 )
 from fedhet.messages import Broadcast, Failure, Reply
 from fedhet.phases import locate
+from fedhet.process import raise_if_interrupted
 from fedhet.record.personal import PersonalModels
 from fedhet.record.run_folder import Recorder
 from fedhet.state import Store, state_sizes
@@ -33,6 +34,8 @@ class Clock:
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
+        """Time the block; every part of a step is one, so none begins after an interruption."""
+        raise_if_interrupted()
         began = time.perf_counter()
         try:
             yield

@@ -186,13 +186,11 @@ class CheckpointFolder:
         for path in self.home.glob("*"):
             if path.name not in names:
                 shutil.rmtree(path, ignore_errors=True)
-        needs = self.needs
-        for pid, version in list(self._hashes):
-            if version not in needs.get(pid, ()):
-                del self._hashes[pid, version]
+        needed = {(pid, version) for pid, versions in self.needs.items() for version in versions}
+        self._hashes = {key: stated for key, stated in self._hashes.items() if key in needed}
+        paths = {self._state_path(pid, version) for pid, version in needed}
         for path in (self.home / STATES).glob("*/*"):
-            pid_text, version_text = path.parent.name, path.stem
-            if version_text not in map(str, needs.get(int(pid_text), ())):
+            if path not in paths:
                 with suppress(OSError):
                     path.unlink()
 

@@ -10,9 +10,11 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import yaml
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from fedhet.checkpoint.folder import BEST, ROUNDS, Checkpoint, CheckpointFolder, remove_parts
 from fedhet.checkpoint.steps import continued, put_nonfinite
@@ -67,11 +69,11 @@ def check_run(folder: Path, cfg: DictConfig, partition: Mapping[str, Any], given
             f"resume={folder}: the task of this run was "
             + ("not given as objects" if given else "given as objects; give it again, as task=...")
         )
-    before = OmegaConf.to_container(OmegaConf.load(folder / "config.yaml"))
+    before = _recorded_config(folder)
     for key, was, now in _differences(_fixed(before), _fixed(OmegaConf.to_container(cfg))):
         raise ConfigError(
-            f"resume={folder}: {key} was {was} in this run, and would be {now}: what conf/ or the"
-            " task says has changed since"
+            f"resume={folder}: {key} was {was} in this run, and would be {now}: conf/, the task"
+            " or the version of fedhet has changed since"
         )
     recorded = read_json(folder, "partition.json")
     if recorded and recorded != json.loads(as_json(partition)):
@@ -89,6 +91,17 @@ def check_run(folder: Path, cfg: DictConfig, partition: Mapping[str, Any], given
             raise ConfigError(
                 f"resume={folder}: the run has ended; rounds=<more than {executed}> continues it"
             )
+
+
+def _recorded_config(folder: Path) -> dict[str, Any]:
+    """The configuration of the run so far."""
+    try:
+        settings = OmegaConf.to_container(OmegaConf.load(folder / "config.yaml"))
+    except (OSError, yaml.YAMLError, OmegaConfBaseException):
+        settings = None
+    if not isinstance(settings, dict) or not settings:
+        raise ConfigError(f"resume={folder}: config.yaml is missing or damaged")
+    return cast("dict[str, Any]", settings)
 
 
 def _differences(

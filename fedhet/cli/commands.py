@@ -26,6 +26,8 @@ class Command(NamedTuple):
 
 COMMANDS: dict[str, Command] = {
     "data": Command("fedhet.data.__main__", "download, describe, partition and export data"),
+    "export": Command("fedhet.handover.export", "write a model of a run as ONNX or torch program"),
+    "predict": Command("fedhet.handover.predict", "apply a model of a run to files"),
     "new": Command(
         "fedhet.cli.new", "write a method, plug-in, model, ... of your own, and its test"
     ),

@@ -17,6 +17,7 @@ fedhet: federated learning on non-IID clients
 usage
   python -m fedhet [group=choice ...] [setting=value ...]   one run; without arguments, the defaults
   python -m fedhet -m ... seed=0,1,2                        a sweep over all combinations of values
+  python -m fedhet resume=<run folder> [rounds=...]         continue a run that was stopped
   python -m fedhet <command> ...                            a command; <command> --help explains it
   flwr run . --run-config "overrides='...'"                 a run through Flower, on any machines
 

@@ -45,7 +45,7 @@ def launch(overrides: list[str], flags: list[str], *, sweep: bool) -> int:
     if resuming.is_resumption(overrides):
         if sweep or flags:
             raise ConfigError(
-                f"{' '.join(flags)} with resume=...: it goes on with one run as it is"
+                f"{' '.join(flags)} with resume=...: it continues a single run as it was set up"
             )
         return resume(overrides)
     overrides = composition.check_overrides(overrides, sweep=sweep)

@@ -77,6 +77,8 @@ def _find_packages_here() -> None:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
+        if message.startswith("unrecognized arguments"):
+            message += "; a setting has no dashes, as in rounds=5"
         raise ConfigError(f"{message}; see python -m fedhet --help")
 
 

@@ -51,7 +51,7 @@ class Config:
         run_dir: absolute path of the run folder; "" if the configuration comes from `cached`.
         run_dir_given: whether the user named the run folder, by hydra.run.dir=...
         overrides: the overrides that lead to `cfg`, without those of Hydra's own settings.
-        resumes: whether the run goes on that the run folder holds.
+        resumes: whether this continues the run that the run folder holds.
     """
 
     cfg: DictConfig

@@ -10,12 +10,13 @@ import yaml
 from fedhet.config import overrides
 from fedhet.errors import ConfigError
 
-RESUME = "resume="
+RESUME = "resume"  # the override; in a deployment, the entry of Flower's run config
+_OVERRIDE = f"{RESUME}="
 
 
 def is_resumption(lines: Sequence[str]) -> bool:
     """Whether the overrides name a run to go on with."""
-    return not isinstance(lines, str) and any(line.startswith(RESUME) for line in lines)
+    return not isinstance(lines, str) and any(line.startswith(_OVERRIDE) for line in lines)
 
 
 def continued(lines: Sequence[str]) -> tuple[Path | None, Sequence[str]]:
@@ -28,11 +29,11 @@ def continued(lines: Sequence[str]) -> tuple[Path | None, Sequence[str]]:
     """
     if not is_resumption(lines):
         return None, lines
-    folders = [line.removeprefix(RESUME) for line in lines if line.startswith(RESUME)]
+    folders = [line.removeprefix(_OVERRIDE) for line in lines if line.startswith(_OVERRIDE)]
     if len(folders) > 1:
         raise ConfigError(f"resume={folders[1]}: only one run can go on, and resume names two")
     folder = Path(_unquoted(folders[0])).resolve()
-    given = [line for line in lines if not line.startswith(RESUME)]
+    given = [line for line in lines if not line.startswith(_OVERRIDE)]
     new = {override.key_or_group: str(override.input_line) for override in overrides.parse(given)}
     for key, line in new.items():
         if key not in ("rounds", "engine") and not key.startswith("engine."):

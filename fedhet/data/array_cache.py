@@ -23,7 +23,7 @@ from fedhet.errors import DataError
 log = logging.getLogger("fedhet.data")
 _unwritable: set[Path] = set()  # folders of which this process has said so
 
-_FORMAT = 2  # part of every key: increase it when the layout or the meaning of an entry changes
+_FORMAT = 3  # part of every key: increase it when the layout or the meaning of an entry changes
 _HEADER = "header.json"
 
 Arrays = dict[str, np.ndarray]

@@ -85,9 +85,9 @@ def assemble(
     """The dataset of the arrays x, y, test_x, test_y and classes.
 
     Where samples have owners, the arrays owners, owner_names and, where it is present, test_owners
-    are used too; and so are target, numbers, vocabulary and padding. A `mean` or `std` of "auto",
-    of the inputs or of the numbers to predict, stands for the array of that name where the data
-    themselves state it.
+    are used too; and so are target, numbers, vocabulary, padding and columns. A `mean` or `std` of
+    "auto", of the inputs or of the numbers to predict, stands for the array of that name where the
+    data themselves state it.
 
     Args:
         name: the dataset's name.
@@ -129,6 +129,7 @@ def assemble(
         numbers=tuple(arrays["numbers"].tolist()) if "numbers" in arrays else (),
         vocabulary=int(arrays["vocabulary"]) if "vocabulary" in arrays else 0,
         padding=int(arrays["padding"]) if "padding" in arrays else None,
+        columns=tuple(arrays["columns"].tolist()) if "columns" in arrays else (),
     )
 
 

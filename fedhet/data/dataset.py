@@ -54,6 +54,7 @@ class Dataset:
             predicts (y - mean) / std.
         vocabulary: the number of different tokens of a text; 0: the classes are the tokens.
         padding: the token that fills up short texts; None: there is none.
+        columns: the names of a table's columns, or of the one of texts; empty where they have none.
 
     Raises:
         DataError: labels, tokens or owners are out of range, an owner has no samples, or training
@@ -80,6 +81,7 @@ class Dataset:
     target_std: Statistic = AUTO
     vocabulary: int = 0
     padding: int | None = None
+    columns: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check.one_of("dataset.target", self.target, CHOICES)

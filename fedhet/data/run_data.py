@@ -169,6 +169,7 @@ def described(dataset: Dataset) -> dict[str, Any]:
     return {
         "normalised": normalised,
         "shape": list(dataset.shape),
+        "columns": list(dataset.columns),
         "target": dataset.target,
         "classes": list(dataset.classes),
         "numbers": list(dataset.numbers),

@@ -91,15 +91,18 @@ class Texts:
             "tokenizer": signature([file for file in files if file.is_file()]),
         }
 
-    def encoded(self, texts: Mapping[str, Sequence[str]]) -> tuple[list[np.ndarray], Arrays]:
+    def encoded(
+        self, texts: Mapping[str, Sequence[str]], width: int | None = None
+    ) -> tuple[list[np.ndarray], Arrays]:
         """The texts as tokens.
 
         Args:
             texts: the source of each part, for messages -> its texts.
+            width: the number T of tokens of each text, not more than `max_length`; None: that of
+                the longest text, but not more than `max_length`.
 
         Returns:
-            (n, T) int64 for each part, where T is the length of the longest text, but not more than
-            `max_length`; and the arrays vocabulary and padding, which describe them.
+            (n, T) int64 for each part; and the arrays vocabulary and padding, which describe them.
 
         Raises:
             ConfigError: the package `tokenizers` is missing.
@@ -108,24 +111,23 @@ class Texts:
         tokenizer = _load(self.file)
         padding = _padding(tokenizer, self.file)
         tokenizer.no_padding()
-        tokenizer.enable_truncation(self.max_length)
+        tokenizer.enable_truncation(width or self.max_length)
         parts = {source: tokenizer.encode_batch(list(each)) for source, each in texts.items()}
         lengths = [len(one.ids) for part in parts.values() for one in part]
-        width = max(lengths, default=0)
-        if not width:
+        if not max(lengths, default=0):
             raise DataError(f"{', '.join(texts)}, column {self.column!r}: no text has a token")
         log.info(
-            "dataset.text=%s: %d texts of %d to %d tokens; %d were cut to dataset.max_length=%d",
+            "dataset.text=%s: %d texts of %d to %d tokens; %d were cut to %d",
             self.column,
             len(lengths),
             min(lengths),
-            width,
+            max(lengths),
             sum(bool(one.overflowing) for part in parts.values() for one in part),
-            self.max_length,
+            width or self.max_length,
         )
         tokens = []
         for part in parts.values():
-            x = np.full((len(part), width), padding, np.int64)
+            x = np.full((len(part), width or max(lengths)), padding, np.int64)
             for row, one in zip(x, part, strict=True):
                 row[: len(one.ids)] = one.ids
             tokens.append(x)

@@ -18,20 +18,22 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from fedhet.checkpoint.reopened import check_run
 from fedhet.config import pieces, portable
 from fedhet.config.catalogue import CONF
 from fedhet.config.interpolations import RUN_DIR, literal
+from fedhet.config.resuming import RESUME
 from fedhet.engines.guard import TemporaryFolder
 from fedhet.errors import SUBMITTED, ConfigError, RunFailed
-from fedhet.flower.apps import RESUME
 from fedhet.record.files import LastingJson
+from fedhet.record.lock import Lock
 from fedhet.record.run_folder import RUNNING
 
 if TYPE_CHECKING:
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
 
 STATES = "states"  # in the run folder: what the clients remember, while the run may go on
 LOOK_SECONDS = 0.1  # between two looks at the run folder
+LAST_SECONDS = 1.0  # for the last lines of a log that is cut off
 FIGURES_SECONDS = 30.0  # how long the server app may draw them
 END_SECONDS = 10.0  # how long a process may take to end before it is killed
 SUPERLINK = '[superlink]\ndefault = "local"\n[superlink.local]\naddress = ":local:"\n'
@@ -62,6 +65,9 @@ def run(job: Job) -> Path:
         raise ConfigError(f"hydra.run.dir={folder}: that folder already holds a run; name another")
     recorded_end = End(folder)
     _ = job.strategy  # a setting that does not fit is reported here, not in a log
+    if job.config.resumes:  # and so is a run that cannot go on
+        Lock(folder).release()
+        check_run(folder, job.config.cfg, job.partition, given=False)
     with ExitStack() as stack:
         temporary = TemporaryFolder("fedhet-flwr-")
         home = Path(stack.enter_context(temporary))
@@ -162,14 +168,18 @@ def _submit(arguments: list[str], environment: dict[str, str], recorded_end: End
         copy = threading.Thread(target=_copy_log, args=(process.stdout, log), daemon=True)
         copy.start()
         ended = inf  # when the server app had recorded the end, on the monotonic clock
-        while copy.is_alive():
-            copy.join(LOOK_SECONDS)
-            if ended == inf and recorded_end():
-                ended = time.monotonic()
-            # Flower goes on until every client has ended, also one that hangs.
-            if time.monotonic() > ended and _last_line_seen(log, ended):
+        try:
+            while copy.is_alive():
+                copy.join(LOOK_SECONDS)
+                if ended == inf and recorded_end():
+                    ended = time.monotonic()
+                # Flower goes on until every client has ended, also one that hangs.
+                if time.monotonic() > ended and _last_line_seen(log, ended):
+                    break
+        finally:
+            if copy.is_alive():
                 process.kill()
-                break
+                copy.join(LAST_SECONDS)
     run_id = re.search(r"Successfully started run (\d+)", "".join(log))
     if not run_id or (process.returncode and ended == inf):
         raise RunFailed(
@@ -180,9 +190,10 @@ def _submit(arguments: list[str], environment: dict[str, str], recorded_end: End
 
 
 def _copy_log(lines: Iterable[str], log: list[str]) -> None:
-    for line in lines:
-        log.append(line)
-        print(line, end="", file=sys.stderr, flush=True)
+    with suppress(ValueError):  # it is closed
+        for line in lines:
+            log.append(line)
+            print(line, end="", file=sys.stderr, flush=True)
 
 
 def _last_line_seen(log: list[str], ended: float) -> bool:

@@ -20,11 +20,13 @@ from flwr.server import ServerAppComponents, ServerConfig
 
 from fedhet import config
 from fedhet.config import pieces
+from fedhet.config.resuming import RESUME, is_resumption
 from fedhet.data.local.data import LocalData, is_local
 from fedhet.data.local.report import Agreement
 from fedhet.errors import ConfigError, DataError, UnknownChoice, clean
 from fedhet.flower import wire
 from fedhet.flower.joining import JoiningServer, SiteNodes
+from fedhet.flower.metered import measured
 from fedhet.flower.own_data import EXAMPLE, OwnData, SiteClient, declared_elsewhere
 from fedhet.flower.server import FedServer
 from fedhet.job import Job, try_settings
@@ -41,7 +43,6 @@ if TYPE_CHECKING:
     from flwr.server.client_manager import ClientManager
 
 log = logging.getLogger("fedhet")
-RESUME = "resume"  # in the run config, beside the overrides: the folder of a run to go on with
 
 
 class Refusal(NumPyClient):
@@ -95,7 +96,8 @@ def client_for(
     try:
         own = OwnData.of(context.node_config)
         if own is not None:
-            return SiteClient(_settings(_overrides(context)), own, store).to_client()
+            site = SiteClient(_settings(_overrides(context)), own, store)
+            return measured(site, site.pid).to_client()
     except (ConfigError, DataError, ImportError) as error:
         reason = _refused(error)
         reason = own.told(reason, error) if own else reason
@@ -112,8 +114,10 @@ def client_for(
         ) from error
     try:
         job = make_job() if make_job else _cached_job(_overrides(context))
-        answer = {**properties, "data": job.data_digest}
-        return job.client(store, answer).to_client()
+        client: NumPyClient = job.client(store, {**properties, "data": job.data_digest})
+        if make_job is None:  # else the node is simulated
+            client = measured(client, properties["partition-id"])
+        return client.to_client()
     except (ConfigError, DataError, ImportError) as error:
         reason = _refused(error)
         return Refusal(reason, {**properties, "problem": reason}).to_client()
@@ -174,7 +178,7 @@ def _server_settings(lines: list[str], resumed: str) -> config.Config:
     Raises:
         ConfigError: a setting is wrong, or resume=... is among the overrides.
     """
-    if any(line.startswith(f"{RESUME}=") for line in lines):
+    if is_resumption(lines):
         raise ConfigError(
             f"{RESUME}=... among the overrides does not reach the clients: repeat the run's own"
             f" overrides, and name its folder beside them (--run-config \"overrides='...'"

@@ -16,6 +16,7 @@ from flwr.server import Server
 from flwr.server.client_manager import ClientManager, SimpleClientManager
 from flwr.server.history import History
 from flwr.serverapp import Grid
+from google.protobuf.message import DecodeError
 
 from fedhet.client import KEEP
 from fedhet.errors import SUBMITTED, Rejected, RunFailed, traceback_wanted
@@ -31,6 +32,16 @@ from fedhet.strategy import FedStrategy
 NEAR_SECONDS = 0.02
 LOOKS_PER_SECOND = 5000  # of a simulation, whose looks cost the more, the more clients there are
 FAR_SECONDS = (0.1, 1.0)
+# What Flower raises for a reply whose bytes are not what its SuperNode should have sent.
+UNDECODABLE = (
+    ArithmeticError,
+    AttributeError,
+    DecodeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
 
 
 @dataclass
@@ -147,13 +158,26 @@ class FlowerCourier:
         """Take the replies that have arrived, and return whether there were any."""
         if grid is None or not exchange.asked:
             return False
-        found = list(grid.pull_messages(list(exchange.asked)))
-        for reply in found:
-            # Flower passes on one reply to each message, from the node that it was sent to.
-            msg, node = exchange.asked.pop(reply.metadata.reply_to_message_id, (None, 0))
-            if msg is not None:
-                exchange.hold(self._read(msg, node, reply))
-        return bool(found)
+        before = exchange.arrived
+        ids = list(exchange.asked)
+        # From other machines one at a time: what cannot be decoded takes the others of its pull
+        # with it.
+        for some in [ids] if _near(grid) else [[id_] for id_ in ids]:
+            try:
+                found = list(grid.pull_messages(some))
+            except UNDECODABLE as error:
+                if len(some) > 1:
+                    raise
+                problem = f"Flower cannot decode it: {type(error).__name__}: {error}"
+                msg, _ = exchange.asked.pop(some[0])
+                exchange.hold(wire.refusal(msg, Rejected("unreadable", problem)))
+                continue
+            for reply in found:
+                # Flower passes on one reply to each message, from the node that it was sent to.
+                asked = exchange.asked.pop(reply.metadata.reply_to_message_id, None)
+                if asked is not None:
+                    exchange.hold(self._read(*asked, reply))
+        return exchange.arrived > before
 
     def _read(self, msg: Broadcast, node: int, reply: Message) -> Reply:
         if reply.has_error():
@@ -199,11 +223,16 @@ def _awaited_seconds(limits: ReplyLimits, nodes: list[int]) -> float | None:
     return limits.deadline * most + limits.grace
 
 
-def _pause(grid: Grid | None, clients: int, looks: int) -> float:
-    """Seconds until the next look, which has been in vain so many times."""
+def _near(grid: Grid | None) -> bool:
+    """Whether the replies are in this process already, as in a simulation."""
     from flwr.superlink.grid import InMemoryGrid
 
-    if isinstance(grid, InMemoryGrid):
+    return isinstance(grid, InMemoryGrid)
+
+
+def _pause(grid: Grid | None, clients: int, looks: int) -> float:
+    """Seconds until the next look, which has been in vain so many times."""
+    if _near(grid):
         return max(NEAR_SECONDS, clients / LOOKS_PER_SECOND)
     low, high = FAR_SECONDS
     return float(min(high, low * 1.1 ** min(looks, 100)))

@@ -14,7 +14,7 @@ from typing import Any
 import safetensors.torch
 from safetensors import SafetensorError
 
-from fedhet.errors import WriteError
+from fedhet.errors import DataError, WriteError
 from fedhet.trees import Tree
 
 SPARE_BYTES = 2**16
@@ -97,6 +97,18 @@ def save_tensors(path: Path, tree: Tree) -> None:
         mode = part.stat().st_mode
         safetensors.torch.save_file(tensors, part)
         part.chmod(mode)
+
+
+def read_tensors(path: Path) -> Tree:
+    """Read a safetensors file.
+
+    Raises:
+        DataError: it cannot be read, or is damaged.
+    """
+    try:
+        return safetensors.torch.load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise DataError(f"{path} is damaged, or cannot be read: {error}") from error
 
 
 def append_line(path: Path, line: str) -> None:

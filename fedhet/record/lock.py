@@ -6,12 +6,14 @@ The lock tells a run that is still running from one that was killed.
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 from contextlib import suppress
 from pathlib import Path
 
 from fedhet.errors import ConfigError, uncreatable
 
+log = logging.getLogger("fedhet")
 _held: set[Path] = set()  # by this process, to which its own locks are no obstacle
 
 
@@ -24,8 +26,8 @@ class Lock:
         folder: the run folder.
 
     Raises:
-        ConfigError: another run, in this or another process, holds the lock.
-        OSError: the file system does not let us create or lock a file there.
+        ConfigError: another run, in this or another process, holds the lock, or the folder cannot
+            be written to.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -33,7 +35,10 @@ class Lock:
         if self._path in _held:
             raise self._refusal()
         while True:
-            self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
+            try:
+                self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
+            except OSError as error:
+                raise uncreatable("the lock of a run", folder, error) from error
             try:
                 fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if self._is_current():
@@ -41,6 +46,14 @@ class Lock:
             except (BlockingIOError, PermissionError):
                 os.close(self._descriptor)
                 raise self._refusal() from None
+            except OSError as error:  # a network file system without locks
+                log.warning(
+                    "%s cannot be locked (%s): make sure yourself that no run is resumed in it"
+                    " while one is running",
+                    folder,
+                    error.strerror,
+                )
+                break
             os.close(self._descriptor)  # its holder has removed it meanwhile
         _held.add(self._path)
 

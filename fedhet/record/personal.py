@@ -20,17 +20,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import safetensors.torch
 from torch import nn
 
 from fedhet import trees
 from fedhet.check import integer
 from fedhet.client import KEEP, FedClient
-from fedhet.errors import ConfigError
+from fedhet.errors import ConfigError, DataError
 from fedhet.evaluation import Moment, evaluation_messages, evaluation_moment
 from fedhet.messages import Broadcast, Failure, Reply, Update
 from fedhet.models.parts import joined
-from fedhet.record.files import save_tensors
+from fedhet.record.files import read_tensors, save_tensors
 from fedhet.trees import Tree
 
 if TYPE_CHECKING:
@@ -228,6 +227,7 @@ def load(
 
     Raises:
         ConfigError: the run has not kept this model; the message says why.
+        DataError: a file is damaged.
     """
     views = [view for view in summary.get("models", []) if view != "global"]
     which = BEST if weights.endswith(BEST) else LAST
@@ -242,8 +242,13 @@ def load(
             f" {summary['partition']['clients'] - 1}"
         )
     module, model = _module(client_cls, view, model)
-    common, own = (safetensors.torch.load_file(file) for file in (home / SHARED, path))
-    module.load_state_dict(joined(module, model, common, own))
+    common, own = (read_tensors(file) for file in (home / SHARED, path))
+    try:
+        module.load_state_dict(joined(module, model, common, own))
+    except (ValueError, RuntimeError) as error:
+        raise DataError(
+            f"{path} does not fit the model that the run's config.yaml describes: {error}"
+        ) from error
     return module
 
 

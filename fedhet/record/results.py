@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedhet.check import one_of
 from fedhet.errors import ConfigError
+from fedhet.record.files import read_tensors
 from fedhet.record.summary import headline, method_name
 from fedhet.record.terminal import summary_rows
 from fedhet.trees import Tree
@@ -41,10 +42,8 @@ class Run:
     @classmethod
     def read(cls, folder: Path) -> Run:
         """Read the run from its folder."""
-        import safetensors.torch
-
         summary = json.loads((folder / "summary.json").read_text())
-        return cls(summary, folder, safetensors.torch.load_file(folder / "model.safetensors"))
+        return cls(summary, folder, read_tensors(folder / "model.safetensors"))
 
     @cached_property
     def rounds(self) -> DataFrame:

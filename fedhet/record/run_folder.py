@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from fedhet.errors import RunFailed, WriteError, reason_of
+from fedhet.record import prometheus
+from fedhet.record.card import write_card
 from fedhet.record.environment import versions
 from fedhet.record.files import (
     LastingJson,
@@ -106,7 +108,7 @@ class Recorder:
                 write_text(folder / "rounds.jsonl", "")
         except WriteError as error:
             recorded = self._record_end(status="failed", reason=str(error)) is None
-            if not recorded:
+            if not recorded and past is None:
                 (folder / "summary.json").unlink()  # it says nothing, or that the run goes on
             raise RunFailed(str(error), str(folder) if recorded else None) from error
 
@@ -144,6 +146,7 @@ class Recorder:
                 save_tensors(path, arrays)
         append_line(self.folder / "rounds.jsonl", as_json(row))
         self.rows.append(row)
+        prometheus.update(self.summary, self.rows, self.failures, "running")
 
     def clients(self, round: int, metrics: dict[int, dict[str, float]]) -> None:
         """Record one evaluation of the clients, as a Parquet file in long format.
@@ -202,7 +205,7 @@ class Recorder:
             raise
 
     def finish(self, status: str, *, strategy: FedStrategy, reason: str | None = None) -> None:
-        """Record the end of the run: the weights, the summary and the figures.
+        """Record the end of the run: the weights, the summary, the figures and the model card.
 
         Args:
             status: ok, failed or interrupted.
@@ -229,6 +232,9 @@ class Recorder:
         problem = self._record_end(**end) or problem
         if self.rows and not problem:
             self._draw()
+        prometheus.update(self.summary, self.rows, self.failures, self.summary["status"])
+        if well and not problem:
+            write_card(self.folder, self.summary, self._partition)
         self._lock.release()
         log.info("run folder: %s", self.folder)
         if problem and well:

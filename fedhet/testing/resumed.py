@@ -19,7 +19,8 @@ from fedhet.task import Task
 from fedhet.testing.forgotten import Traces, forget, traces
 from fedhet.testing.runs import run_quietly
 
-ELSEWHERE = ("seconds", "run_dir", "environment.json", "overrides.yaml", "checkpoints", "figures")
+RECORD = ("seconds", "run_dir", "experiment")
+ELSEWHERE = (*RECORD, "environment.json", "overrides.yaml", "checkpoints", "figures")
 
 
 def check_resume(*overrides: str, task: Task | None = None, again: tuple[str, ...] = ()) -> None:

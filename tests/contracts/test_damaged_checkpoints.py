@@ -150,6 +150,25 @@ def test_a_checkpoint_of_another_run(
     assert caplog.text.count("it is of a run with other settings") == 2
 
 
+@pytest.mark.parametrize("damage", [emptied, Path.unlink, lambda path: path.write_text("a: [")])
+def test_a_damaged_configuration(
+    again: Config, killed: Path, damage: Callable[[Path], object]
+) -> None:
+    damage(killed / "config.yaml")
+    with pytest.raises(fedhet.ConfigError, match=r"config\.yaml is missing or damaged"):
+        run_quietly(again, killed, toy_task())
+
+
+def test_files_that_are_no_states(whole: Run, again: Config, killed: Path) -> None:
+    """A file browser leaves some, for example."""
+    stray = killed / "checkpoints" / "states" / "stray" / "file"
+    stray.parent.mkdir()
+    stray.touch()
+    resumed = run_quietly(again, killed, toy_task())
+    check_equal(whole, resumed, "a stray file")
+    assert not stray.exists()
+
+
 def test_settings_that_are_no_longer_composed_as_they_were(again: Config, killed: Path) -> None:
     path = killed / "config.yaml"
     path.write_text(path.read_text().replace("lr: 0.1\n", "lr: 0.2\n", 1))

@@ -155,6 +155,28 @@ def test_numbers_beyond_every_model(federation: Federation, value: float) -> Non
         assert [failure.reason for failure in failures] == ["refused"]
 
 
+def test_a_shape_that_could_be_broadcast(federation: Federation) -> None:
+    """Refused, like every other shape that is not the model's, from whichever client it comes."""
+
+    def shrink(pid: int) -> Callable[..., Any]:
+        def apply(plan: list[Broadcast], replies: list[Any]) -> list[Any]:
+            weights = next(reply for reply in replies if reply.pid == pid).weights
+            name = next(iter(weights))
+            weights[name] = weights[name][:1]
+            return replies
+
+        return apply
+
+    pids = [msg.pid for msg in skipping(federation).strategy.plan(1)]
+    for pid in pids:
+        run, expected = skipping(federation), skipping(federation)
+        run.step(alter=shrink(pid))
+        (failure,) = run.strategy.current.failures
+        assert (failure.pid, failure.reason) == (pid, "refused")
+        assert "tensor of shape" in failure.cause
+        assert run.sha256 == without(expected, [other for other in pids if other != pid])
+
+
 def test_the_norm_against_the_median(federation: Federation) -> None:
     """Of the change of the weights, and of an extra; the others are merged as without it."""
 

@@ -10,6 +10,7 @@ import torch
 
 from fedhet import trees
 from fedhet.data.toy import toy_task
+from fedhet.errors import RunFailed
 from fedhet.messages import Broadcast, Failure, Update
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fedgen import FedGen
@@ -126,6 +127,29 @@ def test_a_plugin_that_needs_all_has_the_weights_normalised(federation: Federati
     run = federation(toy_task(), Weighing, plugins=lambda: [Scaled(), ZeroingAll()])
     run.step()
     assert run.strategy.weights_seen == {3: 0.0, 2: 0.0, 1: 0.0, 0: 1.0}
+
+
+@pytest.mark.parametrize("all_at_once", [True, False])
+@pytest.mark.parametrize("weight", [0.0, -1.0, float("inf"), float("nan")])
+def test_weights_without_a_positive_finite_sum(
+    federation: Federation, weight: float, all_at_once: bool
+) -> None:
+    """They end the run, and the model is as it was."""
+
+    class Spoiling(Plugin):
+        name = "spoiling"
+        needs_all = all_at_once
+
+        def incoming(self, updates: Iterator[Update], old: Tree) -> Iterator[Update]:
+            for update in updates:
+                update.weight = weight
+                yield update
+
+    run = federation(toy_task(), FedAvg, plugins=lambda: [Spoiling()])
+    before = run.sha256
+    with pytest.raises((RunFailed, ValueError), match="weight"):
+        run.step()
+    assert run.sha256 == before
 
 
 def test_fedgen_mixes_the_clients_heads_by_normalised_weights(federation: Federation) -> None:

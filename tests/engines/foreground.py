@@ -36,6 +36,7 @@ class Foreground:
         variables = {**os.environ, **(environment or {}), TAG: str(folder)}
         self._pid, self._terminal = pty.fork()
         if self._pid == 0:
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the end of the terminal ends nothing
             os.execve(sys.executable, command, variables)
 
     def __enter__(self) -> Foreground:

@@ -6,132 +6,21 @@ whose nodes serve messages with real clients.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from flwr.app import Error, Message
-from flwr.common import Code, GetPropertiesRes, Status
-from flwr.compat.common import recorddict_compat
-from flwr.server import Server
-from flwr.server.client_manager import SimpleClientManager
+from fake_grid import OnGrid
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedhet.client import FedClient
 from fedhet.data.toy import toy_task
 from fedhet.errors import RunFailed
 from fedhet.evaluation import evaluation_messages
 from fedhet.flower import server as flower_server
-from fedhet.flower.server import FlowerCourier
 from fedhet.messages import Failure, Update
 from fedhet.methods.scaffold import Scaffold
 from fedhet.server import Clock
-from fedhet.setting import ReplyLimits
-
-
-class FakeGrid:
-    """Flower's Grid as far as a step uses it.
-
-    Attributes:
-        pulls: how often somebody has looked.
-        schedule: client -> the look at which its reply has arrived; 1 where it is not listed.
-        errors: the clients for which Flower reports an error.
-    """
-
-    def __init__(self, make: Callable[[], FedClient]) -> None:
-        self._make = make
-        self._messages: dict[str, Message] = {}
-        self._pushed = 0
-        self.pulls = 0
-        self.schedule: dict[int, int] = {}
-        self.errors: set[int] = set()
-        self.alter: Callable[[int, Any], Any] = lambda pid, res: res
-
-    def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        ids = []
-        for message in messages:
-            self._pushed += 1
-            name = f"message-{self._pushed}"
-            message.metadata.__dict__["_message_id"] = name
-            self._messages[name] = message
-            ids.append(name)
-        return ids
-
-    def pull_messages(self, ids: Iterable[str]) -> list[Message]:
-        self.pulls += 1
-        wanted = [self._messages[name] for name in ids if name in self._messages]
-        replies = [self._reply(message) for message in wanted]
-        return [reply for reply in replies if reply is not None]
-
-    def _reply(self, message: Message) -> Message | None:
-        pid = message.metadata.dst_node_id % 1000
-        if self.pulls < self.schedule.get(pid, 1):
-            return None
-        del self._messages[message.metadata.message_id]
-        if pid in self.errors:
-            return Message(Error(code=0, reason="Node\nUnavailable"), reply_to=message)
-        client = self._make().to_client()
-        if message.metadata.message_type == "evaluate":
-            ins: Any = recorddict_compat.recorddict_to_evaluateins(message.content, True)
-            content = recorddict_compat.evaluateres_to_recorddict(
-                self.alter(pid, client.evaluate(ins))
-            )
-        else:
-            ins = recorddict_compat.recorddict_to_fitins(message.content, True)
-            content = recorddict_compat.fitres_to_recorddict(
-                self.alter(pid, client.fit(ins)), keep_input=True
-            )
-        return Message(content, reply_to=message)
-
-
-class Proxy:
-    """A node that hosts one client."""
-
-    def __init__(self, pid: int, total: int, grid: FakeGrid, generation: int = 0) -> None:
-        self.node_id = 1000 * (generation + 1) + pid
-        self.cid = str(self.node_id)
-        self.grid = grid
-        self.properties: dict[str, Any] = {"partition-id": pid, "num-partitions": total}
-
-    def get_properties(self, ins: Any, timeout: float | None, group_id: int) -> GetPropertiesRes:
-        return GetPropertiesRes(Status(Code.OK, ""), self.properties)
-
-
-class OnGrid:
-    """A federation of four clients, each on a node of its own."""
-
-    def __init__(self, federation: Callable[..., Any], present: int = 4, **limits: Any) -> None:
-        self.run = federation(
-            toy_task(4),
-            Scaffold,
-            on_failure="skip",
-            rounds=5,
-            replies=ReplyLimits(**{"grace": 0.0, "join": 0.0, **limits}),
-        )
-        self.grid = FakeGrid(self.run.client)
-        self.manager = SimpleClientManager()
-        for pid in range(present):
-            self.join(pid)
-        server = Server(client_manager=self.manager, strategy=self.run.strategy)
-        self.courier = FlowerCourier(server, self.run.strategy)
-        self.round = 0
-
-    def join(self, pid: int, generation: int = 0) -> Proxy:
-        proxy = Proxy(pid, 4, self.grid, generation)
-        self.manager.clients[proxy.cid] = proxy  # type: ignore[assignment]
-        return proxy
-
-    def leave(self, pid: int, generation: int = 0) -> None:
-        del self.manager.clients[str(1000 * (generation + 1) + pid)]
-
-    def step(self) -> dict[int, Any]:
-        self.round += 1
-        self.plan = self.run.strategy.plan(self.round)
-        replies = list(self.courier.exchange(self.plan, Clock()))
-        assert [reply.pid for reply in replies] == [msg.pid for msg in self.plan]
-        self.run.strategy.settle(replies)
-        return {reply.pid: reply for reply in replies}
 
 
 @pytest.fixture(autouse=True)
@@ -168,6 +57,15 @@ def test_an_error_of_flower_names_its_client(federation: Callable[..., Any]) -> 
     replies = on_grid.step()
     assert isinstance(replies[2], Failure) and replies[2].reason == "no reply"
     assert "Node\\nUnavailable" in replies[2].cause and "1002" in replies[2].cause
+    assert on_grid.run.strategy.current.accepted == 3
+
+
+def test_what_flower_cannot_decode_costs_one_reply(federation: Callable[..., Any]) -> None:
+    on_grid = OnGrid(federation)
+    on_grid.grid.undecodable = {1}
+    replies = on_grid.step()
+    assert isinstance(replies[1], Failure) and replies[1].reason == "unreadable"
+    assert "KeyError: 'array-chunk'" in replies[1].cause
     assert on_grid.run.strategy.current.accepted == 3
 
 
@@ -211,6 +109,16 @@ def test_an_old_reply_is_refused(federation: Callable[..., Any]) -> None:
     assert isinstance(on_grid.step()[2], Update)
     second = on_grid.step()[2]
     assert isinstance(second, Failure) and second.reason == "replayed"
+
+
+def test_a_reply_that_comes_twice_counts_once(federation: Callable[..., Any]) -> None:
+    once, twice = OnGrid(federation), OnGrid(federation)
+    twice.grid.copies = 2
+    for on_grid in (once, twice):
+        on_grid.step()
+        on_grid.step()
+        assert on_grid.run.strategy.current.accepted == 4
+    assert once.run.sha256 == twice.run.sha256
 
 
 def test_a_reply_in_the_name_of_another_client_is_refused(federation: Callable[..., Any]) -> None:

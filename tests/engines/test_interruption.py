@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from foreground import Foreground, last_lines
 
 from fedhet.cli import main as cli
+from fedhet.server import Clock
 
 HERE = Path(__file__).parent
 ENDLESS = ["method=fedavg", "rounds=100000", "eval.clients=false"]
@@ -47,7 +48,7 @@ def test_workers_that_are_just_being_spawned(tmp_path: Path) -> None:
         interrupt(run, "ctrl-c")
 
 
-class DropsAnInterruption:
+class Interrupted:
     """What Ctrl-C meets if it comes while Python cleans up, as it does after every import."""
 
     def __init__(self, number: signal.Signals) -> None:
@@ -58,17 +59,35 @@ class DropsAnInterruption:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interruption_that_python_drops(
-    number: signal.Signals, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("how", ["a finalizer", "an extension"])
+def test_an_interruption_that_a_library_drops(
+    number: signal.Signals,
+    how: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    steps = []
+
     def command(argv: object) -> int:
-        DropsAnInterruption(number)
-        time.sleep(60)
+        clock = Clock()
+        for step in range(3):
+            with clock("step"):
+                steps.append(step)
+                if how == "a finalizer":
+                    Interrupted(number)
+                else:  # numpy's do this when they are imported
+                    with suppress(KeyboardInterrupt):
+                        signal.raise_signal(number)
         return 0
 
     monkeypatch.setattr(cli, "_main", command)
-    assert cli.main([]) == 130
-    assert capsys.readouterr().err == "interrupted\n"
+    before = [signal.getsignal(one) for one in signal.Signals]
+    for _ in range(2):
+        steps.clear()
+        assert cli.main([]) == 130
+        assert steps == [0]
+        assert capsys.readouterr().err == "interrupted\n"
+    assert [signal.getsignal(one) for one in signal.Signals] == before
 
 
 @pytest.fixture

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 import random
@@ -116,6 +118,25 @@ def test_killed_at_a_random_instant(whole: Run, tmp_path: Path, seed: int) -> No
     check_equal(whole, run, f"seed {seed}", ignored=["config.yaml"])
 
 
+@pytest.mark.matrix
+def test_a_run_through_flwr_goes_on(whole: Run, tmp_path: Path) -> None:
+    """With the states that its clients have kept; once it has ended, Flower is not even started."""
+    folder = tmp_path / "run"
+    process = started(folder, "engine=flwr", "engine.workers=2")
+    wait_for_rounds(folder, process, 2)
+    kill(process)
+    command = [sys.executable, "-m", "fedhet", f"resume={folder}"]
+    resumed = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
+    assert resumed.returncode == 0, resumed.stderr
+    run = fedhet.load_run(folder)
+    assert run.summary["weights_sha256"] == whole.summary["weights_sha256"]
+    assert list(run.rounds["weights_sha256"]) == list(whole.rounds["weights_sha256"])
+    assert json.loads((folder / "environment.json").read_text())["resumed"]
+    again = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
+    assert again.returncode == 2
+    assert again.stderr.startswith(f"error: resume={folder}: the run has ended")
+
+
 def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
     """Also one that a process holds which has forked meanwhile."""
     read, write = os.pipe()
@@ -139,3 +160,19 @@ def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
     Lock(tmp_path).release()
     os.kill(child, signal.SIGKILL)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_file_system_without_locks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def none(*args: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "lockf", none)
+    Lock(tmp_path).release()
+    assert f"{tmp_path} cannot be locked (No locks available)" in caplog.text
+
+
+def test_a_folder_that_cannot_be_locked(tmp_path: Path) -> None:
+    with pytest.raises(fedhet.ConfigError, match="cannot be created or written to"):
+        Lock(tmp_path / "absent")

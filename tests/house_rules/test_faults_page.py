@@ -23,7 +23,8 @@ def test_every_test_that_the_page_names_exists() -> None:
 
 
 def test_every_fault_has_a_test_or_says_that_it_is_not_handled_yet() -> None:
-    rows = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line[:2] == "| "]
+    page, _, _ = PAGE.read_text(encoding="utf-8").partition("## What was measured")
+    rows = [line for line in page.splitlines() if line[:2] == "| "]
     faults = [row for row in rows if not row.startswith("| | fault ")]
     assert len(faults) > 20
     for row in faults:

@@ -37,7 +37,7 @@ def test_alpha_0_is_fedavg_with_equal_weights() -> None:
 def test_a_run_that_is_killed_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     check_resume("method=feddyn", *FAST, task=toy_task())
     monkeypatch.setattr(find_target(compose(["method=feddyn"]).cfg.method), "memory", ())
-    with pytest.raises(AssertionError, match="no attribute 'h'.*lack the name of an attribute"):
+    with pytest.raises(AssertionError, match=r"no attribute 'h'.*lack the name of an attribute"):
         check_resume("method=feddyn", *FAST, task=toy_task())
 
 

@@ -155,6 +155,7 @@ def arrays_of_frames(
         for x, (source, frame), own in zip(xs, frames, owners, strict=True)
     )
     test = tests[0] if tests else None
+    described |= {"columns": np.array(used)}
     return dataset_arrays(train, test, classes, test_fraction, target) | described
 
 

@@ -24,7 +24,7 @@ _STATISTICS = ("mean", "std", "target_mean", "target_std")
 _TOKENS = ("vocabulary", "padding")
 DESCRIPTIVE = ("target", "classes", "numbers", *_STATISTICS, *_TOKENS)
 # What np.load raises for a damaged file, or for one that contains objects.
-_DAMAGE = (
+DAMAGE = (
     OSError,
     ValueError,
     EOFError,
@@ -188,7 +188,7 @@ def load_arrays(
             return descriptive | {key: file[array] for key, array in wanted.items()}
     except DataError:
         raise
-    except _DAMAGE as error:
+    except DAMAGE as error:
         raise DataError(
             f"{path} is damaged, or not an npz file of numbers and text: {error}"
         ) from error

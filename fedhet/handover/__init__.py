@@ -1,0 +1,1 @@
+"""Handing a trained model over: `python -m fedhet export` and `python -m fedhet predict`."""

@@ -1,0 +1,265 @@
+"""Write a model of a run to one file that needs neither fedhet nor its settings."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from io import BytesIO
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedhet import streams
+from fedhet.config.targets import instantiate
+from fedhet.errors import ConfigError, DataError
+from fedhet.handover.served import Described, Served, add_arguments, opened
+from fedhet.record.files import written
+
+FORMATS = ("onnx", "pt2")
+_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
+_BATCHES = (1, 2, 7)  # the sizes of the batches on which a file is compared
+_REAL = 64  # samples of the run's own data in the comparison
+_TOLERANCE = 1e-3  # of outputs, relative to the largest where it exceeds 1
+
+
+class Exported(NamedTuple):
+    """What `export` has written.
+
+    Attributes:
+        file: its path.
+        program: what it is, such as "ONNX, opset 20".
+        random: the largest difference to torch on random inputs.
+        real: the same on samples of the run's data; None where these are not on this machine.
+        why_not: why there are none.
+    """
+
+    file: Path
+    program: str
+    random: float
+    real: float | None
+    why_not: str
+
+
+def main(argv: Sequence[str]) -> int:
+    """Write the file, compare it with torch, and print what it takes and returns.
+
+    Args:
+        argv: the arguments after `export`.
+    """
+    parser = argparse.ArgumentParser(prog="python -m fedhet export", description=__doc__)
+    add_arguments(parser)
+    parser.add_argument(
+        "--to",
+        choices=FORMATS,
+        default="onnx",
+        help="onnx (default), or pt2: a program that torch.export.load reads",
+    )
+    parser.add_argument(
+        "--pixels",
+        choices=("float", "uint8"),
+        default="float",
+        help="images have pixels in [0, 1] (float, the default) or 0 to 255 (uint8)",
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="default: in the run folder, named by the view"
+    )
+    args = parser.parse_args(argv)
+    about, served = opened(args.run, args.view, args.client)
+    default = args.view or ("model" if args.client is None else "personal")
+    if args.client is not None:
+        default += f"-{args.client}"
+    out = args.out or args.run / f"{default}.{args.to}"
+    done = export(about, served, out, args.to, pixels=args.pixels)
+    print(f"written: {done.file} ({done.program})")
+    print(f"input:   {_input_text(about, args.pixels)}")
+    outputs = about.outputs
+    names = ", ".join(outputs[:10]) + (f", ... ({len(outputs)})" if len(outputs) > 10 else "")
+    print(f"output:  {about.output}, float32 (batch, {len(outputs)}): {names}")
+    real = f"{done.real:.2g} on the run's data" if done.real is not None else done.why_not
+    print(f"largest difference to torch: {done.random:.2g} on random inputs; {real}")
+    return 0
+
+
+def export(
+    about: Described, served: Served, out: Path, to: str = "onnx", *, pixels: str = "float"
+) -> Exported:
+    """Write a model as a program, if it returns what torch does.
+
+    Args:
+        about: the description of the run.
+        served: the model.
+        out: the file, whose ending is that of the format.
+        to: one of FORMATS.
+        pixels: "float" or "uint8", the type of images.
+
+    Raises:
+        ConfigError: the file has another ending, a package is missing, or torch cannot export the
+            model.
+        DataError: the model returns NaN or infinity.
+        RuntimeError: the program's outputs differ from torch's; no file is written.
+        WriteError: the file cannot be written.
+    """
+    if out.suffix != f".{to}":
+        raise ConfigError(f"--out {out}: a file of --to {to} ends in .{to}")
+    if pixels == "uint8" and not about.images:
+        raise ConfigError(f"--pixels uint8: the inputs of {about.folder} are not images")
+    if to == "onnx":
+        _require_packages()
+    x = _random_inputs(about, 2, pixels)
+    program = _program(served, x)
+    with written(out) as part:
+        if to == "onnx":
+            run, what = _write_onnx(program, part, about, pixels)
+        else:
+            run, what = _write_pt2(program, part, about)
+        random = max(
+            _difference(served, run, _random_inputs(about, n, pixels), out) for n in _BATCHES
+        )
+        samples, why_not = _real_inputs(about, pixels)
+        real = None if samples is None else _difference(served, run, samples, out)
+    return Exported(out, what, random, real, why_not)
+
+
+def _require_packages() -> None:
+    if missing := [package for package in _PACKAGES if find_spec(package) is None]:
+        raise ConfigError(
+            f"--to onnx needs {' and '.join(missing)}, not installed here: pip install"
+            f" {' '.join(missing)}"
+        )
+
+
+def _program(served: Served, x: Tensor) -> torch.export.ExportedProgram:
+    batch = {0: torch.export.Dim("batch", min=1)}
+    try:
+        with torch.no_grad():
+            return torch.export.export(served, (x,), dynamic_shapes=({**batch},))
+    except Exception as error:  # whatever the model's own code raises when it is traced
+        line = str(error).partition("\n")[0]
+        raise ConfigError(
+            f"torch.export cannot export the model {type(served.model).__name__}:"
+            f" {type(error).__name__}: {line}"
+        ) from error
+
+
+def _write_onnx(
+    program: torch.export.ExportedProgram, file: Path, about: Described, pixels: str
+) -> tuple[Callable[[Tensor], Tensor], str]:
+    """Write the program as ONNX, and return a function that runs the file."""
+    import onnx
+    import onnxruntime
+
+    for name in ("torch.onnx", "onnxscript", "onnx_ir"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    converted: Any = torch.onnx.export(
+        program,
+        dynamo=True,
+        input_names=["input"],
+        output_names=[about.output],
+        verbose=False,
+    )
+    model = converted.model_proto
+    facts = {**_facts(about), "input": _input_text(about, pixels)}
+    onnx.helper.set_model_props(model, {k: str(v) for k, v in facts.items()})
+    onnx.save(model, file)
+    onnx.checker.check_model(file)
+    session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+
+    def run(x: Tensor) -> Tensor:
+        (output,) = session.run(None, {"input": x.numpy()})
+        return torch.from_numpy(output)
+
+    (opset,) = (entry.version for entry in model.opset_import if entry.domain == "")
+    return run, f"ONNX, opset {opset}"
+
+
+def _write_pt2(
+    program: torch.export.ExportedProgram, file: Path, about: Described
+) -> tuple[Callable[[Tensor], Tensor], str]:
+    """Write the program as torch does, and return a function that runs the file."""
+    buffer = BytesIO()  # torch wants a name that ends in .pt2
+    torch.export.save(program, buffer, extra_files={"about.json": json.dumps(_facts(about))})
+    file.write_bytes(buffer.getvalue())
+    loaded = torch.export.load(BytesIO(file.read_bytes())).module()
+    return loaded, f"a program of torch {torch.__version__}"
+
+
+def _facts(about: Described) -> dict[str, str]:
+    """What the file says about itself."""
+    return {
+        "outputs": json.dumps(about.outputs, ensure_ascii=False),
+        "target": about.target,
+        "columns": json.dumps(about.partition.get("columns", []), ensure_ascii=False),
+        "method": str(about.summary.get("method")),
+        "weights_sha256": str(about.summary.get("weights_sha256")),
+    }
+
+
+def _input_text(about: Described, pixels: str) -> str:
+    shape = f"(batch, {', '.join(map(str, about.shape))})"
+    if about.images:
+        kind = "uint8" if pixels == "uint8" else "float32"
+        return f"images, {kind} {shape}, pixels {'0 to 255' if kind == 'uint8' else 'in [0, 1]'}"
+    if about.text:
+        return f"token numbers, int64 {shape}"
+    columns = ", ".join(about.partition.get("columns", [])) or "without names"
+    return f"rows of a table, float32 {shape}, not normalised: {columns}"
+
+
+# ---- the comparison
+def _difference(served: Served, run: Callable[[Tensor], Tensor], x: Tensor, out: Path) -> float:
+    """Return the largest absolute difference between torch and the program.
+
+    Raises:
+        DataError: the model returns NaN or infinity, as one that has diverged does.
+        RuntimeError: the difference is more than rounding.
+    """
+    with torch.no_grad():
+        expected, got = served(x), run(x)
+    if not expected.isfinite().all():
+        raise DataError(f"{out} is not written: the model itself returns no finite numbers")
+    scale = max(1.0, float(expected.abs().max()))
+    difference = float((expected - got).abs().max())
+    if expected.shape != got.shape or not difference <= _TOLERANCE * scale:
+        raise RuntimeError(
+            f"{out} is not written: for {len(x)} inputs its program returns {tuple(got.shape)},"
+            f" torch {tuple(expected.shape)}, and they differ by up to {difference:.2g}, more than"
+            f" {_TOLERANCE * scale:.2g}"
+        )
+    return difference
+
+
+def _random_inputs(about: Described, n: int, pixels: str) -> Tensor:
+    """Return n inputs: uniform pixels or tokens, or normal values with the columns' own spread."""
+    rng = torch.Generator().manual_seed(streams.integer(0, "export", pid=n))
+    shape = (n, *about.shape)
+    if about.images:
+        if pixels == "uint8":
+            return torch.randint(256, shape, generator=rng).to(torch.uint8)
+        return torch.rand(shape, generator=rng)
+    if about.text:
+        return torch.randint(about.partition["vocabulary"], shape, generator=rng)
+    moments = about.partition["normalised"]
+    return torch.randn(shape, generator=rng) * torch.tensor(moments["std"]) + torch.tensor(
+        moments["mean"]
+    )
+
+
+def _real_inputs(about: Described, pixels: str) -> tuple[Tensor | None, str]:
+    """Return samples of the run's data, or why there are none."""
+    try:
+        dataset = instantiate(about.config.dataset, data_dir=about.config.data_dir)
+    except (ConfigError, DataError):
+        return None, "the run's data are not on this machine"
+    x = (dataset.x if dataset.test is None else dataset.test.x)[:_REAL]
+    if tuple(x.shape[1:]) != about.shape:
+        return None, "the data on this machine are not those of the run"
+    if about.text:
+        return x.long(), ""
+    if x.dtype == torch.uint8:
+        return (x if pixels == "uint8" else x.float() / 255), ""
+    return ((x * 255).round().to(torch.uint8) if pixels == "uint8" else x.float()), ""

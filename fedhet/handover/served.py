@@ -1,0 +1,194 @@
+"""A model of a run as it is handed over: raw inputs to probabilities or numbers."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import DictConfig
+from torch import Tensor, nn
+
+from fedhet import api, trees
+from fedhet.check import one_of
+from fedhet.errors import ConfigError, DataError
+from fedhet.record.files import read_tensors
+
+_NEEDED = ("shape", "target", "classes", "numbers", "normalised", "target_scale", "vocabulary")
+
+
+@dataclass(frozen=True)
+class Described:
+    """What a run folder says about the inputs and outputs of its models.
+
+    Attributes:
+        folder: the run folder.
+        summary: the content of summary.json.
+        partition: the content of partition.json.
+        config: config.yaml, the settings of the run.
+    """
+
+    folder: Path
+    summary: dict[str, Any]
+    partition: dict[str, Any]
+    config: DictConfig
+
+    @classmethod
+    def read(cls, folder: Path) -> Described:
+        """Read the description.
+
+        Raises:
+            ConfigError: the folder is not that of a run, or the run's data and model were given as
+                objects, which leave no description.
+            DataError: a file in it is damaged.
+        """
+        summary, partition = (
+            api.read_json(folder, name) for name in ("summary.json", "partition.json")
+        )
+        config = api.read_config(folder)
+        if "task" in config:
+            raise ConfigError(
+                f"{folder}: the data and the model of this run were given as objects; use"
+                " fedhet.load(run, model=...) from Python, which returns a torch module"
+            )
+        if missing := [key for key in _NEEDED if key not in partition]:
+            raise DataError(f"{folder / 'partition.json'} is damaged: {missing[0]!r} is missing")
+        return cls(folder, summary, partition, config)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one sample: (C, H, W), (F,) or (T,)."""
+        return tuple(self.partition["shape"])
+
+    @property
+    def text(self) -> bool:
+        """Whether the inputs are token numbers."""
+        return self.partition["normalised"] is None
+
+    @property
+    def images(self) -> bool:
+        """Whether the inputs are images."""
+        return len(self.shape) == 3
+
+    @property
+    def target(self) -> str:
+        """What is predicted: class, number, labels or next_char."""
+        return str(self.partition["target"])
+
+    @property
+    def outputs(self) -> list[str]:
+        """The names of the outputs: classes, labels or numbers."""
+        return list(self.partition["numbers"] or self.partition["classes"])
+
+    @property
+    def output(self) -> str:
+        """What the outputs are: "numbers" in their original units, or "probabilities"."""
+        return "numbers" if self.target == "number" else "probabilities"
+
+
+class Served(nn.Module):
+    """A model with the normalisation before it, and after it what makes its outputs readable.
+
+    Inputs are images (B, C, H, W) with pixels in [0, 1], or as uint8 in 0 .. 255; rows of a table
+    (B, F) in the columns' own units; or token numbers (B, T). Outputs (B, K) are the probabilities
+    of the classes, which add up to 1; the probability of each label; or the numbers in their own
+    units.
+
+    Args:
+        model: a trained model.
+        about: the description of its run.
+    """
+
+    x_mean: Tensor | None
+    x_std: Tensor | None
+    y_mean: Tensor | None
+    y_std: Tensor | None
+
+    def __init__(self, model: nn.Module, about: Described) -> None:
+        super().__init__()
+        self.model = model
+        self.target = about.target
+        normalised, scale = about.partition["normalised"], about.partition["target_scale"]
+        ones = (1,) * (len(about.shape) - 1)
+        for prefix, values, shape in (("x", normalised, (-1, *ones)), ("y", scale, (-1,))):
+            for key in ("mean", "std"):
+                value = torch.tensor(values[key]).view(shape) if values else None
+                self.register_buffer(f"{prefix}_{key}", value, persistent=False)
+
+    def raw(self, x: Tensor) -> Tensor:
+        """Return the model's own outputs for raw inputs: logits, or standardised numbers."""
+        if x.dtype == torch.uint8:
+            x = x.float() / 255
+        if self.x_mean is not None and self.x_std is not None:
+            x = (x - self.x_mean) / self.x_std
+        output: Tensor = self.model(x)
+        return output
+
+    def readable(self, output: Tensor) -> Tensor:
+        """Return probabilities, or numbers in their own units."""
+        if self.target == "number":
+            if self.y_mean is None or self.y_std is None:
+                return output
+            return output * self.y_std + self.y_mean
+        return output.sigmoid() if self.target == "labels" else output.softmax(1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.readable(self.raw(x))
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments that say which model of which run is meant."""
+    parser.add_argument("run", type=Path, metavar="RUN", help="the run folder")
+    parser.add_argument(
+        "--client", type=int, metavar="N", help="the client whose own model is meant"
+    )
+    parser.add_argument(
+        "--view",
+        metavar="VIEW",
+        help=f"of the global model {', '.join(api.GLOBAL)}; with --client"
+        f" {', '.join(api.OWN)}; default: model, with --client personal",
+    )
+
+
+def opened(folder: Path, view: str | None, client: int | None) -> tuple[Described, Served]:
+    """Open a model of a run.
+
+    Args:
+        folder: the run folder.
+        view: see `weights` of `fedhet.load`; None: "model", or with a client "personal".
+        client: the client whose own model is meant; None: the global model.
+
+    Raises:
+        ConfigError: there is no such model; the message says why.
+        DataError: a file in the folder is damaged.
+    """
+    about = Described.read(folder)
+    views = about.summary.get("models", ["global"])
+    if client is None and "global" not in views:
+        raise ConfigError(
+            f"{folder}: method={about.summary.get('method')} has no global model; its"
+            f" {views[0] if views else 'personal'} models are those of single clients: --client N"
+            f" --view {views[0] if views else 'personal'}"
+        )
+    if view is None:
+        view = "model" if client is None else "personal"
+    if client is None and view in set(api.OWN) - set(api.GLOBAL):
+        raise ConfigError(f"--view {view} is a client's own model; name the client by --client N")
+    one_of("--view", view, api.GLOBAL if client is None else api.OWN)
+    model = api.load(folder, view, client=client)
+    if client is None and view == "model":
+        _check_weights(about)
+    return about, Served(model, about).eval()
+
+
+def _check_weights(about: Described) -> None:
+    """Refuse final weights that are not those of which summary.json has the digest."""
+    files = [file for file in about.folder.glob("*.safetensors") if file.stem != "best_val"]
+    digest = trees.sha256({file.stem: read_tensors(file) for file in files})
+    if digest != about.summary.get("weights_sha256"):
+        raise DataError(
+            f"{about.folder}: the weights in {', '.join(sorted(file.name for file in files))} are"
+            " not those that the run has written: weights_sha256 in summary.json is another digest"
+        )
