@@ -96,7 +96,8 @@ def client_for(
     try:
         own = OwnData.of(context.node_config)
         if own is not None:
-            return SiteClient(_settings(_overrides(context)), own, store).to_client()
+            site = SiteClient(_settings(_overrides(context)), own, store)
+            return measured(site, site.pid).to_client()
     except (ConfigError, DataError, ImportError) as error:
         reason = _refused(error)
         reason = own.told(reason, error) if own else reason
@@ -113,8 +114,7 @@ def client_for(
         ) from error
     try:
         job = make_job() if make_job else _cached_job(_overrides(context))
-        answer = {**properties, "data": job.data_digest}
-        client: NumPyClient = job.client(store, answer)
+        client: NumPyClient = job.client(store, {**properties, "data": job.data_digest})
         if make_job is None:  # else the node is simulated
             client = measured(client, properties["partition-id"])
         return client.to_client()

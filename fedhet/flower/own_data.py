@@ -89,6 +89,9 @@ class SiteClient(NumPyClient):
         own: the site.
         store: where the client's state is.
 
+    Attributes:
+        pid: the client that the site is.
+
     Raises:
         ConfigError: the run is not about the sites' own data, or does not declare this site.
         DataError: the site's data are not as declared.
@@ -105,7 +108,7 @@ class SiteClient(NumPyClient):
                 " it takes part in runs with dataset=local"
             )
         self._declared, scheme = declared_elsewhere(settings)
-        self._pid = self._declared.number_of(own.site)
+        self.pid = self._declared.number_of(own.site)
         self._own = own
         self._settings = settings
         self._store = store
@@ -115,7 +118,7 @@ class SiteClient(NumPyClient):
 
     @property
     def _hosted(self) -> dict[str, Any]:
-        return {"partition-id": self._pid, "num-partitions": len(self._declared.sites)}
+        return {"partition-id": self.pid, "num-partitions": len(self._declared.sites)}
 
     def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:
         own = self._own
@@ -125,7 +128,7 @@ class SiteClient(NumPyClient):
     def _client(self, carried: Mapping[str, Any]) -> FedClient:
         statistics = read_statistics(self._declared, wire.agreed(carried))
         cfg = self._settings.cfg
-        data = LocalData.at_site(cfg, self._pid, self._parts, statistics)
+        data = LocalData.at_site(cfg, self.pid, self._parts, statistics)
         job = Job(self._settings, engine="flwr", local=data)
         return job.client(self._store, self._hosted)
 

@@ -230,6 +230,7 @@ class Declaration:
             numbers=self.outputs if numbers else (),
             vocabulary=self.vocabulary or 0,
             padding=self.padding,
+            columns=tuple(self.features or ()),
         )
 
     def number_of(self, site: str) -> int:
