@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from fedhet.check import counted
 from fedhet.deploy import certificates, tls
 from fedhet.deploy.folders import (
     PLACEHOLDER,
@@ -265,8 +266,18 @@ def _data(place: Site, overrides: Sequence[str]) -> str:
     if not overrides:
         return f"{place.data or 'none of its own'}; add a run's overrides to compare them"
     from fedhet import config
+    from fedhet.data.local.data import declaration, is_local, own_parts
+    from fedhet.data.local.reading import SiteFiles
     from fedhet.data.run_data import RunData
 
-    found = RunData.of(config.compose(overrides).cfg)
+    cfg = config.compose(overrides).cfg
+    if is_local(cfg):
+        declared, scheme = declaration(cfg)
+        parts = own_parts(declared, scheme, cfg.seed, place.site, SiteFiles(Path(place.data)))
+        sizes = ", ".join(
+            f"{counted(len(part), 'sample')} to {name}" for name, part in parts.items()
+        )
+        return f"{place.data} is as declared: {sizes}"
+    found = RunData.of(cfg)
     record = found.partition_record()
     return f"{record['samples']} samples, labels {record['labels']}, partition {record['hash']}"

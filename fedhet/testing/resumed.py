@@ -20,7 +20,14 @@ from fedhet.testing.forgotten import Traces, forget, traces
 from fedhet.testing.runs import run_quietly
 
 RECORD = ("seconds", "run_dir", "experiment")
-ELSEWHERE = (*RECORD, "environment.json", "overrides.yaml", "checkpoints", "figures")
+ELSEWHERE = (
+    *RECORD,
+    "environment.json",
+    "overrides.yaml",
+    "checkpoints",
+    "figures",
+    "model_card.md",
+)
 
 
 def check_resume(*overrides: str, task: Task | None = None, again: tuple[str, ...] = ()) -> None:

@@ -74,7 +74,8 @@ def test_a_sample_of_two_clients_is_noticed() -> None:
         scheme.assign(labels(), seed=0)
 
 
-@pytest.mark.parametrize("name", [path.stem for path in CONF.glob("*.yaml")])
+# `sites`, which is no scheme for one data set, comes with dataset=local.
+@pytest.mark.parametrize("name", sorted({path.stem for path in CONF.glob("*.yaml")} - {"sites"}))
 def test_yamls_make_the_schemes(name: str) -> None:
     conf = OmegaConf.load(CONF / f"{name}.yaml")
     kinds = {kind.__name__.lower(): kind for kind in (*SCHEMES, Natural)}
