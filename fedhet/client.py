@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
-from flwr.client import NumPyClient
 from torch import nn
 
 from fedhet import messages
@@ -54,7 +53,7 @@ def evaluated_views(views: Iterable[str], site: Site) -> dict[str, str]:
     return {"personal" if name == "global" else name: name for name in names}
 
 
-class FedClient(LocalTraining, NumPyClient):
+class FedClient(LocalTraining, wire.WireClient):
     """Serves one message. Its defaults are FedAvg.
 
     A method overrides `start`, `losses`, `gradient`, ..., or adds a method for a phase of its own.
@@ -96,12 +95,6 @@ class FedClient(LocalTraining, NumPyClient):
         # At the deadline the work ends by itself, unless it hangs outside of Python.
         with exit_after(None if msg.deadline is None else msg.deadline + HANG_SECONDS):
             return wire.reply_arrays(msg, self.handle(msg))
-
-    def evaluate(
-        self, parameters: list[np.ndarray], config: dict[str, Any]
-    ) -> tuple[float, int, dict[str, Any]]:
-        _, examples, metrics = self.fit(parameters, config)
-        return 0.0, examples, metrics
 
     # ---- one message
     def handle(self, msg: Broadcast) -> Reply:

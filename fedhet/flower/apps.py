@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("fedhet")
 
 
-class Refusal(NumPyClient):
+class Refusal(wire.WireClient):
     """Answers each message of a run that this machine cannot serve with the reason.
 
     Args:
@@ -65,12 +65,6 @@ class Refusal(NumPyClient):
     ) -> tuple[list[np.ndarray], int, dict[str, Any]]:
         msg = wire.read_broadcast(parameters, config)
         return wire.reply_arrays(msg, Failure(msg.pid, msg.phase, msg.step, self._reason))
-
-    def evaluate(
-        self, parameters: list[np.ndarray], config: dict[str, Any]
-    ) -> tuple[float, int, dict[str, Any]]:
-        _, examples, metrics = self.fit(parameters, config)
-        return 0.0, examples, metrics
 
 
 def client_for(

@@ -33,7 +33,7 @@ def measured(client: NumPyClient, partition_id: int) -> NumPyClient:
     return client if file is None else Metered(client, file)
 
 
-class Metered(NumPyClient):
+class Metered(wire.WireClient):
     """A client that counts its messages in a file. Each message may have a process of its own.
 
     Args:
@@ -59,12 +59,6 @@ class Metered(NumPyClient):
         sent = {way: sum(array.nbytes for array in arrays) for way, arrays in sizes.items()}
         self._count(msg, wire.read_reply(msg, result), seconds, sent)
         return result
-
-    def evaluate(
-        self, parameters: list[np.ndarray], config: dict[str, Any]
-    ) -> tuple[float, int, dict[str, Any]]:
-        _, examples, metrics = self.fit(parameters, config)
-        return 0.0, examples, metrics
 
     def _count(
         self, msg: Broadcast, reply: Reply, seconds: float, sent: Mapping[str, float]

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from flwr.client import NumPyClient
 
 from fedhet.check import integer
 from fedhet.client import FedClient
@@ -81,7 +80,7 @@ class OwnData:
         return reason
 
 
-class SiteClient(NumPyClient):
+class SiteClient(wire.WireClient):
     """Answers a run's question who it is, and each message with the normalisation agreed on.
 
     Args:
@@ -136,11 +135,6 @@ class SiteClient(NumPyClient):
         self, parameters: list[np.ndarray], config: dict[str, Any]
     ) -> tuple[list[np.ndarray], int, dict[str, Any]]:
         return self._client(config).fit(parameters, config)
-
-    def evaluate(
-        self, parameters: list[np.ndarray], config: dict[str, Any]
-    ) -> tuple[float, int, dict[str, Any]]:
-        return self._client(config).evaluate(parameters, config)
 
 
 def declared_elsewhere(settings: Config) -> tuple[Declaration, Sites]:
