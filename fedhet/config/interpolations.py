@@ -81,11 +81,13 @@ def portable(lines: Sequence[str], raw: DictConfig, resolved: DictConfig) -> lis
     """
     parsed = overrides.parse(lines)
     kept = [override for override in parsed if only(str(override.input_line), (SETTING,))]
-    read = [key for key, value in _strings(OmegaConf.to_container(raw)) if not _plain(value)]
+    read = [
+        key for key, value in _strings(OmegaConf.to_container(raw)) if not only(value, (SETTING,))
+    ]
     keys = [key for override in parsed if override not in kept for key in _keys(override)]
     keys += [re.sub(r"(\.\d+)+$", "", key) for key in read]  # a list is sent as a whole
     return [str(override.input_line) for override in kept] + [
-        f"{key}={literal(_plain_value(OmegaConf.select(resolved, key)))}"
+        f"{key}={literal(_as_plain(OmegaConf.select(resolved, key)))}"
         for key in dict.fromkeys(keys)
     ]
 
@@ -109,11 +111,7 @@ def only(text: str, forms: Sequence[re.Pattern[str]]) -> bool:
     return all(any(form.match(text, place) for form in forms) for place in places)
 
 
-def _plain(text: str) -> bool:
-    return only(text, (SETTING,))
-
-
-def _plain_value(value: Any) -> Any:
+def _as_plain(value: Any) -> Any:
     return OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
 
 

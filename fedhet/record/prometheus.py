@@ -16,6 +16,7 @@ from typing import Any
 
 from fedhet.errors import WriteError, clean
 from fedhet.record.files import write_text
+from fedhet.record.summary import sums
 from fedhet.targets.table import of_row
 
 log = logging.getLogger("fedhet")
@@ -69,14 +70,6 @@ def text(
     status: str,
 ) -> str:
     """The content of the file, in Prometheus' text format; see `update`."""
-    sent: dict[tuple[str, str], float] = {}
-    seconds: dict[str, float] = {}
-    for row in rows:
-        for part, value in row["seconds"].items():
-            seconds[part] = seconds.get(part, 0) + value
-        for way, kinds in row["bytes"].items():
-            for kind, value in kinds.items():
-                sent[way, kind] = sent.get((way, kind), 0) + value
     about = {key: str(summary.get(key)) for key in ("method", "dataset", "model", "experiment")}
     last = rows[-1] if rows else {}
     cohort = len(last.get("cohort", ()))
@@ -92,13 +85,20 @@ def text(
             "seconds_total",
             "counter",
             "seconds by what they were spent on",
-            [({"part": part}, value) for part, value in seconds.items()],
+            [
+                ({"part": part}, value)
+                for part, value in sums([row["seconds"] for row in rows]).items()
+            ],
         ),
         block(
             "bytes_total",
             "counter",
             "bytes to and from clients by kind",
-            [({"direction": way, "kind": kind}, value) for (way, kind), value in sent.items()],
+            [
+                ({"direction": way, "kind": kind}, value)
+                for way in ("up", "down")
+                for kind, value in sums([row["bytes"][way] for row in rows]).items()
+            ],
         ),
         block(
             "failures_total",

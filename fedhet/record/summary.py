@@ -63,7 +63,7 @@ def summarise(
     target = strategy.site.task.scoring
     losses = [row["loss_global"] for row in rows if row["loss_global"] is not None]
     validation = [row[key] for row in rows if (key := target.key("val_weighted")) in row]
-    clocks = _sums([row["seconds"] for row in rows])
+    clocks = sums([row["seconds"] for row in rows])
     return {
         "status": status,
         "reason": reason,
@@ -83,7 +83,7 @@ def summarise(
             **{name: clocks.get(name, 0.0) for name in ("train", "evaluate", "aggregate")},
         },
         "communication": _communication(rows, strategy),
-        "bytes": {way: _sums([row["bytes"][way] for row in rows]) for way in ("up", "down")},
+        "bytes": {way: sums([row["bytes"][way] for row in rows]) for way in ("up", "down")},
         "client_state": state_sizes(strategy.state_bytes),
         "failures": failures,
         "rejected": dict(Counter(failure["reason"] for failure in failures)),
@@ -242,7 +242,7 @@ def _communication(rows: Sequence[Row], strategy: FedStrategy) -> dict[str, int 
     return {"effective_rounds": len(before) + step, "cost": cost}
 
 
-def _sums(counts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def sums(counts: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Add up the values of equal names."""
     totals: dict[str, Any] = {}
     for named in counts:
