@@ -1,10 +1,11 @@
-"""Runs of one SuperLink take turns: a run that is submitted during another one waits for its end."""
+"""Runs of one SuperLink take turns: one that is submitted during another waits for its end."""
 
 from __future__ import annotations
 
 import fcntl
 import logging
 import os
+from pathlib import Path
 from threading import Thread
 from typing import TextIO
 
@@ -33,7 +34,7 @@ def take_turn(run: int) -> None:
     if not path:
         return
     try:
-        file = open(path, "a+", encoding="utf-8")  # noqa: SIM115 -- held until the process ends
+        file = Path(path).open("a+", encoding="utf-8")  # noqa: SIM115 -- until the process ends
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError):

@@ -14,10 +14,12 @@ from fedhet.errors import ConfigError
 from fedhet.flower.turns import QUEUE, take_turn
 
 CODE = """
-import sys, time
+import signal, sys, threading, time
 from fedhet.flower.turns import take_turn
 from fedhet.record import terminal
 terminal.log_to_stderr()
+stopped = lambda: sys.stdin.readline() and signal.raise_signal(signal.SIGINT)
+threading.Thread(target=stopped, daemon=True).start()
 take_turn(int(sys.argv[1]))
 print("begins", file=sys.stderr, flush=True)
 time.sleep(600)
@@ -31,6 +33,7 @@ class Run:
         self.process = subprocess.Popen(
             [sys.executable, "-c", CODE, str(number)],
             env={**os.environ, QUEUE: str(queue)},
+            stdin=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
@@ -39,8 +42,13 @@ class Run:
         assert self.process.stderr
         return self.process.stderr.readline().strip()
 
-    def end(self, number: int = signal.SIGKILL) -> None:
-        self.process.send_signal(number)
+    def stop(self) -> None:
+        """As Flower does it after `flwr stop`: by a signal that a thread raises."""
+        with self.process:
+            self.process.communicate("stop\n", 60)
+
+    def kill(self) -> None:
+        self.process.kill()
         with self.process:
             self.process.wait(60)
 
@@ -52,16 +60,16 @@ def test_runs_wait_in_the_order_in_which_they_came_whatever_ends_them(tmp_path: 
             runs.append(Run(number, tmp_path / "queue"))
             expected = "begins" if number == 1 else "fedhet: waiting for the end of run 1"
             assert runs[-1].says() == expected
-        runs[2].end(signal.SIGINT)  # as Flower ends a run that is stopped, here while it waits
+        runs[2].stop()  # while it waits
         assert runs[2].process.returncode == -signal.SIGINT
-        runs[0].end()
+        runs[0].kill()
         assert runs[1].says() == "begins"
         assert runs[3].process.poll() is None
-        runs[1].end()
+        runs[1].kill()
         assert runs[3].says() == "begins"
     finally:
         for run in runs:
-            run.end()
+            run.kill()
 
 
 def test_without_a_queue_nothing_waits_or_is_written(
