@@ -37,6 +37,7 @@ STATE_BYTES = "bytes.state"  # metric: the size of what the client remembers now
 HANG_SECONDS = 5.0  # after its deadline, a client's process may take so long to end the work
 FINETUNE_EPOCHS = "eval.finetune_epochs"  # extra: epochs of the view "finetuned"
 KEEP = "eval.keep"  # extra: the views, joined by commas, whose models the reply is to carry
+DELIVER = "eval.deliver"  # extra: the site is to keep the models; the digest of the global one
 
 
 def evaluated_views(views: Iterable[str], site: Site) -> dict[str, str]:
@@ -69,6 +70,7 @@ class FedClient(LocalTraining, wire.WireClient):
     data: Samples
     model: nn.Module
     steps: int
+    delivery: Callable[[FedClient], Update] | None = None  # keeps the final models at a site
 
     def __init__(
         self,
@@ -123,7 +125,7 @@ class FedClient(LocalTraining, wire.WireClient):
     def _serve(self, msg: Broadcast) -> Update:
         self.receive(msg)
         if msg.phase == EVALUATE:
-            return self.assess()
+            return self._deliver() if DELIVER in msg.extras else self.assess()
         work = self.prepare()
         began = time.perf_counter()
         update = work(self.msg)
@@ -246,10 +248,16 @@ class FedClient(LocalTraining, wire.WireClient):
         return model
 
     # ---- evaluation
-    def assess(self) -> Update:
+    def _deliver(self) -> Update:
+        if self.delivery is None:
+            raise ValueError("the server delivers a model, and this client is at no site")
+        return self.delivery(self)
+
+    def assess(self, visit: Callable[[str, nn.Module], None] | None = None) -> Update:
         """Score every view on the client's own validation and test data; nothing is changed.
 
         Where the server asks for models, the reply has what they differ in from the received one.
+        `visit` is given each view's name and its model.
         """
         kept = self.msg.text(KEEP).split(",") if KEEP in self.msg.extras else []
         if kept and not self.site.simulated:
@@ -272,6 +280,8 @@ class FedClient(LocalTraining, wire.WireClient):
                     scores, tally = assess(model, prepared, self.site.task)
                     metrics |= {f"{part}.{view}.{name}": value for name, value in scores.items()}
                     tallies[f"{part}.{view}"] = tally
+            if visit:
+                visit(view, model)
             if view in kept:
                 common = {**self.site.initial, **self.msg.weights}
                 models[f"{KEEP}.{view}"] = own_tensors(model, self.site.model, common)
