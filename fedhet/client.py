@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-import numpy as np
 from torch import nn
 
 from fedhet import messages
@@ -23,7 +22,7 @@ from fedhet.messages import EVALUATE, LOST, Broadcast, Extras, Failure, Reply, U
 from fedhet.metrics import assess
 from fedhet.models.parts import own_tensors
 from fedhet.plugin import Plugin, overrides
-from fedhet.process import exit_after, time_limit
+from fedhet.process import time_limit
 from fedhet.site import Site
 from fedhet.state import ClientState, Store
 from fedhet.task import Samples
@@ -34,7 +33,6 @@ log = logging.getLogger("fedhet")
 Result = TypeVar("Result")
 UNSHARED = "client.kept"  # state: tensors that are trained here and never shared
 STATE_BYTES = "bytes.state"  # metric: the size of what the client remembers now
-HANG_SECONDS = 5.0  # after its deadline, a client's process may take so long to end the work
 FINETUNE_EPOCHS = "eval.finetune_epochs"  # extra: epochs of the view "finetuned"
 KEEP = "eval.keep"  # extra: the views, joined by commas, whose models the reply is to carry
 DELIVER = "eval.deliver"  # extra: the site is to keep the models; the digest of the global one
@@ -89,14 +87,6 @@ class FedClient(LocalTraining, wire.WireClient):
     # ---- Flower's side
     def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:
         return self._properties
-
-    def fit(
-        self, parameters: list[np.ndarray], config: dict[str, Any]
-    ) -> tuple[list[np.ndarray], int, dict[str, Any]]:
-        msg = wire.read_broadcast(parameters, config)
-        # At the deadline the work ends by itself, unless it hangs outside of Python.
-        with exit_after(None if msg.deadline is None else msg.deadline + HANG_SECONDS):
-            return wire.reply_arrays(msg, self.handle(msg))
 
     # ---- one message
     def handle(self, msg: Broadcast) -> Reply:

@@ -14,8 +14,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from flwr.client import NumPyClient
 from flwr.server import ServerAppComponents, ServerConfig
 
 from fedhet import config
@@ -30,7 +28,7 @@ from fedhet.flower.metered import measured
 from fedhet.flower.own_data import EXAMPLE, OwnData, SiteClient, declared_elsewhere
 from fedhet.flower.server import FedServer
 from fedhet.job import Job, try_settings
-from fedhet.messages import Failure
+from fedhet.messages import Broadcast, Failure
 from fedhet.process import pin_threads
 from fedhet.record import terminal
 from fedhet.server import Observer
@@ -60,11 +58,8 @@ class Refusal(wire.WireClient):
     def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:
         return self._properties
 
-    def fit(
-        self, parameters: list[np.ndarray], config: dict[str, Any]
-    ) -> tuple[list[np.ndarray], int, dict[str, Any]]:
-        msg = wire.read_broadcast(parameters, config)
-        return wire.reply_arrays(msg, Failure(msg.pid, msg.phase, msg.step, self._reason))
+    def handle(self, msg: Broadcast) -> Failure:
+        return Failure(msg.pid, msg.phase, msg.step, self._reason)
 
 
 def client_for(
@@ -90,8 +85,7 @@ def client_for(
     try:
         own = OwnData.of(context.node_config)
         if own is not None:
-            site = SiteClient(_settings(_overrides(context)), own, store)
-            return measured(site, site.pid).to_client()
+            return SiteClient(_settings(_overrides(context)), own, store).to_client()
     except (ConfigError, DataError, ImportError) as error:
         reason = _refused(error)
         reason = own.told(reason, error) if own else reason
@@ -108,13 +102,13 @@ def client_for(
         ) from error
     try:
         job = make_job() if make_job else _cached_job(_overrides(context))
-        client: NumPyClient = job.client(store, {**properties, "data": job.data_digest})
-        if make_job is None:  # else the node is simulated
-            client = measured(client, properties["partition-id"])
-        return client.to_client()
+        client: wire.WireClient = job.client(store, {**properties, "data": job.data_digest})
     except (ConfigError, DataError, ImportError) as error:
         reason = _refused(error)
-        return Refusal(reason, {**properties, "problem": reason}).to_client()
+        client = Refusal(reason, {**properties, "problem": reason})
+    if make_job is None:  # else the node is simulated
+        client = measured(client, properties["partition-id"])
+    return client.to_client()
 
 
 def _refused(error: Exception) -> str:

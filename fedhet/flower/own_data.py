@@ -20,6 +20,7 @@ from fedhet.data.local.report import MIN_COUNT, Report, read_statistics
 from fedhet.data.local.scheme import Sites
 from fedhet.errors import ConfigError
 from fedhet.flower import wire
+from fedhet.flower.metered import measured
 from fedhet.job import Job
 from fedhet.state import Store
 from fedhet.task import Samples
@@ -129,7 +130,7 @@ class SiteClient(wire.WireClient):
         cfg = self._settings.cfg
         data = LocalData.at_site(cfg, self.pid, self._parts, statistics)
         job = Job(self._settings, engine="flwr", local=data)
-        return job.client(self._store, self._hosted)
+        return measured(job.client(self._store, self._hosted), self.pid)
 
     def fit(
         self, parameters: list[np.ndarray], config: dict[str, Any]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,68 +12,14 @@ import numpy as np
 import pandas
 import pytest
 import torch
-from own_sites import RUN, Deployment, as_sent, simulated, write_sites
+from own_sites import RUN, Sites, simulated, write_sites
 
 import fedhet
 from fedhet import config
 from fedhet.client import DELIVER
-from fedhet.data.local.data import LocalData
 from fedhet.evaluation import evaluation_messages
-from fedhet.flower import wire
 from fedhet.handover import predict
-from fedhet.job import Job
-from fedhet.messages import Broadcast, Extras, Failure, Reply
-from fedhet.server import Clock, run_rounds
-
-VARIABLE = "FEDHET_MODEL_DIR"
-
-
-class Sites:
-    """A run on the sites a, b and c, whose messages are served by real clients of their nodes.
-
-    Attributes:
-        away: the clients whose nodes do not answer a delivery.
-        models: the folder of each site, by client.
-        added: extras that hostile clients add to their replies to a delivery.
-    """
-
-    store = None
-
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, *overrides: str) -> None:
-        self.deployment = Deployment(write_sites(folder), "deliver=true", *overrides)
-        agreed = self.deployment.agree()
-        lines = [*self.deployment.overrides, f"hydra.run.dir={folder / 'run'}"]
-        settings = config.compose(lines)
-        self.job = Job(settings, engine="flwr", local=LocalData.agreed_on(settings.cfg, agreed))
-        self.away: set[int] = set()
-        self.models = {pid: folder / f"models-{pid}" for pid in range(3)}
-        self.added: dict[int, Extras] = {}
-        self._monkeypatch = monkeypatch
-
-    def serve(self, msg: Broadcast) -> Reply:
-        node: Any = self.deployment.nodes.proxy(msg.pid, self.deployment.manager)
-        self._monkeypatch.setenv(VARIABLE, str(self.models[msg.pid]))
-        return wire.read_reply(msg, node.client.fit(*as_sent(msg, self.deployment.nodes.agreed)))
-
-    def exchange(self, plan: list[Broadcast], clock: Clock) -> Iterator[Reply]:
-        with clock("broadcast"), clock("clients"), clock("upload"):
-            pass
-        for msg in plan:
-            if DELIVER in msg.extras and msg.pid in self.away:
-                yield Failure(msg.pid, msg.phase, msg.step, "Node Unavailable", "no reply")
-                continue
-            reply = self.serve(msg)
-            if DELIVER in msg.extras and msg.pid in self.added:
-                reply.extras |= self.added[msg.pid]  # type: ignore[union-attr]
-            yield reply
-
-    def run(self) -> dict[str, Any]:
-        """The run's summary."""
-        run_rounds(self.job.strategy, self, self.job.recorder, True, lambda row: None)
-        return dict(json.loads((self.job.recorder.folder / "summary.json").read_text()))
-
-    def home(self, pid: int) -> Path:
-        return self.models[pid] / self.job.strategy.experiment / str(pid)
+from fedhet.messages import Failure
 
 
 def predicted(capsys: pytest.CaptureFixture[str], *arguments: str) -> torch.Tensor:
@@ -96,7 +41,7 @@ def test_each_site_gets_the_final_model_and_keeps_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What `predict` says at a site is what the models of the same run, simulated, say."""
-    sites = Sites(tmp_path, monkeypatch, "method=ditto")
+    sites = Sites(tmp_path, monkeypatch, "deliver=true", "method=ditto")
     summary = sites.run()
     assert (summary["status"], summary["failures"]) == ("ok", [])
     same = simulated(tmp_path, "method=ditto")
@@ -127,7 +72,7 @@ def test_each_site_gets_the_final_model_and_keeps_its_own(
 def test_without_a_global_model_a_site_keeps_its_own_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sites = Sites(tmp_path, monkeypatch, "method=fedpcl")
+    sites = Sites(tmp_path, monkeypatch, "deliver=true", "method=fedpcl")
     assert sites.run()["delivery"]["model_sha256"] is None
     home = sites.home(2)
     assert [file.name for file in home.glob("*.safetensors")] == ["personal.safetensors"]
@@ -140,7 +85,7 @@ def test_without_a_global_model_a_site_keeps_its_own_only(
 def test_a_site_that_is_away_or_has_no_room_does_not_fail_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    sites = Sites(tmp_path, monkeypatch, "method=fedavg")
+    sites = Sites(tmp_path, monkeypatch, "deliver=true", "method=fedavg")
     sites.away = {2}
     (tmp_path / "file").write_text("")
     sites.models[1] = tmp_path / "file" / "models"
@@ -160,7 +105,7 @@ def test_a_second_delivery_replaces_the_first_as_a_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As of a run that is resumed for more rounds."""
-    sites = Sites(tmp_path, monkeypatch, "method=ditto", "rounds=1")
+    sites = Sites(tmp_path, monkeypatch, "deliver=true", "method=ditto", "rounds=1")
     sites.run()
     home = sites.home(0)
     (home / "from-before").write_text("")
@@ -198,7 +143,7 @@ def test_a_second_delivery_replaces_the_first_as_a_whole(
 def test_a_site_refuses_another_model_than_the_servers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alter: Any, cause: str
 ) -> None:
-    sites = Sites(tmp_path, monkeypatch, "method=fedavg")
+    sites = Sites(tmp_path, monkeypatch, "deliver=true", "method=fedavg")
     msg = evaluation_messages(_begun(sites))[0]
     reply = sites.serve(alter(replace(msg, extras={DELIVER: "f" * 64})))
     assert isinstance(reply, Failure) and cause in reply.cause
@@ -206,17 +151,17 @@ def test_a_site_refuses_another_model_than_the_servers(
 
 
 def test_a_relative_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sites = Sites(tmp_path, monkeypatch, "method=fedpcl")
+    sites = Sites(tmp_path, monkeypatch, "deliver=true", "method=fedpcl")
     sites.models[0] = Path("models")
     msg = evaluation_messages(_begun(sites))[0]
     reply = sites.serve(replace(msg, extras={**msg.extras, DELIVER: ""}))
-    assert isinstance(reply, Failure) and f"{VARIABLE} must be an absolute path" in reply.cause
+    assert isinstance(reply, Failure) and "FEDHET_MODEL_DIR must be an absolute path" in reply.cause
 
 
 def test_what_the_settings_do_not_say_is_not_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sites = Sites(tmp_path, monkeypatch, "deliver=false")
+    sites = Sites(tmp_path, monkeypatch)
     msg = evaluation_messages(_begun(sites))[0]
     reply = sites.serve(replace(msg, extras={**msg.extras, DELIVER: "f" * 64}))
     assert isinstance(reply, Failure) and "settings do not" in reply.cause
@@ -225,7 +170,7 @@ def test_what_the_settings_do_not_say_is_not_kept(
 def test_a_reply_to_a_delivery_brings_no_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sites = Sites(tmp_path, monkeypatch, "method=fedavg", "rounds=1")
+    sites = Sites(tmp_path, monkeypatch, "deliver=true", "method=fedavg", "rounds=1")
     sites.added = {1: {"eval.keep.personal": {"w": torch.ones(1)}}}
     summary = sites.run()
     assert summary["delivery"]["clients"] == [0, 2]
