@@ -18,7 +18,7 @@ import fedhet
 from fedhet import config
 from fedhet.client import DELIVER
 from fedhet.evaluation import evaluation_messages
-from fedhet.handover import predict
+from fedhet.handover import export, predict
 from fedhet.messages import Failure
 
 
@@ -80,6 +80,9 @@ def test_without_a_global_model_a_site_keeps_its_own_only(
     x = np.load(tmp_path / "c.npz")["x_train"]
     wanted = expected(same, x, weights="personal", client=2)
     assert torch.allclose(predicted(capsys, str(home), str(tmp_path / "c.npz")), wanted, atol=1e-6)
+    assert export.main([str(home), "--to", "pt2"]) == 0
+    program = torch.export.load(home / "personal.pt2").module()
+    assert torch.allclose(program(torch.tensor(x).float()), wanted, atol=1e-6)
 
 
 def test_a_site_that_is_away_or_has_no_room_does_not_fail_the_run(
