@@ -105,9 +105,10 @@ def _add(out: Path, names: Sequence[str]) -> int:
     now = kit.add(out, names)
     for name in names:
         print(f"written: {out / 'sites' / name}")
+    print(f"next: python -m fedhet deploy register {out}")
     print(
-        f"next: python -m fedhet deploy register {out}; and write sites = {len(now.sites)} into the"
-        " site.toml of every other site, which must then be started again: all must have the same"
+        "the other sites need nothing new if they have data of their own; without, each writes"
+        f" sites = {len(now.sites)} into its site.toml and starts again"
     )
     return 0
 

@@ -27,6 +27,7 @@ from fedhet.flower.joining import JoiningServer, SiteNodes
 from fedhet.flower.metered import measured
 from fedhet.flower.own_data import EXAMPLE, OwnData, SiteClient, declared_elsewhere
 from fedhet.flower.server import FedServer
+from fedhet.flower.turns import take_turn
 from fedhet.job import Job, try_settings
 from fedhet.messages import Broadcast, Failure
 from fedhet.process import pin_threads
@@ -139,6 +140,7 @@ def server_for(context: Context) -> ServerAppComponents:
     except UnknownChoice as error:
         raise ConfigError(_explained(error)) from None
     pin_threads(settings.cfg.engine.threads)
+    take_turn(context.run_id)
     if is_local(settings.cfg):
         return _joining(settings)
     return components(Job(settings, engine="flwr"), terminal.log_step)

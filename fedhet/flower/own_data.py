@@ -122,10 +122,14 @@ class SiteClient(wire.WireClient):
     def _hosted(self) -> dict[str, Any]:
         return {"partition-id": self.pid, "num-partitions": len(self._declared.sites)}
 
-    def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:
+    @property
+    def report(self) -> Report:
+        """What the server is told of the site's data."""
         own = self._own
-        report = Report.of(self._declared, own.site, self._parts, min_count=own.min_count)
-        return {**self._hosted, "report": json.dumps(report.as_dict())}
+        return Report.of(self._declared, own.site, self._parts, min_count=own.min_count)
+
+    def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:
+        return {**self._hosted, "report": json.dumps(self.report.as_dict())}
 
     def _client(self, carried: Mapping[str, Any]) -> FedClient:
         statistics = read_statistics(self._declared, wire.agreed(carried))
