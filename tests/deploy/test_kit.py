@@ -6,6 +6,7 @@ import json
 import shutil
 import ssl
 import subprocess
+import sys
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -156,6 +157,18 @@ def test_units_and_compose_files_start_the_folder_again_after_a_minute(kit: Path
         assert service["restart"] == "always"
         assert service["command"] == f"python -m fedhet deploy run /{role}"
         assert f".:/{role}:ro" in service["volumes"]
+
+
+@pytest.mark.parametrize("folder", ["server", "sites/b"])
+def test_systemd_finds_nothing_wrong_with_the_units(kit: Path, tmp_path: Path, folder: str) -> None:
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("systemd-analyze is not installed")
+    unit = tmp_path / "fedhet.service"
+    text = (kit / folder / "fedhet.service").read_text()
+    unit.write_text(text.replace("/opt/fedhet/venv/bin/python", sys.executable))
+    verify = ["systemd-analyze", "verify", str(unit)]
+    done = subprocess.run(verify, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_an_existing_folder_keeps_its_keys(own: Path, capsys: pytest.CaptureFixture[str]) -> None:

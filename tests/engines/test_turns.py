@@ -44,8 +44,7 @@ class Run:
 
     def stop(self) -> None:
         """As Flower does it after `flwr stop`: by a signal that a thread raises."""
-        with self.process:
-            self.process.communicate("stop\n", 60)
+        self.process.communicate("stop\n", 30)
 
     def kill(self) -> None:
         self.process.kill()
