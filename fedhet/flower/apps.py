@@ -90,7 +90,9 @@ def client_for(
     try:
         own = OwnData.of(context.node_config)
         if own is not None:
-            site = SiteClient(_settings(_overrides(context)), own, store)
+            settings = _settings(_overrides(context))
+            site = _prepared_sites.get((_overrides(context), own, store))
+            site = site or SiteClient(settings, own, store)
             return measured(site, site.pid).to_client()
     except (ConfigError, DataError, ImportError) as error:
         reason = _refused(error)
@@ -107,6 +109,8 @@ def client_for(
             f" its own, {EXAMPLE}"
         ) from error
     try:
+        if make_job is None:
+            _settings(_overrides(context))
         job = make_job() if make_job else _cached_job(_overrides(context))
         client: NumPyClient = job.client(store, {**properties, "data": job.data_digest})
         if make_job is None:  # else the node is simulated
@@ -132,7 +136,35 @@ def _settings(overrides: tuple[str, ...]) -> config.Config:
 @lru_cache(maxsize=1)
 def _cached_job(overrides: tuple[str, ...]) -> Job:
     """The job of this process, so that it loads data and model once for all its messages."""
-    return Job(_settings(overrides), engine="flwr")
+    return Job(config.cached(overrides), engine="flwr")
+
+
+# The site of the process that forks a run's clients; each of them serves one message with it.
+_prepared_sites: dict[tuple[tuple[str, ...], OwnData, Any], SiteClient] = {}
+
+
+def prepare(context: Context, store: Store | Callable[[str], Store]) -> None:
+    """Load what all messages of a run need, in a process that forks their clients (`deploy node`).
+
+    Nothing here may start threads or use a GPU: a forked process would have neither.
+
+    Args:
+        context: Flower's context of the node.
+        store: as for `client_for`.
+
+    Raises:
+        ConfigError, DataError, ImportError: this machine cannot serve the run.
+    """
+    overrides = _overrides(context)
+    settings = config.cached(overrides)
+    if settings.cfg.engine.threads > 1:
+        return  # the data are loaded with as many threads as ever, or their bits could differ
+    pin_threads(1)
+    own = OwnData.of(context.node_config)
+    if own is None:
+        _cached_job(overrides).prepare()
+    else:
+        _prepared_sites[overrides, own, store] = SiteClient(settings, own, store)
 
 
 def server_for(context: Context) -> ServerAppComponents:

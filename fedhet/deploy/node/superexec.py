@@ -1,0 +1,57 @@
+"""Flower's SuperExec with an executor that forks, and that starts a task as soon as there is one.
+
+    python -m fedhet.deploy.node.superexec <options of flower-superexec>
+
+The SuperNode writes a byte to its stdin for each message; the end of stdin is the SuperNode's.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import time
+from typing import Any
+
+from flwr.supercore.cli.flower_superexec import flower_superexec
+from flwr.supercore.constant import ExecutorType
+
+from fedhet.deploy.node.executor import ForkExecutor, ForkPlugin
+from fedhet.deploy.node.shape import flower_module
+
+STDIN = 0
+
+
+class Clock:
+    """The module `time` for Flower's loop, whose sleep ends when a message arrives."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(time, name)
+
+    def sleep(self, seconds: float) -> None:
+        """Sleep for so many seconds, or until the SuperNode has a message."""
+        ready, _, _ = select.select([STDIN], [], [], seconds)
+        if ready and not os.read(STDIN, 4096):
+            signal.raise_signal(signal.SIGTERM)
+
+
+def executor_for(executor_type: ExecutorType, *_: Any, **__: Any) -> ForkExecutor:
+    """Takes the place of Flower's factory."""
+    assert executor_type == ExecutorType.SUBPROCESS
+    return ForkExecutor()
+
+
+def main() -> None:
+    """Run Flower's SuperExec."""
+    module = flower_module(
+        "flwr.supercore.superexec.run_superexec",
+        run_superexec=("time.sleep(task_poll_interval)", "get_executor(", "AutoExecPlugin("),
+    )
+    vars(module).update(time=Clock(), get_executor=executor_for, AutoExecPlugin=ForkPlugin)
+    sys.argv[0] = "flower-superexec"
+    flower_superexec()
+
+
+if __name__ == "__main__":
+    main()
