@@ -174,6 +174,8 @@ node() { # node <i>: its key must be registered before it starts
   local config="partition-id=$1 num-partitions=$nodes" site=${sites[$1]:-}
   if [[ $site ]]; then config="site=\"${site%%=*}\" data=\"$(realpath "${site#*=}")\""; fi
   export FLWR_HOME=$work/node$1 FEDHET_STATE_DIR=$work/node$1/state
+  # Of a copy of fedhet, the node command alone; the clients' code comes with the run.
+  if ((${#supernode[@]} > 1)); then export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}; fi
   exec "${supernode[@]}" --superlink "$superlink" --root-certificates "$work/ca.crt" \
     --auth-supernode-private-key "$work/node$1.key" --host 127.0.0.1 --port "${ports[$1]}" \
     --node-config "$config"

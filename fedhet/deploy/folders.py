@@ -18,6 +18,7 @@ from fedhet.errors import ConfigError, DataError
 
 PLACEHOLDER = "/path/to/the/data"
 CONNECTION = "fedhet"  # the name of a connection in Flower's config.toml
+NODES = ("fedhet", "flower-supernode")  # the programs of a site
 PACKAGES = ("torch", "flwr", "fedhet")
 BIN = Path(sys.executable).parent  # where this environment has Flower's programs
 
@@ -69,6 +70,7 @@ class Site:
         data: the absolute path of its data; "" if it has none of its own.
         state: a folder for what its clients remember, and Flower's own files.
         port: of the SuperNode, on 127.0.0.1.
+        node: "fedhet" for `deploy node`, or "flower-supernode".
     """
 
     folder: Path
@@ -79,6 +81,7 @@ class Site:
     data: str
     state: Path
     port: int
+    node: str = NODES[0]
 
     def __post_init__(self) -> None:
         file = self.folder / "site.toml"
@@ -87,6 +90,7 @@ class Site:
         check.integer(f"{file}: sites", self.sites, low=1)
         check.integer(f"{file}: number", self.number, low=0, high=self.sites - 1)
         check.integer(f"{file}: port", self.port, low=1, high=65535)
+        check.one_of(f"{file}: node", self.node, NODES)
         if self.data and not Path(self.data).is_absolute():
             raise ConfigError(f'{file}: data = "{self.data}": must be an absolute path, or ""')
         if '"' in self.data + self.site:  # Flower has no way to write it in a node's settings
@@ -98,8 +102,10 @@ class Site:
         config = f"partition-id={self.number} num-partitions={self.sites}"
         if self.data:  # a node that names its site has data of its own
             config += f' site="{self.site}" data="{self.data}"'
+        own = [sys.executable, "-m", "fedhet", "deploy", "node"]
         return [
-            *("flower-supernode", "--superlink", self.server),
+            *(own if self.node == NODES[0] else ["flower-supernode"]),
+            *("--superlink", self.server),
             *("--root-certificates", str(self.folder / "ca.crt")),
             *("--auth-supernode-private-key", str(self.folder / "node.key")),
             *("--host", "127.0.0.1", "--port", str(self.port)),
@@ -112,6 +118,7 @@ def environment(place: Server | Site) -> dict[str, str]:
     return {
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",  # flower-supernode would wait up to a second
         "FEDHET_STATE_DIR": str(place.state),
         **os.environ,
         "FLWR_HOME": str(place.state / "flwr"),
@@ -143,6 +150,8 @@ def read(folder: Path) -> Server | Site:
     for name in content:
         check.one_of(f"{file}", name, kinds)
     for name, kind in kinds.items():
+        if name not in content and hasattr(cls, name):  # it has a default
+            continue
         wanted = int if kind == "int" else str
         if type(content.get(name)) is not wanted:
             described = "a whole number" if wanted is int else "a text in quotation marks"

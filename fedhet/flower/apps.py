@@ -170,6 +170,8 @@ def prepare(context: Context, store: Store | Callable[[str], Store]) -> None:
 def server_for(context: Context) -> ServerAppComponents:
     """The server of a run under `flwr run`; the first and last lines of its log name the folder."""
     terminal.log_to_stderr()
+    # Flower sets its lines apart by empty ones; at the end of a run nothing else would follow.
+    logging.getLogger("flwr").addFilter(_says_something)
     try:
         settings = _server_settings(
             list(_overrides(context)), str(context.run_config.get(RESUME, ""))
@@ -180,6 +182,10 @@ def server_for(context: Context) -> ServerAppComponents:
     if is_local(settings.cfg):
         return _joining(settings)
     return components(Job(settings, engine="flwr"), terminal.log_step)
+
+
+def _says_something(record: logging.LogRecord) -> bool:
+    return bool(record.getMessage().strip())
 
 
 def _joining(settings: config.Config) -> ServerAppComponents:
