@@ -264,7 +264,7 @@ def test_another_flower_is_refused_by_name() -> None:
             "flwr.supernode.start_client_internal", start_client_internal=("time.sleep(4)",)
         )
     with pytest.raises(RunFailed, match="no_such_function"):
-        shape.flower_module("flwr.supernode.start_client_internal", no_such_function=("",))
+        shape.flower_module("flwr.supernode.start_client_internal", no_such_function=("x",))
 
 
 def test_pauses_grow_with_the_wait_up_to_those_of_flower(monkeypatch: pytest.MonkeyPatch) -> None:

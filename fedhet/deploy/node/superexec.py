@@ -8,9 +8,9 @@ The SuperNode writes a byte to its stdin for each message; the end of stdin is t
 from __future__ import annotations
 
 import os
-import select
 import signal
 import sys
+import threading
 import time
 from typing import Any
 
@@ -26,14 +26,25 @@ STDIN = 0
 class Clock:
     """The module `time` for Flower's loop, whose sleep ends when a message arrives."""
 
+    def __init__(self) -> None:
+        self._message = threading.Event()
+        threading.Thread(target=self._listen, daemon=True).start()
+
     def __getattr__(self, name: str) -> Any:
         return getattr(time, name)
 
     def sleep(self, seconds: float) -> None:
         """Sleep for so many seconds, or until the SuperNode has a message."""
-        ready, _, _ = select.select([STDIN], [], [], seconds)
-        if ready and not os.read(STDIN, 4096):
-            signal.raise_signal(signal.SIGTERM)
+        self._message.wait(seconds)
+        self._message.clear()
+
+    def _listen(self) -> None:
+        while os.read(STDIN, 4096):
+            self._message.set()
+        # The SuperNode has ended. The main thread may be waiting for its answer.
+        main = threading.main_thread().ident
+        assert main is not None
+        signal.pthread_kill(main, signal.SIGTERM)
 
 
 def executor_for(executor_type: ExecutorType, *_: Any, **__: Any) -> ForkExecutor:
