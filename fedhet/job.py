@@ -139,6 +139,12 @@ class Job:
             raise ConfigError(f"device=cuda with engine.num_gpus=0; {A_GPU}")
         return torch.device("cpu")
 
+    def prepare(self) -> None:
+        """Build what the clients of this process share, but for what is on a GPU."""
+        _ = self.data_digest, self.task, self._plugin_templates
+        if self._device().type == "cpu":
+            _ = self.site
+
     def plugins(self) -> list[Plugin]:
         """Return new plug-ins: one object each on the server, and one per message at a client."""
         return deepcopy(self._plugin_templates)
