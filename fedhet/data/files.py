@@ -42,10 +42,9 @@ def find_folder(data_dir: str, layouts: Sequence[Layout], hint: str) -> Path:
         if place.is_dir() and all(any(place.glob(name)) for name in names):
             return place
     wanted = [f"{place} with {', '.join(names)}" if names else place for place, names in places]
-    tried = "".join(f"\n  {place}" for place in wanted)
     raise DataError(
-        f"data not found (data_dir={data_dir!r}). Looked for:{tried}\n"
-        f"{hint}, or set data_dir or FEDHET_DATA_DIR"
+        f"data not found (data_dir={data_dir!r}): looked for {'; '.join(map(str, wanted))}."
+        f" {hint}, or set data_dir or FEDHET_DATA_DIR"
     )
 
 

@@ -19,6 +19,7 @@ from fedhet.flower.turns import QUEUE
 
 PLACEHOLDER = "/path/to/the/data"
 CONNECTION = "fedhet"  # the name of a connection in Flower's config.toml
+NODES = ("fedhet", "flower-supernode")  # the programs of a site
 PACKAGES = ("torch", "flwr", "fedhet")
 _KINDS = {"int": (int, "a whole number"), "bool": (bool, "true or false")}
 BIN = Path(sys.executable).parent  # where this environment has Flower's programs
@@ -74,6 +75,7 @@ class Site:
         val, test: absolute paths of further data, for validation and testing; "": there are none.
         share_counts: whether it reports how many samples of each class it has.
         min_count: counts below this are not reported.
+        node: "fedhet" for `deploy node`, or "flower-supernode".
     """
 
     folder: Path
@@ -88,6 +90,7 @@ class Site:
     test: str = ""
     share_counts: bool = False
     min_count: int = 10
+    node: str = NODES[0]
 
     def __post_init__(self) -> None:
         file = self.folder / "site.toml"
@@ -97,6 +100,7 @@ class Site:
         check.integer(f"{file}: number", self.number, low=0, high=self.sites - 1)
         check.integer(f"{file}: port", self.port, low=1, high=65535)
         check.integer(f"{file}: min-count", self.min_count, low=1)
+        check.one_of(f"{file}: node", self.node, NODES)
         paths = {"data": self.data, "val": self.val, "test": self.test}
         for name, path in paths.items():
             if path and not Path(path).is_absolute():
@@ -129,8 +133,10 @@ class Site:
             f"{name}={json.dumps(value, ensure_ascii=False)}"
             for name, value in self.node_config.items()
         )
+        own = [sys.executable, "-m", "fedhet", "deploy", "node"]
         return [
-            *("flower-supernode", "--superlink", self.server),
+            *(own if self.node == NODES[0] else ["flower-supernode"]),
+            *("--superlink", self.server),
             *("--root-certificates", str(self.folder / "ca.crt")),
             *("--auth-supernode-private-key", str(self.folder / "node.key")),
             *("--host", "127.0.0.1", "--port", str(self.port)),
@@ -144,6 +150,7 @@ def environment(place: Server | Site) -> dict[str, str]:
     return {
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",  # flower-supernode would wait up to a second
         "FEDHET_STATE_DIR": str(place.state),
         **queue,
         **os.environ,

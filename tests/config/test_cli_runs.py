@@ -120,3 +120,21 @@ def test_wrong_names_from_the_shell() -> None:
     assert (process.returncode, process.stdout) == (2, "")
     assert process.stderr.startswith("error: unknown method 'fednormm' (did you mean fednorm")
     assert len(process.stderr.splitlines()) == 1
+
+
+def test_missing_data_from_the_shell(tmp_path: Path) -> None:
+    """The line names every place and is meant to be read: nothing in it is escaped."""
+    process = subprocess.run(
+        [sys.executable, "-m", "fedhet", "dataset=mnist", "model=cnn", f"data_dir={tmp_path}"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert process.returncode == 2
+    (line,) = process.stderr.splitlines()
+    assert line.startswith("error: data not found") and "\\n" not in line
+    assert f"looked for {tmp_path}/MNIST with raw/" in line
+    assert f"python -m fedhet.data download mnist --data-dir {tmp_path}" in line

@@ -161,7 +161,7 @@ def test_other_wrong_files_are_named(tmp_path: Path) -> None:
             ConfigError, match=rf"dataset\.train={folder}: .* is a folder, not a file"
         ):
             load("csv", tmp_path, train=folder)
-    with pytest.raises(DataError, match=rf"Looked for:\n  {tmp_path}/nowhere\n"):
+    with pytest.raises(DataError, match=rf"looked for {tmp_path}/nowhere\. "):
         load("csv", tmp_path / "nowhere", train=".")
     for fraction in (0, 1, "a"):
         with pytest.raises(ConfigError, match=r"dataset\.test_fraction="):

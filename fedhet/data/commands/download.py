@@ -172,20 +172,20 @@ def _download(archive: Archive, folder: Path, target: Path, mirror: str | None) 
     name = archive.urls[0].rpartition("/")[2]
     file = folder / name
     urls = archive.urls if mirror is None else [f"{mirror.rstrip('/')}/{name}"]
-    problems = ""
+    problems: list[str] = []
     for url in urls:
         try:
             md5 = _fetch(url, file)
         except (OSError, http.client.HTTPException) as error:
-            problems += f"\n  {url}: {error}"
+            problems.append(f"{url}: {error}")
             continue
         if md5 == archive.md5:
             return file
-        problems += f"\n  {url}: its md5 is {md5}, {file.stat().st_size} bytes"
+        problems.append(f"{url}: its md5 is {md5}, {file.stat().st_size} bytes")
     raise DataError(
-        f"no address has {name} with md5 {archive.md5}:{problems}\n"
-        "Without a connection: download it on another machine, and either serve its folder to"
-        f" --mirror or unpack it as {target}"
+        f"no address has {name} with md5 {archive.md5}: {'; '.join(problems)}. Without a"
+        " connection, download it on another machine, and either serve its folder to --mirror or"
+        f" unpack it as {target}"
     )
 
 
