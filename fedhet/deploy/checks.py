@@ -255,7 +255,7 @@ def _data(place: Site, overrides: Sequence[str]) -> str:
             f"{place.folder / 'site.toml'} does not name the data yet: write their absolute path"
             ' as `data`, or "" if this site has none of its own'
         )
-    for named in filter(None, (place.data, place.val, place.test)):
+    for named in filter(None, place.paths.values()):
         path = Path(named)
         if path.is_dir():
             next(path.iterdir(), None)

@@ -73,6 +73,7 @@ class Site:
         state: a folder for what its clients remember, and Flower's own files.
         port: of the SuperNode, on 127.0.0.1.
         val, test: absolute paths of further data, for validation and testing; "": there are none.
+        tokenizer: the absolute path of that of its texts; "": the one beside the data, if any.
         share_counts: whether it reports how many samples of each class it has.
         min_count: counts below this are not reported.
         node: "fedhet" for `deploy node`, or "flower-supernode".
@@ -88,6 +89,7 @@ class Site:
     port: int
     val: str = ""
     test: str = ""
+    tokenizer: str = ""
     share_counts: bool = False
     min_count: int = 10
     node: str = NODES[0]
@@ -101,7 +103,7 @@ class Site:
         check.integer(f"{file}: port", self.port, low=1, high=65535)
         check.integer(f"{file}: min-count", self.min_count, low=1)
         check.one_of(f"{file}: node", self.node, NODES)
-        paths = {"data": self.data, "val": self.val, "test": self.test}
+        paths = self.paths
         for name, path in paths.items():
             if path and not Path(path).is_absolute():
                 raise ConfigError(f'{file}: {name} = "{path}": must be an absolute path, or ""')
@@ -113,14 +115,18 @@ class Site:
             )
 
     @property
+    def paths(self) -> dict[str, str]:
+        """What it has of its own, by the names in its file; "" for what it has not."""
+        return {name: getattr(self, name) for name in ("data", "val", "test", "tokenizer")}
+
+    @property
     def node_config(self) -> dict[str, str | int | bool]:
         """What the SuperNode is told; of a site with data of its own, nothing of the others."""
         if not self.data:
             return {"partition-id": self.number, "num-partitions": self.sites}
-        paths = {"data": self.data, "val": self.val, "test": self.test}
         return {
             "site": self.site,
-            **{name: path for name, path in paths.items() if path},
+            **{name: path for name, path in self.paths.items() if path},
             "share-counts": self.share_counts,
             "min-count": self.min_count,
         }

@@ -123,16 +123,17 @@ def test_a_site_says_what_else_it_has_and_tells(own: Path) -> None:
     file = own / "sites/a/site.toml"
     text = file.read_text().replace(folders.PLACEHOLDER, "/my data/x.csv")
     text = text.replace('val = ""', 'val = "/v"').replace('test = ""', 'test = "/t"')
+    text = text.replace('tokenizer = ""', 'tokenizer = "/k"')
     text = text.replace("share-counts = false", "share-counts = true")
     file.write_text(text.replace("min-count = 10", "min-count = 25"))
-    files = SiteFiles(Path("/my data/x.csv"), Path("/v"), Path("/t"))
+    files = SiteFiles(Path("/my data/x.csv"), Path("/v"), Path("/t"), Path("/k"))
     found = OwnData.of(node_config(folders.read(file.parent)))
     assert found == OwnData("a", files, min_count=25)
 
 
 def test_a_site_of_an_earlier_version_reports_no_counts(own: Path) -> None:
     file = own / "sites/a/site.toml"
-    new = ("val", "test", "share-counts", "min-count")
+    new = ("val", "test", "tokenizer", "share-counts", "min-count", "node =")
     rows = [row for row in file.read_text().splitlines() if not row.startswith(new)]
     file.write_text("\n".join(rows))
     place = folders.read(file.parent)
