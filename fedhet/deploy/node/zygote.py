@@ -276,7 +276,7 @@ def _client(order: Order, report: Connection | None) -> None:
     _, sys.argv, silent = order
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if silent:
-        with open(os.devnull, "wb") as nothing:
+        with Path(os.devnull).open("wb") as nothing:
             for number in (1, 2):
                 os.dup2(nothing.fileno(), number)
     if report:
