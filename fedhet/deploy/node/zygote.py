@@ -26,6 +26,8 @@ from multiprocessing.context import ForkProcess
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 if __package__:
     from fedhet.deploy.node import forked_client
 else:  # as a script, which has nothing of fedhet
@@ -75,7 +77,7 @@ class Forker:
         deadline = time.monotonic() + END_SECONDS
         while self._reap():
             wait([child.sentinel for child in self.children], 1)
-            if _exists(self.superexec):
+            if psutil.pid_exists(self.superexec):
                 deadline = time.monotonic() + END_SECONDS
             elif time.monotonic() > deadline:
                 for child in self.children:
@@ -251,16 +253,6 @@ class Zygote(Forker):
     def close(self) -> None:
         super().close()
         self._drop()
-
-
-def _exists(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True
 
 
 def _warn(text: str, *arguments: Any) -> None:
