@@ -7,8 +7,8 @@
 #   scripts/local_deployment.sh method=scaffold 'plugin=[fednorm]' rounds=3
 #
 # --site starts a node with data of its own (dataset=local); give it once for each site, in place of
-# --nodes. --warm starts `python -m fedhet deploy node` in place of flower-supernode: rounds take a
-# second. --keep keeps the work folder: certificates, keys, logs, client state. The Python
+# --nodes. --warm starts `python -m fedhet deploy node` in place of flower-supernode, for
+# shorter rounds. --keep keeps the work folder: certificates, keys, logs, client state. The Python
 # environment must be active. The exit code is the run's true status: 0 success, 1 failure, 2 a
 # wrong setting, 130 and 143 interrupted. The last line of stdout is "run folder: <absolute path>",
 # if the run had one.

@@ -71,7 +71,7 @@ class Running:
 
     def serve(self, there: Connection) -> None:
         self.orders.close()
-        zygote._client = self.client
+        zygote.forked_client.serve = self.client
         zygote._warn = lambda text, *values: self.warned.write_text(text % values)
         zygote.Zygote(there, os.getppid()).serve()
 

@@ -19,13 +19,21 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from logging import WARN
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
 from pathlib import Path
 from typing import Any
+
+import psutil
+
+if __package__:
+    from fedhet.deploy.node import forked_client
+else:  # as a script, which has nothing of fedhet
+    sys.path.insert(0, str(Path(__file__).parent))
+    forked_client = importlib.import_module("forked_client")
+    del sys.path[0]
 
 # What a client imports sooner or later, but for fedhet. torch.cuda is asked without initialising
 # CUDA, which would be lost in forked processes.
@@ -69,7 +77,7 @@ class Forker:
         deadline = time.monotonic() + END_SECONDS
         while self._reap():
             wait([child.sentinel for child in self.children], 1)
-            if _exists(self.superexec):
+            if psutil.pid_exists(self.superexec):
                 deadline = time.monotonic() + END_SECONDS
             elif time.monotonic() > deadline:
                 for child in self.children:
@@ -100,7 +108,7 @@ class Forker:
 
     def launch(self, order: Order, report: Connection | None = None) -> None:
         """Fork a client."""
-        self.fork(_client, order, report)
+        self.fork(forked_client.serve, order, report)
 
     def fork(self, target: Any, *arguments: Any) -> ForkProcess:
         """Fork a child, which closes this process's connections."""
@@ -247,16 +255,6 @@ class Zygote(Forker):
         self._drop()
 
 
-def _exists(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True
-
-
 def _warn(text: str, *arguments: Any) -> None:
     from flwr.supercore import log
 
@@ -269,78 +267,16 @@ def _child(inherited: Sequence[Connection], target: Any, *arguments: Any) -> Non
     target(*arguments)
 
 
-def _client(order: Order, report: Connection | None) -> None:
-    """What `flwr-clientapp` does, in a process of its own."""
-    from flwr.supernode.cli.flwr_clientapp import flwr_clientapp
-
-    _, sys.argv, silent = order
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    if silent:
-        with open(os.devnull, "wb") as nothing:
-            for number in (1, 2):
-                os.dup2(nothing.fileno(), number)
-    if report:
-        _report_input(report)
-    flwr_clientapp()
-
-
-def _report_input(report: Connection) -> None:
-    """Let this client report which context it receives, and where it has installed the app."""
-    from flwr.app import Context, RecordDict
-
-    module = importlib.import_module("flwr.supernode.runtime.run_clientapp")
-    pull, install = module.pull_task_input, module.install_from_fab
-    contexts: list[Context] = []
-
-    def pull_task_input(client: Any) -> Any:
-        found = pull(client)
-        contexts.append(found[1])
-        return found
-
-    def install_from_fab(*arguments: Any, **options: Any) -> Any:
-        folder = install(*arguments, **options)
-        full = contexts.pop()
-        context = Context(
-            full.run_id,
-            full.node_id,
-            full.node_config,
-            RecordDict(),
-            full.run_config,
-            full.series_id,
-        )
-        with suppress(OSError):  # there is no zygote any more
-            report.send((context, folder))
-        report.close()
-        return folder
-
-    vars(module).update(pull_task_input=pull_task_input, install_from_fab=install_from_fab)
-
-
 def _template(orders: Connection, superexec: int, told: Any) -> None:
     """Load the app of a run, and fork its clients."""
     try:
-        _prepare(*told)
+        forked_client.prepare(*told)
     except Exception as error:  # noqa: BLE001 -- whatever the app raises, its clients will report
         orders.send(f"{type(error).__name__}: {error}")
         return
     gc.freeze()
     orders.send("")
     Forker(orders, superexec).serve()
-
-
-def _prepare(context: Any, folder: Path) -> None:
-    import torch
-    from flwr.common.config import get_project_config
-    from flwr.supercore.object_ref import load_app
-
-    name = get_project_config(folder)["tool"]["flwr"]["app"]["components"]["clientapp"]
-    load_app(name, RuntimeError, folder)
-    prepare = getattr(sys.modules[name.partition(":")[0]], "prepare", None)
-    if prepare is not None:
-        prepare(context)
-    torch.set_num_threads(1)
-    if torch.cuda.is_initialized():
-        raise RuntimeError("the app has initialised CUDA, which a forked process cannot use")
 
 
 def main() -> None:
