@@ -66,4 +66,4 @@ def test_a_client_that_is_killed_costs_its_client_that_round(tmp_path: Path) -> 
         assert sites.wait_end(run) == "finished:completed", sites.log(run)
     assert [row["accepted"] for row in rounds(folder)] == [4, 3, 4]
     (failure,) = summary(folder)["failures"]
-    assert "stopped responding" in failure["reason"], failure
+    assert "stopped responding" in failure["cause"], failure
