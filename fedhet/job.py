@@ -182,6 +182,7 @@ class Job:
             min_delta=cfg.early_stopping.min_delta,
             plugins=plugins,
             server_opt=server_opt,
+            merge=instantiate(cfg.merge),
         )
         return cast("FedStrategy", instantiate(cfg.method, setting=setting))
 
