@@ -24,7 +24,7 @@ from fedhet.evaluation import is_due, run_views
 from fedhet.flower.strategy import FlowerStrategy
 from fedhet.messages import Broadcast, Extras, Reply, Update
 from fedhet.phases import Phase, locate, sample_cohort, timetable
-from fedhet.plugin import Plugin, Report
+from fedhet.plugin import Plugin, Report, Reporting
 from fedhet.replies import BufferAverage, Step, finished, normalised
 from fedhet.setting import Setting, check_composition, check_phases
 from fedhet.site import Scope
@@ -181,9 +181,9 @@ class FedStrategy(FlowerStrategy):
         current = self.current
         phase = current.entry.phase
         own = not current.entry.owner
-        self.report = {}
-        for piece in (*self.plugins, self.setting.merge):
-            piece.report = {}
+        self.report, self.setting.merge.report = {}, {}
+        for plugin in self.plugins:
+            plugin.report = {}
         msg = Broadcast(
             phase=current.entry.name,
             step=current.step,
@@ -295,6 +295,6 @@ class FedStrategy(FlowerStrategy):
 
     # ---- what is recorded
     def reports(self) -> dict[str, Report]:
-        """The reports of the method and its plug-ins, by name; empty ones are left out."""
-        pieces = (self, *self.active, self.setting.merge)
+        """The reports of the method, its plug-ins and the merge, by name; empty ones are left out."""
+        pieces: list[Reporting] = [self, *self.active, self.setting.merge]
         return {piece.name: piece.report for piece in pieces if piece.report}
