@@ -295,6 +295,6 @@ class FedStrategy(FlowerStrategy):
 
     # ---- what is recorded
     def reports(self) -> dict[str, Report]:
-        """The reports of the method, its plug-ins and the merge, by name; empty ones are left out."""
+        """What method, plug-ins and merge report, by name; what is empty is left out."""
         pieces: list[Reporting] = [self, *self.active, self.setting.merge]
         return {piece.name: piece.report for piece in pieces if piece.report}
