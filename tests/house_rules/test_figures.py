@@ -37,8 +37,8 @@ PAGE = "Some text.\n\n<!-- figures: tiny -->\n<!-- end figures -->\n\nMore.\n"
 @pytest.fixture
 def tables(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(SCRIPT)
-    for name in (pieces.SEARCH_PATH, pieces.TRUST):  # `find_pieces` sets them
-        monkeypatch.setenv(name, "")
+    for variable in (pieces.SEARCH_PATH, pieces.TRUST):  # `find_pieces` sets them
+        monkeypatch.setenv(variable, "")
     return importlib.import_module("tables")
 
 
