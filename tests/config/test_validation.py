@@ -17,6 +17,7 @@ RANGES = {
     "device": (["auto", "cpu", "cuda"], ["gpu", None]),
     "on_failure": (["stop", "skip"], ["ignore"]),
     "on_lost_state": (["stop", "restart"], ["skip"]),
+    "deliver": ([True, False], [1, "yes"]),
     "buffers": (["average", "local", "frozen"], ["mean"]),
     "eval.every": ([1, 5], [0, 0.5]),
     "eval.clients": ([True, False], [1, "yes"]),
