@@ -26,6 +26,14 @@ log = logging.getLogger("fedhet")
 Moment = dict[str, Any]  # step, round, weights, extras, versions
 
 
+def is_due(strategy: FedStrategy) -> bool:
+    """Whether an evaluation follows the step in progress."""
+    current = strategy.current
+    last = current.step == strategy.timetable[current.index].rounds
+    due = last or current.step % strategy.setting.eval_every == 0
+    return current.entry.phase.evaluate and due
+
+
 def run_views(strategy: FedStrategy) -> tuple[str, ...]:
     """The views that clients evaluate in this run; the first one chooses the best round.
 

@@ -190,6 +190,7 @@ class Job:
             deliver=cfg.deliver,
             plugins=plugins,
             server_opt=server_opt,
+            merge=instantiate(cfg.merge),
         )
         return cast("FedStrategy", instantiate(cfg.method, setting=setting))
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from torch import Tensor
 
@@ -28,6 +28,13 @@ if TYPE_CHECKING:
     from fedhet.training import Batch
 
 Report = dict[str, float | Tensor]
+
+
+class Reporting(Protocol):
+    """What records something of a step, under its name."""
+
+    name: ClassVar[str]
+    report: Report
 
 
 def overrides(obj: object, base: type, hook: str) -> bool:

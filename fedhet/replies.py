@@ -9,6 +9,7 @@ import torch
 
 from fedhet import trees
 from fedhet.errors import RunFailed
+from fedhet.merging.mean import Average, floating_buffers
 from fedhet.messages import Failure, Update
 from fedhet.phases import Entry
 from fedhet.plugin import Plugin
@@ -87,20 +88,25 @@ def normalised(updates: list[Update]) -> list[Update]:
 class BufferAverage:
     """Passes updates on to a merge, and combines their buffers, which merges never see.
 
-    Floating-point buffers become the mean under the updates' final weights, integer ones (batch
-    counters) the maximum.
+    Floating-point buffers become the average of the run's `merge`, under the updates' final
+    weights; integer ones (batch counters) the maximum.
+
+    Args:
+        updates: the updates.
+        average: an average of the run's `merge`.
     """
 
-    def __init__(self, updates: Iterable[Update]) -> None:
+    def __init__(self, updates: Iterable[Update], average: Average) -> None:
         self._updates = iter(updates)
-        self._mean = trees.Sum()
+        self._average = average
+        self._any = False
         self._most: Tree = {}
 
     def __iter__(self) -> Iterator[Update]:
         for update in self._updates:
-            floating = {n: t for n, t in update.buffers.items() if t.is_floating_point()}
-            if floating:
-                self._mean.add(floating, update.weight)
+            if floating := floating_buffers(update):
+                self._average.add(floating, update.weight)
+                self._any = True
             for name in update.buffers.keys() - floating.keys():
                 t = update.buffers[name]
                 self._most[name] = torch.maximum(self._most.get(name, t), t)
@@ -108,7 +114,7 @@ class BufferAverage:
 
     def values(self) -> Tree:
         """The combined buffers; complete once every update has been read."""
-        means = self._mean.mean() if self._mean.tree else {}
+        means = self._average.mean() if self._any else {}
         return {**means, **self._most}
 
 
@@ -126,7 +132,7 @@ def finished(
     """
     for plugin in reversed(plugins):
         new = plugin.merged(new, step.old)
-    if optimizer:
+    if optimizer and step.entry.phase.trains:
         new = optimizer.step(step.old, new)
     values = {**new, **buffers}
     if bad := trees.first_nonfinite(values):

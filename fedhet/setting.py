@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from fedhet.client import FedClient
 from fedhet.errors import ConfigError
+from fedhet.merging.mean import Mean
 from fedhet.messages import LocalSettings
 from fedhet.phases import Phase
 from fedhet.plugin import Plugin
@@ -36,8 +37,6 @@ class ReplyLimits:
         join: seconds to wait for nodes at the start.
         min_nodes: after `join` seconds, the run begins if so many nodes have joined; None: all.
         max_bytes: bytes of a reply from another process beyond twice those of its message.
-        max_norm: an update is refused whose norm exceeds this multiple of the step's median; None
-            for no limit.
     """
 
     deadline: float | None = None
@@ -50,7 +49,6 @@ class ReplyLimits:
     join: float = 600.0
     min_nodes: int | None = None
     max_bytes: int = 2**28
-    max_norm: float | None = None
 
     def enough_of(self, clients: int) -> int | None:
         """How many replies of so many clients are enough; None if all are awaited."""
@@ -93,6 +91,7 @@ class Setting:
         deliver: in the end, let every client keep the final models at its site.
         plugins: the plug-ins, in their order.
         server_opt: the server optimiser, or None.
+        merge: how updates become one: their mean, or a merge that resists attackers.
     """
 
     site: Site
@@ -114,6 +113,7 @@ class Setting:
     min_delta: float = 0.0
     plugins: Sequence[Plugin] = ()
     server_opt: ServerOptimizer | None = None
+    merge: Mean = field(default_factory=Mean)
 
     def share(self, phase: Phase) -> float:
         """The share of the clients that take part in a step of the phase, unless it says itself."""
@@ -154,6 +154,9 @@ def check_composition(method: FedStrategy) -> None:
     for name, reason in refused.items():
         if name in names:
             raise ConfigError(f"method={method.name} refuses plugin {name!r}: {reason}")
+    merge = method.setting.merge
+    if reason := refused.get(merge.name) or _unfit_merge(method):
+        raise ConfigError(f"method={method.name} refuses merge={merge.name}: {reason}")
     epochs = method.setting.finetune_epochs
     if epochs and "global" not in method.evaluates:
         raise ConfigError(
@@ -167,7 +170,7 @@ def check_composition(method: FedStrategy) -> None:
         )
     for plugin in plugins:
         for other, reason in plugin.refuses.items():
-            if other == method.name or other in names:
+            if other in (method.name, merge.name, *names):
                 raise ConfigError(f"plugin {plugin.name!r} refuses {other!r}: {reason}")
 
 
@@ -195,4 +198,22 @@ def _unfit(method: FedStrategy) -> dict[str, str]:
             )
         elif plugin.changes_weights and not method.weighted:
             reasons[plugin.name] = "it changes aggregation weights, which this method ignores"
+        elif plugin.changes_weights and not method.setting.merge.weighted:
+            reasons[plugin.name] = (
+                f"it changes aggregation weights, which merge={method.setting.merge.name} ignores"
+            )
     return reasons
+
+
+def _unfit_merge(method: FedStrategy) -> str:
+    """Why the run's `merge` would not do under the method what it promises; "" if it does."""
+    rule = method.setting.merge
+    own, said = (
+        next(cls for cls in type(method).__mro__ if name in vars(cls))
+        for name in ("merge", "averages")
+    )
+    if rule.compares and not method.site.mergeable:
+        return "its clients send no weights"
+    if (rule.averages or rule.rescales) and not (method.averages and issubclass(said, own)):
+        return "it merges by more than the mean of the clients' weights"
+    return ""

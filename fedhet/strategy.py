@@ -20,11 +20,11 @@ from fedhet.admission.outcome import forget_lost, log_failures, needed_versions
 from fedhet.admission.quorum import Quorum
 from fedhet.client import STATE_BYTES, FedClient
 from fedhet.errors import RunFailed
-from fedhet.evaluation import run_views
+from fedhet.evaluation import is_due, run_views
 from fedhet.flower.strategy import FlowerStrategy
 from fedhet.messages import Broadcast, Extras, Reply, Update
 from fedhet.phases import Phase, locate, sample_cohort, timetable
-from fedhet.plugin import Plugin, Report
+from fedhet.plugin import Plugin, Report, Reporting
 from fedhet.replies import BufferAverage, Step, finished, normalised
 from fedhet.setting import Setting, check_composition, check_phases
 from fedhet.site import Scope
@@ -45,6 +45,7 @@ class FedStrategy(FlowerStrategy):
         needs_all: whether `merge` needs all updates at once, with weights that sum to 1; else it
             reads an iterator once and the weights are relative.
         weighted: whether `merge` uses the weights; plug-ins that change them are refused otherwise.
+        averages: whether `merge` takes every mean with `setting.merge`; who overrides it says so.
         evaluates: the views that the method offers; the first one chooses the best round.
         evaluation_extras: extras for clients that evaluate.
         personal_names: what differs from client to client in the personal models, beside what
@@ -65,6 +66,7 @@ class FedStrategy(FlowerStrategy):
     requires: ClassVar[str] = ""
     needs_all: bool = False
     weighted: bool = True
+    averages: bool = True
     evaluates: tuple[str, ...] = ("global",)
     personal_names: Sequence[str] | None = None
     memory: ClassVar[tuple[str, ...]] = ("weights", "versions", "state_bytes", "pinned")
@@ -82,7 +84,7 @@ class FedStrategy(FlowerStrategy):
         self.report: Report = {}
         self.versions: dict[int, int] = {}  # pid -> the round whose client state was accepted
         self.state_bytes: dict[int, int] = {}  # pid -> the size of that state
-        self.quorum = Quorum(setting.replies)
+        self.quorum = Quorum(setting)
         self.pinned: dict[str, dict[int, int]] = {}  # view -> `versions` at its best evaluation
         self.kept_back: dict[int, list[int]] = {}  # pid -> versions that checkpoints need
         self.experiment = secrets.token_hex(16)
@@ -106,7 +108,7 @@ class FedStrategy(FlowerStrategy):
 
     @property
     def refuses(self) -> dict[str, str]:
-        """Plug-ins with which the method cannot be combined: name -> reason."""
+        """Plug-ins and merges with which the method cannot be combined: name -> reason."""
         return {}
 
     def setup(self) -> None:
@@ -141,9 +143,10 @@ class FedStrategy(FlowerStrategy):
     def merge(self, updates: Iterator[Update], old: Tree) -> Tree:
         """The new values of the trained tensors: old + sum_k w_k change_k / sum_k w_k, in float64.
 
-        Buffers never come here: they are averaged beside the merge.
+        Buffers never come here. `setting.merge` puts other averages in the place of this mean.
         """
-        return trees.add(trees.mean((update.change, update.weight) for update in updates), old)
+        pairs = ((update.change, update.weight) for update in updates)
+        return trees.add(self.setting.merge.mean(pairs), old)
 
     # ---- one step
     def begin(self, server_round: int) -> bool:
@@ -178,7 +181,7 @@ class FedStrategy(FlowerStrategy):
         current = self.current
         phase = current.entry.phase
         own = not current.entry.owner
-        self.report = {}
+        self.report, self.setting.merge.report = {}, {}
         for plugin in self.plugins:
             plugin.report = {}
         msg = Broadcast(
@@ -227,7 +230,7 @@ class FedStrategy(FlowerStrategy):
         current = self.current
         admitted = accepted(current, replies, self.sizes, self._check, self.setting)
         updates = self.quorum(current, admitted)
-        done = updates is not None and self._merge(map(self._register, updates))
+        done = updates is not None and self._merge(self.setting.merge.select(current, updates))
         forget_lost(self, current.failures)
         if done or current.step == current.entry.rounds:
             self.end_phase()
@@ -236,18 +239,18 @@ class FedStrategy(FlowerStrategy):
         """Merge the updates, and return whether the phase has reached its end."""
         current = self.current
         phase = current.entry.phase
+        updates = map(self._register, updates)
         for plugin in reversed(self.active):
             updates = plugin.incoming(iter(updates), current.old)
         if self.needs_all or any(plugin.needs_all for plugin in self.active):
             updates = normalised(list(updates))
-        passing = BufferAverage(updates)
+        passing = BufferAverage(updates, self.setting.merge.average())
         new = phase.merge(iter(passing), current.old)
         for _ in passing:  # a merge may stop early, but every reply is checked and counted
             pass
         log_failures(current.failures)  # where every client failed, the error above names them
         if new:
-            optimizer = self.setting.server_opt if phase.trains else None
-            values = finished(current, new, passing.values(), self.active, optimizer)
+            values = finished(current, new, passing.values(), self.active, self.setting.server_opt)
             slot = self.weights[phase.slot]
             self.weights[phase.slot] = {**slot, **trees.cast(values, slot)}
         return phase.until is not None and phase.until()
@@ -288,13 +291,10 @@ class FedStrategy(FlowerStrategy):
     @property
     def due(self) -> bool:
         """Whether an evaluation follows the step in progress."""
-        phase = self.current.entry.phase
-        step = self.current.step
-        last = step == self.timetable[self.current.index].rounds
-        return phase.evaluate and (last or step % self.setting.eval_every == 0)
+        return is_due(self)
 
     # ---- what is recorded
     def reports(self) -> dict[str, Report]:
-        """The reports of the method and its plug-ins, by name; empty ones are left out."""
-        reports = {self.name: self.report, **{p.name: p.report for p in self.active}}
-        return {name: report for name, report in reports.items() if report}
+        """What method, plug-ins and merge report, by name; what is empty is left out."""
+        pieces: list[Reporting] = [self, *self.active, self.setting.merge]
+        return {piece.name: piece.report for piece in pieces if piece.report}

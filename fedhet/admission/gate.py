@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from statistics import median
 from typing import TYPE_CHECKING
-
-import torch
 
 from fedhet import messages, trees
 from fedhet.admission.outcome import ends_run
@@ -37,15 +34,12 @@ def accepted(
         replies: what the clients returned.
         sizes: the number of training samples of each client.
         check: the checks of the method and the plug-ins; raises ValueError.
-        setting: the run's `on_failure`, `on_lost_state` and `max_norm`.
+        setting: the run's `on_failure`, `on_lost_state` and `merge`.
 
     Raises:
         RunFailed: a client failed and `on_failure` is "stop".
     """
-    updates = _checked(step, replies, sizes, check, setting)
-    if setting.replies.max_norm is None:
-        return updates
-    return inliers(step, updates, setting.replies.max_norm, setting)
+    return setting.merge.admit(step, _checked(step, replies, sizes, check, setting), setting)
 
 
 def _checked(
@@ -72,35 +66,6 @@ def _checked(
             yield reply
 
 
-def inliers(
-    step: Step, updates: Iterable[Update], factor: float, setting: Setting
-) -> Iterator[Update]:
-    """The updates without those whose norm exceeds `factor` times the median of the step.
-
-    That holds for the change of the weights and for every floating extra, each by itself.
-
-    Raises:
-        RunFailed: there is such an update and `setting.on_failure` is "stop".
-    """
-    received = list(updates)
-    norms = [_norms(update) for update in received]
-    limits = {
-        name: factor * median(one[name] for one in norms if name in one)
-        for name in {name for one in norms for name in one}
-    }
-    for update, own in zip(received, norms, strict=True):
-        beyond = sorted(name for name, norm in own.items() if norm > limits[name] > 0)
-        if beyond:
-            name = beyond[0]
-            cause = (
-                f"the norm of its {name} is {own[name]:.4g}, more than {factor:g} times the"
-                f" median of this step, {limits[name] / factor:.4g}"
-            )
-            record(step, failure(step, update.pid, cause, "outlier"), setting)
-        else:
-            yield update
-
-
 def failure(step: Step, pid: int, cause: str, reason: str) -> Failure:
     """A failure of the client in this step."""
     return Failure(pid, step.entry.name, step.step, cause, reason)
@@ -115,18 +80,6 @@ def record(step: Step, failed: Failure, setting: Setting) -> None:
     step.failures.append(failed)
     if ends_run(failed, setting):
         raise RunFailed(str(failed))
-
-
-def _norms(update: Update) -> dict[str, float]:
-    """The norms of what the update carries: of the change, and of every floating extra."""
-    norms = {"change": trees.norm(update.change)} if update.change else {}
-    for name, value in update.extras.items():
-        tree = {"": value} if isinstance(value, torch.Tensor) else value
-        floating = tree if isinstance(tree, dict) else {}
-        floating = {key: t for key, t in floating.items() if t.is_floating_point()}
-        if floating:
-            norms[name] = trees.norm(floating)
-    return norms
 
 
 def _complete(step: Step, update: Update, declared: int) -> None:

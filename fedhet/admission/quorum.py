@@ -10,7 +10,7 @@ from typing import ClassVar
 from fedhet.errors import RunFailed
 from fedhet.messages import Update
 from fedhet.replies import Step
-from fedhet.setting import ReplyLimits
+from fedhet.setting import Setting
 
 log = logging.getLogger("fedhet")
 
@@ -19,7 +19,7 @@ class Quorum:
     """Lets a step change something only if enough updates were accepted.
 
     Args:
-        limits: `least` and `bad_steps` count here.
+        setting: `replies.least`, `replies.bad_steps` and `merge` count here.
 
     Attributes:
         in_row: the number of steps in a row with too few updates.
@@ -27,8 +27,9 @@ class Quorum:
 
     memory: ClassVar[tuple[str, ...]] = ("in_row",)
 
-    def __init__(self, limits: ReplyLimits) -> None:
-        self._limits = limits
+    def __init__(self, setting: Setting) -> None:
+        self._limits = setting.replies
+        self._merge = setting.merge
         self.in_row = 0
 
     def __call__(self, step: Step, admitted: Iterator[Update]) -> Iterator[Update] | None:
@@ -38,21 +39,25 @@ class Quorum:
             RunFailed: too many steps in a row had too few updates, or the phase is not one of
                 training and cannot be continued without them.
         """
-        least = self._limits.least
+        phase = step.entry.phase
+        compared = self._merge.least if phase.slot and phase.uploads else 1
+        least = max(self._limits.least, compared)
         needed = list(islice(admitted, least))
         if len(needed) == least:
             self.in_row = 0
             return chain(needed, admitted)
         self.in_row += 1
-        causes = "; ".join(map(str, step.failures)) or "no client replied"
-        if self.in_row > self._limits.bad_steps or not step.entry.phase.trains:
-            few = f"{len(needed)} of at least {least} replies accepted: " if least > 1 else ""
-            raise RunFailed(f"{few}{causes}")
+        causes = "; ".join(map(str, step.failures)) or f"{len(step.cohort)} clients take part"
+        reason = "replies.least" if least > compared else f"merge={self._merge.name}"
+        if self.in_row > self._limits.bad_steps or not phase.trains:
+            few = f"{len(needed)} of at least {least} replies accepted ({reason}): "
+            raise RunFailed(f"{few if least > 1 else ''}{causes}")
         log.warning(
-            "round %d changes nothing: %d replies accepted, replies.least=%d: %s",
+            "round %d changes nothing: %d replies accepted, %d needed (%s): %s",
             step.round,
             len(needed),
             least,
+            reason,
             causes,
         )
         return None

@@ -37,8 +37,8 @@ examples
   python -m fedhet -m method=fedavg,fednorm partition.alpha=0.1,1 'seed=range(0,3)'
   flwr run . --run-config "overrides='method=scaffold plugin=[fednorm] dataset=mnist'"
 
-Settings of a method, plug-in or server optimiser: method.<option>, plugin.<name>.<option>,
-server_opt.<option>; --help method=<name> and so on print them.
+Settings of a method, plug-in, server optimiser or merge: method.<option>, plugin.<name>.<option>,
+server_opt.<option>, merge.<option>; --help method=<name> and so on print them.
 Results: outputs/<date>/<time>-<method>, or the folder in hydra.run.dir=<folder>; those of a sweep
 are in multirun/."""
 # The groups whose settings --help shows, as the group's default choice has them.

@@ -17,6 +17,7 @@ _GROUPS = (
     "client",
     "method",
     "server_opt",
+    "merge",
     "engine",
     "replies",
     "eval",
@@ -74,7 +75,6 @@ def _validate_replies(replies: DictConfig) -> None:
     number("replies.join", replies.join, low=0)
     optional(integer, "replies.min_nodes", replies.min_nodes, low=1)
     number("replies.max_mb", replies.max_mb, open_low=0)
-    optional(number, "replies.max_norm", replies.max_norm, low=1)
 
 
 def _validate_client(client: DictConfig) -> None:

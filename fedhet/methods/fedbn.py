@@ -36,6 +36,7 @@ from torch import nn
 from fedhet import check, trees
 from fedhet.client import UNSHARED, FedClient
 from fedhet.errors import ConfigError
+from fedhet.merging.mean import Average
 from fedhet.messages import Broadcast, Extras, Update
 from fedhet.models.base import norms
 from fedhet.phases import Phase
@@ -89,6 +90,7 @@ class FedBN(FedStrategy):
 
     name = "fedbn"
     client_cls = FedBNClient
+    averages = True
     evaluates: tuple[str, ...] = ("personal",)
     personal_names = ()  # only the batch norms, which stay with the clients
 
@@ -100,6 +102,12 @@ class FedBN(FedStrategy):
     def scope(cls, model: nn.Module) -> Scope:
         kept = frozenset(norm_names(model))
         return Scope(shared=lambda name: name not in kept)
+
+    @property
+    def refuses(self) -> dict[str, str]:
+        reason = "with method.server_bn=average clients send batch norms beside their weights"
+        clipped = f"{reason}, which it would not bound"
+        return {"norm_clip": clipped} if self.server_bn == "average" else {}
 
     def setup(self) -> None:
         model = self.site.model
@@ -133,7 +141,7 @@ class FedBN(FedStrategy):
     def merge(self, updates: Iterator[Update], old: Tree) -> Tree:
         if not self._averages_norms:
             return super().merge(updates, old)
-        total = trees.Sum()
+        total = self.setting.merge.average()
         new = super().merge(_adding_norms(updates, total), old)
         mean = trees.cast(total.mean(reuse=True), self._mean_norms)
         self.weights["model"] = {**self.weights["model"], **mean}
@@ -141,7 +149,7 @@ class FedBN(FedStrategy):
         return new
 
 
-def _adding_norms(updates: Iterator[Update], total: trees.Sum) -> Iterator[Update]:
+def _adding_norms(updates: Iterator[Update], total: Average) -> Iterator[Update]:
     """Pass the updates on, which can be read only once, and add their batch norms to `total`."""
     for update in updates:
         total.add(update.tree(NORMS), update.weight)

@@ -99,13 +99,17 @@ class FedSA(FedStrategy):
 
     @property
     def refuses(self) -> dict[str, str]:
+        clusters = {
+            "krum": "it selects the clients that are alike, and FedSA needs those that differ"
+        }
         if self.weighted:
-            return {}
+            return clusters
         reason = (
             "it changes the aggregation weights, which FedSA uses only with"
             " method.client_weighting=samples"
         )
-        return {plugin.name: reason for plugin in self.plugins if plugin.changes_weights}
+        plugins = {plugin.name: reason for plugin in self.plugins if plugin.changes_weights}
+        return plugins | clusters
 
     def base_weight(self, update: Update) -> float:
         return float(update.num_examples) if self.client_weighting == "samples" else 1.0

@@ -30,7 +30,7 @@ default.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
@@ -49,11 +49,9 @@ GRADIENT = "fedsgd.g"
 BUFFERS = "fedsgd.buffers"
 
 
-def server_step(
-    x: AnyTree, gradients: Iterable[tuple[AnyTree, float]], lr: float, weight_decay: float = 0.0
-) -> Tree:
-    """x - lr (sum_k p_k g_k / sum_k p_k + weight_decay x) for pairs (g_k, p_k), in float64."""
-    direction = trees.add(trees.mean(gradients), x, weight_decay)
+def server_step(x: AnyTree, gradient: AnyTree, lr: float, weight_decay: float = 0.0) -> Tree:
+    """x - lr (gradient + weight_decay x) in float64."""
+    direction = trees.add(gradient, x, weight_decay)
     return trees.add(x, direction, -lr)
 
 
@@ -86,6 +84,7 @@ class FedSGD(FedStrategy):
 
     name = "fedsgd"
     client_cls = FedSGDClient
+    averages = True
 
     def __init__(self, setting: Setting, *, batches: str | int = "full", chunk: int = 1024) -> None:
         self.batches = check.one_of("method.batches", str(batches), ("full", "1"))
@@ -104,7 +103,8 @@ class FedSGD(FedStrategy):
     @property
     def refuses(self) -> dict[str, str]:
         reason = "it acts on local steps only, and FedSGD's clients take none"
-        return {plugin.name: reason for plugin in self.plugins if plugin.needs_steps}
+        plugins = {plugin.name: reason for plugin in self.plugins if plugin.needs_steps}
+        return plugins | dict.fromkeys(("krum", "norm_clip"), "its clients send no weights")
 
     def setup(self) -> None:
         site = self.site
@@ -127,4 +127,5 @@ class FedSGD(FedStrategy):
 
     def merge(self, updates: Iterator[Update], old: Tree) -> Tree:
         gradients = ((update.tree(GRADIENT), update.weight) for update in updates)
-        return server_step(old, gradients, self.local.lr, self.local.weight_decay)
+        gradient = self.setting.merge.mean(gradients)
+        return server_step(old, gradient, self.local.lr, self.local.weight_decay)

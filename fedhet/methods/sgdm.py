@@ -71,6 +71,7 @@ class SGDM(FedStrategy):
 
     name = "sgdm"
     client_cls = SGDMClient
+    averages = True
     memory = ("_d",)
 
     def __init__(
@@ -87,6 +88,11 @@ class SGDM(FedStrategy):
             )
         super().__init__(replace(setting, local=replace(local, momentum=self.gamma)))
 
+    @property
+    def refuses(self) -> dict[str, str]:
+        reason = "its clients send momenta beside their weights, which it would not bound"
+        return {"norm_clip": reason} if self.momentum_state == "averaged" else {}
+
     def setup(self) -> None:
         self._like = trees.pick(self.site.initial, self.site.trained)
         self._d = trees.zeros(self._like)
@@ -101,8 +107,8 @@ class SGDM(FedStrategy):
             update.tree(MOMENTUM, self._like)
 
     def merge(self, updates: Iterator[Update], old: Tree) -> Tree:
-        change = trees.Sum()
-        d = trees.Sum()
+        change = self.setting.merge.average()
+        d = self.setting.merge.average()
         for update in updates:
             change.add(update.change, update.weight)
             if self.momentum_state == "averaged":

@@ -22,7 +22,7 @@ log = logging.getLogger("fedhet")
 FILE = "model_card.md"
 _MOST_NAMES = 100  # of classes or columns; partition.json has them all
 _PACKAGES = ("python", "fedhet", "torch", "torchvision", "flwr", "numpy")
-_DECLARED = ("dataset", "partition", "model", "method", "plugin", "server_opt", "client")
+_DECLARED = ("dataset", "partition", "model", "method", "plugin", "server_opt", "merge", "client")
 
 
 def write_card(folder: Path, summary: dict[str, Any], partition: dict[str, Any]) -> None:

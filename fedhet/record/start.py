@@ -84,6 +84,7 @@ def _about(job: Job, folder: Path, site: Site) -> dict[str, Any]:
         "method": choices["method"],
         "plugins": list(job.config.plugins),
         "server_opt": choices["server_opt"],
+        "merge": choices["merge"],
         "dataset": None if given else choices["dataset"],
         "model": type(site.model).__name__ if given else choices["model"],
         "partition": {key: job.partition[key] for key in ("name", "clients", "hash")},

@@ -23,9 +23,10 @@ Row = dict[str, Any]  # a line of rounds.jsonl
 
 
 def method_name(summary: dict[str, Any]) -> str:
-    """The method with its plug-ins, and a server optimiser that is not the method itself."""
+    """The method with its plug-ins, and what else has been chosen for the aggregation."""
     names = [summary["method"], *summary["plugins"], summary.get("server_opt") or "none"]
-    return " + ".join(dict.fromkeys(name for name in names if name != "none"))
+    names.append(summary.get("merge") or "mean")
+    return " + ".join(dict.fromkeys(name for name in names if name not in ("none", "mean")))
 
 
 def headline(summary: dict[str, Any]) -> list[str]:

@@ -15,7 +15,7 @@ from fedhet.job import Job
 
 
 def check_choice(group: str, name: str) -> None:
-    """Check the file `<group>/<name>.yaml` of a method, a plug-in or a server optimiser.
+    """Check the file `<group>/<name>.yaml` of a method, a plug-in, a server optimiser or a merge.
 
     It lists every option of the constructor with the constructor's default, and nothing else. All
     options are keyword-only. A plug-in passes all of them to `Plugin.__init__`, so that a server
@@ -24,7 +24,7 @@ def check_choice(group: str, name: str) -> None:
     Raises:
         AssertionError: saying what differs.
     """
-    assert group in ("method", "plugin", "server_opt"), f"no check for the group {group}"
+    assert group in ("method", "plugin", "server_opt", "merge"), f"no check for the group {group}"
     assert catalogue.title(group, name), f"{group}/{name}.yaml: the first comment says what it is"
     node: Any = OmegaConf.create(catalogue.content(group, name))
     node = node.get(group, node)  # a file that also presets other groups' settings

@@ -19,11 +19,14 @@ from fedhet import config
 from fedhet.job import Job
 
 Record = dict[str, Any]
+INFINITE = "NaN or infinite"
 
 
 @cache
 def run(task: str | None, overrides: tuple[str, ...], seed: int) -> tuple[list[Record], Record]:
-    """Run fedhet once; the lines of its rounds.jsonl and its summary.json, of a diverged run too.
+    """Run fedhet once; the lines of its rounds.jsonl and its summary.json.
+
+    A run that diverges, or has too few clients for its settings, has them too.
 
     Raises:
         RunFailed: the run failed for another reason.
@@ -39,7 +42,7 @@ def run(task: str | None, overrides: tuple[str, ...], seed: int) -> tuple[list[R
         try:
             home = fedhet.run(lines, task=given).dir
         except fedhet.RunFailed as error:
-            if "NaN or infinite" not in error.reason:
+            if not any(cause in error.reason for cause in (INFINITE, "replies accepted")):
                 raise
             home = Path(error.folder or "")
         rows = [json.loads(line) for line in (home / "rounds.jsonl").read_text().splitlines()]
@@ -52,7 +55,7 @@ def look_up(value: str, rows: list[Record], summary: Record) -> float | str | No
     if at:
         phase, step = ("train", int(where)) if where.isdigit() else (where, None)
         found = [row for row in rows if row["phase"] == phase and step in (None, row["step"])]
-        if not found and summary["status"] == "failed":
+        if not found and summary["status"] == "failed" and INFINITE in summary["reason"]:
             return tables.DIVERGED
         return found[-1].get(key) if found else None
     entry: Any = summary

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import shlex
 import statistics
@@ -35,6 +36,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+
+from fedhet.config import pieces
 
 BLOCK = re.compile(r"<!-- figures: (\S+) -->\n(.*?)<!-- end figures -->", re.DOTALL)
 DIVERGED = "diverged"
@@ -149,6 +152,12 @@ class Table:
             f" torch {about['torch']}."
         )
         return "\n\n".join([_wrapped(f"{self.title}:"), "\n".join(lines), _wrapped(source)]) + "\n"
+
+
+def find_pieces() -> None:
+    """Let the runs choose from conf/ beside this file; its classes are in attack.py."""
+    pieces.extend_search_path([str(Path(__file__).with_name("conf"))])
+    os.environ[pieces.TRUST] = "attack"
 
 
 def tables(root: Path) -> dict[str, Table]:

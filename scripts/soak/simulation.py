@@ -37,7 +37,8 @@ def settings(rounds: int, clients: int, fraction: float, deadline: float) -> lis
         "replies.bad_steps=10",
         f"replies.deadline={deadline}",
         "replies.grace=0",
-        "replies.max_norm=100",
+        "merge=norm_filter",
+        "merge.factor=100",
     ]
 
 

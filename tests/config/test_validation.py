@@ -35,7 +35,6 @@ RANGES = {
     "replies.join": ([0, 600], [-1, None]),
     "replies.min_nodes": ([None, 1], [0, 1.5]),
     "replies.max_mb": ([0.1, 256], [0, None]),
-    "replies.max_norm": ([None, 1, 10], [0.5]),
     "checkpoint.every": ([None, 0, 0.5, 60], [-1, "often"]),
     "early_stopping.patience": ([None, 1], [0, 2.5]),
     "early_stopping.min_delta": ([0, 0.01], [-0.1, None]),
@@ -81,7 +80,7 @@ def test_ranges(composed: DictConfig, key: str) -> None:
 
 
 def test_every_setting_without_a_constructor_is_checked(composed: DictConfig) -> None:
-    with_constructor = {"dataset", "partition", "model", "method", "plugin", "server_opt"}
+    with_constructor = {"dataset", "partition", "model", "method", "plugin", "server_opt", "merge"}
     keys: set[str] = set()
     for key, value in composed.items():
         if key in with_constructor:

@@ -113,7 +113,11 @@ def test_every_pair_is_listed_and_nothing_is_logged() -> None:
 
 @pytest.mark.parametrize(
     ("group", "name"),
-    [(g, name) for g in ("method", "plugin", "server_opt") for name in catalogue.choices(g)],
+    [
+        (g, name)
+        for g in ("method", "plugin", "server_opt", "merge")
+        for name in catalogue.choices(g)
+    ],
 )
 def test_the_file_and_the_class_say_the_same(group: str, name: str) -> None:
     check_choice(group, name)

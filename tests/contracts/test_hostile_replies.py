@@ -33,7 +33,6 @@ from fedhet.data.toy import toy_task
 from fedhet.flower import encoding, wire
 from fedhet.messages import Broadcast, Failure, Update
 from fedhet.methods.scaffold import Scaffold
-from fedhet.setting import ReplyLimits
 
 DEEP = "[" * 200_000
 
@@ -175,31 +174,6 @@ def test_a_shape_that_could_be_broadcast(federation: Federation) -> None:
         assert (failure.pid, failure.reason) == (pid, "refused")
         assert "tensor of shape" in failure.cause
         assert run.sha256 == without(expected, [other for other in pids if other != pid])
-
-
-def test_the_norm_against_the_median(federation: Federation) -> None:
-    """Of the change of the weights, and of an extra; the others are merged as without it."""
-
-    def grow(piece: str) -> Callable[..., Any]:
-        def apply(plan: list[Broadcast], replies: list[Any]) -> list[Any]:
-            tree = replies[0].weights if piece == "weights" else replies[0].extras[piece]
-            for t in tree.values() if isinstance(tree, dict) else [tree]:
-                t.mul_(1e4)
-            return replies
-
-        return apply
-
-    for piece in ("weights", "scaffold.c_plus", "fednorm.z"):
-        run = skipping(federation, replies=ReplyLimits(max_norm=10.0))
-        run.step(alter=grow(piece))
-        (failure,) = run.strategy.current.failures
-        assert failure.reason == "outlier" and "times the median" in failure.cause
-        others = [pid for pid in range(3) if pid != failure.pid]
-        assert run.sha256 == without(skipping(federation), others)
-        assert failure.pid not in run.strategy.versions  # its state does not advance either
-    unlimited = skipping(federation)
-    unlimited.step(alter=grow("weights"))
-    assert not unlimited.strategy.current.failures
 
 
 # ---- size

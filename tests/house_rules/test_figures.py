@@ -13,6 +13,7 @@ import pytest
 from house_rules.source import ROOT, name
 
 from fedhet import config
+from fedhet.config import pieces
 from fedhet.data.toy import toy_task
 from fedhet.job import Job
 
@@ -36,6 +37,8 @@ PAGE = "Some text.\n\n<!-- figures: tiny -->\n<!-- end figures -->\n\nMore.\n"
 @pytest.fixture
 def tables(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(SCRIPT)
+    for variable in (pieces.SEARCH_PATH, pieces.TRUST):  # `find_pieces` sets them
+        monkeypatch.setenv(variable, "")
     return importlib.import_module("tables")
 
 
@@ -51,6 +54,7 @@ def test_pages_show_what_was_measured(tables: ModuleType) -> None:
 
 
 def test_the_runs_of_every_table_compose(tables: ModuleType) -> None:
+    tables.find_pieces()
     runs = {cell.overrides for table in tables.tables(ROOT).values() for cell in table.cells}
     for overrides in sorted(runs):
         assert Job(config.compose(list(overrides)), toy_task()).strategy.name

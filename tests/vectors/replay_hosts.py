@@ -37,7 +37,7 @@ def _mfl_local(params: Params, w: Tensor, d: Tensor, grads: Tensor) -> dict[str,
 
 def _fedsgd(params: Params, x: Tensor, grads: Tensor, n: Tensor) -> dict[str, Any]:
     weighted = (({"x": g}, float(k)) for g, k in zip(grads, n, strict=True))
-    return {"x_new": server_step({"x": x}, weighted, params["lr"])["x"]}
+    return {"x_new": server_step({"x": x}, trees.mean(weighted), params["lr"])["x"]}
 
 
 FUNCTIONS: dict[tuple[str, str], Callable[..., dict[str, Any]]] = {

@@ -120,7 +120,7 @@ class ServerHalf(Plugin):
 
         The clients' validation losses are those of the MADE with which the round began.
         """
-        change = trees.Sum()
+        change = self.server.setting.merge.average()
         total_loss = 0.0
         validating = 0  # the samples of the clients that validate
         for update in updates:

@@ -1,0 +1,132 @@
+"""merge=norm_clip and merge=norm_filter: bounds on the norms of updates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from statistics import median
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+
+from fedhet import check, trees
+from fedhet.admission.gate import failure, record
+from fedhet.merging.mean import Mean, floating_buffers
+from fedhet.trees import AnyTree, Tree
+
+if TYPE_CHECKING:
+    from fedhet.messages import Update
+    from fedhet.replies import Step
+    from fedhet.setting import Setting
+
+
+class NormFilter(Mean):
+    """Refuses updates whose norm exceeds a multiple of the step's median, and averages the others.
+
+    That holds for the change of the weights, for the change of the buffers, and for every floating
+    extra, each by itself, in every phase. A refused update is a failure of its client, with the
+    reason "outlier".
+
+    Args:
+        factor: the multiple, >= 1.
+    """
+
+    name = "norm_filter"
+
+    def __init__(self, *, factor: float = 3.0) -> None:
+        self.factor = check.number("merge.factor", factor, low=1)
+        super().__init__()
+
+    def admit(self, step: Step, updates: Iterator[Update], setting: Setting) -> Iterator[Update]:
+        """The updates within the bounds.
+
+        Raises:
+            RunFailed: one is not, and `setting.on_failure` is "stop".
+        """
+        received = list(updates)
+        norms = [_norms(update, step.sent) for update in received]
+        medians = {
+            name: median(one[name] for one in norms if name in one)
+            for name in {name for one in norms for name in one}
+        }
+        for update, own in zip(received, norms, strict=True):
+            beyond = sorted(n for n, norm in own.items() if norm > self.factor * medians[n] > 0)
+            if beyond:
+                name = beyond[0]
+                cause = (
+                    f"the norm of its {name} is {own[name]:.4g}, more than merge.factor="
+                    f"{self.factor:g} times the median of this step, {medians[name]:.4g}"
+                )
+                record(step, failure(step, update.pid, cause, "outlier"), setting)
+            else:
+                yield update
+
+
+class NormClip(Mean):
+    """Shortens updates whose norm exceeds a bound to the bound, and averages all of them.
+
+    That holds for the change of the weights, and for the change of the buffers by itself.
+
+    Args:
+        factor: the bound as a multiple of the step's median norm, > 0.
+        norm: the bound on the change of the weights itself, > 0, in place of the multiple; None for
+            `factor`. Buffers are bounded by `factor` in any case.
+    """
+
+    name = "norm_clip"
+    rescales: ClassVar[bool] = True
+    compares: ClassVar[bool] = True
+
+    def __init__(self, *, factor: float = 1.0, norm: float | None = None) -> None:
+        self.factor = check.number("merge.factor", factor, open_low=0)
+        self.norm = check.optional(check.number, "merge.norm", norm, open_low=0)
+        super().__init__()
+
+    def select(self, step: Step, updates: Iterator[Update]) -> Iterator[Update]:
+        received = list(updates)
+        if any(not update.weights for update in received):
+            return iter(received)  # a phase whose replies carry no weights
+        clipped = self._clip(step, received, [update.change for update in received], self.norm)
+        buffers = [_buffer_change(update, step.sent) for update in received]
+        clipped |= self._clip(step, received, buffers, None)
+        self.report = {"clipped": len(clipped), "clipped_pids": torch.tensor(sorted(clipped))}
+        return iter(received)
+
+    def _clip(
+        self, step: Step, updates: list[Update], changes: list[AnyTree], bound: float | None
+    ) -> set[int]:
+        """Shorten the changes beyond the bound; return whose they were."""
+        norms = [trees.norm(change) for change in changes]
+        bound = self.factor * median(norms) if bound is None else bound
+        clipped = set()
+        for update, change, norm in zip(updates, changes, norms, strict=True):
+            if norm > bound:
+                _shorten(update, change, step, bound / norm)
+                clipped.add(update.pid)
+        return clipped
+
+
+def _shorten(update: Update, change: AnyTree, step: Step, factor: float) -> None:
+    """Scale these changes of an update, in all of its forms."""
+    new = trees.add(trees.pick(step.sent, change), change, factor)
+    update.weights = {**update.weights, **trees.cast(new, step.sent)}
+    update.change = trees.Difference(trees.pick(update.weights, step.old), step.old)
+    update.buffers = {name: update.weights[name] for name in update.buffers}
+
+
+def _buffer_change(update: Update, sent: Tree) -> AnyTree:
+    buffers = floating_buffers(update)
+    return trees.Difference(buffers, trees.pick(sent, buffers))
+
+
+def _norms(update: Update, sent: Tree) -> dict[str, float]:
+    """The norms of what the update carries: of both changes, and of every floating extra."""
+    norms = {"change": trees.norm(update.change)} if update.change else {}
+    if update.weights and floating_buffers(update):
+        norms["buffers"] = trees.norm(_buffer_change(update, sent))
+    for name, value in update.extras.items():
+        tree = {"": value} if isinstance(value, torch.Tensor) else value
+        floating = tree if isinstance(tree, dict) else {}
+        floating = {key: t for key, t in floating.items() if t.is_floating_point()}
+        if floating:
+            norms[name] = trees.norm(floating)
+    return norms
