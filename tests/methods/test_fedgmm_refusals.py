@@ -110,7 +110,7 @@ BAD: dict[str, tuple[Change, str]] = {
     ),
     "counts": (
         lambda extras: extras.update({COUNTS: torch.tensor([2, 6, 0, 0])}),
-        "with the sum 7",
+        "with a sum of at most 7",
     ),
     "negative counts": (
         lambda extras: extras.update({COUNTS: torch.tensor([-2, 9, 0, 0])}),

@@ -14,6 +14,7 @@ from fedhet.maths.fedgmm import Mixture
 from fedhet.messages import Broadcast, Update
 from fedhet.methods.fedgmm.mixtures import MIXTURES, checked_size, pack, unpack
 from fedhet.plugin import Plugin
+from fedhet.privacy.counts import suppressed
 from fedhet.task import Samples
 from fedhet.trees import kind
 
@@ -40,14 +41,18 @@ class ClientHalf(Plugin):
 
     # ---- phase "fit"
     def fit(self, msg: Broadcast) -> Update:
-        """Fit one mixture to each class of which the client has enough samples, and send them."""
+        """Fit one mixture to each class of which the client has enough samples, and send them.
+
+        No component has fewer than `site.min_count` samples: EM starts with fewer components, and
+        those that are smaller in the end are merged with others.
+        """
         site = self.client.site
         pid = self.client.pid
         data = self._pixels()
         d = math.prod(data.x.shape[1:])
-        counts = data.y.bincount(minlength=site.task.classes).cpu()
+        counts = suppressed(data.y.bincount(minlength=site.task.classes).cpu(), site.min_count)
         components = {
-            c: maths.components(n, self.components)
+            c: maths.components(n, self.components, site.min_count)
             for c, n in enumerate(counts.tolist())
             if n >= self.min_class_samples
         }
@@ -57,7 +62,10 @@ class ClientHalf(Plugin):
         for c, k in components.items():
             x = data.x[data.y == c].flatten(1)
             seed = streams.integer(site.seed, f"fedgmm.em.{c}", msg.phase, msg.step, pid)
-            mixtures[c], converged = maths.fit(x, k, reg_covar=self.reg_covar, seed=seed)
+            mixture, converged = maths.fit(x, k, reg_covar=self.reg_covar, seed=seed)
+            # A component's samples are n pi, up to rounding.
+            least = site.min_count * (1 - 1e-6) / len(x)
+            mixtures[c] = maths.reduce(mixture, k, least) if site.min_count else mixture
             if not converged:
                 not_converged += 1
                 log.warning(
