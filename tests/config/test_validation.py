@@ -17,6 +17,7 @@ RANGES = {
     "device": (["auto", "cpu", "cuda"], ["gpu", None]),
     "on_failure": (["stop", "skip"], ["ignore"]),
     "on_lost_state": (["stop", "restart"], ["skip"]),
+    "deliver": ([True, False], [1, "yes"]),
     "buffers": (["average", "local", "frozen"], ["mean"]),
     "privacy.min_count": ([0, 5], [-1, 0.5, True, None]),
     "eval.every": ([1, 5], [0, 0.5]),

@@ -1,0 +1,38 @@
+"""Long runs with everything going wrong at once; docs/faults.md has the figures. Prints JSON.
+
+python scripts/soak simulation [--rounds 200 --clients 100 --fraction .2]
+    every fault hits every tenth reply; the run must end with the weights of one in which the
+    same clients are absent
+python scripts/soak deployment [--nodes 20 --rounds 10]
+    SuperNodes on this machine, two of which are killed and started again
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+import deployment
+import simulation
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    kinds = parser.add_subparsers(dest="kind", required=True)
+    simulated = kinds.add_parser("simulation")
+    simulated.add_argument("--rounds", type=int, default=200)
+    simulated.add_argument("--clients", type=int, default=100)
+    simulated.add_argument("--fraction", type=float, default=0.2)
+    simulated.add_argument("--deadline", type=float, default=1.0, help="seconds per message")
+    deployed = kinds.add_parser("deployment")
+    deployed.add_argument("--nodes", type=int, default=20)
+    deployed.add_argument("--rounds", dest="steps", type=int, default=10)
+    options = vars(parser.parse_args())
+    soak = {"simulation": simulation.soak, "deployment": deployment.soak}[options.pop("kind")]
+    print(json.dumps(soak(**options), indent=2))
+
+
+if __name__ == "__main__":
+    main()

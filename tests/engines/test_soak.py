@@ -1,0 +1,27 @@
+"""scripts/soak with few rounds: all faults at once, and still the right weights."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOAK = Path(__file__).parents[2] / "scripts" / "soak"
+
+
+@pytest.mark.matrix
+def test_all_faults_at_once() -> None:
+    command = [sys.executable, str(SOAK), "simulation", "--rounds", "12", "--clients", "40"]
+    process = subprocess.run(
+        [*command, "--fraction", "0.5"], capture_output=True, text=True, timeout=500, check=False
+    )
+    assert process.returncode == 0, process.stderr
+    found = json.loads(process.stdout)
+    assert (found["steps"], found["messages"]) == (12, 240)
+    assert 0 < found["accepted"] < 240
+    assert set(found["failures"]) == {"failed", "late", "refused", "outlier"}
+    assert found["the same weights"] is True
+    assert found["processes left"] == 0
