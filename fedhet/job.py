@@ -28,6 +28,7 @@ from fedhet.handover import delivery
 from fedhet.messages import LocalSettings
 from fedhet.models.build import build_model
 from fedhet.plugin import Plugin
+from fedhet.privacy.counts import least_count
 from fedhet.process import choose_device, pinned_threads
 from fedhet.record import terminal
 from fedhet.record.results import Run
@@ -124,6 +125,7 @@ class Job:
             buffers=cfg.buffers,
             scope=self._strategy_cls.scope,
             simulated=self.engine != "flwr",
+            min_count=least_count(cfg.privacy.min_count),
             speed=Speed(cfg.engine.compile, cfg.engine.amp, cfg.engine.channels_last),
         )
 

@@ -68,6 +68,7 @@ class Site:
         scope: what the method's clients train and share, given the model.
         simulated: whether all clients are known to be processes of this machine or cluster; under
             `flwr run` they may be real ones.
+        min_count: clients send no statistic of fewer samples.
         speed: how the local steps are computed.
 
     Attributes:
@@ -94,12 +95,14 @@ class Site:
         buffers: str = "average",
         scope: Callable[[nn.Module], Scope] = lambda model: Scope(),
         simulated: bool = True,
+        min_count: int = 0,
         speed: Speed = Speed(),
     ) -> None:
         self.task = task
         self.device = device
         self.seed = seed
         self.simulated = simulated
+        self.min_count = min_count
         self.speed = speed
         self.frozen_norms = buffers == "frozen"
         with self.seeded("init"):

@@ -51,6 +51,7 @@ class Federation:
         cls: the method's strategy class.
         plugins: makes the plug-ins anew, because the server and every client have their own.
         seed: the run's seed.
+        min_count: the smallest number of samples of which a client sends a statistic.
         buffers: what becomes of buffers: "average", "local" or "frozen".
         options: the method's own options, such as {"lr_g": 0.5}.
         lr: the learning rate of the first round.
@@ -76,6 +77,7 @@ class Federation:
         plugins: Callable[[], Sequence[Plugin]] = list,
         seed: int = 0,
         buffers: str = "average",
+        min_count: int = 0,
         options: dict[str, Any] | None = None,
         lr: float = 0.1,
         epochs: int = 1,
@@ -84,7 +86,9 @@ class Federation:
         **setting: Any,
     ) -> None:
         device = torch.device("cpu")
-        self.site = Site(task, device=device, seed=seed, buffers=buffers, scope=cls.scope)
+        self.site = Site(
+            task, device=device, seed=seed, buffers=buffers, scope=cls.scope, min_count=min_count
+        )
         settings = LocalSettings(lr=lr, epochs=epochs, batch_size=batch_size, **local or {})
         built_with = Setting(self.site, settings, plugins=plugins(), **setting)
         self.strategy = cls(built_with, **options or {})

@@ -19,6 +19,7 @@ RANGES = {
     "on_lost_state": (["stop", "restart"], ["skip"]),
     "deliver": ([True, False], [1, "yes"]),
     "buffers": (["average", "local", "frozen"], ["mean"]),
+    "privacy.min_count": ([0, 5], [-1, 0.5, True, None]),
     "eval.every": ([1, 5], [0, 0.5]),
     "eval.clients": ([True, False], [1, "yes"]),
     "eval.finetune_epochs": ([0, 5], [-1, 0.5, None]),
