@@ -27,6 +27,8 @@ from fedhet.errors import ConfigError, RunFailed, reason_of
 from fedhet.messages import LocalSettings
 from fedhet.models.build import build_model
 from fedhet.plugin import Plugin
+from fedhet.privacy import account
+from fedhet.privacy.noise import Noise
 from fedhet.process import choose_device, pinned_threads
 from fedhet.record import terminal
 from fedhet.record.results import Run
@@ -123,6 +125,7 @@ class Job:
             buffers=cfg.buffers,
             scope=self._strategy_cls.scope,
             simulated=self.engine != "flwr",
+            noise=Noise.from_config(cfg.privacy),
             speed=Speed(cfg.engine.compile, cfg.engine.amp, cfg.engine.channels_last),
         )
 
@@ -198,6 +201,7 @@ class Job:
         where = (self.config.cfg.device, self.site.device.type)
         if where == ("auto", "cpu") and torch.cuda.is_available():
             log.warning("device=auto with engine.num_gpus=0 is the CPU; %s", A_GPU)
+        account.check_run(self.strategy)
         return start(self)
 
     def progress(self) -> AbstractContextManager[Observer]:

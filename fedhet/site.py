@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from fedhet import streams
 from fedhet.errors import ConfigError
+from fedhet.privacy.noise import Noise
 from fedhet.task import Samples, Task
 from fedhet.trees import AnyTree, Tree
 
@@ -68,6 +69,7 @@ class Site:
         scope: what the method's clients train and share, given the model.
         simulated: whether all clients are known to be processes of this machine or cluster; under
             `flwr run` they may be real ones.
+        noise: what is done to the clients' replies.
         speed: how the local steps are computed.
 
     Attributes:
@@ -94,12 +96,14 @@ class Site:
         buffers: str = "average",
         scope: Callable[[nn.Module], Scope] = lambda model: Scope(),
         simulated: bool = True,
+        noise: Noise = Noise(),
         speed: Speed = Speed(),
     ) -> None:
         self.task = task
         self.device = device
         self.seed = seed
         self.simulated = simulated
+        self.noise = noise
         self.speed = speed
         self.frozen_norms = buffers == "frozen"
         with self.seeded("init"):

@@ -173,6 +173,7 @@ class FedGen(FedStrategy):
     client_cls = FedGenClient
     needs_all = True
     memory = ("_generator", "_adam", "_counts")
+    refuses_noise = "its clients send exact label counts, on which the generator is trained"
 
     def __init__(
         self,

@@ -93,7 +93,12 @@ class PrototypeClassifier(nn.Module):
 
 
 class FedPCLClient(FedClient):
-    """Keeps its model, and sends prototypes."""
+    """Keeps its model, and sends prototypes.
+
+    Under privacy.noise it sends one of every class, so that none shows which classes it has.
+    """
+
+    public = (f"{PROTOTYPES}.has",)
 
     def collect(self, msg: Broadcast) -> Update:
         """The phase `collect`: send the prototypes of the initial model."""
@@ -108,7 +113,15 @@ class FedPCLClient(FedClient):
         prototypes = self._prototypes(model, renormalise=self.msg.boolean(RENORMALISE))
         self.state.put(OWN, prototypes)
         update.extras[PROTOTYPES] = prototypes
+        if self.site.noise:  # the mean of a class without samples is 0
+            prototypes = {**prototypes, "has": torch.ones_like(prototypes["has"])}
+            update.extras[PROTOTYPES] = prototypes
         return update
+
+    def released(self, update: Update) -> None:
+        if self.msg.boolean(RENORMALISE):
+            noised = update.tree(PROTOTYPES)
+            update.extras[PROTOTYPES] = {**noised, "mean": normalize(noised["mean"])}
 
     def losses(self, batch: Batch) -> Tensor:
         shared = self.msg.tree(PROTOTYPES)
@@ -168,6 +181,7 @@ class FedPCL(FedStrategy):
     evaluates = ("personal",)
     weighted = False
     memory = ("_client_prototypes",)
+    releases = 1
     _client_prototypes: Tensor  # (K', C, d) the last step's sets, missing classes filled
 
     def __init__(

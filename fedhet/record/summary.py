@@ -85,6 +85,7 @@ def summarise(
         "communication": _communication(rows, strategy),
         "bytes": {way: sums([row["bytes"][way] for row in rows]) for way in ("up", "down")},
         "client_state": state_sizes(strategy.state_bytes),
+        **strategy.account.record(),
         "failures": failures,
         "rejected": dict(Counter(failure["reason"] for failure in failures)),
         "restarted": sum(starts_afresh(f["reason"], strategy.setting) for f in failures),

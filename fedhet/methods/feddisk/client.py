@@ -56,7 +56,7 @@ class ClientHalf(Plugin):
         masks = self._device_masks(train)
         made = self._trainable(msg.weights)
         update = Update(client.pid, client.num_examples)
-        if len(held_out):
+        if len(held_out) and not client.site.noise:
             update.extras[VAL] = networks.mean_nll(made, masks, held_out)
         draws = client.generator("feddisk.made")
         for loss in networks.made_epochs(

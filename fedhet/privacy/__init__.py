@@ -1,0 +1,1 @@
+"""What keeps the statistics that clients send from describing single samples."""
