@@ -97,12 +97,12 @@ class FedNova(FedStrategy):
             if overrides(plugin, Plugin, "optimizer") and not isinstance(plugin, FedLExPlugin)
         }
 
-    @property
-    def refuses_noise(self) -> str:  # type: ignore[override]
+    def setup(self) -> None:
         for plugin in self.plugins:
             if overrides(plugin, Plugin, "data"):
-                return f"the number of steps would tell how many samples {plugin.name!r} has added"
-        return ""
+                self.refuses_noise = (
+                    f"the number of steps would tell how many samples {plugin.name!r} has added"
+                )
 
     def check(self, update: Update) -> None:
         update.integer(STEPS)
