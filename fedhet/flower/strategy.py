@@ -85,8 +85,11 @@ class FlowerStrategy(Strategy):
     def configure_evaluate(
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
     ) -> list[tuple[ClientProxy, EvaluateIns]]:
-        """Messages to all clients with data after a round for which an evaluation is due."""
-        if not self._evaluation_due:
+        """Messages to all clients with data after a round for which an evaluation is due.
+
+        Under privacy.noise clients evaluate nothing.
+        """
+        if not self._evaluation_due or self._method.site.noise:
             return []
         self._awaited = {msg.pid: msg for msg in evaluation_messages(self._method)}
         packer = wire.Packer(self.nodes.agreed)

@@ -28,6 +28,7 @@ from fedhet.client import FedClient
 from fedhet.messages import Broadcast, LocalSettings, Reply
 from fedhet.phases import locate
 from fedhet.plugin import Plugin
+from fedhet.privacy.noise import Noise
 from fedhet.setting import Setting
 from fedhet.site import Site
 from fedhet.state import MemoryStore
@@ -52,6 +53,7 @@ class Federation:
         plugins: makes the plug-ins anew, because the server and every client have their own.
         seed: the run's seed.
         buffers: what becomes of buffers: "average", "local" or "frozen".
+        noise: what is done to the clients' replies (privacy.noise).
         options: the method's own options, such as {"lr_g": 0.5}.
         lr: the learning rate of the first round.
         epochs: local epochs.
@@ -76,6 +78,7 @@ class Federation:
         plugins: Callable[[], Sequence[Plugin]] = list,
         seed: int = 0,
         buffers: str = "average",
+        noise: Noise = Noise(),
         options: dict[str, Any] | None = None,
         lr: float = 0.1,
         epochs: int = 1,
@@ -84,7 +87,9 @@ class Federation:
         **setting: Any,
     ) -> None:
         device = torch.device("cpu")
-        self.site = Site(task, device=device, seed=seed, buffers=buffers, scope=cls.scope)
+        self.site = Site(
+            task, device=device, seed=seed, buffers=buffers, scope=cls.scope, noise=noise
+        )
         settings = LocalSettings(lr=lr, epochs=epochs, batch_size=batch_size, **local or {})
         built_with = Setting(self.site, settings, plugins=plugins(), **setting)
         self.strategy = cls(built_with, **options or {})
