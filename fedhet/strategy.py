@@ -25,7 +25,7 @@ from fedhet.flower.strategy import FlowerStrategy
 from fedhet.messages import Broadcast, Extras, Reply, Update
 from fedhet.phases import Phase, locate, sample_cohort, timetable
 from fedhet.plugin import Plugin, Report
-from fedhet.privacy.account import Account
+from fedhet.privacy.account import Account, releases_of
 from fedhet.replies import BufferAverage, Step, finished, normalised
 from fedhet.setting import Setting, check_composition, check_phases
 from fedhet.site import Scope
@@ -88,7 +88,7 @@ class FedStrategy(FlowerStrategy):
         self.versions: dict[int, int] = {}  # pid -> the round whose client state was accepted
         self.state_bytes: dict[int, int] = {}  # pid -> the size of that state
         self.quorum = Quorum(setting.replies)
-        self.account = Account(self)
+        self.account = Account(self.site.noise)
         self.pinned: dict[str, dict[int, int]] = {}  # view -> `versions` at its best evaluation
         self.kept_back: dict[int, list[int]] = {}  # pid -> versions that checkpoints need
         self.experiment = secrets.token_hex(16)
@@ -203,9 +203,11 @@ class FedStrategy(FlowerStrategy):
         for plugin in self.active:
             plugin.outgoing(msg, current.cohort)
         self.local = msg.local
+        releases = releases_of(self, current.entry)
         plan = []
         for pid in current.cohort:
-            private = {**(self.client_extras(phase, pid) if own else {}), **self.account.ask(pid)}
+            private = self.account.ask(pid, releases)
+            private |= self.client_extras(phase, pid) if own else {}
             plan.append(msg.to(pid, self.versions.get(pid, 0), private))
             plan[-1].pinned = needed_versions(self, pid)
             current.count("down", messages.payload(msg.slot, msg.weights, plan[-1].extras))

@@ -124,23 +124,24 @@ class Ledger:
 class Account:
     """What each client has been asked to release so far.
 
+    Args:
+        noise: the settings of the run.
+
     Attributes:
         releases: client -> its releases, or those that it says it has made if they are more.
     """
 
     memory: ClassVar[tuple[str, ...]] = ("releases",)
 
-    def __init__(self, strategy: FedStrategy) -> None:
-        self._strategy = strategy
-        self._noise = strategy.site.noise
+    def __init__(self, noise: Noise) -> None:
+        self._noise = noise
         self.releases: dict[int, int] = {}
 
-    def ask(self, pid: int) -> Extras:
-        """Count what the client is asked for in this step, and return what it is told of it."""
+    def ask(self, pid: int, releases: int) -> Extras:
+        """Count the releases that the client is asked for; return what it is told of that."""
         if not self._noise:
             return {}
         spent = self.releases.get(pid, 0)
-        releases = releases_of(self._strategy, self._strategy.current.entry)
         self.releases[pid] = spent + releases
         return {SPENT: spent, RELEASES: releases}
 
