@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fedhet import streams
 from fedhet.errors import ConfigError
-from fedhet.privacy.noise import Noise
+from fedhet.privacy.noise import OFF, Noise
 from fedhet.task import Samples, Task
 from fedhet.trees import AnyTree, Tree
 
@@ -96,7 +96,7 @@ class Site:
         buffers: str = "average",
         scope: Callable[[nn.Module], Scope] = lambda model: Scope(),
         simulated: bool = True,
-        noise: Noise = Noise(),
+        noise: Noise = OFF,
         speed: Speed = Speed(),
     ) -> None:
         self.task = task

@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from functools import lru_cache
+from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
 from fedhet.errors import ConfigError
 from fedhet.phases import Entry, sample_cohort
-from fedhet.privacy.noise import Content, Noise, seeded, unpredictable
+from fedhet.privacy.noise import Content, Draw, Noise, seeded, unpredictable
 from fedhet.trees import LARGEST
 
 if TYPE_CHECKING:
     from fedhet.client import FedClient
     from fedhet.messages import Extras, Update
+    from fedhet.plugin import Plugin
     from fedhet.state import Store
     from fedhet.strategy import FedStrategy
 
@@ -29,7 +30,7 @@ SPENT = "privacy.spent"  # extra down, and metric up: a client's releases so far
 COUNT = "releases"
 
 
-@lru_cache(maxsize=None)
+@cache
 def epsilon(multiplier: float, delta: float, releases: int) -> float:
     """Return epsilon after so many releases with this noise multiplier, by opacus' accountant.
 
@@ -61,7 +62,8 @@ def release(client: FedClient, update: Update) -> None:
             for all of it, or it would exceed the budget. Nothing may then be sent.
     """
     msg, noise = client.msg, client.site.noise
-    public = {name for piece in (client, *client.active) for name in piece.public}
+    pieces: list[FedClient | Plugin] = [*client.active, client]
+    public = {name for piece in pieces for name in piece.public}
     content = Content.of(update, msg.weights, public)
     if content.releases > msg.integer(RELEASES):
         raise ValueError(
@@ -73,12 +75,12 @@ def release(client: FedClient, update: Update) -> None:
     check_budget(noise, msg.pid, spent, content.releases)
     spent += content.releases
     ledger.write(spent)  # before anything leaves
-    draw = unpredictable
+    draw: Draw = unpredictable
     if client.site.simulated:
         draw = seeded(client.site.seed, msg.phase, msg.step, msg.pid)
     content.noised(noise, draw).write(update, msg.weights)
     update.metrics = {SPENT: spent}
-    for piece in (*client.active, client):
+    for piece in pieces:
         piece.released(update)
 
 

@@ -5,6 +5,7 @@ docs/privacy.md says what this protects, and what it does not.
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from fedhet import streams, trees
+from fedhet.check import number
 from fedhet.errors import ConfigError
 from fedhet.trees import AnyTree, Tree, kind
 
@@ -26,6 +28,9 @@ Draw = Callable[[int], Tensor]  # n -> (n,) independent standard normal numbers,
 # The counter of a batch norm is the number of steps, which follows from the number of samples.
 COUNTER = "num_batches_tracked"
 VARIANCE = "running_var"
+# By these a machine's owner refuses runs, whose settings come from the server.
+MIN_NOISE = "FEDHET_MIN_NOISE"
+MAX_EPSILON = "FEDHET_MAX_EPSILON"
 
 
 @dataclass(frozen=True)
@@ -52,15 +57,46 @@ class Noise:
         """The settings as the configuration's `privacy` states them.
 
         Raises:
-            ConfigError: there is to be noise, and the accountant is not installed.
+            ConfigError: the owner of this machine demands more, or there is to be noise and the
+                accountant is not installed.
         """
         noise = cls(settings["noise"], settings["clip"], settings["delta"], settings["budget"])
+        least, most = demanded(MIN_NOISE), demanded(MAX_EPSILON)
+        if least is not None and noise.multiplier < least:
+            raise ConfigError(
+                f"privacy.noise={noise.multiplier:g}: the owner of this machine serves no run with"
+                f" less than {MIN_NOISE}={least:g}"
+            )
+        if most is not None and (noise.budget is None or noise.budget > most or not noise):
+            raise ConfigError(
+                f"privacy.budget={noise.budget} with privacy.noise={noise.multiplier:g}: the owner"
+                f" of this machine serves no run without noise and a budget of {MAX_EPSILON}={most:g}"
+                " or less"
+            )
         if noise and find_spec("opacus") is None:
             raise ConfigError(
                 f"privacy.noise={noise.multiplier:g} needs the accountant of opacus; install it"
                 " with pip install 'fedhet[privacy]'"
             )
         return noise
+
+
+OFF = Noise()
+
+
+def demanded(variable: str) -> float | None:
+    """The number > 0 in an environment variable; None where it is not set.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    text = os.environ.get(variable)
+    if text is None:
+        return None
+    try:
+        return number(variable, float(text), open_low=0)
+    except ValueError as error:
+        raise ConfigError(f"{variable}={text!r} must be a number > 0") from error
 
 
 def mechanism(tree: AnyTree, clip: float, std: float, draw: Draw) -> Tree:

@@ -28,7 +28,7 @@ from fedhet.client import FedClient
 from fedhet.messages import Broadcast, LocalSettings, Reply
 from fedhet.phases import locate
 from fedhet.plugin import Plugin
-from fedhet.privacy.noise import Noise
+from fedhet.privacy.noise import OFF, Noise
 from fedhet.setting import Setting
 from fedhet.site import Site
 from fedhet.state import MemoryStore
@@ -78,7 +78,7 @@ class Federation:
         plugins: Callable[[], Sequence[Plugin]] = list,
         seed: int = 0,
         buffers: str = "average",
-        noise: Noise = Noise(),
+        noise: Noise = OFF,
         options: dict[str, Any] | None = None,
         lr: float = 0.1,
         epochs: int = 1,

@@ -99,7 +99,9 @@ def test_a_run_beyond_the_budget_does_not_begin(launch: Launch, tmp_path: Path) 
     run = launch(*lines, budget, "rounds=3", task=toy_task())
     assert run.summary["privacy"]["epsilon"] == epsilon(1.0, DELTA, 3)
     # A client that is not drawn spends nothing.
-    assert launch(*lines, budget, "rounds=5", "fraction=.25", task=toy_task()).summary["rounds"] == 5
+    assert (
+        launch(*lines, budget, "rounds=5", "fraction=.25", task=toy_task()).summary["rounds"] == 5
+    )
 
 
 def limited(federation: Federation, releases: int) -> Any:

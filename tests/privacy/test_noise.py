@@ -15,7 +15,7 @@ from fedhet.client import FedClient
 from fedhet.data.toy import toy_task
 from fedhet.messages import EVALUATE, Broadcast, Failure, Update
 from fedhet.methods.fedavg import FedAvg
-from fedhet.methods.fednorm import Z, FedNormPlugin
+from fedhet.methods.fednorm import FedNormPlugin, Z
 from fedhet.methods.sgdm import SGDM
 from fedhet.privacy.noise import Noise, mechanism, seeded, unpredictable
 from fedhet.strategy import FedStrategy

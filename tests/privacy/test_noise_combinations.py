@@ -132,3 +132,41 @@ def test_prototypes_do_not_tell_which_classes_a_client_has() -> None:
     sent = update.tree("fedpcl.prototypes")
     assert bool(sent["has"].all())
     assert bool((sent["mean"].abs() > torch.finfo().tiny).all())
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "served", "refused"),
+    [
+        ("FEDHET_MIN_NOISE", ".5", ["privacy.noise=.5"], ["privacy.noise=.4"]),
+        ("FEDHET_MIN_NOISE", ".5", ["privacy.noise=1"], []),
+        ("FEDHET_MAX_EPSILON", "8", ["privacy.noise=1", "privacy.budget=8"], ["privacy.noise=1"]),
+        ("FEDHET_MAX_EPSILON", "8", ["privacy.noise=1", "privacy.budget=1"], ["privacy.budget=8"]),
+        (
+            "FEDHET_MAX_EPSILON",
+            "8",
+            ["privacy.noise=1", "privacy.budget=7"],
+            ["privacy.noise=1", "privacy.budget=8.1"],
+        ),
+    ],
+)
+def test_the_owner_of_a_machine_demands_more(
+    monkeypatch: pytest.MonkeyPatch,
+    variable: str,
+    value: str,
+    served: list[str],
+    refused: list[str],
+) -> None:
+    """The settings of a run come from the server, which may ask for less."""
+
+    def job(lines: list[str]) -> Job:
+        return Job(composed("method=fedavg", "eval.clients=false", *lines), toy_task())
+
+    monkeypatch.setenv(variable, value)
+    assert job(served).strategy
+    with pytest.raises(
+        ConfigError, match=f"the owner of this machine.*{variable}={float(value):g}"
+    ):
+        _ = job(refused).strategy
+    monkeypatch.setenv(variable, "much")
+    with pytest.raises(ConfigError, match=f"{variable}='much' must be a number > 0"):
+        _ = job(served).strategy
