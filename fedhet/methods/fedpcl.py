@@ -93,10 +93,7 @@ class PrototypeClassifier(nn.Module):
 
 
 class FedPCLClient(FedClient):
-    """Keeps its model, and sends prototypes.
-
-    Under privacy.noise it sends one of every class, so that none shows which classes it has.
-    """
+    """Keeps its model, and sends prototypes; under privacy.noise one of every class."""
 
     public = (f"{PROTOTYPES}.has",)
 

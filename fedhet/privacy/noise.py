@@ -70,7 +70,7 @@ class Noise:
         if most is not None and (noise.budget is None or noise.budget > most or not noise):
             raise ConfigError(
                 f"privacy.budget={noise.budget} with privacy.noise={noise.multiplier:g}: the owner"
-                f" of this machine serves no run without noise and a budget of {MAX_EPSILON}={most:g}"
+                f" of this machine serves no run without noise and a budget, {MAX_EPSILON}={most:g}"
                 " or less"
             )
         if noise and find_spec("opacus") is None:

@@ -1,8 +1,8 @@
 """What a client sends of its samples under privacy.noise, and how it becomes counts and mixtures.
 
 The content has the same form at every client: a share for every class and the full number of
-components, all as differences from one neutral federation member, whose classes are equally
-frequent and whose mixtures are those of uniform pixels. A class without samples is neutral.
+components, all as differences from neutral ones: classes that are equally frequent, and mixtures
+of uniform pixels. A class without samples is neutral.
 """
 
 from __future__ import annotations
