@@ -24,7 +24,7 @@ from fedhet.check import counted
 from fedhet.errors import LONGEST_REASON, clean
 from fedhet.process import signals_deferred
 from fedhet.record import notebook
-from fedhet.record.summary import method_name
+from fedhet.record.summary import method_name, privacy_spent
 from fedhet.targets import TARGETS, Classes, Target, of_row
 
 if TYPE_CHECKING:
@@ -192,12 +192,7 @@ def summary_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
     if state["bytes"]:
         total, largest = readable_size(state["bytes"]), readable_size(state["largest"])
         rows.append(("stored by the clients", f"{total} in total, the largest {largest}"))
-    if "privacy" in summary:
-        spent = summary["privacy"]
-        most = counted(spent["releases"], "release")
-        rows.append(
-            ("privacy", f"epsilon {spent['epsilon']:.4g} at delta {spent['delta']:g} ({most})")
-        )
+    rows += privacy_spent(summary)
     if summary["failures"]:
         rows.append(("failed clients", str(len(summary["failures"]))))
     return rows

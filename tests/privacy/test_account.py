@@ -67,8 +67,10 @@ def test_no_release_costs_nothing() -> None:
     assert epsilon(1.0, DELTA, 0) == 0
 
 
-def test_the_record_has_the_most_that_a_client_has_released(launch: Launch) -> None:
-    """In every line, in the summary, and on the terminal; two releases a round with FedNorm."""
+def test_the_record_has_the_most_that_a_client_has_released(
+    launch: Launch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In every line, in the summary, the card, the terminal; two releases a round with FedNorm."""
     run = launch(
         "method=fednorm", "privacy.noise=2", "rounds=4", "fraction=.5", *LINES, task=toy_task()
     )
@@ -81,6 +83,9 @@ def test_the_record_has_the_most_that_a_client_has_released(launch: Launch) -> N
         assert row["privacy"] == spent
     assert run.summary["privacy"] == spent
     assert most > 2
+    said = f"epsilon {spent['epsilon']:.4g} at delta 1e-05 ({most} releases)"
+    assert said in capsys.readouterr().out
+    assert said in (run.dir / "model_card.md").read_text()
 
 
 def test_without_noise_nothing_is_recorded(launch: Launch) -> None:
