@@ -6,13 +6,18 @@ with process.imports():
     from flwr.client import Client, ClientApp
     from flwr.common import Context
 
-    from fedhet.flower.apps import client_for
+    from fedhet.flower import apps
     from fedhet.state import store_at_site
 
 
 def client_fn(context: Context) -> Client:
     """Return the client that serves the message that Flower is about to deliver."""
-    return client_for(context, store_at_site)
+    return apps.client_for(context, store_at_site)
+
+
+def prepare(context: Context) -> None:
+    """Load what the messages of a run have in common; `deploy node` calls it once for a run."""
+    apps.prepare(context, store_at_site)
 
 
 app = ClientApp(client_fn=client_fn)

@@ -93,12 +93,15 @@ def load(
         one_of("weights", weights, GLOBAL)
         return _load_global(folder, weights, model).eval()
     from fedhet.config.targets import find_target
+    from fedhet.handover import delivery
     from fedhet.record import personal
 
     one_of("weights", weights, OWN)
     summary = read_json(folder, "summary.json")
     model = model or _built(folder)
     client_cls = find_target(read_config(folder).method).client_cls
+    if "delivered" in summary:
+        return delivery.load(folder, summary, weights, client, client_cls, model).eval()
     return personal.load(folder, summary, weights, client, client_cls, model).eval()
 
 
@@ -109,7 +112,9 @@ def _load_global(folder: Path, weights: str, model: Module | None) -> Module:
     file = folder / f"{weights}.safetensors"
     summary = read_json(folder, "summary.json")
     if not file.exists():
-        raise ConfigError(f"{file} is missing: {_why_missing(weights)}")
+        delivered = "it holds what was delivered to a site, the final models"
+        why = delivered if "delivered" in summary else _why_missing(weights)
+        raise ConfigError(f"{file} is missing: {why}")
     model = model or _built(folder)
     if "global" not in summary.get("models", ["global"]):
         local = read_config(folder).buffers == "local"

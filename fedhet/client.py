@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, ClassVar, TypeVar
 
-import numpy as np
 from torch import nn
 
 from fedhet import messages
@@ -24,7 +23,7 @@ from fedhet.metrics import assess
 from fedhet.models.parts import own_tensors
 from fedhet.plugin import Plugin, overrides
 from fedhet.privacy import account
-from fedhet.process import exit_after, time_limit
+from fedhet.process import time_limit
 from fedhet.site import Site
 from fedhet.state import ClientState, Store
 from fedhet.task import Samples
@@ -34,9 +33,9 @@ from fedhet.trees import AnyTree
 log = logging.getLogger("fedhet")
 Result = TypeVar("Result")
 UNSHARED = "client.kept"  # state: tensors that are trained here and never shared
-HANG_SECONDS = 5.0  # after its deadline, a client's process may take so long to end the work
 FINETUNE_EPOCHS = "eval.finetune_epochs"  # extra: epochs of the view "finetuned"
 KEEP = "eval.keep"  # extra: the views, joined by commas, whose models the reply is to carry
+DELIVER = "eval.deliver"  # extra: the site is to keep the models; the digest of the global one
 
 
 def evaluated_views(views: Iterable[str], site: Site) -> dict[str, str]:
@@ -72,6 +71,7 @@ class FedClient(LocalTraining, wire.WireClient):
     data: Samples
     model: nn.Module
     steps: int
+    delivery: Callable[[FedClient], Update] | None = None  # keeps the final models at a site
 
     def __init__(
         self,
@@ -90,14 +90,6 @@ class FedClient(LocalTraining, wire.WireClient):
     # ---- Flower's side
     def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:
         return self._properties
-
-    def fit(
-        self, parameters: list[np.ndarray], config: dict[str, Any]
-    ) -> tuple[list[np.ndarray], int, dict[str, Any]]:
-        msg = wire.read_broadcast(parameters, config)
-        # At the deadline the work ends by itself, unless it hangs outside of Python.
-        with exit_after(None if msg.deadline is None else msg.deadline + HANG_SECONDS):
-            return wire.reply_arrays(msg, self.handle(msg))
 
     # ---- one message
     def handle(self, msg: Broadcast) -> Reply:
@@ -126,7 +118,7 @@ class FedClient(LocalTraining, wire.WireClient):
     def _serve(self, msg: Broadcast) -> Update:
         self.receive(msg)
         if msg.phase == EVALUATE:
-            return self.assess()
+            return self._deliver() if DELIVER in msg.extras else self.assess()
         work = self.prepare()
         began = time.perf_counter()
         update = work(self.msg)
@@ -254,12 +246,18 @@ class FedClient(LocalTraining, wire.WireClient):
         return model
 
     # ---- evaluation
-    def assess(self) -> Update:
+    def _deliver(self) -> Update:
+        if self.delivery is None:
+            raise ValueError("the server delivers a model, and this client is at no site")
+        return self.delivery(self)
+
+    def assess(self, visit: Callable[[str, nn.Module], None] | None = None) -> Update:
         """Score every view on the client's own validation and test data; nothing is changed.
 
         Where the server asks for models, the reply has what they differ in from the received one.
+        `visit` is given each view's name and its model.
         """
-        if self.site.noise:
+        if self.site.noise and visit is None:  # else the scores stay at the site
             raise ValueError("privacy.noise: no scores leave a client; set eval.clients=false")
         kept = self.msg.text(KEEP).split(",") if KEEP in self.msg.extras else []
         if kept and not self.site.simulated:
@@ -282,6 +280,8 @@ class FedClient(LocalTraining, wire.WireClient):
                     scores, tally = assess(model, prepared, self.site.task)
                     metrics |= {f"{part}.{view}.{name}": value for name, value in scores.items()}
                     tallies[f"{part}.{view}"] = tally
+            if visit:
+                visit(view, model)
             if view in kept:
                 common = {**self.site.initial, **self.msg.weights}
                 models[f"{KEEP}.{view}"] = own_tensors(model, self.site.model, common)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, cast
 
 import torch
@@ -24,6 +24,7 @@ from fedhet.data.local.data import LocalData, is_local
 from fedhet.data.run_data import RunData
 from fedhet.data.toy import toy_task
 from fedhet.errors import ConfigError, RunFailed, reason_of
+from fedhet.handover import delivery
 from fedhet.messages import LocalSettings
 from fedhet.models.build import build_model
 from fedhet.plugin import Plugin
@@ -141,6 +142,12 @@ class Job:
             raise ConfigError(f"device=cuda with engine.num_gpus=0; {A_GPU}")
         return torch.device("cpu")
 
+    def prepare(self) -> None:
+        """Build what the clients of this process share, but for what is on a GPU."""
+        _ = self.data_digest, self.task, self._plugin_templates
+        if self._device().type == "cpu":
+            _ = self.site
+
     def plugins(self) -> list[Plugin]:
         """Return new plug-ins: one object each on the server, and one per message at a client."""
         return deepcopy(self._plugin_templates)
@@ -183,6 +190,7 @@ class Job:
             targets=[float(target) for target in cfg.eval.targets],
             patience=cfg.early_stopping.patience,
             min_delta=cfg.early_stopping.min_delta,
+            deliver=cfg.deliver,
             plugins=plugins,
             server_opt=server_opt,
         )
@@ -192,7 +200,10 @@ class Job:
         self, store: Store | Callable[[str], Store], properties: dict[str, Any] | None = None
     ) -> FedClient:
         """Return a client that keeps its state in `store`, or in that of a message's experiment."""
-        return self._strategy_cls.client_cls(self.site, self.plugins(), store, properties)
+        client = self._strategy_cls.client_cls(self.site, self.plugins(), store, properties)
+        if self.engine == "flwr":
+            client.delivery = partial(delivery.keep, self)
+        return client
 
     # ---- what is recorded of it
     @cached_property
@@ -227,6 +238,11 @@ def run_job(settings: Config, task: Task | None = None) -> Run:
         raise ConfigError(
             f"engine={name} builds the task again in other processes; a Task given as objects runs"
             " with engine=local"
+        )
+    if settings.cfg.deliver and name != "flwr":
+        raise ConfigError(
+            f"deliver=true with engine={name}: a simulation has no sites to which the model could"
+            " be delivered; its run folder has all models. engine=flwr tries it on this machine"
         )
     if task is not None:
         check_settings(settings)

@@ -15,6 +15,7 @@ from fedhet.evaluation import (
     global_scores,
     received,
 )
+from fedhet.handover.delivery import deliver
 from fedhet.messages import Broadcast, Failure, Reply
 from fedhet.phases import locate
 from fedhet.process import raise_if_interrupted
@@ -109,6 +110,8 @@ def run_rounds(
             select(row)
         checkpoints.step(last=locate(strategy.timetable, number + 1) is None)
     personal.complete()
+    if strategy.setting.deliver:
+        deliver(strategy, recorder, exchange)
     recorder.finish("ok", strategy=strategy)
 
 

@@ -90,6 +90,7 @@ class Setting:
         targets: summary.json has what it took to reach each of these scores.
         patience: stop after so many evaluations in a row without a better validation; None: never.
         min_delta: by how much a validation must be better to count.
+        deliver: in the end, let every client keep the final models at its site.
         plugins: the plug-ins, in their order.
         server_opt: the server optimiser, or None.
     """
@@ -109,6 +110,7 @@ class Setting:
     last_k: int = 5
     targets: Sequence[float] = ()
     patience: int | None = None
+    deliver: bool = False
     min_delta: float = 0.0
     plugins: Sequence[Plugin] = ()
     server_opt: ServerOptimizer | None = None

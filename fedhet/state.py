@@ -257,20 +257,30 @@ def state_folder(experiment: str) -> Path:
     When a run starts on the machine, the folders of runs that have not been used for STATE_DAYS
     days are removed. Only folders that carry our mark are removed, whatever else is beside them.
     """
-    default = Path(tempfile.gettempdir()) / f"fedhet-{os.getuid()}"
-    root = Path(os.environ.get("FEDHET_STATE_DIR") or default) / "fedhet-state"
+    root = own_folder("fedhet-state")
     home = root / experiment
     if not home.exists():
-        root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if root.parent == default:
-            _check_own(default, closed=0o022)  # others may look, but not put anything there
-        _check_own(root, closed=0o077)
         for mark in root.glob(f"*/{MARK}"):
             if time.time() - mark.stat().st_mtime > STATE_DAYS * 86400:
                 shutil.rmtree(mark.parent, ignore_errors=True)
         home.mkdir(exist_ok=True)
     (home / MARK).touch()
     return home
+
+
+def own_folder(name: str) -> Path:
+    """A folder of this name where the client processes of this site keep what is theirs.
+
+    Raises:
+        ValueError: as `state_folder` does.
+    """
+    default = Path(tempfile.gettempdir()) / f"fedhet-{os.getuid()}"
+    root = Path(os.environ.get("FEDHET_STATE_DIR") or default) / name
+    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if root.parent == default:
+        _check_own(root.parent, closed=0o022)  # others may look, but not put anything there
+    _check_own(root, closed=0o077)
+    return root
 
 
 def _check_own(folder: Path, closed: int) -> None:

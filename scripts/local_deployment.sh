@@ -3,11 +3,12 @@
 # with TLS and a key per node. The script submits one run to them, streams its log and stops them
 # all. docs/deployment.md describes the same on real machines.
 #
-#   scripts/local_deployment.sh [--nodes 3] [--keep] [--site name=path ...] [overrides ...]
+#   scripts/local_deployment.sh [--nodes 3] [--warm] [--keep] [--site name=path ...] [overrides ...]
 #   scripts/local_deployment.sh method=scaffold 'plugin=[fednorm]' rounds=3
 #
 # --site starts a node with data of its own (dataset=local); give it once for each site, in place of
-# --nodes. --keep keeps the work folder: certificates, keys, logs, client state. The Python
+# --nodes. --warm starts `python -m fedhet deploy node` in place of flower-supernode, for
+# shorter rounds. --keep keeps the work folder: certificates, keys, logs, client state. The Python
 # environment must be active. The exit code is the run's true status: 0 success, 1 failure, 2 a
 # wrong setting, 130 and 143 interrupted. The last line of stdout is "run folder: <absolute path>",
 # if the run had one.
@@ -16,7 +17,7 @@ set -euo pipefail
 START_SECONDS=120 # for the SuperLink to start, and then for the nodes
 END_SECONDS=15    # for the processes to exit after SIGTERM, before they are killed
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-nodes=3 keep=false folder="" pids="" sites=()
+nodes=3 keep=false folder="" pids="" sites=() supernode=(flower-supernode)
 
 die() { # die <exit code> <message>
   echo "error: $2" >&2
@@ -28,8 +29,9 @@ while (($#)); do
     --nodes) nodes=${2:-}; shift ;;
     --site) sites+=("${2:-}"); shift ;;
     --keep) keep=true ;;
+    --warm) supernode=(python -m fedhet deploy node) ;;
     -h | --help) sed -n '2,/^set /s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit ;;
-    -*) die 2 "unknown option $1; allowed are --nodes, --site, --keep and --help" ;;
+    -*) die 2 "unknown option $1; allowed are --nodes, --site, --warm, --keep and --help" ;;
     *) break ;;
   esac
   shift || true
@@ -172,7 +174,9 @@ node() { # node <i>: its key must be registered before it starts
   local config="partition-id=$1 num-partitions=$nodes" site=${sites[$1]:-}
   if [[ $site ]]; then config="site=\"${site%%=*}\" data=\"$(realpath "${site#*=}")\""; fi
   export FLWR_HOME=$work/node$1 FEDHET_STATE_DIR=$work/node$1/state
-  exec flower-supernode --superlink "$superlink" --root-certificates "$work/ca.crt" \
+  # Of a copy of fedhet, the node command alone; the clients' code comes with the run.
+  if ((${#supernode[@]} > 1)); then export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}; fi
+  exec "${supernode[@]}" --superlink "$superlink" --root-certificates "$work/ca.crt" \
     --auth-supernode-private-key "$work/node$1.key" --host 127.0.0.1 --port "${ports[$1]}" \
     --node-config "$config"
 }

@@ -23,7 +23,8 @@ from fedhet.phases import Entry
 from fedhet.record.files import as_json
 
 log = logging.getLogger("fedhet")
-GIVEN_ANEW = ("rounds", "engine", "checkpoint")  # settings in which a run may differ from before
+# settings in which a run may differ from before
+GIVEN_ANEW = ("rounds", "engine", "checkpoint", "deliver")
 
 
 @dataclass

@@ -47,6 +47,7 @@ def _validate_run(cfg: DictConfig) -> None:
     one_of("device", cfg.device, ("auto", "cpu", "cuda"))
     one_of("on_failure", cfg.on_failure, ("stop", "skip"))
     one_of("on_lost_state", cfg.on_lost_state, ("stop", "restart"))
+    boolean("deliver", cfg.deliver)
     one_of("buffers", cfg.buffers, ("average", "local", "frozen"))
     integer("eval.every", cfg.eval.every, low=1)
     boolean("eval.clients", cfg.eval.clients)

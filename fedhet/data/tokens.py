@@ -71,15 +71,11 @@ class Texts:
         else:
             named = Path(tokenizer).expanduser()
             folders = [*(root / named for root in roots(data_dir)), beside / named]
-        files = [each if each.suffix == ".json" else each / FILE for each in folders]
-        for file in files:
-            if file.is_file():
-                return cls(text, file.absolute(), max_length)
-        raise DataError(
-            f"dataset.text={text}: there is no tokenizer; looked for {', '.join(map(str, files))}."
-            " dataset.tokenizer names its folder, which save_pretrained of Hugging Face's"
+        advice = (
+            "dataset.tokenizer names its folder, which save_pretrained of Hugging Face's"
             " transformers writes, or the file that Tokenizer.save of its tokenizers writes"
         )
+        return cls(text, find_tokenizer(folders, f"dataset.text={text}", advice), max_length)
 
     @property
     def key(self) -> dict[str, Any]:
@@ -109,7 +105,8 @@ class Texts:
             DataError: the tokenizer is damaged, or no text has a token.
         """
         tokenizer = _load(self.file)
-        padding = _padding(tokenizer, self.file)
+        described = self.described(tokenizer)
+        padding = described["padding"]
         tokenizer.no_padding()
         tokenizer.enable_truncation(width or self.max_length)
         parts = {source: tokenizer.encode_batch(list(each)) for source, each in texts.items()}
@@ -131,8 +128,31 @@ class Texts:
             for row, one in zip(x, part, strict=True):
                 row[: len(one.ids)] = one.ids
             tokens.append(x)
-        vocabulary = max(tokenizer.get_vocab_size(), padding + 1)
-        return tokens, {"vocabulary": np.array(vocabulary), "padding": np.array(padding)}
+        return tokens, {key: np.array(value) for key, value in described.items()}
+
+    def described(self, tokenizer: tokenizers.Tokenizer | None = None) -> dict[str, int]:
+        """The vocabulary and the padding of the tokenizer, which is read unless it is given.
+
+        Raises:
+            ConfigError, DataError: as `encoded` does.
+        """
+        tokenizer = tokenizer or _load(self.file)
+        padding = _padding(tokenizer, self.file)
+        return {"vocabulary": max(tokenizer.get_vocab_size(), padding + 1), "padding": padding}
+
+
+def find_tokenizer(places: Sequence[Path], where: str, advice: str) -> Path:
+    """The absolute path of the first tokenizer.json in the places, which are folders or files.
+
+    Raises:
+        DataError: there is none; the message begins with `where` and ends with `advice`.
+    """
+    files = [each if each.suffix == ".json" else each / FILE for each in places]
+    for file in files:
+        if file.is_file():
+            return file.absolute()
+    looked = ", ".join(map(str, files))
+    raise DataError(f"{where}: there is no tokenizer; looked for {looked}. {advice}")
 
 
 def _load(file: Path) -> tokenizers.Tokenizer:

@@ -63,6 +63,10 @@ def main(argv: Sequence[str]) -> int:
     status.add_argument("folder", type=Path, nargs="?", default=Path("deploy"))
     status.set_defaults(call=_status)
 
+    commands.add_parser("node", help="a SuperNode with short rounds; options of flower-supernode")
+
+    if argv and argv[0] == "node":
+        return _node(argv[1:])
     if not argv or argv[0] not in commands.choices:
         parser.parse_args(argv)  # prints the help, or raises
     name, *options = argv
@@ -105,9 +109,10 @@ def _add(out: Path, names: Sequence[str]) -> int:
     now = kit.add(out, names)
     for name in names:
         print(f"written: {out / 'sites' / name}")
+    print(f"next: python -m fedhet deploy register {out}")
     print(
-        f"next: python -m fedhet deploy register {out}; and write sites = {len(now.sites)} into the"
-        " site.toml of every other site, which must then be started again: all must have the same"
+        "the other sites need nothing new if they have data of their own; without, each writes"
+        f" sites = {len(now.sites)} into its site.toml and starts again"
     )
     return 0
 
@@ -136,6 +141,13 @@ def _run(args: argparse.Namespace) -> int:
     every = check.number("--every", args.every, open_low=0)
     terminal.log_to_stderr()
     return supervisor.run(place, every)
+
+
+def _node(options: Sequence[str]) -> int:
+    from fedhet.deploy.node import supernode
+
+    supernode.main(options)
+    return 0
 
 
 def _status(args: argparse.Namespace) -> int:

@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from fedhet.check import counted
 from fedhet.deploy import certificates, tls
 from fedhet.deploy.folders import (
     PLACEHOLDER,
@@ -256,8 +255,8 @@ def _data(place: Site, overrides: Sequence[str]) -> str:
             f"{place.folder / 'site.toml'} does not name the data yet: write their absolute path"
             ' as `data`, or "" if this site has none of its own'
         )
-    if place.data:
-        path = Path(place.data)
+    for named in filter(None, place.paths.values()):
+        path = Path(named)
         if path.is_dir():
             next(path.iterdir(), None)
         else:
@@ -265,19 +264,6 @@ def _data(place: Site, overrides: Sequence[str]) -> str:
                 file.read(1)
     if not overrides:
         return f"{place.data or 'none of its own'}; add a run's overrides to compare them"
-    from fedhet import config
-    from fedhet.data.local.data import declaration, is_local, own_parts
-    from fedhet.data.local.reading import SiteFiles
-    from fedhet.data.run_data import RunData
+    from fedhet.deploy.site_data import compared  # imports torch
 
-    cfg = config.compose(overrides).cfg
-    if is_local(cfg):
-        declared, scheme = declaration(cfg)
-        parts = own_parts(declared, scheme, cfg.seed, place.site, SiteFiles(Path(place.data)))
-        sizes = ", ".join(
-            f"{counted(len(part), 'sample')} to {name}" for name, part in parts.items()
-        )
-        return f"{place.data} is as declared: {sizes}"
-    found = RunData.of(cfg)
-    record = found.partition_record()
-    return f"{record['samples']} samples, labels {record['labels']}, partition {record['hash']}"
+    return compared(place, overrides)

@@ -7,7 +7,7 @@ import os
 import platform
 import sys
 import tomllib
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,13 @@ from typing import Any
 from fedhet import check
 from fedhet.deploy.certificates import check_host
 from fedhet.errors import ConfigError, DataError
+from fedhet.flower.turns import QUEUE
 
 PLACEHOLDER = "/path/to/the/data"
 CONNECTION = "fedhet"  # the name of a connection in Flower's config.toml
+NODES = ("fedhet", "flower-supernode")  # the programs of a site
 PACKAGES = ("torch", "flwr", "fedhet")
+_KINDS = {"int": (int, "a whole number"), "bool": (bool, "true or false")}
 BIN = Path(sys.executable).parent  # where this environment has Flower's programs
 
 
@@ -69,6 +72,11 @@ class Site:
         data: the absolute path of its data; "" if it has none of its own.
         state: a folder for what its clients remember, and Flower's own files.
         port: of the SuperNode, on 127.0.0.1.
+        val, test: absolute paths of further data, for validation and testing; "": there are none.
+        tokenizer: the absolute path of that of its texts; "": the one beside the data, if any.
+        share_counts: whether it reports how many samples of each class it has.
+        min_count: counts below this are not reported.
+        node: "fedhet" for `deploy node`, or "flower-supernode".
     """
 
     folder: Path
@@ -79,6 +87,12 @@ class Site:
     data: str
     state: Path
     port: int
+    val: str = ""
+    test: str = ""
+    tokenizer: str = ""
+    share_counts: bool = False
+    min_count: int = 10
+    node: str = NODES[0]
 
     def __post_init__(self) -> None:
         file = self.folder / "site.toml"
@@ -87,19 +101,48 @@ class Site:
         check.integer(f"{file}: sites", self.sites, low=1)
         check.integer(f"{file}: number", self.number, low=0, high=self.sites - 1)
         check.integer(f"{file}: port", self.port, low=1, high=65535)
-        if self.data and not Path(self.data).is_absolute():
-            raise ConfigError(f'{file}: data = "{self.data}": must be an absolute path, or ""')
-        if '"' in self.data + self.site:  # Flower has no way to write it in a node's settings
-            raise ConfigError(f"{file}: a quotation mark can be neither in `data` nor in `site`")
+        check.integer(f"{file}: min-count", self.min_count, low=1)
+        check.one_of(f"{file}: node", self.node, NODES)
+        paths = self.paths
+        for name, path in paths.items():
+            if path and not Path(path).is_absolute():
+                raise ConfigError(f'{file}: {name} = "{path}": must be an absolute path, or ""')
+            if path and not self.data:
+                raise ConfigError(f'{file}: {name} = "{path}" with data = "": name `data`, too')
+        if '"' in "".join([self.site, *paths.values()]):  # Flower has no way to write it there
+            raise ConfigError(
+                f"{file}: a quotation mark can be neither in `site` nor in a path of the data"
+            )
+
+    @property
+    def paths(self) -> dict[str, str]:
+        """What it has of its own, by the names in its file; "" for what it has not."""
+        return {name: getattr(self, name) for name in ("data", "val", "test", "tokenizer")}
+
+    @property
+    def node_config(self) -> dict[str, str | int | bool]:
+        """What the SuperNode is told; of a site with data of its own, nothing of the others."""
+        if not self.data:
+            return {"partition-id": self.number, "num-partitions": self.sites}
+        return {
+            "site": self.site,
+            **{name: path for name, path in self.paths.items() if path},
+            "share-counts": self.share_counts,
+            "min-count": self.min_count,
+        }
 
     @property
     def command(self) -> list[str]:
         """The SuperNode and its options."""
-        config = f"partition-id={self.number} num-partitions={self.sites}"
-        if self.data:  # a node that names its site has data of its own
-            config += f' site="{self.site}" data="{self.data}"'
+        # Flower reads these as TOML, whose texts, numbers, true and false are those of JSON.
+        config = " ".join(
+            f"{name}={json.dumps(value, ensure_ascii=False)}"
+            for name, value in self.node_config.items()
+        )
+        own = [sys.executable, "-m", "fedhet", "deploy", "node"]
         return [
-            *("flower-supernode", "--superlink", self.server),
+            *(own if self.node == NODES[0] else ["flower-supernode"]),
+            *("--superlink", self.server),
             *("--root-certificates", str(self.folder / "ca.crt")),
             *("--auth-supernode-private-key", str(self.folder / "node.key")),
             *("--host", "127.0.0.1", "--port", str(self.port)),
@@ -109,10 +152,13 @@ class Site:
 
 def environment(place: Server | Site) -> dict[str, str]:
     """The variables for the Flower process of a server or a site."""
+    queue = {QUEUE: str(place.state / "queue")} if isinstance(place, Server) else {}
     return {
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",  # flower-supernode would wait up to a second
         "FEDHET_STATE_DIR": str(place.state),
+        **queue,
         **os.environ,
         "FLWR_HOME": str(place.state / "flwr"),
         # Flower starts its helpers by name.
@@ -139,18 +185,19 @@ def read(folder: Path) -> Server | Site:
         content = tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise DataError(f"{file} cannot be read: {error}") from error
-    kinds = {name: kind for name, kind in cls.__annotations__.items() if name != "folder"}
+    keys = {one.name.replace("_", "-"): one for one in fields(cls) if one.name != "folder"}
     for name in content:
-        check.one_of(f"{file}", name, kinds)
-    for name, kind in kinds.items():
-        wanted = int if kind == "int" else str
+        check.one_of(f"{file}", name, keys)
+    for name, key in keys.items():
+        if name not in content and key.default is not MISSING:
+            continue
+        wanted, described = _KINDS.get(str(key.type), (str, "a text in quotation marks"))
         if type(content.get(name)) is not wanted:
-            described = "a whole number" if wanted is int else "a text in quotation marks"
             raise ConfigError(f"{file}: {name} = {content.get(name)!r}: must be {described}")
     content["state"] = Path(content["state"])
     if not content["state"].is_absolute():
         raise ConfigError(f'{file}: state = "{content["state"]}": must be an absolute path')
-    return cls(folder, **content)
+    return cls(folder, **{name.replace("-", "_"): value for name, value in content.items()})
 
 
 def connection(address: str, ca: Path) -> str:

@@ -221,7 +221,8 @@ def _write_site(out: Path, deployment: Deployment, name: str) -> None:
         "title": f"site {name}",
         "memory": "",
         "dotenv": ", and FEDHET_DATA,\n"
-        "# the path that site.toml names as `data`; without data, delete its line below",
+        "# the path that site.toml names as `data`; without data, delete its line below, and with\n"
+        "# `val` or `test` add one for each",
         "more": "      - ${FEDHET_DATA:?the path in site.toml}:${FEDHET_DATA}:ro\n",
     }
     with _whole(out / "sites" / name) as folder:

@@ -15,11 +15,12 @@ from rich.table import Table
 from fedhet.deploy.folders import BIN, CONNECTION
 from fedhet.deploy.kit import read_record
 from fedhet.errors import DataError, RunFailed, clean
+from fedhet.flower.turns import WAITS
 from fedhet.record.files import write_json
 
 SECONDS = 120  # for one of Flower's commands
 MOST_RUNS = 5  # in a status
-_STEP = re.compile(r"fedhet: (\w+ \d+), .* s$", re.MULTILINE)
+_STEP = re.compile(rf"fedhet: (\w+ \d+(?=, .* s$)|{WAITS} \d+)", re.MULTILINE)
 
 
 class Node(NamedTuple):
@@ -198,7 +199,7 @@ def status(out: Path) -> Status:
 
 
 def _step(home: Path, run: str) -> str:
-    """The last step that the run has logged, such as "train 3"."""
+    """The last step that the run has logged, such as "train 3", or for which run it waits."""
     steps = _STEP.findall(flwr(home, "log", run, CONNECTION, "--show"))
     return steps[-1] if steps else "no step yet"
 

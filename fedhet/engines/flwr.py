@@ -32,6 +32,7 @@ from fedhet.config.interpolations import RUN_DIR, literal
 from fedhet.config.resuming import RESUME
 from fedhet.engines.guard import TemporaryFolder
 from fedhet.errors import SUBMITTED, ConfigError, RunFailed
+from fedhet.handover import delivery
 from fedhet.record.files import LastingJson
 from fedhet.record.lock import Lock
 from fedhet.record.run_folder import RUNNING
@@ -123,6 +124,7 @@ def _environment(home: Path, folder: Path) -> dict[str, str]:
     http, control = _free_ports()
     return {
         "FEDHET_STATE_DIR": str(folder / STATES),
+        delivery.VARIABLE: str(folder / "delivered"),
         **os.environ,
         # The packages and folders of one's own pieces that this process finds.
         "PYTHONPATH": os.pathsep.join(str(Path.cwd() / path) for path in sys.path),

@@ -14,8 +14,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from flwr.client import NumPyClient
 from flwr.server import ServerAppComponents, ServerConfig
 
 from fedhet import config
@@ -29,8 +27,9 @@ from fedhet.flower.joining import JoiningServer, SiteNodes
 from fedhet.flower.metered import measured
 from fedhet.flower.own_data import EXAMPLE, OwnData, SiteClient, declared_elsewhere
 from fedhet.flower.server import FedServer
+from fedhet.flower.turns import take_turn
 from fedhet.job import Job, try_settings
-from fedhet.messages import Failure
+from fedhet.messages import Broadcast, Failure
 from fedhet.process import pin_threads
 from fedhet.record import terminal
 from fedhet.server import Observer
@@ -60,11 +59,8 @@ class Refusal(wire.WireClient):
     def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:
         return self._properties
 
-    def fit(
-        self, parameters: list[np.ndarray], config: dict[str, Any]
-    ) -> tuple[list[np.ndarray], int, dict[str, Any]]:
-        msg = wire.read_broadcast(parameters, config)
-        return wire.reply_arrays(msg, Failure(msg.pid, msg.phase, msg.step, self._reason))
+    def handle(self, msg: Broadcast) -> Failure:
+        return Failure(msg.pid, msg.phase, msg.step, self._reason)
 
 
 def client_for(
@@ -90,8 +86,10 @@ def client_for(
     try:
         own = OwnData.of(context.node_config)
         if own is not None:
-            site = SiteClient(_settings(_overrides(context)), own, store)
-            return measured(site, site.pid).to_client()
+            settings = _settings(_overrides(context))
+            site = _prepared_sites.get((_overrides(context), own, store))
+            site = site or SiteClient(settings, own, store)
+            return site.to_client()
     except (ConfigError, DataError, ImportError) as error:
         reason = _refused(error)
         reason = own.told(reason, error) if own else reason
@@ -107,14 +105,16 @@ def client_for(
             f" its own, {EXAMPLE}"
         ) from error
     try:
+        if make_job is None:
+            _settings(_overrides(context))
         job = make_job() if make_job else _cached_job(_overrides(context))
-        client: NumPyClient = job.client(store, {**properties, "data": job.data_digest})
-        if make_job is None:  # else the node is simulated
-            client = measured(client, properties["partition-id"])
-        return client.to_client()
+        client: wire.WireClient = job.client(store, {**properties, "data": job.data_digest})
     except (ConfigError, DataError, ImportError) as error:
         reason = _refused(error)
-        return Refusal(reason, {**properties, "problem": reason}).to_client()
+        client = Refusal(reason, {**properties, "problem": reason})
+    if make_job is None:  # else the node is simulated
+        client = measured(client, properties["partition-id"])
+    return client.to_client()
 
 
 def _refused(error: Exception) -> str:
@@ -132,12 +132,42 @@ def _settings(overrides: tuple[str, ...]) -> config.Config:
 @lru_cache(maxsize=1)
 def _cached_job(overrides: tuple[str, ...]) -> Job:
     """The job of this process, so that it loads data and model once for all its messages."""
-    return Job(_settings(overrides), engine="flwr")
+    return Job(config.cached(overrides), engine="flwr")
+
+
+# The site of the process that forks a run's clients; each of them serves one message with it.
+_prepared_sites: dict[tuple[tuple[str, ...], OwnData, Any], SiteClient] = {}
+
+
+def prepare(context: Context, store: Store | Callable[[str], Store]) -> None:
+    """Load what all messages of a run need, in a process that forks their clients (`deploy node`).
+
+    Nothing here may start threads or use a GPU: a forked process would have neither.
+
+    Args:
+        context: Flower's context of the node.
+        store: as for `client_for`.
+
+    Raises:
+        ConfigError, DataError, ImportError: this machine cannot serve the run.
+    """
+    overrides = _overrides(context)
+    settings = config.cached(overrides)
+    if settings.cfg.engine.threads > 1:
+        return  # the data are loaded with as many threads as ever, or their bits could differ
+    pin_threads(1)
+    own = OwnData.of(context.node_config)
+    if own is None:
+        _cached_job(overrides).prepare()
+    else:
+        _prepared_sites[overrides, own, store] = SiteClient(settings, own, store)
 
 
 def server_for(context: Context) -> ServerAppComponents:
     """The server of a run under `flwr run`; the first and last lines of its log name the folder."""
     terminal.log_to_stderr()
+    # Flower sets its lines apart by empty ones; at the end of a run nothing else would follow.
+    logging.getLogger("flwr").addFilter(_says_something)
     try:
         settings = _server_settings(
             list(_overrides(context)), str(context.run_config.get(RESUME, ""))
@@ -145,9 +175,14 @@ def server_for(context: Context) -> ServerAppComponents:
     except UnknownChoice as error:
         raise ConfigError(_explained(error)) from None
     pin_threads(settings.cfg.engine.threads)
+    take_turn(context.run_id)
     if is_local(settings.cfg):
         return _joining(settings)
     return components(Job(settings, engine="flwr"), terminal.log_step)
+
+
+def _says_something(record: logging.LogRecord) -> bool:
+    return bool(record.getMessage().strip())
 
 
 def _joining(settings: config.Config) -> ServerAppComponents:

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
-import numpy as np
-from flwr.client import NumPyClient
-
-from fedhet.flower import wire
-from fedhet.messages import Broadcast, Failure, Reply
+from fedhet.flower.wire import WireClient
+from fedhet.messages import Broadcast, Failure, Reply, Update, payload
 from fedhet.record import prometheus
 
 # name -> kind, help, names of the labels
@@ -21,50 +16,36 @@ _METRICS = {
     "messages_total": ("counter", "messages served", ("phase",)),
     "failures_total": ("counter", "messages that failed here, by reason", ("reason",)),
     "seconds_total": ("counter", "seconds spent on messages", ("phase",)),
-    "bytes_total": ("counter", "bytes of weights and tensors", ("direction",)),
+    "bytes_total": ("counter", "bytes of weights and extras", ("direction",)),
     "score": ("gauge", "the last evaluation", ("client", "split", "model", "metric")),
 }
+Client = TypeVar("Client", bound=WireClient)
 Counts = dict[str, float]  # a metric and its labels as JSON -> its value
 
 
-def measured(client: NumPyClient, partition_id: int) -> NumPyClient:
-    """The client, or one that also counts what it does where a file for it is wanted."""
-    file = prometheus.file_of(f"node-{partition_id}")
-    return client if file is None else Metered(client, file)
+def measured(client: Client, partition_id: int) -> Client:
+    """The client, which now counts what it does in a file, where a file for it is wanted."""
+    if file := prometheus.file_of(f"node-{partition_id}"):
+        client.observe = Counter(file)
+    return client
 
 
-class Metered(wire.WireClient):
-    """A client that counts its messages in a file. Each message may have a process of its own.
+class Counter:
+    """Counts messages in a file. Each message may have a process of its own.
 
     Args:
-        client: serves the messages.
         file: the file; the counts so far are in one beside it.
     """
 
-    def __init__(self, client: NumPyClient, file: Path) -> None:
-        self._client = client
+    def __init__(self, file: Path) -> None:
         self._file = file
 
-    def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:
-        return self._client.get_properties(config)
-
-    def fit(
-        self, parameters: list[np.ndarray], config: dict[str, Any]
-    ) -> tuple[list[np.ndarray], int, dict[str, Any]]:
-        began = time.perf_counter()
-        result: tuple[list[np.ndarray], int, dict[str, Any]] = self._client.fit(parameters, config)
-        seconds = time.perf_counter() - began
-        msg = wire.read_broadcast(parameters, config)
-        sizes = {"down": parameters, "up": result[0]}
-        sent = {way: sum(array.nbytes for array in arrays) for way, arrays in sizes.items()}
-        self._count(msg, wire.read_reply(msg, result), seconds, sent)
-        return result
-
-    def _count(
-        self, msg: Broadcast, reply: Reply, seconds: float, sent: Mapping[str, float]
-    ) -> None:
+    def __call__(self, msg: Broadcast, reply: Reply, seconds: float) -> None:
         memory = self._file.with_suffix(".json")
         counts = _read(memory)
+        sent = {"down": sum(payload(msg.slot, msg.weights, msg.extras).values()), "up": 0}
+        if isinstance(reply, Update):
+            sent["up"] = sum(payload(msg.slot, reply.weights, reply.extras).values())
 
         def put(name: str, value: float, *labels: str) -> None:
             key = json.dumps([name, *labels])

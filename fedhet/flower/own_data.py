@@ -15,18 +15,21 @@ from fedhet.client import FedClient
 from fedhet.config import Config
 from fedhet.data.local.data import LocalData, declaration, is_local, own_parts
 from fedhet.data.local.declaration import Declaration
-from fedhet.data.local.reading import SiteFiles, UntoldError
+from fedhet.data.local.reading import SiteFiles
 from fedhet.data.local.report import MIN_COUNT, Report, read_statistics
 from fedhet.data.local.scheme import Sites
+from fedhet.data.local.untold import UntoldError
 from fedhet.errors import ConfigError
 from fedhet.flower import wire
+from fedhet.flower.metered import measured
 from fedhet.job import Job
 from fedhet.privacy.noise import Noise
 from fedhet.state import Store
 from fedhet.task import Samples
 
 EXAMPLE = """--node-config 'site="a" data="/path/of/its/data"'"""
-_KEYS = ("site", "data", "val", "test", "share-counts", "min-count")
+_PATHS = ("data", "val", "test", "tokenizer")
+_KEYS = ("site", *_PATHS, "share-counts", "min-count")
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,7 @@ class OwnData:
                     f"this SuperNode's node config has {', '.join(given)} without {key!r} as a"
                     f" text; start it with {EXAMPLE}"
                 )
-        paths = {key: Path(str(given[key])) for key in ("data", "val", "test") if key in given}
+        paths = {key: Path(str(given[key])) for key in _PATHS if key in given}
         for key, path in paths.items():
             if not path.is_absolute():
                 raise ConfigError(f"node config: {key}={str(path)!r} must be an absolute path")
@@ -76,7 +79,7 @@ class OwnData:
                 f"site {self.site!r} does not fit the declaration: a file cannot be read, or a"
                 " sample is not as declared; the SuperNode's own log says which"
             )
-        for path in (self.files.data, self.files.val, self.files.test):
+        for path in (getattr(self.files, name) for name in _PATHS):
             reason = reason.replace(f"{path.parent}/", "") if path else reason
         return reason
 
@@ -122,17 +125,21 @@ class SiteClient(wire.WireClient):
     def _hosted(self) -> dict[str, Any]:
         return {"partition-id": self.pid, "num-partitions": len(self._declared.sites)}
 
-    def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:
+    @property
+    def report(self) -> Report:
+        """What the server is told of the site's data."""
         own = self._own
-        report = Report.of(self._declared, own.site, self._parts, min_count=own.min_count)
-        return {**self._hosted, "report": json.dumps(report.as_dict())}
+        return Report.of(self._declared, own.site, self._parts, min_count=own.min_count)
+
+    def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:
+        return {**self._hosted, "report": json.dumps(self.report.as_dict())}
 
     def _client(self, carried: Mapping[str, Any]) -> FedClient:
         statistics = read_statistics(self._declared, wire.agreed(carried))
         cfg = self._settings.cfg
         data = LocalData.at_site(cfg, self.pid, self._parts, statistics)
         job = Job(self._settings, engine="flwr", local=data)
-        return job.client(self._store, self._hosted)
+        return measured(job.client(self._store, self._hosted), self.pid)
 
     def fit(
         self, parameters: list[np.ndarray], config: dict[str, Any]

@@ -7,6 +7,7 @@ message that it answers, so that an old reply cannot be taken for a new one.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
@@ -28,8 +29,10 @@ from fedhet.admission.fields import experiment, local_settings, metrics, read, s
 from fedhet.errors import Rejected, clean
 from fedhet.flower.encoding import Encoded, pack, read_array, read_header, unpack
 from fedhet.messages import LOST, Broadcast, Extra, Failure, Reply, Update
+from fedhet.process import exit_after
 from fedhet.trees import Tree
 
+HANG_SECONDS = 5.0  # after its deadline, a client's process may take so long to end the work
 MOST_PINNED = 100  # rounds whose state a client is asked to keep
 REASONS = ("failed", LOST)  # of a failure that a client reports itself
 AGREED = "agreed"  # in the header of a message
@@ -37,7 +40,30 @@ ECHO = ("phase", "step", "round", "pid")  # what a reply repeats of the message 
 
 
 class WireClient(NumPyClient):
-    """A client of Flower that serves evaluation messages as it serves the others, in `fit`."""
+    """A client of Flower that serves evaluation messages as it serves the others, in `fit`.
+
+    Attributes:
+        observe: is told of each message, its reply, and the seconds that it took; or None.
+    """
+
+    observe: Callable[[Broadcast, Reply, float], None] | None = None
+
+    def handle(self, msg: Broadcast) -> Reply:
+        """Serve a message."""
+        raise NotImplementedError
+
+    def fit(
+        self, parameters: list[np.ndarray], config: dict[str, Any]
+    ) -> tuple[list[np.ndarray], int, dict[str, Any]]:
+        began = time.perf_counter()
+        msg = read_broadcast(parameters, config)
+        # At the deadline the work ends by itself, unless it hangs outside of Python.
+        with exit_after(None if msg.deadline is None else msg.deadline + HANG_SECONDS):
+            reply = self.handle(msg)
+            result = reply_arrays(msg, reply)
+        if self.observe:
+            self.observe(msg, reply, time.perf_counter() - began)
+        return result
 
     def evaluate(
         self, parameters: list[np.ndarray], config: dict[str, Any]

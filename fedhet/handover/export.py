@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedhet import streams
 from fedhet.config.targets import instantiate
+from fedhet.data.dataset import Dataset
 from fedhet.errors import ConfigError, DataError
 from fedhet.handover.served import Described, Served, add_arguments, opened
 from fedhet.record.files import written
@@ -70,7 +71,8 @@ def main(argv: Sequence[str]) -> int:
     )
     args = parser.parse_args(argv)
     about, served = opened(args.run, args.view, args.client)
-    default = args.view or ("model" if args.client is None else "personal")
+    shared = args.client is None and (args.run / "model.safetensors").exists()
+    default = args.view or ("model" if shared else "personal")
     if args.client is not None:
         default += f"-{args.client}"
     out = args.out or args.run / f"{default}.{args.to}"
@@ -255,6 +257,8 @@ def _real_inputs(about: Described, pixels: str) -> tuple[Tensor | None, str]:
         dataset = instantiate(about.config.dataset, data_dir=about.config.data_dir)
     except (ConfigError, DataError):
         return None, "the run's data are not on this machine"
+    if not isinstance(dataset, Dataset):  # a declaration of dataset=local
+        return None, "the run's data are at its sites"
     x = (dataset.x if dataset.test is None else dataset.test.x)[:_REAL]
     if tuple(x.shape[1:]) != about.shape:
         return None, "the data on this machine are not those of the run"

@@ -13,6 +13,7 @@ from torch import Tensor
 from fedhet.data.files import roots
 from fedhet.data.images.image_files import SUFFIXES as IMAGES
 from fedhet.data.images.image_files import read_images
+from fedhet.data.local.texts import declared_texts
 from fedhet.data.tables.data_frames import SUFFIXES as TABLES
 from fedhet.data.tables.data_frames import numeric_columns, read_frame, text_values
 from fedhet.data.tables.npz_file import DAMAGE, numeric_inputs, token_numbers
@@ -170,18 +171,7 @@ def _check_columns(
 def _tokens(
     about: Described, texts: Sequence[str], file: Path, tokenizer: str | None
 ) -> np.ndarray:
-    dataset = about.config.dataset
-    data = str(dataset.get("train") if "path" not in dataset else dataset.path)
-    places = [root / data for root in roots(about.config.data_dir)]
-    beside = next((place for place in places if place.exists()), places[0])
-    how = Texts.of(
-        dataset.text,
-        str(Path(tokenizer).absolute()) if tokenizer else dataset.tokenizer,
-        dataset.max_length,
-        about.config.data_dir,
-        beside if beside.is_dir() else beside.parent,
-    )
-    assert how is not None
+    how = _texts(about, file, tokenizer)
     (x,), made = how.encoded({str(file): texts}, about.shape[0])
     for key in ("vocabulary", "padding"):
         if int(made[key]) != about.partition[key]:
@@ -190,6 +180,28 @@ def _tokens(
                 f" of the run {about.partition[key]}"
             )
     return x
+
+
+def _texts(about: Described, file: Path, tokenizer: str | None) -> Texts:
+    """The texts of a file, by the tokenizer of the run; with dataset=local it is at the site."""
+    dataset = about.config.dataset
+    named = Path(tokenizer).absolute() if tokenizer else None
+    if "sites" in dataset:
+        return declared_texts(
+            dataset.text, dataset.tokenizer, about.shape[0], named, file.parent, "--tokenizer"
+        )
+    data = str(dataset.get("train") if "path" not in dataset else dataset.path)
+    places = [root / data for root in roots(about.config.data_dir)]
+    beside = next((place for place in places if place.exists()), places[0])
+    how = Texts.of(
+        dataset.text,
+        str(named) if named else dataset.tokenizer,
+        dataset.max_length,
+        about.config.data_dir,
+        beside if beside.is_dir() else beside.parent,
+    )
+    assert how is not None
+    return how
 
 
 # ---- arrays

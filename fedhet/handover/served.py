@@ -166,6 +166,9 @@ def opened(folder: Path, view: str | None, client: int | None) -> tuple[Describe
     """
     about = Described.read(folder)
     views = about.summary.get("models", ["global"])
+    delivered = about.summary.get("delivered")
+    if client is None and delivered and ("global" not in views or view == "personal"):
+        client = delivered["client"]  # whose own model is the only one there
     if client is None and "global" not in views:
         raise ConfigError(
             f"{folder}: method={about.summary.get('method')} has no global model; its"
@@ -185,7 +188,7 @@ def opened(folder: Path, view: str | None, client: int | None) -> tuple[Describe
 
 def _check_weights(about: Described) -> None:
     """Refuse final weights that are not those of which summary.json has the digest."""
-    files = [file for file in about.folder.glob("*.safetensors") if file.stem != "best_val"]
+    files = [file for file in about.folder.glob("*.safetensors") if file.stem not in api.OWN]
     digest = trees.sha256({file.stem: read_tensors(file) for file in files})
     if digest != about.summary.get("weights_sha256"):
         raise DataError(

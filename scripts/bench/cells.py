@@ -212,6 +212,17 @@ def data(reps: int) -> Result:
     return Result(goals, systems, notes)
 
 
+def deployment(reps: int) -> Result:
+    """A round of three SuperNodes on this machine beyond its training (deployment.py)."""
+    bounds = {"stock": 4.0, "warm": 1.5}
+    systems = alternate({name: ["deployment.py", name] for name in bounds}, reps)
+    goals = [
+        Goal(f"a round beyond the training, {name}, median", systems[name].median, bound, "s")
+        for name, bound in bounds.items()
+    ]
+    return Result(goals, systems)
+
+
 CELLS: dict[str, Callable[[int], Result]] = {
     "W1": w1,
     "W2": w2,
@@ -222,4 +233,5 @@ CELLS: dict[str, Callable[[int], Result]] = {
     "start": start,
     "server": server,
     "data": data,
+    "deployment": deployment,
 }

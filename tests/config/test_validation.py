@@ -17,6 +17,7 @@ RANGES = {
     "device": (["auto", "cpu", "cuda"], ["gpu", None]),
     "on_failure": (["stop", "skip"], ["ignore"]),
     "on_lost_state": (["stop", "restart"], ["skip"]),
+    "deliver": ([True, False], [1, "yes"]),
     "buffers": (["average", "local", "frozen"], ["mean"]),
     "privacy.noise": ([0], [-0.1, None, True]),
     "privacy.clip": ([0.1, 10], [0, -1, None]),

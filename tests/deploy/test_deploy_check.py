@@ -2,117 +2,16 @@
 
 from __future__ import annotations
 
-import http.server
 import json
 import shutil
-import socket
-import ssl
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
-from email.utils import format_datetime
+from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 
-import numpy as np
 import pytest
+from deploy.checking import Health, Printed, at_site, edit, failed, free_port, served
 
-from fedhet.cli import main
 from fedhet.deploy import certificates
-
-
-class Health(http.server.BaseHTTPRequestHandler):
-    """Answers as a SuperLink does, with a clock of its own."""
-
-    ahead = timedelta()
-    status = 200
-
-    def do_HEAD(self) -> None:
-        self.send_response_only(self.status)
-        now = datetime.now(UTC) + self.ahead
-        self.send_header("Date", format_datetime(now, usegmt=True))
-        self.end_headers()
-
-    def log_message(self, format: str, *arguments: object) -> None:
-        pass
-
-
-@contextmanager
-def served(folder: Path | None, handler: type[Health] = Health) -> Iterator[int]:
-    """The port of a server with the certificate in a folder, or of one without TLS."""
-
-    class Quiet(http.server.ThreadingHTTPServer):
-        def handle_error(self, request: object, client_address: object) -> None:
-            pass  # a client that refuses the certificate
-
-    with Quiet(("127.0.0.1", 0), handler) as server:
-        if folder is not None:
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            context.load_cert_chain(folder / "server.pem", folder / "server.key")
-            server.socket = context.wrap_socket(server.socket, server_side=True)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        try:
-            yield server.server_port
-        finally:
-            server.shutdown()
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as held:
-        return int(held.getsockname()[1])
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("kit") / "deploy"
-    assert main.main(["deploy", "init", "--sites=a", "--server=localhost", f"--out={out}"]) == 0
-    data = out / "data.npz"
-    np.savez(data, x_train=np.zeros((8, 2), np.float32), y_train=np.arange(8) % 2)
-    for file in (out / "server/server.toml", out / "sites/a/site.toml"):
-        edit(file, "state", str(out))
-    edit(out / "sites/a/site.toml", "data", str(data))
-    return out
-
-
-@pytest.fixture
-def kit(made: Path, tmp_path: Path) -> Path:
-    """A deployment whose ports are free, to be broken."""
-    out = Path(shutil.copytree(made, tmp_path / "deploy"))
-    edit(out / "server/server.toml", "server", f"localhost:{free_port()}")
-    edit(out / "sites/a/site.toml", "port", free_port())
-    return out
-
-
-def edit(file: Path, key: str, value: str | int) -> None:
-    rows = [row for row in file.read_text().splitlines() if not row.startswith(f"{key} = ")]
-    file.write_text("\n".join([*rows, f"{key} = {json.dumps(value)}"]))
-
-
-Printed = pytest.CaptureFixture[str]
-
-
-def failed(folder: Path, printed: Printed, *options: str) -> dict[str, str]:
-    """The names and texts of the failed checks."""
-    printed.readouterr()
-    code = main.main(["deploy", "check", str(folder), *options])
-    out, err = printed.readouterr()
-    assert not err
-    lines = [line.split(maxsplit=2) for line in out.splitlines()]
-    assert {word for word, *_ in lines} <= {"ok", "failed"}
-    found = {name.removesuffix(":"): text for word, name, text in lines if word == "failed"}
-    assert code == (1 if found else 0)
-    return found
-
-
-def at_site(kit: Path, printed: Printed, *options: str, port: int | None = None) -> dict[str, str]:
-    """The failed checks of the site, beside a server that is well unless a port is given."""
-    site = kit / "sites/a"
-    if port is not None:
-        edit(site / "site.toml", "server", f"localhost:{port}")
-        return failed(site, printed, *options)
-    with served(kit / "server") as port:
-        edit(site / "site.toml", "server", f"localhost:{port}")
-        return failed(site, printed, *options)
 
 
 def test_nothing_is_wrong_with_what_init_has_written(kit: Path, capsys: Printed) -> None:
@@ -276,10 +175,3 @@ def test_another_patch_release_of_python_will_do(kit: Path, capsys: Printed) -> 
 def test_too_little_disk(kit: Path, capsys: Printed) -> None:
     found = at_site(kit, capsys, "--disk=1e9")
     assert list(found) == ["disk"] and "GB free" in found["disk"]
-
-
-def test_the_data_of_a_run(kit: Path, capsys: Printed) -> None:
-    assert at_site(kit, capsys, "dataset=digits", "--disk=0", "partition.clients=3") == {}
-    assert at_site(kit, capsys, "--disk=0", "dataset=digits") == {}
-    found = at_site(kit, capsys, "dataset=npz", f"dataset.file={kit / 'nothing.npz'}")
-    assert list(found) == ["data"] and "nothing.npz" in found["data"]

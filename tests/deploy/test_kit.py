@@ -6,6 +6,7 @@ import json
 import shutil
 import ssl
 import subprocess
+import sys
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -13,9 +14,13 @@ from pathlib import Path
 import pytest
 import yaml
 from cryptography import x509
+from flwr.common.config import parse_config_args
 
 from fedhet.cli import main
+from fedhet.data.local.reading import SiteFiles
+from fedhet.data.local.report import MIN_COUNT
 from fedhet.deploy import certificates, folders, tls
+from fedhet.flower.own_data import OwnData
 
 HOST = "server.example.org"
 
@@ -97,16 +102,43 @@ def test_each_has_its_own_secrets_only(kit: Path) -> None:
         assert b"PRIVATE" not in (kit / name).read_bytes()
 
 
-def test_a_site_knows_its_name_number_and_data(kit: Path) -> None:
+def node_config(place: folders.Server | folders.Site) -> dict[str, object]:
+    """As the SuperNode reads it."""
+    command = place.command
+    return parse_config_args([command[command.index("--node-config") + 1]])
+
+
+def test_a_site_knows_its_name_and_data_or_its_number(kit: Path) -> None:
     for number, name in enumerate("abc"):
         place = folders.read(kit / "sites" / name)
-        config = place.command[place.command.index("--node-config") + 1]
-        assert config == (
-            f'partition-id={number} num-partitions=3 site="{name}" data="{folders.PLACEHOLDER}"'
-        )
         assert place.server == f"{HOST}:8000"
-        without = replace(place, data="").command
-        assert without[without.index("--node-config") + 1] == config.partition(" site")[0]
+        config = node_config(place)
+        assert config.items() >= {"site": name, "data": folders.PLACEHOLDER}.items()
+        assert OwnData.of(config) == OwnData(name, SiteFiles(Path(folders.PLACEHOLDER)))
+        shared = node_config(replace(place, data=""))
+        assert shared == {"partition-id": number, "num-partitions": 3}
+
+
+def test_a_site_says_what_else_it_has_and_tells(own: Path) -> None:
+    file = own / "sites/a/site.toml"
+    text = file.read_text().replace(folders.PLACEHOLDER, "/my data/x.csv")
+    text = text.replace('val = ""', 'val = "/v"').replace('test = ""', 'test = "/t"')
+    text = text.replace('tokenizer = ""', 'tokenizer = "/k"')
+    text = text.replace("share-counts = false", "share-counts = true")
+    file.write_text(text.replace("min-count = 10", "min-count = 25"))
+    files = SiteFiles(Path("/my data/x.csv"), Path("/v"), Path("/t"), Path("/k"))
+    found = OwnData.of(node_config(folders.read(file.parent)))
+    assert found == OwnData("a", files, min_count=25)
+
+
+def test_a_site_of_an_earlier_version_reports_no_counts(own: Path) -> None:
+    file = own / "sites/a/site.toml"
+    new = ("val", "test", "tokenizer", "share-counts", "min-count", "node =")
+    rows = [row for row in file.read_text().splitlines() if not row.startswith(new)]
+    file.write_text("\n".join(rows))
+    place = folders.read(file.parent)
+    assert OwnData.of(node_config(place)) == OwnData("a", SiteFiles(Path(folders.PLACEHOLDER)))
+    assert isinstance(place, folders.Site) and place.min_count == MIN_COUNT
 
 
 def test_the_operators_connection_names_server_and_authority(kit: Path) -> None:
@@ -126,6 +158,18 @@ def test_units_and_compose_files_start_the_folder_again_after_a_minute(kit: Path
         assert service["restart"] == "always"
         assert service["command"] == f"python -m fedhet deploy run /{role}"
         assert f".:/{role}:ro" in service["volumes"]
+
+
+@pytest.mark.parametrize("folder", ["server", "sites/b"])
+def test_systemd_finds_nothing_wrong_with_the_units(kit: Path, tmp_path: Path, folder: str) -> None:
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("systemd-analyze is not installed")
+    unit = tmp_path / "fedhet.service"
+    text = (kit / folder / "fedhet.service").read_text()
+    unit.write_text(text.replace("/opt/fedhet/venv/bin/python", sys.executable))
+    verify = ["systemd-analyze", "verify", str(unit)]
+    done = subprocess.run(verify, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_an_existing_folder_keeps_its_keys(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -225,6 +269,10 @@ def test_a_name_that_is_taken_cannot_be_added(
         ('data = "relative"', "must be an absolute path"),
         ("data = '/a\"b'", "quotation mark"),
         ("data = 3", "data = 3: must be a text"),
+        ('val = "relative"', "must be an absolute path"),
+        ('data = ""\ntest = "/t"', 'with data = ""'),
+        ("share-counts = 1", "share-counts = 1: must be true or false"),
+        ("min-count = 0", "min-count=0"),
         ('server = "server"', "must be host:port"),
         ("port = 0", "port=0"),
         ("ports = 1", "ports"),
@@ -235,8 +283,8 @@ def test_a_wrong_setting_of_a_site_is_one_error(
     own: Path, line: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = own / "sites/a/site.toml"
-    key = line.partition(" ")[0]
-    rest = [row for row in file.read_text().splitlines() if not row.startswith(f"{key} ")]
+    keys = tuple(row.partition("=")[0] for row in line.splitlines())
+    rest = [row for row in file.read_text().splitlines() if not row.startswith(keys)]
     file.write_text("\n".join([*rest, line]))
     assert deploy("check", own / "sites/a") == 2
     error = capsys.readouterr().err

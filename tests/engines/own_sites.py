@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,16 @@ from sklearn.datasets import load_digits
 
 import fedhet
 from fedhet import config
-from fedhet.data.local.data import declaration
+from fedhet.client import DELIVER
+from fedhet.data.local.data import LocalData, declaration
 from fedhet.data.local.report import Agreement
 from fedhet.errors import RunFailed
 from fedhet.flower import wire
 from fedhet.flower.apps import client_for
 from fedhet.flower.joining import SiteNodes
-from fedhet.messages import Broadcast
+from fedhet.job import Job
+from fedhet.messages import Broadcast, Extras, Failure, Reply
+from fedhet.server import Clock, run_rounds
 from fedhet.setting import ReplyLimits
 from fedhet.state import MemoryStore
 
@@ -101,6 +105,58 @@ def as_sent(msg: Broadcast, agreed: Any) -> tuple[list[np.ndarray], dict[str, An
     """What Flower hands to the client of a node."""
     ins = wire.fit_ins(msg, wire.Packer(agreed))
     return parameters_to_ndarrays(ins.parameters), dict(ins.config)
+
+
+class Sites:
+    """A run on the sites a, b and c, whose messages are served by real clients of their nodes.
+
+    Attributes:
+        away: the clients whose nodes do not answer a delivery.
+        models: the folder of each site, by client.
+        added: extras that hostile clients add to their replies to a delivery.
+        served: every message that was served, and its reply.
+    """
+
+    store = None
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, *overrides: str) -> None:
+        self.deployment = Deployment(write_sites(folder), *overrides)
+        agreed = self.deployment.agree()
+        lines = [*self.deployment.overrides, f"hydra.run.dir={folder / 'run'}"]
+        settings = config.compose(lines)
+        self.job = Job(settings, engine="flwr", local=LocalData.agreed_on(settings.cfg, agreed))
+        self.away: set[int] = set()
+        self.models = {pid: folder / f"models-{pid}" for pid in range(3)}
+        self.added: dict[int, Extras] = {}
+        self.served: list[tuple[Broadcast, Reply]] = []
+        self._monkeypatch = monkeypatch
+
+    def serve(self, msg: Broadcast) -> Reply:
+        node: Any = self.deployment.nodes.proxy(msg.pid, self.deployment.manager)
+        self._monkeypatch.setenv("FEDHET_MODEL_DIR", str(self.models[msg.pid]))
+        reply = node.client.fit(*as_sent(msg, self.deployment.nodes.agreed))
+        self.served.append((msg, wire.read_reply(msg, reply)))
+        return self.served[-1][1]
+
+    def exchange(self, plan: list[Broadcast], clock: Clock) -> Iterator[Reply]:
+        with clock("broadcast"), clock("clients"), clock("upload"):
+            pass
+        for msg in plan:
+            if DELIVER in msg.extras and msg.pid in self.away:
+                yield Failure(msg.pid, msg.phase, msg.step, "Node Unavailable", "no reply")
+                continue
+            reply = self.serve(msg)
+            if DELIVER in msg.extras and msg.pid in self.added:
+                reply.extras |= self.added[msg.pid]  # type: ignore[union-attr]
+            yield reply
+
+    def run(self) -> dict[str, Any]:
+        """The run's summary."""
+        run_rounds(self.job.strategy, self, self.job.recorder, True, lambda row: None)
+        return dict(json.loads((self.job.recorder.folder / "summary.json").read_text()))
+
+    def home(self, pid: int) -> Path:
+        return self.models[pid] / self.job.strategy.experiment / str(pid)
 
 
 def simulated(folder: Path, *overrides: str) -> Any:

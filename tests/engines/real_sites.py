@@ -50,6 +50,7 @@ class Sites:
     Attributes:
         through: for a node's number, the port of a proxy to the SuperLink, in place of its own.
         configs: the node config of each SuperNode; None: partition-id and num-partitions.
+        warm: start SuperNodes as `python -m fedhet deploy node`.
     """
 
     def __init__(
@@ -61,10 +62,12 @@ class Sites:
         connection: str = "insecure = true",
         variables: Mapping[str, str] | None = None,
         configs: Sequence[str] | None = None,
+        warm: bool = False,
     ) -> None:
         self.home = home
         self.count = nodes
         self.configs = configs
+        self.node_command = ["flower-supernode"]
         self.link_options, self.node_options = tls
         self.port, *self.node_ports = free_ports(1 + nodes)
         self.environment = {
@@ -82,6 +85,10 @@ class Sites:
         self.link: subprocess.Popen[bytes]
         self.nodes: dict[int, subprocess.Popen[bytes]] = {}
         self.through: dict[int, int] = {}
+        if warm:
+            self.node_command = [sys.executable, "-m", "fedhet", "deploy", "node"]
+            path = self.environment.get("PYTHONPATH", "")
+            self.environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), path])
 
     def __enter__(self) -> Sites:
         self.start_link()
@@ -125,7 +132,7 @@ class Sites:
             config = self.configs[number]
         self.nodes[number] = self.start(
             f"node{number}.log",
-            "flower-supernode",
+            *self.node_command,
             *(options or self.node_options),
             *("--superlink", f"127.0.0.1:{self.through.get(number, self.port)}"),
             *("--host", "127.0.0.1", "--port", str(self.node_ports[number])),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -40,7 +42,7 @@ def test_sites_with_data_of_their_own_give_the_bytes_of_a_simulation(tmp_path: P
     ]
     configs = [f'site="{site}" data="{path}"' for site, path in files.items()]
     with Sites(home, 3, configs=configs[::-1]) as sites:
-        run = sites.submit(*declared, f"hydra.run.dir={folder}")
+        run = sites.submit(*declared, "deliver=true", f"hydra.run.dir={folder}")
         assert sites.wait_end(run) == "finished:completed"
         # a site whose data do not fit: nothing is trained
         arrays = dict(np.load(files["a"]))
@@ -51,6 +53,18 @@ def test_sites_with_data_of_their_own_give_the_bytes_of_a_simulation(tmp_path: P
         assert "site 'a' does not fit the declaration" in sites.log(run)
         np.savez(files["a"], **arrays)
     assert rounds(refused) == []
+    assert summary(folder)["delivery"]["clients"] == [0, 1, 2]
+    for pid, site in enumerate(reversed(range(3))):  # the node of each client
+        models = home / f"states{site}" / "fedhet-models" / summary(folder)["experiment"]
+        assert [each.name for each in models.iterdir()] == [str(pid)]
+        model = (models / str(pid) / "model.safetensors").read_bytes()
+        assert model == (folder / "model.safetensors").read_bytes()
+    command = [sys.executable, "-m", "fedhet", "predict", "--format", "csv"]
+    said = [
+        subprocess.run([*command, str(run), str(files["c"])], check=True, capture_output=True)
+        for run in (models / str(pid), folder)
+    ]
+    assert said[0].stdout == said[1].stdout and said[0].stdout.count(b"\n") == 51
     simulated = ",".join(f"{site}:'{path}'" for site, path in files.items())
     lines = [*declared, f"dataset.files={{{simulated}}}", f"hydra.run.dir={tmp_path / 'same'}"]
     expected = fedhet.run(lines)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fedhet.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from fedhet.data.tokens import Texts
 
 HEAD = """\
 # @package _global_
@@ -30,6 +33,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the column of what is learned, in a table; may be given several times",
     )
     parser.add_argument(
+        "--text", help="the column of texts, the inputs in a table; its tokenizer is beside it"
+    )
+    parser.add_argument("--tokenizer", help="the tokenizer.json, or its folder, elsewhere")
+    parser.add_argument(
+        "--max-length", type=int, default=128, help="tokens of each text (128), >= 1"
+    )
+    parser.add_argument(
         "--target", help="class, number, labels or next_char; default: what the labels are"
     )
 
@@ -38,19 +48,28 @@ def main(args: argparse.Namespace) -> int:
     """Print the declaration as an experiment in YAML."""
     import yaml
 
-    settings = {"sites": ["a", "b"], **declaration(args.data, args.label, args.target)}
+    from fedhet.data.tokens import Texts
+
+    texts = None
+    if args.data.suffix in (".csv", ".parquet"):
+        beside = args.data.absolute().parent
+        texts = Texts.of(args.text, args.tokenizer, args.max_length, "", beside)
+    settings = {"sites": ["a", "b"], **declaration(args.data, args.label, args.target, texts)}
     text = yaml.safe_dump({"dataset": settings}, sort_keys=False, allow_unicode=True)
     print(HEAD + text, end="")
     return 0
 
 
-def declaration(path: Path, label: list[str] | None, target: str | None) -> dict[str, Any]:
+def declaration(
+    path: Path, label: list[str] | None, target: str | None, texts: Texts | None = None
+) -> dict[str, Any]:
     """The settings of dataset=local that these data meet.
 
     Args:
         path: a site's data.
         label: the columns of what is learned, for a table.
         target: what the labels are; None: what they seem to be.
+        texts: the column of texts of a table, with its tokenizer; None: its inputs are numbers.
 
     Raises:
         DataError: there are no such data, or they cannot be read.
@@ -63,7 +82,7 @@ def declaration(path: Path, label: list[str] | None, target: str | None) -> dict
     if path.is_dir():
         return _folder(path)
     if path.suffix in data_frames.SUFFIXES:
-        return _table(path, label, target)
+        return _table(path, label, target, texts)
     return _npz(path, target)
 
 
@@ -75,7 +94,9 @@ def _folder(path: Path) -> dict[str, Any]:
     return {"classes": list(listing.classes), "shape": list(x.shape[1:]), "dtype": "uint8"}
 
 
-def _table(path: Path, label: list[str] | None, target: str | None) -> dict[str, Any]:
+def _table(
+    path: Path, label: list[str] | None, target: str | None, texts: Texts | None
+) -> dict[str, Any]:
     from fedhet.data.tables import data_frames
 
     frame = data_frames.read_frame(path)
@@ -83,11 +104,21 @@ def _table(path: Path, label: list[str] | None, target: str | None) -> dict[str,
     if not label:
         raise ConfigError(f"{path}: name the column of what is learned, --label; {columns}")
     data_frames.check_columns(str(path), columns, label)
-    features = [column for column in columns if column not in label]
-    x = data_frames.numeric_columns(frame, features, str(path))
     names = label if len(label) > 1 else label[0]
+    inputs: dict[str, Any]
+    if texts is None:
+        features = [column for column in columns if column not in label]
+        x = data_frames.numeric_columns(frame, features, str(path))
+        inputs = {"features": features}
+    else:
+        from fedhet.data.local.texts import digest_of, tokens_of
+
+        data_frames.check_columns(str(path), columns, [texts.column])
+        x = tokens_of(texts, frame, str(path))
+        inputs = {"text": texts.column, "tokenizer": digest_of(texts.file)}
+        inputs |= {"shape": [texts.max_length], "dtype": "int64", **texts.described()}
     raw = data_frames.raw_samples(x, frame, str(path), names, None)
-    return {**_target(raw, target), "features": features, "label": names}
+    return {**_target(raw, target), **inputs, "label": names}
 
 
 def _npz(path: Path, target: str | None) -> dict[str, Any]:

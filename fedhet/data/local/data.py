@@ -21,9 +21,10 @@ from fedhet.config.targets import find_target, instantiate
 from fedhet.data.dataset import Dataset
 from fedhet.data.files import find_path
 from fedhet.data.local.declaration import Declaration
-from fedhet.data.local.reading import PARTS, SiteFiles, as_client, client_data, located, read
+from fedhet.data.local.reading import PARTS, SiteFiles, as_client, client_data, read
 from fedhet.data.local.report import Agreement, Report
 from fedhet.data.local.scheme import Sites
+from fedhet.data.local.untold import located
 from fedhet.data.run_data import described
 from fedhet.errors import ConfigError, DataError
 from fedhet.task import ClientData, Samples

@@ -23,6 +23,7 @@ from fedhet.task import Samples
 DTYPES = {"uint8": torch.uint8, "float32": torch.float32, "int64": torch.int64}
 COLOURS = {"any": None, "grey": "L", "rgb": "RGB"}  # PIL's modes
 STATISTICS = ("mean", "std", "target_mean", "target_std")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 _NAME = re.compile(r"[\w.-]{1,100}")
 
 
@@ -37,6 +38,8 @@ class Declaration:
         target: what is learned.
         classes: the labels in their order, or their number C for 0 .. C-1; None for numbers.
         features: the columns of a table, in their order; None for images, texts and plain arrays.
+        text: the column of texts of a table, in place of the features; None: there is none.
+        tokenizer: the SHA-256 of its tokenizer.json, of which each site has the file.
         label: the column, or the columns, of what is learned; the names of an array's numbers.
         shape: that of one sample; None: (F,), one for each of the features.
         dtype: uint8 for pixels, float32, or int64 for token numbers.
@@ -59,6 +62,8 @@ class Declaration:
     target: str
     classes: Classes
     features: Sequence[str] | None
+    text: str | None
+    tokenizer: str | None
     label: str | Sequence[str]
     shape: Sequence[int] | None
     dtype: str
@@ -99,6 +104,7 @@ class Declaration:
         check.optional(check.integer, "dataset.padding", self.padding, low=0)
         check.optional(check.text, "dataset.test", self.test)
         self._check_shape()
+        self._check_text()
         for key, values in (("files", self.files), ("nodes", self.nodes)):
             if unknown := sorted(set(values or {}) - set(names)):
                 raise ConfigError(f"dataset.{key}: {unknown} are not among dataset.sites={names}")
@@ -121,14 +127,35 @@ class Declaration:
                 " columns of a table, or else the shape of one sample: [C,H,W], [F] or [T]"
             )
         shape = check.each(check.integer, "dataset.shape", self.shape_of_sample, low=1)
-        text = self.dtype == "int64"
-        if len(shape) not in (1, 3) or (text and len(shape) == 3):
+        if len(shape) not in (1, 3) or (self.tokens and len(shape) == 3):
             raise ConfigError(
                 f"dataset.shape={list(shape)} with dataset.dtype={self.dtype}: a sample is [C,H,W]"
                 " or [F], or [T] token numbers (int64)"
             )
         if len(shape) == 1 and self.dtype == "uint8":
             raise ConfigError("dataset.dtype=uint8 is for images; a table is float32")
+
+    def _check_text(self) -> None:
+        check.optional(check.text, "dataset.text", self.text)
+        check.optional(check.text, "dataset.tokenizer", self.tokenizer)
+        if (self.text is None) != (self.tokenizer is None) or (
+            self.tokenizer is not None and not _SHA256.fullmatch(self.tokenizer)
+        ):
+            raise ConfigError(
+                f"dataset.text={self.text} with dataset.tokenizer={self.tokenizer}: a column of"
+                " texts needs the SHA-256 of its tokenizer.json, 64 hexadecimal digits"
+                " (`sha256sum tokenizer.json`); each site has the file itself"
+            )
+        if self.text is None:
+            return
+        if not self.tokens or self.vocabulary is None or self.padding is None:
+            raise ConfigError(
+                f"dataset.text={self.text}: declare also dataset.shape=[T], the number of tokens"
+                " of each text, dataset.dtype=int64, and the tokenizer's dataset.vocabulary and"
+                " dataset.padding; `python -m fedhet data declare --text` prints them"
+            )
+        if self.text in self.labels:
+            raise ConfigError(f"dataset.text={self.text} is also dataset.label")
 
     @property
     def shape_of_sample(self) -> tuple[int, ...]:
@@ -148,14 +175,14 @@ class Declaration:
         return tuple(class_names(self.classes).tolist())
 
     @property
-    def text(self) -> bool:
-        """Whether a sample is a text."""
+    def tokens(self) -> bool:
+        """Whether a sample is a text, as token numbers."""
         return self.dtype == "int64"
 
     @property
     def normalised(self) -> tuple[str, ...]:
         """Which of the statistics apply to such data."""
-        inputs = () if self.text else STATISTICS[:2]
+        inputs = () if self.tokens else STATISTICS[:2]
         return (*inputs, *(STATISTICS[2:] if self.target == "number" else ()))
 
     @property
@@ -166,7 +193,9 @@ class Declaration:
     @property
     def content(self) -> dict[str, Any]:
         """What the data of a site must meet, in the terms of its samples."""
+        text = {"text": self.text, "tokenizer": self.tokenizer} if self.text else {}
         return {
+            **text,
             "target": self.target,
             "outputs": list(self.outputs),
             "shape": list(self.shape_of_sample),
@@ -186,7 +215,7 @@ class Declaration:
     def example(self) -> torch.Tensor:
         """(1, ...) an input as the server knows it: a table's values are unknown, NaN."""
         shape = (1, *self.shape_of_sample)
-        if len(shape) == 2 and not self.text:
+        if len(shape) == 2 and not self.tokens:
             return torch.full(shape, torch.nan)
         return torch.zeros(shape, dtype=DTYPES[self.dtype])
 
@@ -216,7 +245,7 @@ class Declaration:
             samples = Samples(x, y)
         statistics: dict[str, Any] = {key: getattr(self, key) for key in STATISTICS}
         statistics |= agreed or {}
-        if self.text:
+        if self.tokens:
             statistics |= {"mean": (0.0,), "std": (1.0,)}
         return Dataset(
             self.name,
@@ -230,7 +259,7 @@ class Declaration:
             numbers=self.outputs if numbers else (),
             vocabulary=self.vocabulary or 0,
             padding=self.padding,
-            columns=tuple(self.features or ()),
+            columns=tuple(self.features or ([self.text] if self.text else ())),
         )
 
     def number_of(self, site: str) -> int:

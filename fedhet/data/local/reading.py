@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,21 +14,19 @@ from fedhet.data.array_cache import Arrays, cached_arrays, signature
 from fedhet.data.federation import split
 from fedhet.data.images.image_files import decoder, list_images, read_images
 from fedhet.data.local.declaration import COLOURS, DTYPES, Declaration
+from fedhet.data.local.texts import texts_at, tokens_of
+from fedhet.data.local.untold import located, untold
 from fedhet.data.raw_samples import RawSamples
 from fedhet.data.scheme import check_split
 from fedhet.data.tables import data_frames, npz_file
 from fedhet.data.target import encoded
-from fedhet.errors import ConfigError, DataError
+from fedhet.errors import DataError
 from fedhet.task import ClientData, Samples
 
 PARTS = ("train", "val", "test")
 # The arrays of an npz file that the run declares; others of those that describe it are the run's
 # business (mean and std), or the site's own.
 _DECLARED = ("target", "classes", "numbers", "vocabulary", "padding")
-
-
-class UntoldError(DataError):
-    """An error whose message may contain values of samples, which stay at their site."""
 
 
 @dataclass(frozen=True)
@@ -40,11 +37,13 @@ class SiteFiles:
         data: a folder of images, an npz file, or a table in a csv or Parquet file. A folder with
             train, val and test, and an npz file with x_train, x_val and x_test, have their parts.
         val, test: further such files or folders, of which one has samples for validation or test.
+        tokenizer: the tokenizer.json of texts, or its folder; None: beside the data.
     """
 
     data: Path
     val: Path | None = None
     test: Path | None = None
+    tokenizer: Path | None = None
 
     def read(self, declared: Declaration) -> dict[str, Samples]:
         """The parts that the site has, "train" among them.
@@ -53,7 +52,7 @@ class SiteFiles:
             DataError: a file is missing or damaged, or its content is not what the run declares;
                 the message says what differs.
         """
-        found = read(self.data, declared, PARTS)
+        found = read(self.data, declared, PARTS, self.tokenizer)
         if "train" not in found:
             raise DataError(f"{self.data} has no samples for training")
         for part, path in (("val", self.val), ("test", self.test)):
@@ -61,7 +60,7 @@ class SiteFiles:
                 continue
             if part in found:
                 raise DataError(f"{self.data} has samples for {part}, and {path} is given for it")
-            found |= read(path, declared, (part,))
+            found |= read(path, declared, (part,), self.tokenizer)
         return found
 
 
@@ -94,7 +93,9 @@ def as_client(parts: Mapping[str, Samples]) -> ClientData:
     return ClientData(parts["train"], val or None, test or None)
 
 
-def read(path: Path, declared: Declaration, parts: tuple[str, ...]) -> dict[str, Samples]:
+def read(
+    path: Path, declared: Declaration, parts: tuple[str, ...], tokenizer: Path | None = None
+) -> dict[str, Samples]:
     """Those of the parts that a file or folder has.
 
     One that does not name its parts is the first of them.
@@ -109,7 +110,7 @@ def read(path: Path, declared: Declaration, parts: tuple[str, ...]) -> dict[str,
     elif path.suffix == ".npz":
         found = _npz(path, declared, parts)
     elif path.suffix in data_frames.SUFFIXES:
-        found = {parts[0]: _table(path, declared)}
+        found = {parts[0]: _table(path, declared, tokenizer)}
     else:
         raise DataError(
             f"{path}: a site's data are a folder of images, or a file that ends in .npz,"
@@ -132,14 +133,14 @@ def _check(where: str, samples: Samples, declared: Declaration) -> None:
     if dtype != DTYPES[declared.dtype]:
         kind = str(dtype).removeprefix("torch.")
         raise DataError(f"{where}: the samples are {kind}; the run declares {declared.dtype}")
-    with located(where), _untold():
+    with located(where), untold():
         declared.dataset(samples)
 
 
 def _encoded(raw: RawSamples, declared: Declaration, *, numbered: bool = False) -> Arrays:
     """x and y; `numbered` says that the labels are positions in the declared classes."""
     if declared.target == "number":
-        with _untold():
+        with untold():
             (y,), described = encoded(raw, None, "number", None)
         found = tuple(described["numbers"].tolist())
         if len(found) != len(declared.outputs):
@@ -174,8 +175,8 @@ def _npz(path: Path, declared: Declaration, parts: tuple[str, ...]) -> dict[str,
             if not len(found[x]) and part != "train":
                 continue
             source = f"{path}, array {x!r}"
-            inputs = npz_file.token_numbers if declared.text else npz_file.numeric_inputs
-            with _untold():
+            inputs = npz_file.token_numbers if declared.tokens else npz_file.numeric_inputs
+            with untold():
                 values = inputs(found[x], source)
             raw = RawSamples(values, found[y], None, source, f"{path}, array {y!r}")
             read_ = _encoded(raw, declared, numbered="classes" in found)
@@ -212,24 +213,30 @@ def _short(value: object) -> str:
     return text if len(text) <= 200 else f"{text[:200]}..."
 
 
-def _table(path: Path, declared: Declaration) -> Arrays:
-    if declared.features is None:
+def _table(path: Path, declared: Declaration, tokenizer: Path | None) -> Arrays:
+    columns = [declared.text] if declared.text else list(declared.features or ())
+    if not columns:
         raise DataError(
-            f"{path} is a table; the run declares no columns (dataset.features) but samples of"
-            f" shape {declared.shape_of_sample}"
+            f"{path} is a table; the run declares no columns (dataset.features, dataset.text) but"
+            f" samples of shape {declared.shape_of_sample}"
         )
-    features, source = list(declared.features), str(path)
+    source = str(path)
+    texts = texts_at(declared, tokenizer, path.parent)
 
     def make() -> Arrays:
-        with _untold():
+        with untold():
             frame = data_frames.read_frame(path)
-        data_frames.check_columns(source, frame.columns, [*features, *declared.labels])
-        with _untold():
-            x = data_frames.numeric_columns(frame, features, source)
+        data_frames.check_columns(source, frame.columns, [*columns, *declared.labels])
+        with untold():
+            if texts is None:
+                x = data_frames.numeric_columns(frame, columns, source)
+            else:
+                x = tokens_of(texts, frame, source)
             raw = data_frames.raw_samples(x, frame, source, declared.label, None)
         return _encoded(raw, declared)
 
-    return cached_arrays(declared.name, _key(declared, "table", [path], ()), make)
+    key = _key(declared, "table", [path], ()) | (texts.key if texts else {})
+    return cached_arrays(declared.name, key, make)
 
 
 def _folder(path: Path, declared: Declaration, parts: tuple[str, ...]) -> dict[str, Arrays]:
@@ -272,21 +279,3 @@ def _key(
 def _by_part(arrays: Arrays) -> dict[str, Arrays]:
     parts = [part for part in PARTS if f"x_{part}" in arrays]
     return {part: {"x": arrays[f"x_{part}"], "y": arrays[f"y_{part}"]} for part in parts}
-
-
-@contextmanager
-def located(where: str) -> Iterator[None]:
-    """Let errors begin with the place; a setting that data contradict is an error of the data."""
-    try:
-        yield
-    except (ConfigError, DataError) as error:
-        kind = UntoldError if isinstance(error, UntoldError) else DataError
-        raise kind(f"{where}: {error}") from error
-
-
-@contextmanager
-def _untold() -> Iterator[None]:
-    try:
-        yield
-    except DataError as error:
-        raise UntoldError(str(error)) from error

@@ -1,0 +1,1 @@
+"""`python -m fedhet deploy node`: a SuperNode whose clients start in milliseconds."""

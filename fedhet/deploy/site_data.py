@@ -1,0 +1,48 @@
+"""A site's data beside what a run says of them, for `deploy check`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fedhet import config
+from fedhet.data.local.data import is_local
+from fedhet.data.local.report import Report
+from fedhet.data.run_data import RunData
+from fedhet.deploy.folders import Site
+from fedhet.errors import ConfigError
+from fedhet.flower.own_data import OwnData, SiteClient
+from fedhet.state import MemoryStore
+
+
+def compared(place: Site, overrides: Sequence[str]) -> str:
+    """Read the data as a run with these overrides does, and describe them in a line.
+
+    Raises:
+        ConfigError: a setting is wrong, or the run does not fit this site.
+        DataError: the data are missing, or not as the run declares them.
+    """
+    settings = config.compose(overrides)
+    if own := OwnData.of(place.node_config):
+        report = SiteClient(settings, own, MemoryStore()).report
+        return f"{place.data} is as declared, and the server is told: {_told(report)}"
+    if is_local(settings.cfg):
+        raise ConfigError(
+            f"dataset=local is a run on data of each site's own, and {place.folder / 'site.toml'}"
+            ' has data = "": write their absolute path'
+        )
+    record = RunData.of(settings.cfg).partition_record()
+    return f"{record['samples']} samples, labels {record['labels']}, partition {record['hash']}"
+
+
+def _told(report: Report) -> str:
+    """What the server learns of the site's data before the first round."""
+    train, val, test = report.sizes
+    told = [f"{train} training, {val} validation, {test} test samples"]
+    if report.counts is None:
+        told.append("no counts of classes")
+    else:
+        counts = ["not told" if one is None else str(one) for one in report.counts]
+        told.append(f"counts of classes: {', '.join(counts)}")
+    what = {"x": "the inputs", "y": "the numbers to predict"}
+    told += [f"mean and squares of {what[name]}" for name in report.moments]
+    return "; ".join(told)

@@ -1,0 +1,230 @@
+"""The final models at the sites of a run (`deliver=true`).
+
+When the training has ended, the server repeats its last evaluation message with the digest of the
+final global model. Each node writes that model, and its client's own, below a folder that its
+operator has chosen; no run names a path:
+
+    <experiment>/<client>/model.safetensors     the global model, where the method has one
+    <experiment>/<client>/personal.safetensors  the client's own; it never leaves the site
+    <experiment>/<client>/summary.json          what they are, and how good they are on its data
+
+With config.yaml, partition.json and environment.json beside them, `python -m fedhet predict` and
+`export` take that folder as they take that of a run.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from omegaconf import OmegaConf
+from torch import nn
+
+from fedhet import trees
+from fedhet.checkpoint.folder import sync
+from fedhet.client import DELIVER, FINETUNE_EPOCHS, FedClient, evaluated_views
+from fedhet.errors import ConfigError, DataError, WriteError
+from fedhet.evaluation import evaluation_messages
+from fedhet.messages import Broadcast, Failure, Reply, Update
+from fedhet.record.environment import versions
+from fedhet.record.files import read_tensors, save_tensors, unwritable, write_json, write_text
+from fedhet.state import own_folder
+from fedhet.trees import Tree
+
+if TYPE_CHECKING:
+    from fedhet.job import Job
+    from fedhet.record.run_folder import Recorder
+    from fedhet.strategy import FedStrategy
+
+log = logging.getLogger("fedhet")
+VARIABLE = "FEDHET_MODEL_DIR"
+DEFAULT = "fedhet-models"  # beside the clients' states
+# What partition.json has at the site: inputs and outputs, not who has which samples.
+DESCRIBED = [
+    *("shape", "columns", "target", "classes", "numbers"),
+    *("normalised", "target_scale", "vocabulary", "padding"),
+]
+
+
+# ---- the server
+def deliver(
+    strategy: FedStrategy,
+    recorder: Recorder,
+    exchange: Callable[[list[Broadcast]], Iterable[Reply]],
+) -> None:
+    """Let every client keep the final models, and record which have done so.
+
+    A client that is away or cannot write is recorded and logged with its reason; the run goes on to
+    its end.
+
+    Args:
+        strategy: the run's strategy, in its final state.
+        recorder: the recorder of its folder.
+        exchange: carries messages to the clients and yields their replies.
+    """
+    digest = ""
+    if "global" in strategy.views:
+        digest = trees.sha256({"model": strategy.weights["model"]})
+    plan = [_offer(msg, digest) for msg in evaluation_messages(strategy)]
+    record: dict[str, Any] = {"model_sha256": digest or None, "clients": [], "failed": {}}
+    for reply in exchange(plan):
+        if isinstance(reply, Update) and (reply.weights or reply.extras or reply.metrics):
+            cause = "its reply to a delivery has content, where none is expected"
+            reply = Failure(reply.pid, plan[0].phase, plan[0].step, cause, "refused")
+        if isinstance(reply, Update):
+            record["clients"].append(reply.pid)
+            continue
+        record["failed"][str(reply.pid)] = reply.cause
+        recorder.failures.append({"round": plan[0].round, **vars(reply)})
+        log.warning("client %d has not kept the final model: %s", reply.pid, reply.cause)
+    log.info("the final model is at %d of %d clients", len(record["clients"]), len(plan))
+    recorder.note(delivery=record)
+
+
+def _offer(msg: Broadcast, digest: str) -> Broadcast:
+    others = {name: value for name, value in msg.extras.items() if name != FINETUNE_EPOCHS}
+    return replace(msg, extras={**others, DELIVER: digest})
+
+
+# ---- the node
+def keep(job: Job, client: FedClient) -> Update:
+    """Write the models that the client's message is about; its reply says no more than that.
+
+    Raises:
+        ValueError: the message is not one of such a run, or its model is not the server's.
+        WriteError: the files cannot be written; an earlier delivery is as it was.
+    """
+    msg, site = client.msg, client.site
+    stated = msg.text(DELIVER)
+    if not job.config.cfg.deliver:
+        raise ValueError("the server delivers a model, and the run's settings do not (deliver)")
+    models: dict[str, Tree] = {}
+
+    def take(view: str, model: nn.Module) -> None:
+        if view == "personal":
+            models[view] = {name: t.clone() for name, t in model.state_dict().items()}
+
+    scores = client.assess(take).metrics
+    views = list(evaluated_views(client.views(msg), site))
+    digest = None
+    if "global" in views:
+        trees.check_like("the final model", msg.weights, trees.pick(site.initial, site.shared))
+        models["model"] = {**site.initial, **msg.weights}
+        digest = trees.sha256({"model": models["model"]})
+    if stated != (digest or ""):
+        raise ValueError(
+            f"the final model here has the digest {str(digest)[:16]}, that of the server"
+            f" {(stated or 'None')[:16]!r}"
+        )
+    about = {**_about(job, client), "models": views, "weights_sha256": digest, "scores": scores}
+    root = _root()
+    home = root / msg.experiment / str(msg.pid)
+    try:
+        _write(home, models, job, about)
+    except WriteError as error:
+        log.error("%s", error)
+        raise WriteError(str(error).replace(str(root), "the site's folder")) from error
+    log.info("client %d: the final models are in %s", msg.pid, home)
+    return Update(msg.pid, client.num_examples)
+
+
+def _root() -> Path:
+    """The folder that this site has chosen.
+
+    Raises:
+        ValueError: it is not absolute, or the default one is open to other users.
+    """
+    named = os.environ.get(VARIABLE)
+    if not named:
+        return own_folder(DEFAULT)
+    if not Path(named).is_absolute():
+        raise ValueError(f"{VARIABLE} must be an absolute path")
+    return Path(named)
+
+
+def _about(job: Job, client: FedClient) -> dict[str, Any]:
+    config, msg = job.config, client.msg
+    return {
+        "status": "ok",
+        "delivered": {"client": msg.pid, "round": msg.round},
+        "experiment": msg.experiment,
+        "plugins": list(config.plugins),
+        **{key: config.choices[key] for key in ("method", "server_opt", "dataset", "model")},
+        "seed": config.cfg.seed,
+        "rounds": config.cfg.rounds,
+        "target": job.task.scoring.name,
+        "score": job.task.scoring.score() or None,
+        "train_samples": client.num_examples,
+    }
+
+
+def _write(home: Path, models: Mapping[str, Tree], job: Job, about: dict[str, Any]) -> None:
+    """Write the folder, whole or not at all."""
+    part = home.with_name(f".{home.name}.{os.getpid()}.part")
+    before = home.with_name(f".{home.name}.before")
+    try:
+        part.mkdir(parents=True)
+        for name, tree in models.items():
+            save_tensors(part / f"{name}.safetensors", tree)
+        write_json(part / "partition.json", {key: job.partition[key] for key in DESCRIBED})
+        write_json(part / "environment.json", versions())
+        write_text(part / "config.yaml", OmegaConf.to_yaml(job.config.cfg))
+        write_json(part / "summary.json", about)
+        for path in (*part.iterdir(), part):
+            sync(path)
+        shutil.rmtree(before, ignore_errors=True)
+        with suppress(FileNotFoundError):  # there is an earlier one only if the run was resumed
+            home.replace(before)
+        part.replace(home)
+        sync(home.parent)
+        shutil.rmtree(before, ignore_errors=True)
+    except OSError as error:
+        raise unwritable(home, error) from error
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+# ---- reading
+def load(
+    folder: Path,
+    summary: dict[str, Any],
+    weights: str,
+    client: int,
+    client_cls: type[FedClient],
+    model: nn.Module,
+) -> nn.Module:
+    """The client's own model from a folder that a node has written.
+
+    Args:
+        folder: the folder.
+        summary: its summary.json.
+        weights: "personal"; nothing else is delivered.
+        client: the client.
+        client_cls: the method's clients.
+        model: a model like that of the run, whose values are replaced.
+
+    Raises:
+        ConfigError: the folder has no such model.
+        DataError: a file is damaged.
+    """
+    path, own = folder / f"{weights}.safetensors", summary["delivered"]["client"]
+    if client != own or not path.exists():
+        has = " and ".join(file.name for file in sorted(folder.glob("*.safetensors")))
+        raise ConfigError(
+            f"{folder} has no {weights} model of client {client}: a run has delivered {has} of"
+            f" client {own}"
+        )
+    module = client_cls.personal_module(model)
+    try:
+        module.load_state_dict(read_tensors(path))
+    except RuntimeError as error:
+        raise DataError(
+            f"{path} does not fit the model that config.yaml beside it describes: {error}"
+        ) from error
+    return module

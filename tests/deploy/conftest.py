@@ -1,0 +1,33 @@
+"""The fixture of the checks: a deployment of one site."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from deploy.checking import edit, free_port
+
+from fedhet.cli import main
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("kit") / "deploy"
+    assert main.main(["deploy", "init", "--sites=a", "--server=localhost", f"--out={out}"]) == 0
+    data = out / "data.npz"
+    np.savez(data, x_train=np.zeros((8, 2), np.float32), y_train=np.arange(8) % 2)
+    for file in (out / "server/server.toml", out / "sites/a/site.toml"):
+        edit(file, "state", str(out))
+    edit(out / "sites/a/site.toml", "data", str(data))
+    return out
+
+
+@pytest.fixture
+def kit(made: Path, tmp_path: Path) -> Path:
+    """A deployment whose ports are free, to be broken."""
+    out = Path(shutil.copytree(made, tmp_path / "deploy"))
+    edit(out / "server/server.toml", "server", f"localhost:{free_port()}")
+    edit(out / "sites/a/site.toml", "port", free_port())
+    return out

@@ -1,0 +1,291 @@
+"""`deploy node`: how its processes fork, without a SuperLink."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing import Pipe, get_context
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+from flwr.supercore.constant import TaskType
+from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResult
+
+from fedhet.deploy.node import executor, shape, supernode, zygote
+from fedhet.errors import RunFailed
+
+SECONDS = 60  # on a busy machine; a quiet one needs a hundredth
+APP = """
+import os, pathlib
+here = pathlib.Path(__file__).parent
+def prepare(context):
+    if (here / "broken").exists():
+        raise OSError("the disk is full")
+    with (here / "prepared").open("a") as file:
+        file.write(f"{os.getpid()} {context.run_id}\\n")
+app = None
+"""
+
+PROJECT = """
+[project]
+name = "warm"
+version = "1.0.0"
+license = "MIT"
+[tool.flwr.app]
+publisher = "me"
+[tool.flwr.app.components]
+serverapp = "warm_app:app"
+clientapp = "warm_app:app"
+"""
+
+
+def wait_for(ready: Callable[[], Any]) -> Any:
+    deadline = time.monotonic() + SECONDS
+    while not (found := ready()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return found
+
+
+class Running:
+    """A zygote in another process, whose clients leave a file and then wait for its removal."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.warned = folder / "warned"
+        (folder / "app").mkdir()
+        (folder / "app" / "warm_app.py").write_text(APP)
+        (folder / "app" / "pyproject.toml").write_text(PROJECT)
+        self.orders, there = Pipe()
+        self.process = get_context("fork").Process(target=self.serve, args=(there,))
+        self.process.start()
+        there.close()
+
+    def serve(self, there: Connection) -> None:
+        self.orders.close()
+        zygote.forked_client.serve = self.client
+        zygote._warn = lambda text, *values: self.warned.write_text(text % values)
+        zygote.Zygote(there, os.getppid()).serve()
+
+    def client(self, order: zygote.Order, report: Connection | None) -> None:
+        run, (name,), _ = order
+        path = self.folder / name
+        path.write_text(json.dumps([os.getpid(), os.getppid()]))
+        if report:
+            report.send((SimpleNamespace(run_id=run), self.folder / "app"))
+            report.close()
+        while path.exists():
+            time.sleep(0.01)
+
+    def launch(self, run: int, name: str) -> tuple[int, int]:
+        """Have a client started; return its process id and that of its parent."""
+        self.orders.send((run, [name], False))
+        assert self.orders.recv() == ""
+        path = self.folder / name
+        pid, parent = json.loads(wait_for(lambda: path.exists() and path.read_text()))
+        return pid, parent
+
+    def prepared(self) -> list[list[int]]:
+        """The process id and the run of each template that was prepared."""
+        path = self.folder / "app" / "prepared"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [[int(word) for word in line.split()] for line in lines]
+
+    def launch_until(self, run: int, parent: Callable[[int], bool]) -> int:
+        """Have clients started until one has such a parent, which is returned."""
+        for number in range(200):
+            _, found = self.launch(run, f"{run}-{number}")
+            (self.folder / f"{run}-{number}").unlink()
+            if parent(found):
+                return found
+            time.sleep(0.1)
+        raise AssertionError("no client has such a parent")
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[Running]:
+    began = Running(tmp_path)
+    yield began
+    for path in tmp_path.iterdir():
+        if path.is_file():
+            path.unlink()
+    began.orders.close()
+    began.process.join(SECONDS)
+    assert began.process.exitcode == 0
+
+
+def gone(pid: int) -> bool:
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_run_is_prepared_once_and_its_later_clients_begin_with_that(running: Running) -> None:
+    first, parent = running.launch(7, "first")
+    assert parent == running.process.pid
+    template = running.launch_until(7, lambda parent: parent != running.process.pid)
+    assert running.prepared() == [[template, 7]]
+    assert running.launch(7, "later")[1] == template
+    assert running.prepared() == [[template, 7]]
+    assert not gone(first)
+
+
+def test_another_run_begins_without_what_the_run_before_has_loaded(running: Running) -> None:
+    running.launch(7, "first")
+    template = running.launch_until(7, lambda parent: parent != running.process.pid)
+    slow, _ = running.launch(7, "slow")
+    assert running.launch(8, "other")[1] == running.process.pid
+    other = running.launch_until(8, lambda parent: parent != running.process.pid)
+    assert other != template
+    assert running.prepared() == [[template, 7], [other, 8]]
+    assert not gone(slow)  # a client of the run before goes on
+    (running.folder / "slow").unlink()
+    wait_for(lambda: gone(template))
+
+
+def test_what_cannot_be_prepared_is_left_to_the_clients(running: Running) -> None:
+    (running.folder / "app" / "broken").touch()
+    running.launch(7, "first")
+    said = wait_for(lambda: running.warned.exists() and running.warned.read_text())
+    assert "Run 7 has no template" in said
+    assert "OSError: the disk is full" in said
+    for name in ("second", "third"):
+        assert running.launch(7, name)[1] == running.process.pid
+    assert running.prepared() == []
+
+
+def test_a_template_that_is_killed_costs_nothing_but_time(running: Running) -> None:
+    running.launch(7, "first")
+    template = running.launch_until(7, lambda parent: parent != running.process.pid)
+    child, _ = running.launch(7, "child")
+    os.kill(template, signal.SIGKILL)
+    assert running.launch(7, "next")[1] == running.process.pid
+    assert not gone(child)
+
+
+def test_processes_that_have_ended_are_no_zombies(running: Running) -> None:
+    running.launch(7, "first")
+    template = running.launch_until(7, lambda parent: parent != running.process.pid)
+    killed, _ = running.launch(7, "killed")
+    os.kill(killed, signal.SIGKILL)
+    (running.folder / "first").unlink()
+    wait_for(lambda: not psutil.pid_exists(killed))
+    top = psutil.Process(running.process.pid)
+    wait_for(lambda: [child.pid for child in top.children(recursive=True)] == [template])
+
+
+# ---- the executor
+STUB = """
+import sys, time
+from multiprocessing.connection import Connection
+orders = Connection(int(sys.argv[1]))
+while True:
+    run, command, silent = orders.recv()
+    if run == 13:
+        sys.exit(1)
+    orders.send("" if run != 12 else "no memory")
+"""
+
+
+def spec(**changes: Any) -> ExecutionSpec:
+    given = {
+        "task_type": TaskType.CLIENT_APP,
+        "runtime_api_address": "127.0.0.1:1",
+        "token": "secret",
+        "insecure": False,
+        "root_certificates_path": "/ca.crt",
+        "runtime_dependency_install": False,
+        "parent_pid": 5,
+        "suppress_output": False,
+        "task_id": 1,
+    }
+    return ExecutionSpec(**given | changes)
+
+
+@pytest.fixture
+def forking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[executor.ForkExecutor]:
+    (tmp_path / "stub.py").write_text(STUB)
+    monkeypatch.setattr(executor, "ZYGOTE", tmp_path / "stub.py")
+    started = executor.ForkExecutor()
+    yield started
+    started.close()
+    started._process.wait(SECONDS)
+
+
+def test_the_outcome_of_a_launch_is_true(forking: executor.ForkExecutor) -> None:
+    assert forking.launch(spec()) == LaunchResult.accepted()
+    forking.run_id = 12
+    assert forking.launch(spec()) == LaunchResult.failed("no memory")
+    forking.run_id = 13
+    assert forking.launch(spec()).status == "unknown"
+    forking.run_id = 1
+    assert forking.launch(spec()) == LaunchResult.accepted()  # by another process
+    forking._process.kill()
+    forking._process.wait()
+    assert forking.launch(spec()) == LaunchResult.accepted()
+
+
+def test_a_client_gets_the_command_line_that_flower_would_write(tmp_path: Path) -> None:
+    """Flower's own executor writes it, and its parser reads it."""
+    from flwr.supernode.cli import flwr_clientapp
+
+    parser = sys.modules[flwr_clientapp.__module__]._parse_args_run_flwr_clientapp()
+    args = parser.parse_args(executor._command(spec())[1:])
+    assert (args.runtime_api_address, args.token) == ("127.0.0.1:1", "secret")
+    assert (args.insecure, args.root_certificates, args.parent_pid) == (False, "/ca.crt", 5)
+    assert parser.parse_args(executor._command(spec(insecure=True))[1:]).insecure
+
+
+@pytest.mark.parametrize(
+    "changes", [{"runtime_dependency_install": True}, {"task_type": TaskType.SERVER_APP}]
+)
+def test_other_tasks_are_left_to_flower(
+    forking: executor.ForkExecutor, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
+) -> None:
+    started: list[str] = []
+    monkeypatch.setattr(
+        "flwr.supercore.superexec.executor.subprocess_executor.subprocess.Popen",
+        lambda command, **_: started.append(command[0]),
+    )
+    forking.launch(spec(**changes))
+    assert len(started) == 1
+
+
+# ---- Flower's loops
+def test_another_flower_is_refused_by_name() -> None:
+    with pytest.raises(RunFailed, match=r"is not the one .* has no 'time.sleep\(4\)'"):
+        shape.flower_module(
+            "flwr.supernode.start_client_internal", start_client_internal=("time.sleep(4)",)
+        )
+    with pytest.raises(RunFailed, match="no_such_function"):
+        shape.flower_module("flwr.supernode.start_client_internal", no_such_function=("x",))
+
+
+def test_pauses_grow_with_the_wait_up_to_those_of_flower(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, slept = 0.0, []
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+        slept.append(round(seconds, 3))
+
+    fake = SimpleNamespace(monotonic=lambda: now, sleep=sleep)
+    monkeypatch.setattr(supernode, "time", fake)
+    clock = supernode.Clock(lambda: None)
+    for _ in range(60):
+        clock.sleep(3)
+    assert slept[0] == 0.1
+    assert slept == sorted(slept)
+    assert slept[-1] == 3
+    clock.sleep(0.5)
+    assert slept[-1] == 0.02
+    clock.sleep(3)
+    assert slept[-1] == 0.1
+    clock.sleep(7)
+    assert slept[-1] == 7
