@@ -30,7 +30,7 @@ def content(
         d: the number of pixels.
     """
     classes = len(counts)
-    shares = counts / counts.sum() - 1 / classes
+    shares = counts / counts.sum().clamp(min=1) - 1 / classes
     tree = {
         "pi": torch.zeros(classes, components),
         "mu": torch.zeros(classes, components, d),
