@@ -29,6 +29,7 @@ from fedhet.messages import LocalSettings
 from fedhet.models.build import build_model
 from fedhet.plugin import Plugin
 from fedhet.privacy import account
+from fedhet.privacy.counts import least_count
 from fedhet.privacy.noise import Noise
 from fedhet.process import choose_device, pinned_threads
 from fedhet.record import terminal
@@ -127,6 +128,7 @@ class Job:
             scope=self._strategy_cls.scope,
             simulated=self.engine != "flwr",
             noise=Noise.from_config(cfg.privacy),
+            min_count=least_count(cfg.privacy.min_count),
             speed=Speed(cfg.engine.compile, cfg.engine.amp, cfg.engine.channels_last),
         )
 

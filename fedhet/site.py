@@ -70,6 +70,7 @@ class Site:
         simulated: whether all clients are known to be processes of this machine or cluster; under
             `flwr run` they may be real ones.
         noise: what is done to the clients' replies.
+        min_count: clients send no statistic of fewer samples.
         speed: how the local steps are computed.
 
     Attributes:
@@ -97,6 +98,7 @@ class Site:
         scope: Callable[[nn.Module], Scope] = lambda model: Scope(),
         simulated: bool = True,
         noise: Noise = OFF,
+        min_count: int = 0,
         speed: Speed = Speed(),
     ) -> None:
         self.task = task
@@ -104,6 +106,7 @@ class Site:
         self.seed = seed
         self.simulated = simulated
         self.noise = noise
+        self.min_count = min_count
         self.speed = speed
         self.frozen_norms = buffers == "frozen"
         with self.seeded("init"):

@@ -49,6 +49,7 @@ def _validate_run(cfg: DictConfig) -> None:
     one_of("on_lost_state", cfg.on_lost_state, ("stop", "restart"))
     boolean("deliver", cfg.deliver)
     one_of("buffers", cfg.buffers, ("average", "local", "frozen"))
+    integer("privacy.min_count", cfg.privacy.min_count, low=0)
     integer("eval.every", cfg.eval.every, low=1)
     boolean("eval.clients", cfg.eval.clients)
     integer("eval.finetune_epochs", cfg.eval.finetune_epochs, low=0)

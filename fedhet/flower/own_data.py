@@ -19,10 +19,11 @@ from fedhet.data.local.reading import SiteFiles
 from fedhet.data.local.report import MIN_COUNT, Report, read_statistics
 from fedhet.data.local.scheme import Sites
 from fedhet.data.local.untold import UntoldError
-from fedhet.errors import ConfigError
+from fedhet.errors import ConfigError, DataError
 from fedhet.flower import wire
 from fedhet.flower.metered import measured
 from fedhet.job import Job
+from fedhet.privacy.counts import least_count
 from fedhet.privacy.noise import Noise
 from fedhet.state import Store
 from fedhet.task import Samples
@@ -98,7 +99,7 @@ class SiteClient(wire.WireClient):
     Raises:
         ConfigError: the run is not about the sites' own data, does not declare this site, or has
             less privacy than this machine demands.
-        DataError: the site's data are not as declared.
+        DataError: the site's data are not as declared, or so few that no statistic may be sent.
     """
 
     def __init__(
@@ -120,6 +121,13 @@ class SiteClient(wire.WireClient):
         self._parts: dict[str, Samples] = own_parts(
             self._declared, scheme, cfg.seed, own.site, own.files
         )
+        least = least_count(cfg.privacy.min_count)
+        if self._declared.auto and len(self._parts["train"]) < least:
+            raise DataError(
+                f"site {own.site!r} has fewer than privacy.min_count={least} training samples, and"
+                f" would report their mean and spread: give {' and '.join(self._declared.auto)} as"
+                " numbers, with which no site reports any"
+            )
 
     @property
     def _hosted(self) -> dict[str, Any]:

@@ -37,12 +37,17 @@ class Fit(NamedTuple):
     converged: bool
 
 
-def components(n: int, most: int) -> int:
-    """Return the number of components for n samples, min(most, max(1, n // 2)).
+def components(n: int, most: int, least: int = 2) -> int:
+    """Return the number of components for n samples, min(most, max(1, n // max(2, least))).
 
     With k = n, each component would be a training image.
+
+    Args:
+        n: the number of samples.
+        most: the largest number of components.
+        least: the smallest number of samples behind a component, on average.
     """
-    return min(most, max(1, n // 2))
+    return min(most, max(1, n // max(2, least)))
 
 
 def fit(x: Tensor, k: int, *, reg_covar: float, seed: int) -> Fit:
@@ -156,8 +161,11 @@ def log_density(mixture: Mixture, x: Tensor) -> Tensor:
     return (pi.log() - 0.5 * scaled.sum(2)).logsumexp(1)
 
 
-def reduce(mixture: Mixture, most: int) -> Mixture:
+def reduce(mixture: Mixture, most: int, least: float = 0.0) -> Mixture:
     """Reduce the mixture to at most `most` components by merging the closest pairs, in float64.
+
+    Then the lightest component is merged with the one closest to it, until one is left or all have
+    a weight of at least `least`.
 
     The mean and the variance of the whole mixture are preserved. The closest pair is the one with
     the least increase of Runnalls' bound on the Kullback-Leibler divergence (2007, eq. 16),
@@ -196,6 +204,12 @@ def reduce(mixture: Mixture, most: int) -> Mixture:
         alive[j] = False
         cost[j] = cost[:, j] = torch.inf
         cost[i] = cost[:, i] = costs_of(i)
+    while alive.sum() > 1 and float(pi[alive].min()) < least:
+        i = int(pi.masked_fill(~alive, torch.inf).argmin())
+        j = int(costs_of(i).argmin())
+        pairs = merged_with(i)
+        pi[i], mu[i], var[i] = pairs.pi[j], pairs.mu[j], pairs.var[j]
+        alive[j] = False
     return Mixture(pi[alive], mu[alive], var[alive])
 
 

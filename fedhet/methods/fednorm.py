@@ -9,10 +9,12 @@ learning". A plug-in for any host: w_r takes the place of the host's aggregation
     Lambda_r = 1 - softmax(a)_r                             (eq. 5)
     w_r      = Lambda_r nu_r / sum_q Lambda_q nu_q          (eq. 6, 7)
 
-h(x) is the input of the last linear layer of the client's trained model, in eval mode.
+h(x) is the input of the last linear layer of the client's trained model, in eval mode. A client
+with fewer than `privacy.min_count` training samples withholds z: it keeps its nu, and the sums run
+over the others (0 is the paper's method).
 
     down: what the host sends
-    up: what the host sends, `fednorm.z` (d,)
+    up: what the host sends, `fednorm.z` (d,), or (0,) where it is withheld
     client keeps: nothing
     server keeps: nothing
 
@@ -81,7 +83,10 @@ class FedNormPlugin(Plugin):
 
     @torch.no_grad()
     def _mean_latents(self) -> Tensor:
-        """z (d,) in float32, over all real training samples, without augmentation."""
+        """z (d,) in float32, over all real training samples, without augmentation.
+
+        It is empty, (0,), where these are fewer than `site.min_count`.
+        """
         site = self.client.site
         features = getattr(site.model, "features", None)
         if features is None:
@@ -91,6 +96,8 @@ class FedNormPlugin(Plugin):
             )
         site.model.eval()
         data = site.train_data(self.client.pid)
+        if len(data) < site.min_count:
+            return torch.empty(0, device=site.device)
         total = torch.zeros((), dtype=torch.float64, device=site.device)
         for x in chunks(data.x):
             total = total + features(x).flatten(1).sum(0, dtype=torch.float64)
@@ -105,6 +112,8 @@ class FedNormPlugin(Plugin):
 
     def check(self, update: Update) -> None:
         z = update.tensor(Z, ndim=1)
+        if not len(z):  # withheld
+            return
         self._width = self._width or len(z)
         if len(z) != self._width:
             entries = check.counted(len(z), "entry", "entries")
@@ -112,24 +121,32 @@ class FedNormPlugin(Plugin):
 
     def incoming(self, updates: Iterator[Update], old: Tree) -> list[Update]:
         received = list(updates)
-        if len(received) == 2 and not self._pair_reported:
+        compared = [update for update in received if len(update.tensor(Z))]
+        if len(compared) == 2 and not self._pair_reported:
             log.info(
                 "fednorm: with two participants its weights are the host's,"
                 " so it does nothing in such rounds"
             )
             self._pair_reported = True
-        z = torch.stack([update.tensor(Z).cpu() for update in received])
-        nu = torch.tensor([update.weight for update in received], dtype=torch.float64)
+        if not compared:
+            self.report = {"withheld": len(received)}
+            return received
+        z = torch.stack([update.tensor(Z).cpu() for update in compared])
+        nu = torch.tensor([update.weight for update in compared], dtype=torch.float64)
         similarity, factors, weights = contribution(z, nu, self.temperature)
-        for update, weight in zip(received, weights.tolist(), strict=True):
+        if len(compared) < len(received):
+            weights = weights * nu.sum()  # of the others' weights nothing moves
+        for update, weight in zip(compared, weights.tolist(), strict=True):
             update.weight = weight
         self.report = {
             "similarity": similarity,
             "factors": factors,
             "weights": weights,
-            "pids": torch.tensor([update.pid for update in received]),
+            "pids": torch.tensor([update.pid for update in compared]),
             "weight_max": float(weights.max()),
         }
+        if len(compared) < len(received):
+            self.report["withheld"] = len(received) - len(compared)
         return received
 
 

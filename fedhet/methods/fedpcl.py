@@ -14,7 +14,7 @@ the last layer, so that a sample lies near the prototypes of its class and far f
 Phase `collect`, once, all clients, without training:
 
     down:          `fedpcl.renormalise`
-    up:            `fedpcl.prototypes` (classes x d, and which classes it has)
+    up:            `fedpcl.prototypes` (classes x d, and which classes it tells of)
     client keeps:  its prototypes
     server keeps:  C (slot `prototypes`), the K' sets
 
@@ -26,10 +26,14 @@ Phase `train`:
     client keeps:  its whole model but the last layer, its prototypes
     server keeps:  C, the K' sets
 
+A client tells of the classes of which it has at least `privacy.min_count` samples. To all others,
+the server included, it is as if it had none of the rest; its own predictions use all of its
+prototypes. The paper has no such limit (`privacy.min_count=0`).
+
 No weights travel and no model is shared: the model slot keeps its initial value, from which every
 client starts, and only personal models are evaluated. The C^c of a class that no participant has
-stays unchanged. A class is therefore unknown only where all its owners have failed in `collect`:
-its column is then left out, and its samples have the loss 0.
+stays unchanged. A class is therefore unknown only where all its owners have failed in `collect`, or
+have too few samples of it: its column is then left out, and its samples have the loss 0.
 
 Deviation: the paper trains a projection on frozen pre-trained encoders; here everything that
 `features` reads is trained, as in the FedDisk paper's comparison. A model that freezes its encoder
@@ -43,6 +47,7 @@ approach".
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -63,6 +68,8 @@ from fedhet.site import Scope
 from fedhet.strategy import FedStrategy
 from fedhet.training import Batch
 from fedhet.trees import Tree
+
+log = logging.getLogger("fedhet")
 
 SLOT = "prototypes"
 PROTOTYPES = "fedpcl.prototypes"
@@ -106,13 +113,15 @@ class FedPCLClient(FedClient):
         return self._with_prototypes(super().train(msg), self.model)
 
     def _with_prototypes(self, update: Update, model: nn.Module) -> Update:
-        """The update with the model's prototypes, which the client also keeps."""
+        """The update with the prototypes that may be sent; the client keeps all of its own."""
         prototypes = self._prototypes(model, renormalise=self.msg.boolean(RENORMALISE))
         self.state.put(OWN, prototypes)
-        update.extras[PROTOTYPES] = prototypes
-        if self.site.noise:  # the mean of a class without samples is 0
-            prototypes = {**prototypes, "has": torch.ones_like(prototypes["has"])}
-            update.extras[PROTOTYPES] = prototypes
+        counts = self.site.train_data(self.pid).y.bincount(minlength=self.site.task.classes)
+        told = prototypes["has"] & (counts >= self.site.min_count)
+        mean = prototypes["mean"].where(told[:, None], 0)
+        if self.site.noise:
+            told = torch.ones_like(told)
+        update.extras[PROTOTYPES] = {"mean": mean, "has": told}
         return update
 
     def released(self, update: Update) -> None:
@@ -251,7 +260,19 @@ class FedPCL(FedStrategy):
             mean = normalize(mean)
         mean = torch.where(present[:, None], mean, before["mean"]).to(means.dtype)
         self.weights[SLOT] = {"mean": mean, "has": before["has"] | present}
+        self._warn_of_unknown()
         self._client_prototypes = torch.where(has[..., None], means, mean)
         if self.unseen == "global":
             self.evaluation_extras = {PROTOTYPES: self.weights[SLOT]}
         return {}
+
+    def _warn_of_unknown(self) -> None:
+        """After the phase `collect`, warn of classes that no client has told of."""
+        unknown = (~self.weights[SLOT]["has"]).nonzero().flatten().tolist()
+        if unknown and self.current.entry.name == "collect":
+            log.warning(
+                "fedpcl: no client has sent a prototype of the classes %s (privacy.min_count=%d);"
+                " their samples are not trained on until one does",
+                unknown,
+                self.site.min_count,
+            )

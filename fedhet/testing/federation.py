@@ -52,6 +52,7 @@ class Federation:
         cls: the method's strategy class.
         plugins: makes the plug-ins anew, because the server and every client have their own.
         seed: the run's seed.
+        min_count: the smallest number of samples of which a client sends a statistic.
         buffers: what becomes of buffers: "average", "local" or "frozen".
         noise: what is done to the clients' replies (privacy.noise).
         options: the method's own options, such as {"lr_g": 0.5}.
@@ -79,6 +80,7 @@ class Federation:
         seed: int = 0,
         buffers: str = "average",
         noise: Noise = OFF,
+        min_count: int = 0,
         options: dict[str, Any] | None = None,
         lr: float = 0.1,
         epochs: int = 1,
@@ -88,7 +90,13 @@ class Federation:
     ) -> None:
         device = torch.device("cpu")
         self.site = Site(
-            task, device=device, seed=seed, buffers=buffers, scope=cls.scope, noise=noise
+            task,
+            device=device,
+            seed=seed,
+            buffers=buffers,
+            scope=cls.scope,
+            noise=noise,
+            min_count=min_count,
         )
         settings = LocalSettings(lr=lr, epochs=epochs, batch_size=batch_size, **local or {})
         built_with = Setting(self.site, settings, plugins=plugins(), **setting)

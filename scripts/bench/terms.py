@@ -19,7 +19,7 @@ from fedhet.maths.fedntd import not_true_distillation
 from fedhet.maths.fedprox import add_proximal
 from fedhet.maths.fedrod import balanced_softmax
 from fedhet.maths.moon import contrastive
-from fedhet.methods.fedgen import Generator
+from fedhet.methods.fedgen.generator import Generator
 from fedhet.optimizers import clip_norm
 
 W1 = WORKLOADS["W1"]

@@ -11,6 +11,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # scripts/
+
+import nearest_sample
 import tables
 import tasks
 
@@ -19,6 +22,7 @@ from fedhet import config
 from fedhet.job import Job
 
 Record = dict[str, Any]
+ATTACK = "attack/"  # the values of scripts/nearest_sample.py
 
 
 @cache
@@ -61,21 +65,30 @@ def look_up(value: str, rows: list[Record], summary: Record) -> float | str | No
     return sum(entry.values()) if isinstance(entry, dict) else entry
 
 
+@cache
+def attack(overrides: tuple[str, ...], seed: int) -> dict[str, float | None]:
+    """What scripts/nearest_sample.py finds in the messages of a run."""
+    print(f"attack on {' '.join(overrides)} seed={seed}", file=sys.stderr, flush=True)
+    with redirect_stderr(io.StringIO()):
+        return nearest_sample.measure([*overrides, f"seed={seed}"])
+
+
+def found(cell: tables.Cell, seed: int) -> float | str | None:
+    """The cell's value for this seed."""
+    if cell.value.startswith(ATTACK):
+        return attack(cell.overrides, seed)[cell.value.removeprefix(ATTACK)]
+    return look_up(cell.value, *run(cell.task, cell.overrides, seed))
+
+
 def measure(table: tables.Table) -> dict[str, tables.Values]:
     """Run what the table needs; its figures by their cells' keys.
 
     Raises:
         SystemExit: no run of the table has a value of this name.
     """
-    figures = {
-        cell.key: [
-            look_up(cell.value, *run(cell.task, cell.overrides, seed))
-            for seed in range(table.seeds)
-        ]
-        for cell in table.cells
-    }
+    figures = {cell.key: [found(cell, seed) for seed in range(table.seeds)] for cell in table.cells}
     for value in {cell.value for cell in table.cells}:
-        found = [figures[cell.key] for cell in table.cells if cell.value == value]
-        if all(entry is None for values in found for entry in values):
+        every = [figures[cell.key] for cell in table.cells if cell.value == value]
+        if all(entry is None for values in every for entry in values):
             raise SystemExit(f"{table.file}: no run has the value {value!r}")
     return figures

@@ -10,7 +10,7 @@ docs/figures/<name>.yaml defines a table:
     columns:
       a label: acc_global@20, a value of training round 20 in rounds.jsonl; or ess@weigh, of the
         last step of that phase; or bytes/down/model, an entry of summary.json, of which the sum is
-        taken if it has entries of its own
+        taken if it has entries of its own; or attack/auc, of scripts/nearest_sample.py
       another: {value: ..., with: overrides of this column, unit: divisor, digits: decimals}
     rows:
       a label: the overrides of this row

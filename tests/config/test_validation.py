@@ -23,6 +23,7 @@ RANGES = {
     "privacy.clip": ([0.1, 10], [0, -1, None]),
     "privacy.delta": ([1e-9, 0.5], [0, 1, None]),
     "privacy.budget": ([None, 0.5, 100], [0, -1, "all"]),
+    "privacy.min_count": ([0, 5], [-1, 0.5, True, None]),
     "eval.every": ([1, 5], [0, 0.5]),
     "eval.clients": ([True, False], [1, "yes"]),
     "eval.finetune_epochs": ([0, 5], [-1, 0.5, None]),

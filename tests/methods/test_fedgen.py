@@ -67,7 +67,7 @@ def test_clients_are_trained_one_by_one_and_eagerly(federation: Callable[..., An
         torch.tensor([12.0, 0.0]),
         torch.tensor([12]),
         torch.tensor([13, -1]),
-        torch.tensor([3, 3]),
+        torch.tensor([6, 7]),
     ],
 )
 def test_bad_counts_are_the_clients_failure(federation: Callable[..., Any], counts: Any) -> None:
@@ -75,7 +75,7 @@ def test_bad_counts_are_the_clients_failure(federation: Callable[..., Any], coun
         replies[-1].extras[COUNTS] = counts
         return replies
 
-    message = r"client 0 failed.*fedgen.counts.*2 whole numbers >= 0 with the sum 12"
+    message = r"client 0 failed.*fedgen.counts.*2 whole numbers >= 0 with a sum of at most 12"
     with pytest.raises(RunFailed, match=message):
         federation(toy_task(), FedGen, options=SMALL).step(alter=falsify)
 

@@ -26,7 +26,8 @@ from methods.by_hand import (
 from methods.readouts import arrays, copied
 from methods.small_generator import SMALL, source
 
-from fedhet.methods.fedgen import FedGen, Source
+from fedhet.methods.fedgen import FedGen
+from fedhet.methods.fedgen.generator import Source
 from fedhet.task import ClientData, Samples
 
 __all__ = ["case"]

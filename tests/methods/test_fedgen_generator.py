@@ -18,7 +18,8 @@ from fedhet import streams
 from fedhet.data.toy import ToyModel, toy_task
 from fedhet.maths.fedgen import diversity
 from fedhet.methods import fedgen
-from fedhet.methods.fedgen import FedGen, Generator, Source
+from fedhet.methods.fedgen import FedGen
+from fedhet.methods.fedgen.generator import Generator, Source
 from fedhet.task import ClientData, Samples, Task
 
 V = (0.1, 0.4, 0.2, 0.2, 0.1)  # aggregation weights of five clients

@@ -36,7 +36,7 @@ def test_missing_and_thin_mixtures_are_reported_once(
         report = run.strategy.reports()["fedgmm"]
         run.run()
     lines = [record.getMessage() for record in caplog.records]
-    privacy = "privacy: 5 of 5 mixtures are fitted to fewer than 10 samples"
+    privacy = "privacy: 5 of 5 mixtures have fewer than 10 samples per component"
     assert sum("mixture of the classes [3]" in line for line in lines) == 1
     assert sum(privacy in line for line in lines) == 1
     assert report["thin"] == report["components"] == 5
@@ -110,7 +110,7 @@ BAD: dict[str, tuple[Change, str]] = {
     ),
     "counts": (
         lambda extras: extras.update({COUNTS: torch.tensor([2, 6, 0, 0])}),
-        "with the sum 7",
+        "with a sum of at most 7",
     ),
     "negative counts": (
         lambda extras: extras.update({COUNTS: torch.tensor([-2, 9, 0, 0])}),

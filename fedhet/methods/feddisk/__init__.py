@@ -16,7 +16,9 @@ n_local and n_global are the numbers of samples on which it was trained.
     w_i     = clip(r_i, lo, hi), divided by its mean      (eq. 11, phase 2)
     loss    = (1 / |B|) sum_b w_b l_b                     (eq. 10, phase 3)
 
-Phase 1 ends when the n_k-weighted mean of the clients' validation losses no longer falls.
+Phase 1 ends when the n_k-weighted mean of the clients' validation losses no longer falls. A client
+that holds out fewer than `privacy.min_count` samples withholds its loss, and one that has fewer in
+all returns the MADE as it was (0 is the paper's method).
 
     density  down: slot `density`            up: slot `density`, `feddisk.val`
     weigh    down: slot `density`            up: the metric `feddisk.ess`

@@ -10,7 +10,7 @@ from fedhet import streams, trees
 from fedhet.check import counted
 from fedhet.maths import feddisk
 from fedhet.maths.feddisk import Masks
-from fedhet.messages import Broadcast, LocalSettings, Update
+from fedhet.messages import Broadcast, Extras, LocalSettings, Update
 from fedhet.methods.feddisk import networks
 from fedhet.phases import EarlyStopping
 from fedhet.plugin import Plugin
@@ -21,7 +21,13 @@ VAL = "feddisk.val"  # extra: the validation loss of the MADE that the client re
 ESS = "feddisk.ess"  # metric: the effective sample size of the weights, as a share of n_k
 KEPT = "feddisk.w"  # state: w (n_k,)
 
+WITHHELD = torch.empty(0)  # in place of the loss of too few samples
 HELD_OUT = 0.1  # share of a client's training samples on which MADEs are validated
+
+
+def held_out_of(n: int) -> int:
+    """How many of n samples a client holds out to validate MADEs."""
+    return max(1, int(HELD_OUT * n + 0.5))
 
 
 class ClientHalf(Plugin):
@@ -50,14 +56,24 @@ class ClientHalf(Plugin):
 
     # ---- phase 1, "density": the federation trains the global MADE
     def density(self, msg: Broadcast) -> Update:
-        """Train the global MADE for some local epochs, and validate it as it was received."""
+        """Train the global MADE for some local epochs, and validate it as it was received.
+
+        A client with fewer than `site.min_count` samples returns it unchanged, and none sends the
+        loss of fewer samples.
+        """
         client = self.client
+        least = client.site.min_count
+        if client.num_examples < least:
+            untrained = dict(msg.weights)
+            told: Extras = {} if client.site.noise else {VAL: WITHHELD}
+            return Update(client.pid, client.num_examples, untrained, extras=told)
         train, held_out = self._split(self._inputs())
         masks = self._device_masks(train)
         made = self._trainable(msg.weights)
         update = Update(client.pid, client.num_examples)
         if len(held_out) and not client.site.noise:
-            update.extras[VAL] = networks.mean_nll(made, masks, held_out)
+            told = len(held_out) >= least
+            update.extras[VAL] = networks.mean_nll(made, masks, held_out) if told else WITHHELD
         draws = client.generator("feddisk.made")
         for loss in networks.made_epochs(
             "global MADE", made, masks, train, self.global_made, draws
@@ -72,7 +88,7 @@ class ClientHalf(Plugin):
         x = self._inputs()
         n = len(x)
         weights = torch.ones(n)
-        if n >= self.min_samples:
+        if n >= max(self.min_samples, self.client.site.min_count):
             r = self._density_ratio(x, msg.weights)
             weights = feddisk.sample_weights(r, self.lo, self.hi, self.normalise).float()
         self.client.state.put(KEPT, {"w": weights})
@@ -191,7 +207,7 @@ class ClientHalf(Plugin):
         n = len(x)
         draws = streams.generator(self.client.site.seed, "feddisk.split", pid=self.client.pid)
         order = torch.from_numpy(draws.permutation(n))
-        held_out = max(1, int(HELD_OUT * n + 0.5)) if n >= self.min_samples else 0
+        held_out = held_out_of(n) if n >= self.min_samples else 0
         return x[order[held_out:]], x[order[:held_out]]
 
     def make_masks(self, dim: int, seed: int) -> Masks:

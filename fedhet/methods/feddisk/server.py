@@ -12,7 +12,7 @@ from fedhet.check import counted
 from fedhet.errors import ConfigError
 from fedhet.messages import Broadcast, Update
 from fedhet.methods.feddisk import networks
-from fedhet.methods.feddisk.client import ESS, VAL
+from fedhet.methods.feddisk.client import ESS, VAL, held_out_of
 from fedhet.metrics import comm_cost
 from fedhet.phases import EarlyStopping, Phase
 from fedhet.plugin import Plugin, Report
@@ -40,18 +40,30 @@ class ServerHalf(Plugin):
     def setup(self) -> None:
         self.server.site.task.check_density(self.name)
         self._check_ratio()
-        if self.ratio != "raw" and max(self.server.sizes) < self.min_samples:
+        largest = max(self.server.sizes)
+        if self.ratio != "raw" and largest < self._weighed:
             log.warning(
-                "feddisk: every client has fewer than min_samples=%d samples: all weights are 1,"
-                " and no client validates the global MADE, so all made_max_rounds=%d rounds are"
-                " executed",
+                "feddisk: every client has fewer than min_samples=%d samples: all weights are 1",
+                self._weighed,
+            )
+        held_out = held_out_of(largest) if largest >= self.min_samples else 0
+        if self.ratio != "raw" and held_out < max(1, self.server.site.min_count):
+            log.warning(
+                "feddisk: no client validates the global MADE, because none has min_samples=%d and"
+                " holds out privacy.min_count=%d: all made_max_rounds=%d rounds are executed",
                 self.min_samples,
+                self.server.site.min_count,
                 self.made_max_rounds,
             )
         self._early = EarlyStopping(self.made_patience)
         self._best: Tree = {}  # the global MADE with the lowest validation loss
         self._made_rounds = 0  # E_1
         self._train_rounds = 0  # E_2
+
+    @property
+    def _weighed(self) -> int:
+        """The smallest number of samples of a client that estimates density ratios."""
+        return max(self.min_samples, self.server.site.min_count)
 
     def _check_ratio(self) -> None:
         """Refuse or warn of ratio=raw where it is not a simulation's; refuse others in FedDiskAb.
@@ -119,7 +131,7 @@ class ServerHalf(Plugin):
         if self.server.site.noise:  # no loss leaves a client, so all rounds are executed
             return
         if VAL in update.extras or update.num_examples >= self.min_samples:
-            update.scalar(VAL)
+            _validation(update)
 
     def _average_mades(self, updates: Iterator[Update], old: Tree) -> Tree:
         """The merge of `density`: equation 12, by n_k whatever the host's own weights are.
@@ -132,8 +144,8 @@ class ServerHalf(Plugin):
         for update in updates:
             n = update.num_examples
             change.add(update.change, n)
-            if VAL in update.extras:
-                total_loss += n * update.scalar(VAL)
+            if VAL in update.extras and (val := _validation(update)) is not None:
+                total_loss += n * val
                 validating += n
         self._made_rounds += 1
         self.report = self._costs()
@@ -184,7 +196,7 @@ class ServerHalf(Plugin):
             "pids": torch.tensor(list(shares)),
             "ess_mean": float(ess.mean()),
             "ess_min": float(ess.min()),
-            "unweighted": sum(self.server.sizes[pid] < self.min_samples for pid in shares),
+            "unweighted": sum(self.server.sizes[pid] < self._weighed for pid in shares),
             **self._costs(),
         }
         return {}
@@ -203,3 +215,14 @@ class ServerHalf(Plugin):
         """How many numbers travel one way with this slot."""
         sent = self.server.sent(slot)
         return sum(t.numel() for t in sent.values() if t.is_floating_point())
+
+
+def _validation(update: Update) -> float | None:
+    """A client's validation loss; None where it withholds that of too few samples.
+
+    Raises:
+        ValueError: the extra is missing, or neither of these.
+    """
+    if isinstance(update.extras.get(VAL), torch.Tensor) and not len(update.tensor(VAL, ndim=1)):
+        return None
+    return update.scalar(VAL)

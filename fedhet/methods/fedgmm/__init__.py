@@ -36,8 +36,11 @@ Rulings:
   is FedGMM's, and other methods have a constant rate by default, so a comparison by the defaults is
   not the paper's. `client.lr_decay=0.98` is, for all three: `client.lr_decay` and 1 - psi do not
   multiply; the smaller of the two applies.
-- The paper claims privacy without analysis. With few samples, components are near-copies of images;
-  a warning says so.
+- The paper claims privacy without analysis. With few samples, components are copies of images. So a
+  class of fewer than `privacy.min_count` samples has no mixture, and no component of several has
+  fewer than four times as many: EM gets fewer components, and those that are smaller in the end are
+  merged with the closest one, which keeps the mean and the variance of the class. Its count is sent
+  as 0. With `privacy.min_count=0`, the paper's method, a warning tells of thin mixtures.
 
 Defaults: 5 components and `psi = .02` are the paper's. Its momentum .9, weight decay, batch size
 128 and one local epoch are settings of the client (conf/client).

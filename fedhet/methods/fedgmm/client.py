@@ -15,6 +15,7 @@ from fedhet.messages import Broadcast, Extras, Update
 from fedhet.methods.fedgmm import noised
 from fedhet.methods.fedgmm.mixtures import MIXTURES, checked_size, pack, unpack
 from fedhet.plugin import Plugin
+from fedhet.privacy.counts import suppressed
 from fedhet.task import Samples
 from fedhet.trees import kind
 
@@ -23,6 +24,9 @@ log = logging.getLogger("fedhet")
 COUNTS = "fedgmm.counts"
 GLOBAL_MAX = "fedgmm.global_max"
 GENERATED = "fedgmm.generated"
+# A class of many samples has so many times privacy.min_count behind each component: with fewer, the
+# distance to a component tells training samples from others (docs/privacy.md).
+PER_COMPONENT = 4
 KEPT = "fedgmm.samples"  # state: x (m, ...) uint8, y (m,)
 
 
@@ -41,14 +45,20 @@ class ClientHalf(Plugin):
 
     # ---- phase "fit"
     def fit(self, msg: Broadcast) -> Update:
-        """Fit one mixture to each class of which the client has enough samples, and send them."""
+        """Fit one mixture to each class of which the client has enough samples, and send them.
+
+        A class has at least `site.min_count` samples, and a component PER_COMPONENT times as many,
+        unless it is the only one of its class: EM starts with fewer components, and those that are
+        smaller in the end are merged with others.
+        """
         site = self.client.site
         pid = self.client.pid
         data = self._pixels()
         d = math.prod(data.x.shape[1:])
-        counts = data.y.bincount(minlength=site.task.classes).cpu()
+        counts = suppressed(data.y.bincount(minlength=site.task.classes).cpu(), site.min_count)
+        fewest = PER_COMPONENT * site.min_count
         components = {
-            c: maths.components(n, self.components)
+            c: maths.components(n, self.components, fewest)
             for c, n in enumerate(counts.tolist())
             if n >= self.min_class_samples
         }
@@ -58,7 +68,10 @@ class ClientHalf(Plugin):
         for c, k in components.items():
             x = data.x[data.y == c].flatten(1)
             seed = streams.integer(site.seed, f"fedgmm.em.{c}", msg.phase, msg.step, pid)
-            mixtures[c], converged = maths.fit(x, k, reg_covar=self.reg_covar, seed=seed)
+            mixture, converged = maths.fit(x, k, reg_covar=self.reg_covar, seed=seed)
+            # A component's samples are n pi, up to rounding.
+            least = fewest * (1 - 1e-6) / len(x)
+            mixtures[c] = maths.reduce(mixture, k, least) if fewest else mixture
             if not converged:
                 not_converged += 1
                 log.warning(

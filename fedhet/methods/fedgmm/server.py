@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import torch
-from torch import Tensor
 
 from fedhet.check import counted
 from fedhet.errors import ConfigError
@@ -129,7 +128,7 @@ class ServerHalf(Plugin):
             if mixture is not None:
                 pooled[c] = mixture
         absent = self._warn_of_absent(pooled)
-        thin = self._warn_of_thin(counts)
+        thin = self._warn_of_thin(replies.values())
         d = self._d or 0
         self._pooled = pack(pooled, d)
         self._global_max = int(counts.max())
@@ -157,21 +156,22 @@ class ServerHalf(Plugin):
             )
         return len(absent)
 
-    def _warn_of_thin(self, counts: Tensor) -> int:
+    def _warn_of_thin(self, replies: Iterable[tuple[list[int], dict[int, Mixture]]]) -> int:
         """Return the number of clients' mixtures with fewer than 10 samples per component.
 
-        Warn where there are some.
+        Warn where there are some, and components may be of two samples.
         """
-        enough = 10 * self.components
-        fitted = counts >= self.min_class_samples
-        thin = int((fitted & (counts < enough)).sum())
-        if thin:
+        shares = [
+            counts[c] / len(mixture.pi) for counts, sent in replies for c, mixture in sent.items()
+        ]
+        thin = sum(share < 10 for share in shares)
+        if thin and self.server.site.min_count < 5:
             log.warning(
-                "fedgmm: privacy: %d of %s are fitted to fewer than %d samples; their components"
-                " may be near-copies of images",
+                "fedgmm: privacy: %d of %s have fewer than 10 samples per component; with"
+                " privacy.min_count=%d their components may be near-copies of images",
                 thin,
-                counted(int(fitted.sum()), "mixture"),
-                enough,
+                counted(len(shares), "mixture"),
+                self.server.site.min_count,
             )
         return thin
 

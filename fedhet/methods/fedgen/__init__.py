@@ -19,9 +19,10 @@ for each batch; and no gradient flows through [].
     client keeps:  nothing
     server keeps:  x, G (slot `generator`), its Adam's moments, each client's last label counts
 
-Privacy: the label counts of each client leave it, and their sum, the law, is sent to all. The
-server does not draw labels that no participant of the round has; labels that no client has reported
-so far are never drawn.
+Privacy: the label counts of each client leave it, and their sum, the law, is sent to all. A client
+sends 0 in place of a count below `privacy.min_count` (0 is the paper's method). The server does not
+draw labels that no participant of the round has reported; labels that no client has reported so far
+are never drawn.
 
 Deviations: each distance of the diversity term is a mean over coordinates, as in the authors'
 program. The generator's first linear layer, which batch norm follows, has no bias (the authors'
@@ -33,14 +34,17 @@ Defaults: normal noise (the authors' program and PFLlib: uniform); lam = 1, cons
 paper; server_steps as in PFLlib.
 
 The paper is "Data-free knowledge distillation for heterogeneous federated learning".
+
+generator.py has the generator and the draws of its inputs.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from fedhet import check, streams
@@ -48,12 +52,16 @@ from fedhet.client import FedClient
 from fedhet.errors import RunFailed
 from fedhet.maths.fedgen import diversity, ensemble, label_shares
 from fedhet.messages import Broadcast, Extras, Update
+from fedhet.methods.fedgen.generator import Generator, Source
 from fedhet.models.base import feature_head
 from fedhet.phases import Phase
+from fedhet.privacy.counts import suppressed
 from fedhet.setting import Setting
 from fedhet.strategy import FedStrategy
 from fedhet.training import Batch
 from fedhet.trees import Tree
+
+log = logging.getLogger("fedhet")
 
 SLOT = "generator"
 GENERATOR = "fedgen.generator"
@@ -62,66 +70,6 @@ NOISE = "fedgen.noise"
 LAM = "fedgen.lam"
 KL = "fedgen.kl"
 COUNTS = "fedgen.counts"
-
-
-class Generator(nn.Module):
-    """noise (B, noise_dim), labels (B,) -> features (B, width)."""
-
-    def __init__(self, noise_dim: int, classes: int, hidden: int, width: int) -> None:
-        super().__init__()
-        self.noise_dim = noise_dim
-        self.classes = classes
-        self.layers = nn.Sequential(
-            nn.Linear(noise_dim + classes, hidden, bias=False),  # batch norm subtracts the mean
-            nn.BatchNorm1d(hidden),
-            nn.ReLU(),
-            nn.Linear(hidden, width),
-        )
-
-    def forward(self, noise: Tensor, y: Tensor) -> Tensor:
-        labels = functional.one_hot(y, self.classes).to(noise.dtype)
-        features: Tensor = self.layers(torch.cat([noise, labels], 1))
-        return features
-
-    @classmethod
-    def from_tree(cls, tree: Tree, classes: int) -> Generator:
-        """The generator with these weights, in eval mode and without gradients.
-
-        Nothing is initialised, because that would draw from the random stream of dropout.
-        """
-        hidden, inputs = tree["layers.0.weight"].shape
-        width = len(tree["layers.3.weight"])
-        with torch.device("meta"):
-            generator = cls(inputs - classes, classes, hidden, width)
-        generator.load_state_dict(tree, assign=True)
-        return generator.eval().requires_grad_(False)
-
-
-class Source:
-    """Draws noise, "normal" or "uniform", and labels by their relative frequencies, the law.
-
-    The random stream is on the CPU, so that every device sees the same draws.
-    """
-
-    def __init__(
-        self, generator: Generator, stream: torch.Generator, *, law: Tensor, noise: str
-    ) -> None:
-        self._noise_dim = generator.noise_dim
-        self._like = next(generator.parameters())
-        self._stream = stream
-        self._law = law.cpu()
-        self._draw = torch.rand if noise == "uniform" else torch.randn
-
-    def noise(self, n: int) -> Tensor:
-        """(n, noise_dim) noise."""
-        size = (n, self._noise_dim)
-        drawn = self._draw(size, generator=self._stream, dtype=self._like.dtype)
-        return drawn.to(self._like.device, non_blocking=True)
-
-    def labels(self, n: int) -> Tensor:
-        """(n,) labels by the law."""
-        drawn = torch.multinomial(self._law, n, replacement=True, generator=self._stream)
-        return drawn.to(self._like.device, non_blocking=True)
 
 
 class FedGenClient(FedClient):
@@ -141,8 +89,8 @@ class FedGenClient(FedClient):
             self._lam = msg.scalar(LAM)
             self._kl = msg.scalar(KL)
         update = super().train(msg)
-        labels = self.site.task.clients[self.pid].train.y
-        update.extras[COUNTS] = labels.bincount(minlength=classes).cpu()
+        counts = self.site.task.clients[self.pid].train.y.bincount(minlength=classes).cpu()
+        update.extras[COUNTS] = suppressed(counts, self.site.min_count)
         return update
 
     def losses(self, batch: Batch) -> Tensor:
@@ -222,7 +170,7 @@ class FedGen(FedStrategy):
         return {name: t.detach().clone() for name, t in self._generator.state_dict().items()}
 
     def cohort_extras(self, phase: Phase, step: int, cohort: list[int]) -> Extras:
-        if step == 1 or not (self.lam or self.kl):
+        if not self._counts or not self._law().any() or not (self.lam or self.kl):
             return {}
         decay = self.decay ** (step - 1)
         return {
@@ -258,6 +206,13 @@ class FedGen(FedStrategy):
         current = self.current
         stream = streams.torch_generator(self.site.seed, "fedgen", current.entry.name, current.step)
         law = self._law() * (counts.sum(0) > 0)
+        if not law.any():
+            log.warning(
+                "fedgen: round %d: every participant has fewer than privacy.min_count samples of"
+                " each class; the generator stays as it is",
+                current.round,
+            )
+            return
         source = Source(self._generator, stream, law=law, noise=self.noise)
         W_KCd = self._stacked(updates, "head.weight")
         b_KC = self._stacked(updates, "head.bias")

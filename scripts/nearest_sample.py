@@ -1,0 +1,145 @@
+"""An attack on what clients send: which training sample is nearest to a statistic?
+
+    python scripts/nearest_sample.py method=fedgmm experiment=digits [privacy.min_count=0]
+
+Makes a run in this process, reads the replies of its clients as the server does, and compares each
+statistic with the samples behind it: the means of FedGMM's components with images, FedPCL's
+prototypes and FedNorm's mean latents with what the client's own network, which the attacker is
+assumed to know, makes of images. Prints, of all replies together:
+
+    sent    statistics that were sent
+    copies  the share of them that are a training sample, to 1e-3 of its norm
+    auc     how well the distance to the nearest statistic tells training samples from others:
+            the probability that a training sample of a client and class is nearer than one of the
+            same class in the global test set (FedNorm: than one in the client's own held-out data).
+            .5 is chance.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this checkout
+
+from fedhet import config
+from fedhet.client import FedClient
+from fedhet.job import Job
+from fedhet.messages import Failure, Update
+from fedhet.methods.fedgmm.mixtures import MIXTURES
+from fedhet.methods.fednorm import Z
+from fedhet.methods.fedpcl import PROTOTYPES
+from fedhet.metrics import chunks
+from fedhet.phases import locate
+from fedhet.process import pinned_threads
+from fedhet.state import MemoryStore
+from fedhet.task import Samples
+
+TOLERANCE = 1e-3
+
+
+class Target(NamedTuple):
+    """Statistics (k, d), the samples (n, d) behind them, and others (m, d) of the same kind."""
+
+    statistics: Tensor
+    members: Tensor
+    others: Tensor
+
+
+def measure(overrides: list[str]) -> dict[str, float | None]:
+    """Make the run, and return `sent`, `copies` and `auc`; None where nothing was sent.
+
+    Raises:
+        RuntimeError: a client failed.
+    """
+    copies: list[Tensor] = []
+    aucs: list[Tensor] = []  # for each target, repeated for each of its members
+    for target in attacked(overrides):
+        distances = torch.cdist(target.statistics, target.members)
+        relative = distances / target.members.norm(dim=1).clamp_min(1e-12)
+        copies.append((relative.amin(1) <= TOLERANCE).double())
+        if len(target.others):
+            nearest = distances.amin(0)
+            elsewhere = torch.cdist(target.statistics, target.others).amin(0)
+            gap = elsewhere[None] - nearest[:, None]
+            aucs.append(((gap > 0).double() + (gap == 0).double() / 2).mean(1))
+    if not copies:
+        return {"sent": 0.0, "copies": None, "auc": None}
+    found = torch.cat(copies)
+    auc = float(torch.cat(aucs).mean()) if aucs else None
+    return {"sent": float(len(found)), "copies": float(found.mean()), "auc": auc}
+
+
+def attacked(overrides: list[str]) -> Iterator[Target]:
+    """Make the run, and yield what each reply tells."""
+    settings = config.compose(overrides)
+    with pinned_threads(settings.cfg.engine.threads):
+        job = Job(settings)
+        strategy, store = job.strategy, MemoryStore()
+        number = 0
+        while locate(strategy.timetable, number + 1):
+            number += 1
+            replies = []
+            for msg in strategy.plan(number):
+                client = job.client(store)
+                reply = client.handle(msg)
+                if isinstance(reply, Failure):
+                    raise RuntimeError(str(reply))
+                yield from targets(client, reply)
+                replies.append(reply)
+            strategy.settle(replies)
+
+
+def targets(client: FedClient, reply: Update) -> Iterator[Target]:
+    """What an update tells; the client still holds the network with which it was made."""
+    site, own = client.site, client.site.task.clients[client.pid]
+    test = site.task.test
+    if test is None:
+        raise SystemExit("the attack needs samples of a global test set")
+    if MIXTURES in reply.extras:
+        mixtures = reply.tree(MIXTURES)
+        images = (flat(site.floating(part)) for part in (own.train, test))
+        yield from by_class(mixtures["mu"], mixtures["label"], *images)
+    if PROTOTYPES in reply.extras:
+        told = reply.tree(PROTOTYPES)
+        seen = (latents(client, site.prepared(part), unit=True) for part in (own.train, test))
+        label = torch.arange(len(told["mean"]))
+        yield from by_class(told["mean"][told["has"]], label[told["has"]], *seen)
+    if Z in reply.extras and len(z := reply.tensor(Z)):
+        held_out = [part for part in (own.val, own.test) if part is not None and len(part)]
+        members = latents(client, site.prepared(own.train)).x
+        others = [latents(client, site.prepared(part)).x for part in held_out]
+        yield Target(z[None], members, torch.cat([members[:0], *others]))
+
+
+def by_class(
+    statistics: Tensor, label: Tensor, members: Samples, others: Samples
+) -> Iterator[Target]:
+    """A target for each class of which there are statistics."""
+    for c in label.unique():
+        own, rest = members.x[members.y == c], others.x[others.y == c]
+        yield Target(statistics[label == c], own, rest)
+
+
+def flat(samples: Samples) -> Samples:
+    """The samples as vectors."""
+    return Samples(samples.x.flatten(1), samples.y)
+
+
+@torch.no_grad()
+def latents(client: FedClient, samples: Samples, *, unit: bool = False) -> Samples:
+    """What the last layer of the client's network reads of the samples, of length 1 if `unit`."""
+    model = client.site.model.eval()
+    x = torch.cat([model.features(x).flatten(1) for x in chunks(samples.x)])  # type: ignore[operator]
+    return Samples(normalize(x) if unit else x, samples.y)
+
+
+if __name__ == "__main__":
+    for name, value in measure(sys.argv[1:]).items():
+        print(name, "-" if value is None else f"{value:.3f}")

@@ -1,0 +1,72 @@
+"""privacy.min_count in whole runs: it reaches the clients of every engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedhet
+from fedhet.flower import wire
+from fedhet.messages import Broadcast, Reply, Update
+from fedhet.privacy.counts import FLOOR
+from fedhet.testing import sha256, sha256_apart
+
+CANARY = "canary-9d04b1"
+# Most clients have fewer than five samples of most classes.
+RUN = ["partition.clients=12", "partition.alpha=.1", "rounds=1", "client.epochs=1"]
+FEDGEN = [f"method.{name}=4" for name in ("noise_dim", "hidden", "server_steps")]
+FEDDISK = ["plugin.feddisk.made_max_rounds=1", "plugin.feddisk.local_max_epochs=1"]
+FEDNORM = ["partition.min_size=2", "partition.clients=25"]
+METHODS = {"fedpcl": [], "fedgmm": [], "fednorm": FEDNORM, "fedgen": FEDGEN, "feddisk": FEDDISK}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_equal_bytes_with_and_without_shared_memory(method: str) -> None:
+    run = [f"method={method}", *RUN, *METHODS[method]]
+    default = sha256(*run)
+    assert default == sha256(*run, "engine.workers=2") == sha256_apart(*run)
+    assert default != sha256(*run, "privacy.min_count=0")
+
+
+def test_a_machine_s_floor_reaches_its_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = ["method=fedgen", *RUN, *FEDGEN]
+    twelve = sha256(*run, "privacy.min_count=12")
+    monkeypatch.setenv(FLOOR, "12")
+    assert sha256(*run) == sha256_apart(*run, "privacy.min_count=0") == twelve
+    monkeypatch.setenv(FLOOR, "3")
+    assert sha256(*run, "privacy.min_count=12") == twelve
+
+
+# ---- secrets
+def test_the_environment_is_in_no_message_and_no_file(
+    launch: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Also where a setting refers to it: the record has the reference, not the value."""
+    monkeypatch.setenv("FEDHET_CANARY", CANARY)
+    messages: list[Any] = []
+    handle = fedhet.client.FedClient.handle
+
+    def look(self: Any, msg: Broadcast) -> Reply:
+        reply = handle(self, msg)
+        assert isinstance(reply, Update)
+        messages.extend([wire.write_broadcast(msg), wire.reply_arrays(msg, reply)])
+        return reply
+
+    monkeypatch.setattr(fedhet.client.FedClient, "handle", look)
+    run = launch(
+        "method=fedgmm", "rounds=1", "partition.clients=3", "data_dir='${oc.env:FEDHET_CANARY}'"
+    )
+    written = capfd.readouterr()
+    assert CANARY not in written.out + written.err
+    assert len(messages) == 2 * 3 * 4  # fit, share, train and an evaluation of three clients
+    assert CANARY not in str(messages)
+    holding = {
+        path.name
+        for path in Path(run.dir).rglob("*")
+        if path.is_file() and CANARY.encode() in path.read_bytes()
+    }
+    assert not holding
+    assert "oc.env:FEDHET_CANARY" in (run.dir / "config.yaml").read_text()
