@@ -65,8 +65,8 @@ class ClientHalf(Plugin):
         least = client.site.min_count
         if client.num_examples < least:
             untrained = dict(msg.weights)
-            told: Extras = {} if client.site.noise else {VAL: WITHHELD}
-            return Update(client.pid, client.num_examples, untrained, extras=told)
+            withheld: Extras = {} if client.site.noise else {VAL: WITHHELD}
+            return Update(client.pid, client.num_examples, untrained, extras=withheld)
         train, held_out = self._split(self._inputs())
         masks = self._device_masks(train)
         made = self._trainable(msg.weights)
