@@ -125,7 +125,7 @@ class FedPCLClient(FedClient):
         return update
 
     def released(self, update: Update) -> None:
-        if self.msg.boolean(RENORMALISE):
+        if PROTOTYPES in update.extras and self.msg.boolean(RENORMALISE):
             noised = update.tree(PROTOTYPES)
             update.extras[PROTOTYPES] = {**noised, "mean": normalize(noised["mean"])}
 

@@ -91,6 +91,7 @@ def test_refusals_by_option() -> None:
         ["method=fedpcl", "method.renormalise=true"],
         ["method=fedsgd", "buffers=frozen"],
         ["method=fedprox", "plugin=[fednorm,fedgmm]"],
+        ["method=fedpcl", "plugin=[fedgmm]"],
     ],
     ids=" ".join,
 )
