@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from torch import nn
 
@@ -18,10 +18,11 @@ from fedhet import messages
 from fedhet.admission.phases import serves
 from fedhet.errors import LostState, traceback_wanted
 from fedhet.flower import wire
-from fedhet.messages import EVALUATE, LOST, Broadcast, Extras, Failure, Reply, Update
+from fedhet.messages import EVALUATE, LOST, STATE_BYTES, Broadcast, Extras, Failure, Reply, Update
 from fedhet.metrics import assess
 from fedhet.models.parts import own_tensors
 from fedhet.plugin import Plugin, overrides
+from fedhet.privacy import account
 from fedhet.process import time_limit
 from fedhet.site import Site
 from fedhet.state import ClientState, Store
@@ -32,7 +33,6 @@ from fedhet.trees import AnyTree
 log = logging.getLogger("fedhet")
 Result = TypeVar("Result")
 UNSHARED = "client.kept"  # state: tensors that are trained here and never shared
-STATE_BYTES = "bytes.state"  # metric: the size of what the client remembers now
 FINETUNE_EPOCHS = "eval.finetune_epochs"  # extra: epochs of the view "finetuned"
 KEEP = "eval.keep"  # extra: the views, joined by commas, whose models the reply is to carry
 DELIVER = "eval.deliver"  # extra: the site is to keep the models; the digest of the global one
@@ -57,13 +57,16 @@ class FedClient(LocalTraining, wire.WireClient):
 
     A method overrides `start`, `losses`, `gradient`, ..., or adds a method for a phase of its own.
 
-    Attributes, set when a message has been received, beside those of LocalTraining:
+    Attributes, of which all but `public` are set when a message has been received:
+        public: extras, or "<extra>.<tensor>", that tell no more of the data than their number, so
+            that they need no noise.
         state: what the client remembers between rounds.
         data: its prepared training set.
         model: the model, in the phase "train".
         steps: the optimiser steps taken, after training.
     """
 
+    public: ClassVar[tuple[str, ...]] = ()
     state: ClientState
     data: Samples
     model: nn.Module
@@ -176,8 +179,10 @@ class FedClient(LocalTraining, wire.WireClient):
         for plugin in reversed(self.active):
             plugin.finish(update)
         messages.check_extras(update.extras, update.metrics)
+        if self.site.noise:
+            account.release(self, update)
         update.keeps = self.state.commit(self.msg.round)
-        if update.keeps:
+        if update.keeps and not self.site.noise:  # the size may depend on the data
             update.metrics[STATE_BYTES] = float(self.state.nbytes)
         update.metrics["seconds.train"] = seconds
         update.metrics["seconds.extras"] = self._preparing + time.perf_counter() - began
@@ -216,6 +221,9 @@ class FedClient(LocalTraining, wire.WireClient):
         weights = self.site.read(self.site.shared)
         return Update(self.pid, self.num_examples, weights, extras=extras or {})
 
+    def released(self, update: Update) -> None:
+        """Called after the noise: make the extras what the server accepts, from them alone."""
+
     @property
     def num_examples(self) -> int:
         """The real training samples, also where a plug-in has added generated ones."""
@@ -249,6 +257,8 @@ class FedClient(LocalTraining, wire.WireClient):
         Where the server asks for models, the reply has what they differ in from the received one.
         `visit` is given each view's name and its model.
         """
+        if self.site.noise and visit is None:  # else the scores stay at the site
+            raise ValueError("privacy.noise: no scores leave a client; set eval.clients=false")
         kept = self.msg.text(KEEP).split(",") if KEEP in self.msg.extras else []
         if kept and not self.site.simulated:
             raise ValueError("the server asks for personal models, which never leave their site")

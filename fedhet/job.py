@@ -28,7 +28,9 @@ from fedhet.handover import delivery
 from fedhet.messages import LocalSettings
 from fedhet.models.build import build_model
 from fedhet.plugin import Plugin
+from fedhet.privacy import account
 from fedhet.privacy.counts import least_count
+from fedhet.privacy.noise import Noise
 from fedhet.process import choose_device, pinned_threads
 from fedhet.record import terminal
 from fedhet.record.results import Run
@@ -125,6 +127,7 @@ class Job:
             buffers=cfg.buffers,
             scope=self._strategy_cls.scope,
             simulated=self.engine != "flwr",
+            noise=Noise.from_config(cfg.privacy),
             min_count=least_count(cfg.privacy.min_count),
             speed=Speed(cfg.engine.compile, cfg.engine.amp, cfg.engine.channels_last),
         )
@@ -212,6 +215,7 @@ class Job:
         where = (self.config.cfg.device, self.site.device.type)
         if where == ("auto", "cpu") and torch.cuda.is_available():
             log.warning("device=auto with engine.num_gpus=0 is the CPU; %s", A_GPU)
+        account.check_run(self.strategy)
         return start(self)
 
     def progress(self) -> AbstractContextManager[Observer]:

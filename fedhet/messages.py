@@ -22,6 +22,7 @@ Extra = Scalar | Tensor | Tree
 Extras = dict[str, Extra]
 
 LOST = "lost state"  # the reason of a failure
+STATE_BYTES = "bytes.state"  # metric: the size of what the client remembers now
 EVALUATE = "evaluate"  # the phase name of a message that asks a client to evaluate
 
 

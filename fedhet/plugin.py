@@ -54,6 +54,10 @@ class Plugin:
         needs_model: whether it refers to the model that clients receive, so that a method whose
             clients share no parameter refuses it.
         memory: the names of the attributes that outlast a step on the server, for checkpoints.
+        releases: the name of a phase of its own, or "train" -> how many floating extras it adds to
+            a reply, each of which is a release under privacy.noise.
+        public: its extras, or "<extra>.<tensor>", that tell no more of the data than their number,
+            so that they need no noise.
         settings: the options that server and client must agree on.
         report: what the step in progress should record: numbers go to rounds.jsonl, tensors to
             arrays/. It is emptied before each step.
@@ -65,6 +69,8 @@ class Plugin:
     needs_all: ClassVar[bool] = False
     needs_model: ClassVar[bool] = False
     memory: ClassVar[tuple[str, ...]] = ()
+    releases: ClassVar[dict[str, int]] = {}
+    public: ClassVar[tuple[str, ...]] = ()
     server: FedStrategy
     client: FedClient
 
@@ -76,6 +82,11 @@ class Plugin:
     def refuses(self) -> dict[str, str]:
         """Methods and plug-ins with which it cannot be combined: name -> reason."""
         return {}
+
+    @property
+    def refuses_noise(self) -> str:
+        """Why its replies cannot be noised (privacy.noise); "" where they can."""
+        return ""
 
     # What methods decide by. The defaults follow from the hooks that a class overrides; a plug-in
     # whose options decide, or whose hook does less than it may, says so itself.
@@ -169,6 +180,9 @@ class Plugin:
 
     def finish(self, update: Update) -> None:
         """Called before the reply leaves: add to `update.extras` or `update.metrics`."""
+
+    def released(self, update: Update) -> None:
+        """Called after privacy.noise: make the extras what the server accepts, from them alone."""
 
 
 def active_hooks(plugins: Sequence[Plugin]) -> dict[str, list[Any]]:

@@ -146,6 +146,7 @@ def _row(strategy: FedStrategy, clock: Clock, digest: str) -> dict[str, Any]:
         "accepted": current.accepted,
         "failures": [vars(failure) for failure in current.failures],
         "metrics": current.metrics,
+        **strategy.account.record(),
         "weights_sha256": digest,
     }
 

@@ -150,6 +150,7 @@ def check_composition(method: FedStrategy) -> None:
             f"method={method.name} without its plug-in {method.requires!r} would be FedAvg: add the"
             f" plug-in to Setting.plugins, as conf/method/{method.name}.yaml does"
         )
+    _check_noise(method)
     refused = {**_unfit(method), **method.refuses}
     for name, reason in refused.items():
         if name in names:
@@ -185,6 +186,19 @@ def check_phases(method: FedStrategy) -> None:
             raise ConfigError(
                 f"method={method.name}: its phase {phase.name!r} needs another name, because"
                 f" FedClient.{phase.name} is something else"
+            )
+
+
+def _check_noise(method: FedStrategy) -> None:
+    """Refuse privacy.noise where the method or a plug-in sends what noise cannot cover."""
+    if not method.site.noise:
+        return
+    named = [("method=", method.name, method.refuses_noise)]
+    named += [("plugin ", plugin.name, plugin.refuses_noise) for plugin in method.plugins]
+    for kind, name, reason in named:
+        if reason:
+            raise ConfigError(
+                f"privacy.noise={method.site.noise.multiplier:g} with {kind}{name}: {reason}"
             )
 
 

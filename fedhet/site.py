@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from fedhet import streams
 from fedhet.errors import ConfigError
+from fedhet.privacy.noise import OFF, Noise
 from fedhet.task import Samples, Task
 from fedhet.trees import AnyTree, Tree
 
@@ -68,6 +69,7 @@ class Site:
         scope: what the method's clients train and share, given the model.
         simulated: whether all clients are known to be processes of this machine or cluster; under
             `flwr run` they may be real ones.
+        noise: what is done to the clients' replies.
         min_count: clients send no statistic of fewer samples.
         speed: how the local steps are computed.
 
@@ -95,6 +97,7 @@ class Site:
         buffers: str = "average",
         scope: Callable[[nn.Module], Scope] = lambda model: Scope(),
         simulated: bool = True,
+        noise: Noise = OFF,
         min_count: int = 0,
         speed: Speed = Speed(),
     ) -> None:
@@ -102,6 +105,7 @@ class Site:
         self.device = device
         self.seed = seed
         self.simulated = simulated
+        self.noise = noise
         self.min_count = min_count
         self.speed = speed
         self.frozen_norms = buffers == "frozen"

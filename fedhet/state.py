@@ -81,7 +81,7 @@ class ClientState:
         self.version = version
         self.device = device
         self._pinned = pinned
-        self._store = store
+        self.store = store
         self._state: Tree | None = None
         self._changed = False
 
@@ -89,7 +89,7 @@ class ClientState:
         if self._state is None:
             self._state = {}
             if self.version:
-                stored = self._store.load(self.pid, self.version)
+                stored = self.store.load(self.pid, self.version)
                 if stored is None:
                     raise LostState(
                         f"client {self.pid}: its state of round {self.version} is missing on this"
@@ -131,7 +131,7 @@ class ClientState:
         """Save the state as `version` if it has changed, and return whether it has."""
         if self._changed:
             keep = {self.version, *self._pinned}
-            self._store.save(self.pid, version, self._load(), keep)
+            self.store.save(self.pid, version, self._load(), keep)
         return self._changed
 
 

@@ -16,15 +16,16 @@ from torch import nn
 
 from fedhet import messages, trees
 from fedhet.admission.gate import accepted
-from fedhet.admission.outcome import forget_lost, log_failures, needed_versions
+from fedhet.admission.outcome import forget_lost, log_failures, needed_versions, registered
 from fedhet.admission.quorum import Quorum
-from fedhet.client import STATE_BYTES, FedClient
+from fedhet.client import FedClient
 from fedhet.errors import RunFailed
 from fedhet.evaluation import is_due, run_views
 from fedhet.flower.strategy import FlowerStrategy
 from fedhet.messages import Broadcast, Extras, Reply, Update
 from fedhet.phases import Phase, locate, sample_cohort, timetable
 from fedhet.plugin import Plugin, Report, Reporting
+from fedhet.privacy.account import Account, releases_of
 from fedhet.replies import BufferAverage, Step, finished, normalised
 from fedhet.setting import Setting, check_composition, check_phases
 from fedhet.site import Scope
@@ -46,6 +47,8 @@ class FedStrategy(FlowerStrategy):
             reads an iterator once and the weights are relative.
         weighted: whether `merge` uses the weights; plug-ins that change them are refused otherwise.
         averages: whether `merge` takes every mean with `setting.merge`; who overrides it says so.
+        releases: how many floating extras its replies have, each a release under privacy.noise.
+        refuses_noise: why its replies cannot be noised; "" where they can.
         evaluates: the views that the method offers; the first one chooses the best round.
         evaluation_extras: extras for clients that evaluate.
         personal_names: what differs from client to client in the personal models, beside what
@@ -67,10 +70,12 @@ class FedStrategy(FlowerStrategy):
     needs_all: bool = False
     weighted: bool = True
     averages: bool = True
+    releases: int = 0
+    refuses_noise: str = ""
     evaluates: tuple[str, ...] = ("global",)
     personal_names: Sequence[str] | None = None
     memory: ClassVar[tuple[str, ...]] = ("weights", "versions", "state_bytes", "pinned")
-    memory += ("quorum", "evaluation_extras")
+    memory += ("quorum", "evaluation_extras", "account")
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting.replies)
@@ -85,6 +90,7 @@ class FedStrategy(FlowerStrategy):
         self.versions: dict[int, int] = {}  # pid -> the round whose client state was accepted
         self.state_bytes: dict[int, int] = {}  # pid -> the size of that state
         self.quorum = Quorum(setting)
+        self.account = Account(self.site.noise)
         self.pinned: dict[str, dict[int, int]] = {}  # view -> `versions` at its best evaluation
         self.kept_back: dict[int, list[int]] = {}  # pid -> versions that checkpoints need
         self.experiment = secrets.token_hex(16)
@@ -200,9 +206,11 @@ class FedStrategy(FlowerStrategy):
         for plugin in self.active:
             plugin.outgoing(msg, current.cohort)
         self.local = msg.local
+        releases = releases_of(self, current.entry)
         plan = []
         for pid in current.cohort:
-            private = self.client_extras(phase, pid) if own else {}
+            private = self.account.ask(pid, releases)
+            private |= self.client_extras(phase, pid) if own else {}
             plan.append(msg.to(pid, self.versions.get(pid, 0), private))
             plan[-1].pinned = needed_versions(self, pid)
             current.count("down", messages.payload(msg.slot, msg.weights, plan[-1].extras))
@@ -239,7 +247,7 @@ class FedStrategy(FlowerStrategy):
         """Merge the updates, and return whether the phase has reached its end."""
         current = self.current
         phase = current.entry.phase
-        updates = map(self._register, updates)
+        updates = registered(self, updates)
         for plugin in reversed(self.active):
             updates = plugin.incoming(iter(updates), current.old)
         if self.needs_all or any(plugin.needs_all for plugin in self.active):
@@ -264,16 +272,6 @@ class FedStrategy(FlowerStrategy):
             for plugin in self.plugins:
                 plugin.check(update)
         update.weight = self.base_weight(update)
-
-    def _register(self, update: Update) -> Update:
-        """Note what the client of an admitted update reports."""
-        size = int(update.metrics.pop(STATE_BYTES, 0))
-        if update.keeps:
-            self.versions[update.pid] = self.current.round
-            self.state_bytes[update.pid] = size
-        self.current.accepted += 1
-        self.current.measure(update.metrics)
-        return update
 
     def end_phase(self) -> None:
         """End the phase in progress; its timetable entry becomes the number of steps executed."""

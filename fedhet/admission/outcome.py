@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from fedhet.messages import LOST, Failure
+from fedhet.messages import LOST, STATE_BYTES, Failure, Update
 
 if TYPE_CHECKING:
     from fedhet.setting import Setting
@@ -41,6 +41,19 @@ def needed_versions(strategy: FedStrategy, pid: int) -> list[int]:
     """Earlier states that the client must keep: of the best evaluations, and for checkpoints."""
     best = [versions[pid] for versions in strategy.pinned.values() if pid in versions]
     return sorted({*best, *strategy.kept_back.get(pid, ())})
+
+
+def registered(strategy: FedStrategy, updates: Iterable[Update]) -> Iterator[Update]:
+    """Note what the clients of admitted updates report, and pass the updates on."""
+    for update in updates:
+        strategy.account.told(update)
+        size = int(update.metrics.pop(STATE_BYTES, 0))
+        if update.keeps:
+            strategy.versions[update.pid] = strategy.current.round
+            strategy.state_bytes[update.pid] = size
+        strategy.current.accepted += 1
+        strategy.current.measure(update.metrics)
+        yield update
 
 
 def log_failures(failures: Iterable[Failure]) -> None:

@@ -35,6 +35,7 @@ def validate(cfg: DictConfig) -> None:
     """
     _validate_run(cfg)
     _validate_replies(cfg.replies)
+    _validate_privacy(cfg)
     _validate_client(cfg.client)
     _validate_engine(cfg.engine)
 
@@ -77,6 +78,23 @@ def _validate_replies(replies: DictConfig) -> None:
     number("replies.join", replies.join, low=0)
     optional(integer, "replies.min_nodes", replies.min_nodes, low=1)
     number("replies.max_mb", replies.max_mb, open_low=0)
+
+
+def _validate_privacy(cfg: DictConfig) -> None:
+    noise = number("privacy.noise", cfg.privacy.noise, low=0)
+    number("privacy.clip", cfg.privacy.clip, open_low=0)
+    number("privacy.delta", cfg.privacy.delta, open_low=0, open_high=1)
+    optional(number, "privacy.budget", cfg.privacy.budget, open_low=0)
+    if noise and cfg.eval.clients:
+        raise ConfigError(
+            f"privacy.noise={noise:g} needs eval.clients=false: the clients' scores would leave"
+            " them without noise, and so would what early stopping and the best model go by"
+        )
+    if noise and cfg.eval.finetune_epochs:
+        raise ConfigError(
+            f"eval.finetune_epochs={cfg.eval.finetune_epochs} with privacy.noise={noise:g}: clients"
+            " evaluate nothing; use eval.finetune_epochs=0"
+        )
 
 
 def _validate_client(client: DictConfig) -> None:

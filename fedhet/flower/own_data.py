@@ -24,6 +24,7 @@ from fedhet.flower import wire
 from fedhet.flower.metered import measured
 from fedhet.job import Job
 from fedhet.privacy.counts import least_count
+from fedhet.privacy.noise import Noise
 from fedhet.state import Store
 from fedhet.task import Samples
 
@@ -96,7 +97,8 @@ class SiteClient(wire.WireClient):
         pid: the client that the site is.
 
     Raises:
-        ConfigError: the run is not about the sites' own data, or does not declare this site.
+        ConfigError: the run is not about the sites' own data, does not declare this site, or has
+            less privacy than this machine demands.
         DataError: the site's data are not as declared, or so few that no statistic may be sent.
     """
 
@@ -110,6 +112,7 @@ class SiteClient(wire.WireClient):
                 f" into shares, but this SuperNode is the site {own.site!r} with data of its own;"
                 " it takes part in runs with dataset=local"
             )
+        Noise.from_config(cfg.privacy)  # what the owner of this machine demands
         self._declared, scheme = declared_elsewhere(settings)
         self.pid = self._declared.number_of(own.site)
         self._own = own

@@ -18,6 +18,7 @@ from flwr.server.client_manager import ClientManager
 from flwr.server.client_proxy import ClientProxy
 from flwr.server.strategy import Strategy
 
+from fedhet.errors import RunFailed
 from fedhet.evaluation import client_means, evaluation_messages, global_scores, received
 from fedhet.flower import wire
 from fedhet.flower.nodes import Nodes
@@ -58,7 +59,17 @@ class FlowerStrategy(Strategy):
     def configure_fit(
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
     ) -> list[tuple[ClientProxy, FitIns]]:
-        """The messages of the round; none past the end of the timetable."""
+        """The messages of the round; none past the end of the timetable.
+
+        Raises:
+            RunFailed: the parameters are not those that the method returned: a strategy around it
+                has changed them, and that would have no effect.
+        """
+        if parameters.tensors != _shared(self._method).tensors:
+            raise RunFailed(
+                "Flower's parameters are not the method's: a strategy around it has changed them,"
+                " which has no effect on fedhet's model; for differential privacy set privacy.noise"
+            )
         if locate(self._method.timetable, server_round) is None:
             log.info("round %d is past the end of the timetable; no client is asked", server_round)
             self._awaited = {}
@@ -85,8 +96,11 @@ class FlowerStrategy(Strategy):
     def configure_evaluate(
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
     ) -> list[tuple[ClientProxy, EvaluateIns]]:
-        """Messages to all clients with data after a round for which an evaluation is due."""
-        if not self._evaluation_due:
+        """Messages to all clients with data after a round for which an evaluation is due.
+
+        Under privacy.noise clients evaluate nothing.
+        """
+        if not self._evaluation_due or self._method.site.noise:
             return []
         self._awaited = {msg.pid: msg for msg in evaluation_messages(self._method)}
         packer = wire.Packer(self.nodes.agreed)

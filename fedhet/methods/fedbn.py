@@ -96,6 +96,7 @@ class FedBN(FedStrategy):
 
     def __init__(self, setting: Setting, *, server_bn: str = "none") -> None:
         self.server_bn = check.one_of("method.server_bn", server_bn, ("none", "average"))
+        self.releases = int(server_bn == "average")
         super().__init__(setting)
 
     @classmethod

@@ -87,6 +87,7 @@ class FedLExPlugin(Plugin):
     name = "fedlex"
     needs_model = True
     memory = ("_deviations", "_used", "_guidance", "_statistics")
+    releases = {"explore": 1}
 
     def __init__(
         self,
@@ -180,6 +181,10 @@ class FedLExPlugin(Plugin):
             extras={D: deviation},
             metrics={"fedlex.steps": float(steps)},
         )
+
+    def released(self, update: Update) -> None:
+        if D in update.extras:  # deviations are >= 0
+            update.extras[D] = trees.map(lambda t: t.clamp(min=0), update.tree(D))
 
     def _check_deviation(self, update: Update) -> None:
         if bad := maths.first_negative(update.tree(D, self._expected)):

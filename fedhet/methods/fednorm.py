@@ -61,6 +61,7 @@ class FedNormPlugin(Plugin):
     name = "fednorm"
     needs_all = True
     memory = ("_width", "_pair_reported")
+    releases = {"train": 1}
 
     def __init__(self, *, temperature: float = 0.5, z_when: str = "after_training") -> None:
         self.temperature = check.number("plugin.fednorm.temperature", temperature, open_low=0)

@@ -55,6 +55,8 @@ STEPS = "fednova.steps"
 class FedNovaClient(FedClient):
     """Trains as in FedAvg, and sends the number of optimiser steps that it has really taken."""
 
+    public = (STEPS,)
+
     def train(self, msg: Broadcast) -> Update:
         update = super().train(msg)
         update.extras[STEPS] = self.steps
@@ -94,6 +96,13 @@ class FedNova(FedStrategy):
             # FedLEx scales every step by a mask, which is the same at every client.
             if overrides(plugin, Plugin, "optimizer") and not isinstance(plugin, FedLExPlugin)
         }
+
+    def setup(self) -> None:
+        for plugin in self.plugins:
+            if overrides(plugin, Plugin, "data"):
+                self.refuses_noise = (
+                    f"the number of steps would tell how many samples {plugin.name!r} has added"
+                )
 
     def check(self, update: Update) -> None:
         update.integer(STEPS)

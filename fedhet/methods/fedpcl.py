@@ -100,7 +100,9 @@ class PrototypeClassifier(nn.Module):
 
 
 class FedPCLClient(FedClient):
-    """Keeps its model, and sends prototypes."""
+    """Keeps its model, and sends prototypes; under privacy.noise one of every class."""
+
+    public = (f"{PROTOTYPES}.has",)
 
     def collect(self, msg: Broadcast) -> Update:
         """The phase `collect`: send the prototypes of the initial model."""
@@ -117,8 +119,15 @@ class FedPCLClient(FedClient):
         counts = self.site.train_data(self.pid).y.bincount(minlength=self.site.task.classes)
         told = prototypes["has"] & (counts >= self.site.min_count)
         mean = prototypes["mean"].where(told[:, None], 0)
+        if self.site.noise:
+            told = torch.ones_like(told)
         update.extras[PROTOTYPES] = {"mean": mean, "has": told}
         return update
+
+    def released(self, update: Update) -> None:
+        if PROTOTYPES in update.extras and self.msg.boolean(RENORMALISE):
+            noised = update.tree(PROTOTYPES)
+            update.extras[PROTOTYPES] = {**noised, "mean": normalize(noised["mean"])}
 
     def losses(self, batch: Batch) -> Tensor:
         shared = self.msg.tree(PROTOTYPES)
@@ -178,6 +187,7 @@ class FedPCL(FedStrategy):
     evaluates = ("personal",)
     weighted = False
     memory = ("_client_prototypes",)
+    releases = 1
     _client_prototypes: Tensor  # (K', C, d) the last step's sets, missing classes filled
 
     def __init__(

@@ -111,6 +111,7 @@ class FedSGD(FedStrategy):
         buffers = [name for name in site.shared if name not in site.trained]
         self._like = trees.pick(site.initial, site.trained)
         self._buffers = trees.pick(site.initial, buffers)
+        self.releases = 2 if any(t.is_floating_point() for t in self._buffers.values()) else 1
 
     def phases(self) -> list[Phase]:
         # Clients send gradients instead of weights.

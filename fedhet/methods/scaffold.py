@@ -101,6 +101,10 @@ class Scaffold(FedStrategy):
     name = "scaffold"
     client_cls = ScaffoldClient
     memory = ("_controls",)
+    refuses_noise = (
+        "the server subtracts control variates that it received before, whose noise was another,"
+        " so the error of their sum would grow without end"
+    )
 
     def __init__(
         self,

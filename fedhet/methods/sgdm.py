@@ -86,6 +86,7 @@ class SGDM(FedStrategy):
                 f"client.optimizer={local.optimizer}, client.momentum={local.momentum}: method=sgdm"
                 " is SGD with its own momentum; use client=sgd, client.momentum=0 and method.gamma"
             )
+        self.releases = int(momentum_state == "averaged")
         super().__init__(replace(setting, local=replace(local, momentum=self.gamma)))
 
     @property

@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 
 from fedhet.errors import clean
 from fedhet.record.files import write_text
-from fedhet.record.summary import method_name
+from fedhet.record.summary import method_name, privacy_spent
 from fedhet.targets import TARGETS
 
 if TYPE_CHECKING:
@@ -200,6 +200,7 @@ def _training_rows(
         ("seconds", f"{summary['seconds']['total']:.1f}"),
         ("engine and device", f"{environment['engine']}, {environment['device']}"),
         ("bit exact", "yes" if environment.get("bit_exact") else "no"),
+        *privacy_spent(summary),
         ("versions", ", ".join(versions)),
     ]
 

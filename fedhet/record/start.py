@@ -104,6 +104,7 @@ def _environment(job: Job, site: Site) -> dict[str, Any]:
         and threads == 1
         and site.speed == Speed()
         and not job.config.cfg.engine.vectorize
+        and (site.simulated or not site.noise)  # real clients draw noise that no seed repeats
     )
     return {
         "engine": job.engine,

@@ -11,6 +11,7 @@ import torch
 
 from fedhet import trees
 from fedhet.admission.outcome import starts_afresh
+from fedhet.check import counted
 from fedhet.metrics import comm_cost, effective_rounds
 from fedhet.state import state_sizes
 from fedhet.targets import TARGETS, Classes
@@ -39,6 +40,15 @@ def headline(summary: dict[str, Any]) -> list[str]:
         for name, score in scores.items()
         if score and score["last"] is not None
     ]
+
+
+def privacy_spent(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    """The row of a table that says what the noise on replies guarantees; none without noise."""
+    if "privacy" not in summary:
+        return []
+    spent = summary["privacy"]
+    most = counted(spent["releases"], "release")
+    return [("privacy", f"epsilon {spent['epsilon']:.4g} at delta {spent['delta']:g} ({most})")]
 
 
 def summarise(
@@ -86,6 +96,7 @@ def summarise(
         "communication": _communication(rows, strategy),
         "bytes": {way: sums([row["bytes"][way] for row in rows]) for way in ("up", "down")},
         "client_state": state_sizes(strategy.state_bytes),
+        **strategy.account.record(),
         "failures": failures,
         "rejected": dict(Counter(failure["reason"] for failure in failures)),
         "restarted": sum(starts_afresh(f["reason"], strategy.setting) for f in failures),

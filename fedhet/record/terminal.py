@@ -24,7 +24,7 @@ from fedhet.check import counted
 from fedhet.errors import LONGEST_REASON, clean
 from fedhet.process import signals_deferred
 from fedhet.record import notebook
-from fedhet.record.summary import method_name
+from fedhet.record.summary import method_name, privacy_spent
 from fedhet.targets import TARGETS, Classes, Target, of_row
 
 if TYPE_CHECKING:
@@ -52,6 +52,8 @@ def step_line(row: Row) -> str:
         parts.append(f"clients' {target.title} {score:.4f}")
     if row["loss_global"] is not None:
         parts.append(f"loss {row['loss_global']:.4f}")
+    if "privacy" in row:
+        parts.append(f"epsilon {row['privacy']['epsilon']:.4g}")
     if row["failures"]:
         parts.append(f"{counted(len(row['failures']), 'client')} failed")
     return ", ".join(parts)
@@ -190,6 +192,7 @@ def summary_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
     if state["bytes"]:
         total, largest = readable_size(state["bytes"]), readable_size(state["largest"])
         rows.append(("stored by the clients", f"{total} in total, the largest {largest}"))
+    rows += privacy_spent(summary)
     if summary["failures"]:
         rows.append(("failed clients", str(len(summary["failures"]))))
     return rows

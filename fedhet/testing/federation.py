@@ -28,6 +28,7 @@ from fedhet.client import FedClient
 from fedhet.messages import Broadcast, LocalSettings, Reply
 from fedhet.phases import locate
 from fedhet.plugin import Plugin
+from fedhet.privacy.noise import OFF, Noise
 from fedhet.setting import Setting
 from fedhet.site import Site
 from fedhet.state import MemoryStore
@@ -53,6 +54,7 @@ class Federation:
         seed: the run's seed.
         min_count: the smallest number of samples of which a client sends a statistic.
         buffers: what becomes of buffers: "average", "local" or "frozen".
+        noise: what is done to the clients' replies (privacy.noise).
         options: the method's own options, such as {"lr_g": 0.5}.
         lr: the learning rate of the first round.
         epochs: local epochs.
@@ -77,6 +79,7 @@ class Federation:
         plugins: Callable[[], Sequence[Plugin]] = list,
         seed: int = 0,
         buffers: str = "average",
+        noise: Noise = OFF,
         min_count: int = 0,
         options: dict[str, Any] | None = None,
         lr: float = 0.1,
@@ -87,7 +90,13 @@ class Federation:
     ) -> None:
         device = torch.device("cpu")
         self.site = Site(
-            task, device=device, seed=seed, buffers=buffers, scope=cls.scope, min_count=min_count
+            task,
+            device=device,
+            seed=seed,
+            buffers=buffers,
+            scope=cls.scope,
+            noise=noise,
+            min_count=min_count,
         )
         settings = LocalSettings(lr=lr, epochs=epochs, batch_size=batch_size, **local or {})
         built_with = Setting(self.site, settings, plugins=plugins(), **setting)

@@ -43,6 +43,11 @@ def test_a_node_that_is_not_the_one_named_for_the_site(folder: Path) -> None:
     assert "it claims to be site 'b', which is node 7" in deployment.refusal()
 
 
+def test_a_site_whose_owner_demands_noise(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDHET_MIN_NOISE", "1")
+    assert "serves no run with less than FEDHET_MIN_NOISE=1" in Deployment(folder).refusal()
+
+
 def test_a_site_that_is_missing_is_named(folder: Path) -> None:
     assert "waited 0 s for the sites ['c']; 2 of 3" in Deployment(folder, sites="ab").refusal()
 

@@ -10,7 +10,7 @@ from fedhet import streams, trees
 from fedhet.check import counted
 from fedhet.maths import feddisk
 from fedhet.maths.feddisk import Masks
-from fedhet.messages import Broadcast, LocalSettings, Update
+from fedhet.messages import Broadcast, Extras, LocalSettings, Update
 from fedhet.methods.feddisk import networks
 from fedhet.phases import EarlyStopping
 from fedhet.plugin import Plugin
@@ -65,12 +65,13 @@ class ClientHalf(Plugin):
         least = client.site.min_count
         if client.num_examples < least:
             untrained = dict(msg.weights)
-            return Update(client.pid, client.num_examples, untrained, extras={VAL: WITHHELD})
+            withheld: Extras = {} if client.site.noise else {VAL: WITHHELD}
+            return Update(client.pid, client.num_examples, untrained, extras=withheld)
         train, held_out = self._split(self._inputs())
         masks = self._device_masks(train)
         made = self._trainable(msg.weights)
         update = Update(client.pid, client.num_examples)
-        if len(held_out):
+        if len(held_out) and not client.site.noise:
             told = len(held_out) >= least
             update.extras[VAL] = networks.mean_nll(made, masks, held_out) if told else WITHHELD
         draws = client.generator("feddisk.made")

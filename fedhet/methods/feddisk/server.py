@@ -89,6 +89,10 @@ class ServerHalf(Plugin):
             " simulation, not federated learning"
         )
 
+    @property
+    def refuses_noise(self) -> str:
+        return "ratio=raw pools the clients' raw data" if self.ratio == "raw" else ""
+
     def slots(self) -> dict[str, Tree]:
         if self.ratio == "raw":
             return {}
@@ -124,6 +128,8 @@ class ServerHalf(Plugin):
 
     # ---- phase 1, "density": the federation trains the global MADE
     def _check_density(self, update: Update) -> None:
+        if self.server.site.noise:  # no loss leaves a client, so all rounds are executed
+            return
         if VAL in update.extras or update.num_examples >= self.min_samples:
             _validation(update)
 
@@ -165,12 +171,14 @@ class ServerHalf(Plugin):
 
     # ---- phase 2, "weigh": each client estimates the density ratio of its samples
     def _check_weigh(self, update: Update) -> None:
-        if ESS not in update.metrics:
+        if ESS not in update.metrics and not self.server.site.noise:
             raise ValueError(f"the reply lacks the metric {ESS!r}")
 
     def _record_effective_sizes(self, updates: Iterator[Update], old: Tree) -> Tree:
         """The merge of `weigh`: record the clients' effective sample sizes; no weights change."""
-        shares = {update.pid: update.metrics[ESS] for update in updates}
+        shares = {u.pid: u.metrics[ESS] for u in updates if ESS in u.metrics}
+        if not shares:  # under privacy.noise nothing is told of the weights
+            return {}
         low = [pid for pid, share in shares.items() if share < 0.5]
         if low:
             worst = min(low, key=shares.__getitem__)

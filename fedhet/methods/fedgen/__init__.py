@@ -84,9 +84,8 @@ class FedGenClient(FedClient):
         classes = self.site.task.classes
         if GENERATOR in msg.extras:
             self._generator = Generator.from_tree(msg.tree(GENERATOR), classes)
-            stream = self.generator("fedgen")
-            law = msg.tensor(LAW)
-            self._source = Source(self._generator, stream, law=law, noise=msg.text(NOISE))
+            draws, law = self.generator("fedgen"), msg.tensor(LAW)
+            self._source = Source(self._generator, draws, law=law, noise=msg.text(NOISE))
             self._lam = msg.scalar(LAM)
             self._kl = msg.scalar(KL)
         update = super().train(msg)
@@ -121,6 +120,7 @@ class FedGen(FedStrategy):
     client_cls = FedGenClient
     needs_all = True
     memory = ("_generator", "_adam", "_counts")
+    refuses_noise = "its clients send exact label counts"
 
     def __init__(
         self,

@@ -11,7 +11,8 @@ from torch import Tensor
 from fedhet import streams
 from fedhet.maths import fedgmm as maths
 from fedhet.maths.fedgmm import Mixture
-from fedhet.messages import Broadcast, Update
+from fedhet.messages import Broadcast, Extras, Update
+from fedhet.methods.fedgmm import noised
 from fedhet.methods.fedgmm.mixtures import MIXTURES, checked_size, pack, unpack
 from fedhet.plugin import Plugin
 from fedhet.privacy.counts import suppressed
@@ -79,10 +80,14 @@ class ClientHalf(Plugin):
                     pid,
                     c,
                 )
+        sent: Extras = {COUNTS: counts, MIXTURES: pack(mixtures, d)}
+        if site.noise:
+            shares, tree = noised.content(counts, mixtures, self.components, d)
+            sent = {COUNTS: shares, MIXTURES: tree}
         return Update(
             pid,
             self.client.num_examples,
-            extras={COUNTS: counts, MIXTURES: pack(mixtures, d)},
+            extras=sent,
             metrics={"fedgmm.not_converged": float(not_converged)},
         )
 
@@ -110,7 +115,19 @@ class ClientHalf(Plugin):
         y = torch.arange(classes, dtype=data.y.dtype).repeat_interleave(missing)
         # Also where nothing is missing: the state shows that the phase has been here.
         self.client.state.put(KEPT, {"x": x.unflatten(1, shape), "y": y})
-        return Update(pid, self.client.num_examples, extras={GENERATED: total})
+        # How many it lacks follows from its exact counts.
+        told: Extras = {} if site.noise else {GENERATED: total}
+        return Update(pid, self.client.num_examples, extras=told)
+
+    def released(self, update: Update) -> None:
+        if COUNTS in update.extras:
+            update.extras[COUNTS], update.extras[MIXTURES] = noised.accepted(
+                update.tensor(COUNTS).cpu(),
+                update.tree(MIXTURES),
+                update.num_examples,
+                self.min_class_samples,
+                self.reg_covar,
+            )
 
     # ---- training
     def data(self, raw: Samples) -> Samples:

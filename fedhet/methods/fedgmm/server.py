@@ -30,6 +30,7 @@ class ServerHalf(Plugin):
     """
 
     memory = ("_d", "_pooled", "_global_max", "_generated")
+    releases = {"fit": 2}
 
     components: int
     psi: float
@@ -38,6 +39,11 @@ class ServerHalf(Plugin):
     max_components: int | None
     agg_count: str
     max_payload_mb: float
+
+    @property
+    def refuses_noise(self) -> str:
+        augmented = self.agg_count == "augmented"
+        return "agg_count=augmented needs exact counts; use original" if augmented else ""
 
     @property
     def changes_weights(self) -> bool:
@@ -171,12 +177,15 @@ class ServerHalf(Plugin):
 
     # ---- phase "share"
     def _check_share(self, update: Update) -> None:
-        update.integer(GENERATED)
+        if not self.server.site.noise:
+            update.integer(GENERATED)
 
     def _note_generated(self, updates: Iterator[Update], old: Tree) -> Tree:
         """The merge of `share`: note how many samples each client drew, and drop the mixtures."""
-        self._generated = {update.pid: update.integer(GENERATED) for update in updates}
         self._pooled = {}
+        if self.server.site.noise:  # nobody tells how many
+            return {}
+        self._generated = {update.pid: update.integer(GENERATED) for update in updates}
         self.report = {"generated": sum(self._generated.values())}
         return {}
 

@@ -1,0 +1,205 @@
+"""How much privacy has been spent, on the server and at a client (privacy.delta, privacy.budget).
+
+Each kind of value in a reply is one release. A release is a Gaussian mechanism whose sensitivity is
+the clipping norm, without amplification by sampling: the server sees who takes part.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+
+from fedhet.errors import ConfigError
+from fedhet.phases import Entry, sample_cohort
+from fedhet.privacy.noise import Content, Draw, Noise, seeded, unpredictable
+from fedhet.trees import LARGEST
+
+if TYPE_CHECKING:
+    from fedhet.client import FedClient
+    from fedhet.messages import Extras, Update
+    from fedhet.plugin import Plugin
+    from fedhet.state import Store
+    from fedhet.strategy import FedStrategy
+
+RELEASES = "privacy.releases"  # extra down: how many releases the server expects in the reply
+SPENT = "privacy.spent"  # extra down, and metric up: a client's releases so far
+COUNT = "releases"
+
+
+@cache
+def epsilon(multiplier: float, delta: float, releases: int) -> float:
+    """Return epsilon after so many releases with this noise multiplier, by opacus' accountant.
+
+    It composes Rényi divergences (Mironov 2017), and is an upper bound of the exact value.
+
+    Args:
+        multiplier: the standard deviation of the noise over the sensitivity, > 0.
+        delta: in (0, 1).
+        releases: how many.
+    """
+    if not releases:
+        return 0.0
+    from opacus.accountants import RDPAccountant  # here: the import takes seconds
+
+    accountant = RDPAccountant()
+    accountant.history = [(multiplier, 1.0, releases)]
+    with warnings.catch_warnings():
+        # The best order may lie beyond those that it tries: still a bound, only less tight.
+        warnings.filterwarnings("ignore", "Optimal order", UserWarning)
+        return float(accountant.get_epsilon(delta))
+
+
+# ---- at a client
+def release(client: FedClient, update: Update) -> None:
+    """Turn a client's update into what may leave it: clipped, noised and counted.
+
+    Raises:
+        ValueError: the update has something that noise cannot cover, the server does not account
+            for all of it, or it would exceed the budget. Nothing may then be sent.
+    """
+    msg, noise = client.msg, client.site.noise
+    pieces: list[FedClient | Plugin] = [*client.active, client]
+    public = {name for piece in pieces for name in piece.public}
+    content = Content.of(update, msg.weights, public)
+    if content.releases > msg.integer(RELEASES):
+        raise ValueError(
+            f"privacy.noise: the reply is {content.releases} releases, of which the server accounts"
+            f" for {msg.integer(RELEASES)}: set `releases` of the method or plug-in"
+        )
+    ledger = Ledger(client.state.store, msg.pid)
+    spent = max(ledger.spent, msg.integer(SPENT))
+    check_budget(noise, msg.pid, spent, content.releases)
+    spent += content.releases
+    ledger.write(spent)  # before anything leaves
+    draw: Draw = unpredictable
+    if client.site.simulated:
+        draw = seeded(client.site.seed, msg.phase, msg.step, msg.pid)
+    content.noised(noise, draw).write(update, msg.weights)
+    update.metrics = {SPENT: spent}
+    for piece in pieces:
+        piece.released(update)
+
+
+def check_budget(noise: Noise, pid: int, spent: int, more: int) -> None:
+    """Refuse releases beyond the budget.
+
+    Raises:
+        ValueError: it says what was spent, and what it would become.
+    """
+    if noise.budget is None or not more:
+        return
+    after = epsilon(noise.multiplier, noise.delta, spent + more)
+    if after > noise.budget:
+        before = epsilon(noise.multiplier, noise.delta, spent)
+        raise ValueError(
+            f"privacy.budget={noise.budget:g}: client {pid} has spent epsilon {before:.4g}, and"
+            f" this reply would make it {after:.4g}; nothing was sent"
+        )
+
+
+class Ledger:
+    """A client's count of its releases, beside its states and independent of their versions.
+
+    Args:
+        store: where the client's states are.
+        pid: the client.
+    """
+
+    def __init__(self, store: Store, pid: int) -> None:
+        self._store = store
+        self._key = -1 - pid  # no client has a negative number
+        stored = store.load(self._key, 0)
+        self.spent = int(stored[COUNT]) if stored else 0
+
+    def write(self, spent: int) -> None:
+        """Write the count, which never becomes smaller."""
+        if spent > self.spent:
+            self._store.save(self._key, 0, {COUNT: torch.tensor([spent])}, ())
+            self.spent = spent
+
+
+# ---- on the server
+class Account:
+    """What each client has been asked to release so far.
+
+    Args:
+        noise: the settings of the run.
+
+    Attributes:
+        releases: client -> its releases, or those that it says it has made if they are more.
+    """
+
+    memory: ClassVar[tuple[str, ...]] = ("releases",)
+
+    def __init__(self, noise: Noise) -> None:
+        self._noise = noise
+        self.releases: dict[int, int] = {}
+
+    def ask(self, pid: int, releases: int) -> Extras:
+        """Count the releases that the client is asked for; return what it is told of that."""
+        if not self._noise:
+            return {}
+        spent = self.releases.get(pid, 0)
+        self.releases[pid] = spent + releases
+        return {SPENT: spent, RELEASES: releases}
+
+    def told(self, update: Update) -> None:
+        """Take over a client's own count where it is larger.
+
+        A run that goes on may repeat rounds that real clients have served already.
+        """
+        count = update.metrics.pop(SPENT, 0)
+        if self._noise and self.releases.get(update.pid, 0) < count <= LARGEST:
+            self.releases[update.pid] = int(count)
+
+    def record(self) -> dict[str, dict[str, Any]]:
+        """What rounds.jsonl and summary.json have of it; empty without noise."""
+        if not self._noise:
+            return {}
+        noise = self._noise
+        most = max(self.releases.values(), default=0)
+        spent = epsilon(noise.multiplier, noise.delta, most)
+        return {"privacy": {"epsilon": spent, "delta": noise.delta, "releases": most}}
+
+
+def releases_of(strategy: FedStrategy, entry: Entry) -> int:
+    """How many releases the reply to a step of this entry is."""
+    phase = entry.phase
+    weights = bool(phase.slot and phase.uploads and strategy.sent(phase.slot))
+    own = 0 if entry.owner else strategy.releases
+    active = [plugin for plugin in strategy.plugins if phase.trains or plugin.name == entry.owner]
+    return weights + own + sum(plugin.releases.get(phase.name, 0) for plugin in active)
+
+
+def check_run(strategy: FedStrategy) -> None:
+    """Refuse a run that would exceed the budget, before it begins.
+
+    Phases that may end early count with all of their rounds.
+
+    Raises:
+        ConfigError: it says after which round the budget is spent.
+    """
+    noise = strategy.site.noise
+    if not noise or noise.budget is None:
+        return
+    spent: Counter[int] = Counter()
+    number = 0
+    planned = sum(entry.rounds for entry in strategy.timetable)
+    for entry in strategy.timetable:
+        releases = releases_of(strategy, entry)
+        size = entry.phase.cohort, strategy.setting.share(entry.phase)
+        for step in range(1, entry.rounds + 1):
+            cohort = sample_cohort(strategy.sizes, *size, strategy.site.seed, entry.name, step)
+            spent.update(dict.fromkeys(cohort, releases))
+            after = epsilon(noise.multiplier, noise.delta, max(spent.values()))
+            if after > noise.budget:
+                raise ConfigError(
+                    f"privacy.budget={noise.budget:g} is spent after {number} of the run's"
+                    f" {planned} rounds: the next would bring epsilon to {after:.4g}; use fewer"
+                    " rounds or more noise"
+                )
+            number += 1

@@ -1,0 +1,215 @@
+"""privacy.noise against closed forms: how far replies are clipped, and how much noise they get."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedhet import trees
+from fedhet.client import FedClient
+from fedhet.data.toy import toy_task
+from fedhet.messages import EVALUATE, Broadcast, Failure, Update
+from fedhet.methods.fedavg import FedAvg
+from fedhet.methods.fednorm import FedNormPlugin, Z
+from fedhet.methods.sgdm import SGDM
+from fedhet.privacy.noise import Noise, mechanism, seeded, unpredictable
+from fedhet.strategy import FedStrategy
+
+Federation = Callable[..., Any]
+# Noise that no float32 can hold, and a norm that no update has.
+NOTHING = Noise(1e-100, clip=1e6)
+DRAWS = {"seeded": seeded(0, "train", 1, 2), "unpredictable": unpredictable}
+
+
+def silent(n: int) -> Tensor:
+    return torch.zeros(n, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_the_noise_is_normal_with_the_stated_deviation(name: str) -> None:
+    """Moments and tails of a million draws, within five standard errors."""
+    n, std = 10**6, 0.7
+    (noise,) = mechanism({"w": torch.zeros(n)}, 1.0, std, DRAWS[name]).values()
+    assert abs(float(noise.mean())) < 5 * std / math.sqrt(n)
+    assert float(noise.std()) == pytest.approx(std, rel=5 / math.sqrt(2 * n))
+    for deviations, share in ((1, 0.317311), (2, 0.045500), (3, 0.002700)):
+        beyond = float((noise.abs() > deviations * std).double().mean())
+        assert abs(beyond - share) < 5 * math.sqrt(share / n)
+    lag = float((noise[1:] * noise[:-1]).mean()) / std**2
+    assert abs(lag) < 5 / math.sqrt(n)
+
+
+def test_a_stream_repeats_itself_and_the_entropy_does_not() -> None:
+    again = seeded(0, "train", 1, 2)(5)
+    assert torch.equal(again, seeded(0, "train", 1, 2)(5))
+    for other in ((1, "train", 1, 2), (0, "fit", 1, 2), (0, "train", 2, 2), (0, "train", 1, 3)):
+        assert not torch.equal(again, seeded(*other)(5))
+    assert not torch.equal(unpredictable(5), unpredictable(5))
+
+
+def test_the_norm_of_all_tensors_together_is_clipped() -> None:
+    tree = {"a": torch.tensor([3.0, 0.0]), "b": torch.tensor([[4.0]])}  # of norm 5
+    clipped = mechanism(tree, 2.0, 1.0, silent)
+    assert trees.norm(clipped) == pytest.approx(2)
+    assert torch.allclose(clipped["b"], torch.tensor([[1.6]], dtype=torch.float64))
+    for clip in (5.0, 9.0):
+        kept = mechanism(tree, clip, 1.0, silent)
+        assert all(torch.equal(kept[name].float(), tree[name]) for name in tree)
+    assert trees.norm(mechanism({"a": torch.zeros(3)}, 1.0, 1.0, silent)) == 0
+    with pytest.raises(ValueError, match="only finite values can be clipped"):
+        mechanism({"a": torch.tensor([1.0, math.nan])}, 1.0, 1.0, silent)
+
+
+@pytest.mark.parametrize(
+    ("cls", "plugins"),
+    [(FedAvg, list), (FedAvg, lambda: [FedNormPlugin()]), (SGDM, list)],
+    ids=["fedavg", "fednorm", "sgdm"],
+)
+def test_without_clipping_and_noise_it_is_the_method(
+    federation: Federation, cls: type[FedStrategy], plugins: Callable[[], Any]
+) -> None:
+    """Bit for bit, with batch norm and its counters too."""
+    how = {"plugins": plugins, "rounds": 3}
+    literal = federation(toy_task(norm=True), cls, **how).run()
+    assert federation(toy_task(norm=True), cls, noise=NOTHING, **how).run().sha256 == literal.sha256
+    noised = federation(toy_task(norm=True), cls, noise=Noise(0.01), **how).run()
+    assert noised.sha256 != literal.sha256
+
+
+def replies(run: Any) -> list[Any]:
+    plan = run.strategy.plan(1)
+    return [(msg, run.client().handle(msg)) for msg in plan]
+
+
+def test_a_reply_is_what_it_was_but_for_the_noise(federation: Federation) -> None:
+    """The noise of weights and latents has the deviation of noise times clip, at every client."""
+    how = {"plugins": lambda: [FedNormPlugin()]}
+    noise = Noise(0.5, clip=4.0)
+    literal = replies(federation(toy_task(), FedAvg, **how))
+    noised = replies(federation(toy_task(), FedAvg, noise=noise, **how))
+    differences = []
+    for (_, before), (_, after) in zip(literal, noised, strict=True):
+        for name, value in before.weights.items():
+            differences.append((after.weights[name] - value).flatten())
+        differences.append(after.extras[Z] - before.extras[Z])
+    spread = torch.cat(differences)
+    assert len(spread) == 4 * (4 * 3 + 3 + 3 * 2 + 2 + 3)
+    assert float(spread.std()) == pytest.approx(2.0, rel=0.2)
+    assert max(abs(a - b) for a, b in zip(spread[:26], spread[26:52], strict=True)) > 0.1
+
+
+def test_each_kind_of_value_is_clipped_by_itself(federation: Federation) -> None:
+    how = {"plugins": lambda: [FedNormPlugin()], "noise": Noise(1e-100, clip=0.01)}
+    for msg, update in replies(federation(toy_task(), FedAvg, **how)):
+        change = {name: t.double() - msg.weights[name] for name, t in update.weights.items()}
+        assert trees.norm(change) == pytest.approx(0.01, rel=1e-4)
+        assert trees.norm({"z": update.extras[Z]}) == pytest.approx(0.01, rel=1e-4)
+
+
+def test_variances_of_batch_norm_stay_variances(federation: Federation) -> None:
+    run = federation(toy_task(norm=True), FedAvg, noise=Noise(10.0), rounds=2).run()
+    variances = [t for name, t in run.model.items() if name.endswith("running_var")]
+    assert variances
+    assert all(float(t.min()) >= 0 for t in variances)
+
+
+def test_real_clients_draw_noise_that_the_seed_does_not_tell(federation: Federation) -> None:
+    def digest(simulated: bool) -> str:
+        run = federation(toy_task(), FedAvg, noise=Noise(0.1))
+        run.site.simulated = simulated
+        return str(run.run().sha256)
+
+    assert digest(True) == digest(True)
+    assert digest(False) != digest(False)
+
+
+def test_no_metric_leaves_a_client_but_seconds_and_the_count(federation: Federation) -> None:
+    class Talks(FedNormPlugin):
+        def finish(self, update: Update) -> None:
+            super().finish(update)
+            update.metrics["loss"] = 0.5
+
+    for _, update in replies(
+        federation(toy_task(), FedAvg, plugins=lambda: [Talks()], noise=Noise(1.0))
+    ):
+        assert set(update.metrics) == {"privacy.spent", "seconds.train", "seconds.extras"}
+        assert update.metrics["privacy.spent"] == 2
+
+
+def test_clients_evaluate_nothing(federation: Federation) -> None:
+    run = federation(toy_task(), FedAvg, noise=Noise(1.0))
+    (msg, *_) = run.strategy.plan(1)
+    msg.phase = EVALUATE
+    reply = run.client().handle(msg)
+    assert isinstance(reply, Failure)
+    assert "set eval.clients=false" in reply.cause
+
+
+class Speaking(FedClient):
+    """Sends one extra more."""
+
+    extra: Any = 3
+
+    def train(self, msg: Broadcast) -> Update:
+        update = super().train(msg)
+        update.extras["own.x"] = self.extra
+        return update
+
+
+class Public(Speaking):
+    public = ("own.x",)
+
+
+class Infinite(Speaking):
+    def train(self, msg: Broadcast) -> Update:
+        update = super().train(msg)
+        update.weights["head.bias"].fill_(math.inf)
+        return update
+
+
+def told(federation: Federation, client: type[Speaking], extra: Any, releases: int) -> Any:
+    class Speaks(FedAvg):
+        client_cls = client
+
+        def check(self, update: Update) -> None:
+            update.read.add("own.x")
+
+    Speaks.releases = releases
+    client.extra = extra
+    return replies(federation(toy_task(), Speaks, noise=Noise(1.0)))[0][1]
+
+
+@pytest.mark.parametrize(
+    ("extra", "problem"),
+    [
+        (3, "'own.x' is an? int.*which Gaussian noise cannot cover; nothing was sent"),
+        ("many", "'own.x' is .*which Gaussian noise cannot cover"),
+        (True, "'own.x' is .*which Gaussian noise cannot cover"),
+        (torch.arange(3), "'own.x' is .*which Gaussian noise cannot cover"),
+        ({"n": torch.arange(3)}, "'own.x.n' is .*which Gaussian noise cannot cover"),
+        (0.5, "2 releases, of which the server accounts for 1: set `releases`"),
+        (torch.zeros(2), "2 releases, of which the server accounts for 1: set `releases`"),
+    ],
+    ids=str,
+)
+def test_what_no_noise_covers_or_no_one_counts_is_not_sent(
+    federation: Federation, extra: Any, problem: str
+) -> None:
+    reply = told(federation, Speaking, extra, 0)
+    assert isinstance(reply, Failure)
+    with pytest.raises(AssertionError, match=problem):
+        raise AssertionError(reply.cause)
+
+
+def test_what_is_public_or_counted_is_sent(federation: Federation) -> None:
+    assert told(federation, Public, 3, 0).extras["own.x"] == 3
+    number = told(federation, Speaking, 0.5, 1).extras["own.x"]
+    assert isinstance(number, float)
+    assert number != 0.5
+    reply = told(federation, Infinite, 0.5, 1)
+    assert "the change of the weights cannot be sent: its norm is inf" in reply.cause

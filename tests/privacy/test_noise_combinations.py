@@ -1,0 +1,173 @@
+"""Every method and plug-in either runs under privacy.noise, or is refused and says why."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from composing import composed
+from contracts.short import shortened
+from omegaconf import OmegaConf
+
+from fedhet import trees
+from fedhet.config import Config, catalogue
+from fedhet.data.toy import toy_task
+from fedhet.errors import ConfigError
+from fedhet.job import Job
+from fedhet.messages import Update
+from fedhet.phases import locate
+from fedhet.privacy.account import RELEASES, SPENT, releases_of
+from fedhet.state import MemoryStore
+
+METHODS = catalogue.choices("method")
+PLUGINS = catalogue.choices("plugin")
+REFUSED = {
+    "feddiskab": "plugin feddisk: ratio=raw pools the clients' raw data",
+    "fedgen": "method=fedgen: its clients send exact label counts",
+    "scaffold": "method=scaffold: the server subtracts control variates that it received before",
+}
+
+
+def noised(settings: Config) -> Config:
+    cfg = settings.cfg.copy()
+    OmegaConf.set_readonly(cfg, False)
+    cfg.privacy.noise = 0.5
+    cfg.eval.clients = False
+    return replace(settings, cfg=cfg)
+
+
+def run(settings: Config, norm: bool = False) -> Job:
+    """Run all steps, and compare what the clients count with what the server expects."""
+    job = Job(noised(settings), toy_task(norm=norm))
+    strategy = job.strategy
+    store = MemoryStore()
+    number = 1
+    while locate(strategy.timetable, number):
+        plan = strategy.plan(number)
+        replies = [job.client(store).handle(msg) for msg in plan]
+        for msg, reply in zip(plan, replies, strict=True):
+            assert isinstance(reply, Update), reply
+            entry = strategy.current.entry
+            assert reply.metrics[SPENT] - msg.extras[SPENT] == msg.extras[RELEASES], entry.name
+            assert set(reply.metrics) == {SPENT, "seconds.train", "seconds.extras"}
+        strategy.settle(replies)
+        number += 1
+    for slot, weights in strategy.weights.items():
+        assert trees.first_nonfinite(weights) is None, slot
+    return job
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_composes_or_is_refused(method: str) -> None:
+    settings = shortened(method, None)
+    if method in REFUSED:
+        with pytest.raises(ConfigError, match=rf"privacy\.noise=0\.5 with {REFUSED[method]}"):
+            run(settings)
+        return
+    strategy = run(settings, norm=True).strategy
+    trained = sum(entry.rounds * releases_of(strategy, entry) for entry in strategy.timetable)
+    assert 0 < max(strategy.account.releases.values()) <= trained
+
+
+@pytest.mark.parametrize("plugin", PLUGINS)
+def test_every_plugin_composes(plugin: str) -> None:
+    run(shortened("fedavg", plugin))
+
+
+def test_refusals_by_option() -> None:
+    augmented = composed("method=fedgmm", "plugin.fedgmm.agg_count=augmented")
+    with pytest.raises(ConfigError, match="agg_count=augmented needs exact counts; use original"):
+        run(augmented)
+    with pytest.raises(ConfigError, match="tell how many samples 'fedgmm' has added"):
+        run(composed("method=fednova", "plugin=[fedgmm]"))
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["method=fedbn", "method.server_bn=average"],
+        ["method=sgdm", "method.momentum_state=reset"],
+        ["method=fedpcl", "method.renormalise=true"],
+        ["method=fedsgd", "buffers=frozen"],
+        ["method=fedprox", "plugin=[fednorm,fedgmm]"],
+        ["method=fedpcl", "plugin=[fedgmm]"],
+    ],
+    ids=" ".join,
+)
+def test_options_that_change_what_is_sent(lines: list[str]) -> None:
+    run(composed(*lines, "rounds=2", "client.epochs=1"), norm=True)
+
+
+@pytest.mark.parametrize(
+    ("lines", "problem"),
+    [
+        (["eval.clients=true"], r"privacy\.noise=1 needs eval\.clients=false: "),
+        (
+            ["eval.clients=false", "eval.finetune_epochs=1"],
+            r"eval\.finetune_epochs=1 with privacy\.noise=1: ",
+        ),
+        (["eval.clients=false", "early_stopping.patience=2"], r"early_stopping\.patience=2 needs"),
+    ],
+)
+def test_evaluations_by_clients_are_refused(lines: list[str], problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        composed("privacy.noise=1", *lines)
+
+
+def test_a_missing_accountant_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedhet.privacy.noise.find_spec", lambda name: None)
+    settings = composed("method=fedavg", "privacy.noise=1", "eval.clients=false")
+    with pytest.raises(ConfigError, match=r"needs the accountant of opacus.*'fedhet\[privacy\]'"):
+        _ = Job(settings, toy_task()).strategy
+    assert Job(composed("method=fedavg"), toy_task()).strategy
+
+
+def test_prototypes_do_not_tell_which_classes_a_client_has() -> None:
+    job = Job(noised(shortened("fedpcl", None)), toy_task())
+    labels = job.task.clients[0].train.y
+    labels.zero_()  # a client without the class 1
+    (msg,) = [msg for msg in job.strategy.plan(1) if msg.pid == 0]
+    update = job.client(MemoryStore()).handle(msg)
+    assert isinstance(update, Update)
+    sent = update.tree("fedpcl.prototypes")
+    assert bool(sent["has"].all())
+    assert bool((sent["mean"].abs() > torch.finfo().tiny).all())
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "served", "refused"),
+    [
+        ("FEDHET_MIN_NOISE", ".5", ["privacy.noise=.5"], ["privacy.noise=.4"]),
+        ("FEDHET_MIN_NOISE", ".5", ["privacy.noise=1"], []),
+        ("FEDHET_MAX_EPSILON", "8", ["privacy.noise=1", "privacy.budget=8"], ["privacy.noise=1"]),
+        ("FEDHET_MAX_EPSILON", "8", ["privacy.noise=1", "privacy.budget=1"], ["privacy.budget=8"]),
+        (
+            "FEDHET_MAX_EPSILON",
+            "8",
+            ["privacy.noise=1", "privacy.budget=7"],
+            ["privacy.noise=1", "privacy.budget=8.1"],
+        ),
+    ],
+)
+def test_the_owner_of_a_machine_demands_more(
+    monkeypatch: pytest.MonkeyPatch,
+    variable: str,
+    value: str,
+    served: list[str],
+    refused: list[str],
+) -> None:
+    """The settings of a run come from the server, which may ask for less."""
+
+    def job(lines: list[str]) -> Job:
+        return Job(composed("method=fedavg", "eval.clients=false", *lines), toy_task())
+
+    monkeypatch.setenv(variable, value)
+    assert job(served).strategy
+    with pytest.raises(
+        ConfigError, match=f"the owner of this machine.*{variable}={float(value):g}"
+    ):
+        _ = job(refused).strategy
+    monkeypatch.setenv(variable, "much")
+    with pytest.raises(ConfigError, match=f"{variable}='much' must be a number > 0"):
+        _ = job(served).strategy
