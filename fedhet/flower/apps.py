@@ -96,9 +96,7 @@ def client_for(
         number = own.number(_overrides(context)) if own else None
         return (client if number is None else measured(client, number)).to_client()
     try:
-        properties = {
-            key: int(node[key]) for key in ("partition-id", "num-partitions")
-        }
+        properties = {key: int(node[key]) for key in ("partition-id", "num-partitions")}
     except KeyError as error:
         raise ConfigError(
             f"this SuperNode was started without {error}; give it"

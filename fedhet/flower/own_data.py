@@ -20,6 +20,7 @@ from fedhet.data.local.reading import SiteFiles
 from fedhet.data.local.report import MIN_COUNT, Report, read_statistics
 from fedhet.data.local.scheme import Sites
 from fedhet.data.local.untold import UntoldError
+from fedhet.data.tokens import FILE as TOKENIZER
 from fedhet.errors import ConfigError, DataError
 from fedhet.flower import wire
 from fedhet.flower.metered import measured
@@ -86,7 +87,8 @@ class OwnData:
 
 def named_paths(node_config: Mapping[str, Any]) -> list[Path]:
     """The paths of the site's data as the node config has them, right or wrong."""
-    return [Path(str(node_config[key])) for key in _PATHS if key in node_config]
+    named = [Path(str(node_config[key])) for key in _PATHS if key in node_config]
+    return [*named, *(path.parent / TOKENIZER for path in named)]
 
 
 def refused(node_config: Mapping[str, Any], error: Exception, reason: str) -> str:

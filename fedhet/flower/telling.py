@@ -22,28 +22,23 @@ def told(text: str, named: Iterable[Path] = ()) -> str:
     Args:
         text: the message of an error.
         named: paths in the node config, of which the last component is told. Of all other paths,
-            and of the folders that the environment names, nothing is.
+            and of what is below any, nothing is.
     """
-    for path in sorted(named, key=lambda path: -len(str(path))):
-        if not path.name:
-            continue
-        for form in _forms(str(path)):
-            text = text.replace(form, path.name)
-        if path.parent.name:  # else it is the root, or the folder in which the node was started
-            for form in _forms(f"{path.parent}/"):
-                text = text.replace(form, "")
-    known = "|".join(
-        re.escape(form) for folder in sorted(_folders(), key=len)[::-1] for form in _forms(folder)
-    )
-    return re.sub(rf"(?:{known})(?!\w)(?:{_REST})?|{_QUOTED}|{_START}{_REST}", HIDDEN, text)
-
-
-def _forms(path: str) -> set[str]:
-    """The path as it is, and as it is within quotes."""
-    return {path, repr(path)[1:-1]}
+    names = {str(path): path.name for path in named}
+    hidden = _folders() | {str(Path(path).parent) for path in names}
+    known = {
+        form: short
+        for path, short in {**dict.fromkeys(hidden, HIDDEN), **names}.items()
+        for form in (path, repr(path)[1:-1])  # as it is, and as it is in quotes
+        if "/" in path.strip("/") or path[:1] == "/" != path
+    }
+    any_known = "|".join(map(re.escape, sorted(known, key=len, reverse=True)))
+    pattern = rf"({any_known})(?!\w)(?:{_REST})?|{_QUOTED}|{_START}{_REST}"
+    return re.sub(pattern, lambda found: known.get(found[1], HIDDEN), text)
 
 
 def _folders() -> set[str]:
-    """Folders of this machine that may have spaces in their names or be relative."""
+    """Folders of this machine, which may be relative or have spaces in their names."""
+    environment = {value for value in os.environ.values() if "/" in value}
     own = {str(Path.home()), tempfile.gettempdir(), str(Path.cwd())}
-    return own | {value.rstrip("/") for value in os.environ.values() if "/" in value.strip("/")}
+    return own | environment | {str(Path(value)) for value in environment}
