@@ -32,9 +32,10 @@ def told(text: str, named: Iterable[Path] = ()) -> str:
         for form in (path, repr(path)[1:-1])  # as it is, and as it is in quotes
         if "/" in path.strip("/") or path[:1] == "/" != path
     }
-    any_known = "|".join(map(re.escape, sorted(known, key=len, reverse=True)))
-    pattern = rf"({any_known})(?!\w)(?:{_REST})?|{_QUOTED}|{_START}{_REST}"
-    return re.sub(pattern, lambda found: known.get(found[1], HIDDEN), text)
+    one = rf"({'|'.join(map(re.escape, sorted(known, key=len, reverse=True)))})(?!\w)"
+    in_quotes = rf"""(?<='){one}[^']*(?=')|(?<="){one}[^"]*(?=")"""
+    pattern = rf"{in_quotes}|{one}(?:{_REST})?|{_QUOTED}|{_START}{_REST}"
+    return re.sub(pattern, lambda found: known.get(found[found.lastindex or 0], HIDDEN), text)
 
 
 def _folders() -> set[str]:

@@ -141,7 +141,8 @@ def test_a_second_delivery_replaces_the_first_as_a_whole(
     home.with_name(f".0.{os.getpid()}.part").mkdir()
     with monkeypatch.context() as patched:
         patched.setattr("fedhet.handover.delivery.sync", full)
-        assert "No space left" in getattr(sites.serve(offer), "cause")
+        reply = sites.serve(offer)
+    assert isinstance(reply, Failure) and "No space left" in reply.cause
     assert (home / "from-before").exists()
     home.with_name(f".0.{os.getpid()}.part").mkdir()
     assert not isinstance(sites.serve(offer), Failure)

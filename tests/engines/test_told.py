@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
 import pandas
 import pytest
 from flwr.common import Context, RecordDict
-from own_sites import Node, Sites, as_sent
+from own_sites import Node, Sites
 from PIL import Image
 from targets.test_texts import save_tokenizer
 
@@ -18,7 +19,7 @@ from fedhet import config
 from fedhet.client import DELIVER, FedClient
 from fedhet.errors import LostState
 from fedhet.evaluation import evaluation_messages
-from fedhet.flower.apps import tell
+from fedhet.flower import apps
 from fedhet.flower.telling import told
 from fedhet.job import Job
 from fedhet.messages import LOST, Failure
@@ -166,24 +167,21 @@ def test_no_folder_of_the_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_no_path_in_an_exception_that_flower_reports(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    import client_app
+
     def raising(*arguments: Any) -> Any:
         raise PermissionError(13, "Permission denied", str(tmp_path / "own" / "x"))
 
+    monkeypatch.setattr(apps, "client_for", raising)
     node = {"site": "a", "data": str(tmp_path / "own")}
     context = Context(1, 1, cast("Any", node), RecordDict(), {})
+    message: Any = SimpleNamespace(metadata=None)
     with pytest.raises(RuntimeError, match="PermissionError") as raised:
-        tell(cast("Any", None), context, raising)
+        client_app.app(message, context)
     assert str(tmp_path) not in str(raised.value)
     assert str(tmp_path) in caplog.text
-
-
-def test_the_client_app_has_the_mod() -> None:
-    import client_app
-
-    text = (Path(client_app.__file__)).read_text()
-    assert "mods=[apps.tell]" in text
 
 
 def test_a_simulation_keeps_its_messages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -215,5 +213,6 @@ def test_a_folder_of_the_environment_with_spaces(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("FEDHET_STATE_DIR", "my wards/seven b")
     text = "my wards/seven b/12/3.safetensors is damaged"
     assert told(text) == "<path> is damaged"
+    assert told("'my wards/seven b/John Smith'") == "'<path>'"
     named = [Path("/data/w 7/t.csv"), Path("my wards")]
     assert told("/data/w 7/t.csv of /data/w 7, my wards", named) == "t.csv of <path>, my wards"
