@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -58,21 +59,23 @@ def run(overrides: list[str], folder: Path) -> dict[str, Any]:
     }
     command = [sys.executable, "-m", "fedhet", *overrides, f"hydra.run.dir={folder}"]
     began = time.perf_counter()
-    with (folder.parent / f"{folder.name}.log").open("w") as log:
+    log = folder.with_suffix(".log")
+    with log.open("w") as file:
         process = subprocess.Popen(
-            command, env=environment, stdout=log, stderr=log, start_new_session=True
+            command, env=environment, stdout=file, stderr=file, start_new_session=True
         )
-        mib: dict[int, float] = {}
+    mib: dict[int, float] = {}
+    try:
+        server = psutil.Process(process.pid)
         while process.poll() is None:
-            try:
-                memory = psutil.Process(process.pid).memory_info().rss / 2**20
-            except psutil.NoSuchProcess:
-                break
-            mib[len(steps(folder))] = memory
+            with suppress(psutil.Error):  # it has just ended
+                mib[len(steps(folder))] = server.memory_info().rss / 2**20
             time.sleep(LOOK_SECONDS)
+    finally:
+        process.kill()  # it has ended, unless we are interrupted
         code = process.wait()
     if code:
-        sys.exit(f"the run has ended with {code}; see {folder.parent / folder.name}.log")
+        sys.exit(f"the run has ended with {code}:\n{log.read_text()[-2000:]}")
     seconds = time.perf_counter() - began
     left = [one.pid for one in psutil.process_iter() if _session(one) == process.pid]
     return {"seconds": seconds, "mib": mib, "left": left}
