@@ -45,6 +45,11 @@ class SiteFiles:
     test: Path | None = None
     tokenizer: Path | None = None
 
+    @property
+    def named(self) -> list[Path]:
+        """Those that are given."""
+        return [path for path in (self.data, self.val, self.test, self.tokenizer) if path]
+
     def read(self, declared: Declaration) -> dict[str, Samples]:
         """The parts that the site has, "train" among them.
 
@@ -139,20 +144,18 @@ def _check(where: str, samples: Samples, declared: Declaration) -> None:
 
 def _encoded(raw: RawSamples, declared: Declaration, *, numbered: bool = False) -> Arrays:
     """x and y; `numbered` says that the labels are positions in the declared classes."""
+    names: list[Any] | None = None if declared.target == "number" else list(declared.outputs)
+    if names and numbered and declared.target != "labels":
+        names = [str(number) for number in range(len(names))]
+    with untold():
+        (y,), described = encoded(raw, None, declared.target, names)
     if declared.target == "number":
-        with untold():
-            (y,), described = encoded(raw, None, "number", None)
         found = tuple(described["numbers"].tolist())
         if len(found) != len(declared.outputs):
             raise DataError(
                 f"{raw.y_source}: {len(found)} numbers per sample; the run declares"
                 f" {list(declared.outputs)}"
             )
-    else:
-        names = list(declared.outputs)
-        if numbered and declared.target != "labels":
-            names = [str(number) for number in range(len(names))]
-        (y,), _ = encoded(raw, None, declared.target, names)
     return {"x": np.ascontiguousarray(raw.x), "y": y}
 
 
@@ -226,8 +229,8 @@ def _table(path: Path, declared: Declaration, tokenizer: Path | None) -> Arrays:
     def make() -> Arrays:
         with untold():
             frame = data_frames.read_frame(path)
-        data_frames.check_columns(source, frame.columns, [*columns, *declared.labels])
-        with untold():
+            # Without a header, the names of the columns are a sample.
+            data_frames.check_columns(source, frame.columns, [*columns, *declared.labels])
             if texts is None:
                 x = data_frames.numeric_columns(frame, columns, source)
             else:
@@ -245,14 +248,16 @@ def _folder(path: Path, declared: Declaration, parts: tuple[str, ...]) -> dict[s
     mode = COLOURS[declared.colours]
     found = {}
     for part, folder in (present or {parts[0]: path}).items():
-        with located("the run's classes differ from the site's folders"):
+        with located("the run's classes differ from the site's folders"), untold():
             listing = list_images(folder, names)
 
         def make(listing: Any = listing) -> Arrays:
             images = [(str(image), image) for image in listing.paths]
-            return {"x": read_images(images, declared.size, mode)}
+            with untold():
+                return {"x": read_images(images, declared.size, mode)}
 
-        key = _key(declared, "images", listing.paths, (part,)) | decoder()
+        with untold():
+            key = _key(declared, "images", listing.paths, (part,)) | decoder()
         labels = np.array(listing.labels)
         if declared.target != "class":
             raise DataError(
