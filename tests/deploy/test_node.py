@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -19,16 +20,30 @@ import pytest
 from flwr.supercore.constant import TaskType
 from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResult
 
-from fedhet.deploy.node import executor, shape, supernode, zygote
+from fedhet.deploy.node import (
+    executor,
+    forked_client,
+    forker,
+    shape,
+    superexec,
+    supernode,
+    zygote,
+)
 from fedhet.errors import RunFailed
 
 SECONDS = 60  # on a busy machine; a quiet one needs a hundredth
 APP = """
-import os, pathlib
+import os, pathlib, threading, time, traceback
 here = pathlib.Path(__file__).parent
 def prepare(context):
     if (here / "broken").exists():
         raise OSError("the disk is full")
+    if (here / "threads").exists():  # what decodes here starts a thread
+        threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+        if (here / "cache").exists():
+            (here / "threads").unlink()
+    if "_decode" in {frame.name for frame in traceback.extract_stack()}:
+        return
     with (here / "prepared").open("a") as file:
         file.write(f"{os.getpid()} {context.run_id}\\n")
 app = None
@@ -75,7 +90,7 @@ class Running:
         zygote._warn = lambda text, *values: self.warned.write_text(text % values)
         zygote.Zygote(there, os.getppid()).serve()
 
-    def client(self, order: zygote.Order, report: Connection | None) -> None:
+    def client(self, order: forker.Order, report: Connection | None, superexec: int) -> None:
         run, (name,), _ = order
         path = self.folder / name
         path.write_text(json.dumps([os.getpid(), os.getppid()]))
@@ -158,6 +173,71 @@ def test_what_cannot_be_prepared_is_left_to_the_clients(running: Running) -> Non
     for name in ("second", "third"):
         assert running.launch(7, name)[1] == running.process.pid
     assert running.prepared() == []
+
+
+def test_what_only_decodes_with_threads_is_prepared_without_them(running: Running) -> None:
+    for name in ("threads", "cache"):
+        (running.folder / "app" / name).touch()
+    running.launch(7, "first")
+    template = running.launch_until(7, lambda parent: parent != running.process.pid)
+    assert not (running.folder / "app" / "threads").exists()
+    assert running.prepared() == [[template, 7]]
+
+
+def test_a_process_with_threads_forks_no_clients(running: Running) -> None:
+    (running.folder / "app" / "threads").touch()
+    running.launch(7, "first")
+    said = wait_for(lambda: running.warned.exists() and running.warned.read_text())
+    assert "the app has started 1 threads" in said
+    assert running.launch(7, "second")[1] == running.process.pid
+
+
+def test_runs_that_take_turns_do_not_take_the_template_from_each_other(running: Running) -> None:
+    running.launch(7, "first")
+    running.launch_until(7, lambda parent: parent != running.process.pid)
+    running.launch(8, "other")  # a new run takes it
+    template = running.launch_until(8, lambda parent: parent != running.process.pid)
+    for turn in range(3):
+        assert running.launch(7, f"7 in turn {turn}")[1] == running.process.pid
+        assert running.launch(8, f"8 in turn {turn}")[1] == template
+    assert len(running.prepared()) == 2
+    running.launch_until(7, lambda parent: parent not in (running.process.pid, template))
+    wait_for(lambda: len(running.prepared()) == 3)  # the run that is alone again
+
+
+@pytest.mark.parametrize("problem", [None, OSError("the disk is full")])
+def test_a_template_that_nobody_waits_for_ends_quietly(
+    monkeypatch: pytest.MonkeyPatch, problem: Exception | None
+) -> None:
+    def prepare(*told: Any) -> None:
+        if problem:
+            raise problem
+
+    monkeypatch.setattr(forked_client, "prepare", prepare)
+    monkeypatch.setattr(zygote.gc, "freeze", lambda: None)
+    here, there = Pipe()
+    here.close()
+    with there:
+        zygote._template(there, os.getppid(), (None, None))
+
+
+def test_a_client_does_not_outlive_the_superexec_by_long() -> None:
+    """Even if the template is gone that has forked it."""
+
+    def client() -> None:
+        forked_client.end_after(other.pid, 0.1)
+        time.sleep(10 * SECONDS)
+
+    fork = get_context("fork")
+    other = subprocess.Popen(["sleep", str(10 * SECONDS)])
+    process = fork.Process(target=client)
+    process.start()
+    process.join(1.5)
+    assert process.is_alive()
+    other.kill()
+    other.wait()
+    process.join(SECONDS)
+    assert process.exitcode == -signal.SIGKILL
 
 
 def test_a_template_that_is_killed_costs_nothing_but_time(running: Running) -> None:
@@ -265,6 +345,45 @@ def test_another_flower_is_refused_by_name() -> None:
         )
     with pytest.raises(RunFailed, match="no_such_function"):
         shape.flower_module("flwr.supernode.start_client_internal", no_such_function=("x",))
+
+
+def test_a_flower_with_other_clients_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or the first client of each run would fail."""
+    module = "flwr.supernode.runtime.run_clientapp"
+    monkeypatch.setattr(f"{module}.pull_task_input", lambda client: client)
+    with pytest.raises(RunFailed, match=rf"{module}.pull_task_input has no 'return message, "):
+        superexec.main()
+
+
+@pytest.mark.parametrize("options", [["--help"], ["--no-such-option"]])
+def test_the_usage_names_the_command(
+    capsys: pytest.CaptureFixture[str], options: list[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        supernode.main(options)
+    printed = "".join(capsys.readouterr())
+    assert printed.startswith("usage: python -m fedhet deploy node ["), printed
+
+
+def test_a_superexec_that_has_just_ended_ends_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Ended(Exception):
+        pass
+
+    def flwr_exit(code: int, message: str) -> None:
+        raise Ended(message)
+
+    ends = "import os, time; os.close(0); print(flush=True); time.sleep(.5); os._exit(3)"
+    monkeypatch.setattr(supernode, "flwr_exit", flwr_exit)
+    loop: Any = SimpleNamespace(start_client_internal=None, _push_messages=None)
+    started = supernode.Launcher(loop)
+    with subprocess.Popen(
+        [sys.executable, "-c", ends], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+    ) as process:
+        assert process.stdout
+        process.stdout.readline()
+        started._superexec = process
+        with pytest.raises(Ended, match="with code 3"):
+            started._push_messages()
 
 
 def test_pauses_grow_with_the_wait_up_to_those_of_flower(monkeypatch: pytest.MonkeyPatch) -> None:
