@@ -83,9 +83,9 @@ class Zygote(forker.Forker):
         run = order[0]
         # While two runs take turns, one of them keeps the template: a change at each order would
         # only load templates that nobody uses.
-        if self.template and self.template.run != run:
-            if run == self.last or run not in self.seen:
-                self._drop()
+        due = run == self.last or run not in self.seen
+        if self.template and self.template.run != run and due:
+            self._drop()
         self.last = run
         self.seen.add(run)
         if self.template is None:
