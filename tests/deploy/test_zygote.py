@@ -14,6 +14,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+import pandas
 import psutil
 import pytest
 
@@ -23,6 +25,7 @@ from fedhet.deploy.node import (
     zygote,
 )
 
+ROOT = Path(__file__).parents[2]
 SECONDS = 60  # on a busy machine; a quiet one needs a hundredth
 APP = """
 import os, pathlib, threading, time, traceback
@@ -180,8 +183,38 @@ def test_a_process_with_threads_forks_no_clients(running: Running) -> None:
     (running.folder / "app" / "threads").touch()
     running.launch(7, "first")
     said = wait_for(lambda: running.warned.exists() and running.warned.read_text())
-    assert "the app has started 1 threads" in said
+    assert "the app has started threads (1)" in said
     assert running.launch(7, "second")[1] == running.process.pid
+
+
+@pytest.mark.parametrize("cache", [True, False])
+def test_a_site_with_a_table_is_prepared_if_it_has_a_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: bool
+) -> None:
+    """Arrow, which reads the table, has threads."""
+    numbers = np.arange(40)
+    pandas.DataFrame({"a": numbers, "old": numbers % 2}).to_parquet(tmp_path / "a.parquet")
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("FEDHET_CACHE", str(tmp_path / ("cache" if cache else "file/cache")))
+    overrides = "dataset=local dataset.sites=[a] dataset.features=[a] dataset.label=old"
+    context = SimpleNamespace(
+        node_config={"site": "a", "data": str(tmp_path / "a.parquet")},
+        run_config={"overrides": f"{overrides} dataset.classes=2"},
+    )
+
+    def prepare() -> None:
+        try:
+            forked_client.prepare(context, ROOT)
+        except RuntimeError as error:
+            (tmp_path / "said").write_text(str(error))
+        else:
+            (tmp_path / "said").write_text("prepared")
+
+    process = get_context("fork").Process(target=prepare)
+    process.start()
+    process.join(SECONDS)
+    said = (tmp_path / "said").read_text()
+    assert said == "prepared" if cache else "which a forked process lacks" in said
 
 
 def test_runs_that_take_turns_do_not_take_the_template_from_each_other(running: Running) -> None:

@@ -112,7 +112,7 @@ def prepare(context: Any, folder: Path) -> None:
     if torch.cuda.is_initialized():
         raise RuntimeError("the app has initialised CUDA, which a forked process cannot use")
     if threads := _further_threads():
-        raise RuntimeError(f"the app has started {threads} threads, which a forked process lacks")
+        raise RuntimeError(f"the app has started threads ({threads}), which a forked process lacks")
 
 
 def _decode(prepare: Callable[[Any], None], context: Any) -> None:
