@@ -20,4 +20,4 @@ def prepare(context: Context) -> None:
     apps.prepare(context, store_at_site)
 
 
-app = ClientApp(client_fn=client_fn)
+app = ClientApp(client_fn=client_fn, mods=[apps.tell])

@@ -113,7 +113,7 @@ class FedClient(LocalTraining, wire.WireClient):
             level = logging.WARNING if traceback_wanted() else logging.DEBUG
             log.log(level, "client %d", msg.pid, exc_info=True)
             reason = LOST if isinstance(error, LostState) else "failed"
-            return Failure(msg.pid, msg.phase, msg.step, f"{type(error).__name__}: {error}", reason)
+            return self.failure(msg, f"{type(error).__name__}: {error}", reason)
 
     def _serve(self, msg: Broadcast) -> Update:
         self.receive(msg)

@@ -37,7 +37,7 @@ while (($#)); do
   shift || true
 done
 [[ $nodes =~ ^[1-9][0-9]*$ ]] || die 2 "--nodes '$nodes': a whole number of at least 1 is expected"
-for site in "${sites[@]}"; do
+for site in ${sites[@]+"${sites[@]}"}; do # bash before 4.4 calls an empty array unset
   [[ $site == *=* && -e ${site#*=} ]] || die 2 "--site '$site': name=path of its data is expected"
 done
 if ((${#sites[@]})); then nodes=${#sites[@]}; fi

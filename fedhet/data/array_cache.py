@@ -54,7 +54,9 @@ def _full_key(name: str, key: Mapping[str, Any]) -> str:
     return json.dumps([_FORMAT, name, key], sort_keys=True)
 
 
-def cached_arrays(name: str, key: Mapping[str, Any], make: Callable[[], Arrays]) -> Arrays:
+def cached_arrays(
+    name: str, key: Mapping[str, Any], make: Callable[[], Arrays], *, private: bool = False
+) -> Arrays:
     """The arrays that `make` returns, mapped from disk.
 
     `make` is called only if no earlier process has stored them. The arrays are writable, but
@@ -66,6 +68,7 @@ def cached_arrays(name: str, key: Mapping[str, Any], make: Callable[[], Arrays])
         key: everything that determines the arrays, as JSON: the loader, its settings and the
             `signature` of the source files.
         make: decodes the data into named arrays (numbers or fixed-width text, no objects).
+        private: whether this user alone may read the entry, whatever the umask.
     """
     from filelock import FileLock
 
@@ -83,7 +86,7 @@ def cached_arrays(name: str, key: Mapping[str, Any], make: Callable[[], Arrays])
         # Another process may have stored them while this one waited for the lock.
         if (arrays := _load(entry, full_key)) is not None:
             return arrays
-        return _save(entry, full_key, make())
+        return _save(entry, full_key, make(), private)
 
 
 def _load(entry: Path, full_key: str) -> Arrays | None:
@@ -105,7 +108,7 @@ def _load(entry: Path, full_key: str) -> Arrays | None:
     return None
 
 
-def _save(entry: Path, full_key: str, arrays: Arrays) -> Arrays:
+def _save(entry: Path, full_key: str, arrays: Arrays, private: bool) -> Arrays:
     """Save the arrays and map them; if that fails, return them as they are in memory.
 
     The caller holds the lock of the entry.
@@ -114,7 +117,7 @@ def _save(entry: Path, full_key: str, arrays: Arrays) -> Arrays:
         shutil.rmtree(entry, ignore_errors=True)  # a damaged entry
         with tempfile.TemporaryDirectory(dir=entry.parent) as scratch:
             complete = Path(scratch, "entry")
-            complete.mkdir()
+            complete.mkdir(0o700 if private else 0o777)
             for name, array in arrays.items():
                 np.save(complete / f"{name}.npy", array, allow_pickle=False)
             header = {"key": full_key, "arrays": _layout(arrays)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -127,6 +128,8 @@ def _register(args: argparse.Namespace) -> int:
 def _check(args: argparse.Namespace) -> int:
     place = folders.read(args.folder)
     check.number("--disk", args.disk, low=0)
+    # Where `deploy run` will look for what this decodes.
+    os.environ["FEDHET_CACHE"] = folders.environment(place)["FEDHET_CACHE"]
     failed = 0
     for found in checks.checks(place, args.overrides, args.disk):
         print(f"{'ok' if found.ok else 'failed':<8}{found.name}: {found.text}", flush=True)

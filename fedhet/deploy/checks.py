@@ -54,7 +54,7 @@ def checks(place: Server | Site, overrides: Sequence[str], disk_gb: float) -> It
 
     Args:
         place: the server or the site.
-        overrides: those of a run, whose data are then read; none: the data are only found.
+        overrides: those of a run, whose data are then read; none: a site's data are only found.
         disk_gb: how much must be free where the state is, in GB of 10^9 bytes.
     """
     steps: dict[str, Callable[[], str]]
@@ -64,6 +64,8 @@ def checks(place: Server | Site, overrides: Sequence[str], disk_gb: float) -> It
             "certificate": partial(_server_certificate, place),
             "port": partial(_server_port, place),
         }
+        if overrides:
+            steps["data"] = partial(_server_data, overrides)
     else:
         steps = {
             "key": partial(_node_key, place.folder / "node.key"),
@@ -81,7 +83,7 @@ def checks(place: Server | Site, overrides: Sequence[str], disk_gb: float) -> It
     for name, step in steps.items():
         try:
             yield Check(name, True, step())
-        except (_Failed, ConfigError, DataError, OSError) as error:
+        except (_Failed, ConfigError, DataError, ImportError, OSError) as error:
             yield Check(name, False, clean(str(error)))
 
 
@@ -267,3 +269,9 @@ def _data(place: Site, overrides: Sequence[str]) -> str:
     from fedhet.deploy.site_data import compared  # imports torch
 
     return compared(place, overrides)
+
+
+def _server_data(overrides: Sequence[str]) -> str:
+    from fedhet.deploy.site_data import at_server  # imports torch
+
+    return at_server(overrides)

@@ -158,6 +158,7 @@ def environment(place: Server | Site) -> dict[str, str]:
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",  # flower-supernode would wait up to a second
         "FEDHET_STATE_DIR": str(place.state),
+        "FEDHET_CACHE": str(place.state / "cache"),  # the user of a service may have no home
         **queue,
         **os.environ,
         "FLWR_HOME": str(place.state / "flwr"),

@@ -72,6 +72,7 @@ def create(out: Path, deployment: Deployment) -> None:
             " folder, or add sites to this deployment with --add"
         )
     with _whole(out) as new:
+        write_text(new / ".gitignore", "*\n")  # keys, perhaps inside of a repository
         operator = new / "operator"
         (operator / "keys").mkdir(parents=True)
         operator.chmod(0o700)
@@ -222,7 +223,7 @@ def _write_site(out: Path, deployment: Deployment, name: str) -> None:
         "memory": "",
         "dotenv": ", and FEDHET_DATA,\n"
         "# the path that site.toml names as `data`; without data, delete its line below, and with\n"
-        "# `val` or `test` add one for each",
+        "# `val`, `test` or `tokenizer` add one for each",
         "more": "      - ${FEDHET_DATA:?the path in site.toml}:${FEDHET_DATA}:ro\n",
     }
     with _whole(out / "sites" / name) as folder:

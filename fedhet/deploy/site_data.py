@@ -1,11 +1,11 @@
-"""A site's data beside what a run says of them, for `deploy check`."""
+"""The data of a site or the server beside what a run says of them, for `deploy check`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from fedhet import config
-from fedhet.data.local.data import is_local
+from fedhet.data.local.data import declaration, is_local, test_set
 from fedhet.data.local.report import Report
 from fedhet.data.run_data import RunData
 from fedhet.deploy.folders import Site
@@ -30,6 +30,27 @@ def compared(place: Site, overrides: Sequence[str]) -> str:
             f"dataset=local is a run on data of each site's own, and {place.folder / 'site.toml'}"
             ' has data = "": write their absolute path'
         )
+    return _shared(settings)
+
+
+def at_server(overrides: Sequence[str]) -> str:
+    """Read what the server itself reads of a run with these overrides, and describe it in a line.
+
+    Raises:
+        ConfigError: a setting is wrong.
+        DataError: the data are missing, or not as the run declares them.
+    """
+    settings = config.compose(overrides)
+    if not is_local(settings.cfg):
+        return _shared(settings)
+    declared, _ = declaration(settings.cfg)
+    if (test := test_set(declared)) is None:
+        return "the run needs none at the server"
+    return f"the global test set is as declared: {len(test)} samples"
+
+
+def _shared(settings: config.Config) -> str:
+    """A data set of which every machine has a copy."""
     record = RunData.of(settings.cfg).partition_record()
     return f"{record['samples']} samples, labels {record['labels']}, partition {record['hash']}"
 

@@ -20,7 +20,7 @@ from fedhet.record.files import write_json
 
 SECONDS = 120  # for one of Flower's commands
 MOST_RUNS = 5  # in a status
-_STEP = re.compile(rf"fedhet: (\w+ \d+(?=, .* s$)|{WAITS} \d+)", re.MULTILINE)
+_STEP = re.compile(rf"fedhet: (\w+ \d+(?=, .* s$)|{WAITS} (?:run \d+|another run))", re.MULTILINE)
 
 
 class Node(NamedTuple):

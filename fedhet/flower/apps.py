@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -25,7 +25,7 @@ from fedhet.errors import ConfigError, DataError, UnknownChoice, clean
 from fedhet.flower import wire
 from fedhet.flower.joining import JoiningServer, SiteNodes
 from fedhet.flower.metered import measured
-from fedhet.flower.own_data import EXAMPLE, OwnData, SiteClient, declared_elsewhere
+from fedhet.flower.own_data import EXAMPLE, OwnData, SiteClient, declared_elsewhere, refused
 from fedhet.flower.server import FedServer
 from fedhet.flower.turns import take_turn
 from fedhet.job import Job, try_settings
@@ -38,7 +38,7 @@ from fedhet.state import Store
 
 if TYPE_CHECKING:
     from flwr.client import Client
-    from flwr.common import Context
+    from flwr.common import Context, Message
     from flwr.server.client_manager import ClientManager
 
 log = logging.getLogger("fedhet")
@@ -82,22 +82,21 @@ def client_for(
     Raises:
         ConfigError: the node was started without partition-id or num-partitions.
     """
-    own = None
+    own, node = None, context.node_config
     try:
-        own = OwnData.of(context.node_config)
+        own = OwnData.of(node)
         if own is not None:
             settings = _settings(_overrides(context))
             site = _prepared_sites.get((_overrides(context), own, store))
             site = site or SiteClient(settings, own, store)
             return site.to_client()
-    except (ConfigError, DataError, ImportError) as error:
-        reason = _refused(error)
-        reason = own.told(reason, error) if own else reason
-        return Refusal(reason, {"problem": reason}).to_client()
+    except (ConfigError, DataError, ImportError, OSError) as error:
+        reason = _refused(node, error, simulated=False)
+        client: wire.WireClient = Refusal(reason, {"problem": reason})
+        number = own.number(_overrides(context)) if own else None
+        return (client if number is None else measured(client, number)).to_client()
     try:
-        properties = {
-            key: int(context.node_config[key]) for key in ("partition-id", "num-partitions")
-        }
+        properties = {key: int(node[key]) for key in ("partition-id", "num-partitions")}
     except KeyError as error:
         raise ConfigError(
             f"this SuperNode was started without {error}; give it"
@@ -108,19 +107,34 @@ def client_for(
         if make_job is None:
             _settings(_overrides(context))
         job = make_job() if make_job else _cached_job(_overrides(context))
-        client: wire.WireClient = job.client(store, {**properties, "data": job.data_digest})
-    except (ConfigError, DataError, ImportError) as error:
-        reason = _refused(error)
+        client = job.client(store, {**properties, "data": job.data_digest})
+    except (ConfigError, DataError, ImportError, OSError) as error:
+        reason = _refused(node, error, simulated=make_job is not None)
         client = Refusal(reason, {**properties, "problem": reason})
     if make_job is None:  # else the node is simulated
+        client.paths = ()
         client = measured(client, properties["partition-id"])
     return client.to_client()
 
 
-def _refused(error: Exception) -> str:
-    reason = clean(f"its node cannot serve this run: {_explained(error)}")
-    log.error(reason)
-    return reason
+def _refused(node_config: Mapping[str, Any], error: Exception, *, simulated: bool) -> str:
+    reason = f"its node cannot serve this run: {_explained(error)}"
+    log.error(clean(reason))
+    return clean(reason if simulated else refused(node_config, error, reason))
+
+
+def tell(message: Message, context: Context, call: Callable[..., Message]) -> Message:
+    """A mod of Flower: of an exception, too, the server learns no path of this machine.
+
+    Raises:
+        RuntimeError: the app has raised an exception, which Flower reports to the server.
+    """
+    try:
+        return call(message, context)
+    except Exception as error:
+        log.exception("the message cannot be served")
+        reason = refused(context.node_config, error, f"{type(error).__name__}: {error}")
+        raise RuntimeError(clean(reason)) from None
 
 
 def _settings(overrides: tuple[str, ...]) -> config.Config:

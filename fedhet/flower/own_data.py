@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,16 +13,18 @@ import numpy as np
 
 from fedhet.check import integer
 from fedhet.client import FedClient
-from fedhet.config import Config
+from fedhet.config import Config, cached
 from fedhet.data.local.data import LocalData, declaration, is_local, own_parts
 from fedhet.data.local.declaration import Declaration
 from fedhet.data.local.reading import SiteFiles
 from fedhet.data.local.report import MIN_COUNT, Report, read_statistics
 from fedhet.data.local.scheme import Sites
 from fedhet.data.local.untold import UntoldError
+from fedhet.data.tokens import FILE as TOKENIZER
 from fedhet.errors import ConfigError, DataError
 from fedhet.flower import wire
 from fedhet.flower.metered import measured
+from fedhet.flower.telling import told
 from fedhet.job import Job
 from fedhet.privacy.counts import least_count
 from fedhet.privacy.noise import Noise
@@ -73,16 +76,29 @@ class OwnData:
         least = integer("node config: min-count", given.get("min-count", MIN_COUNT), low=1)
         return cls(given["site"], SiteFiles(**paths), least if shares else None)
 
-    def told(self, reason: str, error: Exception) -> str:
-        """What the server learns of an error here: no values of samples, and no folders."""
-        if isinstance(error, UntoldError):
-            return (
-                f"site {self.site!r} does not fit the declaration: a file cannot be read, or a"
-                " sample is not as declared; the SuperNode's own log says which"
-            )
-        for path in (getattr(self.files, name) for name in _PATHS):
-            reason = reason.replace(f"{path.parent}/", "") if path else reason
-        return reason
+    def number(self, overrides: tuple[str, ...]) -> int | None:
+        """The client that the site is in a run; None where the run does not declare it."""
+        with suppress(ConfigError, ImportError):
+            settings = cached(overrides)
+            if is_local(settings.cfg):
+                return declared_elsewhere(settings)[0].number_of(self.site)
+        return None
+
+
+def named_paths(node_config: Mapping[str, Any]) -> list[Path]:
+    """The paths of the site's data as the node config has them, right or wrong."""
+    named = [Path(str(node_config[key])) for key in _PATHS if key in node_config]
+    return [*named, *(path.parent / TOKENIZER for path in named)]
+
+
+def refused(node_config: Mapping[str, Any], error: Exception, reason: str) -> str:
+    """What the server learns of an error here: no values of samples, and no folders."""
+    if isinstance(error, UntoldError):
+        return (
+            f"site {node_config.get('site')!r} does not fit the declaration: a file cannot be"
+            " read, or a sample is not as declared; the SuperNode's own log says which"
+        )
+    return told(reason, named_paths(node_config))
 
 
 class SiteClient(wire.WireClient):
@@ -147,7 +163,9 @@ class SiteClient(wire.WireClient):
         cfg = self._settings.cfg
         data = LocalData.at_site(cfg, self.pid, self._parts, statistics)
         job = Job(self._settings, engine="flwr", local=data)
-        return measured(job.client(self._store, self._hosted), self.pid)
+        client = measured(job.client(self._store, self._hosted), self.pid)
+        client.paths = self._own.files.named
+        return client
 
     def fit(
         self, parameters: list[np.ndarray], config: dict[str, Any]

@@ -13,13 +13,16 @@ from fedhet.errors import ConfigError, clean
 
 log = logging.getLogger("fedhet")
 QUEUE = "FEDHET_QUEUE"  # names a file that is locked by the run whose turn it is
-WAITS = "waiting for the end of run"
+WAITS = "waiting for the end of"
 SECONDS = 1.0  # within which a run that waits notices that it is stopped
 _held: list[TextIO] = []  # open until this process ends, and with it the run
 
 
 def take_turn(run: int) -> None:
     """Wait until no other run with the same queue is in progress.
+
+    Runs wait in the order in which their server apps reach the lock, which is not always that of
+    submission; one that reaches it just as a run ends may begin before those that wait.
 
     The turn ends with this process, however that ends: a run that was killed is in nobody's way.
     Without `FEDHET_QUEUE` in the environment, nothing is waited for.
@@ -39,9 +42,11 @@ def take_turn(run: int) -> None:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError):
             file.seek(0)
-            log.info("%s %s", WAITS, clean(file.read(40)))
+            # Empty between the lock and the writing below.
+            number = clean(file.read(40))
+            log.info("%s %s", WAITS, f"run {number}" if number else "another run")
             # In a thread, so that `flwr stop` ends the wait: Flower's signal to this process does
-            # not interrupt a system call. The system serves whoever waits first.
+            # not interrupt a system call.
             waiting = Thread(target=fcntl.lockf, args=(file, fcntl.LOCK_EX), daemon=True)
             waiting.start()
             while waiting.is_alive():

@@ -7,10 +7,12 @@ message that it answers, so that an old reply cannot be taken for a new one.
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,10 +30,12 @@ from torch import Tensor
 from fedhet.admission.fields import experiment, local_settings, metrics, read, seconds
 from fedhet.errors import Rejected, clean
 from fedhet.flower.encoding import Encoded, pack, read_array, read_header, unpack
+from fedhet.flower.telling import told
 from fedhet.messages import LOST, Broadcast, Extra, Failure, Reply, Update
 from fedhet.process import exit_after
 from fedhet.trees import Tree
 
+log = logging.getLogger("fedhet")
 HANG_SECONDS = 5.0  # after its deadline, a client's process may take so long to end the work
 MOST_PINNED = 100  # rounds whose state a client is asked to keep
 REASONS = ("failed", LOST)  # of a failure that a client reports itself
@@ -44,13 +48,23 @@ class WireClient(NumPyClient):
 
     Attributes:
         observe: is told of each message, its reply, and the seconds that it took; or None.
+        paths: the paths in the node config of a machine whose folders the server may not learn;
+            None where the node is simulated.
     """
 
     observe: Callable[[Broadcast, Reply, float], None] | None = None
+    paths: Collection[Path] | None = None
 
     def handle(self, msg: Broadcast) -> Reply:
         """Serve a message."""
         raise NotImplementedError
+
+    def failure(self, msg: Broadcast, cause: str, reason: str = "failed") -> Failure:
+        """The reply that the message could not be served."""
+        if self.paths is not None:
+            log.error("client %d: %s", msg.pid, clean(cause))
+            cause = told(cause, self.paths)
+        return Failure(msg.pid, msg.phase, msg.step, cause, reason)
 
     def fit(
         self, parameters: list[np.ndarray], config: dict[str, Any]

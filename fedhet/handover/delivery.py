@@ -29,7 +29,7 @@ from torch import nn
 from fedhet import trees
 from fedhet.checkpoint.folder import sync
 from fedhet.client import DELIVER, FINETUNE_EPOCHS, FedClient, evaluated_views
-from fedhet.errors import ConfigError, DataError, WriteError
+from fedhet.errors import ConfigError, DataError
 from fedhet.evaluation import evaluation_messages
 from fedhet.messages import Broadcast, Failure, Reply, Update
 from fedhet.record.environment import versions
@@ -123,13 +123,8 @@ def keep(job: Job, client: FedClient) -> Update:
             f" {(stated or 'None')[:16]!r}"
         )
     about = {**_about(job, client), "models": views, "weights_sha256": digest, "scores": scores}
-    root = _root()
-    home = root / msg.experiment / str(msg.pid)
-    try:
-        _write(home, models, job, about)
-    except WriteError as error:
-        log.error("%s", error)
-        raise WriteError(str(error).replace(str(root), "the site's folder")) from error
+    home = _root() / msg.experiment / str(msg.pid)
+    _write(home, models, job, about)
     log.info("client %d: the final models are in %s", msg.pid, home)
     return Update(msg.pid, client.num_examples)
 
@@ -165,10 +160,16 @@ def _about(job: Job, client: FedClient) -> dict[str, Any]:
 
 
 def _write(home: Path, models: Mapping[str, Tree], job: Job, about: dict[str, Any]) -> None:
-    """Write the folder, whole or not at all."""
+    """Write the folder, whole or not at all.
+
+    The earlier one is away only between two renames; what is left of a process that was killed
+    there is put back by the next delivery.
+    """
     part = home.with_name(f".{home.name}.{os.getpid()}.part")
     before = home.with_name(f".{home.name}.before")
     try:
+        _put_back(before, home)
+        shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)
         for name, tree in models.items():
             save_tensors(part / f"{name}.safetensors", tree)
@@ -181,13 +182,21 @@ def _write(home: Path, models: Mapping[str, Tree], job: Job, about: dict[str, An
         shutil.rmtree(before, ignore_errors=True)
         with suppress(FileNotFoundError):  # there is an earlier one only if the run was resumed
             home.replace(before)
-        part.replace(home)
+        try:
+            part.replace(home)
+        finally:
+            _put_back(before, home)
         sync(home.parent)
         shutil.rmtree(before, ignore_errors=True)
     except OSError as error:
         raise unwritable(home, error) from error
     finally:
         shutil.rmtree(part, ignore_errors=True)
+
+
+def _put_back(before: Path, home: Path) -> None:
+    if before.exists() and not home.exists():
+        before.replace(home)
 
 
 # ---- reading

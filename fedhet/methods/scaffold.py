@@ -64,6 +64,10 @@ PLUS = "scaffold.c_plus"  # extra up: c_i+
 STEPS = "scaffold.steps"  # extra up under option II: K
 OWN = "scaffold.c_i"  # extra up under option I, and the client's state: c_i
 WEIGHTS = ("aggregation", "uniform")  # of the mean of the control variates
+NOISE = (
+    "the server subtracts control variates that it received before, whose noise was another, so the"
+    " error of their sum would grow without end"
+)
 
 
 class ScaffoldClient(FedClient):
@@ -101,10 +105,7 @@ class Scaffold(FedStrategy):
     name = "scaffold"
     client_cls = ScaffoldClient
     memory = ("_controls",)
-    refuses_noise = (
-        "the server subtracts control variates that it received before, whose noise was another,"
-        " so the error of their sum would grow without end"
-    )
+    refuses_noise = NOISE
 
     def __init__(
         self,

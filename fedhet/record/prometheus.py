@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fedhet.errors import WriteError, clean
-from fedhet.record.files import write_text
+from fedhet.record.files import written
 from fedhet.record.summary import sums
 from fedhet.targets.table import of_row
 
@@ -53,11 +53,17 @@ def file_of(who: str) -> Path | None:
 
 
 def write(file: Path, content: str) -> None:
-    """Replace a file; one that cannot be written is reported once, and the run goes on."""
+    """Replace a file; one that cannot be written is reported, and the run goes on.
+
+    It is reported once per process: once in a run at the server, and at a node, where each message
+    may have a process of its own, once per message.
+    """
     if file in _failed:
         return
     try:
-        write_text(file, content)
+        with written(file) as part:
+            part.write_text(content, encoding="utf-8")
+            part.chmod(0o644)  # the collector is another user, whatever the umask
     except WriteError as error:
         _failed.add(file)
         log.warning("%s: %s", VARIABLE, error)

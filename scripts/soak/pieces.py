@@ -1,16 +1,17 @@
 """FedNorm whose clients fail at random: the plug-in that a soak run puts in FedNorm's place.
 
-Which faults hit a client in a step is a function of both, so that a second run, in which the same
-clients say at once that they are absent, has the same cohorts. The two must end with the same
-weights.
+A second run, in which the clients that failed say at once that they are absent, has the same
+cohorts, so that the two must end with the same weights.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ import torch
 from fedhet.messages import Broadcast, Update
 from fedhet.methods.fednorm import FedNormPlugin, Z
 
+FAILED = "FEDHET_SOAK_FAILED"  # names a file of [client, step] pairs: who is absent
 SHARE = 0.1  # of the replies that each fault hits, independently of the others
 
 
@@ -79,20 +81,22 @@ def drawn(pid: int, step: int) -> list[str]:
 
 
 class Faulty(FedNormPlugin):
-    """FedNorm with these faults, or, with `z_when="absent"`, without the clients that they hit."""
+    """FedNorm with these faults, or, with `z_when="absent"`, without them and those who failed."""
 
     def __init__(self, *, temperature: float, z_when: str) -> None:
         super().__init__(temperature=temperature)
-        self.absent = z_when == "absent"
+        self.absent: set[tuple[int, int]] | None = None
+        if z_when == "absent":
+            failed = json.loads(Path(os.environ[FAILED]).read_text())
+            self.absent = {(pid, step) for pid, step in failed}
 
     def _faults(self) -> list[str]:
-        return drawn(self.client.pid, self.client.msg.step)
+        return drawn(self.client.pid, self.client.msg.step) if self.absent is None else []
 
     def prepare(self, msg: Broadcast) -> None:
-        faults = self._faults()
-        if self.absent and faults:
+        if self.absent and (self.client.pid, msg.step) in self.absent:
             raise OSError("absent")
-        for name in faults:
+        for name in self._faults():
             if name in BEFORE:
                 BEFORE[name]()
 

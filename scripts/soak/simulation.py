@@ -9,9 +9,11 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import pieces
 import psutil
 
 HERE = Path(__file__).parent
@@ -42,7 +44,7 @@ def settings(rounds: int, clients: int, fraction: float, deadline: float) -> lis
     ]
 
 
-def run(overrides: list[str], folder: Path) -> dict[str, Any]:
+def run(overrides: list[str], folder: Path, failed: Path) -> dict[str, Any]:
     """Run them in a process of their own, and watch its memory.
 
     Returns:
@@ -54,25 +56,28 @@ def run(overrides: list[str], folder: Path) -> dict[str, Any]:
     environment = {
         **os.environ,
         "FEDHET_TRUST": "pieces",
+        pieces.FAILED: str(failed),
         "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]),
     }
     command = [sys.executable, "-m", "fedhet", *overrides, f"hydra.run.dir={folder}"]
     began = time.perf_counter()
-    with (folder.parent / f"{folder.name}.log").open("w") as log:
+    log = folder.with_suffix(".log")
+    with log.open("w") as file:
         process = subprocess.Popen(
-            command, env=environment, stdout=log, stderr=log, start_new_session=True
+            command, env=environment, stdout=file, stderr=file, start_new_session=True
         )
-        mib: dict[int, float] = {}
+    mib: dict[int, float] = {}
+    try:
+        server = psutil.Process(process.pid)
         while process.poll() is None:
-            try:
-                memory = psutil.Process(process.pid).memory_info().rss / 2**20
-            except psutil.NoSuchProcess:
-                break
-            mib[len(steps(folder))] = memory
+            with suppress(psutil.Error):  # it has just ended
+                mib[len(steps(folder))] = server.memory_info().rss / 2**20
             time.sleep(LOOK_SECONDS)
+    finally:
+        process.kill()  # it has ended, unless we are interrupted
         code = process.wait()
     if code:
-        sys.exit(f"the run has ended with {code}; see {folder.parent / folder.name}.log")
+        sys.exit(f"the run has ended with {code}:\n{log.read_text()[-2000:]}")
     seconds = time.perf_counter() - began
     left = [one.pid for one in psutil.process_iter() if _session(one) == process.pid]
     return {"seconds": seconds, "mib": mib, "left": left}
@@ -99,12 +104,15 @@ def soak(rounds: int, clients: int, fraction: float, deadline: float) -> dict[st
     common = settings(rounds, clients, fraction, deadline)
     with tempfile.TemporaryDirectory() as home:
         faulty, clean = Path(home, "faulty"), Path(home, "clean")
-        watched = run(common, faulty)
-        run([*common, "plugin.fednorm.z_when=absent"], clean)
+        failed = Path(home, "failed.json")
+        watched = run(common, faulty, failed)
+        rows = steps(faulty)
+        lost = [(one["pid"], one["step"]) for row in rows for one in row["failures"]]
+        failed.write_text(json.dumps(lost))
+        run([*common, "plugin.fednorm.z_when=absent"], clean, failed)
         summaries = [
             json.loads((folder / "summary.json").read_text()) for folder in (faulty, clean)
         ]
-        rows = steps(faulty)
         reasons = Counter(failure["reason"] for row in rows for failure in row["failures"])
     mib = watched["mib"]
     early = [mib[step] for step in sorted(mib) if 10 <= step <= 30]
@@ -113,6 +121,7 @@ def soak(rounds: int, clients: int, fraction: float, deadline: float) -> dict[st
         "messages": sum(len(row["cohort"]) for row in rows),
         "accepted": sum(row["accepted"] for row in rows),
         "failures": dict(reasons.most_common()),
+        "failures of clients that no fault hit": sum(not pieces.drawn(*one) for one in lost),
         "accuracy": [one["accuracy"]["last"] for one in summaries],
         "the same weights": len({one["weights_sha256"] for one in summaries}) == 1,
         "MiB after 10 to 30 steps, at most": round(max(early, default=0.0)),

@@ -17,6 +17,7 @@ from fedhet.config.overrides import parse
 from fedhet.engines.flwr import _run_config
 from fedhet.errors import ConfigError
 from fedhet.flower.apps import client_for, server_for
+from fedhet.flower.telling import told
 from fedhet.job import Job
 
 SECRET = "canary-7f3a"
@@ -75,7 +76,7 @@ def test_neither_server_nor_node_resolves(line: str, caplog: pytest.LogCaptureFi
     assert line in str(refused.value).replace("\\\\", "\\")  # it names the override
     client: Any = client_for(context(line), cast("Any", None))
     reason = client.numpy_client._reason
-    assert "its node cannot serve this run" in reason and repr(line) in reason
+    assert "its node cannot serve this run" in reason and told(repr(line)) in reason
     for text in (str(refused.value), reason, caplog.text):
         assert SECRET not in text and str(Path.cwd()) not in text
 

@@ -56,6 +56,38 @@ def test_a_printed_declaration_of_a_table(
     )
 
 
+def test_a_printed_declaration_of_chosen_columns(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A table with a column that is neither a number nor the inputs needs them named."""
+    monkeypatch.setenv("FEDHET_CONF", str(tmp_path / "conf"))
+    rows = [f"p{n},{n % 7},{n / 3},{n % 2}" for n in range(20)]
+    (tmp_path / "a.csv").write_text("\n".join(["patient,age,height,old", *rows]) + "\n")
+    table = (str(tmp_path / "a.csv"), "--label", "old")
+    assert main(["declare", *table]) == 2
+    assert "'p0'; expected finite numbers; " in (error := capsys.readouterr().err)
+    assert "--features" in error
+    lines = declared(capsys, tmp_path, *table, "--features", "height", "--features", "age")
+    data = data_of(*lines, "dataset.files={a:a.csv}")
+    assert data.dataset.columns == ("height", "age")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--features", "nothing"], "has no column 'nothing'"),
+        (["--features", "old"], "--features old: is named twice"),
+        (["--features", "age", "--text", "sentence"], "--features with --text"),
+    ],
+)
+def test_columns_that_cannot_be_the_inputs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    (tmp_path / "a.csv").write_text("age,old\n3,0\n70,1\n")
+    assert main(["declare", str(tmp_path / "a.csv"), "--label", "old", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
 def test_an_exported_client_is_a_site(tmp_path: Path) -> None:
     """It has its three parts, and the statistics in its file are not used."""
     lines = ["dataset=digits", "partition=iid", "partition.clients=2"]

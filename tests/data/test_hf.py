@@ -132,7 +132,7 @@ def test_a_dataset_in_the_cache_of_the_hub(
     (repository / "refs").mkdir(parents=True)
     (repository / "refs" / "main").write_text("0" * 40)
     message = (
-        r"(?s)data not found.*somebody with pets\n.*"
+        r"(?s)data not found.*somebody with pets\. .*"
         r"hf download --repo-type dataset somebody/pets"
     )
     with pytest.raises(DataError, match=message):

@@ -203,7 +203,7 @@ def test_users_without_samples_and_broken_files(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"train contains no \*\.json"):
         load("femnist", tmp_path)
     message = (
-        r"(?s)data not found.*shakespeare with train, test\nMake it with LEAF's preprocess\.sh"
+        r"(?s)data not found.*shakespeare with train, test\. Make it with LEAF's preprocess\.sh"
     )
     with pytest.raises(DataError, match=message):
         load("shakespeare", tmp_path)

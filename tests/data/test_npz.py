@@ -200,7 +200,7 @@ def test_damaged_npz(tmp_path: Path) -> None:
         np.save(file, np.zeros(3))
     with pytest.raises(DataError, match=r"data\.npz is damaged, or not an npz"):
         load("npz", tmp_path)
-    with pytest.raises(DataError, match=r"(?s)not found.*with other\.npz\n.*dataset\.file"):
+    with pytest.raises(DataError, match=r"(?s)not found.*with other\.npz\. .*dataset\.file"):
         load("npz", tmp_path, file="other.npz")
 
 

@@ -25,8 +25,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def kit(made: Path, tmp_path: Path) -> Path:
+def kit(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A deployment whose ports are free, to be broken."""
+    monkeypatch.setenv("FEDHET_CACHE", str(tmp_path / "cache"))
     out = Path(shutil.copytree(made, tmp_path / "deploy"))
     edit(out / "server/server.toml", "server", f"localhost:{free_port()}")
     edit(out / "sites/a/site.toml", "port", free_port())

@@ -151,7 +151,7 @@ def test_the_operators_connection_names_server_and_authority(kit: Path) -> None:
 def test_units_and_compose_files_start_the_folder_again_after_a_minute(kit: Path) -> None:
     for folder, role in ((kit / "server", "server"), (kit / "sites/b", "site")):
         unit = (folder / "fedhet.service").read_text().splitlines()
-        assert {"Restart=always", "RestartSec=60"} <= set(unit)
+        assert {"Restart=always", "RestartSec=60", "UMask=0077"} <= set(unit)
         start = next(line for line in unit if line.startswith("ExecStart="))
         assert start.endswith(f"-m fedhet deploy run /opt/fedhet/{role}")
         service = yaml.safe_load((folder / "compose.yaml").read_text())["services"][role]

@@ -1,11 +1,12 @@
-"""`fedhet deploy check` with a run's overrides: the site's data beside what the run declares."""
+"""`fedhet deploy check` with a run's overrides: the data of a site or the server beside the run."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
-from deploy.checking import Printed, at_site, edit, served
+from deploy.checking import Printed, at_site, edit, failed, served
 
 from fedhet.cli import main
 
@@ -65,3 +66,53 @@ def test_further_data_of_a_site_must_be_there(kit: Path, capsys: Printed) -> Non
     edit(kit / "sites/a/site.toml", "test", str(kit / "missing.csv"))
     found = at_site(kit, capsys)
     assert list(found) == ["data"] and "missing.csv" in found["data"]
+
+
+def test_the_data_of_a_run_at_the_server(kit: Path, capsys: Printed) -> None:
+    server = kit / "server"
+    assert failed(server, capsys, "dataset=digits", "partition.clients=3") == {}
+    assert failed(server, capsys, *LOCAL) == {}
+    for name, columns in (("good", 2), ("bad", 3)):
+        np.savez(kit / f"{name}.npz", x=np.zeros((4, columns), np.float32), y=np.arange(4) % 2)
+    assert failed(server, capsys, *LOCAL, f"dataset.test={kit}/good.npz") == {}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["nonsense=1"], "nonsense"),
+        (["dataset=npz", "dataset.file=/nothing.npz"], "nothing.npz"),
+        ([*LOCAL, "dataset.test=/nothing.npz"], "nothing.npz"),
+        ([*LOCAL, "dataset.test={kit}/data3.npz"], "the run declares (2,)"),
+        ([*LOCAL, "partition=iid"], "no partition may cut into shares"),
+        (["method._target_=missing_package.Method"], "missing_package"),
+    ],
+)
+def test_a_run_that_the_server_cannot_serve(
+    kit: Path, overrides: list[str], message: str, capsys: Printed
+) -> None:
+    np.savez(kit / "data3.npz", x=np.zeros((4, 3), np.float32), y=np.arange(4) % 2)
+    found = failed(kit / "server", capsys, *(line.format(kit=kit) for line in overrides))
+    assert list(found) == ["data"] and message in found["data"]
+
+
+def test_a_package_that_is_missing_is_a_failed_check(
+    kit: Path, capsys: Printed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def compose(_: object) -> None:
+        raise ImportError("No module named 'pandas'")
+
+    monkeypatch.setattr("fedhet.config.compose", compose)
+    assert failed(kit / "server", capsys, "dataset=digits") == {"data": "No module named 'pandas'"}
+    assert at_site(kit, capsys, "dataset=digits") == {"data": "No module named 'pandas'"}
+
+
+def test_the_decoded_copy_is_for_the_services_user_alone(
+    kit: Path, capsys: Printed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is in the folder of `state`, since that user may have no home."""
+    monkeypatch.delenv("FEDHET_CACHE")
+    edit(kit / "sites/a/site.toml", "state", str(kit / "state"))
+    assert at_site(kit, capsys, *LOCAL) == {}
+    copies = [path for path in (kit / "state/cache/data").iterdir() if path.is_dir()]
+    assert copies and all(path.stat().st_mode & 0o777 == 0o700 for path in copies)

@@ -1,7 +1,8 @@
 """docs/deployment.md, "From empty machines to a finished run", across network namespaces.
 
-Each machine reaches the others by the network alone, with TLS and node keys; the files that the
-docs copy from one to another lie in one folder here.
+Each machine reaches the others by the network alone, with TLS and node keys. All machines have one
+environment, so nothing is installed, and the files that the docs copy from one to another lie in
+one folder.
 """
 
 from __future__ import annotations
@@ -113,10 +114,8 @@ class Way:
         return printed
 
     def submit(self, *overrides: str, resume: str = "") -> str:
-        file = self.out / "run.toml"
-        lines = {"overrides": " ".join(overrides), "resume": resume}
-        file.write_text("".join(f"{key} = {json.dumps(text)}\n" for key, text in lines.items()))
-        options = ["--run-config", str(file), "--format", "json"]
+        config = f"overrides='{' '.join(overrides)}'" + (f" resume='{resume}'" if resume else "")
+        options = ["--run-config", config, "--format", "json"]
         return str(json.loads(self.flwr("run", str(ROOT), "fedhet", *options))["run-id"])
 
     def state(self, run: str) -> str:

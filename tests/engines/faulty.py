@@ -51,7 +51,7 @@ class Faulty(FedNormPlugin):
         if self._strikes() and self.how == "killed-after-reply":
             run_clientapp.flwr_exit = lambda **_: os.kill(os.getpid(), signal.SIGKILL)
         if self._strikes() and self.how == "forgets":
-            self.client.state._store = MemoryStore()  # an empty one
+            self.client.state.store = MemoryStore()  # an empty one
         if self._strikes() and self.how == "stuck":
             Path(os.environ["FEDHET_TEST_FOLDER"], "stuck").touch()
             signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -125,6 +126,25 @@ def test_a_second_delivery_replaces_the_first_as_a_whole(
         reply = sites.serve(offer)
     assert isinstance(reply, Failure) and "No space left" in reply.cause
     assert (home / "from-before").exists()
+    rename = Path.replace
+
+    def second(path: Path, target: Path) -> Path:
+        return full() if path.name.endswith(".part") else rename(path, target)  # type: ignore
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "replace", second)
+        assert isinstance(sites.serve(offer), Failure)
+    assert [each.name for each in home.parent.iterdir()] == ["0"]
+    assert (home / "from-before").exists()
+    # A process was killed between the two renames; another one has its number.
+    home.rename(home.with_name(".0.before"))
+    home.with_name(f".0.{os.getpid()}.part").mkdir()
+    with monkeypatch.context() as patched:
+        patched.setattr("fedhet.handover.delivery.sync", full)
+        reply = sites.serve(offer)
+    assert isinstance(reply, Failure) and "No space left" in reply.cause
+    assert (home / "from-before").exists()
+    home.with_name(f".0.{os.getpid()}.part").mkdir()
     assert not isinstance(sites.serve(offer), Failure)
     assert not (home / "from-before").exists()
     assert (home / "model.safetensors").read_bytes() == before

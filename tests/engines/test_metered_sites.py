@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas
 import pytest
-from own_sites import Sites
+from own_sites import Sites, as_sent
 
 from fedhet.flower import encoding, wire
 from fedhet.messages import Failure, payload
@@ -96,3 +96,17 @@ def test_a_message_that_the_machine_cannot_serve_is_a_failure(
     reply = wire.read_reply(msg, client.fit(*wire.write_broadcast(msg)))
     assert isinstance(reply, Failure) and "cannot serve this run" in reply.cause
     assert counts(tmp_path / "prom", 0)['fedhet_node_failures_total{reason="failed"}'] == 1
+
+
+def test_a_message_that_a_site_cannot_serve_is_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its file is gone, for example."""
+    monkeypatch.setenv("FEDHET_METRICS_DIR", str(tmp_path / "prom"))
+    sites = Sites(tmp_path, monkeypatch)
+    msg = next(msg for msg in sites.job.strategy.plan(1) if msg.pid == 1)
+    node: Any = sites.deployment.nodes.proxy(1, sites.deployment.manager)
+    (tmp_path / "b.npz").unlink()
+    reply = wire.read_reply(msg, node.client.fit(*as_sent(msg, sites.deployment.nodes.agreed)))
+    assert isinstance(reply, Failure) and "no such file" in reply.cause
+    assert counts(tmp_path / "prom", 1)['fedhet_node_failures_total{reason="failed"}'] == 1

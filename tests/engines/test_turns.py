@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from fedhet.deploy import superlink
 from fedhet.errors import ConfigError
 from fedhet.flower.turns import QUEUE, take_turn
 
@@ -68,6 +69,20 @@ def test_runs_wait_in_the_order_in_which_they_came_whatever_ends_them(tmp_path: 
         assert runs[3].says() == "begins"
     finally:
         for run in runs:
+            run.kill()
+
+
+def test_a_run_that_has_not_yet_written_its_number_is_waited_for(tmp_path: Path) -> None:
+    first, second = Run(1, tmp_path / "queue"), None
+    try:
+        assert first.says() == "begins"
+        (tmp_path / "queue").write_text("")
+        second = Run(2, tmp_path / "queue")
+        line = second.says()
+        assert line == "fedhet: waiting for the end of another run"
+        assert superlink._STEP.findall(f"{line}\n") == ["waiting for the end of another run"]
+    finally:
+        for run in filter(None, (first, second)):
             run.kill()
 
 

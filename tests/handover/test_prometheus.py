@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import fedhet
 from fedhet.flower import wire
 from fedhet.flower.apps import client_for
 from fedhet.job import Job
+from fedhet.record import prometheus
 from fedhet.state import MemoryStore
 
 LINES = ["method=fedavg", "model=logistic", "partition.clients=3", "rounds=2"]
@@ -46,6 +48,15 @@ def test_the_servers_file(tmp_path: Path) -> None:
         assert sent == run.summary["bytes"][way]["model"]
     assert found['fedhet_run_status{status="ok"}'] == 1
     assert found['fedhet_run_status{status="running"}'] == 0
+
+
+def test_the_collector_can_read_what_a_service_with_a_strict_umask_writes(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        prometheus.write(tmp_path / "fedhet-server.prom", "fedhet_round 1\n")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "fedhet-server.prom").stat().st_mode & 0o777 == 0o644
 
 
 def test_failures_are_counted_by_reason(tmp_path: Path) -> None:

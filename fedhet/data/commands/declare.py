@@ -33,6 +33,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the column of what is learned, in a table; may be given several times",
     )
     parser.add_argument(
+        "--features",
+        action="append",
+        help="a column of inputs, in a table; may be given several times; default: all others",
+    )
+    parser.add_argument(
         "--text", help="the column of texts, the inputs in a table; its tokenizer is beside it"
     )
     parser.add_argument("--tokenizer", help="the tokenizer.json, or its folder, elsewhere")
@@ -51,17 +56,26 @@ def main(args: argparse.Namespace) -> int:
     from fedhet.data.tokens import Texts
 
     texts = None
+    if args.features and args.text:
+        raise ConfigError("--features with --text: the inputs are columns of numbers, or the texts")
     if args.data.suffix in (".csv", ".parquet"):
         beside = args.data.absolute().parent
         texts = Texts.of(args.text, args.tokenizer, args.max_length, "", beside)
-    settings = {"sites": ["a", "b"], **declaration(args.data, args.label, args.target, texts)}
+    elif args.features:
+        raise ConfigError(f"--features with {args.data}: is for a table, csv or Parquet")
+    declared = declaration(args.data, args.label, args.target, texts, args.features)
+    settings = {"sites": ["a", "b"], **declared}
     text = yaml.safe_dump({"dataset": settings}, sort_keys=False, allow_unicode=True)
     print(HEAD + text, end="")
     return 0
 
 
 def declaration(
-    path: Path, label: list[str] | None, target: str | None, texts: Texts | None = None
+    path: Path,
+    label: list[str] | None,
+    target: str | None,
+    texts: Texts | None = None,
+    features: list[str] | None = None,
 ) -> dict[str, Any]:
     """The settings of dataset=local that these data meet.
 
@@ -70,6 +84,7 @@ def declaration(
         label: the columns of what is learned, for a table.
         target: what the labels are; None: what they seem to be.
         texts: the column of texts of a table, with its tokenizer; None: its inputs are numbers.
+        features: the columns of inputs of a table; None: all but those of `label`.
 
     Raises:
         DataError: there are no such data, or they cannot be read.
@@ -82,7 +97,7 @@ def declaration(
     if path.is_dir():
         return _folder(path)
     if path.suffix in data_frames.SUFFIXES:
-        return _table(path, label, target, texts)
+        return _table(path, label, target, texts, features)
     return _npz(path, target)
 
 
@@ -95,7 +110,11 @@ def _folder(path: Path) -> dict[str, Any]:
 
 
 def _table(
-    path: Path, label: list[str] | None, target: str | None, texts: Texts | None
+    path: Path,
+    label: list[str] | None,
+    target: str | None,
+    texts: Texts | None,
+    features: list[str] | None,
 ) -> dict[str, Any]:
     from fedhet.data.tables import data_frames
 
@@ -107,7 +126,10 @@ def _table(
     names = label if len(label) > 1 else label[0]
     inputs: dict[str, Any]
     if texts is None:
-        features = [column for column in columns if column not in label]
+        features = features or [column for column in columns if column not in label]
+        data_frames.check_columns(str(path), columns, features)
+        if twice := [column for column in features if [*features, *label].count(column) > 1]:
+            raise ConfigError(f"--features {twice[0]}: is named twice, here or as --label")
         x = data_frames.numeric_columns(frame, features, str(path))
         inputs = {"features": features}
     else:

@@ -147,10 +147,7 @@ class LocalData:
     ) -> LocalData:
         """The data of a server, which has none itself, or of a simulation, which has `parts`."""
         declared, _ = declaration(cfg)
-        test = None
-        if declared.test is not None:
-            path = find_path(declared.data_dir, declared.test, "Name the file in dataset.test")
-            test = read(path, declared, ("test",))["test"]
+        test = test_set(declared)
         for key, values in agreed.statistics.items():
             log.info("%s: %s %s, over the sites' training parts", declared.name, key, values)
         sizes = [train for train, *_ in agreed.sizes]
@@ -196,6 +193,18 @@ class LocalData:
             if all(one is not None and None not in one for one in counts):
                 record["counts"] = counts
         return record | {"hash": _digest([self.declared.digest, sites, record.get("sizes")])}
+
+
+def test_set(declared: Declaration) -> Samples | None:
+    """The global test set, which the server alone reads; None if the run has none.
+
+    Raises:
+        DataError: the file is missing, or not as declared.
+    """
+    if declared.test is None:
+        return None
+    path = find_path(declared.data_dir, declared.test, "Name the file in dataset.test")
+    return read(path, declared, ("test",))["test"]
 
 
 def own_parts(

@@ -45,6 +45,11 @@ class SiteFiles:
     test: Path | None = None
     tokenizer: Path | None = None
 
+    @property
+    def named(self) -> list[Path]:
+        """Those that are given."""
+        return [path for path in (self.data, self.val, self.test, self.tokenizer) if path]
+
     def read(self, declared: Declaration) -> dict[str, Samples]:
         """The parts that the site has, "train" among them.
 
@@ -139,20 +144,18 @@ def _check(where: str, samples: Samples, declared: Declaration) -> None:
 
 def _encoded(raw: RawSamples, declared: Declaration, *, numbered: bool = False) -> Arrays:
     """x and y; `numbered` says that the labels are positions in the declared classes."""
+    names: list[Any] | None = None if declared.target == "number" else list(declared.outputs)
+    if names and numbered and declared.target != "labels":
+        names = [str(number) for number in range(len(names))]
+    with untold():
+        (y,), described = encoded(raw, None, declared.target, names)
     if declared.target == "number":
-        with untold():
-            (y,), described = encoded(raw, None, "number", None)
         found = tuple(described["numbers"].tolist())
         if len(found) != len(declared.outputs):
             raise DataError(
                 f"{raw.y_source}: {len(found)} numbers per sample; the run declares"
                 f" {list(declared.outputs)}"
             )
-    else:
-        names = list(declared.outputs)
-        if numbered and declared.target != "labels":
-            names = [str(number) for number in range(len(names))]
-        (y,), _ = encoded(raw, None, declared.target, names)
     return {"x": np.ascontiguousarray(raw.x), "y": y}
 
 
@@ -183,7 +186,7 @@ def _npz(path: Path, declared: Declaration, parts: tuple[str, ...]) -> dict[str,
             arrays |= {f"{axis}_{part}": values for axis, values in read_.items()}
         return arrays
 
-    arrays = cached_arrays(declared.name, _key(declared, "npz", [path], parts), make)
+    arrays = cached_arrays(declared.name, _key(declared, "npz", [path], parts), make, private=True)
     return _by_part(arrays)
 
 
@@ -226,8 +229,8 @@ def _table(path: Path, declared: Declaration, tokenizer: Path | None) -> Arrays:
     def make() -> Arrays:
         with untold():
             frame = data_frames.read_frame(path)
-        data_frames.check_columns(source, frame.columns, [*columns, *declared.labels])
-        with untold():
+            # Without a header, the names of the columns are a sample.
+            data_frames.check_columns(source, frame.columns, [*columns, *declared.labels])
             if texts is None:
                 x = data_frames.numeric_columns(frame, columns, source)
             else:
@@ -236,7 +239,7 @@ def _table(path: Path, declared: Declaration, tokenizer: Path | None) -> Arrays:
         return _encoded(raw, declared)
 
     key = _key(declared, "table", [path], ()) | (texts.key if texts else {})
-    return cached_arrays(declared.name, key, make)
+    return cached_arrays(declared.name, key, make, private=True)
 
 
 def _folder(path: Path, declared: Declaration, parts: tuple[str, ...]) -> dict[str, Arrays]:
@@ -245,20 +248,22 @@ def _folder(path: Path, declared: Declaration, parts: tuple[str, ...]) -> dict[s
     mode = COLOURS[declared.colours]
     found = {}
     for part, folder in (present or {parts[0]: path}).items():
-        with located("the run's classes differ from the site's folders"):
+        with located("the run's classes differ from the site's folders"), untold():
             listing = list_images(folder, names)
 
         def make(listing: Any = listing) -> Arrays:
             images = [(str(image), image) for image in listing.paths]
-            return {"x": read_images(images, declared.size, mode)}
+            with untold():
+                return {"x": read_images(images, declared.size, mode)}
 
-        key = _key(declared, "images", listing.paths, (part,)) | decoder()
+        with untold():
+            key = _key(declared, "images", listing.paths, (part,)) | decoder()
         labels = np.array(listing.labels)
         if declared.target != "class":
             raise DataError(
                 f"{path}: a folder of images has classes; the run declares target={declared.target}"
             )
-        found[part] = {**cached_arrays(declared.name, key, make), "y": labels}
+        found[part] = {**cached_arrays(declared.name, key, make, private=True), "y": labels}
     return found
 
 

@@ -9,7 +9,7 @@ from fedhet.errors import ConfigError, DataError
 
 
 class UntoldError(DataError):
-    """An error whose message may contain values of samples, which stay at their site."""
+    """An error whose message may have values of samples or names of files, which stay here."""
 
 
 @contextmanager
@@ -27,5 +27,5 @@ def untold() -> Iterator[None]:
     """Let errors about data be such that are not told."""
     try:
         yield
-    except DataError as error:
+    except (DataError, OSError) as error:
         raise UntoldError(str(error)) from error

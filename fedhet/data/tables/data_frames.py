@@ -243,6 +243,7 @@ def numeric_columns(frame: pandas.DataFrame, columns: Sequence[str], source: str
             raise DataError(
                 f"{source}, row {row}, column {column!r}: {repr(value)[:60]}; expected finite"
                 " numbers; dataset.features chooses the columns, dataset.text one of texts"
+                " (--features and --text of `data declare`)"
             )
     return x
 
