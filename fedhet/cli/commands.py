@@ -29,7 +29,7 @@ COMMANDS: dict[str, Command] = {
     "export": Command("fedhet.handover.export", "write a model of a run as ONNX or torch program"),
     "predict": Command("fedhet.handover.predict", "apply a model of a run to files"),
     "deploy": Command(
-        "fedhet.deploy.__main__", "make, check, start and watch a deployment on real machines"
+        "fedhet.deploy", "make, check, start and watch a deployment on real machines"
     ),
     "new": Command(
         "fedhet.cli.new", "write a method, plug-in, model, ... of your own, and its test"

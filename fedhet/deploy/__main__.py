@@ -66,8 +66,6 @@ def main(argv: Sequence[str]) -> int:
 
     commands.add_parser("node", help="a SuperNode with short rounds; options of flower-supernode")
 
-    if argv and argv[0] == "node":
-        return _node(argv[1:])
     if not argv or argv[0] not in commands.choices:
         parser.parse_args(argv)  # prints the help, or raises
     name, *options = argv
@@ -144,13 +142,6 @@ def _run(args: argparse.Namespace) -> int:
     every = check.number("--every", args.every, open_low=0)
     terminal.log_to_stderr()
     return supervisor.run(place, every)
-
-
-def _node(options: Sequence[str]) -> int:
-    from fedhet.deploy.node import supernode
-
-    supernode.main(options)
-    return 0
 
 
 def _status(args: argparse.Namespace) -> int:

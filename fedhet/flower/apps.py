@@ -156,7 +156,8 @@ _prepared_sites: dict[tuple[tuple[str, ...], OwnData, Any], SiteClient] = {}
 def prepare(context: Context, store: Store | Callable[[str], Store]) -> None:
     """Load what all messages of a run need, in a process that forks their clients (`deploy node`).
 
-    Nothing here may start threads or use a GPU: a forked process would have neither.
+    A child of that process calls it first, so that decoded data are in the cache: what starts
+    threads or uses a GPU here makes the run's clients load everything themselves.
 
     Args:
         context: Flower's context of the node.

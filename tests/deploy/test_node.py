@@ -1,186 +1,28 @@
-"""`deploy node`: how its processes fork, without a SuperLink."""
+"""`deploy node`: what it changes in Flower's programs, without a SuperLink."""
 
 from __future__ import annotations
 
-import json
-import os
-import signal
+import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
-from multiprocessing import Pipe, get_context
-from multiprocessing.connection import Connection
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import psutil
 import pytest
 from flwr.supercore.constant import TaskType
 from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResult
 
-from fedhet.deploy.node import executor, shape, supernode, zygote
+from fedhet.deploy.node import (
+    executor,
+    shape,
+    superexec,
+    supernode,
+)
 from fedhet.errors import RunFailed
 
 SECONDS = 60  # on a busy machine; a quiet one needs a hundredth
-APP = """
-import os, pathlib
-here = pathlib.Path(__file__).parent
-def prepare(context):
-    if (here / "broken").exists():
-        raise OSError("the disk is full")
-    with (here / "prepared").open("a") as file:
-        file.write(f"{os.getpid()} {context.run_id}\\n")
-app = None
-"""
 
-PROJECT = """
-[project]
-name = "warm"
-version = "1.0.0"
-license = "MIT"
-[tool.flwr.app]
-publisher = "me"
-[tool.flwr.app.components]
-serverapp = "warm_app:app"
-clientapp = "warm_app:app"
-"""
-
-
-def wait_for(ready: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + SECONDS
-    while not (found := ready()):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    return found
-
-
-class Running:
-    """A zygote in another process, whose clients leave a file and then wait for its removal."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.warned = folder / "warned"
-        (folder / "app").mkdir()
-        (folder / "app" / "warm_app.py").write_text(APP)
-        (folder / "app" / "pyproject.toml").write_text(PROJECT)
-        self.orders, there = Pipe()
-        self.process = get_context("fork").Process(target=self.serve, args=(there,))
-        self.process.start()
-        there.close()
-
-    def serve(self, there: Connection) -> None:
-        self.orders.close()
-        zygote.forked_client.serve = self.client
-        zygote._warn = lambda text, *values: self.warned.write_text(text % values)
-        zygote.Zygote(there, os.getppid()).serve()
-
-    def client(self, order: zygote.Order, report: Connection | None) -> None:
-        run, (name,), _ = order
-        path = self.folder / name
-        path.write_text(json.dumps([os.getpid(), os.getppid()]))
-        if report:
-            report.send((SimpleNamespace(run_id=run), self.folder / "app"))
-            report.close()
-        while path.exists():
-            time.sleep(0.01)
-
-    def launch(self, run: int, name: str) -> tuple[int, int]:
-        """Have a client started; return its process id and that of its parent."""
-        self.orders.send((run, [name], False))
-        assert self.orders.recv() == ""
-        path = self.folder / name
-        pid, parent = json.loads(wait_for(lambda: path.exists() and path.read_text()))
-        return pid, parent
-
-    def prepared(self) -> list[list[int]]:
-        """The process id and the run of each template that was prepared."""
-        path = self.folder / "app" / "prepared"
-        lines = path.read_text().splitlines() if path.exists() else []
-        return [[int(word) for word in line.split()] for line in lines]
-
-    def launch_until(self, run: int, parent: Callable[[int], bool]) -> int:
-        """Have clients started until one has such a parent, which is returned."""
-        for number in range(200):
-            _, found = self.launch(run, f"{run}-{number}")
-            (self.folder / f"{run}-{number}").unlink()
-            if parent(found):
-                return found
-            time.sleep(0.1)
-        raise AssertionError("no client has such a parent")
-
-
-@pytest.fixture
-def running(tmp_path: Path) -> Iterator[Running]:
-    began = Running(tmp_path)
-    yield began
-    for path in tmp_path.iterdir():
-        if path.is_file():
-            path.unlink()
-    began.orders.close()
-    began.process.join(SECONDS)
-    assert began.process.exitcode == 0
-
-
-def gone(pid: int) -> bool:
-    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-
-
-def test_a_run_is_prepared_once_and_its_later_clients_begin_with_that(running: Running) -> None:
-    first, parent = running.launch(7, "first")
-    assert parent == running.process.pid
-    template = running.launch_until(7, lambda parent: parent != running.process.pid)
-    assert running.prepared() == [[template, 7]]
-    assert running.launch(7, "later")[1] == template
-    assert running.prepared() == [[template, 7]]
-    assert not gone(first)
-
-
-def test_another_run_begins_without_what_the_run_before_has_loaded(running: Running) -> None:
-    running.launch(7, "first")
-    template = running.launch_until(7, lambda parent: parent != running.process.pid)
-    slow, _ = running.launch(7, "slow")
-    assert running.launch(8, "other")[1] == running.process.pid
-    other = running.launch_until(8, lambda parent: parent != running.process.pid)
-    assert other != template
-    assert running.prepared() == [[template, 7], [other, 8]]
-    assert not gone(slow)  # a client of the run before goes on
-    (running.folder / "slow").unlink()
-    wait_for(lambda: gone(template))
-
-
-def test_what_cannot_be_prepared_is_left_to_the_clients(running: Running) -> None:
-    (running.folder / "app" / "broken").touch()
-    running.launch(7, "first")
-    said = wait_for(lambda: running.warned.exists() and running.warned.read_text())
-    assert "Run 7 has no template" in said
-    assert "OSError: the disk is full" in said
-    for name in ("second", "third"):
-        assert running.launch(7, name)[1] == running.process.pid
-    assert running.prepared() == []
-
-
-def test_a_template_that_is_killed_costs_nothing_but_time(running: Running) -> None:
-    running.launch(7, "first")
-    template = running.launch_until(7, lambda parent: parent != running.process.pid)
-    child, _ = running.launch(7, "child")
-    os.kill(template, signal.SIGKILL)
-    assert running.launch(7, "next")[1] == running.process.pid
-    assert not gone(child)
-
-
-def test_processes_that_have_ended_are_no_zombies(running: Running) -> None:
-    running.launch(7, "first")
-    template = running.launch_until(7, lambda parent: parent != running.process.pid)
-    killed, _ = running.launch(7, "killed")
-    os.kill(killed, signal.SIGKILL)
-    (running.folder / "first").unlink()
-    wait_for(lambda: not psutil.pid_exists(killed))
-    top = psutil.Process(running.process.pid)
-    wait_for(lambda: [child.pid for child in top.children(recursive=True)] == [template])
-
-
-# ---- the executor
 STUB = """
 import sys, time
 from multiprocessing.connection import Connection
@@ -265,6 +107,45 @@ def test_another_flower_is_refused_by_name() -> None:
         )
     with pytest.raises(RunFailed, match="no_such_function"):
         shape.flower_module("flwr.supernode.start_client_internal", no_such_function=("x",))
+
+
+def test_a_flower_with_other_clients_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or the first client of each run would fail."""
+    module = "flwr.supernode.runtime.run_clientapp"
+    monkeypatch.setattr(f"{module}.pull_task_input", lambda client: client)
+    with pytest.raises(RunFailed, match=rf"{module}.pull_task_input has no 'return message, "):
+        superexec.main()
+
+
+@pytest.mark.parametrize("options", [["--help"], ["--no-such-option"]])
+def test_the_usage_names_the_command(
+    capsys: pytest.CaptureFixture[str], options: list[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        supernode.main(options)
+    printed = "".join(capsys.readouterr())
+    assert printed.startswith("usage: python -m fedhet deploy node ["), printed
+
+
+def test_a_superexec_that_has_just_ended_ends_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Ended(Exception):
+        pass
+
+    def flwr_exit(code: int, message: str) -> None:
+        raise Ended(message)
+
+    ends = "import os, time; os.close(0); print(flush=True); time.sleep(.5); os._exit(3)"
+    monkeypatch.setattr(supernode, "flwr_exit", flwr_exit)
+    loop: Any = SimpleNamespace(start_client_internal=None, _push_messages=None)
+    started = supernode.Launcher(loop)
+    with subprocess.Popen(
+        [sys.executable, "-c", ends], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+    ) as process:
+        assert process.stdout
+        process.stdout.readline()
+        started._superexec = process
+        with pytest.raises(Ended, match="with code 3"):
+            started._push_messages()
 
 
 def test_pauses_grow_with_the_wait_up_to_those_of_flower(monkeypatch: pytest.MonkeyPatch) -> None:

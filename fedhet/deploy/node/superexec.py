@@ -59,6 +59,12 @@ def main() -> None:
         "flwr.supercore.superexec.run_superexec",
         run_superexec=("time.sleep(task_poll_interval)", "get_executor(", "AutoExecPlugin("),
     )
+    flower_module(  # what forked_client.py changes in clients
+        "flwr.supernode.runtime.run_clientapp",
+        run_clientapp=("= pull_task_input(client)", "install_from_fab(fab.content,"),
+        pull_task_input=("return message, context, run, fab",),
+        install_from_fab=(") -> Path:",),
+    )
     vars(module).update(time=Clock(), get_executor=executor_for, AutoExecPlugin=ForkPlugin)
     sys.argv[0] = "flower-superexec"
     flower_superexec()

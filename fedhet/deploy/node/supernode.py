@@ -78,13 +78,19 @@ class Launcher:
         if settings["runtime_dependency_install"]:
             command.append("--allow-runtime-dependency-installation")
         self._superexec = subprocess.Popen(command, stdin=subprocess.PIPE, bufsize=0)
-        self._start(**settings | {"isolation": ISOLATION_MODE_PROCESS})
+        # Our SuperExec is a child with no secret, as Flower's own is, whatever the options say.
+        isolation = {"isolation": ISOLATION_MODE_PROCESS, "superexec_auth_secret": None}
+        self._start(**settings | isolation)
 
     def _push_messages(self, **arguments: Any) -> None:
         """Wake the SuperExec: a message has arrived, whose reply Flower now waits for."""
         self._check()
         assert self._superexec.stdin
-        self._superexec.stdin.write(b".")
+        try:
+            self._superexec.stdin.write(b".")
+        except BrokenPipeError:  # it has ended since, or is about to
+            self._superexec.wait()
+            self._check()
         self._push(**arguments)
 
     def _check(self) -> None:
@@ -105,7 +111,10 @@ def main(options: Sequence[str]) -> None:
     """
     loop = flower_module(
         "flwr.supernode.start_client_internal",
-        start_client_internal=("time.sleep(3)", "_push_messages(", "ISOLATION_MODE_SUBPROCESS:"),
+        start_client_internal=(
+            *("time.sleep(3)", "_push_messages(", "ISOLATION_MODE_SUBPROCESS:"),
+            "superexec_auth_secret",
+        ),
         _push_messages=("time.sleep(0.5)",),
     )
     command = flower_module(
@@ -113,7 +122,9 @@ def main(options: Sequence[str]) -> None:
         flower_supernode=("start_client_internal(",),
         _parse_args_run_supernode=("--isolation",),
     )
-    if command._parse_args_run_supernode().parse_args(list(options)).isolation == "process":
+    parser = command._parse_args_run_supernode()
+    parser.prog = "python -m fedhet deploy node"
+    if parser.parse_args(list(options)).isolation == "process":
         raise ConfigError("--isolation process: `deploy node` starts the clients' processes itself")
     sys.argv = ["flower-supernode", *options]
     vars(command).update(start_client_internal=Launcher(loop).start_client_internal)

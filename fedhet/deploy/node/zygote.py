@@ -6,14 +6,13 @@ It runs as a script and imports nothing of fedhet, because a run brings its own 
 which alone may serve its messages. The first client of a run reports which app and context it has
 received. From these a template is forked, which loads the app and lets it prepare itself (`prepare`
 of the app's module, if there is one); it forks the run's further clients. Each process that forks
-has one thread, but for OpenBLAS's, which end before a fork.
+has one thread, but for OpenBLAS's, which end before a fork; a template that has others is not used.
 """
 
 from __future__ import annotations
 
 import gc
 import importlib
-import multiprocessing
 import os
 import signal
 import sys
@@ -21,18 +20,17 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from logging import WARN
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from multiprocessing.context import ForkProcess
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 if __package__:
-    from fedhet.deploy.node import forked_client
+    from fedhet.deploy.node import forked_client, forker
 else:  # as a script, which has nothing of fedhet
     sys.path.insert(0, str(Path(__file__).parent))
     forked_client = importlib.import_module("forked_client")
+    forker = importlib.import_module("forker")
     del sys.path[0]
 
 # What a client imports sooner or later, but for fedhet. torch.cuda is asked without initialising
@@ -50,91 +48,6 @@ PRELOADED = (
 )
 IDLE_SECONDS = 900.0  # without a message of its run, a template ends and gives its memory back
 ANSWER_SECONDS = 30.0  # for a template to fork
-END_SECONDS = 15.0  # for clients to end once the SuperExec is gone; Flower tells them, then we do
-
-FORK = multiprocessing.get_context("fork")
-Order = tuple[int, list[str], bool]  # of a client: its run, its command line, whether it is silent
-
-
-class Forker:
-    """Forks a client for each order.
-
-    Args:
-        orders: where orders come from, and where "" or the reason of a failure goes.
-        superexec: the process id of the SuperExec.
-    """
-
-    def __init__(self, orders: Connection, superexec: int) -> None:
-        self.orders = orders
-        self.superexec = superexec
-        self.children: list[ForkProcess] = []
-
-    def serve(self) -> None:
-        """Work until the other side closes the connection, and then until all children end."""
-        while self._listen():
-            pass
-        self.close()
-        deadline = time.monotonic() + END_SECONDS
-        while self._reap():
-            wait([child.sentinel for child in self.children], 1)
-            if psutil.pid_exists(self.superexec):
-                deadline = time.monotonic() + END_SECONDS
-            elif time.monotonic() > deadline:
-                for child in self.children:
-                    child.kill()
-
-    def _listen(self) -> bool:
-        sentinels = [child.sentinel for child in self.children]
-        heard = wait([self.orders, *sentinels, *self.sources()], self.timeout())
-        self._reap()
-        try:
-            if self.orders in heard:
-                self.orders.send(self._obey(self.orders.recv()))
-        except (EOFError, OSError):
-            return False
-        self.attend(heard)
-        return True
-
-    def _reap(self) -> bool:
-        self.children = [child for child in self.children if child.is_alive()]
-        return bool(self.children)
-
-    def _obey(self, order: Order) -> str:
-        try:
-            self.launch(order)
-        except OSError as error:
-            return f"no process can be started for it: {error}"
-        return ""
-
-    def launch(self, order: Order, report: Connection | None = None) -> None:
-        """Fork a client."""
-        self.fork(forked_client.serve, order, report)
-
-    def fork(self, target: Any, *arguments: Any) -> ForkProcess:
-        """Fork a child, which closes this process's connections."""
-        child = FORK.Process(target=_child, args=(self.connections(), target, *arguments))
-        child.start()
-        self.children.append(child)
-        return child
-
-    def connections(self) -> list[Connection]:
-        """What no child may hold open, or nobody would notice that this process has ended."""
-        return [self.orders]
-
-    def sources(self) -> list[Connection]:
-        """What else to listen to."""
-        return []
-
-    def timeout(self) -> float | None:
-        """How long to listen, in seconds."""
-        return None
-
-    def attend(self, heard: Sequence[Any]) -> None:
-        """Do what is due after listening."""
-
-    def close(self) -> None:
-        """Let nobody reach this process any more."""
-        self.orders.close()
 
 
 @dataclass
@@ -155,28 +68,38 @@ class Template:
     ready: bool = False
 
 
-class Zygote(Forker):
+class Zygote(forker.Forker):
     """Forks clients that begin with the imports, or has the template of their run do it."""
 
-    template: Template | None = None
-    used = 0.0
+    def __init__(self, orders: Connection, superexec: int) -> None:
+        super().__init__(orders, superexec)
+        self.template: Template | None = None
+        self.used = 0.0
+        self.last = -1  # the run of the last order
+        self.seen: set[int] = set()  # all runs that have had orders
 
-    def launch(self, order: Order, report: Connection | None = None) -> None:
+    def launch(self, order: forker.Order, report: Connection | None = None) -> None:
         """Fork the order's client, here or from the template of its run."""
         run = order[0]
-        self.used = time.monotonic()
-        if self.template and self.template.run != run:
+        # While two runs take turns, one of them keeps the template: a change at each order would
+        # only load templates that nobody uses.
+        due = run == self.last or run not in self.seen
+        if self.template and self.template.run != run and due:
             self._drop()
+        self.last = run
+        self.seen.add(run)
         if self.template is None:
-            reader, report = FORK.Pipe(duplex=False)
+            reader, report = forker.FORK.Pipe(duplex=False)
             self.template = Template(run, reader)
-        elif self.template.ready and self._passed_on(order):
-            return
+        if self.template.run == run:
+            self.used = time.monotonic()
+            if self.template.ready and self._passed_on(order):
+                return
         super().launch(order, report)
         if report:
             report.close()
 
-    def _passed_on(self, order: Order) -> bool:
+    def _passed_on(self, order: forker.Order) -> bool:
         template = self.template
         assert template and template.connection and template.process
         problem = f"it did not answer within {ANSWER_SECONDS:g} s"
@@ -223,7 +146,7 @@ class Zygote(Forker):
         self._drop()
         if told is None:
             return
-        here, there = FORK.Pipe()
+        here, there = forker.FORK.Pipe()
         self.template = Template(template.run, here)
         try:
             self.template.process = self.fork(_template, there, self.superexec, told)
@@ -261,22 +184,20 @@ def _warn(text: str, *arguments: Any) -> None:
     log(WARN, text, *arguments)
 
 
-def _child(inherited: Sequence[Connection], target: Any, *arguments: Any) -> None:
-    for connection in inherited:
-        connection.close()
-    target(*arguments)
-
-
 def _template(orders: Connection, superexec: int, told: Any) -> None:
     """Load the app of a run, and fork its clients."""
+    problem = ""
     try:
         forked_client.prepare(*told)
     except Exception as error:  # noqa: BLE001 -- whatever the app raises, its clients will report
-        orders.send(f"{type(error).__name__}: {error}")
-        return
+        problem = f"{type(error).__name__}: {error}"
     gc.freeze()
-    orders.send("")
-    Forker(orders, superexec).serve()
+    try:
+        orders.send(problem)
+    except OSError:
+        return  # the zygote has dropped it in the meantime
+    if not problem:
+        forker.Forker(orders, superexec).serve()
 
 
 def main() -> None:
