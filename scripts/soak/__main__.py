@@ -1,6 +1,6 @@
 """Long runs with everything going wrong at once; docs/faults.md has the figures. Prints JSON.
 
-python scripts/soak simulation [--rounds 200 --clients 100 --fraction .3]
+python scripts/soak simulation [--rounds 200 --clients 100]
     every fault hits every tenth reply; the run must end with the weights of one in which the
     same clients are absent
 python scripts/soak deployment [--nodes 20 --rounds 10]
@@ -24,8 +24,8 @@ def main() -> None:
     simulated = kinds.add_parser("simulation")
     simulated.add_argument("--rounds", type=int, default=200)
     simulated.add_argument("--clients", type=int, default=100)
-    simulated.add_argument("--fraction", type=float, default=0.3)
-    simulated.add_argument("--deadline", type=float, default=1.0, help="seconds per message")
+    simulated.add_argument("--fraction", type=float, default=1.0)
+    simulated.add_argument("--deadline", type=float, default=0.5, help="seconds per message")
     deployed = kinds.add_parser("deployment")
     deployed.add_argument("--nodes", type=int, default=20)
     deployed.add_argument("--rounds", dest="steps", type=int, default=10)

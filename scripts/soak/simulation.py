@@ -31,7 +31,7 @@ def settings(rounds: int, clients: int, fraction: float, deadline: float) -> lis
         "partition.min_size=5",
         f"rounds={rounds}",
         f"fraction={fraction}",
-        "replies.least=5",  # of fewer, most may be outliers
+        "replies.least=5",  # no filter helps where half of the replies are outliers
         "engine.workers=2",
         "eval.every=10",
         "eval.clients=false",
