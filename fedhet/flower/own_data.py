@@ -74,7 +74,7 @@ class OwnData:
         if not isinstance(shares, bool):
             raise ConfigError(f"node config: share-counts={shares!r} must be true or false")
         least = integer("node config: min-count", given.get("min-count", MIN_COUNT), low=1)
-        return cls(given["site"], SiteFiles(**paths), least if shares else None)
+        return cls(given["site"], SiteFiles(**paths), least_count(least) if shares else None)
 
     def number(self, overrides: tuple[str, ...]) -> int | None:
         """The client that the site is in a run; None where the run does not declare it."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from fedhet.check import integer
@@ -34,17 +36,33 @@ def least_count(configured: int) -> int:
     return max(configured, integer(FLOOR, own, low=0))
 
 
-def suppressed(counts: Tensor, least: int) -> Tensor:
-    """Return the counts with 0 in place of those below `least`.
+def withheld(counts: Sequence[int], least: int) -> list[bool]:
+    """Return which of the counts are not told.
 
-    The number of all samples is known, so a single small count would follow by subtraction. The
-    smallest of the others is then suppressed as well.
+    They are those below `least`. Their sum follows from the number of all samples, which is known,
+    and is a count as well: while it is above 0 and below `least`, the smallest of the others is
+    withheld with them. A class without samples adds nothing to the sum.
+
+    Args:
+        counts: the numbers of samples of each class.
+        least: the smallest count that is told.
+    """
+    hidden: set[int] = set()
+    rest = 0
+    for c in sorted(range(len(counts)), key=lambda c: counts[c]):
+        if counts[c] >= least and not 0 < rest < least:
+            break
+        hidden.add(c)
+        rest += counts[c]
+    return [c in hidden for c in range(len(counts))]
+
+
+def suppressed(counts: Tensor, least: int) -> Tensor:
+    """Return the counts with 0 in place of those that are withheld.
 
     Args:
         counts: (C,) the numbers of samples of each class, integers.
         least: the smallest count that is told.
     """
-    small = counts < least
-    if int(small.sum()) == 1 and len(counts) > 1 and int(counts[small]) > 0:
-        small[counts.masked_fill(small, int(counts.max()) + 1).argmin()] = True
-    return counts.masked_fill(small, 0)
+    hidden = torch.tensor(withheld(counts.tolist(), least), dtype=torch.bool, device=counts.device)
+    return counts.masked_fill(hidden, 0)

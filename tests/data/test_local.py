@@ -15,8 +15,8 @@ from data.local_files import CUTS, SHORT, data_of, digits, write_digits, write_t
 from PIL import Image
 
 import fedhet
-from fedhet.data.local.report import suppressed
 from fedhet.errors import ConfigError, DataError
+from fedhet.privacy.counts import withheld
 
 
 def test_each_site_is_a_client_with_all_of_its_own_samples(tmp_path: Path) -> None:
@@ -186,7 +186,7 @@ TABLE = [
 
 
 def test_small_counts_are_not_told_and_cannot_be_found_by_subtraction() -> None:
-    assert suppressed([3, 50, 20, 4], 10) == [None, 50, 20, None]
-    assert suppressed([3, 50, 20, 40], 10) == [None, 50, None, 40]
-    assert suppressed([30, 50], 10) == [30, 50]
-    assert suppressed([3], 10) == [None]
+    assert withheld([3, 50, 20, 4], 10) == [True, False, True, True]  # 7 would follow
+    assert withheld([3, 50, 20, 40], 10) == [True, False, True, False]
+    assert withheld([30, 50], 10) == [False, False]
+    assert withheld([3], 10) == [True]

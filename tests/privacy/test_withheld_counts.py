@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from composing import composed
 
 from fedhet.data.toy import toy_task
 from fedhet.errors import ConfigError
+from fedhet.flower.own_data import OwnData
 from fedhet.job import Job
-from fedhet.privacy.counts import FLOOR, suppressed
+from fedhet.privacy.counts import FLOOR, suppressed, withheld
 
 
 @pytest.mark.parametrize(
@@ -18,7 +21,11 @@ from fedhet.privacy.counts import FLOOR, suppressed
         ([4, 3, 9], [0, 0, 9]),
         ([5, 6, 9], [5, 6, 9]),
         ([0, 6, 9], [0, 6, 9]),  # it has none of that class: no sample is told of
-        ([4, 0, 9], [0, 0, 9]),
+        ([4, 0, 9], [0, 0, 0]),  # 4 = 13 - 9 would follow, since the class without samples has none
+        ([1, 0, 50, 49], [0, 0, 50, 0]),
+        ([3, 0, 7], [0, 0, 0]),
+        ([1, 2, 50, 49], [0, 0, 50, 0]),  # 1 + 2 = 102 - 99: three samples of two classes
+        ([1, 4, 50, 49], [0, 0, 50, 49]),
         ([9, 4, 6], [9, 0, 0]),  # 4 = 19 - 15 would follow
         ([9, 4, 9], [0, 0, 9]),
         ([4, 9], [0, 0]),
@@ -30,6 +37,17 @@ def test_small_counts_are_told_as_0(counts: list[int], told: list[int]) -> None:
     assert suppressed(given, 5).tolist() == told
     assert given.tolist() == counts
     assert suppressed(given, 0).tolist() == suppressed(given, 1).tolist() == counts
+
+
+def test_what_is_not_told_is_no_count_of_few_samples_either() -> None:
+    """The sum of what is withheld, the number of all samples minus what is told."""
+    for counts in itertools.product(range(8), repeat=4):
+        hidden = withheld(counts, 4)
+        rest = sum(n for n, h in zip(counts, hidden, strict=True) if h)
+        assert rest == 0 or rest >= 4 or rest == sum(counts), counts
+        assert all(h for n, h in zip(counts, hidden, strict=True) if n < 4)
+        if not any(0 < n < 4 for n in counts):
+            assert hidden == [n == 0 for n in counts]  # no more than must be
 
 
 @pytest.mark.parametrize(("floor", "least"), [(None, 5), ("0", 5), ("5", 5), ("12", 12)], ids=str)
@@ -46,3 +64,12 @@ def test_a_floor_that_is_no_number_is_refused(floor: str, monkeypatch: pytest.Mo
     monkeypatch.setenv(FLOOR, floor)
     with pytest.raises(ConfigError, match=rf"{FLOOR}.*whole number >= 0"):
         _ = Job(composed(), given=toy_task()).site
+
+
+@pytest.mark.parametrize(("floor", "least"), [("5", 10), ("20", 20)])
+def test_the_floor_holds_for_the_counts_that_a_site_reports(
+    floor: str, least: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(FLOOR, floor)
+    own = OwnData.of({"site": "a", "data": "/a.csv", "share-counts": True})
+    assert own and own.min_count == least

@@ -13,6 +13,7 @@ from fedhet.data.local.declaration import STATISTICS, Declaration
 from fedhet.data.local.reading import PARTS
 from fedhet.data.moments import Moments, joined, moments
 from fedhet.errors import Rejected
+from fedhet.privacy.counts import withheld
 from fedhet.task import Samples
 
 MIN_COUNT = 10  # a site reports no smaller number of samples of a class, unless it says otherwise
@@ -58,7 +59,8 @@ class Report:
         counts = None
         if min_count is not None and declared.target != "number":
             exact = np.sum([declared.counts(part.y.numpy()) for part in parts.values()], axis=0)
-            counts = suppressed(exact.tolist(), min_count)
+            hidden = withheld(exact.tolist(), min_count)
+            counts = [None if h else n for h, n in zip(hidden, exact.tolist(), strict=True)]
         needed = {"x" if key in STATISTICS[:2] else "y" for key in declared.auto}
         measured = {name: moments([getattr(parts["train"], name).numpy()]) for name in needed}
         return cls(
@@ -106,15 +108,6 @@ class Report:
         _check_counts(declared, site, sizes, value["counts"])
         _check_moments(declared, site, sizes[0], value["moments"])
         return cls(**value)
-
-
-def suppressed(counts: Sequence[int], least: int) -> list[int | None]:
-    """The counts of at least `least`; a single one left out could be found by subtraction."""
-    hidden = [count < least for count in counts]
-    if sum(hidden) == 1 and len(counts) > 1:
-        others = [i for i, one in enumerate(hidden) if not one]
-        hidden[min(others, key=lambda i: counts[i])] = True
-    return [None if one else count for one, count in zip(hidden, counts, strict=True)]
 
 
 def _whole(value: Any) -> bool:
