@@ -22,7 +22,7 @@ from fedhet.messages import EVALUATE, LOST, STATE_BYTES, Broadcast, Extras, Fail
 from fedhet.metrics import assess
 from fedhet.models.parts import own_tensors
 from fedhet.plugin import Plugin, overrides
-from fedhet.privacy import account
+from fedhet.privacy import account, counts
 from fedhet.process import time_limit
 from fedhet.site import Site
 from fedhet.state import ClientState, Store
@@ -183,7 +183,7 @@ class FedClient(LocalTraining, wire.WireClient):
             account.release(self, update)
         update.keeps = self.state.commit(self.msg.round)
         if update.keeps and not self.site.noise:  # the size may depend on the data
-            update.metrics[STATE_BYTES] = float(self.state.nbytes)
+            update.metrics[STATE_BYTES] = counts.told_size(self)
         update.metrics["seconds.train"] = seconds
         update.metrics["seconds.extras"] = self._preparing + time.perf_counter() - began
         return update

@@ -58,6 +58,8 @@ class Plugin:
             a reply, each of which is a release under privacy.noise.
         public: its extras, or "<extra>.<tensor>", that tell no more of the data than their number,
             so that they need no noise.
+        unsized: what it keeps in the state whose size follows from the counts of classes: with
+            privacy.min_count, a client does not count it in the size that it reports.
         settings: the options that server and client must agree on.
         report: what the step in progress should record: numbers go to rounds.jsonl, tensors to
             arrays/. It is emptied before each step.
@@ -71,6 +73,7 @@ class Plugin:
     memory: ClassVar[tuple[str, ...]] = ()
     releases: ClassVar[dict[str, int]] = {}
     public: ClassVar[tuple[str, ...]] = ()
+    unsized: ClassVar[tuple[str, ...]] = ()
     server: FedStrategy
     client: FedClient
 

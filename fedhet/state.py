@@ -122,10 +122,10 @@ class ClientState:
         self._state = others | {f"{prefix}{name}": t.detach() for name, t in tree.items()}
         self._changed = True
 
-    @property
-    def nbytes(self) -> int:
-        """The size of the state in bytes."""
-        return nbytes(self._load())
+    def nbytes(self, without: Collection[str] = ()) -> int:
+        """The size of the state in bytes, without the trees stored as these."""
+        left_out = tuple(f"{key}/" for key in without)
+        return nbytes({n: t for n, t in self._load().items() if not n.startswith(left_out)})
 
     def commit(self, version: int) -> bool:
         """Save the state as `version` if it has changed, and return whether it has."""

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from fedhet.check import integer
 from fedhet.errors import ConfigError
+
+if TYPE_CHECKING:
+    from fedhet.client import FedClient
 
 FLOOR = "FEDHET_MIN_COUNT"
 
@@ -34,6 +38,12 @@ def least_count(configured: int) -> int:
     except ValueError as error:
         raise ConfigError(f"{FLOOR}={text!r} must be a whole number >= 0") from error
     return max(configured, integer(FLOOR, own, low=0))
+
+
+def told_size(client: FedClient) -> float:
+    """Return the size of a client's state in bytes, without what would tell its counts."""
+    hidden = [key for plugin in client.plugins for key in plugin.unsized]
+    return float(client.state.nbytes(hidden if client.site.min_count else ()))
 
 
 def withheld(counts: Sequence[int], least: int) -> list[bool]:

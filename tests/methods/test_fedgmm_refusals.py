@@ -163,18 +163,16 @@ def test_a_bad_number_of_generated_samples_is_refused(fedgmm: Launch, number: fl
 
 
 # ---- data
+PIXELS = r"pixels in \[0, 1\], but client 1 has others$"  # and no value of them
 
 
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (
-            {"c1": (DATA[1][0] * 3, DATA[1][1])},
-            r"pixels in \[0, 1\].* client 1 lie in \[0\.\d+, 2\.\d+\]",
-        ),
-        ({"c1": (DATA[1][0] * np.nan, DATA[1][1])}, r"client 1 lie in \[nan, nan\]"),
-        ({"c1": (DATA[1][0], DATA[1][1] + 3)}, "labels 0 to 3; client 1 has .* from 3 to 4"),
-        ({"c1": (DATA[1][0], DATA[1][1] - 1)}, "labels 0 to 3; client 1 has .* from -1 to 0"),
+        ({"c1": (DATA[1][0] * 3, DATA[1][1])}, PIXELS),
+        ({"c1": (DATA[1][0] * np.nan, DATA[1][1])}, PIXELS),
+        ({"c1": (DATA[1][0], DATA[1][1] + 3)}, "labels 0 to 3; client 1 has .* with others$"),
+        ({"c1": (DATA[1][0], DATA[1][1] - 1)}, "labels 0 to 3; client 1 has .* with others$"),
         ({"c1": (DATA[1][0], DATA[1][1] + 0.5)}, "labels 0 to 3; client 1 has a torch.float64"),
     ],
     ids=["high", "nan", "label", "negative label", "no label"],

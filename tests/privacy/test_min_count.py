@@ -21,7 +21,7 @@ from fedhet.methods.fedgen import COUNTS as LABELS
 from fedhet.methods.fedgen import FedGen
 from fedhet.methods.fedgmm import FedGMMPlugin
 from fedhet.methods.fedgmm.client import COUNTS as SAMPLES
-from fedhet.methods.fedgmm.client import PER_COMPONENT
+from fedhet.methods.fedgmm.client import GENERATED, PER_COMPONENT
 from fedhet.methods.fedgmm.mixtures import MIXTURES
 from fedhet.methods.fednorm import FedNormPlugin, Z
 from fedhet.methods.fedpcl import OWN, PROTOTYPES, FedPCL
@@ -96,6 +96,22 @@ def test_mixtures(federation: Make) -> None:
     literal = replies_of(fedgmm(federation, few(), 0))
     assert [r.extras[SAMPLES].tolist() for r in literal.values()] == [list(n) for n in COUNTS]
     assert literal[0].extras[MIXTURES]["label"].tolist() == [0, 0, 1, 1, 2, 2, 2, 2]
+
+
+def test_what_is_drawn_tells_no_count_that_is_not_told(federation: Make) -> None:
+    """Neither the number of samples that a client draws, nor the size of what it keeps."""
+    exact = [3 * max(n) - sum(n) for n in COUNTS]
+    # Of clients 0 and 1 the largest counts are told, and the others as 0; of client 2 none.
+    for least, told in ((0, exact), (LEAST, [18, 10, 0, 0])):
+        run = fedgmm(federation, few(), least)
+        run.step()
+        replies = replies_of(run).values()
+        assert [reply.extras[GENERATED] for reply in replies] == told
+        for pid, version in run.strategy.versions.items():
+            kept = run.store.load(pid, version)
+            assert len(kept["fedgmm.samples/y"]) == exact[pid]
+            size = 0 if least else trees.nbytes(kept)
+            assert run.strategy.state_bytes[pid] == size
 
 
 def test_small_components_are_merged(federation: Make) -> None:

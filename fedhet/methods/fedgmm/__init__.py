@@ -16,7 +16,7 @@ components, with the weights n_ic pi_ick / sum_i n_ic. Client i draws gen_ic sam
     fit    down: nothing
            up: `fedgmm.counts` (C,), `fedgmm.mixtures`: label (K,), pi (K,), mu (K, d), var (K, d)
     share  down: `fedgmm.mixtures` of all clients, `fedgmm.global_max` where it is the target
-           up: `fedgmm.generated`
+           up: `fedgmm.generated`, as it follows from `fedgmm.counts`
     train  down: x
            up: w_k, n_k
 
@@ -40,7 +40,9 @@ Rulings:
   class of fewer than `privacy.min_count` samples has no mixture, and no component of several has
   fewer than four times as many: EM gets fewer components, and those that are smaller in the end are
   merged with the closest one, which keeps the mean and the variance of the class. Its count is sent
-  as 0. With `privacy.min_count=0`, the paper's method, a warning tells of thin mixtures.
+  as 0, and the number of samples that it says it drew, which `agg_count=augmented` uses, follows
+  from the counts that it has sent. With `privacy.min_count=0`, the paper's method, a warning tells
+  of thin mixtures.
 
 Defaults: 5 components and `psi = .02` are the paper's. Its momentum .9, weight decay, batch size
 128 and one local epoch are settings of the client (conf/client).

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -35,6 +36,8 @@ class ClientHalf(Plugin):
 
     The annotated options are those of FedGMMPlugin.
     """
+
+    unsized = (KEPT,)
 
     components: int
     reg_covar: float
@@ -100,12 +103,14 @@ class ClientHalf(Plugin):
         shape = data.x.shape[1:]
         classes = site.task.classes
         mixtures = unpack(msg.tree(MIXTURES), math.prod(shape), classes)
-        missing = maths.generate_counts(
-            counts=data.y.bincount(minlength=classes).cpu(),
+        lacking = partial(
+            maths.generate_counts,
             available=torch.tensor([c in mixtures for c in range(classes)]),
             target=self.target,
             global_max=msg.integer(GLOBAL_MAX) if GLOBAL_MAX in msg.extras else 0,
         )
+        counts = data.y.bincount(minlength=classes).cpu()
+        missing = lacking(counts)
         total = int(missing.sum())
         x = torch.empty(total, math.prod(shape), dtype=torch.uint8)
         for c, part in enumerate(x.split(missing.tolist())):
@@ -115,9 +120,10 @@ class ClientHalf(Plugin):
         y = torch.arange(classes, dtype=data.y.dtype).repeat_interleave(missing)
         # Also where nothing is missing: the state shows that the phase has been here.
         self.client.state.put(KEPT, {"x": x.unflatten(1, shape), "y": y})
-        # How many it lacks follows from its exact counts.
-        told: Extras = {} if site.noise else {GENERATED: total}
-        return Update(pid, self.client.num_examples, extras=told)
+        # How many it lacks follows from its exact counts: it tells what follows from those that it
+        # has sent.
+        said = int(lacking(suppressed(counts, site.min_count)).sum())
+        return Update(pid, self.client.num_examples, extras={} if site.noise else {GENERATED: said})
 
     def released(self, update: Update) -> None:
         if COUNTS in update.extras:
@@ -162,13 +168,11 @@ class ClientHalf(Plugin):
         data = site.floating(site.task.clients[pid].train)
         low, high = (float(bound) for bound in data.x.aminmax())
         if not (low >= 0 and high <= 1):  # also where they are NaN
-            raise ValueError(
-                f"fedgmm models pixels in [0, 1], but those of client {pid} lie in [{low}, {high}]"
-            )
+            raise ValueError(f"fedgmm models pixels in [0, 1], but client {pid} has others")
         first, last = (bound.item() for bound in data.y.aminmax())
         if data.y.ndim != 1 or data.y.is_floating_point() or first < 0 or last >= classes:
             raise ValueError(
-                f"fedgmm needs labels 0 to {classes - 1}; client {pid} has {kind(data.y)}, from"
-                f" {first} to {last}"
+                f"fedgmm needs labels 0 to {classes - 1}; client {pid} has {kind(data.y)} with"
+                " others"
             )
         return data
