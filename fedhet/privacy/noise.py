@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from fedhet.messages import Extra, Update
 
 Draw = Callable[[int], Tensor]  # n -> (n,) independent standard normal numbers, in float64
-# The counter of a batch norm is the number of steps, which follows from the number of samples.
-COUNTER = "num_batches_tracked"
 VARIANCE = "running_var"
 # By these a machine's owner refuses runs, whose settings come from the server.
 MIN_NOISE = "FEDHET_MIN_NOISE"
@@ -138,6 +136,7 @@ class Content:
 
     Attributes:
         change: the floating weights minus those that were received; empty where none are sent.
+            Other weights, such as the counters of batch norm, are sent as they were received.
         extras: the floating part of every extra that has one, a single tensor under "".
     """
 
@@ -157,13 +156,16 @@ class Content:
         Raises:
             ValueError: an extra or a tensor can neither be noised nor is it public.
         """
-        weights = _floating("weights", update.weights, public)
         extras = {
             name: _floating(name, value, public)
             for name, value in update.extras.items()
             if name not in public
         }
-        change = {name: t.double() - received[name] for name, t in weights.items()}
+        change = {
+            name: t.double() - received[name]
+            for name, t in update.weights.items()
+            if t.is_floating_point()
+        }
         return cls(change, {name: tree for name, tree in extras.items() if tree})
 
     @property
@@ -185,9 +187,11 @@ class Content:
 
     def write(self, update: Update, received: AnyTree) -> None:
         """Put the content into the update, in the place, type and device of what was there."""
-        for name, t in self.change.items():
-            value = _valid(name, received[name].double().cpu() + t)
-            update.weights[name] = value.to(update.weights[name])
+        for name, before in update.weights.items():
+            value = received[name]  # of integers: steps tell of the samples that were added
+            if name in self.change:
+                value = _valid(name, value.double().cpu() + self.change[name])
+            update.weights[name] = value.to(before)
         for extra, tree in self.extras.items():
             before = update.extras[extra]
             if isinstance(before, float):
@@ -208,7 +212,7 @@ def _floating(what: str, value: Extra, public: set[str]) -> Tree:
         raise _uncovered(what, value)
     for name, t in tree.items():
         full = f"{what}.{name}" if name else what
-        if not t.is_floating_point() and full not in public and not name.endswith(COUNTER):
+        if not t.is_floating_point() and full not in public:
             raise _uncovered(full, t)
     return {name: t for name, t in tree.items() if t.is_floating_point()}
 
