@@ -96,7 +96,8 @@ class MoonPlugin(Plugin):
         if self.mu:
             site = self.client.site
             self.client.state.put(PREVIOUS, site.read([*site.shared, *site.kept]))
-            update.metrics["moon.term"] = float(torch.cat(self._terms).mean())
+            if self.client.num_examples >= site.min_count:
+                update.metrics["moon.term"] = float(torch.cat(self._terms).mean())
 
 
 class MoonClient(FedClient):

@@ -1,1 +1,1 @@
-"""What keeps the statistics that clients send from describing single samples."""
+"""What replies tell of samples: counts of few, the noise, and the account of what was released."""

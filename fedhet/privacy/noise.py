@@ -157,7 +157,7 @@ class Content:
             ValueError: an extra or a tensor can neither be noised nor is it public.
         """
         extras = {
-            name: _floating(name, value, public)
+            name: _floating(name, value, public | {f"{name}.{n}" for n in _counters(received)})
             for name, value in update.extras.items()
             if name not in public
         }
@@ -187,20 +187,21 @@ class Content:
 
     def write(self, update: Update, received: AnyTree) -> None:
         """Put the content into the update, in the place, type and device of what was there."""
+        counters = _counters(received)  # of steps, which tell of the samples that were added
         for name, before in update.weights.items():
-            value = received[name]  # of integers: steps tell of the samples that were added
-            if name in self.change:
-                value = _valid(name, value.double().cpu() + self.change[name])
+            value = counters.get(name)
+            if value is None:
+                value = _valid(name, received[name].double().cpu() + self.change[name])
             update.weights[name] = value.to(before)
-        for extra, tree in self.extras.items():
-            before = update.extras[extra]
-            if isinstance(before, float):
-                update.extras[extra] = float(tree[""])
-            elif isinstance(before, Tensor):
-                update.extras[extra] = tree[""].to(before)
-            elif isinstance(before, dict):
-                noised = {name: _valid(name, t).to(before[name]) for name, t in tree.items()}
-                update.extras[extra] = {**before, **noised}
+        for extra, old in update.extras.items():
+            tree = self.extras.get(extra, {})
+            if isinstance(old, dict):
+                new = {name: _valid(name, t) for name, t in tree.items()} | counters
+                update.extras[extra] = {name: new.get(name, t).to(t) for name, t in old.items()}
+            elif tree:
+                update.extras[extra] = (
+                    tree[""].to(old) if isinstance(old, Tensor) else float(tree[""])
+                )
 
 
 def _floating(what: str, value: Extra, public: set[str]) -> Tree:
@@ -215,6 +216,11 @@ def _floating(what: str, value: Extra, public: set[str]) -> Tree:
         if not t.is_floating_point() and full not in public:
             raise _uncovered(full, t)
     return {name: t for name, t in tree.items() if t.is_floating_point()}
+
+
+def _counters(received: AnyTree) -> Tree:
+    """The integer tensors of a model, which go back as they came, in an extra too."""
+    return {name: t for name, t in received.items() if not t.is_floating_point()}
 
 
 def _uncovered(what: str, value: object) -> ValueError:

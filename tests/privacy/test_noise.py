@@ -16,6 +16,7 @@ from fedhet.data.toy import toy_task
 from fedhet.messages import EVALUATE, Broadcast, Failure, Update
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fednorm import FedNormPlugin, Z
+from fedhet.methods.fedsgd import FedSGD
 from fedhet.methods.sgdm import SGDM
 from fedhet.privacy.noise import Noise, mechanism, seeded, unpredictable
 from fedhet.strategy import FedStrategy
@@ -68,8 +69,8 @@ def test_the_norm_of_all_tensors_together_is_clipped() -> None:
 
 @pytest.mark.parametrize(
     ("cls", "plugins"),
-    [(FedAvg, list), (FedAvg, lambda: [FedNormPlugin()]), (SGDM, list)],
-    ids=["fedavg", "fednorm", "sgdm"],
+    [(FedAvg, list), (FedAvg, lambda: [FedNormPlugin()]), (SGDM, list), (FedSGD, list)],
+    ids=["fedavg", "fednorm", "sgdm", "fedsgd"],
 )
 def test_without_clipping_and_noise_it_is_the_method(
     federation: Federation, cls: type[FedStrategy], plugins: Callable[[], Any]

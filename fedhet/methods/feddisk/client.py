@@ -78,7 +78,8 @@ class ClientHalf(Plugin):
         for loss in networks.made_epochs(
             "global MADE", made, masks, train, self.global_made, draws
         ):
-            update.metrics["feddisk.nll"] = loss  # that of the last epoch remains
+            if len(train) >= least:
+                update.metrics["feddisk.nll"] = loss  # that of the last epoch remains
         update.weights = trees.map(Tensor.detach, made)
         return update
 
