@@ -165,6 +165,7 @@ class SiteClient(wire.WireClient):
         job = Job(self._settings, engine="flwr", local=data)
         client = measured(job.client(self._store, self._hosted), self.pid)
         client.paths = self._own.files.named
+        client.site_name = self._own.site
         return client
 
     def fit(

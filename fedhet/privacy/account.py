@@ -6,8 +6,8 @@ the clipping norm, without amplification by sampling: the server sees who takes 
 
 from __future__ import annotations
 
-import warnings
 from collections import Counter
+from contextlib import nullcontext
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -16,6 +16,7 @@ import torch
 from fedhet.errors import ConfigError
 from fedhet.phases import Entry, sample_cohort
 from fedhet.privacy.noise import Content, Draw, Noise, seeded, unpredictable
+from fedhet.privacy.owner import composed, locked, spend
 from fedhet.trees import LARGEST
 
 if TYPE_CHECKING:
@@ -34,23 +35,12 @@ COUNT = "releases"
 def epsilon(multiplier: float, delta: float, releases: int) -> float:
     """Return epsilon after so many releases with this noise multiplier, by opacus' accountant.
 
-    It composes Rényi divergences (Mironov 2017), and is an upper bound of the exact value.
-
     Args:
         multiplier: the standard deviation of the noise over the sensitivity, > 0.
         delta: in (0, 1).
         releases: how many.
     """
-    if not releases:
-        return 0.0
-    from opacus.accountants import RDPAccountant  # here: the import takes seconds
-
-    accountant = RDPAccountant()
-    accountant.history = [(multiplier, 1.0, releases)]
-    with warnings.catch_warnings():
-        # The best order may lie beyond those that it tries: still a bound, only less tight.
-        warnings.filterwarnings("ignore", "Optimal order", UserWarning)
-        return float(accountant.get_epsilon(delta))
+    return composed(((multiplier, releases),), delta)
 
 
 # ---- at a client
@@ -70,11 +60,7 @@ def release(client: FedClient, update: Update) -> None:
             f"privacy.noise: the reply is {content.releases} releases, of which the server accounts"
             f" for {msg.integer(RELEASES)}: set `releases` of the method or plug-in"
         )
-    ledger = Ledger(client.state.store, msg.pid)
-    spent = max(ledger.spent, msg.integer(SPENT))
-    check_budget(noise, msg.pid, spent, content.releases)
-    spent += content.releases
-    ledger.write(spent)  # before anything leaves
+    spent = _spend(client, content.releases)  # before anything leaves
     draw: Draw = unpredictable
     if client.site.simulated:
         draw = seeded(client.site.seed, msg.phase, msg.step, msg.pid)
@@ -82,6 +68,26 @@ def release(client: FedClient, update: Update) -> None:
     update.metrics = {SPENT: spent}
     for piece in pieces:
         piece.released(update)
+
+
+def _spend(client: FedClient, releases: int) -> int:
+    """Count the releases of a reply, which may then be sent; return the run's count so far.
+
+    Raises:
+        ValueError: they would exceed the run's budget, or what the machine's owner allows.
+    """
+    msg, noise = client.msg, client.site.noise
+    # The number of a site is the run's choice, its name is not.
+    name = f"client {msg.pid}" if client.site_name is None else f"site {client.site_name!r}"
+    # Of a simulated client, no two processes serve messages at a time, and its noise hides nothing.
+    with nullcontext() if client.site.simulated else locked(name) as path:
+        ledger = Ledger(client.state.store, msg.pid)
+        spent = max(ledger.spent, msg.integer(SPENT))
+        check_budget(noise, msg.pid, spent, releases)
+        if path is not None:
+            spend(path, name, noise.multiplier, releases)
+        ledger.write(spent + releases)
+    return spent + releases
 
 
 def check_budget(noise: Noise, pid: int, spent: int, more: int) -> None:
