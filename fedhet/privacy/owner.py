@@ -1,7 +1,7 @@
 """What a client's machine has released in all runs, where its owner sets FEDHET_MAX_EPSILON.
 
-A run's own count is in the folder of the experiment that each message names. The server chooses that
-name, so the owner's count is elsewhere, and is never removed.
+A run's own count is in the folder of the experiment that each message names. The server chooses
+that name, so the owner's count is elsewhere, and is never removed.
 """
 
 from __future__ import annotations
