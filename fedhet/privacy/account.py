@@ -6,6 +6,7 @@ the clipping norm, without amplification by sampling: the server sees who takes 
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from contextlib import nullcontext
 from functools import cache
@@ -17,7 +18,6 @@ from fedhet.errors import ConfigError
 from fedhet.phases import Entry, sample_cohort
 from fedhet.privacy.noise import Content, Draw, Noise, seeded, unpredictable
 from fedhet.privacy.owner import composed, locked, spend
-from fedhet.trees import LARGEST
 
 if TYPE_CHECKING:
     from fedhet.client import FedClient
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from fedhet.state import Store
     from fedhet.strategy import FedStrategy
 
+log = logging.getLogger("fedhet")
 RELEASES = "privacy.releases"  # extra down: how many releases the server expects in the reply
 SPENT = "privacy.spent"  # extra down, and metric up: a client's releases so far
 COUNT = "releases"
@@ -153,14 +154,27 @@ class Account:
         self.releases[pid] = spent + releases
         return {SPENT: spent, RELEASES: releases}
 
-    def told(self, update: Update) -> None:
+    def told(self, update: Update, planned: int) -> None:
         """Take over a client's own count where it is larger.
 
         A run that goes on may repeat rounds that real clients have served already.
+
+        Args:
+            update: the client's update.
+            planned: the releases of the whole run, beyond which no client is believed.
         """
         count = update.metrics.pop(SPENT, 0)
-        if self._noise and self.releases.get(update.pid, 0) < count <= LARGEST:
-            self.releases[update.pid] = int(count)
+        asked = self.releases.get(update.pid, 0)
+        if not self._noise or not count > asked:
+            return
+        if count > planned:
+            log.warning(
+                "client %d says that it has made %g releases, and the whole run has %d",
+                update.pid,
+                count,
+                planned,
+            )
+        self.releases[update.pid] = max(asked, int(min(count, planned)))
 
     def record(self) -> dict[str, dict[str, Any]]:
         """What rounds.jsonl and summary.json have of it; empty without noise."""
@@ -179,6 +193,11 @@ def releases_of(strategy: FedStrategy, entry: Entry) -> int:
     own = 0 if entry.owner else strategy.releases
     active = [plugin for plugin in strategy.plugins if phase.trains or plugin.name == entry.owner]
     return weights + own + sum(plugin.releases.get(phase.name, 0) for plugin in active)
+
+
+def planned_releases(strategy: FedStrategy) -> int:
+    """How many releases a client makes in the run if it takes part in all of its steps."""
+    return sum(entry.rounds * releases_of(strategy, entry) for entry in strategy.timetable)
 
 
 def check_run(strategy: FedStrategy) -> None:
