@@ -51,6 +51,11 @@ class Phase:
     after: Callable[[], None] | None = None
     uploads: bool = True
 
+    @property
+    def compared(self) -> bool:
+        """Whether the run's `merge` compares the replies: they change a slot."""
+        return bool(self.slot and (self.uploads or self.trains))
+
 
 @dataclass(frozen=True)
 class Entry:

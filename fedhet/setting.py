@@ -11,7 +11,7 @@ from fedhet.client import FedClient
 from fedhet.errors import ConfigError
 from fedhet.merging.mean import Mean
 from fedhet.messages import LocalSettings
-from fedhet.phases import Phase
+from fedhet.phases import Phase, cohort_size
 from fedhet.plugin import Plugin
 from fedhet.server_opt import ServerOptimizer
 from fedhet.site import Site
@@ -187,6 +187,22 @@ def check_phases(method: FedStrategy) -> None:
                 f"method={method.name}: its phase {phase.name!r} needs another name, because"
                 f" FedClient.{phase.name} is something else"
             )
+    _check_cohorts(method)
+
+
+def _check_cohorts(method: FedStrategy) -> None:
+    """Refuse a merge that needs or keeps more updates than a step can have."""
+    rule = method.setting.merge
+    eligible = sum(n > 0 for n in method.sizes)
+    for phase in (entry.phase for entry in method.timetable if entry.phase.compared):
+        cohort = cohort_size(phase.cohort, method.setting.share(phase), eligible)
+        keep = getattr(rule, "keep", None) or 1
+        for said, number in ((f"merge={rule.name}", rule.least), (f"merge.keep={keep}", keep)):
+            if number > cohort:
+                raise ConfigError(
+                    f"{said} needs {number} updates in a step, and a step of the phase"
+                    f" {phase.name!r} has {cohort} clients"
+                )
 
 
 def _check_noise(method: FedStrategy) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from fedhet.messages import LOST, STATE_BYTES, Failure, Update
+from fedhet.privacy.account import planned_releases
 
 if TYPE_CHECKING:
     from fedhet.setting import Setting
@@ -45,8 +46,9 @@ def needed_versions(strategy: FedStrategy, pid: int) -> list[int]:
 
 def registered(strategy: FedStrategy, updates: Iterable[Update]) -> Iterator[Update]:
     """Note what the clients of admitted updates report, and pass the updates on."""
+    planned = planned_releases(strategy)
     for update in updates:
-        strategy.account.told(update)
+        strategy.account.told(update, planned)
         size = int(update.metrics.pop(STATE_BYTES, 0))
         if update.keeps:
             strategy.versions[update.pid] = strategy.current.round

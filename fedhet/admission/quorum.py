@@ -40,15 +40,17 @@ class Quorum:
                 training and cannot be continued without them.
         """
         phase = step.entry.phase
-        compared = self._merge.least if phase.slot and phase.uploads else 1
+        compared = self._merge.least if phase.compared else 1
         least = max(self._limits.least, compared)
         needed = list(islice(admitted, least))
-        if len(needed) == least:
+        # What the merge has refused was compared with the others all the same.
+        outliers = sum(failure.reason == "outlier" for failure in step.failures)
+        if len(needed) >= self._limits.least and len(needed) + outliers >= compared:
             self.in_row = 0
             return chain(needed, admitted)
         self.in_row += 1
         causes = "; ".join(map(str, step.failures)) or f"{len(step.cohort)} clients take part"
-        reason = "replies.least" if least > compared else f"merge={self._merge.name}"
+        reason = "replies.least" if self._limits.least >= compared else f"merge={self._merge.name}"
         if self.in_row > self._limits.bad_steps or not phase.trains:
             few = f"{len(needed)} of at least {least} replies accepted ({reason}): "
             raise RunFailed(f"{few if least > 1 else ''}{causes}")

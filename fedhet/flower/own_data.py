@@ -128,8 +128,18 @@ class SiteClient(wire.WireClient):
                 f" into shares, but this SuperNode is the site {own.site!r} with data of its own;"
                 " it takes part in runs with dataset=local"
             )
-        Noise.from_config(cfg.privacy)  # what the owner of this machine demands
+        noise = Noise.from_config(cfg.privacy)  # no less than the owner of this machine demands
         self._declared, scheme = declared_elsewhere(settings)
+        if noise and self._declared.auto:
+            raise ConfigError(
+                f"privacy.noise={noise.multiplier:g}: what a site reports of its data has no noise;"
+                f" give {' and '.join(self._declared.auto)} as numbers in place of 'auto'"
+            )
+        if noise and own.min_count is not None:
+            raise ConfigError(
+                f"privacy.noise={noise.multiplier:g}: what a site reports of its data has no noise;"
+                f" start the SuperNode of site {own.site!r} without share-counts=true"
+            )
         self.pid = self._declared.number_of(own.site)
         self._own = own
         self._settings = settings
@@ -165,6 +175,7 @@ class SiteClient(wire.WireClient):
         job = Job(self._settings, engine="flwr", local=data)
         client = measured(job.client(self._store, self._hosted), self.pid)
         client.paths = self._own.files.named
+        client.site_name = self._own.site
         return client
 
     def fit(

@@ -5,6 +5,7 @@ Both ignore the weights of the updates, and both keep all updates of a step in m
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import ClassVar
 
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from fedhet import check, trees
 from fedhet.maths import robust
-from fedhet.merging.mean import Average, Mean
+from fedhet.merging.mean import LEAST, Average, Mean
 from fedhet.trees import AnyTree, Tree
 
 
@@ -36,6 +37,10 @@ class Median(Coordinates):
 
     name = "median"
 
+    @property
+    def least(self) -> int:
+        return LEAST
+
     def combine(self, values: Tensor) -> Tensor:
         return robust.median(values)
 
@@ -52,6 +57,11 @@ class TrimmedMean(Coordinates):
     def __init__(self, *, share: float = 0.2) -> None:
         self.share = check.number("merge.share", share, low=0, open_high=0.5)
         super().__init__()
+
+    @property
+    def least(self) -> int:
+        """With fewer, no value would be left out."""
+        return math.ceil(round(1 / self.share, 9)) if self.share else 1
 
     def combine(self, values: Tensor) -> Tensor:
         return robust.trimmed_mean(values, self.share)

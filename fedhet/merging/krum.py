@@ -59,9 +59,14 @@ class Krum(Mean):
 def distances(updates: list[Update]) -> Tensor:
     """(K, K) the squared distances between the weights of the updates, buffers included."""
     total = torch.zeros(len(updates), len(updates), dtype=torch.float64)
-    sent = [{**update.change, **floating_buffers(update)} for update in updates]
-    for name in sent[0]:
-        rows = [tree[name].double().flatten() for tree in sent]
+    buffers = [floating_buffers(update) for update in updates]
+    for name in dict.fromkeys([*updates[0].change, *buffers[0]]):
+        # A change is computed when it is read: here of one tensor at a time.
+        of = [
+            own if name in own else update.change
+            for update, own in zip(updates, buffers, strict=True)
+        ]
+        rows = [tree[name].double().flatten() for tree in of]
         block = max(1, trees.SUM_BLOCK // len(rows))
         for part in zip(*(row.split(block) for row in rows), strict=True):
             total += robust.squared_distances(torch.stack(part)).cpu()

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from fedhet.setting import Setting
 
 
+LEAST = 3  # the median of two is their mean, in which one of them counts as much as the other
+
+
 class Average(Protocol):
     """What takes trees one by one, and then says their average."""
 
@@ -52,7 +55,7 @@ class Mean:
 
     @property
     def least(self) -> int:
-        """How many updates with weights it needs in a step."""
+        """How many updates it needs in a step that merges them, with those that it refuses."""
         return 1
 
     def admit(self, step: Step, updates: Iterator[Update], setting: Setting) -> Iterator[Update]:

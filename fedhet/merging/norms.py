@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from statistics import median
 from typing import TYPE_CHECKING, ClassVar
 
@@ -10,7 +10,7 @@ import torch
 
 from fedhet import check, trees
 from fedhet.admission.gate import failure, record
-from fedhet.merging.mean import Mean, floating_buffers
+from fedhet.merging.mean import LEAST, Mean, floating_buffers
 from fedhet.trees import AnyTree, Tree
 
 if TYPE_CHECKING:
@@ -36,6 +36,10 @@ class NormFilter(Mean):
         self.factor = check.number("merge.factor", factor, low=1)
         super().__init__()
 
+    @property
+    def least(self) -> int:
+        return LEAST
+
     def admit(self, step: Step, updates: Iterator[Update], setting: Setting) -> Iterator[Update]:
         """The updates within the bounds.
 
@@ -45,7 +49,7 @@ class NormFilter(Mean):
         received = list(updates)
         norms = [_norms(update, step.sent) for update in received]
         medians = {
-            name: median(one[name] for one in norms if name in one)
+            name: _median(one[name] for one in norms if name in one)
             for name in {name for one in norms for name in one}
         }
         for update, own in zip(received, norms, strict=True):
@@ -81,6 +85,10 @@ class NormClip(Mean):
         self.norm = check.optional(check.number, "merge.norm", norm, open_low=0)
         super().__init__()
 
+    @property
+    def least(self) -> int:
+        return LEAST if self.norm is None else 1
+
     def select(self, step: Step, updates: Iterator[Update]) -> Iterator[Update]:
         received = list(updates)
         if any(not update.weights for update in received):
@@ -96,13 +104,21 @@ class NormClip(Mean):
     ) -> set[int]:
         """Shorten the changes beyond the bound; return whose they were."""
         norms = [trees.norm(change) for change in changes]
-        bound = self.factor * median(norms) if bound is None else bound
+        bound = self.factor * _median(norms) if bound is None else bound
         clipped = set()
         for update, change, norm in zip(updates, changes, norms, strict=True):
             if norm > bound:
                 _shorten(update, change, step, bound / norm)
                 clipped.add(update.pid)
         return clipped
+
+
+def _median(norms: Iterable[float]) -> float:
+    """The median of the norms that are not 0; 0 if all are.
+
+    With the others, a step in which most clients change nothing would bound all of them by 0.
+    """
+    return median([norm for norm in norms if norm] or [0.0])
 
 
 def _shorten(update: Update, change: AnyTree, step: Step, factor: float) -> None:
@@ -126,7 +142,7 @@ def _norms(update: Update, sent: Tree) -> dict[str, float]:
     for name, value in update.extras.items():
         tree = {"": value} if isinstance(value, torch.Tensor) else value
         floating = tree if isinstance(tree, dict) else {}
-        floating = {key: t for key, t in floating.items() if t.is_floating_point()}
+        floating = {key: t for key, t in floating.items() if t.is_floating_point() and t.numel()}
         if floating:
             norms[name] = trees.norm(floating)
     return norms

@@ -6,8 +6,9 @@ the clipping norm, without amplification by sampling: the server sees who takes 
 
 from __future__ import annotations
 
-import warnings
+import logging
 from collections import Counter
+from contextlib import nullcontext
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -16,7 +17,7 @@ import torch
 from fedhet.errors import ConfigError
 from fedhet.phases import Entry, sample_cohort
 from fedhet.privacy.noise import Content, Draw, Noise, seeded, unpredictable
-from fedhet.trees import LARGEST
+from fedhet.privacy.owner import composed, locked, spend
 
 if TYPE_CHECKING:
     from fedhet.client import FedClient
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from fedhet.state import Store
     from fedhet.strategy import FedStrategy
 
+log = logging.getLogger("fedhet")
 RELEASES = "privacy.releases"  # extra down: how many releases the server expects in the reply
 SPENT = "privacy.spent"  # extra down, and metric up: a client's releases so far
 COUNT = "releases"
@@ -34,23 +36,12 @@ COUNT = "releases"
 def epsilon(multiplier: float, delta: float, releases: int) -> float:
     """Return epsilon after so many releases with this noise multiplier, by opacus' accountant.
 
-    It composes Rényi divergences (Mironov 2017), and is an upper bound of the exact value.
-
     Args:
         multiplier: the standard deviation of the noise over the sensitivity, > 0.
         delta: in (0, 1).
         releases: how many.
     """
-    if not releases:
-        return 0.0
-    from opacus.accountants import RDPAccountant  # here: the import takes seconds
-
-    accountant = RDPAccountant()
-    accountant.history = [(multiplier, 1.0, releases)]
-    with warnings.catch_warnings():
-        # The best order may lie beyond those that it tries: still a bound, only less tight.
-        warnings.filterwarnings("ignore", "Optimal order", UserWarning)
-        return float(accountant.get_epsilon(delta))
+    return composed(((multiplier, releases),), delta)
 
 
 # ---- at a client
@@ -70,11 +61,7 @@ def release(client: FedClient, update: Update) -> None:
             f"privacy.noise: the reply is {content.releases} releases, of which the server accounts"
             f" for {msg.integer(RELEASES)}: set `releases` of the method or plug-in"
         )
-    ledger = Ledger(client.state.store, msg.pid)
-    spent = max(ledger.spent, msg.integer(SPENT))
-    check_budget(noise, msg.pid, spent, content.releases)
-    spent += content.releases
-    ledger.write(spent)  # before anything leaves
+    spent = _spend(client, content.releases)  # before anything leaves
     draw: Draw = unpredictable
     if client.site.simulated:
         draw = seeded(client.site.seed, msg.phase, msg.step, msg.pid)
@@ -82,6 +69,26 @@ def release(client: FedClient, update: Update) -> None:
     update.metrics = {SPENT: spent}
     for piece in pieces:
         piece.released(update)
+
+
+def _spend(client: FedClient, releases: int) -> int:
+    """Count the releases of a reply, which may then be sent; return the run's count so far.
+
+    Raises:
+        ValueError: they would exceed the run's budget, or what the machine's owner allows.
+    """
+    msg, noise = client.msg, client.site.noise
+    # The number of a site is the run's choice, its name is not.
+    name = f"client {msg.pid}" if client.site_name is None else f"site {client.site_name!r}"
+    # Of a simulated client, no two processes serve messages at a time, and its noise hides nothing.
+    with nullcontext() if client.site.simulated else locked(name) as path:
+        ledger = Ledger(client.state.store, msg.pid)
+        spent = max(ledger.spent, msg.integer(SPENT))
+        check_budget(noise, msg.pid, spent, releases)
+        if path is not None:
+            spend(path, name, noise.multiplier, releases)
+        ledger.write(spent + releases)
+    return spent + releases
 
 
 def check_budget(noise: Noise, pid: int, spent: int, more: int) -> None:
@@ -147,14 +154,27 @@ class Account:
         self.releases[pid] = spent + releases
         return {SPENT: spent, RELEASES: releases}
 
-    def told(self, update: Update) -> None:
+    def told(self, update: Update, planned: int) -> None:
         """Take over a client's own count where it is larger.
 
         A run that goes on may repeat rounds that real clients have served already.
+
+        Args:
+            update: the client's update.
+            planned: the releases of the whole run, beyond which no client is believed.
         """
         count = update.metrics.pop(SPENT, 0)
-        if self._noise and self.releases.get(update.pid, 0) < count <= LARGEST:
-            self.releases[update.pid] = int(count)
+        asked = self.releases.get(update.pid, 0)
+        if not self._noise or not count > asked:
+            return
+        if count > planned:
+            log.warning(
+                "client %d says that it has made %g releases, and the whole run has %d",
+                update.pid,
+                count,
+                planned,
+            )
+        self.releases[update.pid] = max(asked, int(min(count, planned)))
 
     def record(self) -> dict[str, dict[str, Any]]:
         """What rounds.jsonl and summary.json have of it; empty without noise."""
@@ -173,6 +193,11 @@ def releases_of(strategy: FedStrategy, entry: Entry) -> int:
     own = 0 if entry.owner else strategy.releases
     active = [plugin for plugin in strategy.plugins if phase.trains or plugin.name == entry.owner]
     return weights + own + sum(plugin.releases.get(phase.name, 0) for plugin in active)
+
+
+def planned_releases(strategy: FedStrategy) -> int:
+    """How many releases a client makes in the run if it takes part in all of its steps."""
+    return sum(entry.rounds * releases_of(strategy, entry) for entry in strategy.timetable)
 
 
 def check_run(strategy: FedStrategy) -> None:

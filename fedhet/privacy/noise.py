@@ -29,6 +29,8 @@ VARIANCE = "running_var"
 # By these a machine's owner refuses runs, whose settings come from the server.
 MIN_NOISE = "FEDHET_MIN_NOISE"
 MAX_EPSILON = "FEDHET_MAX_EPSILON"
+MAX_DELTA = "FEDHET_MAX_DELTA"  # what MAX_EPSILON refers to
+DEFAULT_DELTA = 1e-5
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class Noise:
 
     multiplier: float = 0.0
     clip: float = 1.0
-    delta: float = 1e-5
+    delta: float = DEFAULT_DELTA
     budget: float | None = None
 
     def __bool__(self) -> bool:
@@ -71,6 +73,11 @@ class Noise:
                 f" of this machine serves no run without noise and a budget, {MAX_EPSILON}={most:g}"
                 " or less"
             )
+        if most is not None and noise.delta > most_delta():
+            raise ConfigError(
+                f"privacy.delta={noise.delta:g}: the owner of this machine serves no run with more"
+                f" than {MAX_DELTA}={most_delta():g}, to which {MAX_EPSILON} refers"
+            )
         if noise and find_spec("opacus") is None:
             raise ConfigError(
                 f"privacy.noise={noise.multiplier:g} needs the accountant of opacus; install it"
@@ -95,6 +102,16 @@ def demanded(variable: str) -> float | None:
         return number(variable, float(text), open_low=0)
     except ValueError as error:
         raise ConfigError(f"{variable}={text!r} must be a number > 0") from error
+
+
+def most_delta() -> float:
+    """The delta for which the owner of this machine has set FEDHET_MAX_EPSILON.
+
+    Raises:
+        ConfigError: FEDHET_MAX_DELTA is not a number > 0.
+    """
+    given = demanded(MAX_DELTA)
+    return DEFAULT_DELTA if given is None else min(given, 1.0)
 
 
 def mechanism(tree: AnyTree, clip: float, std: float, draw: Draw) -> Tree:
@@ -126,7 +143,8 @@ def seeded(seed: int, phase: str, step: int, pid: int) -> Draw:
 def unpredictable(n: int) -> Tensor:
     """(n,) noise from the operating system's entropy, which no seed repeats."""
     bits = np.frombuffer(secrets.token_bytes(8 * n), dtype=np.uint64)
-    uniform = ((bits >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53  # in (0, 1)
+    # In (0, 1): with a bit more, the largest value plus .5 would be rounded, and give 1.
+    uniform = ((bits >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
     return torch.special.ndtri(torch.from_numpy(uniform))
 
 

@@ -188,13 +188,42 @@ def test_a_client_that_was_not_selected_keeps_its_earlier_state(federation: Fede
     assert run.strategy.current.accepted == 5
 
 
+@pytest.mark.parametrize("merge", [NormClip(factor=1.0), NormFilter(factor=3.0)])
+def test_clients_that_change_nothing_have_no_say_about_norms(
+    federation: Federation, merge: Mean
+) -> None:
+    """Four of seven send what they received; the median is that of the others, 1."""
+    values = dict.fromkeys(range(4), 0.0) | {4: 0.5, 5: 1.0, 6: 900.0}
+    run = after_a_step(federation, merge=merge, alter=sending(values), on_failure="skip")
+    sizes = run.strategy.sizes
+    refuses = merge.name == "norm_filter"
+    bounded = values | {6: 1.0}
+    present = [pid for pid in values if not (refuses and pid == 6)]
+    mean = sum(sizes[pid] * bounded[pid] for pid in present) / sum(sizes[pid] for pid in present)
+    assert moved(run) == pytest.approx(mean, abs=1e-5)
+    assert [failure.pid for failure in run.strategy.current.failures] == [6] * refuses
+
+
+def test_nobody_changes_anything(federation: Federation) -> None:
+    for merge in (NormClip(), NormFilter()):
+        run = after_a_step(federation, merge=merge, alter=sending(dict.fromkeys(range(7), 0.0)))
+        assert moved(run) == 0 and not run.strategy.current.failures
+
+
+def test_the_norm_filter_compares_three_and_keeps_two(federation: Federation) -> None:
+    merge, values = NormFilter(), {0: 1.0, 1: 1.0, 2: 900.0}
+    given = {"clients": 3, "on_failure": "skip"}
+    run = after_a_step(federation, merge=merge, alter=sending(values), **given)
+    assert moved(run) == pytest.approx(1.0, abs=1e-5)
+
+
 # ---- reductions
 @pytest.mark.parametrize("cls", [FedAvg, FedBN])
 @pytest.mark.parametrize(
     "merge",
     [
         Krum(attackers=0, keep=7),
-        Krum(attackers=2, keep=99),
+        Krum(attackers=2, keep=7),
         NormClip(factor=1e6),
         NormFilter(factor=1e6),
     ],

@@ -20,6 +20,7 @@ from fedhet.merging.norms import NormClip, NormFilter
 from fedhet.messages import Update
 from fedhet.methods.fedavg import FedAvg
 from fedhet.plugin import Plugin
+from fedhet.setting import ReplyLimits
 from fedhet.trees import Tree
 
 Federation = Callable[..., Any]
@@ -40,7 +41,7 @@ def test_each_method_takes_a_merge_or_refuses_it(merge: str) -> None:
     for method in catalogue.choices("method"):
         settings = composed(f"method={method}", f"merge={merge}")
         try:
-            assert Job(settings, toy_task()).strategy.setting.merge.name == merge
+            assert Job(settings, toy_task(7)).strategy.setting.merge.name == merge
         except ConfigError as error:
             assert f"merge={merge}" in str(error)
             refused.add(method)
@@ -123,6 +124,45 @@ def test_options_are_checked(make: Callable[[], Mean], key: str) -> None:
         make()
 
 
-def test_too_few_updates_for_krum(federation: Federation) -> None:
-    with pytest.raises(RunFailed, match=r"4 of at least 7 replies accepted \(merge=krum\)"):
-        federation(toy_task(4), FedAvg, merge=Krum(attackers=2)).step()
+@pytest.mark.parametrize(
+    ("merge", "least"),
+    [
+        (Krum(attackers=2), 7),
+        (TrimmedMean(share=0.2), 5),
+        (TrimmedMean(share=0.3), 4),
+        (Median(), 3),
+        (NormClip(), 3),
+        (NormFilter(), 3),
+    ],
+)
+def test_too_few_updates(federation: Federation, merge: Mean, least: int) -> None:
+    """Known before the run where the cohort is too small, and else when a client fails."""
+
+    def one_lost(plan: list[Any], replies: list[Any]) -> list[Any]:
+        return replies[1:]
+
+    match = f"merge={merge.name} needs {least} updates in a step, .*'train' has {least - 1} clients"
+    with pytest.raises(ConfigError, match=match):
+        federation(toy_task(least - 1), FedAvg, merge=merge)
+    run = federation(toy_task(least), FedAvg, merge=merge, on_failure="skip")
+    match = rf"{least - 1} of at least {least} replies accepted \(merge={merge.name}\)"
+    with pytest.raises(RunFailed, match=match):
+        run.step(one_lost)
+    federation(toy_task(least), FedAvg, merge=merge).step()
+
+
+def test_replies_least_is_named_where_it_decides(federation: Federation) -> None:
+    replies = ReplyLimits(least=3)
+    run = federation(toy_task(4), FedAvg, merge=Median(), replies=replies, on_failure="skip")
+    with pytest.raises(RunFailed, match=r"2 of at least 3 replies accepted \(replies\.least\)"):
+        run.step(lambda plan, received: received[2:])
+
+
+def test_merges_that_keep_more_than_there_are(federation: Federation) -> None:
+    with pytest.raises(ConfigError, match=r"merge\.keep=8 needs 8 updates in a step"):
+        federation(toy_task(7), FedAvg, merge=Krum(keep=8))
+
+
+def test_few_are_enough_where_nothing_is_compared(federation: Federation) -> None:
+    for merge in (TrimmedMean(share=0.0), NormClip(norm=1.0), Mean()):
+        federation(toy_task(1), FedAvg, merge=merge).step()

@@ -48,6 +48,21 @@ def test_a_site_whose_owner_demands_noise(folder: Path, monkeypatch: pytest.Monk
     assert "serves no run with less than FEDHET_MIN_NOISE=1" in Deployment(folder).refusal()
 
 
+NOISE = ["privacy.noise=1", "eval.clients=false", "method=fedavg"]
+
+
+def test_a_site_reports_nothing_exact_under_noise(folder: Path) -> None:
+    """Neither statistics that the run asks for, nor counts that its operator shares otherwise."""
+    asks = Deployment(folder, *NOISE)
+    assert "privacy.noise=1: what a site reports" in (reason := asks.refusal())
+    assert "give mean and std as numbers" in reason
+    given = [*NOISE, "dataset.mean=[5]", "dataset.std=[6]"]
+    shares = Deployment(folder, *given, sites="bc")
+    shares.join("a", 1, share_counts=True)
+    assert "start the SuperNode of site 'a' without share-counts=true" in shares.refusal()
+    assert Deployment(folder, *given).agree()
+
+
 def test_a_site_that_is_missing_is_named(folder: Path) -> None:
     assert "waited 0 s for the sites ['c']; 2 of 3" in Deployment(folder, sites="ab").refusal()
 

@@ -20,7 +20,7 @@ from fedhet.errors import ConfigError, RunFailed
 from fedhet.messages import Failure
 from fedhet.methods.fedavg import FedAvg
 from fedhet.privacy import noise as noises
-from fedhet.privacy.account import Ledger, epsilon
+from fedhet.privacy.account import SPENT, Ledger, epsilon
 from fedhet.privacy.noise import Noise
 from fedhet.record.results import Run
 from fedhet.state import ContextStore, DiskStore, MemoryStore
@@ -152,6 +152,23 @@ def test_a_server_that_knows_less_takes_over_the_clients_count(federation: Feder
     run.strategy.account.releases.clear()
     run.step()
     assert set(run.strategy.account.releases.values()) == {2}
+
+
+@pytest.mark.parametrize(("said", "believed"), [(1e15, 9), (float("nan"), 2), (0, 2), (5, 5)])
+def test_no_client_is_believed_beyond_the_whole_run(
+    federation: Federation, said: float, believed: int
+) -> None:
+    """Its word would otherwise be the epsilon of the run's record."""
+
+    def lies(plan: list[Any], replies: list[Any]) -> list[Any]:
+        next(reply for reply in replies if reply.pid == 0).metrics[SPENT] = said
+        return replies
+
+    run = federation(toy_task(), FedAvg, noise=Noise(1.0), rounds=9, on_failure="skip")
+    run.step()
+    run.step(lies)
+    first, *others = sorted(run.strategy.account.releases.items())
+    assert first[1] == believed and {count for _, count in others} == {2}
 
 
 def test_nothing_is_drawn_before_the_count_is_kept(

@@ -54,6 +54,12 @@ def test_a_stream_repeats_itself_and_the_entropy_does_not() -> None:
     assert not torch.equal(unpredictable(5), unpredictable(5))
 
 
+@pytest.mark.parametrize("byte", [b"\x00", b"\xff"])
+def test_no_draw_is_infinite(monkeypatch: pytest.MonkeyPatch, byte: bytes) -> None:
+    monkeypatch.setattr("secrets.token_bytes", lambda n: byte * n)
+    assert 8 < float(unpredictable(1).abs()) < 9
+
+
 def test_the_norm_of_all_tensors_together_is_clipped() -> None:
     tree = {"a": torch.tensor([3.0, 0.0]), "b": torch.tensor([[4.0]])}  # of norm 5
     clipped = mechanism(tree, 2.0, 1.0, silent)

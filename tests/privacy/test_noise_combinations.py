@@ -18,6 +18,7 @@ from fedhet.job import Job
 from fedhet.messages import Update
 from fedhet.phases import locate
 from fedhet.privacy.account import RELEASES, SPENT, releases_of
+from fedhet.privacy.noise import Noise
 from fedhet.state import MemoryStore
 
 METHODS = catalogue.choices("method")
@@ -148,6 +149,12 @@ def test_prototypes_do_not_tell_which_classes_a_client_has() -> None:
             ["privacy.noise=1", "privacy.budget=7"],
             ["privacy.noise=1", "privacy.budget=8.1"],
         ),
+        (
+            "FEDHET_MAX_DELTA",
+            "1e-06",
+            ["privacy.noise=1", "privacy.budget=8", "privacy.delta=1e-6"],
+            ["privacy.noise=1", "privacy.budget=8", "privacy.delta=1.1e-6"],
+        ),
     ],
 )
 def test_the_owner_of_a_machine_demands_more(
@@ -162,6 +169,8 @@ def test_the_owner_of_a_machine_demands_more(
     def job(lines: list[str]) -> Job:
         return Job(composed("method=fedavg", "eval.clients=false", *lines), toy_task())
 
+    if variable == "FEDHET_MAX_DELTA":
+        monkeypatch.setenv("FEDHET_MAX_EPSILON", "8")
     monkeypatch.setenv(variable, value)
     assert job(served).strategy
     with pytest.raises(
@@ -171,3 +180,12 @@ def test_the_owner_of_a_machine_demands_more(
     monkeypatch.setenv(variable, "much")
     with pytest.raises(ConfigError, match=f"{variable}='much' must be a number > 0"):
         _ = job(served).strategy
+
+
+def test_the_owner_bounds_delta_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a delta near 1 any epsilon is within any budget."""
+    monkeypatch.setenv("FEDHET_MAX_EPSILON", "8")
+    settings = {"noise": 1.0, "clip": 1.0, "delta": 0.9, "budget": 8.0}
+    with pytest.raises(ConfigError, match=r"privacy\.delta=0\.9.*FEDHET_MAX_DELTA=1e-05"):
+        Noise.from_config(settings)
+    assert Noise.from_config(settings | {"delta": 1e-5})

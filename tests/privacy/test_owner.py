@@ -1,0 +1,106 @@
+"""FEDHET_MAX_EPSILON: what a machine releases in all runs, whatever a server names them."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedhet.data.toy import toy_task
+from fedhet.messages import Failure, Reply
+from fedhet.methods.fedavg import FedAvg
+from fedhet.privacy.account import epsilon
+from fedhet.privacy.noise import Noise
+from fedhet.privacy.owner import composed, locked, spend
+from fedhet.state import state_folder, store_at_site
+
+Federation = Callable[..., Any]
+DELTA = 1e-5
+
+
+@pytest.fixture(autouse=True)
+def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The state folder of a machine whose owner allows three releases with a multiplier of 1."""
+    monkeypatch.setenv("FEDHET_STATE_DIR", str(tmp_path))
+    monkeypatch.setenv("FEDHET_MAX_EPSILON", str(epsilon(1.0, DELTA, 3)))
+    return tmp_path
+
+
+class Machine:
+    """A node whose server chooses the experiment, the noise and the number of a site."""
+
+    def __init__(self, federation: Federation, site: str | None = None) -> None:
+        self._federation, self._site = federation, site
+
+    def serve(self, experiment: str, multiplier: float = 1.0, pid: int = 0) -> Reply:
+        run = self._federation(toy_task(), FedAvg, noise=Noise(multiplier, budget=1e6))
+        run.site.simulated = False
+        client = run.client()
+        client.store, client.site_name = store_at_site, self._site
+        (msg,) = [msg for msg in run.strategy.plan(1) if msg.pid == pid]
+        return client.handle(replace(msg, experiment=experiment))
+
+
+def refused(reply: Reply) -> bool:
+    if not isinstance(reply, Failure):
+        return False
+    assert re.search(r"FEDHET_MAX_EPSILON=.* and this reply .* nothing was sent", reply.cause)
+    return True
+
+
+def test_a_server_that_renames_its_experiment_gets_no_more(federation: Federation) -> None:
+    machine = Machine(federation)
+    assert [refused(machine.serve(f"e{k}")) for k in range(5)] == [False] * 3 + [True] * 2
+    assert not refused(machine.serve("e9", pid=1))
+
+
+def test_a_site_is_itself_under_any_number(federation: Federation) -> None:
+    machine = Machine(federation, site="ward a")
+    assert [refused(machine.serve("e", pid=pid)) for pid in range(4)] == [False] * 3 + [True]
+    assert not refused(Machine(federation, site="ward b").serve("e"))
+
+
+def test_the_ledger_outlives_the_states_of_a_run(federation: Federation, folder: Path) -> None:
+    machine = Machine(federation)
+    for _ in range(3):
+        machine.serve("old")
+    os.utime(state_folder("old") / ".fedhet", (0, 0))
+    state_folder("new")
+    assert not (folder / "fedhet-state" / "old").exists()
+    assert refused(machine.serve("new"))
+
+
+def test_runs_with_other_noise_are_composed(federation: Federation) -> None:
+    machine = Machine(federation)
+    assert not refused(machine.serve("a"))
+    assert refused(machine.serve("b", multiplier=0.5))  # four releases with twice the noise
+    assert not refused(machine.serve("b", multiplier=2.0))
+    assert composed(((1.0, 1), (0.5, 1)), DELTA) == pytest.approx(epsilon(1.0, DELTA, 5))
+
+
+def test_a_damaged_ledger_sends_nothing(federation: Federation, folder: Path) -> None:
+    machine = Machine(federation)
+    machine.serve("a")
+    (path,) = (folder / "fedhet-privacy").glob("*.json")
+    path.write_text('{"releases": 3}')
+    reply = machine.serve("a")
+    assert isinstance(reply, Failure) and "is damaged; nothing was sent" in reply.cause
+
+
+def test_messages_at_the_same_time_are_all_counted(folder: Path) -> None:
+    def release(_: int) -> bool:
+        try:
+            with locked("client 0") as path:
+                spend(path, "client 0", 1.0, 1)
+        except ValueError:
+            return False
+        return True
+
+    with ThreadPoolExecutor(8) as pool:
+        assert sum(pool.map(release, range(8))) == 3
