@@ -72,7 +72,6 @@ class FedClient(LocalTraining, wire.WireClient):
     model: nn.Module
     steps: int
     delivery: Callable[[FedClient], Update] | None = None  # keeps the final models at a site
-    site_name: str | None = None  # of a site with data of its own, by its operator
 
     def __init__(
         self,

@@ -50,10 +50,12 @@ class WireClient(NumPyClient):
         observe: is told of each message, its reply, and the seconds that it took; or None.
         paths: the paths in the node config of a machine whose folders the server may not learn;
             None where the node is simulated.
+        site_name: of a site with data of its own, as its operator has named it; else None.
     """
 
     observe: Callable[[Broadcast, Reply, float], None] | None = None
     paths: Collection[Path] | None = None
+    site_name: str | None = None
 
     def handle(self, msg: Broadcast) -> Reply:
         """Serve a message."""
