@@ -37,7 +37,7 @@ from fedhet.record.results import Run
 from fedhet.record.run_folder import Recorder
 from fedhet.record.start import start
 from fedhet.server import Observer
-from fedhet.setting import ReplyLimits, Setting
+from fedhet.setting import ReplyLimits, Setting, check_cohorts
 from fedhet.site import Site, Speed
 from fedhet.state import Store
 from fedhet.strategy import FedStrategy
@@ -215,6 +215,7 @@ class Job:
         where = (self.config.cfg.device, self.site.device.type)
         if where == ("auto", "cpu") and torch.cuda.is_available():
             log.warning("device=auto with engine.num_gpus=0 is the CPU; %s", A_GPU)
+        check_cohorts(self.strategy)
         account.check_run(self.strategy)
         return start(self)
 

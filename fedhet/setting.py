@@ -187,11 +187,14 @@ def check_phases(method: FedStrategy) -> None:
                 f"method={method.name}: its phase {phase.name!r} needs another name, because"
                 f" FedClient.{phase.name} is something else"
             )
-    _check_cohorts(method)
 
 
-def _check_cohorts(method: FedStrategy) -> None:
-    """Refuse a merge that needs or keeps more updates than a step can have."""
+def check_cohorts(method: FedStrategy) -> None:
+    """Refuse a merge that needs or keeps more updates than a step can have.
+
+    Raises:
+        ConfigError: it says how many clients take part.
+    """
     rule = method.setting.merge
     eligible = sum(n > 0 for n in method.sizes)
     for phase in (entry.phase for entry in method.timetable if entry.phase.compared):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from composing import composed
 
+import fedhet
 from fedhet import trees
 from fedhet.config import catalogue
 from fedhet.data.toy import toy_task
@@ -20,7 +22,7 @@ from fedhet.merging.norms import NormClip, NormFilter
 from fedhet.messages import Update
 from fedhet.methods.fedavg import FedAvg
 from fedhet.plugin import Plugin
-from fedhet.setting import ReplyLimits
+from fedhet.setting import ReplyLimits, check_cohorts
 from fedhet.trees import Tree
 
 Federation = Callable[..., Any]
@@ -143,12 +145,22 @@ def test_too_few_updates(federation: Federation, merge: Mean, least: int) -> Non
 
     match = f"merge={merge.name} needs {least} updates in a step, .*'train' has {least - 1} clients"
     with pytest.raises(ConfigError, match=match):
-        federation(toy_task(least - 1), FedAvg, merge=merge)
+        check_cohorts(federation(toy_task(least - 1), FedAvg, merge=merge).strategy)
     run = federation(toy_task(least), FedAvg, merge=merge, on_failure="skip")
     match = rf"{least - 1} of at least {least} replies accepted \(merge={merge.name}\)"
     with pytest.raises(RunFailed, match=match):
         run.step(one_lost)
     federation(toy_task(least), FedAvg, merge=merge).step()
+
+
+def test_too_small_a_cohort_is_refused_before_the_run(tmp_path: Path) -> None:
+    """By the clients of the run itself: settings are tried on fewer, and fractions of those."""
+    lines = ["method=fedavg", "merge=median", "rounds=1", "eval.clients=false"]
+    with pytest.raises(ConfigError, match=r"merge=median needs 3 updates .* has 2 clients"):
+        fedhet.run([*lines, "fraction=.2", f"hydra.run.dir={tmp_path / 'refused'}"])
+    assert not (tmp_path / "refused").exists()
+    run = fedhet.run([*lines, "fraction=.3", f"hydra.run.dir={tmp_path / 'run'}"])
+    assert run.summary["status"] == "ok"
 
 
 def test_replies_least_is_named_where_it_decides(federation: Federation) -> None:
@@ -160,7 +172,7 @@ def test_replies_least_is_named_where_it_decides(federation: Federation) -> None
 
 def test_merges_that_keep_more_than_there_are(federation: Federation) -> None:
     with pytest.raises(ConfigError, match=r"merge\.keep=8 needs 8 updates in a step"):
-        federation(toy_task(7), FedAvg, merge=Krum(keep=8))
+        check_cohorts(federation(toy_task(7), FedAvg, merge=Krum(keep=8)).strategy)
 
 
 def test_few_are_enough_where_nothing_is_compared(federation: Federation) -> None:

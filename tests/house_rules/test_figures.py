@@ -57,7 +57,7 @@ def test_the_runs_of_every_table_compose(tables: ModuleType) -> None:
     tables.find_pieces()
     runs = {cell.overrides for table in tables.tables(ROOT).values() for cell in table.cells}
     for overrides in sorted(runs):
-        assert Job(config.compose(list(overrides)), toy_task(10)).strategy.name
+        assert Job(config.compose(list(overrides)), toy_task()).strategy.name
 
 
 def test_what_pages_print_can_be_measured_again(
