@@ -107,7 +107,7 @@ def load(
 
 def _load_global(folder: Path, weights: str, model: Module | None) -> Module:
     """The model with the values in the folder's `<weights>.safetensors`."""
-    from fedhet.record.files import read_tensors
+    from fedhet.record.files import fitting, read_tensors
 
     file = folder / f"{weights}.safetensors"
     summary = read_json(folder, "summary.json")
@@ -125,12 +125,9 @@ def _load_global(folder: Path, weights: str, model: Module | None) -> Module:
             " with buffers=local" if local else "",
             file,
         )
-    try:
-        model.load_state_dict(read_tensors(file))
-    except RuntimeError as error:
-        raise DataError(
-            f"{file} does not fit the model that the run's config.yaml describes: {error}"
-        ) from error
+    values = read_tensors(file)
+    with fitting(file):
+        model.load_state_dict(values)
     return model
 
 

@@ -29,11 +29,18 @@ from torch import nn
 from fedhet import trees
 from fedhet.checkpoint.folder import sync
 from fedhet.client import DELIVER, FINETUNE_EPOCHS, FedClient, evaluated_views
-from fedhet.errors import ConfigError, DataError
+from fedhet.errors import ConfigError
 from fedhet.evaluation import evaluation_messages
 from fedhet.messages import Broadcast, Failure, Reply, Update
 from fedhet.record.environment import versions
-from fedhet.record.files import read_tensors, save_tensors, unwritable, write_json, write_text
+from fedhet.record.files import (
+    fitting,
+    read_tensors,
+    save_tensors,
+    unwritable,
+    write_json,
+    write_text,
+)
 from fedhet.state import own_folder
 from fedhet.trees import Tree
 
@@ -230,10 +237,7 @@ def load(
             f" client {own}"
         )
     module = client_cls.personal_module(model)
-    try:
-        module.load_state_dict(read_tensors(path))
-    except RuntimeError as error:
-        raise DataError(
-            f"{path} does not fit the model that config.yaml beside it describes: {error}"
-        ) from error
+    values = read_tensors(path)
+    with fitting(path):
+        module.load_state_dict(values)
     return module

@@ -111,6 +111,21 @@ def read_tensors(path: Path) -> Tree:
         raise DataError(f"{path} is damaged, or cannot be read: {error}") from error
 
 
+@contextmanager
+def fitting(path: Path) -> Iterator[None]:
+    """Let values that do not fit a model be an error of the file that they come from.
+
+    Raises:
+        DataError: the block has found that they do not fit.
+    """
+    try:
+        yield
+    except (ValueError, RuntimeError) as error:
+        raise DataError(
+            f"{path} does not fit the model that the run's config.yaml describes: {error}"
+        ) from error
+
+
 def append_line(path: Path, line: str) -> None:
     """Append a line, whole or not at all.
 

@@ -25,11 +25,11 @@ from torch import nn
 from fedhet import trees
 from fedhet.check import integer
 from fedhet.client import KEEP, FedClient
-from fedhet.errors import ConfigError, DataError
+from fedhet.errors import ConfigError
 from fedhet.evaluation import Moment, evaluation_messages, evaluation_moment
 from fedhet.messages import Broadcast, Failure, Reply, Update
 from fedhet.models.parts import joined
-from fedhet.record.files import read_tensors, save_tensors
+from fedhet.record.files import fitting, read_tensors, save_tensors
 from fedhet.trees import Tree
 
 if TYPE_CHECKING:
@@ -243,12 +243,8 @@ def load(
         )
     module, model = _module(client_cls, view, model)
     common, own = (read_tensors(file) for file in (home / SHARED, path))
-    try:
+    with fitting(path):
         module.load_state_dict(joined(module, model, common, own))
-    except (ValueError, RuntimeError) as error:
-        raise DataError(
-            f"{path} does not fit the model that the run's config.yaml describes: {error}"
-        ) from error
     return module
 
 
