@@ -144,7 +144,7 @@ def run_experiment(experiment: Experiment, flags: list[str]) -> int:
     there = outcome.cells - len(outcome.missing)
     say(f"experiment {experiment.name}: {there} of {outcome.cells} runs are there")
     say(f"run folder: {outcome.folder}")
-    return FAILED if outcome.missing else DEGRADED if task.degraded else 0
+    return FAILED if outcome.missing else DEGRADED if outcome.degraded else 0
 
 
 class HydraTask:

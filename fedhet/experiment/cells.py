@@ -11,7 +11,8 @@ from itertools import product
 
 from fedhet.config import catalogue, composition
 from fedhet.errors import ConfigError
-from fedhet.experiment.definition import SEED, Experiment, Label, Value, written
+from fedhet.experiment.axes import Label, Value, written
+from fedhet.experiment.definition import SEED, Experiment
 from fedhet.experiment.tuning import Point, points
 
 LONGEST_NAME = 80
@@ -102,6 +103,7 @@ def check(cells: Sequence[Cell]) -> None:
     Raises:
         ConfigError: it names the cell.
     """
+    from fedhet.config.targets import instantiate
     from fedhet.job import try_settings
 
     groups = catalogue.groups()
@@ -112,7 +114,9 @@ def check(cells: Sequence[Cell]) -> None:
             continue
         seen |= {choices, *cell.overrides}
         try:
-            try_settings(composition.compose(cell.overrides))
+            settings = composition.compose(cell.overrides)
+            instantiate(settings.cfg.partition)
+            try_settings(settings)
         except ConfigError as error:
             where = ", ".join(f"{axis}={label}" for axis, label in cell.axes.items())
             raise ConfigError(f"{error} (in the experiment's run {where})") from error

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,29 +22,15 @@ from omegaconf import OmegaConf
 from fedhet.check import did_you_mean, each, integer, one_of, optional
 from fedhet.config import catalogue, composition, overrides
 from fedhet.config.composition import EXPERIMENT_KEYS
-from fedhet.config.interpolations import literal
 from fedhet.errors import ConfigError
+from fedhet.experiment.axes import Label, Value, lines_of, mapping, read_axes, values_of
 from fedhet.experiment.tuning import Interval, Space, Tuning
 
-Label = str | int | float | bool | None
 SEED = "seed"
 # The scores by which values are compared, in summary.json: at the last evaluation, at the one that
 # the clients' validation data choose, and the mean of the last ones.
 METRICS = ("last", "best_val", "last_k")
 OTHER_CODE = ("stop", "keep", "rerun")
-
-
-@dataclass(frozen=True)
-class Value:
-    """A value of an axis.
-
-    Attributes:
-        label: what it is called in tables and figures.
-        overrides: the overrides that it stands for.
-    """
-
-    label: Label
-    overrides: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -101,7 +87,7 @@ def read(lines: Sequence[str]) -> Experiment | None:
     experiment = rest.pop("experiment")
     hydra = [key for key, override in rest.items() if _is_hydras(override)]
     settings = {key: value for key, value in rest.items() if key not in hydra}
-    axes = _axes(declared["axes"], settings)
+    axes = read_axes(declared["axes"], settings)
     fixed = [override.input_line for key, override in settings.items() if key not in axes]
     name = str(experiment.value())
     return Experiment(
@@ -159,84 +145,13 @@ def _digest(name: str) -> str:
 
 def _of_scale(declared: Mapping[str, Any]) -> list[Override]:
     """The overrides of the chosen scale."""
-    scale, scales = declared["scale"], _mapping("scales", declared["scales"])
+    scale, scales = declared["scale"], mapping("scales", declared["scales"])
     if scale is None:
         return []
     if not scales:
         raise ConfigError(f"scale={scale}: this experiment has no scales")
     lines = scales[one_of("scale", scale, map(str, scales))]
-    return overrides.parse(_lines(f"scales.{scale}", lines))
-
-
-# ---- axes
-def _axes(
-    declared: Mapping[str, Any], settings: Mapping[str, Override]
-) -> dict[str, tuple[Value, ...]]:
-    axes = {
-        axis: _replaced(settings[axis]) if axis in settings else tuple(_values(axis, values))
-        for axis, values in _mapping("axes", declared).items()
-    }
-    added = [key for key, line in settings.items() if key not in axes and line.is_sweep_override()]
-    axes |= {key: _replaced(settings[key]) for key in added}
-    for axis, values in axes.items():
-        labels = [value.label for value in values]
-        if not labels:
-            raise ConfigError(f"axes.{axis} has no value")
-        if twice := [label for i, label in enumerate(labels) if label in labels[:i]]:
-            raise ConfigError(f"axes.{axis} has {twice[0]} twice")
-    return axes
-
-
-def _values(axis: str, declared: object) -> Iterator[Value]:
-    """The values of an axis as the file gives them."""
-    if isinstance(declared, Mapping):
-        for label, lines in declared.items():
-            yield Value(str(label), tuple(_lines(f"axes.{axis}.{label}", lines)))
-    elif isinstance(declared, list):
-        for value in declared:
-            label = value if isinstance(value, Label) else json.dumps(value)
-            yield Value(label, (f"{axis}={written(value)}",))
-    else:
-        (override,) = overrides.parse([f"{axis}={declared}"])
-        yield from _replaced(override)
-
-
-def _replaced(override: Override) -> tuple[Value, ...]:
-    """The values that an override gives an axis."""
-    axis = override.key_or_group
-    if not override.is_sweep_override():
-        return tuple(_values(axis, [override.value()]))
-    if isinstance(override.value(), IntervalSweep):
-        raise ConfigError(f"{override.input_line!r}: an axis has single values; name them")
-    lines = [f"{axis}={value}" for value in override.sweep_string_iterator()]
-    values = [line.value() for line in overrides.parse(lines)]
-    labels = [value if isinstance(value, Label) else json.dumps(value) for value in values]
-    return tuple(Value(label, (line,)) for label, line in zip(labels, lines, strict=True))
-
-
-def _lines(name: str, value: object) -> list[str]:
-    """A list of overrides, which the file may also write as one text with blanks."""
-    lines = value.split() if isinstance(value, str) else [] if value is None else value
-    if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
-        raise ConfigError(
-            f"{name}={value}: overrides are expected, as in `method=scaffold plugin=[fednorm]`"
-        )
-    return lines
-
-
-def written(value: object) -> str:
-    """The value as an override writes it; the names of choices need no quotes."""
-    if isinstance(value, str) and value.replace("_", "").replace("/", "").isalnum():
-        return value
-    return literal(value)
-
-
-def _mapping(name: str, value: object) -> dict[str, Any]:
-    if value is None:
-        return {}
-    if not isinstance(value, Mapping):
-        raise ConfigError(f"{name}={value}: names with values are expected")
-    return {str(key): inner for key, inner in value.items()}
+    return overrides.parse(lines_of(f"scales.{scale}", lines))
 
 
 # ---- tuning and report
@@ -250,7 +165,7 @@ def _tuning(
     def space(name: str, values: object) -> Space:
         return {
             key: _range(f"{name}.{key}", key, range_)
-            for key, range_ in _mapping(name, values).items()
+            for key, range_ in mapping(name, values).items()
             if key not in settings
         }
 
@@ -258,7 +173,7 @@ def _tuning(
     seeds = each(integer, "tune.seeds", declared["seeds"], low=0)
     shared = space("tune.space", declared["space"])
     own = {}
-    for label, values in _mapping("tune.own", declared["own"]).items():
+    for label, values in mapping("tune.own", declared["own"]).items():
         labels = [str(value.label) for axis in axes.values() for value in axis]
         if label not in labels:
             raise ConfigError(
@@ -291,7 +206,7 @@ def _range(name: str, key: str, declared: object) -> tuple[Label, ...] | Interva
             if low >= high or (log and low <= 0):
                 raise ConfigError(f"{name}={declared}: the ends of this interval are not allowed")
             return Interval(low, high, log)
-        return tuple(value.label for value in _replaced(override))
+        return tuple(value.label for value in values_of(override))
     if not isinstance(declared, list) or not all(isinstance(value, Label) for value in declared):
         raise ConfigError(f"{name}={declared}: a list of values, or interval(a,b), is expected")
     return tuple(declared)

@@ -10,11 +10,13 @@ report/           the report
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from fedhet.config.composition import Config
@@ -107,13 +109,34 @@ class ExperimentFolder:
         }
 
     def validation(self, cell: Cell) -> float | None:
-        """The best validation score of a finished cell; None if it is not there or has none."""
+        """Return the validation score of a finished cell that counts in the experiment's report.
+
+        Returns:
+            The score at the last evaluation, the best one, or the mean of the last ones, as
+            `report.metric` says; None if the cell is not there or its clients have none.
+        """
+        from fedhet.targets import TARGETS
+
         if self.missing_reasons([cell]):
             return None
-        summary = _read(self.path / cell.folder / "summary.json")
-        diverged = summary.get("loss") is None
-        score = summary.get("validation")
-        return None if diverged or score is None else float(score)
+        folder = self.path / cell.folder
+        summary = _read(folder / "summary.json")
+        target = TARGETS[summary["target"]]
+        key = target.key("val_weighted")
+        lines = (folder / "rounds.jsonl").read_text(encoding="utf-8").splitlines()
+        rows = [json.loads(line) for line in lines]
+        scores = [math.nan if row[key] is None else row[key] for row in rows if key in row]
+        metric = self._experiment.report["metric"]
+        if not scores:
+            return None
+        if metric == "last_k":
+            return mean(scores[-summary[target.key("last_k")]["evaluations"] :])
+        return float(max(scores) if metric == "best_val" else scores[-1])
+
+    def is_degraded(self, cells: Sequence[Cell]) -> bool:
+        """Whether a cell has lost more replies than it was allowed."""
+        folders = (self.path / cell.folder for cell in cells)
+        return any(_read(folder / "summary.json").get("degraded") for folder in folders)
 
     def write(self, cells: Sequence[Cell], tuned: Sequence[dict[str, Any]]) -> None:
         """Write experiment.json.

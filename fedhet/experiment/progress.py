@@ -27,11 +27,13 @@ class Outcome:
         folder: its folder.
         cells: the number of its runs and trials.
         missing: the cells that are not there, with the reason.
+        degraded: whether a cell has lost more replies than it was allowed.
     """
 
     folder: Path
     cells: int
     missing: dict[Cell, str]
+    degraded: bool
 
 
 def run(experiment: Experiment, path: Path, launch: Launch) -> Outcome:
@@ -72,7 +74,7 @@ def run(experiment: Experiment, path: Path, launch: Launch) -> Outcome:
         missing = folder.missing_reasons(every)
         lost = "none of the trials that would choose its settings has ended well"
         missing |= {cell: lost for cell in runs if cell not in ready}
-        return Outcome(folder.path, len(every), missing)
+        return Outcome(folder.path, len(every), missing, folder.is_degraded(every))
     finally:
         lock.release()
 
