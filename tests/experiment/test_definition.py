@@ -120,7 +120,7 @@ def test_where_one_run_is_possible_axes_are_refused(write: Write) -> None:
         ("axes: {seed: [0]}", ["scale=small"], "scale=small: this experiment has no scales"),
         ("axes: {seed: []}", [], "axes.seed has no value"),
         ("axes: {seed: [0, 1, 0]}", [], "axes.seed has 0 twice"),
-        ("axes: [seed]", [], "axes"),
+        ("axes: [seed]", [], "experiment/mine"),
         ("axes: {method: {A: {b: 1}}}", [], "axes.method.A={'b': 1}: overrides are expected"),
         ("axes: {client.lr: 'interval(0,1)'}", [], "an axis has single values"),
         (AXES, ["report.compare=model"], "report.compare=model is not allowed; choose from: meth"),
