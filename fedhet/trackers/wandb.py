@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
@@ -51,6 +52,9 @@ class WandB(Tracker):
         import wandb
 
         self.id = run.id or secrets.token_hex(8)
+        # Of a run that was killed, part of the folder is missing: a new one gets all steps.
+        for incomplete in run.folder.glob(f"wandb/offline-run-*-{self.id}"):
+            shutil.rmtree(incomplete)
         self._run = wandb.init(
             id=self.id,
             resume="allow",
@@ -68,7 +72,6 @@ class WandB(Tracker):
                 console="off",
                 disable_git=True,
                 save_code=False,
-                symlink=False,  # else the folder loses its files when it is moved
                 # What they measure comes from a service of the network in some data centres.
                 x_disable_stats=self._mode == "offline",
                 x_disable_machine_info=self._mode == "offline",
@@ -78,7 +81,8 @@ class WandB(Tracker):
             ),
         )
         self._folder = run.folder
-        return run.told
+        # A server knows what it has.
+        return self._run.starting_step - 1 if self._run.resumed else 0
 
     def step(self, number: int, values: Mapping[str, float]) -> None:
         self._run.log(dict(values), step=number, commit=True)
@@ -87,8 +91,11 @@ class WandB(Tracker):
         import wandb
 
         self._run.summary["status"] = status
+        results = wandb.Artifact(f"fedhet-{self.id}", type="model")
         for file in files:
-            self._run.save(str(file), base_path=str(self._folder), policy="now")
+            # Not copied: files of the run folder are not changed once they are written.
+            results.add_file(str(file), str(file.relative_to(self._folder)), policy="immutable")
             if file.suffix == ".png":
                 self._run.summary[f"figures/{file.stem}"] = wandb.Image(str(file))
+        self._run.log_artifact(results)
         self._run.finish(exit_code=0 if status == "ok" else 1)
