@@ -95,9 +95,7 @@ class MLflow(Tracker):
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
-        metrics = [
-            Metric(_name(name), value, now, number) for name, value in values.items()
-        ]
+        metrics = [Metric(_name(name), value, now, number) for name, value in values.items()]
         self._client.log_batch(str(self.id), metrics)
 
     def end(self, status: str, files: Sequence[Path]) -> None:

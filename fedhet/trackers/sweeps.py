@@ -26,5 +26,7 @@ def group_of(sweep: Path | None) -> str | None:
     if sweep is None:
         return None
     with suppress(OSError, ValueError, KeyError, TypeError):
-        return str(json.loads((sweep / "experiment.json").read_text(encoding="utf-8"))["experiment"])
+        return str(
+            json.loads((sweep / "experiment.json").read_text(encoding="utf-8"))["experiment"]
+        )
     return f"{sweep.parent.name}/{sweep.name}" if A_TIME.fullmatch(sweep.name) else sweep.name

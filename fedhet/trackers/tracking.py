@@ -109,9 +109,7 @@ def tracker_of(cfg: DictConfig) -> Tracker | None:
         return None
     if not isinstance(tracker, Tracker):
         raise ConfigError(f"tracker._target_={cfg.tracker._target_}: it is no fedhet Tracker")
-    spec = find_spec(tracker.package) if tracker.package else True
-    # A folder of this name, such as wandb leaves behind, is found without an origin.
-    if spec is None or (spec is not True and spec.origin is None):
+    if tracker.package and not _is_installed(tracker.package):
         own = type(tracker).__module__.startswith("fedhet.")
         extra = f"fedhet[{tracker.package}]" if own else tracker.package
         raise ConfigError(
@@ -119,6 +117,12 @@ def tracker_of(cfg: DictConfig) -> Tracker | None:
             f" it with pip install '{extra}'"
         )
     return tracker
+
+
+def _is_installed(package: str) -> bool:
+    """Whether there is such a package; a folder of this name, as W&B leaves behind, is none."""
+    spec = find_spec(package)
+    return spec is not None and spec.origin is not None
 
 
 def numbers(row: Mapping[str, Any]) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""What the tests of trackers share: short runs, one that is killed, and what a tracker must know."""
+"""What tests of trackers share: short runs, one that is killed, what a tracker must know."""
 
 from __future__ import annotations
 
@@ -47,9 +47,7 @@ def killed(folder: Path, *lines: str) -> None:
     command = [sys.executable, "-c", KILLED, *LINES, *lines, f"hydra.run.dir={folder}"]
     # W&B's own process, which the tests before have started, is not to be shared.
     environment = {key: value for key, value in os.environ.items() if key != "WANDB_SERVICE"}
-    process = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=200
-    )
+    process = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
     assert process.returncode == 9, process.stderr
     assert len((folder / "rounds.jsonl").read_text().splitlines()) == 3
 

@@ -16,8 +16,8 @@ import fedhet
 from fedhet import config
 from fedhet.cli.main import main
 from fedhet.errors import ConfigError
-from fedhet.flower.apps import client_for
 from fedhet.flower import wire
+from fedhet.flower.apps import client_for
 from fedhet.job import Job
 from fedhet.state import MemoryStore
 from fedhet.testing import check_equal
@@ -43,7 +43,9 @@ def calls(folder: Path) -> list[tuple[str, Any]]:
     return [(line["call"], line["entry"]) for line in map(json.loads, lines)]
 
 
-def test_it_is_told_everything_as_it_happens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_told_everything_as_it_happens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "conf" / "tracker").mkdir(parents=True)
     (tmp_path / "conf" / "tracker" / "mine.yaml").write_text(
         "# Mine\n_target_: trackers.listing.Listing\nfails: ''  # where\n"

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import struct
+import time
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,9 +44,15 @@ def offline(folder: Path) -> list[Path]:
 
 
 def every(folder: Path, kind: str) -> list[Any]:
-    files = [next(one.glob("*.wandb")) for one in offline(folder)]
-    found = [record for file in files for record in records(file)]
-    return [getattr(record, kind) for record in found if record.WhichOneof("record_type") == kind]
+    """The records of a kind, once W&B's own process has written the last one."""
+    (home,) = offline(folder)
+    until = time.monotonic() + 60
+    while time.monotonic() < until:
+        found = list(records(next(home.glob("*.wandb"))))
+        if found and found[-1].WhichOneof("record_type") == "exit":
+            break
+        time.sleep(0.1)
+    return [getattr(one, kind) for one in found if one.WhichOneof("record_type") == kind]
 
 
 def history(folder: Path) -> Steps:
@@ -65,14 +74,16 @@ def test_the_whole_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "canary7f3a" * 4)
     run = fedhet.run([*LINES, "tracker=wandb", f"hydra.run.dir={tmp_path}/run"])
     check(history(run.dir), run.dir)
-    (folder,) = offline(run.dir)
     first = every(run.dir, "run")[0]
     assert first.run_id == json.loads((run.dir / "tracker.json").read_text())["id"]
     assert (first.project, first.display_name) == ("fedhet", "run")
     settings = {item.key: item.value_json for item in first.config.update}
     assert settings["client.lr"] == "0.2"
-    (artifact,) = every(run.dir, "request")
-    print(artifact)
+    (artifact,) = every(run.dir, "artifact")
+    sums = {file.path: file.digest for file in artifact.manifest.contents}
+    for name in ("model.safetensors", "config.yaml", "summary.json", "figures/accuracy.png"):
+        digest = hashlib.md5((run.dir / name).read_bytes()).digest()
+        assert sums[name] == base64.b64encode(digest).decode()
     for file in run.dir.rglob("*"):
         assert not file.is_file() or b"canary7f3a" not in file.read_bytes(), file
     plain = fedhet.run([*LINES, f"hydra.run.dir={tmp_path}/plain"])
