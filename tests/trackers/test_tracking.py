@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -183,3 +184,30 @@ def test_the_names_of_groups(tmp_path: Path) -> None:
     assert group_of(sweep) == "2026-11-22/10-00-00"
     (sweep / "experiment.json").write_text('{"experiment": "first_look"}')
     assert group_of(sweep_of(sweep / "cells" / "one")) == "first_look"
+
+
+def test_the_example_of_the_documents(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "trackers.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "printing_tracker.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("FEDHET_TRUST", "printing_tracker")
+    own = ["tracker._target_=printing_tracker.Printing", "tracker.every=2"]
+    done = run(tmp_path / "run", *own)
+    printed = capsys.readouterr().out
+    assert f"{done.dir} 0.2\n" in printed
+    assert f"4 {done.rounds.loss_global[3]}\n" in printed
+    assert f"3 {done.rounds.loss_global[2]}\n" not in printed
+    assert "ok " in printed
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("engine", ["ray", "flwr"])
+def test_other_engines_track_at_the_server(tmp_path: Path, engine: str) -> None:
+    done = run(tmp_path / "run", OWN, f"engine={engine}")
+    (_, begun), *steps, (end, _) = calls(done.dir)
+    assert begun["told"] == 0
+    check({i: entry["values"] for i, (_, entry) in enumerate(steps, 1)}, done.dir)
+    assert end == "end"
