@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import hydra
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.utils import JobStatus
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 
@@ -22,6 +24,7 @@ from fedhet.config import catalogue, composition, resuming
 from fedhet.errors import ConfigError, RunFailed, uncreatable
 
 if TYPE_CHECKING:
+    from hydra.core.utils import JobReturn
     from omegaconf import DictConfig
 
     from fedhet.config import Config
@@ -65,6 +68,9 @@ def launch(overrides: list[str], flags: list[str], *, sweep: bool) -> int:
             raise
         setting = "hydra.sweep.dir" if sweep else "hydra.run.dir"
         raise uncreatable(setting, error.filename, error) from error
+    except Exception as error:
+        if error not in task.heard_of:  # Hydra's sweeper raises the first one of a batch again
+            raise
     finally:
         GlobalHydra.instance().clear()
     if sweep:
@@ -116,6 +122,7 @@ class HydraTask:
         code: the exit code of the last job that failed, else 0.
         failures: the names of the jobs that failed.
         degraded: whether a job has lost more replies than it was allowed.
+        heard_of: the errors of jobs that a launcher has run in other processes.
     """
 
     def __init__(self) -> None:
@@ -123,6 +130,18 @@ class HydraTask:
         self.code = 0
         self.failures: list[str] = []
         self.degraded = False
+        self.heard_of: list[Exception] = []
+
+    def heard(self, name: str, job: JobReturn, folder: Path | None) -> None:
+        """Note how a job has ended that a launcher has run in another process."""
+        if job.status == JobStatus.FAILED:
+            self.heard_of.append(job._return_value)
+            self.failures.append(name)
+        elif folder is not None:
+            summary = json.loads((folder / "summary.json").read_text())
+            if summary.get("degraded"):
+                self.degraded = True
+                print(f"degraded: {name}: {DEGRADED_LINE}", file=sys.stderr)
 
     def __call__(self, cfg: DictConfig) -> float:
         """Run the job and return its best validation accuracy.

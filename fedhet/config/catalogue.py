@@ -238,7 +238,7 @@ def _comments(text: str) -> tuple[dict[int, str], list[str]]:
 
 
 def _group_names() -> list[str]:
-    return sorted(path.name for path in CONF.iterdir() if path.is_dir())
+    return sorted(path.name for path in CONF.iterdir() if path.is_dir() and path.name != "hydra")
 
 
 def _files(group: str) -> dict[str, Path]:
