@@ -51,6 +51,10 @@ def launch(overrides: list[str], flags: list[str], *, sweep: bool) -> int:
                 f"{' '.join(flags)} with resume=...: it continues a single run as it was set up"
             )
         return resume(overrides)
+    if sweep and "hydra/launcher=processes" in overrides:
+        from fedhet.launchers import processes
+
+        processes.warm()  # it imports while the sweep is checked
     overrides = composition.check_overrides(overrides, sweep=sweep)
     task = HydraTask()
     sys.argv = ["fedhet", *flags, *overrides]  # Hydra reads them from there

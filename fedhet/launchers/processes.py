@@ -102,8 +102,8 @@ class Handle:
             self.process.start()
         there.close()
         self.returns: dict[int, JobReturn] = {}
-        # Else this process would wait for it at its own end, and it for us.
-        Finalize(self, self.connection.close, exitpriority=100)
+        # At the end of this process, which would otherwise wait for it.
+        Finalize(self, self.process.kill, exitpriority=100)
 
     def send(self, order: Any) -> None:
         """Have it do something."""

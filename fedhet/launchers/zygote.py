@@ -10,6 +10,7 @@ import gc
 import importlib
 import multiprocessing
 import os
+import pickle
 import signal
 import sys
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from typing import Any
 from fedhet import process
 from fedhet.cli.errors import INTERRUPTED
 from fedhet.cli.interrupts import interruptible
+from fedhet.config import catalogue
 from fedhet.launchers.jobs import Batch, redirect
 
 FORK = multiprocessing.get_context("fork")
@@ -33,8 +35,22 @@ PRELOADED = (
     "pandas",
     "pyarrow.dataset",
     "pyarrow.parquet",
+    "PIL.BmpImagePlugin",
+    "PIL.GifImagePlugin",
+    "PIL.JpegImagePlugin",
+    "PIL.PpmImagePlugin",
+    "PIL.PngImagePlugin",
+)
+# What only some runs import, and takes long: once a job has done so, the next ones begin with it.
+ON_DEMAND = (
+    "flwr_datasets.partitioner",
+    "opacus",
+    "pyarrow.csv",
     "sklearn.datasets",
-    "flwr_datasets.partitioner",  # most partitions are drawn by them
+    "tokenizers",
+    "torch.func",
+    "torchvision.models",
+    "torchvision.transforms",
 )
 
 
@@ -50,10 +66,10 @@ class Running:
     process: ForkProcess
     told: Connection
 
-    def heard(self) -> bytes | None:
+    def heard(self) -> Any:
         """What it has said, or None: nothing, so far or any more."""
         try:
-            return self.told.recv_bytes() if self.told.poll() else None
+            return self.told.recv() if self.told.poll() else None
         except (EOFError, OSError):
             return None
 
@@ -64,7 +80,7 @@ class Zygote:
     Orders are a Batch, which the next jobs belong to; (position, number, overrides) of a job to
     start; and the signal that all jobs are to get. Answers are (position, message), where a message
     is the run folder or the JobReturn, pickled, and in the end the exit code or the reason why no
-    process could be started.
+    process could be started. A job's process also says what else should be imported for the next.
 
     Args:
         orders: the connection to the process that launches the jobs. When that ends, so do they.
@@ -95,7 +111,10 @@ class Zygote:
         running = self.running[position]
         ended = not running.process.is_alive()  # asked first: what it has said is complete then
         while (message := running.heard()) is not None:
-            self.orders.send((position, message))
+            if isinstance(message, bytes):
+                self.orders.send((position, message))
+            else:
+                self._import(message)
         if ended:
             del self.running[position]
             running.told.close()
@@ -112,6 +131,13 @@ class Zygote:
                     os.kill(running.process.pid or 0, order)
         else:
             self._start(*order)
+
+    def _import(self, names: list[str]) -> None:
+        new = [name for name in names if name not in sys.modules]
+        for name in new:
+            importlib.import_module(name)
+        if new:
+            gc.freeze()
 
     def _start(self, position: int, number: int, overrides: list[str]) -> None:
         told, tell = FORK.Pipe(duplex=False)
@@ -145,11 +171,12 @@ def _job(
 
             def begins(folder: Path) -> None:
                 redirect(folder)
-                tell.send(folder)
+                tell.send(pickle.dumps(folder))
 
             done = batch.run(number, overrides, begins)
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        tell.send(done)
+        tell.send(pickle.dumps(done))
+        tell.send([name for name in ON_DEMAND if name in sys.modules])
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(INTERRUPTED)
@@ -172,6 +199,7 @@ def serve(orders: Connection) -> None:
     for name in PRELOADED:
         importlib.import_module(name)
     process.pin_threads(1)
+    catalogue.targets()  # what files name, which each run must know
     gc.freeze()
     gc.enable()
     Zygote(orders).serve()
