@@ -123,6 +123,15 @@ def _as_ours(error: Exception) -> Exception:
     return error if type(error) in _TRAVELS else RunFailed(error_line(error))
 
 
+class FailedJob(JobReturn):
+    """A job that has failed, which Hydra's own class would print when it is asked for its value."""
+
+    @property
+    def return_value(self) -> Any:
+        """Nothing: the error is raised."""
+        raise self._return_value
+
+
 class Jobs:
     """A batch of jobs, as the process that launches them sees it.
 
@@ -178,21 +187,17 @@ class Jobs:
             done: what its process has sent, or None if it has ended before.
             problem: why there is nothing from it.
         """
+        folder = self.folders.get(position)
         if done is None:
             done = JobReturn(
                 overrides=filter_overrides(self.overrides[position]), status=JobStatus.FAILED
             )
-            folder = self.folders.get(position)
             done.return_value = RunFailed(problem, str(folder) if folder else None)
-        self.returns[position] = done
         failed = done.status == JobStatus.FAILED
+        self.returns[position] = done = FailedJob(**vars(done)) if failed else done
         reason = error_line(done._return_value) if failed else ""
         if failed:
             self._record(position, reason)
-        heard = getattr(self.task, "heard", None)
-        if heard:
-            name = f"job {self.first + position}: {self.label(position)}"
-            heard(name, done, self.folders.get(position))
         return reason
 
     def _record(self, position: int, reason: str) -> None:
@@ -213,7 +218,11 @@ class Jobs:
             log.warning("%s: %s", path, error)
 
     def results(self) -> list[JobReturn]:
-        """How the jobs have ended, in their order."""
+        """How the jobs have ended, in their order; the task is told so, too."""
+        heard = getattr(self.task, "heard", None)
+        for position in range(len(self) if heard else 0):
+            name = f"job {self.first + position}: {self.label(position)}"
+            heard(name, self.returns[position], self.folders.get(position))
         return [self.returns[position] for position in range(len(self))]
 
 
