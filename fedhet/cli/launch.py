@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import hydra
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.utils import JobStatus
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 
@@ -24,6 +26,7 @@ from fedhet.experiment import definition
 from fedhet.experiment import folder as cell_folder
 
 if TYPE_CHECKING:
+    from hydra.core.utils import JobReturn
     from omegaconf import DictConfig
 
     from fedhet.config import Config
@@ -55,6 +58,10 @@ def launch(overrides: list[str], flags: list[str], *, sweep: bool) -> int:
     experiment = None if {"-c", "--cfg"} & set(flags) else definition.read(overrides)
     if experiment is not None:
         return run_experiment(experiment, flags)
+    if sweep and "hydra/launcher=processes" in overrides:
+        from fedhet.launchers import processes
+
+        processes.warm()  # it imports while the sweep is checked
     overrides = composition.check_overrides(overrides, sweep=sweep)
     task = HydraTask()
     apply_hydra(task, flags, overrides, setting="hydra.sweep.dir" if sweep else "hydra.run.dir")
@@ -88,6 +95,9 @@ def apply_hydra(task: HydraTask, flags: list[str], overrides: list[str], *, sett
         if error.filename is None:  # it does not come from Hydra, which creates the run folder
             raise
         raise uncreatable(setting, error.filename, error) from error
+    except Exception as error:
+        if error not in task.heard_of:  # Hydra's sweeper raises the first one of a batch again
+            raise
     finally:
         GlobalHydra.instance().clear()
 
@@ -160,6 +170,7 @@ class HydraTask:
         degraded: whether a job has lost more replies than it was allowed.
         experiment: the experiment to which the jobs belong, or None.
         outcome: what has become of it, at its end.
+        heard_of: the errors of jobs that a launcher has run in other processes.
     """
 
     def __init__(self, experiment: Experiment | None = None) -> None:
@@ -169,6 +180,18 @@ class HydraTask:
         self.code = 0
         self.failures: list[str] = []
         self.degraded = False
+        self.heard_of: list[Exception] = []
+
+    def heard(self, name: str, job: JobReturn, folder: Path | None) -> None:
+        """Note how a job has ended that a launcher has run in another process."""
+        if job.status == JobStatus.FAILED:
+            self.heard_of.append(job._return_value)
+            self.failures.append(name)
+        elif folder is not None:
+            summary = json.loads((folder / "summary.json").read_text())
+            if summary.get("degraded"):
+                self.degraded = True
+                print(f"degraded: {name}: {DEGRADED_LINE}", file=sys.stderr)
 
     def __call__(self, cfg: DictConfig) -> float:
         """Run the job and return its best validation accuracy.
