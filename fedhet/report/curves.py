@@ -10,7 +10,16 @@ from matplotlib.ticker import MaxNLocator
 
 from fedhet.report.document import FigureFile
 from fedhet.report.study import Study
-from fedhet.report.style import add_legend, legend_height, looks, pages, panels, shortened, store
+from fedhet.report.style import (
+    add_legend,
+    columns_of,
+    legend_height,
+    looks,
+    pages,
+    panels,
+    shortened,
+    store,
+)
 
 AXES = {
     "round": "round",
@@ -53,7 +62,7 @@ def curves(study: Study, folder: Path) -> list[FigureFile]:
                 axes.set_ylim(*_limits(here))
                 if x == "round":
                     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
-            for axes in grid[:: min(3, len(grid))]:
+            for axes in grid[:: columns_of(len(grid))]:
                 axes.set_ylabel(study.title, fontsize=8)
             add_legend(picture, grid, study.methods)
             caption = (

@@ -52,6 +52,13 @@ class Table:
     data: pd.DataFrame
     folded: bool = False
 
+    @property
+    def numeric(self) -> list[bool]:
+        """Whether each column is one of numbers, because an entry has a value."""
+        return [
+            any(row[i].value is not None for row in self.rows) for i in range(len(self.columns))
+        ]
+
 
 @dataclass
 class FigureFile:

@@ -16,6 +16,7 @@ from fedhet.report.statistics import Ranking
 from fedhet.report.study import Study
 from fedhet.report.style import (
     add_legend,
+    columns_of,
     legend_height,
     looks,
     pages,
@@ -90,7 +91,7 @@ def _methods_at(axes: Axes, methods: list[str], inverted: bool = False) -> None:
 
 def _widen(picture: Picture, methods: list[str], count: int) -> None:
     """Make room for the methods' names beside every panel."""
-    columns = min(3, count)
+    columns = columns_of(count)
     width, height = picture.get_size_inches()
     room = 0.25 + 0.068 * min(LABEL, max(map(len, methods)))
     width += columns * max(0.0, room - 0.65)

@@ -67,16 +67,27 @@ def _winner(study: Study, setting: str) -> str:
         for kind in (REAL, IF_NORMAL, NOT_SHOWN)
     }
     parts = []
+    others = [name for names in groups.values() for name in names]
     if groups[REAL]:
-        parts.append(f"The difference from {joined(groups[REAL])} is real.")
+        parts.append(f"The difference from {_named(groups[REAL], others)} is real.")
     if groups[IF_NORMAL]:
         parts.append(
-            f"That from {joined(groups[IF_NORMAL])} is real if differences are normal, which"
-            f" {len(blocks)} seeds cannot show."
+            f"The difference from {_named(groups[IF_NORMAL], others)} is real if differences are"
+            f" normal, which {len(blocks)} seeds cannot show."
         )
     if groups[NOT_SHOWN]:
-        parts.append(f"It is not shown to be better than {joined(groups[NOT_SHOWN])}.")
+        parts.append(f"It is not shown to be better than {_named(groups[NOT_SHOWN], others)}.")
     return " ".join([opening, *parts])
+
+
+def _named(names: list[str], others: list[str]) -> str:
+    """The names in the shortest form: all others, all others but a few, or each of them."""
+    rest = [name for name in others if name not in names]
+    if len(names) > 1 and not rest:
+        return "all others"
+    if len(names) > 3 and len(rest) < 3:
+        return f"all others but {joined(rest)}"
+    return joined(names)
 
 
 def _ranks(ranking: Ranking) -> str:
@@ -88,9 +99,8 @@ def _ranks(ranking: Ranking) -> str:
     worse = [str(name) for name in order.index[1:] if ranking.nemenyi.loc[first, name] < LEVEL]
     if not worse:
         return f"{opening}; Nemenyi's test does not tell it from any other single method."
-    equal = [str(name) for name in order.index[1:] if str(name) not in worse]
-    text = f"{opening}; Nemenyi's test tells it from {joined(worse)}"
-    return f"{text}, but not from {joined(equal)}." if equal else f"{text}, all the others."
+    others = [str(name) for name in order.index[1:]]
+    return f"{opening}; Nemenyi's test tells it from {_named(worse, others)}."
 
 
 def _divergence(study: Study) -> list[str]:

@@ -38,7 +38,7 @@ def escaped(text: str) -> str:
 
 
 def as_latex(table: Table) -> str:
-    """The table as a float; its first columns are texts, the others are centred."""
+    """The table as a float; columns of numbers are aligned to the right."""
     lines = [
         "% \\usepackage{booktabs}",
         r"\begin{table}",
@@ -58,11 +58,7 @@ def as_latex(table: Table) -> str:
 
 
 def _columns(table: Table) -> str:
-    """A column in which an entry has a value is one of numbers."""
-    numbers = [
-        any(row[i].value is not None for row in table.rows) for i in range(len(table.columns))
-    ]
-    return "".join("r" if is_number else "l" for is_number in numbers)
+    return "".join("r" if numeric else "l" for numeric in table.numeric)
 
 
 def _row(entries: list[str]) -> str:

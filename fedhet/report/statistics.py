@@ -10,11 +10,13 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 from scipy import stats
-from statsmodels.stats.multitest import multipletests
 
 LEVEL = 0.05
 RESAMPLES = 2000
 FEWEST_FOR_T = 3  # pairs; with two, nothing can be told from anything
+SAME = 1e-9  # differences that vary less do so by rounding
+COLUMNS = ["a", "b", "pairs", "wins", "losses", "ties", "difference", "low", "high", "effect"]
+COLUMNS += ["wilcoxon", "t_test"]
 FEWEST_SETTINGS = 5  # from which on a setting is a block of Friedman's test
 
 
@@ -33,12 +35,14 @@ def pairs_needed(comparisons: int) -> int:
     return next(n for n in range(2, 64) if enough(n, comparisons))
 
 
-def holm(p: pd.Series) -> pd.Series:
+def holm(p: np.ndarray) -> np.ndarray:
     """The p-values after Holm's correction; those that are NaN stay, and do not count."""
-    known = p.dropna()
-    corrected = pd.Series(math.nan, p.index, dtype=float)
-    if len(known):
-        corrected[known.index] = multipletests(known, method="holm")[1]
+    corrected = np.full(len(p), math.nan)
+    known = np.flatnonzero(~np.isnan(p))
+    order = known[np.argsort(p[known])]
+    # Not statsmodels' multipletests: it collects garbage at every call, a tenth of a second each.
+    factors = np.arange(len(order), 0, -1)
+    corrected[order] = np.minimum(1.0, np.maximum.accumulate(p[order] * factors))
     return corrected
 
 
@@ -54,14 +58,14 @@ def t_test(differences: np.ndarray) -> float:
     if not differences.any():
         return 1.0
     # Differences that do not vary beyond rounding would make any of them infinitely certain.
-    if len(differences) < FEWEST_FOR_T or np.ptp(differences) < 1e-9:
+    if len(differences) < FEWEST_FOR_T or np.ptp(differences) < SAME:
         return math.nan
     return float(stats.ttest_1samp(differences, 0).pvalue)
 
 
 def interval(differences: np.ndarray) -> tuple[float, float]:
     """The 95 % bootstrap interval (BCa) of the mean difference; NaN where there is none."""
-    if len(differences) < FEWEST_FOR_T or np.ptp(differences) < 1e-9:
+    if len(differences) < FEWEST_FOR_T or np.ptp(differences) < SAME:
         return math.nan, math.nan
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it says that an interval is NaN, which is printed
@@ -95,15 +99,18 @@ def compare(
     couples = list(combinations(blocks.columns, 2))
     if reference is not None:
         couples = [(reference, other) for other in blocks.columns if other != reference]
+    place = {name: i for i, name in enumerate(blocks.columns)}
+    values = blocks.to_numpy(float)
     rows = []
     for a, b in couples:
-        both = blocks[[a, b]].dropna()
-        differences = (both[a] - both[b]).to_numpy()
-        if len(differences) and differences.mean() < 0:
-            a, b, differences = b, a, -differences
+        differences = values[:, place[a]] - values[:, place[b]]
+        differences = differences[~np.isnan(differences)]
         n = len(differences)
-        spread = differences.std(ddof=1) if n > 1 else 0.0
+        mean = float(differences.mean()) if n else math.nan
+        if mean < 0:
+            a, b, mean, differences = b, a, -mean, -differences
         low, high = interval(differences) if effects else (math.nan, math.nan)
+        spread = float(differences.std(ddof=1)) if n > 1 else 0.0
         rows.append(
             {
                 "a": a,
@@ -112,19 +119,19 @@ def compare(
                 "wins": int((differences > 0).sum()),
                 "losses": int((differences < 0).sum()),
                 "ties": int((differences == 0).sum()),
-                "difference": differences.mean() if n else math.nan,
+                "difference": mean,
                 "low": low,
                 "high": high,
-                "effect": differences.mean() / spread if spread > 1e-9 else math.nan,
+                "effect": mean / spread if spread > SAME else math.nan,
                 "wilcoxon": wilcoxon(differences) if enough(n, len(couples)) else math.nan,
                 "t_test": t_test(differences),
             }
         )
-    columns = ["a", "b", "pairs", "wins", "losses", "ties", "difference", "low", "high", "effect"]
-    frame = pd.DataFrame(rows, columns=[*columns, "wilcoxon", "t_test"])
+    frame = pd.DataFrame(rows, columns=COLUMNS)
     for test in ("wilcoxon", "t_test"):
-        frame[test] = holm(frame[test].astype(float))
-    frame["verdict"] = [verdict(row.wilcoxon, row.t_test) for row in frame.itertuples()]
+        frame[test] = holm(frame[test].to_numpy(float))
+    couples_p = zip(frame["wilcoxon"], frame["t_test"], strict=True)
+    frame["verdict"] = [verdict(*p) for p in couples_p]
     return frame
 
 

@@ -67,7 +67,7 @@ def panels(
         height: of a panel, in inches.
         legend: the height that is kept free below them.
     """
-    columns = min(3, len(settings))
+    columns = columns_of(len(settings))
     rows = math.ceil(len(settings) / columns)
     width = max(2, columns) * WIDTH
     total = rows * height + legend
@@ -89,6 +89,11 @@ def panels(
         axes.set_title(shortened(setting, 44), fontsize=9)
         axes.tick_params(labelsize=8)
     return picture, flat[: len(settings)]
+
+
+def columns_of(count: int) -> int:
+    """How many panels stand beside each other."""
+    return 2 if count == 4 else min(3, count)
 
 
 def shortened(text: str, longest: int) -> str:
