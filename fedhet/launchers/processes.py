@@ -8,7 +8,6 @@ import signal
 import time
 from collections import deque
 from functools import lru_cache
-from multiprocessing.connection import Connection
 from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any, NoReturn
@@ -19,7 +18,7 @@ from fedhet.cli.errors import say
 from fedhet.errors import ConfigError, RunFailed
 from fedhet.launchers import live
 from fedhet.launchers.jobs import Jobs, why
-from fedhet.process import SIGNALS, raise_if_interrupted, signals_deferred
+from fedhet.process import raise_if_interrupted, signals_deferred
 
 END_SECONDS = 20.0  # for runs to record that they were interrupted, before they are killed
 LISTEN_SECONDS = 0.5  # at most, until a lost interrupt is noticed
