@@ -22,7 +22,6 @@ from fedhet.cli.errors import DEGRADED, FAILED, drop_output, report_error, say
 # Composition by name: a launcher's process, which unpickles HydraTask, needs its resolvers.
 from fedhet.config import catalogue, composition, resuming
 from fedhet.errors import ConfigError, RunFailed, uncreatable
-from fedhet.experiment import definition
 from fedhet.experiment import folder as cell_folder
 
 if TYPE_CHECKING:
@@ -55,9 +54,6 @@ def launch(overrides: list[str], flags: list[str], *, sweep: bool) -> int:
                 f"{' '.join(flags)} with resume=...: it continues a single run as it was set up"
             )
         return resume(overrides)
-    experiment = None if {"-c", "--cfg"} & set(flags) else definition.read(overrides)
-    if experiment is not None:
-        return run_experiment(experiment, flags)
     if sweep and "hydra/launcher=processes" in overrides:
         from fedhet.launchers import processes
 
@@ -133,30 +129,6 @@ def _is_degraded(run: Run, name: str) -> bool:
     return degraded
 
 
-def run_experiment(experiment: Experiment, flags: list[str]) -> int:
-    """Run all cells of an experiment that are not there yet, and return the exit code."""
-    task = HydraTask(experiment)
-    given = [line for line in experiment.command if line.lstrip("+").startswith("hydra")]
-    keys = {line.lstrip("+").partition("=")[0] for line in given}
-    presets = {
-        "hydra/sweeper": "experiment",
-        "hydra.sweep.dir": f"experiments/{experiment.name}",
-    }
-    own = [f"{key}={value}" for key, value in presets.items() if key not in keys]
-    flags = [flag for flag in flags if flag not in ("-m", "--multirun")]
-    overrides = [f"experiment={experiment.name}", *own, *given]
-    apply_hydra(task, ["-m", *flags], overrides, setting="hydra.sweep.dir")
-    outcome = task.outcome
-    assert outcome is not None  # the sweeper has set it
-    for cell, reason in outcome.missing.items():
-        name = ", ".join(f"{axis}={label}" for axis, label in {**cell.axes, **cell.tuned}.items())
-        print(f"missing: {name}: {reason}", file=sys.stderr)
-    there = outcome.cells - len(outcome.missing)
-    say(f"experiment {experiment.name}: {there} of {outcome.cells} runs are there")
-    say(f"run folder: {outcome.folder}")
-    return FAILED if outcome.missing else DEGRADED if outcome.degraded else 0
-
-
 class HydraTask:
     """The function that Hydra calls for each job.
 
@@ -169,12 +141,14 @@ class HydraTask:
         failures: the names of the jobs that failed.
         degraded: whether a job has lost more replies than it was allowed.
         experiment: the experiment to which the jobs belong, or None.
+        started: its folder, as soon as it has one.
         outcome: what has become of it, at its end.
         heard_of: the errors of jobs that a launcher has run in other processes.
     """
 
     def __init__(self, experiment: Experiment | None = None) -> None:
         self.experiment = experiment
+        self.started: Path | None = None
         self.outcome: Outcome | None = None
         self.pid = os.getpid()
         self.code = 0
