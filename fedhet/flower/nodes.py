@@ -50,17 +50,19 @@ class Nodes:
         self.data: str | None = None
         self.agreed: dict[str, list[float]] | None = None
 
-    def proxy(self, pid: int, manager: ClientManager) -> ClientProxy | None:
-        """The node that hosts client `pid`, or None if the run goes on without it.
+    def proxies(
+        self, pids: Iterable[int], manager: ClientManager
+    ) -> dict[int, ClientProxy | None]:
+        """Client -> the node that hosts it, or None if the run goes on without it.
 
         Raises:
             RunFailed: too few nodes have joined within the time that they have for it.
         """
-        present = manager.all()
+        present = manager.all()  # a request to the SuperLink
         known = self._by_partition
         if len(known) < max(1, self._total) or any(p.cid not in present for p in known.values()):
             self._gather(manager)
-        return self._by_partition.get(pid % self._total)
+        return {pid: known.get(pid % self._total) for pid in pids}
 
     def opens_parcels(self, proxy: ClientProxy) -> bool:
         """Whether the node's client app has the mod that opens parcels (parcels.py)."""

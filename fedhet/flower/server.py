@@ -120,7 +120,7 @@ class FlowerCourier:
         """Send the messages to the nodes that have joined."""
         manager = self._server.client_manager()
         packer, parcel = wire.Packer(self._nodes.agreed), parcels.Parcels()
-        proxies = {msg.pid: self._nodes.proxy(msg.pid, manager) for msg in plan}
+        proxies = self._nodes.proxies([msg.pid for msg in plan], manager)
         messages: list[Message] = []
         sent: list[tuple[Broadcast, int]] = []
         grid: Grid | None = None

@@ -90,7 +90,7 @@ class Running:
         path = self.folder / name
         path.write_text(json.dumps([os.getpid(), os.getppid()]))
         if report:
-            report.send((SimpleNamespace(run_id=run), self.folder / "app"))
+            report.send((SimpleNamespace(run_id=run), self.folder / "app", ""))
             report.close()
         while path.exists():
             time.sleep(0.01)
