@@ -50,9 +50,7 @@ class Nodes:
         self.data: str | None = None
         self.agreed: dict[str, list[float]] | None = None
 
-    def proxies(
-        self, pids: Iterable[int], manager: ClientManager
-    ) -> dict[int, ClientProxy | None]:
+    def proxies(self, pids: Iterable[int], manager: ClientManager) -> dict[int, ClientProxy | None]:
         """Client -> the node that hosts it, or None if the run goes on without it.
 
         Raises:

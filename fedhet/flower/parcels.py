@@ -96,7 +96,10 @@ def _opened(content: RecordDict) -> RecordDict:
     arrays = list(_arrays(records))
     ends = list(accumulate(map(int, sizes)))
     if len(arrays) != len(ends) or ends[-1:] != [len(data)]:
-        raise ValueError(f"{len(arrays)} arrays in {len(data)} bytes do not have the sizes {sizes}")
+        raise ValueError(
+            f"{len(ends)} sizes, {sum(sizes)} bytes together, are stated of {len(arrays)} arrays in"
+            f" {len(data)} bytes"
+        )
     if any(array.data for array in arrays):
         raise ValueError("an array has a content beside that of the parcel")
     for array, (start, end) in zip(arrays, pairwise([0, *ends]), strict=True):

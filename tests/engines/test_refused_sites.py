@@ -195,18 +195,18 @@ def test_a_site_that_comes_back_is_known_again_and_no_other_node_takes_its_place
     deployment = Deployment(folder)
     deployment.agree()
     node = deployment.manager.clients.pop("2")
-    assert deployment.nodes.proxy(1, deployment.manager) is None
+    assert deployment.nodes.proxies([1], deployment.manager)[1] is None
     deployment.join("b", 9)
-    assert deployment.nodes.proxy(1, deployment.manager) is None
+    assert deployment.nodes.proxies([1], deployment.manager)[1] is None
     assert "it claims to be site 'b', which is node 2" in caplog.text
     deployment.manager.clients["2"] = node
-    assert deployment.nodes.proxy(1, deployment.manager) is node
+    assert deployment.nodes.proxies([1], deployment.manager)[1] is node
     del deployment.manager.clients["2"]
-    assert deployment.nodes.proxy(1, deployment.manager) is None
+    assert deployment.nodes.proxies([1], deployment.manager)[1] is None
     x, y = load_digits(return_X_y=True)
     np.savez(folder / "b.npz", x_train=x[:30], y_train=y[:30])
     deployment.manager.clients["2"] = node
-    assert deployment.nodes.proxy(1, deployment.manager) is None
+    assert deployment.nodes.proxies([1], deployment.manager)[1] is None
     assert "site 'b' has other data than when the run began" in caplog.text
 
 
