@@ -262,11 +262,12 @@ def test_a_template_that_nobody_waits_for_ends_quietly(
             raise problem
 
     monkeypatch.setattr(forked_client, "prepare", prepare)
+    monkeypatch.setattr(forked_client, "keep_installed", lambda folder, digest: None)
     monkeypatch.setattr(zygote.gc, "freeze", lambda: None)
     here, there = Pipe()
     here.close()
     with there:
-        zygote._template(there, os.getppid(), (None, None))
+        zygote._template(there, os.getppid(), (None, None, ""))
 
 
 def test_a_client_does_not_outlive_the_superexec_by_long() -> None:
