@@ -222,7 +222,7 @@ def test_a_node_with_other_data_than_the_server_in_a_run_that_shares_out_one_set
     lines = ["dataset=digits", "partition.clients=2"]
     nodes = [Node(folder, 1 + p, lines, partition_id=p, num_partitions=2) for p in (0, 1)]
     manager.clients.update({node.cid: node for node in nodes})
-    assert server.proxy(1, manager) is nodes[1]
+    assert server.proxies([1], manager)[1] is nodes[1]
     assert nodes[1].client.get_properties({})["data"] == job.data_digest
     other = Job(config.compose(lines), engine="flwr").strategy.nodes
     other.data = job.data_digest
