@@ -228,7 +228,7 @@ def test_a_node_with_other_data_than_the_server_in_a_run_that_shares_out_one_set
     other.data = job.data_digest
     nodes[1].alter = lambda properties: {**properties, "data": found}
     with pytest.raises(RunFailed, match=r"node 2: its samples.*dataset=local is for sites"):
-        other.proxy(1, manager)
+        other.proxies([1], manager)[1]
 
 
 def test_the_digest_of_the_data_follows_labels_and_shares(folder: Path) -> None:
