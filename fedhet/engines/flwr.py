@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 STATES = "states"  # in the run folder: what the clients remember, while the run may go on
 LOOK_SECONDS = 0.1  # between two looks at the run folder
 LAST_SECONDS = 1.0  # for the last lines of a log that is cut off
-FIGURES_SECONDS = 30.0  # how long the server app may draw them
+FINISH_SECONDS = 300.0  # how long it may draw figures and give a tracker its files
 END_SECONDS = 10.0  # how long a process may take to end before it is killed
 SUPERLINK = '[superlink]\ndefault = "local"\n[superlink.local]\naddress = ":local:"\n'
 
@@ -204,9 +204,9 @@ def _copy_log(lines: Iterable[str], log: list[str]) -> None:
 
 
 def _last_line_seen(log: list[str], ended: float) -> bool:
-    """Whether the server app has drawn its figures: its log begins and ends with the folder."""
+    """Whether the server app has done all: its log begins and ends with the folder."""
     waited = time.monotonic() - ended
-    return waited > FIGURES_SECONDS or sum("fedhet: run folder" in line for line in log) > 1
+    return waited > FINISH_SECONDS or sum("fedhet: run folder" in line for line in log) > 1
 
 
 def _status(run_id: str, environment: dict[str, str]) -> tuple[str, str]:
