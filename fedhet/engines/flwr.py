@@ -64,6 +64,7 @@ def run(job: Job) -> Path:
         )
     if (folder / "summary.json").exists() and not job.config.resumes:
         raise ConfigError(f"hydra.run.dir={folder}: that folder already holds a run; name another")
+    run_entries = _run_config(job, folder)
     recorded_end = End(folder)
     _ = job.strategy  # a setting that does not fit is reported here, not in a log
     if job.config.resumes:  # and so is a run that cannot go on
@@ -77,7 +78,7 @@ def run(job: Job) -> Path:
         stack.enter_context(_processes_ended(temporary, environment, recorded_end))
         (home / "config.toml").write_text(SUPERLINK)
         run_config = home / "run.toml"
-        run_config.write_text(_run_config(job, folder), encoding="utf-8")
+        run_config.write_text(run_entries, encoding="utf-8")
         options = [
             "--stream",
             "--federation-config",
@@ -98,7 +99,11 @@ def run(job: Job) -> Path:
 
 # ---- what Flower is given
 def _run_config(job: Job, folder: Path) -> str:
-    """The run's overrides as Flower's run config, which the server app and the client app read."""
+    """The run's overrides as Flower's run config, which the server app and the client app read.
+
+    Raises:
+        ConfigError: a setting reads this machine.
+    """
     overrides = shlex.join([*portable(job.config), f"{RUN_DIR}={literal(str(folder))}"])
     resumed = str(folder) if job.config.resumes else ""
     entries = {"overrides": overrides, RESUME: resumed}
