@@ -114,7 +114,7 @@ def test_a_failed_cell_does_not_end_the_others(
     write(f"{QUICK}\naxes:\n  dataset: [digits, mnist]\n  seed: [0]\ndata_dir: nowhere")
     assert run() == 1
     printed = capsys.readouterr()
-    assert "missing: dataset=mnist, seed=0: " in printed.err
+    assert "missing: dataset=mnist seed=0: " in printed.err
     assert "nowhere" in printed.err
     assert "experiment mine: 1 of 2 runs are there" in printed.out
     (failed,) = [
@@ -133,7 +133,7 @@ def test_runs_without_a_trial_are_not_run(write: Write, capsys: pytest.CaptureFi
     )
     assert run() == 1
     err = capsys.readouterr().err
-    assert "dataset=mnist, seed=0: none of the trials that would choose its settings" in err
+    assert "dataset=mnist seed=0: none of the trials that would choose its settings" in err
     assert len([s for s in summaries().values() if s["seed"] == 0]) == 1
 
 
