@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from pathlib import Path
 
 import deployment
 import simulation
@@ -26,6 +27,7 @@ def main() -> None:
     simulated.add_argument("--clients", type=int, default=100)
     simulated.add_argument("--fraction", type=float, default=1.0)
     simulated.add_argument("--deadline", type=float, default=0.5, help="seconds per message")
+    simulated.add_argument("--keep", type=Path, help="a folder for the two run folders and logs")
     deployed = kinds.add_parser("deployment")
     deployed.add_argument("--nodes", type=int, default=20)
     deployed.add_argument("--rounds", dest="steps", type=int, default=10)
