@@ -35,7 +35,7 @@ def settings(rounds: int, clients: int, fraction: float, deadline: float) -> lis
         "partition.min_size=5",
         f"rounds={rounds}",
         f"fraction={fraction}",
-        "replies.least=5",  # no filter helps where half of the replies are outliers
+        "replies.least=5",  # fewer are too easily outliers by half
         "engine.workers=2",
         "eval.every=10",
         "eval.clients=false",
@@ -128,6 +128,13 @@ def first_difference(faulty: list[dict[str, Any]], clean: list[dict[str, Any]]) 
     return None
 
 
+def accepted_outliers(row: dict[str, Any]) -> int:
+    """How many the step has merged: no filter helps where half of its replies are outliers."""
+    merged = set(row["cohort"]) - {one["pid"] for one in row["failures"]}
+    hit = sum("an outlier" in pieces.drawn(pid, row["step"]) for pid in merged)
+    return hit if row["accepted"] else 0
+
+
 def soak(
     rounds: int, clients: int, fraction: float, deadline: float, keep: Path | None
 ) -> dict[str, Any]:
@@ -159,6 +166,7 @@ def soak(
         "accepted": sum(row["accepted"] for row in rows),
         "failures": dict(Counter(reason for _, _, reason in lost).most_common()),
         "failures of clients that no fault hit": sum(not pieces.drawn(*one[:2]) for one in lost),
+        "outliers that were accepted": sum(map(accepted_outliers, rows)),
         "accuracy": [one["accuracy"]["last"] for one in summaries],
         "the same weights": difference is None,
         "first difference": difference,

@@ -1,7 +1,8 @@
 """`python -m fedhet` whose workers' replies travel as Flower carries them, and suffer on the way.
 
-Within a machine, fedhet's own engine passes tensors in shared memory, where nothing is damaged. Here
-each reply is packed as by a client of Flower, damaged, and read as by the server of a deployment.
+Within a machine, fedhet's own engine passes tensors in shared memory, where nothing is damaged.
+Here each reply is packed as by a client of Flower, damaged, and read as by the server of a
+deployment.
 """
 
 from __future__ import annotations

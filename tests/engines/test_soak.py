@@ -24,6 +24,7 @@ def test_all_faults_at_once() -> None:
     assert 0 < found["accepted"] < 240
     assert set(found["failures"]) >= {"failed", "late", "refused", "outlier"}
     assert set(found["failures"]) >= {"lost state", "corrupt", "too large"}
+    assert found["outliers that were accepted"] == 0
     assert found["the same weights"] is True, found["first difference"]
     assert found["processes left"] == 0
     assert found["files left"] == []
