@@ -27,6 +27,8 @@ SHARE = 0.1  # of the replies that each fault hits, independently of the others
 OWN = "fednorm.own"  # what a client remembers: the weights that it sent last
 OWN_SHARE = 0.1  # of them in what it sends next, so that a wrong state shows in the model
 OVERSIZED_BYTES = 2**22
+SLOW_SHARE = 0.03  # of the clients in the second run take `SLOW_SECONDS`: time must not count there
+SLOW_SECONDS = 1.0
 
 Parts = list[bytes]
 
@@ -140,6 +142,8 @@ class Faulty(FedNormPlugin):
         if self.absent is not None:
             if who in self.absent:
                 raise (LostState if self.absent[who] == LOST else OSError)("absent")
+            if np.random.default_rng([*who, 2]).random() < SLOW_SHARE:
+                time.sleep(SLOW_SECONDS)
             return
         for name in drawn(*who):
             if name in BEFORE:
