@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import deployment
 import simulation
@@ -32,8 +34,9 @@ def main() -> None:
     deployed.add_argument("--nodes", type=int, default=20)
     deployed.add_argument("--rounds", dest="steps", type=int, default=10)
     options = vars(parser.parse_args())
-    soak = {"simulation": simulation.soak, "deployment": deployment.soak}[options.pop("kind")]
-    print(json.dumps(soak(**options), indent=2))
+    soaks: dict[str, Callable[..., dict[str, Any]]]
+    soaks = {"simulation": simulation.soak, "deployment": deployment.soak}
+    print(json.dumps(soaks[options.pop("kind")](**options), indent=2))
 
 
 if __name__ == "__main__":

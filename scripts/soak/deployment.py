@@ -13,14 +13,17 @@ import psutil
 # The tests of deployments kill and start processes in the same way.
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "engines"))
 
+import real_sites
 from real_sites import Sites, rounds, summary, wait_for
 
 KILLED = (1, 2)
+WAIT_SECONDS = 1200  # for one thing; the tests have fewer nodes and wait less
 AGAIN_SECONDS = 60.0  # after which a SuperLink has lost a killed node, as in the kit's units
 
 
 def soak(nodes: int, steps: int) -> dict[str, Any]:
     """Train SCAFFOLD at `nodes` sites, one client each, that run `fedhet deploy node`."""
+    real_sites.SECONDS = WAIT_SECONDS
     with tempfile.TemporaryDirectory() as name:
         home = Path(name)
         folder = home / "run"
