@@ -20,11 +20,15 @@ from fedhet.cli.errors import DEGRADED, FAILED, drop_output, report_error, say
 # Composition by name: a launcher's process, which unpickles HydraTask, needs its resolvers.
 from fedhet.config import catalogue, composition, resuming
 from fedhet.errors import ConfigError, RunFailed, uncreatable
+from fedhet.experiment import definition
+from fedhet.experiment import folder as cell_folder
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from fedhet.config import Config
+    from fedhet.experiment.definition import Experiment
+    from fedhet.experiment.progress import Outcome
     from fedhet.record.results import Run
 
 NAN = float("nan")
@@ -48,8 +52,28 @@ def launch(overrides: list[str], flags: list[str], *, sweep: bool) -> int:
                 f"{' '.join(flags)} with resume=...: it continues a single run as it was set up"
             )
         return resume(overrides)
+    experiment = None if {"-c", "--cfg"} & set(flags) else definition.read(overrides)
+    if experiment is not None:
+        return run_experiment(experiment, flags)
     overrides = composition.check_overrides(overrides, sweep=sweep)
     task = HydraTask()
+    apply_hydra(task, flags, overrides, setting="hydra.sweep.dir" if sweep else "hydra.run.dir")
+    if sweep:
+        for failure in task.failures:
+            print(f"failed: {failure}", file=sys.stderr)  # the reason was printed when it failed
+    code = FAILED if sweep and task.failures else task.code
+    return code or (DEGRADED if task.degraded else 0)
+
+
+def apply_hydra(task: HydraTask, flags: list[str], overrides: list[str], *, setting: str) -> None:
+    """Let Hydra call the task for each job.
+
+    Args:
+        task: the function to call.
+        flags: the arguments that are no overrides.
+        overrides: the checked overrides.
+        setting: the setting that names the folder which Hydra creates.
+    """
     sys.argv = ["fedhet", *flags, *overrides]  # Hydra reads them from there
     # Hydra raises errors; without this variable it prints a traceback and calls sys.exit.
     os.environ["HYDRA_FULL_ERROR"] = "1"
@@ -63,15 +87,9 @@ def launch(overrides: list[str], flags: list[str], *, sweep: bool) -> int:
     except OSError as error:
         if error.filename is None:  # it does not come from Hydra, which creates the run folder
             raise
-        setting = "hydra.sweep.dir" if sweep else "hydra.run.dir"
         raise uncreatable(setting, error.filename, error) from error
     finally:
         GlobalHydra.instance().clear()
-    if sweep:
-        for failure in task.failures:
-            print(f"failed: {failure}", file=sys.stderr)  # the reason was printed when it failed
-    code = FAILED if sweep and task.failures else task.code
-    return code or (DEGRADED if task.degraded else 0)
 
 
 def resume(overrides: list[str]) -> int:
@@ -105,6 +123,30 @@ def _is_degraded(run: Run, name: str) -> bool:
     return degraded
 
 
+def run_experiment(experiment: Experiment, flags: list[str]) -> int:
+    """Run all cells of an experiment that are not there yet, and return the exit code."""
+    task = HydraTask(experiment)
+    given = [line for line in experiment.command if line.lstrip("+").startswith("hydra")]
+    keys = {line.lstrip("+").partition("=")[0] for line in given}
+    presets = {
+        "hydra/sweeper": "experiment",
+        "hydra.sweep.dir": f"experiments/{experiment.name}",
+    }
+    own = [f"{key}={value}" for key, value in presets.items() if key not in keys]
+    flags = [flag for flag in flags if flag not in ("-m", "--multirun")]
+    overrides = [f"experiment={experiment.name}", *own, *given]
+    apply_hydra(task, ["-m", *flags], overrides, setting="hydra.sweep.dir")
+    outcome = task.outcome
+    assert outcome is not None  # the sweeper has set it
+    for cell, reason in outcome.missing.items():
+        name = ", ".join(f"{axis}={label}" for axis, label in {**cell.axes, **cell.tuned}.items())
+        print(f"missing: {name}: {reason}", file=sys.stderr)
+    there = outcome.cells - len(outcome.missing)
+    say(f"experiment {experiment.name}: {there} of {outcome.cells} runs are there")
+    say(f"run folder: {outcome.folder}")
+    return FAILED if outcome.missing else DEGRADED if outcome.degraded else 0
+
+
 class HydraTask:
     """The function that Hydra calls for each job.
 
@@ -116,9 +158,13 @@ class HydraTask:
         code: the exit code of the last job that failed, else 0.
         failures: the names of the jobs that failed.
         degraded: whether a job has lost more replies than it was allowed.
+        experiment: the experiment to which the jobs belong, or None.
+        outcome: what has become of it, at its end.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, experiment: Experiment | None = None) -> None:
+        self.experiment = experiment
+        self.outcome: Outcome | None = None
         self.pid = os.getpid()
         self.code = 0
         self.failures: list[str] = []
@@ -139,7 +185,12 @@ class HydraTask:
             name = f"job {hydra_config.job.num}: {name}"
             say(name)
         try:
-            run = _run(composition.from_hydra_job(cfg))
+            settings = composition.from_hydra_job(cfg)
+            if cell_folder.is_cell(output_dir):
+                with cell_folder.recorded(output_dir):
+                    run = _run(cell_folder.as_cell(settings, output_dir))
+            else:
+                run = _run(settings)
             folder = run.dir
             self.degraded |= _is_degraded(run, name)
             validation = run.summary["validation"]
