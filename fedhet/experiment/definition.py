@@ -207,7 +207,11 @@ def _tuning(
             f"tune.seeds={list(seeds)}: seed {min(both, key=str)} is also among those of the"  # type: ignore[arg-type]
             " runs, whose results the tuning may not see"
         )
-    return Tuning(budget, seeds, shared, own)
+    choices = [axis for axis in axes if axis != SEED]
+    per = choices if declared["per"] is None else declared["per"]
+    for axis in per if isinstance(per, list) else [per]:
+        one_of("tune.per", axis, choices)
+    return Tuning(budget, seeds, shared, own, tuple(per))
 
 
 def _range(name: str, key: str, declared: object) -> tuple[Label, ...] | Interval:
