@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import pickle
 import signal
 import time
 from collections import deque
 from functools import lru_cache
-from multiprocessing.connection import Connection
 from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any, NoReturn
 
 from hydra.core.utils import JobReturn
 
+from fedhet import check
 from fedhet.cli.errors import say
 from fedhet.errors import ConfigError, RunFailed
 from fedhet.launchers import live
 from fedhet.launchers.jobs import Jobs, why
-from fedhet.process import SIGNALS, raise_if_interrupted, signals_deferred
+from fedhet.process import raise_if_interrupted, signals_deferred
 
 END_SECONDS = 20.0  # for runs to record that they were interrupted, before they are killed
 LISTEN_SECONDS = 0.5  # at most, until a lost interrupt is noticed
@@ -41,7 +42,7 @@ def launch(jobs: Jobs, workers: int | None = None) -> list[JobReturn]:
     """
     count = _checked(workers)
     zygote = warm()
-    zygote.send(jobs.batch())
+    zygote.send(jobs.batch(os.environ))
     waiting = deque(range(len(jobs)))
     running: set[int] = set()
     with live.watching(len(jobs)) as watch:
@@ -77,9 +78,7 @@ def _checked(workers: Any) -> int:
         from joblib import cpu_count  # the affinity and the limits of containers, too
 
         return max(1, int(cpu_count()))
-    if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
-        raise ConfigError(f"hydra.launcher.workers={workers}: it must be a number >= 1, or null")
-    return workers
+    return check.integer("hydra.launcher.workers", workers, low=1)
 
 
 @lru_cache(maxsize=1)

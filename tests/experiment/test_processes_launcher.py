@@ -77,8 +77,8 @@ def test_the_runs_are_those_of_single_runs(
 def test_a_wrong_number_of_workers(workers: str, capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["-m", "hydra/launcher=processes", f"hydra.launcher.workers={workers}", "seed=0,1"]
     assert main.main(argv) == 2
-    error = f"error: hydra.launcher.workers={workers.title() if workers == 'true' else workers}: "
-    assert capsys.readouterr().err.endswith(f"{error}it must be a number >= 1, or null\n")
+    err = capsys.readouterr().err
+    assert err.startswith("error: hydra.launcher.workers=") and "a whole number >= 1" in err
 
 
 def test_where_processes_cannot_be_forked(
