@@ -120,7 +120,7 @@ def _targets(conf: Path) -> frozenset[str]:
     # Every run begins with this: libyaml reads the files in a tenth of OmegaConf's time.
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     named = (
-        _target(group, yaml.load(path.read_text(encoding="utf-8"), loader) or {})
+        _target(group, loader(path.read_text(encoding="utf-8")).get_single_data() or {})
         for group in _group_names()
         for path in (conf / group).rglob("*.yaml")
     )

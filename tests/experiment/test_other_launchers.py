@@ -98,23 +98,28 @@ def expected(launch: Callable[..., Any]) -> list[str]:
     return [run.summary["weights_sha256"] for run in runs]
 
 
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "sweep"
+
+
 @pytest.mark.matrix
-def test_runs_on_ray(tmp_path: Path, expected: list[str]) -> None:
+def test_runs_on_ray(folder: Path, expected: list[str]) -> None:
     failing = ("dataset=digits,mnist", "data_dir=/nowhere")
-    done = sweep(tmp_path, "hydra/launcher=ray", "hydra.launcher.address=null", *failing)
+    done = sweep(folder, "hydra/launcher=ray", "hydra.launcher.address=null", *failing)
     assert done.returncode == 1
-    assert digests(tmp_path) == expected
-    assert done.stdout == f"run folder: {tmp_path}\n"
+    assert digests(folder) == expected
+    assert done.stdout == f"run folder: {folder}\n"
     assert done.stderr.count(": failed: data not found") == 2
-    assert "train 2, accuracy" in next(tmp_path.glob("*digits*/log.txt")).read_text()
+    assert "train 2, accuracy" in next(folder.glob("*digits*/log.txt")).read_text()
 
 
 @pytest.mark.matrix
-def test_runs_through_submitit(tmp_path: Path, expected: list[str]) -> None:
+def test_runs_through_submitit(folder: Path, expected: list[str]) -> None:
     """Its local executor stands for Slurm, which is not tested."""
     pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
-    assert sweep(tmp_path, "hydra/launcher=submitit_local").returncode == 0
-    assert digests(tmp_path) == expected
+    assert sweep(folder, "hydra/launcher=submitit_local").returncode == 0
+    assert digests(folder) == expected
 
 
 def test_slurm_is_trusted() -> None:
