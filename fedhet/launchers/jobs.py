@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from fedhet.cli.errors import error_line, report_error
 from fedhet.config import composition
+from fedhet.config.bases import Bases
 from fedhet.errors import ConfigError, DataError, RunFailed, WriteError, uncreatable
 
 log = logging.getLogger("fedhet")
@@ -41,7 +43,7 @@ CELL = "cell.json"  # in a run folder: how the run has ended as seen from outsid
 _TRAVELS = (ConfigError, DataError, WriteError, RunFailed)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Batch:
     """What the process of a job needs beside its overrides; it can be pickled.
 
@@ -69,13 +71,22 @@ class Batch:
         Plugins.instance()
         setup_globals()
 
+    @cached_property
+    def bases(self) -> Bases:
+        """What composes the configurations, and is faster for those after the first."""
+        return Bases(partial(self.context.config_loader.load_sweep_config, self.config))
+
     def compose(self, number: int, overrides: Sequence[str]) -> DictConfig:
         """Compose the configuration of a job."""
-        cfg = self.context.config_loader.load_sweep_config(self.config, list(overrides))
+        cfg = self.bases(overrides)
+        OmegaConf.copy_cache(from_config=self.config, to_config=cfg)
         with open_dict(cfg):
             cfg.hydra.job.id = number
             cfg.hydra.job.num = number
         return cfg
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in vars(self).items() if key != "bases"}
 
     def folder_of(self, cfg: DictConfig) -> Path:
         """The run folder of a job."""

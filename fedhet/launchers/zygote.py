@@ -13,6 +13,7 @@ import os
 import pickle
 import signal
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
@@ -140,6 +141,8 @@ class Zygote:
             gc.freeze()
 
     def _start(self, position: int, number: int, overrides: list[str]) -> None:
+        with suppress(Exception):  # the job will tell
+            self.batch and self.batch.bases(overrides)  # so that its like start faster
         told, tell = FORK.Pipe(duplex=False)
         inherited = [self.orders, told, *(running.told for running in self.running.values())]
         arguments = (self.batch, number, overrides, tell, inherited)

@@ -69,7 +69,10 @@ def test_others_are_refused(line: str) -> None:
     [
         ("num_cpus=0", "hydra.launcher.num_cpus=0"),
         ("num_gpus=-1", "hydra.launcher.num_gpus=-1"),
-        ("address=localhost", "hydra.launcher.address=localhost: it must be auto, or <host>:<port>"),
+        (
+            "address=localhost",
+            "hydra.launcher.address=localhost: it must be auto, or <host>:<port>",
+        ),
     ],
 )
 def test_wrong_settings_of_ray(
