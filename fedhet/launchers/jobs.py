@@ -142,8 +142,8 @@ def _as_ours(error: Exception) -> Exception:
 class FailedJob(JobReturn):
     """A job that has failed, which Hydra's own class would print when it is asked for its value."""
 
-    @property
-    def return_value(self) -> Any:  # type: ignore[override]
+    @property  # type: ignore[misc]
+    def return_value(self) -> Any:  # type: ignore[misc, override]
         """Nothing: the error is raised."""
         raise self._return_value
 

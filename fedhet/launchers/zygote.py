@@ -10,7 +10,6 @@ import gc
 import importlib
 import multiprocessing
 import os
-import pickle
 import signal
 import sys
 from contextlib import suppress
@@ -80,7 +79,7 @@ class Zygote:
 
     Orders are a Batch, which the next jobs belong to; (position, number, overrides) of a job to
     start; and the signal that all jobs are to get. Answers are (position, message), where a message
-    is the run folder or the JobReturn, pickled, and in the end the exit code or the reason why no
+    is the run folder or the JobReturn, and in the end the exit code or the reason why no
     process could be started. A job's process also says what else should be imported for the next.
 
     Args:
@@ -112,10 +111,10 @@ class Zygote:
         running = self.running[position]
         ended = not running.process.is_alive()  # asked first: what it has said is complete then
         while (message := running.heard()) is not None:
-            if isinstance(message, bytes):
-                self.orders.send((position, message))
-            else:
+            if isinstance(message, list):
                 self._import(message)
+            else:
+                self.orders.send((position, message))
         if ended:
             del self.running[position]
             running.told.close()
@@ -174,11 +173,11 @@ def _job(
 
             def begins(folder: Path) -> None:
                 redirect(folder)
-                tell.send(pickle.dumps(folder))
+                tell.send(folder)
 
             done = batch.run(number, overrides, begins)
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        tell.send(pickle.dumps(done))
+        tell.send(done)
         tell.send([name for name in ON_DEMAND if name in sys.modules])
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

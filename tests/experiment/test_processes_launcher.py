@@ -89,6 +89,24 @@ def test_where_processes_cannot_be_forked(
     assert "this system cannot fork processes" in capsys.readouterr().err
 
 
+def test_the_cores_are_those_of_the_container(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "CGROUP", tmp_path)
+    monkeypatch.setattr(processes.psutil.Process, "cpu_affinity", lambda process: [*range(8)])
+    assert processes.usable_cores() == 8
+    (tmp_path / "cpu.max").write_text("max 100000\n")
+    assert processes.usable_cores() == 8
+    (tmp_path / "cpu.max").write_text("250000 100000\n")
+    assert processes.usable_cores() == 3
+    (tmp_path / "cpu.max").unlink()
+    (tmp_path / "cpu").mkdir()
+    (tmp_path / "cpu" / "cpu.cfs_period_us").write_text("100000\n")
+    for quota, cores in (("-1", 8), ("50000", 1)):
+        (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text(quota)
+        assert processes.usable_cores() == cores
+
+
 # ---- processes that are killed
 class Sweep:
     """A sweep of runs without end, in a process group of its own."""
