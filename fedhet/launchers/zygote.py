@@ -165,7 +165,8 @@ def _job(
     for connection in inherited:
         connection.close()
     try:
-        # SIGINT stays ignored: Ctrl-C is for the launching process, which has SIGTERM sent, once.
+        # Ctrl-C is for the launching process, which has SIGTERM sent, once.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         with interruptible():
             signal.signal(signal.SIGTERM, _interrupt_once)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, process.SIGNALS)
