@@ -252,6 +252,7 @@ def _comments(text: str) -> tuple[dict[int, str], list[str]]:
 
 
 def _group_names() -> list[str]:
+    """The groups of a run; conf/hydra has choices of Hydra's own groups."""
     return sorted(path.name for path in CONF.iterdir() if path.is_dir() and path.name != "hydra")
 
 
