@@ -75,7 +75,7 @@ def environment_table(study: Study) -> Table:
         for name, value in environment.items():
             if name != "resumed":
                 found.setdefault(name, Counter())[_text(value)] += 1
-    data = [
+    data: list[dict[str, Any]] = [
         {"name": name, "value": value, "runs": count}
         for name, counts in found.items()
         for value, count in counts.most_common()

@@ -105,7 +105,7 @@ class Study:
 
     def place(self, cell: Cell) -> tuple[str, str, int]:
         """Method, setting and seed of a run."""
-        seed = cell.axes.get(SEED, cell.summary.get("seed", 0))
+        seed: int = cell.axes.get(SEED) or cell.summary.get(SEED) or 0
         return str(cell.axes.get(self.compare)), self.setting_of(cell.axes), seed
 
     @cached_property
