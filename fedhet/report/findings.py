@@ -7,6 +7,7 @@ from fedhet.report.scores import against_best
 from fedhet.report.statistics import IF_NORMAL, LEVEL, NOT_SHOWN, REAL, Ranking
 from fedhet.report.study import ALL, SCORES, Study
 
+ALL_OTHERS = "all others"
 RULE = (
     "This summary is computed by one rule. In each setting the best method is that with the highest"
     " mean over seeds. A difference from it is called real if Wilcoxon's signed-rank test over the"
@@ -76,7 +77,8 @@ def _winner(study: Study, setting: str) -> str:
             f" normal, which {len(blocks)} seeds cannot show."
         )
     if groups[NOT_SHOWN]:
-        parts.append(f"It is not shown to be better than {_named(groups[NOT_SHOWN], others)}.")
+        names = _named(groups[NOT_SHOWN], others).replace(ALL_OTHERS, "any other")
+        parts.append(f"No difference from {names} is shown.")
     return " ".join([opening, *parts])
 
 
@@ -84,9 +86,9 @@ def _named(names: list[str], others: list[str]) -> str:
     """The names in the shortest form: all others, all others but a few, or each of them."""
     rest = [name for name in others if name not in names]
     if len(names) > 1 and not rest:
-        return "all others"
+        return ALL_OTHERS
     if len(names) > 3 and len(rest) < 3:
-        return f"all others but {joined(rest)}"
+        return f"{ALL_OTHERS} but {joined(rest)}"
     return joined(names)
 
 

@@ -25,6 +25,7 @@ SCORES = {
     "personal_best_val": "personal models, best by validation",
     "finetuned": "fine-tuned models, last round",
 }
+OWN_MODELS = ("personal", "personal_best_val", "finetuned")
 ALL = "all settings"
 
 
@@ -118,7 +119,10 @@ class Study:
             row |= {"diverged": cell.status == DIVERGED, "folder": cell.name}
             rows.append(row | scores_of(cell.summary))
         frame = pd.DataFrame(rows, columns=[*rows[0], *(s for s in SCORES if s not in rows[0])])
-        return frame.astype(dict.fromkeys(SCORES, float))
+        frame = frame.astype(dict.fromkeys(SCORES, float))
+        if self.metric in OWN_MODELS:
+            frame[self.metric] = frame[self.metric].fillna(frame["clients"])
+        return frame
 
     @cached_property
     def counted(self) -> pd.DataFrame:
@@ -160,6 +164,11 @@ class Study:
 
     def _choose_metric(self) -> None:
         """Take a score that every run has."""
+        if self.metric in OWN_MODELS:
+            self.notes.append(
+                f"By “{SCORES[self.metric]}”, methods without such models count with the mean of"
+                " their global model over the clients' test data."
+            )
         frame = self.scores[~self.scores["diverged"]]
         lacking = sorted(set(frame.loc[frame[self.metric].isna(), "method"]))
         if lacking and frame["clients"].notna().all() and len(frame):
