@@ -38,6 +38,9 @@ def run(overrides: Sequence[str] = (), *, task: Task | None = None) -> Run:
     """
     # Before torch is imported, so that a misspelled name is reported immediately.
     settings = config.compose(list(overrides))
+    from fedhet.experiment import definition
+
+    definition.refuse(list(overrides))
     from fedhet.job import run_job
 
     return run_job(settings, task)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import hydra
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.utils import JobStatus
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 
@@ -20,11 +22,15 @@ from fedhet.cli.errors import DEGRADED, FAILED, drop_output, report_error, say
 # Composition by name: a launcher's process, which unpickles HydraTask, needs its resolvers.
 from fedhet.config import catalogue, composition, resuming
 from fedhet.errors import ConfigError, RunFailed, uncreatable
+from fedhet.experiment import folder as cell_folder
 
 if TYPE_CHECKING:
+    from hydra.core.utils import JobReturn
     from omegaconf import DictConfig
 
     from fedhet.config import Config
+    from fedhet.experiment.definition import Experiment
+    from fedhet.experiment.progress import Outcome
     from fedhet.record.results import Run
 
 NAN = float("nan")
@@ -48,8 +54,29 @@ def launch(overrides: list[str], flags: list[str], *, sweep: bool) -> int:
                 f"{' '.join(flags)} with resume=...: it continues a single run as it was set up"
             )
         return resume(overrides)
+    if sweep and "hydra/launcher=processes" in overrides:
+        from fedhet.launchers import processes
+
+        processes.warm()  # it imports while the sweep is checked
     overrides = composition.check_overrides(overrides, sweep=sweep)
     task = HydraTask()
+    apply_hydra(task, flags, overrides, setting="hydra.sweep.dir" if sweep else "hydra.run.dir")
+    if sweep:
+        for failure in task.failures:
+            print(f"failed: {failure}", file=sys.stderr)  # the reason was printed when it failed
+    code = FAILED if sweep and task.failures else task.code
+    return code or (DEGRADED if task.degraded else 0)
+
+
+def apply_hydra(task: HydraTask, flags: list[str], overrides: list[str], *, setting: str) -> None:
+    """Let Hydra call the task for each job.
+
+    Args:
+        task: the function to call.
+        flags: the arguments that are no overrides.
+        overrides: the checked overrides.
+        setting: the setting that names the folder which Hydra creates.
+    """
     sys.argv = ["fedhet", *flags, *overrides]  # Hydra reads them from there
     # Hydra raises errors; without this variable it prints a traceback and calls sys.exit.
     os.environ["HYDRA_FULL_ERROR"] = "1"
@@ -63,15 +90,12 @@ def launch(overrides: list[str], flags: list[str], *, sweep: bool) -> int:
     except OSError as error:
         if error.filename is None:  # it does not come from Hydra, which creates the run folder
             raise
-        setting = "hydra.sweep.dir" if sweep else "hydra.run.dir"
         raise uncreatable(setting, error.filename, error) from error
+    except Exception as error:
+        if error not in task.heard_of:  # Hydra's sweeper raises the first one of a batch again
+            raise
     finally:
         GlobalHydra.instance().clear()
-    if sweep:
-        for failure in task.failures:
-            print(f"failed: {failure}", file=sys.stderr)  # the reason was printed when it failed
-    code = FAILED if sweep and task.failures else task.code
-    return code or (DEGRADED if task.degraded else 0)
 
 
 def resume(overrides: list[str]) -> int:
@@ -116,13 +140,32 @@ class HydraTask:
         code: the exit code of the last job that failed, else 0.
         failures: the names of the jobs that failed.
         degraded: whether a job has lost more replies than it was allowed.
+        experiment: the experiment to which the jobs belong, or None.
+        started: its folder, as soon as it has one.
+        outcome: what has become of it, at its end.
+        heard_of: the errors of jobs that a launcher has run in other processes.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, experiment: Experiment | None = None) -> None:
+        self.experiment = experiment
+        self.started: Path | None = None
+        self.outcome: Outcome | None = None
         self.pid = os.getpid()
         self.code = 0
         self.failures: list[str] = []
         self.degraded = False
+        self.heard_of: list[Exception] = []
+
+    def heard(self, name: str, job: JobReturn, folder: Path | None) -> None:
+        """Note how a job has ended that a launcher has run in another process."""
+        if job.status == JobStatus.FAILED:
+            self.heard_of.append(job._return_value)
+            self.failures.append(name)
+        elif folder is not None:
+            summary = json.loads((folder / "summary.json").read_text())
+            if summary.get("degraded"):
+                self.degraded = True
+                print(f"degraded: {name}: {DEGRADED_LINE}", file=sys.stderr)
 
     def __call__(self, cfg: DictConfig) -> float:
         """Run the job and return its best validation accuracy.
@@ -139,7 +182,12 @@ class HydraTask:
             name = f"job {hydra_config.job.num}: {name}"
             say(name)
         try:
-            run = _run(composition.from_hydra_job(cfg))
+            settings = composition.from_hydra_job(cfg)
+            if cell_folder.is_cell(output_dir):
+                with cell_folder.recorded(output_dir):
+                    run = _run(cell_folder.as_cell(settings, output_dir))
+            else:
+                run = _run(settings)
             folder = run.dir
             self.degraded |= _is_degraded(run, name)
             validation = run.summary["validation"]

@@ -36,6 +36,8 @@ from fedhet.config.targets import check_targets
 from fedhet.errors import ConfigError
 
 HYDRA_VERSION = "1.3"
+# What the file of an experiment says of the experiment itself; a single run has none of them.
+EXPERIMENT_KEYS = ("axes", "tune", "report", "scale", "scales", "on_other_code")
 _LOCK = threading.Lock()  # Hydra's state is one object per process
 
 
@@ -99,7 +101,7 @@ def compose(lines: Sequence[str], *, sent: bool = False) -> Config:
         raise
     with _as_config_error():
         if sent:
-            interpolations.check_composed(_without_hydra(cfg))
+            interpolations.check_composed(_of_run(cfg))
         checked = _checked(cfg, cfg.hydra, "")
         return replace(checked, run_dir=str(Path(cfg.hydra.run.dir).resolve()))
 
@@ -117,12 +119,11 @@ def cached(lines: tuple[str, ...]) -> Config:
 def portable(config: Config) -> list[str]:
     """Return the overrides that lead to this configuration on any machine, as `compose` takes them.
 
-    Interpolations that read this machine, in the overrides or in files, are replaced by the values
-    that they had when the configuration was composed.
+    Raises:
+        ConfigError: one of them, or a file, has an interpolation that reads this machine.
     """
-    parsed = overrides.parse(config.overrides)
-    raw = _without_hydra(_hydra_config(overrides.of_single_run(parsed)))
-    return interpolations.portable(config.overrides, raw, config.cfg)
+    compose(config.overrides, sent=True)
+    return list(config.overrides)
 
 
 def from_hydra_job(cfg: DictConfig) -> Config:
@@ -152,6 +153,18 @@ def check_overrides(lines: Sequence[str], *, sweep: bool = False) -> list[str]:
     return overrides.as_texts(parsed)
 
 
+def raw(lines: Sequence[str]) -> DictConfig:
+    """Return what conf/ says with these overrides: unchecked, and with its interpolations.
+
+    Raises:
+        ConfigError: it cannot be composed.
+    """
+    cfg = _hydra_config(overrides.of_single_run(overrides.parse(lines)))
+    with open_dict(cfg):
+        cfg.pop("hydra")
+    return cfg
+
+
 def _hydra_config(texts: Sequence[str]) -> DictConfig:
     """Compose with Hydra; a Hydra application that runs in this process keeps its state."""
     with _LOCK, _as_config_error():
@@ -173,7 +186,7 @@ def _checked(cfg: DictConfig, hydra: Any, run_dir: str) -> Config:
         if "/" not in str(group) and group != "plugin" and name is not None
     }
     validation.check_fixed_choices(choices)
-    cfg = _without_hydra(cfg)
+    cfg = _of_run(cfg)
     OmegaConf.resolve(cfg)
     interpolations.check_resolved(cfg)
     hydra_settings.check(hydra, cfg)
@@ -191,10 +204,12 @@ def _checked(cfg: DictConfig, hydra: Any, run_dir: str) -> Config:
     return Config(cfg, names, run_dir, run_dir_given, lines)
 
 
-def _without_hydra(cfg: DictConfig) -> DictConfig:
+def _of_run(cfg: DictConfig) -> DictConfig:
+    """The settings of one run."""
     cfg = cfg.copy()
     with open_dict(cfg):
-        cfg.pop("hydra", None)
+        for key in ("hydra", *EXPERIMENT_KEYS):
+            cfg.pop(key, None)
     return cfg
 
 

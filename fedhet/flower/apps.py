@@ -7,6 +7,7 @@ builds its own (fedhet/engines/ray.py).
 from __future__ import annotations
 
 import logging
+import os
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -21,7 +22,8 @@ from fedhet.config import pieces
 from fedhet.config.resuming import RESUME, is_resumption
 from fedhet.data.local.data import LocalData, is_local
 from fedhet.data.local.report import Agreement
-from fedhet.errors import ConfigError, DataError, UnknownChoice, clean
+from fedhet.errors import SUBMITTED, ConfigError, DataError, UnknownChoice, clean
+from fedhet.experiment import definition
 from fedhet.flower import wire
 from fedhet.flower.joining import JoiningServer, SiteNodes
 from fedhet.flower.metered import measured
@@ -229,6 +231,8 @@ def _server_settings(lines: list[str], resumed: str) -> config.Config:
             f" {RESUME}='<run folder>'\")"
         )
     settings = config.compose(lines, sent=True)
+    if SUBMITTED not in os.environ:  # engine=flwr submits the runs of an experiment one by one
+        definition.refuse(lines)
     if not resumed:
         return settings
     folder = str(Path(resumed).resolve())

@@ -162,6 +162,22 @@ class Study:
         complete = self.blocks(score).dropna(axis=1, how="all").dropna()
         return complete.groupby(level="setting", sort=False).mean()
 
+    def validation(self, cell: Cell) -> float:
+        """The validation score of a trial by which it is chosen; NaN if it has none.
+
+        That is the best one, the mean of the last ones or the last one, as the metric says.
+        """
+        if not cell.counts or cell.status == DIVERGED or not self.target.keys:
+            return math.nan
+        key = self.target.key("val_weighted")
+        scores = [step[key] for step in self.results.steps(cell) if step.get(key) is not None]
+        if not scores:
+            return math.nan
+        if self.metric == "last_k":
+            count = (cell.summary.get(self.target.key("last_k")) or {}).get("evaluations") or 1
+            return float(sum(scores[-count:]) / len(scores[-count:]))
+        return float(max(scores) if "best_val" in self.metric else scores[-1])
+
     def _choose_metric(self) -> None:
         """Take a score that every run has."""
         if self.metric in OWN_MODELS:

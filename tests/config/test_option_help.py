@@ -164,7 +164,7 @@ def test_groups_and_settings_name_pieces_too(capsys: pytest.CaptureFixture[str])
         ("method=scafold", "did you mean scaffold?"),
         ("plugin=[fednorm,moom]", "did you mean moon?"),
         ("metod=scaffold", "did you mean method"),
-        ("scaffold", "did you mean method=scaffold?"),
+        ("scaffold", "did you mean method=scaffold"),
         ("lr=.1", "did you mean client.lr?"),
         ("eval.evry", "did you mean eval.every"),
         ("zzz", "groups: client, dataset"),

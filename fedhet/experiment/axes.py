@@ -1,0 +1,100 @@
+"""The axes of an experiment, and the values on them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hydra.core.override_parser.types import IntervalSweep, Override
+
+from fedhet.config import overrides
+from fedhet.config.interpolations import literal
+from fedhet.errors import ConfigError
+
+Label = str | int | float | bool | None
+
+
+@dataclass(frozen=True)
+class Value:
+    """A value of an axis.
+
+    Attributes:
+        label: what it is called in tables and figures.
+        overrides: the overrides that it stands for.
+    """
+
+    label: Label
+    overrides: tuple[str, ...]
+
+
+def read_axes(
+    declared: Mapping[str, Any], settings: Mapping[str, Override]
+) -> dict[str, tuple[Value, ...]]:
+    axes = {
+        axis: tuple(_values(axis, values)) for axis, values in mapping("axes", declared).items()
+    }
+    for axis in [axis for axis in axes if axis in settings]:
+        # A value that the file has too keeps its label there.
+        known = {value.overrides: value for value in axes[axis]}
+        axes[axis] = tuple(known.get(v.overrides, v) for v in values_of(settings[axis]))
+    added = [key for key, line in settings.items() if key not in axes and line.is_sweep_override()]
+    axes |= {key: values_of(settings[key]) for key in added}
+    for axis, values in axes.items():
+        labels = [value.label for value in values]
+        if not labels:
+            raise ConfigError(f"axes.{axis} has no value")
+        if twice := [label for i, label in enumerate(labels) if label in labels[:i]]:
+            raise ConfigError(f"axes.{axis} has {twice[0]} twice")
+    return axes
+
+
+def _values(axis: str, declared: object) -> Iterator[Value]:
+    """The values of an axis as the file gives them."""
+    if isinstance(declared, Mapping):
+        for label, lines in declared.items():
+            yield Value(str(label), tuple(lines_of(f"axes.{axis}.{label}", lines)))
+    elif isinstance(declared, list):
+        for value in declared:
+            label = value if isinstance(value, Label) else json.dumps(value)
+            yield Value(label, (f"{axis}={written(value)}",))
+    else:
+        (override,) = overrides.parse([f"{axis}={declared}"])
+        yield from values_of(override)
+
+
+def values_of(override: Override) -> tuple[Value, ...]:
+    """The values that an override gives an axis."""
+    axis = override.key_or_group
+    if not override.is_sweep_override():
+        return tuple(_values(axis, [override.value()]))
+    if isinstance(override.value(), IntervalSweep):
+        raise ConfigError(f"{override.input_line!r}: an axis has single values; name them")
+    lines = [f"{axis}={value}" for value in override.sweep_string_iterator()]
+    return tuple(_values(axis, [line.value() for line in overrides.parse(lines)]))
+
+
+def lines_of(name: str, value: object) -> list[str]:
+    """A list of overrides, which the file may also write as one text with blanks."""
+    lines = value.split() if isinstance(value, str) else [] if value is None else value
+    if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
+        raise ConfigError(
+            f"{name}={value}: overrides are expected, as in `method=scaffold plugin=[fednorm]`"
+        )
+    return lines
+
+
+def written(value: object) -> str:
+    """The value as an override writes it; the names of choices need no quotes."""
+    if isinstance(value, str) and value.replace("_", "").replace("/", "").isalnum():
+        return value
+    return literal(value)
+
+
+def mapping(name: str, value: object) -> dict[str, Any]:
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{name}={value}: names with values are expected")
+    return {str(key): inner for key, inner in value.items()}

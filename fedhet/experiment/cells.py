@@ -1,0 +1,173 @@
+"""The cells of an experiment: its runs, and the trials before them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+
+from fedhet.config import catalogue, composition
+from fedhet.errors import ConfigError
+from fedhet.experiment.axes import Label, Value, written
+from fedhet.experiment.definition import SEED, Experiment
+from fedhet.experiment.tuning import Point, points
+
+LONGEST_NAME = 80
+Axes = dict[str, Label]  # axis -> the label of its value
+Setting = tuple[tuple[str, Label], ...]  # the axes without the seed
+Combination = tuple[tuple[str, Value], ...]  # a value of each axis
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of an experiment.
+
+    Attributes:
+        kind: "run", or "trial" for one that only chooses settings.
+        axes: axis -> the label of its value.
+        tuned: setting -> the value that was chosen, or is tried.
+        overrides: the overrides of the run.
+        folder: its folder, relative to that of the experiment. It depends on the experiment's
+            settings and on the overrides, and on nothing else.
+    """
+
+    kind: str
+    axes: Axes = field(compare=False)
+    tuned: Point = field(compare=False)
+    overrides: tuple[str, ...]
+    folder: str = field(compare=False)
+
+    @property
+    def setting(self) -> Setting:
+        """Its axes without the seed."""
+        return tuple((axis, label) for axis, label in self.axes.items() if axis != SEED)
+
+    @property
+    def label(self) -> str:
+        """What it is, for people."""
+        values = [
+            f"{axis.rpartition('.')[2]}={label}" if axis != "method" else str(label)
+            for axis, label in {**self.axes, **self.tuned}.items()
+        ]
+        return " ".join(["trial", *values] if self.kind == "trial" else values)
+
+    def record(self) -> dict[str, object]:
+        """Its entry in experiment.json."""
+        names = ("folder", "kind", "axes", "tuned", "overrides")
+        return {name: getattr(self, name) for name in names}
+
+
+def settings_of(experiment: Experiment) -> list[Combination]:
+    """All combinations of the axes' values but for the seeds."""
+    axes = {axis: values for axis, values in experiment.axes.items() if axis != SEED}
+    return [tuple(zip(axes, values, strict=True)) for values in product(*axes.values())]
+
+
+def trials(experiment: Experiment) -> list[Cell]:
+    """The trials in order: for each combination of the axes, each point with each seed."""
+    tuning = experiment.tuning
+    if tuning is None:
+        return []
+    return [
+        _cell(experiment, "trial", combination, Value(seed, (f"{SEED}={seed}",)), point)
+        for combination in settings_of(experiment)
+        for point in points(tuning.space_of(labels(combination)), tuning.budget)
+        for seed in tuning.seeds
+    ]
+
+
+def runs(
+    experiment: Experiment,
+    chosen: Mapping[Setting, Point | None] | None = None,
+) -> list[Cell]:
+    """The runs in the order of the axes.
+
+    Args:
+        experiment: the experiment.
+        chosen: the axes without the seed -> the values that their trials have chosen.
+    """
+    every = []
+    for values in product(*experiment.axes.values()):
+        combination = tuple(zip(experiment.axes, values, strict=True))
+        setting = tuple((axis, value.label) for axis, value in combination if axis != SEED)
+        point = (chosen or {}).get(setting) or {}
+        every.append(_cell(experiment, "run", combination, None, point))
+    return every
+
+
+def labels(combination: Combination) -> list[Label]:
+    """The labels of the values."""
+    return [value.label for _, value in combination]
+
+
+def check(cells: Sequence[Cell]) -> None:
+    """Check names, values, and whether the pieces fit together, before the first cell starts.
+
+    Every combination of the groups' choices is checked, and every other override once: ranges of
+    two settings do not depend on each other.
+
+    Raises:
+        ConfigError: it names the cell.
+    """
+    from fedhet.config.targets import instantiate
+    from fedhet.job import try_settings
+
+    groups = catalogue.groups()
+    seen: set[object] = set()
+    for cell in cells:
+        choices = frozenset(line for line in cell.overrides if line.partition("=")[0] in groups)
+        if not {choices, *cell.overrides} - seen:
+            continue
+        seen |= {choices, *cell.overrides}
+        try:
+            settings = composition.compose(cell.overrides)
+            instantiate(settings.cfg.partition)
+            try_settings(settings)
+        except ConfigError as error:
+            raise ConfigError(f"{error} (in the experiment's run {cell.label})") from error
+
+
+def _cell(
+    experiment: Experiment, kind: str, combination: Combination, seed: Value | None, point: Point
+) -> Cell:
+    axes = dict(combination) | ({SEED: seed} if seed else {})
+    lines = [
+        *experiment.fixed,
+        *(line for value in axes.values() for line in value.overrides),
+        *(f"{key}={written(value)}" for key, value in point.items()),
+    ]
+    own = {line.lstrip("+").partition("=")[0]: line for line in lines}  # the last one counts
+    cell_overrides = tuple(own.values())
+    text = json.dumps([experiment.digest, cell_overrides])
+    words = [
+        str(value.label) if len(value.overrides) != 1 or axis == "method" else _short(value)
+        for axis, value in axes.items()
+    ]
+    words += [f"{key.rpartition('.')[2]}={value}" for key, value in point.items()]
+    words = ["trial", *words] if kind == "trial" else words
+    name = re.sub(r"[^a-zA-Z0-9_.,=+-]+", "_", "-".join(words))[:LONGEST_NAME]
+    digest = hashlib.sha256(text.encode()).hexdigest()[:8]
+    return Cell(
+        kind,
+        {axis: value.label for axis, value in axes.items()},
+        point,
+        cell_overrides,
+        f"cells/{name}-{digest}",
+    )
+
+
+def _short(value: Value) -> str:
+    """The override of a value without the group of its setting: alpha=0.1."""
+    key, _, text = value.overrides[0].partition("=")
+    return f"{key.rpartition('.')[2]}={text}"
+
+
+def covering(experiment: Experiment) -> Iterator[Cell]:
+    """All cells that may run: the trials, and the runs with each value that they may choose."""
+    tried = trials(experiment)
+    yield from tried
+    chosen = {cell.setting: cell.tuned for cell in tried}
+    yield from runs(experiment, chosen)

@@ -1,0 +1,77 @@
+"""Which code runs an experiment: results of two versions must not be mixed unseen."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from fedhet.config import catalogue
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+# Their versions change the bytes of a run.
+_PACKAGES = ("torch", "numpy", "scikit-learn")
+
+
+@dataclass(frozen=True)
+class Code:
+    """A version of the code.
+
+    Attributes:
+        version: that of the package fedhet.
+        commit: the commit of the clone in which it lies; None outside of one.
+        digest: 16 hex digits of fedhet's source files, of conf/ without its experiments, of the
+            folders of one's own pieces, and of the versions of torch, NumPy and scikit-learn.
+    """
+
+    version: str
+    commit: str | None
+    digest: str
+
+    @classmethod
+    def current(cls) -> Code:
+        """That of this process."""
+        state = hashlib.sha256()
+        for path in _files():
+            state.update(path.name.encode() + b"\0" + path.read_bytes())
+        state.update(" ".join(map(_version, _PACKAGES)).encode())
+        return cls(_version("fedhet"), _commit(), state.hexdigest()[:16])
+
+    def record(self) -> dict[str, Any]:
+        """The entries in a record."""
+        return {"version": self.version, "commit": self.commit, "digest": self.digest}
+
+    @staticmethod
+    def text(record: Mapping[str, Any]) -> str:
+        """The entries as a user reads them."""
+        commit = record.get("commit")
+        at = f" at commit {commit[:7]}" if isinstance(commit, str) else ""
+        return f"fedhet {record.get('version')}{at}, code {str(record.get('digest'))[:8]}"
+
+
+def _files() -> Iterator[Path]:
+    yield from sorted(_PACKAGE.rglob("*.py"))
+    for folder in catalogue.folders():
+        for path in sorted([*folder.rglob("*.yaml"), *folder.parent.glob("*.py")]):
+            if path.relative_to(folder.parent).parts[1:2] != ("experiment",):
+                yield path
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def _commit() -> str | None:
+    command = ["git", "-C", str(_PACKAGE), "rev-parse", "HEAD"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

@@ -1,0 +1,224 @@
+"""What an experiment is, as its file in conf/experiment and the command line describe it.
+
+axes:                                    the runs are all combinations of the axes' values
+  method:                                label: the overrides that it stands for
+    FedAvg: method=fedavg
+    SCAFFOLD + FedNorm: method=scaffold plugin=[fednorm]
+  partition.alpha: [0.05, 0.3]           or a list of values of a setting or group
+  seed: range(0,3)                       or a sweep in Hydra's grammar
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hydra.core.override_parser.types import IntervalSweep, Override
+from omegaconf import OmegaConf
+
+from fedhet.check import did_you_mean, each, integer, one_of, optional
+from fedhet.config import catalogue, composition, overrides
+from fedhet.config.composition import EXPERIMENT_KEYS
+from fedhet.errors import ConfigError
+from fedhet.experiment.axes import Label, Value, lines_of, mapping, read_axes, values_of
+from fedhet.experiment.tuning import Interval, Space, Tuning
+
+SEED = "seed"
+# The scores by which values are compared, in summary.json: at the last evaluation, at the one that
+# the clients' validation data choose, and the mean of the last ones.
+METRICS = ("last", "best_val", "last_k")
+OTHER_CODE = ("stop", "keep", "rerun")
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Several runs that belong together.
+
+    Attributes:
+        name: the choice of the group `experiment`.
+        title: the first comment of its file.
+        command: the overrides with which it was called.
+        fixed: the overrides of every run, the first of which is `experiment=<name>`.
+        axes: axis -> its values.
+        tuning: what is tuned before the runs, or None.
+        report: the settings of the report: `compare`, `metric`, `reference`.
+        on_other_code: what becomes of finished runs of another version: stop, keep or rerun.
+        digest: 16 hex digits of the settings that the file gives every run.
+    """
+
+    name: str
+    title: str
+    command: tuple[str, ...]
+    fixed: tuple[str, ...]
+    axes: dict[str, tuple[Value, ...]]
+    tuning: Tuning | None
+    report: dict[str, Any]
+    on_other_code: str
+    digest: str
+
+
+def read(lines: Sequence[str]) -> Experiment | None:
+    """Return the experiment that the overrides choose, or None if they lead to a single run.
+
+    Args:
+        lines: the overrides of the command line. One that names an axis gives it other values; one
+            that gives several values to another setting adds an axis.
+
+    Raises:
+        ConfigError: the experiment's file, or an override, is wrong.
+    """
+    parsed = overrides.parse(lines)
+    given = {override.key_or_group: override for override in parsed}
+    declared = _declared(given)
+    own = {key: line for key, line in given.items() if _is_own(key)}
+    if not declared["axes"]:
+        if own:
+            name = given["experiment"].value() if "experiment" in given else None
+            raise ConfigError(
+                f"{next(iter(own.values())).input_line!r} needs an experiment that has axes;"
+                + (f" experiment={name} has none" if name else " choose one by experiment=<name>")
+            )
+        return None
+    scaled = {override.key_or_group: override for override in _of_scale(declared)}
+    rest = {**scaled, **{key: value for key, value in given.items() if key not in own}}
+    experiment = rest.pop("experiment")
+    hydra = [key for key, override in rest.items() if _is_hydras(override)]
+    settings = {key: value for key, value in rest.items() if key not in hydra}
+    axes = read_axes(declared["axes"], settings)
+    fixed = [override.input_line for key, override in settings.items() if key not in axes]
+    name = str(experiment.value())
+    return Experiment(
+        name=name,
+        title=catalogue.title("experiment", name),
+        command=tuple(lines),
+        fixed=(f"experiment={name}", *(str(line) for line in fixed)),
+        axes=axes,
+        tuning=_tuning(declared["tune"], axes, settings),
+        report=_report(declared["report"], axes),
+        on_other_code=one_of("on_other_code", declared["on_other_code"], OTHER_CODE),
+        digest=_digest(name),
+    )
+
+
+def refuse(lines: Sequence[str]) -> None:
+    """Refuse an experiment with axes where only a single run is possible.
+
+    Raises:
+        ConfigError: the overrides choose such an experiment.
+    """
+    if (experiment := read(lines)) is not None:
+        raise ConfigError(
+            f"experiment={experiment.name} has axes, and is more than one run: start it by"
+            f" `python -m fedhet experiment={experiment.name}`"
+        )
+
+
+def _is_own(key: str) -> bool:
+    return key.partition(".")[0] in EXPERIMENT_KEYS
+
+
+def _is_hydras(override: Override) -> bool:
+    return override.is_hydra_override() or override.key_or_group.startswith("hydra/")
+
+
+def _declared(given: Mapping[str, Override]) -> dict[str, Any]:
+    """What the file says about the experiment itself, with the overrides of these settings."""
+    if "experiment" not in given or given["experiment"].is_sweep_override():
+        return dict.fromkeys(EXPERIMENT_KEYS)
+    kept = [given["experiment"], *(line for key, line in given.items() if _is_own(key))]
+    cfg = composition.raw([str(override.input_line) for override in kept])
+    return {
+        key: OmegaConf.to_container(cfg[key]) if OmegaConf.is_config(cfg[key]) else cfg[key]
+        for key in EXPERIMENT_KEYS
+    }
+
+
+def _digest(name: str) -> str:
+    """The digest of the settings that the experiment's file fixes, and of the defaults."""
+    settings: Any = OmegaConf.to_container(composition.raw([f"experiment={name}"]))
+    content = {key: value for key, value in settings.items() if key not in EXPERIMENT_KEYS}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _of_scale(declared: Mapping[str, Any]) -> list[Override]:
+    """The overrides of the chosen scale."""
+    scale, scales = declared["scale"], mapping("scales", declared["scales"])
+    if scale is None:
+        return []
+    if not scales:
+        raise ConfigError(f"scale={scale}: this experiment has no scales")
+    lines = scales[one_of("scale", scale, map(str, scales))]
+    return overrides.parse(lines_of(f"scales.{scale}", lines))
+
+
+# ---- tuning and report
+def _tuning(
+    declared: Mapping[str, Any],
+    axes: Mapping[str, Sequence[Value]],
+    settings: Mapping[str, Override],
+) -> Tuning | None:
+    """What is tuned; a setting that the command line gives is not."""
+
+    def space(name: str, values: object) -> Space:
+        return {
+            key: _range(f"{name}.{key}", key, range_)
+            for key, range_ in mapping(name, values).items()
+            if key not in settings
+        }
+
+    budget = optional(integer, "tune.budget", declared["budget"], low=1)
+    seeds = each(integer, "tune.seeds", declared["seeds"], low=0)
+    shared = space("tune.space", declared["space"])
+    own = {}
+    for label, values in mapping("tune.own", declared["own"]).items():
+        labels = [str(value.label) for axis in axes.values() for value in axis]
+        if label not in labels:
+            raise ConfigError(
+                f"tune.own.{label}: no axis has this value{did_you_mean(label, labels)}"
+            )
+        own[label] = space(f"tune.own.{label}", values)
+    if not shared and not any(own.values()):
+        return None
+    for key in {*shared, *(key for values in own.values() for key in values)}:
+        if key in axes:
+            raise ConfigError(f"tune.space.{key}: an axis has this name; it cannot be tuned too")
+    if not seeds:
+        raise ConfigError("tune.seeds=[]: the trials need a seed")
+    if SEED in axes and (both := {value.label for value in axes[SEED]}.intersection(seeds)):
+        raise ConfigError(
+            f"tune.seeds={list(seeds)}: seed {min(both, key=str)} is also among those of the"  # type: ignore[arg-type]
+            " runs, whose results the tuning may not see"
+        )
+    return Tuning(budget, seeds, shared, own)
+
+
+def _range(name: str, key: str, declared: object) -> tuple[Label, ...] | Interval:
+    """The values of a setting that is tuned, or an interval of them."""
+    if isinstance(declared, str):
+        (override,) = overrides.parse([f"{key}={declared}"])
+        sweep = override.value()
+        if isinstance(sweep, IntervalSweep):
+            low, high = float(sweep.start or 0), float(sweep.end or 0)
+            log = "log" in sweep.tags
+            if low >= high or (log and low <= 0):
+                raise ConfigError(f"{name}={declared}: the ends of this interval are not allowed")
+            return Interval(low, high, log)
+        return tuple(value.label for value in values_of(override))
+    if not isinstance(declared, list) or not all(isinstance(value, Label) for value in declared):
+        raise ConfigError(f"{name}={declared}: a list of values, or interval(a,b), is expected")
+    return tuple(declared)
+
+
+def _report(declared: Mapping[str, Any], axes: Mapping[str, Sequence[Value]]) -> dict[str, Any]:
+    compare = declared["compare"]
+    if compare is None:
+        compare = "method" if "method" in axes else next(iter(axes))
+    one_of("report.compare", compare, axes)
+    one_of("report.metric", declared["metric"], METRICS)
+    if declared["reference"] is not None:
+        labels = [str(value.label) for value in axes[compare]]
+        one_of("report.reference", declared["reference"], labels)
+    return {**declared, "compare": compare}

@@ -1,0 +1,213 @@
+"""The folder of an experiment: which cells are there, and what is recorded of the whole.
+
+experiment.json   the axes, what was tuned, and every cell
+cells/<name>/     the run folder of a cell, and in it
+  cell.json       whether it is running, finished or failed, and which code ran it
+  log.txt         what its process has printed, if it had one of its own
+report/           the report
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from fedhet.config.composition import Config
+from fedhet.errors import ConfigError, DataError, reason_of
+from fedhet.experiment.cells import Cell
+from fedhet.experiment.code import Code
+from fedhet.experiment.definition import Experiment
+from fedhet.record.files import write_json
+
+FORMAT = 1
+CELL, EXPERIMENT = "cell.json", "experiment.json"
+WAITING, RUNNING, FINISHED, FAILED = "waiting", "running", "finished", "failed"
+REASONS = {
+    None: "it has not been run",
+    WAITING: "it has not been run",
+    RUNNING: "it was interrupted: its process ended without a word",
+}
+
+
+class ExperimentFolder:
+    """The folder of an experiment that is being run.
+
+    Args:
+        path: the folder, which must exist.
+        experiment: the experiment.
+        code: the code that runs it.
+
+    Raises:
+        ConfigError: the folder holds another experiment.
+    """
+
+    def __init__(self, path: Path, experiment: Experiment, code: Code) -> None:
+        self.path = path.resolve()
+        self._experiment = experiment
+        self._code = code
+        before = _read(self.path / EXPERIMENT)
+        if before and before.get("experiment") != experiment.name:
+            raise ConfigError(
+                f"hydra.sweep.dir={path}: the folder holds the experiment"
+                f" {before.get('experiment')}; name another one for {experiment.name}"
+            )
+
+    def missing(self, cells: Sequence[Cell]) -> list[Cell]:
+        """Return the cells that have to run.
+
+        Those that other code has finished count as `on_other_code` says.
+
+        Raises:
+            ConfigError: other code has finished some, and the setting is "stop".
+        """
+        states = {cell: _read(self.path / cell.folder / CELL) for cell in cells}
+        finished = [cell for cell in cells if states[cell].get("status") == FINISHED]
+        other = [
+            c for c in finished if states[c].get("code", {}).get("digest") != self._code.digest
+        ]
+        if other and self._experiment.on_other_code == "stop":
+            theirs = states[other[0]].get("code", {})
+            raise ConfigError(
+                f"{self.path}: {len(other)} of the {len(cells)} runs were made by other code"
+                f" ({Code.text(theirs)}; now {Code.text(self._code.record())}). Choose"
+                " on_other_code=keep to keep them, on_other_code=rerun to run them again, or"
+                " another folder by hydra.sweep.dir=<folder>"
+            )
+        if self._experiment.on_other_code == "rerun":
+            for cell in other:
+                shutil.rmtree(self.path / cell.folder)
+            finished = [cell for cell in finished if cell not in other]
+        return [cell for cell in cells if cell not in finished]
+
+    def prepare(self, cells: Sequence[Cell]) -> None:
+        """Make room for cells that will be launched; a run that has a checkpoint will go on.
+
+        Not if other code has begun it: a run does not change its code on its way.
+        """
+        for cell in cells:
+            folder = self.path / cell.folder
+            same_code = _read(folder / CELL).get("code") == self._code.record()
+            if not same_code or not any((folder / "checkpoints").glob("*/manifest.json")):
+                shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True, exist_ok=True)
+            _write_cell(folder, WAITING, self._code.record())
+
+    def missing_reasons(self, cells: Sequence[Cell]) -> dict[Cell, str]:
+        """Return the cells that are not there, each with the reason."""
+        states = {cell: _read(self.path / cell.folder / CELL) for cell in cells}
+        return {
+            cell: state.get("reason") or REASONS.get(state.get("status"), "its record is damaged")
+            for cell, state in states.items()
+            if state.get("status") != FINISHED
+        }
+
+    def validation(self, cell: Cell) -> float | None:
+        """Return the validation score of a finished cell that counts in the experiment's report.
+
+        Returns:
+            The score at the last evaluation, the best one, or the mean of the last ones, as
+            `report.metric` says; None if the cell is not there or its clients have none.
+        """
+        from fedhet.targets import TARGETS
+
+        if self.missing_reasons([cell]):
+            return None
+        folder = self.path / cell.folder
+        summary = _read(folder / "summary.json")
+        target = TARGETS[summary["target"]]
+        key = target.key("val_weighted")
+        lines = (folder / "rounds.jsonl").read_text(encoding="utf-8").splitlines()
+        rows = [json.loads(line) for line in lines]
+        scores = [math.nan if row[key] is None else row[key] for row in rows if key in row]
+        metric = self._experiment.report["metric"]
+        if not scores:
+            return None
+        if metric == "last_k":
+            return mean(scores[-summary[target.key("last_k")]["evaluations"] :])
+        return float(max(scores) if metric == "best_val" else scores[-1])
+
+    def is_degraded(self, cells: Sequence[Cell]) -> bool:
+        """Whether a cell has lost more replies than it was allowed."""
+        folders = (self.path / cell.folder for cell in cells)
+        return any(_read(folder / "summary.json").get("degraded") for folder in folders)
+
+    def write(self, cells: Sequence[Cell], tuned: Sequence[dict[str, Any]]) -> None:
+        """Write experiment.json.
+
+        Args:
+            cells: all cells that are known.
+            tuned: what the trials have chosen.
+        """
+        experiment = self._experiment
+        content = {
+            "format": FORMAT,
+            "experiment": experiment.name,
+            "title": experiment.title,
+            "command": list(experiment.command),
+            "axes": {
+                axis: [value.label for value in values] for axis, values in experiment.axes.items()
+            },
+            "tune": experiment.tuning.record() if experiment.tuning else None,
+            "report": experiment.report,
+            "tuned": list(tuned),
+            "cells": [cell.record() for cell in cells],
+            "code": self._code.record(),
+        }
+        write_json(self.path / EXPERIMENT, content)
+
+
+# ---- in the process of a cell
+def is_cell(folder: Path) -> bool:
+    """Whether the run folder is that of a cell."""
+    return (folder / CELL).exists()
+
+
+def as_cell(settings: Config, folder: Path) -> Config:
+    """Return the settings of a cell, which goes on if it has been begun."""
+    begun = (folder / "summary.json").exists()
+    return replace(settings, run_dir_given=True, resumes=begun)
+
+
+@contextmanager
+def recorded(folder: Path) -> Iterator[None]:
+    """Keep cell.json while the block runs the cell."""
+    code = _read(folder / CELL).get("code", {})
+    _write_cell(folder, RUNNING, code)
+    try:
+        yield
+    except Exception as error:
+        _write_cell(folder, FAILED, code, reason_of(error))
+        raise
+    except BaseException:
+        _write_cell(folder, WAITING, code, "it was interrupted")
+        raise
+    _write_cell(folder, FINISHED, code)
+
+
+def _write_cell(folder: Path, status: str, code: Any, reason: str | None = None) -> None:
+    content = {"format": FORMAT, "status": status, "reason": reason, "code": code}
+    write_json(folder / CELL, content)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """The content of a file of ours; empty if there is none.
+
+    Raises:
+        DataError: it is damaged.
+    """
+    try:
+        content: Any = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} is damaged: {error}") from error
+    if not isinstance(content, dict):
+        raise DataError(f"{path} is damaged: a JSON object is expected")
+    return content

@@ -1,0 +1,169 @@
+"""Tuning: trials with few settings' values, and the choice among them.
+
+Each value that is compared (each method) gets the same number of trials in each setting, on seeds
+that no reported run has, and the clients' validation data decide. Test data are never looked at.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from statistics import mean
+from typing import Any
+
+from fedhet.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Interval:
+    """An interval of values, from which trials are drawn.
+
+    Attributes:
+        low: its lower end.
+        high: its upper end.
+        log: whether the logarithm is drawn uniformly, and not the value.
+    """
+
+    low: float
+    high: float
+    log: bool
+
+
+Space = dict[str, "tuple[Any, ...] | Interval"]  # setting -> its values
+Point = dict[str, Any]  # setting -> one value
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What is tuned.
+
+    Attributes:
+        budget: the number of trials of each method in each setting; None for the whole grids, which
+            must then be of equal size.
+        seeds: the seeds of the trials, each of which is run with all of them.
+        space: the settings that are tuned for all.
+        own: label of a value of an axis -> the settings that are tuned for it in addition.
+    """
+
+    budget: int | None
+    seeds: tuple[int, ...]
+    space: Space
+    own: dict[str, Space]
+
+    def space_of(self, labels: Sequence[object]) -> Space:
+        """The settings that are tuned for a combination of values."""
+        own = (self.own.get(str(label), {}) for label in labels)
+        return {key: values for space in (self.space, *own) for key, values in space.items()}
+
+    def record(self) -> dict[str, Any]:
+        """The content of experiment.json."""
+
+        def written(space: Space) -> dict[str, Any]:
+            return {
+                key: vars(values) if isinstance(values, Interval) else list(values)
+                for key, values in space.items()
+            }
+
+        return {
+            "budget": self.budget,
+            "seeds": list(self.seeds),
+            "space": written(self.space),
+            "own": {label: written(space) for label, space in self.own.items()},
+        }
+
+
+def points(space: Space, budget: int | None) -> list[Point]:
+    """The values to try: the whole grid, or `budget` of its points or draws.
+
+    The same space leads to the same points.
+
+    Raises:
+        ConfigError: an interval without a budget.
+    """
+    grid = all(not isinstance(values, Interval) for values in space.values())
+    if not space:
+        return [{}]
+    if grid:
+        combinations = product(*(tuple(values) for values in space.values()))  # type: ignore[arg-type]
+        every = [dict(zip(space, values, strict=True)) for values in combinations]
+        if budget is None or len(every) <= budget:
+            return every
+    if budget is None:
+        raise ConfigError(
+            "tune.budget=null: an interval has no last value; give a number of trials"
+        )
+    return _drawn(space, budget)
+
+
+def _drawn(space: Space, budget: int) -> list[Point]:
+    from scipy.stats import loguniform, uniform
+    from sklearn.model_selection import ParameterSampler
+
+    distributions: dict[str, Any] = {
+        key: list(values)
+        if not isinstance(values, Interval)
+        else loguniform(values.low, values.high)
+        if values.log
+        else uniform(values.low, values.high - values.low)
+        for key, values in space.items()
+    }
+    drawn = ParameterSampler(distributions, n_iter=budget, random_state=0)
+    return [
+        {
+            key: float(f"{value:.3g}") if isinstance(space[key], Interval) else value
+            for key, value in point.items()
+        }
+        for point in ({key: point[key] for key in space} for point in drawn)
+    ]
+
+
+def check_budget(tuning: Tuning, combinations: Sequence[Sequence[object]]) -> None:
+    """Refuse grids of different sizes where no budget makes the numbers of trials equal.
+
+    Args:
+        tuning: what is tuned.
+        combinations: the labels of the axes' values, but for the seeds.
+
+    Raises:
+        ConfigError: naming two of them.
+    """
+    sizes = {tuple(c): len(points(tuning.space_of(c), tuning.budget)) for c in combinations}
+    least, most = min(sizes, key=sizes.__getitem__), max(sizes, key=sizes.__getitem__)
+    if tuning.budget is None and sizes[least] != sizes[most]:
+        names = [", ".join(map(str, labels)) for labels in (least, most)]
+        raise ConfigError(
+            f"tune: {names[0]} would have {sizes[least]} trials, and {names[1]} {sizes[most]};"
+            " tune.budget=<number> gives all of them the same number"
+        )
+
+
+def best(scores: Mapping[int, Sequence[float | None]]) -> tuple[int, float] | None:
+    """The number of the best trial, and its mean validation score; None if none has ended well.
+
+    Args:
+        scores: number of a trial -> its validation scores, one for each seed; None and NaN for a
+            run that is missing or has diverged, with which a trial cannot win. Of equal trials the
+            first wins.
+    """
+    means: dict[int, float] = {
+        number: float(mean(values))  # type: ignore[type-var, arg-type]
+        for number, values in scores.items()
+        if values and all(value is not None and math.isfinite(value) for value in values)
+    }
+    if not means:
+        return None
+    number = max(means, key=means.__getitem__)
+    return number, means[number]
+
+
+def at_the_edge(point: Point, space: Space) -> list[str]:
+    """The settings of which an outermost value was chosen: a better one may lie beyond it."""
+
+    def edge(key: str, values: Any) -> bool:
+        numbers = not isinstance(values, Interval) and len(values) > 1
+        numbers = numbers and all(type(value) in (int, float) for value in values)
+        return numbers and point[key] in (min(values), max(values))
+
+    return [key for key, values in space.items() if edge(key, values)]

@@ -1,0 +1,59 @@
+"""The sweeper that runs an experiment with axes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hydra.core.plugins import Plugins
+from hydra.plugins.sweeper import Sweeper
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig
+
+if TYPE_CHECKING:
+    from fedhet.experiment.cells import Cell
+
+
+class ExperimentSweeper(Sweeper):
+    """Runs the cells of the experiment that the task function names, through Hydra's launcher.
+
+    The axes are not overrides with several values, as they are for Hydra's own sweeper: a value may
+    stand for several overrides, and the trials' results decide what the runs are.
+    """
+
+    def setup(
+        self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
+    ) -> None:
+        """Take what Hydra gives each sweeper."""
+        self.hydra_context = hydra_context
+        self.config = config
+        self._task: Any = task_function
+        self._launcher = Plugins.instance().instantiate_launcher(
+            hydra_context=hydra_context, task_function=task_function, config=config
+        )
+
+    def sweep(self, arguments: list[str]) -> Any:
+        """Run the experiment; `arguments`, its overrides, are those that it was read from."""
+        from fedhet.config.interpolations import literal
+        from fedhet.experiment import progress
+        from fedhet.launchers import live
+
+        count = 0
+        folder = Path(self.config.hydra.sweep.dir).absolute()
+
+        def launch(cells: Sequence[Cell], done: int) -> None:
+            nonlocal count
+            batch = [
+                [*cell.overrides, f"hydra.sweep.subdir={literal(cell.folder)}"] for cell in cells
+            ]
+            labels = {folder / cell.folder: cell.label for cell in cells}
+            with live.watching(done + len(cells), labels, done):
+                self._launcher.launch(batch, initial_job_idx=count)
+            count += len(batch)
+
+        def started(path: Path) -> None:
+            self._task.started = path
+
+        self._task.outcome = progress.run(self._task.experiment, folder, launch, started)
+        return self._task.outcome
