@@ -95,14 +95,20 @@ def _named(names: list[str], others: list[str]) -> str:
 def _ranks(ranking: Ranking) -> str:
     order = ranking.ranks.sort_values()
     first = str(order.index[0])
-    opening = f"Over all settings {first} has the best mean rank, {order.iloc[0]:.2f}"
+    leading = [str(name) for name in order.index if order[name] == order.iloc[0]]
+    have = "have" if len(leading) > 1 else "has"
+    opening = f"Over all settings {joined(leading)} {have} the best mean rank, {order.iloc[0]:.2f}"
     if not ranking.p < LEVEL:
         return f"{opening}, but Friedman's test does not show that ranks differ at all."
-    worse = [str(name) for name in order.index[1:] if ranking.nemenyi.loc[first, name] < LEVEL]
+    worse = [
+        str(name)
+        for name in order.index[len(leading) :]
+        if ranking.nemenyi.loc[first, name] < LEVEL
+    ]
     if not worse:
-        return f"{opening}; Nemenyi's test does not tell it from any other single method."
-    others = [str(name) for name in order.index[1:]]
-    return f"{opening}; Nemenyi's test tells it from {_named(worse, others)}."
+        return f"{opening}; Nemenyi's test does not tell {first} from any other single method."
+    others = [str(name) for name in order.index if str(name) != first]
+    return f"{opening}; Nemenyi's test tells {first} from {_named(worse, others)}."
 
 
 def _divergence(study: Study) -> list[str]:
