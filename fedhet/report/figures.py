@@ -227,8 +227,8 @@ def tuning_response(study: Study, folder: Path) -> list[FigureFile]:
             add_legend(picture, grid, study.methods)
             caption = (
                 f"The trials of the tuning: score on the clients' validation data by {key}; points"
-                " are trials, and lines join the best ones of each value. Trials that failed or diverged have no"
-                " point."
+                " are trials, and lines join the best ones of each value. Trials that failed or"
+                " diverged have no point."
             )
             alt = f"Validation score by {key}, one line for each method that tunes it."
             files.append(store(picture, folder, name, caption, alt))
