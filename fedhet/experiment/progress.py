@@ -26,14 +26,16 @@ class Outcome:
 
     Attributes:
         folder: its folder.
-        cells: the number of its runs and trials.
-        missing: the cells that are not there, with the reason.
+        cells: the number of its runs and trials, in the part that is run now.
+        missing: those that are not there, with the reason.
+        others: the number of its cells outside of that part.
         degraded: whether a cell has lost more replies than it was allowed.
     """
 
     folder: Path
     cells: int
     missing: dict[Cell, str]
+    others: int
     degraded: bool
 
 
@@ -68,20 +70,28 @@ def run(
         folder = ExperimentFolder(path, experiment, Code.current())
         folder.write([*trials, *cells.runs(experiment)], [])
         started(folder.path)
-        _run(folder, trials, launch)
+        _run(folder, [cell for cell in trials if _wanted(experiment, cell)], launch)
         tuned = _choose(experiment, folder, trials)
         chosen = {tuple(entry["axes"].items()): entry["chosen"] for entry in tuned}
         runs = cells.runs(experiment, chosen)
         every = [*trials, *runs]
         folder.write(every, tuned)
-        ready = [c for c in runs if not trials or chosen[c.setting] is not None]
+        wanted = [cell for cell in runs if _wanted(experiment, cell)]
+        ready = [c for c in wanted if not trials or chosen[c.setting] is not None]
         _run(folder, ready, launch)
-        missing = folder.missing_reasons(every)
+        asked = [cell for cell in every if _wanted(experiment, cell)]
+        missing = folder.missing_reasons(asked)
         lost = "none of the trials that would choose its settings has ended well"
-        missing |= {cell: lost for cell in runs if cell not in ready}
-        return Outcome(folder.path, len(every), missing, folder.is_degraded(every))
+        missing |= {cell: lost for cell in wanted if cell not in ready}
+        others = len(every) - len(asked)
+        return Outcome(folder.path, len(asked), missing, others, folder.is_degraded(every))
     finally:
         lock.release()
+
+
+def _wanted(experiment: Experiment, cell: Cell) -> bool:
+    """Whether the cell is in the part that is run now; trials have seeds of their own."""
+    return experiment.wants(cell.axes if cell.kind == "run" else dict(cell.setting))
 
 
 def _run(folder: ExperimentFolder, every: Sequence[Cell], launch: Launch) -> None:

@@ -147,7 +147,7 @@ def tuning_table(study: Study) -> Table | None:
         axes = entry.get("axes", {})
         own = [cell for cell in trials if axes.items() <= cell.axes.items()]
         lost = sum(cell.status != FINISHED for cell in own)
-        for name, value in entry.get("chosen", {}).items():
+        for name, value in (entry.get("chosen") or {"–": "none: no trial has a score"}).items():
             edge = name in (entry.get("at_the_edge") or [])
             record = {
                 "method": str(axes.get(study.compare)),
