@@ -145,7 +145,7 @@ def check_overrides(lines: Sequence[str], *, sweep: bool = False) -> list[str]:
     """
     parsed = overrides.parse(lines)
     runs = overrides.of_sweep_runs(parsed) if sweep else [overrides.of_single_run(parsed)]
-    bases = Bases(_hydra_config) if sweep else None
+    bases = of_sweep() if sweep else None
     for run in runs:
         try:
             compose(run, bases=bases)
@@ -166,6 +166,11 @@ def raw(lines: Sequence[str]) -> DictConfig:
     with open_dict(cfg):
         cfg.pop("hydra")
     return cfg
+
+
+def of_sweep() -> Bases:
+    """Return what composes the runs of one sweep, for `compose`."""
+    return Bases(_hydra_config)
 
 
 def _hydra_config(texts: Sequence[str]) -> DictConfig:

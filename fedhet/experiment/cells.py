@@ -116,6 +116,7 @@ def check(cells: Sequence[Cell]) -> None:
     from fedhet.job import try_settings
 
     groups = catalogue.groups()
+    bases = composition.of_sweep()
     seen: set[object] = set()
     for cell in cells:
         choices = frozenset(line for line in cell.overrides if line.partition("=")[0] in groups)
@@ -123,7 +124,7 @@ def check(cells: Sequence[Cell]) -> None:
             continue
         seen |= {choices, *cell.overrides}
         try:
-            settings = composition.compose(cell.overrides)
+            settings = composition.compose(cell.overrides, bases=bases)
             instantiate(settings.cfg.partition)
             try_settings(settings)
         except ConfigError as error:

@@ -102,6 +102,8 @@ def read(lines: Sequence[str]) -> Experiment | None:
     settings = {key: value for key, value in rest.items() if key not in hydra}
     axes = read_axes(declared["axes"], settings)
     fixed = [override.input_line for key, override in settings.items() if key not in axes]
+    if "figures" not in settings:  # the report has figures of all runs
+        fixed.append("figures=false")
     name = str(experiment.value())
     return Experiment(
         name=name,

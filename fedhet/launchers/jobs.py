@@ -226,7 +226,7 @@ class Jobs:
         try:
             if path.exists():
                 known = json.loads(path.read_text())
-            if known.get("status") != "failed":
+            if known.get("status") not in ("failed", "finished"):
                 part = path.with_name(f".{CELL}.part")
                 part.write_text(json.dumps({**known, "status": "failed", "reason": reason}))
                 part.replace(path)

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from fedhet.errors import ConfigError, clean
+from fedhet.errors import ConfigError, clean, has_diverged
 from fedhet.record.run_folder import FORMAT, RUNNING
 from fedhet.record.summary import method_name
 
@@ -21,7 +21,6 @@ SUMMARY = "summary.json"
 OF_THE_LABEL = ("method", "plugin", "server_opt", "merge")
 FINISHED, DIVERGED = "finished", "diverged"
 # How a run says that its weights are no longer finite: it then fails, and has no score.
-NOT_FINITE = "NaN or infinite values"
 
 
 @dataclass
@@ -208,7 +207,7 @@ def _add_summary(cell: Cell) -> None:
     else:
         cell.status = summary["status"]
         cell.reason = clean(str(summary.get("reason")))
-    if cell.status == "failed" and NOT_FINITE in str(cell.reason):
+    if cell.status == "failed" and has_diverged(cell.reason):
         cell.status = DIVERGED
 
 
