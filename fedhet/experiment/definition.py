@@ -20,7 +20,7 @@ from typing import Any
 from hydra.core.override_parser.types import IntervalSweep, Override
 from omegaconf import OmegaConf
 
-from fedhet.check import did_you_mean, each, integer, one_of, optional
+from fedhet.check import did_you_mean, each, integer, one_of, optional, text
 from fedhet.config import catalogue, composition, overrides
 from fedhet.config.composition import EXPERIMENT_KEYS
 from fedhet.errors import ConfigError
@@ -263,4 +263,5 @@ def _report(declared: Mapping[str, Any], axes: Mapping[str, Sequence[Value]]) ->
     if declared["reference"] is not None:
         labels = [str(value.label) for value in axes[compare]]
         one_of("report.reference", declared["reference"], labels)
-    return {**declared, "compare": compare}
+    notes = each(text, "report.notes", declared["notes"])
+    return {**declared, "compare": compare, "notes": list(notes)}
