@@ -13,9 +13,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fedhet import report
     from fedhet.api import load, load_run, run
     from fedhet.errors import ConfigError, DataError, RunFailed
     from fedhet.record.results import Run
+    from fedhet.report.results import results
     from fedhet.task import ClientData, Samples, Task
 
 # Names are resolved on first use, so that `import fedhet` stays instant and a misspelled setting is
@@ -24,6 +26,7 @@ _MODULES = {
     "run": "fedhet.api",
     "load": "fedhet.api",
     "load_run": "fedhet.api",
+    "results": "fedhet.report.results",
     "Run": "fedhet.record.results",
     "Task": "fedhet.task",
     "ClientData": "fedhet.task",
@@ -42,11 +45,15 @@ __all__ = [
     "Task",
     "load",
     "load_run",
+    "report",
+    "results",
     "run",
 ]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "report":
+        return import_module("fedhet.report")
     if name not in _MODULES:
         raise AttributeError(f"module 'fedhet' has no attribute {name!r}")
     return getattr(import_module(_MODULES[name]), name)

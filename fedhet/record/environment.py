@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import platform
+import resource
+import sys
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
 
+KIB = 1 if sys.platform == "darwin" else 1024  # the unit of ru_maxrss, in bytes
 RECORDED_PACKAGES = (
     "fedhet",
     "torch",
@@ -36,3 +39,15 @@ def versions() -> dict[str, Any]:
     if torch.cuda.is_initialized():  # in a run on the CPU, the name would open the GPU
         environment["gpu"] = torch.cuda.get_device_name()
     return environment
+
+
+def peak_memory() -> dict[str, int]:
+    """Return the most bytes that this process, and its GPU, have had in use at once.
+
+    It is counted from the start of the process, so that a run which shares its process with earlier
+    ones has their peak, too. Workers are processes of their own, and are not in it.
+    """
+    peak = {"peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB}
+    if torch.cuda.is_initialized():
+        peak["gpu_peak"] = torch.cuda.max_memory_allocated()
+    return peak

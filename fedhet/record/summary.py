@@ -13,6 +13,7 @@ from fedhet import trees
 from fedhet.admission.outcome import starts_afresh
 from fedhet.check import counted
 from fedhet.metrics import comm_cost, effective_rounds
+from fedhet.record.environment import peak_memory
 from fedhet.state import state_sizes
 from fedhet.targets import TARGETS, Classes
 
@@ -95,6 +96,7 @@ def summarise(
         },
         "communication": _communication(rows, strategy),
         "bytes": {way: sums([row["bytes"][way] for row in rows]) for way in ("up", "down")},
+        "memory": peak_memory(),
         "client_state": state_sizes(strategy.state_bytes),
         **strategy.account.record(),
         "failures": failures,

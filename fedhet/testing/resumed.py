@@ -19,7 +19,7 @@ from fedhet.task import Task
 from fedhet.testing.forgotten import Traces, forget, traces
 from fedhet.testing.runs import run_quietly
 
-RECORD = ("seconds", "run_dir", "experiment")
+RECORD = ("seconds", "memory", "run_dir", "experiment")
 ELSEWHERE = (
     *RECORD,
     "environment.json",

@@ -1,0 +1,36 @@
+"""What one or many runs say, read from their folders: frames, statistics, figures and a page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+
+class Written(NamedTuple):
+    """A report that has been written.
+
+    Attributes:
+        page: its index.html.
+        sentences: the summary at its top, one sentence each.
+    """
+
+    page: Path
+    sentences: list[str]
+
+
+def write(folder: Path | str | Sequence[Path | str], out: Path | str | None = None) -> Written:
+    """Write the report of an experiment, or of any folder with runs.
+
+    Args:
+        folder: a folder, or several of the same experiment.
+        out: where to; `report` in the (first) folder if None.
+
+    Raises:
+        ConfigError: a folder has no runs, none of them has a result, or the folders are of
+            different experiments.
+        WriteError: a file cannot be written.
+    """
+    from fedhet.report.page import write_report  # matplotlib and scipy take a second
+
+    return write_report(folder, out)

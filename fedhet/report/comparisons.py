@@ -1,0 +1,185 @@
+"""The tables of tests, and what each test assumes."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from fedhet.report import statistics
+from fedhet.report.document import Entry, Section, Table, number, p_value
+from fedhet.report.statistics import (
+    FEWEST_SETTINGS,
+    IF_NORMAL,
+    LEVEL,
+    NOT_SHOWN,
+    REAL,
+    Ranking,
+    enough,
+    pairs_needed,
+    smallest_p,
+)
+from fedhet.report.study import Study
+
+SAID = {
+    REAL: "real",
+    IF_NORMAL: "real only if differences are normal",
+    NOT_SHOWN: "not shown",
+}
+ASSUMPTIONS = [
+    "Within a setting a pair is a seed: both methods have the same partition, the same initial"
+    " model and the same order of data. What is found holds for that setting, its data set and its"
+    " test data, not for others.",
+    "Over settings and seeds a pair is a seed in a setting. That takes runs of one seed in several"
+    " settings for independent, although they share their initial weights, and it holds for these"
+    " settings only: seeds of one setting are repetitions of it, and no further settings.",
+    "Over settings a pair is a setting, with the mean over its seeds. This is the only one of the"
+    " three that speaks of settings which were not run, as far as those that were run are a random"
+    " sample of them.",
+    "Wilcoxon's signed-rank test assumes independent pairs whose differences are distributed"
+    " symmetrically around their median; zeros are split. With n pairs its smallest possible"
+    " two-sided p-value is 2/2ⁿ, so that it is made only where that can be below .05 after the"
+    " correction.",
+    "The paired t-test also assumes normal differences, which few pairs cannot show. It is printed"
+    " everywhere, and it decides only where Wilcoxon's test cannot be made.",
+    "Holm's correction keeps the probability of any false finding among all pairs of a table's"
+    " block below .05; it assumes nothing. Each setting is a family of its own.",
+    "The interval of the mean difference is a 95 % bootstrap interval (BCa, 2000 resamples). It"
+    " assumes independent pairs, and of fewer than about ten it is too narrow. The effect size is"
+    " Cohen's d for pairs: the mean difference in units of the standard deviation of the"
+    " differences.",
+]
+
+
+def statistics_section(study: Study) -> tuple[Section, Ranking | None]:
+    """The section without its figures, and the ranking for the diagram."""
+    section = Section("Which differences are real")
+    tables = [pairs_table(study)]
+    ranking, about = overall(study)
+    section.paragraphs += [few_pairs(study), *about]
+    if ranking:
+        tables.append(rank_table(study, ranking))
+    section.tables += tables
+    section.paragraphs += ASSUMPTIONS
+    return section, ranking
+
+
+def families(study: Study) -> dict[str, tuple[str, pd.DataFrame]]:
+    """The blocks that are compared: name -> the unit of a pair, and the scores."""
+    score = study.metric
+    found = {name: ("seed", study.blocks(score, name)) for name in study.settings}
+    if len(study.settings) > 1:
+        found["all settings and seeds"] = ("seed in a setting", study.blocks(score))
+        found["all settings"] = ("setting", study.means(score))
+    return {
+        name: (unit, blocks.dropna(axis=1, how="all"))
+        for name, (unit, blocks) in found.items()
+        if not blocks.empty
+    }
+
+
+def pairs_table(study: Study) -> Table:
+    """All pairs of methods in every family of comparisons."""
+    frames = []
+    for name, (unit, blocks) in families(study).items():
+        frame = statistics.compare(blocks, study.reference)
+        frame.insert(0, "over", name)
+        frame.insert(1, "unit", unit)
+        frames.append(frame)
+    data = pd.concat(frames, ignore_index=True)
+    rows = [
+        [
+            Entry(row.over),
+            Entry(row.unit),
+            Entry(row.a),
+            Entry(row.b),
+            Entry(f"{row.wins}–{row.losses}–{row.ties}", row.wins - row.losses),
+            number(row.difference),
+            Entry("–" if pd.isna(row.low) else f"{row.low:.3f} to {row.high:.3f}"),
+            number(row.effect, ".2f"),
+            p_value(row.wilcoxon),
+            p_value(row.t_test),
+            Entry(SAID[row.verdict]),
+        ]
+        for row in data.itertuples()
+    ]
+    heads = ["over", "a pair is a", "better", "worse", "wins–losses–ties", "mean difference"]
+    heads += ["95 % interval", "effect size", "p, Wilcoxon", "p, t-test", "difference"]
+    others = f"with {study.reference}" if study.reference else "of methods"
+    caption = (
+        f"All pairs {others} by {study.title}. P-values are after Holm's correction; a dash: there"
+        " are too few pairs for the test. A difference is real if Wilcoxon's corrected p is below"
+        " .05."
+    )
+    return Table("pairs", "Paired tests", caption, heads, rows, data, folded=len(rows) > 30)
+
+
+def few_pairs(study: Study) -> str:
+    """Whether there are enough seeds for Wilcoxon's test within a setting."""
+    counts = [len(study.blocks(study.metric, name)) for name in study.settings]
+    fewest, most = min(counts, default=0), max(counts, default=0)
+    methods = len(study.methods)
+    comparisons = methods - 1 if study.reference else methods * (methods - 1) // 2
+    if comparisons < 1:
+        return "There is only one method, so that nothing is compared."
+    seeds = f"{most} seed{'' if most == 1 else 's'}"
+    if fewest != most:
+        seeds = f"{fewest} to {most} seeds"
+    if enough(fewest, comparisons):
+        return f"Each setting has {seeds}, which are enough for Wilcoxon's test."
+    return (
+        f"Each setting has {seeds}. That is too few for Wilcoxon's test within a setting: with"
+        f" {most} its smallest possible p-value is {smallest_p(most):.3g}, and with {comparisons}"
+        f" comparison{'s' if comparisons > 1 else ''} it takes {pairs_needed(comparisons)} seeds to"
+        f" get below {LEVEL:g} after Holm's correction."
+    )
+
+
+def overall(study: Study) -> tuple[Ranking | None, list[str]]:
+    """Friedman's test over all settings, and what is said about it."""
+    blocks = study.means(study.metric)
+    unit = "settings, with the mean over seeds"
+    limits = "It speaks of settings like these."
+    if len(blocks) < FEWEST_SETTINGS:
+        scores = study.blocks(study.metric)
+        blocks = scores.dropna(axis=1, how="all").dropna()
+        unit = "seeds in a setting"
+        limits = (
+            f"With fewer than {FEWEST_SETTINGS} settings the blocks are single runs, so that it"
+            " speaks of these settings only."
+        )
+    ranking = statistics.rank(blocks)
+    if ranking is None:
+        return None, [
+            "Friedman's test needs at least three methods with results in at least two common"
+            f" blocks; here are {blocks.shape[1]} methods and {len(blocks)} blocks."
+        ]
+    significant = ranking.p < LEVEL
+    text = (
+        f"Friedman's test over {ranking.blocks} blocks ({unit}): χ² = {ranking.statistic:.2f},"
+        f" p = {p_value(ranking.p).text}, so that the methods' ranks"
+        f" {'differ' if significant else 'are not shown to differ'}. It assumes that blocks are"
+        f" independent, and that scores can be compared within a block. {limits}"
+    )
+    nemenyi = (
+        f"Nemenyi's test, which corrects for all pairs, tells two methods apart whose mean ranks"
+        f" differ by more than {ranking.critical:.2f}, the critical distance at the level .05."
+    )
+    if not significant:
+        nemenyi += " It says nothing where Friedman's test finds no difference."
+    return ranking, [text, nemenyi]
+
+
+def rank_table(study: Study, ranking: Ranking) -> Table:
+    """Mean ranks, and Nemenyi's p-values of all pairs."""
+    order = ranking.ranks.sort_values()
+    rows = []
+    for method, mean in order.items():
+        values = [
+            Entry("–") if other == method else p_value(ranking.nemenyi.loc[method, other])
+            for other in order.index
+        ]
+        rows.append([Entry(str(method)), number(mean, ".2f"), *values])
+    data = pd.DataFrame({"method": order.index, "mean_rank": order.to_numpy()})
+    data = data.join(ranking.nemenyi.loc[order.index, order.index].reset_index(drop=True))
+    caption = f"Mean ranks over {ranking.blocks} blocks (1 is best), and Nemenyi's p-values."
+    heads = [study.compare, "mean rank", *map(str, order.index)]
+    return Table("ranks", "Mean ranks", caption, heads, rows, data)

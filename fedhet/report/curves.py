@@ -1,0 +1,140 @@
+"""The curves of a report: scores by round, by bytes and by seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pandas as pd
+from matplotlib.ticker import MaxNLocator
+
+from fedhet.report.document import FigureFile
+from fedhet.report.study import Study
+from fedhet.report.style import (
+    add_legend,
+    columns_of,
+    legend_height,
+    looks,
+    pages,
+    panels,
+    shortened,
+    store,
+)
+
+AXES = {
+    "round": "round",
+    "megabytes": "MB sent, up and down",
+    "seconds": "seconds of training",
+}
+MOST_MARKERS = 12
+
+
+def curves(study: Study, folder: Path) -> list[FigureFile]:
+    """Draw the deciding score over the rounds, the bytes and the seconds, a panel per setting."""
+    points = curve_points(study)
+    files = []
+    for x, label in AXES.items():
+        for name, settings in pages(_known(study, points), f"curves-by-{x}"):
+            legend = legend_height(study.methods)
+            picture, grid = panels(settings, legend=legend)
+            for axes, setting in zip(grid, settings, strict=True):
+                here = points[points["setting"] == setting]
+                for method, look in looks(study.methods).items():
+                    own = here[here["method"] == method]
+                    if own.empty:
+                        continue
+                    axes.plot(
+                        own[x],
+                        own["mean"],
+                        color=look.color,
+                        linestyle=look.line,
+                        marker=look.marker,
+                        markersize=3.5,
+                        markevery=max(1, len(own) // MOST_MARKERS),
+                        linewidth=1.4,
+                        label=shortened(method, 40),
+                    )
+                    if own["std"].notna().any():
+                        low, high = own["mean"] - own["std"], own["mean"] + own["std"]
+                        axes.fill_between(own[x], low, high, color=look.color, alpha=0.14, lw=0)
+                axes.set_xlabel(label, fontsize=8)
+                axes.grid(alpha=0.3)
+                axes.set_ylim(*_limits(here))
+                if x == "round":
+                    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
+            for axes in grid[:: columns_of(len(grid))]:
+                axes.set_ylabel(study.title, fontsize=8)
+            add_legend(picture, grid, study.methods)
+            caption = (
+                f"{study.title.capitalize()} by {label}: mean over seeds, with a band of one"
+                " standard deviation. A curve ends where the first of its seeds ends."
+            )
+            alt = f"Curves of {study.title} by {label}, one for each of {len(study.methods)}"
+            alt += (
+                f" methods, in {len(settings)} settings. The table of scores has the last values."
+            )
+            files.append(store(picture, folder, name, caption, alt))
+    return files
+
+
+def curve_points(study: Study) -> pd.DataFrame:
+    """A row per method, setting and evaluated round: mean and std over seeds, and the costs."""
+    rounds = study.results.rounds
+    keys = _score_columns(study)
+    key = next((k for k in keys if k in rounds and rounds[k].notna().any()), None)
+    if key is None:
+        return pd.DataFrame(columns=["method", "setting", "number", *AXES, "mean", "std"])
+    ordered = rounds.copy()
+    sent = [column for column in rounds if str(column).startswith("bytes.")]
+    worked = [c for c in rounds if str(c).startswith("seconds.") and c != "seconds.evaluate"]
+    ordered["number"] = ordered.groupby("folder").cumcount() + 1
+    ordered["megabytes"] = ordered[sent].sum(axis=1) / 1e6
+    ordered["seconds"] = ordered[worked].sum(axis=1)
+    ordered[["megabytes", "seconds"]] = ordered.groupby("folder")[["megabytes", "seconds"]].cumsum()
+    ordered["score"] = ordered[key].astype(float)
+    if not study.target.keys:
+        ordered["score"] = -ordered["score"]
+    columns = ["folder", "number", "megabytes", "seconds", "score"]
+    scored = ordered.loc[ordered["score"].notna(), columns]
+    scored = study.scores[["method", "setting", "folder"]].merge(scored, on="folder")
+    groups = scored.groupby(["setting", "method", "number"], sort=False)
+    points = groups.agg(
+        megabytes=("megabytes", "mean"),
+        seconds=("seconds", "mean"),
+        mean=("score", "mean"),
+        std=("score", "std"),
+        seeds=("score", "size"),
+    ).reset_index()
+    most = points.groupby(["setting", "method"])["seeds"].transform("max")
+    points = points[points["seeds"] == most].sort_values(["setting", "method", "number"])
+    points["round"] = points["number"]
+    return points
+
+
+def _score_columns(study: Study) -> list[str]:
+    """The columns of `rounds` that show the deciding score, the first that is there."""
+    target = study.target
+    if not target.keys:
+        return ["loss_global", "loss_clients_mean", "loss_clients_weighted"]
+    ways = {
+        "clients": target.clients_key(),
+        "worst": target.key("clients_worst_decile"),
+        "personal": target.clients_key("personal"),
+        "personal_best_val": target.clients_key("personal"),
+        "finetuned": target.clients_key("finetuned"),
+    }
+    return [ways.get(study.metric, target.key("global")), target.clients_key()]
+
+
+def _known(study: Study, points: pd.DataFrame) -> list[str]:
+    return [name for name in study.settings if (points["setting"] == name).any()]
+
+
+def _limits(points: pd.DataFrame) -> Sequence[float]:
+    """The range of the scores without the lowest tenth: the steep rise hides later differences."""
+    scores = points["mean"]
+    low, high = float(scores.quantile(0.1)), float(scores.max())
+    if high - low > 0.6 * (high - float(scores.min())):
+        low = float(scores.min())
+    margin = max(0.06 * (high - low), 0.005)
+    return low - margin, high + margin

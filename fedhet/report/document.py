@@ -1,0 +1,168 @@
+"""The parts of a report, whatever it is written as."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import pandas as pd
+
+NOTHING = "–"
+NOT_SHOWN_WORSE = "†"
+WORSE_IF_NORMAL = "‡"
+
+
+@dataclass
+class Entry:
+    """An entry of a table.
+
+    Attributes:
+        text: what people read.
+        value: what the column is sorted by; the text if None.
+        best: whether it is the best of its column and setting.
+        mark: † or ‡ behind it.
+    """
+
+    text: str
+    value: float | None = None
+    best: bool = False
+    mark: str = ""
+
+
+@dataclass
+class Table:
+    """A table.
+
+    Attributes:
+        name: of its files.
+        title: in a few words.
+        caption: what it shows, and how to read it.
+        columns: their heads.
+        rows: the entries.
+        data: the same in a tidy form, for the CSV file.
+        folded: whether the page shows it only when asked.
+    """
+
+    name: str
+    title: str
+    caption: str
+    columns: list[str]
+    rows: list[list[Entry]]
+    data: pd.DataFrame
+    folded: bool = False
+
+    @property
+    def numeric(self) -> list[bool]:
+        """Whether each column is one of numbers, because an entry has a value."""
+        return [
+            any(row[i].value is not None for row in self.rows) for i in range(len(self.columns))
+        ]
+
+
+@dataclass
+class FigureFile:
+    """A figure that has been saved.
+
+    Attributes:
+        name: of its files in figures/, without the ending.
+        caption: what it shows, and how to read it.
+        alt: what it shows, for those who cannot see it.
+        png: the content of the PNG file.
+    """
+
+    name: str
+    caption: str
+    alt: str
+    png: bytes
+
+
+@dataclass
+class Section:
+    """A part of the report: paragraphs, then figures, then tables, then text as it stands."""
+
+    title: str
+    paragraphs: list[str] = field(default_factory=list)
+    tables: list[Table] = field(default_factory=list)
+    figures: list[FigureFile] = field(default_factory=list)
+    listings: list[tuple[str, str]] = field(default_factory=list)  # title, text
+
+    @property
+    def slug(self) -> str:
+        """Its name in addresses."""
+        return "".join(c if c.isalnum() else "-" for c in self.title.lower())
+
+
+@dataclass
+class Document:
+    """A report.
+
+    Attributes:
+        title: of the experiment.
+        about: a line about it.
+        sentences: the summary.
+        rule: how the summary is found.
+        warnings: what a reader must know before anything else.
+        sections: the rest.
+    """
+
+    title: str
+    about: str
+    sentences: list[str]
+    rule: str
+    warnings: list[str]
+    sections: list[Section]
+
+    @property
+    def tables(self) -> list[Table]:
+        """All tables."""
+        return [table for section in self.sections for table in section.tables]
+
+
+def plain(value: Any) -> Entry:
+    """An entry that is a text, or a number as it is."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return Entry(NOTHING if value is None else str(value))
+    return Entry(NOTHING) if math.isnan(value) else Entry(f"{value:g}", float(value))
+
+
+def number(value: float | None, form: str = ".3f") -> Entry:
+    """An entry that is a number; a dash where there is none."""
+    if value is None or not math.isfinite(value):
+        return Entry(NOTHING)
+    return Entry(format(value, form), float(value))
+
+
+def p_value(value: float) -> Entry:
+    """An entry that is a p-value."""
+    if math.isnan(value):
+        return Entry(NOTHING)
+    return Entry("< .001" if value < 0.001 else f"{value:.3f}", value)
+
+
+def mean_std(values: pd.Series, form: str = ".3f") -> Entry:
+    """Mean and standard deviation; the mean alone of one value."""
+    known = values.dropna()
+    if known.empty:
+        return Entry(NOTHING)
+    mean = float(known.mean())
+    text = format(mean, form)
+    if len(known) > 1:
+        text += f" ± {known.std(ddof=1):{form}}"
+    return Entry(text, mean)
+
+
+def size(count: float) -> str:
+    """Bytes in the unit that suits them, with steps of a thousand."""
+    units = ("B", "kB", "MB", "GB", "TB")
+    power = 0
+    while abs(count) >= 1000 and power < len(units) - 1:
+        count, power = count / 1000, power + 1
+    return f"{count:.3g} {units[power]}"
+
+
+def joined(names: list[str]) -> str:
+    """Names as a sentence lists them."""
+    if len(names) < 2:
+        return "".join(names)
+    return f"{', '.join(names[:-1])} and {names[-1]}"

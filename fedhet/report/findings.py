@@ -1,0 +1,134 @@
+"""The summary of a report: which method is best where, and what can be relied on."""
+
+from __future__ import annotations
+
+from fedhet.report.document import joined, mean_std
+from fedhet.report.scores import against_best
+from fedhet.report.statistics import IF_NORMAL, LEVEL, NOT_SHOWN, REAL, Ranking
+from fedhet.report.study import ALL, SCORES, Study
+
+RULE = (
+    "This summary is computed by one rule. In each setting the best method is that with the highest"
+    " mean over seeds. A difference from it is called real if Wilcoxon's signed-rank test over the"
+    " seeds has p < .05 after Holm's correction over all pairs of methods. If there are too few"
+    " seeds for that, it is called real if differences are normal where the paired t-test has"
+    " p < .05 after the same correction. All other differences are not shown: the methods may be"
+    " equal, or the seeds too few."
+)
+
+
+def sentences(study: Study, ranking: Ranking | None) -> list[str]:
+    """The summary, a sentence or a few for each subject."""
+    found = [_score(study)]
+    found += [_winner(study, setting) for setting in study.settings]
+    if ranking is not None and len(study.settings) > 1:
+        found.append(_ranks(ranking))
+    found += _divergence(study)
+    found += _gaps(study)
+    return [text for text in found if text]
+
+
+def _score(study: Study) -> str:
+    seeds = sorted(set(study.scores["seed"]))
+    many = f"{len(seeds)} seed{'' if len(seeds) == 1 else 's'}"
+    settings = len(study.settings)
+    where = "one setting" if settings == 1 else f"{settings} settings"
+    methods = len(study.methods)
+    return (
+        f"{methods} value{'' if methods == 1 else 's'} of {study.compare} in {where} with {many},"
+        f" by {study.title} ({SCORES[study.metric]})."
+    )
+
+
+def _winner(study: Study, setting: str) -> str:
+    blocks = study.blocks(study.metric, setting).dropna(axis=1, how="all")
+    where = "" if setting == ALL else f"{setting}: "
+    if blocks.empty:
+        return f"{where}no run has a result."
+    means = blocks.mean()
+    best = str(means.idxmax())
+    score = mean_std(blocks[best]).text
+    if len(means) == 1:
+        return f"{where}{best} has {score}; there is nothing to compare it with."
+    tied = [str(name) for name in means.index if means[name] == means[best]]
+    if len(tied) > 1:
+        opening = f"{where}{joined(tied)} are best with the same mean, {score}."
+    else:
+        opening = f"{where}{best} is best with {score}."
+    if len(blocks) < 2:
+        return f"{opening} One seed cannot show which differences are real."
+    verdicts = {name: v for name, v in against_best(blocks, best).items() if name not in tied}
+    groups = {
+        kind: [
+            name
+            for name in map(str, means.sort_values(ascending=False).index)
+            if verdicts.get(name) == kind
+        ]
+        for kind in (REAL, IF_NORMAL, NOT_SHOWN)
+    }
+    parts = []
+    others = [name for names in groups.values() for name in names]
+    if groups[REAL]:
+        parts.append(f"The difference from {_named(groups[REAL], others)} is real.")
+    if groups[IF_NORMAL]:
+        parts.append(
+            f"The difference from {_named(groups[IF_NORMAL], others)} is real if differences are"
+            f" normal, which {len(blocks)} seeds cannot show."
+        )
+    if groups[NOT_SHOWN]:
+        parts.append(f"It is not shown to be better than {_named(groups[NOT_SHOWN], others)}.")
+    return " ".join([opening, *parts])
+
+
+def _named(names: list[str], others: list[str]) -> str:
+    """The names in the shortest form: all others, all others but a few, or each of them."""
+    rest = [name for name in others if name not in names]
+    if len(names) > 1 and not rest:
+        return "all others"
+    if len(names) > 3 and len(rest) < 3:
+        return f"all others but {joined(rest)}"
+    return joined(names)
+
+
+def _ranks(ranking: Ranking) -> str:
+    order = ranking.ranks.sort_values()
+    first = str(order.index[0])
+    opening = f"Over all settings {first} has the best mean rank, {order.iloc[0]:.2f}"
+    if not ranking.p < LEVEL:
+        return f"{opening}, but Friedman's test does not show that ranks differ at all."
+    worse = [str(name) for name in order.index[1:] if ranking.nemenyi.loc[first, name] < LEVEL]
+    if not worse:
+        return f"{opening}; Nemenyi's test does not tell it from any other single method."
+    others = [str(name) for name in order.index[1:]]
+    return f"{opening}; Nemenyi's test tells it from {_named(worse, others)}."
+
+
+def _divergence(study: Study) -> list[str]:
+    counts = study.scores[study.scores["diverged"]].groupby("method", sort=False).size()
+    runs = study.scores.groupby("method").size()
+    told = [f"{method} in {count} of {runs[method]} runs" for method, count in counts.items()]
+    return [f"Training diverged: {joined(told)}."] if told else []
+
+
+def _gaps(study: Study) -> list[str]:
+    cells = [cell for cell in study.results.source.cells if not cell.counts]
+    found = []
+    for trial, word in ((False, "run"), (True, "trial of the tuning")):
+        count = sum(cell.trial == trial for cell in cells)
+        if count:
+            plural = word.replace("run", "runs").replace("trial", "trials")
+            found.append(
+                f"{count} {word if count == 1 else plural} without a result"
+                f" {'is' if count == 1 else 'are'} listed below with the reason."
+            )
+    edges = [
+        str(entry.get("axes", {}).get(study.compare))
+        for entry in study.results.source.experiment.get("tuned") or []
+        if entry.get("at_the_edge")
+    ]
+    if edges:
+        found.append(
+            "A tuned value lies at the edge of its grid, so that a better one may lie beyond it,"
+            f" for {joined(list(dict.fromkeys(edges)))}."
+        )
+    return found

@@ -1,0 +1,271 @@
+"""The runs in folders: those that an experiment names, or all that are found."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fedhet.errors import ConfigError, clean
+from fedhet.record.run_folder import FORMAT, RUNNING
+from fedhet.record.summary import method_name
+
+Values = dict[str, Any]
+EXPERIMENT = "experiment.json"
+SUMMARY = "summary.json"
+# Overrides that the method's label already tells.
+OF_THE_LABEL = ("method", "plugin", "server_opt", "merge")
+FINISHED, DIVERGED = "finished", "diverged"
+# How a run says that its weights are no longer finite: it then fails, and has no score.
+NOT_FINITE = "NaN or infinite values"
+
+
+@dataclass
+class Cell:
+    """A run, or the place of one that is missing.
+
+    Attributes:
+        folder: the run folder, which need not exist.
+        name: its path as the report prints it.
+        status: finished, diverged, or why there is no result: failed, interrupted, not run,
+            unreadable.
+        reason: why it is missing, in one line; None if it is not.
+        summary: the content of summary.json; empty if that cannot be read.
+        overrides: those of its command line, key -> value.
+        axes: axis -> value, of an experiment's cell.
+        tuned: the settings that were tuned, or that a trial tries.
+        trial: whether the run is a trial of the tuning.
+        code: the version of the code that ran it, where it is recorded.
+    """
+
+    folder: Path
+    name: str
+    status: str
+    reason: str | None
+    summary: Values
+    overrides: Values
+    axes: Values = field(default_factory=dict)
+    tuned: Values = field(default_factory=dict)
+    trial: bool = False
+    code: Values = field(default_factory=dict)
+
+    @property
+    def counts(self) -> bool:
+        """Whether the run has a result; a divergence is one."""
+        return self.status in (FINISHED, DIVERGED)
+
+
+@dataclass
+class Source:
+    """What was found in the folders.
+
+    Attributes:
+        folders: the folders.
+        experiment: the content of experiment.json; empty for other folders.
+        cells: the runs.
+    """
+
+    folders: list[Path]
+    experiment: Values
+    cells: list[Cell]
+
+
+def read(folders: Path | str | Sequence[Path | str]) -> Source:
+    """Read the summaries of all runs in the folders.
+
+    Raises:
+        ConfigError: a folder has no runs, or they are of different experiments.
+    """
+    paths = [Path(f) for f in ([folders] if isinstance(folders, str | Path) else folders)]
+    sources = [_read_one(path) for path in paths]
+    if not sources:
+        raise ConfigError("report: no folder is given")
+    first = sources[0]
+    for other in sources[1:]:
+        names = [source.experiment.get("experiment") for source in (first, other)]
+        if names[0] != names[1]:
+            told = [f"{name!r}" if name else "no experiment" for name in names]
+            raise ConfigError(
+                f"{first.folders[0]} and {other.folders[0]} are of different experiments"
+                f" ({told[0]} and {told[1]}); write a report of each"
+            )
+        first = Source([*first.folders, *other.folders], _joined(first, other), first.cells)
+        first.cells = _best_of([*first.cells, *other.cells])
+    return first
+
+
+def _read_one(folder: Path) -> Source:
+    if not folder.is_dir():
+        raise ConfigError(f"{folder} is not a folder")
+    if (folder / EXPERIMENT).exists():
+        experiment = _experiment(folder / EXPERIMENT)
+        cells = [_cell(folder, entry) for entry in experiment["cells"]]
+    else:
+        experiment = {}
+        found = sorted(path.parent for path in folder.rglob(SUMMARY))
+        cells = [_found(path, _shown(path, folder)) for path in found]
+    if not cells:
+        raise ConfigError(
+            f"{folder} has no runs: neither {EXPERIMENT} nor a folder with a {SUMMARY}"
+        )
+    return Source([folder], experiment, cells)
+
+
+def _shown(path: Path, folder: Path) -> str:
+    inner = path.relative_to(folder).as_posix()
+    return folder.name if inner == "." else inner
+
+
+def _experiment(path: Path) -> Values:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} is damaged, or cannot be read: {error}") from error
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        found = content.get("format") if isinstance(content, dict) else None
+        raise ConfigError(f"{path} has format {found!r}; this version of fedhet reads {FORMAT}")
+    cells = content.get("cells")
+    well = isinstance(cells, list) and isinstance(content.get("axes"), dict)
+    if not well or not all(isinstance(c, dict) and isinstance(c.get("folder"), str) for c in cells):
+        raise ConfigError(f"{path} is damaged: it lists no axes or no cells")
+    return content
+
+
+def _cell(home: Path, entry: Values) -> Cell:
+    """A cell that experiment.json names; its own cell.json says how it ended."""
+    folder = home / entry["folder"]
+    about: Values = {"status": "not run", "reason": "not run"}
+    if (folder / "cell.json").exists():
+        about = _json(folder / "cell.json") or {
+            "status": "unreadable",
+            "reason": "cell.json is damaged",
+        }
+    cell = Cell(
+        folder,
+        entry["folder"],
+        str(about.get("status")),
+        about.get("reason"),
+        summary={},
+        overrides=parsed(entry.get("overrides", [])),
+        axes=entry.get("axes", {}),
+        tuned=entry.get("tuned") or {},
+        trial=entry.get("kind") == "trial",
+        code=about.get("code") or {},
+    )
+    if cell.status == "running":
+        cell.status, cell.reason = "interrupted", "interrupted, or still running"
+    elif cell.status in (FINISHED, "failed"):
+        reason = cell.reason
+        _add_summary(cell)
+        if cell.status == FINISHED and about["status"] == "failed":
+            cell.status = "failed"
+        cell.reason = reason or cell.reason
+    return cell
+
+
+def _found(folder: Path, name: str) -> Cell:
+    """A run folder that no experiment names."""
+    cell = Cell(folder, name, FINISHED, None, summary={}, overrides={})
+    try:
+        lines = yaml.safe_load((folder / "overrides.yaml").read_text(encoding="utf-8"))
+        cell.overrides = parsed(lines if isinstance(lines, list) else [])
+    except (OSError, ValueError, yaml.YAMLError):
+        cell.reason = "overrides.yaml is missing or damaged"  # summary.json tells enough
+    reason = cell.reason
+    _add_summary(cell)
+    cell.reason = cell.reason or reason
+    return cell
+
+
+def _add_summary(cell: Cell) -> None:
+    """Read summary.json into the cell, with what it says about the run's end."""
+    summary = _json(cell.folder / SUMMARY)
+    problem = None
+    if summary is None:
+        problem = f"{SUMMARY} is missing or damaged"
+    elif summary.get("format") != FORMAT:
+        problem = f"its format is {summary.get('format')!r}, and this fedhet reads {FORMAT}"
+    elif not _complete(summary):
+        problem = f"{SUMMARY} is incomplete"
+    if problem or summary is None:
+        cell.status, cell.reason = "unreadable", problem
+        return
+    cell.summary = summary
+    if summary["status"] == "ok":
+        cell.status, cell.reason = FINISHED, None
+    elif summary.get("reason") == RUNNING:
+        cell.status, cell.reason = "interrupted", RUNNING
+    else:
+        cell.status = summary["status"]
+        cell.reason = clean(str(summary.get("reason")))
+    if cell.status == "failed" and NOT_FINITE in str(cell.reason):
+        cell.status = DIVERGED
+
+
+def _complete(summary: Values) -> bool:
+    """Whether the entries are there that every run has from its start, and from its end."""
+    try:
+        method_name(summary)
+        needed = {"status", "partition", "seed"}
+        needed |= {"models", "seconds", "bytes"} if summary["status"] == "ok" else set()
+    except (KeyError, TypeError):
+        return False
+    return needed <= summary.keys() and isinstance(summary["partition"], dict)
+
+
+def _json(path: Path) -> Values | None:
+    """The object in the file; None if it is missing or damaged."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return content if isinstance(content, dict) else None
+
+
+def parsed(lines: Sequence[Any]) -> Values:
+    """Overrides as key -> value; values that are lists or mappings stay text."""
+    values: Values = {}
+    for line in lines:
+        key, _, text = str(line).lstrip("+~").partition("=")
+        if key.startswith("hydra."):
+            continue
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError:
+            value = text
+        values[key] = text if isinstance(value, list | dict) else value
+    return values
+
+
+def _joined(first: Source, other: Source) -> Values:
+    """experiment.json of an experiment whose parts lie in several folders."""
+    if not first.experiment:
+        return {}
+    axes = {
+        axis: list(
+            dict.fromkeys([*map(_plain, values), *map(_plain, other.experiment["axes"][axis])])
+        )
+        for axis, values in first.experiment["axes"].items()
+        if axis in other.experiment["axes"]
+    }
+    tuned = [*(first.experiment.get("tuned") or []), *(other.experiment.get("tuned") or [])]
+    return {**first.experiment, "axes": axes, "tuned": tuned}
+
+
+def _best_of(cells: list[Cell]) -> list[Cell]:
+    """One cell for each combination of axes, one that has a result where there is one."""
+    kept: dict[str, Cell] = {}
+    for cell in cells:
+        where = [cell.trial, cell.axes, cell.tuned if cell.trial else None]
+        key = json.dumps(where if cell.axes else [str(cell.folder)], default=str, sort_keys=True)
+        if key not in kept or (cell.counts and not kept[key].counts):
+            kept[key] = cell
+    return list(kept.values())
+
+
+def _plain(value: Any) -> Any:
+    return json.dumps(value) if isinstance(value, list | dict) else value

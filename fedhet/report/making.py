@@ -1,0 +1,178 @@
+"""How the runs were made: configuration, versions, machines, seeds, and what is missing."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections import Counter
+from typing import Any
+
+import pandas as pd
+
+from fedhet.errors import clean
+from fedhet.report.document import Entry, Section, Table, number, plain
+from fedhet.report.folders import Cell
+from fedhet.report.study import Study
+
+LONGEST_CONFIG = 40_000
+
+
+def making_section(study: Study) -> Section:
+    """The section about the making of the runs."""
+    section = Section("How it was made")
+    experiment = study.results.source.experiment
+    if experiment.get("command"):
+        section.listings.append(("The command that repeats it", command(experiment["command"])))
+    else:
+        section.paragraphs.append(
+            "No experiment.json names a command. Each run's overrides.yaml has the overrides that"
+            " repeat it."
+        )
+    seeds = sorted(set(study.scores["seed"]))
+    section.paragraphs.append(f"Seeds: {', '.join(map(str, seeds))}.")
+    section.tables += [runs_table(study), environment_table(study)]
+    section.listings += configuration(study)
+    return section
+
+
+def command(overrides: Any) -> str:
+    """The command line with its arguments quoted for a shell."""
+    lines = overrides if isinstance(overrides, list) else [overrides]
+    return " ".join(["python -m fedhet", *(shlex.quote(str(line)) for line in lines)])
+
+
+def configuration(study: Study) -> list[tuple[str, str]]:
+    """The settings of the first run; the others differ from it by the overrides in the table."""
+    cell = study.cells[0]
+    try:
+        text = (cell.folder / "config.yaml").read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return []
+    return [(f"config.yaml of {cell.name}", text[:LONGEST_CONFIG])]
+
+
+def runs_table(study: Study) -> Table:
+    """Every run with its overrides and its status."""
+    cells = study.results.cells
+    rows, data = [], []
+    for cell in cells:
+        overrides = " ".join(f"{key}={value}" for key, value in cell.overrides.items())
+        row = [cell.name, str(cell.axes.get(study.compare, "–")), study.setting_of(cell.axes)]
+        row += [str(cell.axes.get("seed", cell.summary.get("seed", "–"))), cell.status, overrides]
+        rows.append([Entry(clean(text)) for text in row])
+        columns = ["folder", study.compare, "setting", "seed", "status", "overrides"]
+        data.append(dict(zip(columns, row, strict=True)))
+    heads = ["folder", study.compare, "setting", "seed", "status", "overrides"]
+    caption = "Every run, with the overrides that repeat it."
+    return Table("runs", "Runs", caption, heads, rows, pd.DataFrame(data), folded=True)
+
+
+def environment_table(study: Study) -> Table:
+    """The versions and machines of all runs that count; what differs has several rows."""
+    found: dict[str, Counter[str]] = {}
+    for cell in study.cells:
+        environment = {**study.results.environment(cell), **_code(cell)}
+        for name, value in environment.items():
+            if name != "resumed":
+                found.setdefault(name, Counter())[_text(value)] += 1
+    data = [
+        {"name": name, "value": value, "runs": count}
+        for name, counts in found.items()
+        for value, count in counts.most_common()
+    ]
+    rows = [[Entry(d["name"]), Entry(clean(d["value"])), plain(d["runs"])] for d in data]
+    caption = "What the runs record of versions and machines; the last column is the runs that do."
+    frame = pd.DataFrame(data, columns=["name", "value", "runs"])
+    return Table(
+        "environment", "Versions and hardware", caption, ["", "value", "runs"], rows, frame
+    )
+
+
+def _code(cell: Cell) -> dict[str, Any]:
+    return {f"code: {name}": value for name, value in cell.code.items()}
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def mixed_code(study: Study) -> list[str]:
+    """A warning if the runs were made by several versions of the code."""
+    versions = Counter(
+        f"{cell.code.get('version')} {str(cell.code.get('commit') or '')[:9]}"
+        f" ({str(cell.code.get('digest'))[:9]})"
+        for cell in study.cells
+        if cell.code
+    )
+    kinds: Counter[str] = Counter()
+    for cell in study.cells:
+        kinds[_text(study.results.environment(cell).get("fedhet"))] += 1
+    for counts in (versions, kinds):
+        if len(counts) > 1:
+            told = "; ".join(f"{clean(name)}: {count} runs" for name, count in counts.items())
+            return [f"The runs were made by different versions of the code, {told}."]
+    return []
+
+
+def missing_table(study: Study) -> Table | None:
+    """The runs and trials without a result."""
+    frame = study.results.missing
+    if frame.empty:
+        return None
+    columns = [str(column) for column in frame.columns]
+    rows = [
+        [Entry("–" if _empty(value) else clean(str(value))) for value in row]
+        for row in frame.itertuples(index=False)
+    ]
+    caption = "Runs without a result count nowhere."
+    return Table("missing", "What is missing", caption, columns, rows, frame)
+
+
+def _empty(value: Any) -> bool:
+    return value is None or (isinstance(value, float) and value != value)
+
+
+def tuning_table(study: Study) -> Table | None:
+    """The tuned values by method and setting; None if nothing was tuned."""
+    experiment = study.results.source.experiment
+    tuned = experiment.get("tuned") or []
+    if not tuned:
+        return None
+    trials = [cell for cell in study.results.source.cells if cell.trial]
+    rows, data = [], []
+    for entry in tuned:
+        axes = entry.get("axes", {})
+        own = [cell for cell in trials if axes.items() <= cell.axes.items()]
+        finished = sum(cell.counts for cell in own)
+        for name, value in entry.get("chosen", {}).items():
+            edge = name in (entry.get("at_the_edge") or [])
+            record = {
+                "method": str(axes.get(study.compare)),
+                "setting": study.setting_of(axes),
+                "parameter": name,
+                "value": value,
+                "at the edge": edge,
+                "validation": entry.get("validation"),
+                "trials": len(own),
+                "finished": finished,
+            }
+            data.append(record)
+            rows.append(
+                [
+                    Entry(record["method"]),
+                    Entry(record["setting"]),
+                    Entry(clean(str(name))),
+                    plain(value) if isinstance(value, int | float) else Entry(clean(str(value))),
+                    Entry("yes" if edge else "no"),
+                    number(entry.get("validation")),
+                    Entry(str(len(own)) if finished == len(own) else f"{finished} of {len(own)}"),
+                ]
+            )
+    heads = [study.compare, "setting", "parameter", "chosen", "at the edge of its grid"]
+    heads += ["validation score", "trials"]
+    caption = (
+        "The values that were tuned, chosen by the score on the clients' validation data, never by"
+        " test data, with seeds that are not reported. A value at the edge of its grid may not be"
+        " the best one. Trials that failed or diverged are in the number."
+    )
+    return Table("tuned", "Tuned values", caption, heads, rows, pd.DataFrame(data))

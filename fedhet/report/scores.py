@@ -1,0 +1,111 @@
+"""The tables of scores."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from fedhet.report.document import (
+    NOT_SHOWN_WORSE,
+    NOTHING,
+    WORSE_IF_NORMAL,
+    Entry,
+    Table,
+    mean_std,
+)
+from fedhet.report.statistics import IF_NORMAL, NOT_SHOWN, compare
+from fedhet.report.study import SCORES, Study
+
+MARKS = {NOT_SHOWN: NOT_SHOWN_WORSE, IF_NORMAL: WORSE_IF_NORMAL}
+LEGEND = (
+    f"Mean ± standard deviation over seeds; the best mean is bold. {NOT_SHOWN_WORSE}: no test shows"
+    f" that it is worse than the best. {WORSE_IF_NORMAL}: worse by the paired t-test only, which"
+    " assumes normal differences; there are too few seeds for Wilcoxon's test. No mark: worse by"
+    " Wilcoxon's test. Holm's correction is over all pairs of methods of a setting."
+)
+DIVERGENCE = (
+    "A run has diverged if its loss is no longer finite, or if it failed with weights that are not"
+    " finite. That is a result: its last score counts in means and tests as it was measured, and"
+    " where there is none, it counts as 0, or as the lowest score of its setting if that is"
+    " negative. Such runs are counted in brackets. A run that is missing for another reason counts"
+    " nowhere, and a pair of runs of which one is missing is left out."
+)
+
+
+def score_tables(study: Study) -> list[Table]:
+    """The deciding score by method and setting, and all scores."""
+    return [deciding(study), every_score(study)]
+
+
+def deciding(study: Study) -> Table:
+    """A row per method and a column per setting."""
+    columns = {name: setting_entries(study, study.metric, name) for name in study.settings}
+    rows = [
+        [Entry(method), *(entries.get(method, Entry(NOTHING)) for entries in columns.values())]
+        for method in study.methods
+    ]
+    counted = study.counted
+    data = counted.groupby(["method", "setting"], sort=False)[study.metric].agg(
+        ["mean", "std", "count"]
+    )
+    data["diverged"] = counted.groupby(["method", "setting"], sort=False)["diverged"].sum()
+    title = f"{study.title.capitalize()}: {SCORES[study.metric]}"
+    return Table(
+        "scores", title, LEGEND, [study.compare, *study.settings], rows, data.reset_index()
+    )
+
+
+def every_score(study: Study) -> Table:
+    """A row per setting and method and a column per score."""
+    counted = study.counted
+    names = [name for name in SCORES if counted[name].notna().any()]
+    rows = []
+    for setting in study.settings:
+        columns = [setting_entries(study, name, setting) for name in names]
+        here = counted[counted["setting"] == setting]
+        for method in study.methods:
+            own = here[here["method"] == method]
+            scores = [entries.get(method, Entry(NOTHING)) for entries in columns]
+            counts = [Entry(str(int(n)), float(n)) for n in (len(own), own["diverged"].sum())]
+            rows.append([Entry(setting), Entry(method), *scores, *counts])
+    heads = ["setting", study.compare, *(SCORES[name] for name in names), "runs", "diverged"]
+    caption = (
+        "All scores are on test data: of the global model on the global test set, “clients' mean”"
+        " and “worst 10 %” on the clients' own test data (of the model that a client would use"
+        " first), “best by validation” at the round that the clients' validation data choose. "
+    )
+    data = counted[["setting", "method", "seed", "diverged", *names]]
+    return Table("all_scores", "All scores", caption + LEGEND, heads, rows, data)
+
+
+def setting_entries(study: Study, score: str, setting: str) -> dict[str, Entry]:
+    """The entries of one setting by method, with the best one and the others marked."""
+    blocks = study.blocks(score, setting).dropna(axis=1, how="all")
+    if blocks.empty:
+        return {}
+    diverged = study.counted.query("setting == @setting").groupby("method")["diverged"].sum()
+    means = blocks.mean()
+    best = str(means.idxmax())
+    verdicts = against_best(blocks, best)
+    entries = {}
+    for method in blocks:
+        entry = mean_std(blocks[method])
+        if diverged[method]:
+            entry.text += f" ({diverged[method]} diverged)"
+        elif blocks[method].count() < len(blocks):
+            entry.text += f" (n={blocks[method].count()})"
+        entry.best = means[method] == means[best]
+        entry.mark = "" if entry.best else MARKS.get(verdicts[str(method)], "")
+        entries[str(method)] = entry
+    return entries
+
+
+def against_best(blocks: pd.DataFrame, best: str) -> dict[str, str]:
+    """The verdict on the difference of each other method from the best."""
+    pairs = compare(blocks, effects=False)
+    verdicts = {}
+    for row in pairs.itertuples():
+        if best in (row.a, row.b):
+            # Of incomplete pairs, the better one by the mean can be another than that of all runs.
+            worse = row.b if row.a == best else row.a
+            verdicts[str(worse)] = str(row.verdict) if row.a == best else NOT_SHOWN
+    return verdicts

@@ -1,0 +1,197 @@
+"""Which differences are real: paired tests, ranks, and effect sizes, by scipy and its like."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from itertools import combinations
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+LEVEL = 0.05
+RESAMPLES = 2000
+FEWEST_FOR_T = 3  # pairs; with two, nothing can be told from anything
+SAME = 1e-9  # differences that vary less do so by rounding
+COLUMNS = ["a", "b", "pairs", "wins", "losses", "ties", "difference", "low", "high", "effect"]
+COLUMNS += ["wilcoxon", "t_test"]
+FEWEST_SETTINGS = 5  # from which on a setting is a block of Friedman's test
+
+
+def smallest_p(pairs: int) -> float:
+    """The smallest two-sided p-value that Wilcoxon's signed-rank test can have: 2 / 2^pairs."""
+    return min(1.0, 2.0 / 2.0**pairs)
+
+
+def enough(pairs: int, comparisons: int) -> bool:
+    """Whether Wilcoxon's test can find anything after Holm's correction of so many comparisons."""
+    return comparisons * smallest_p(pairs) <= LEVEL
+
+
+def pairs_needed(comparisons: int) -> int:
+    """The least number of pairs that are enough."""
+    return next(n for n in range(2, 64) if enough(n, comparisons))
+
+
+def holm(p: np.ndarray) -> np.ndarray:
+    """The p-values after Holm's correction; those that are NaN stay, and do not count."""
+    corrected = np.full(len(p), math.nan)
+    known = np.flatnonzero(~np.isnan(p))
+    order = known[np.argsort(p[known])]
+    # Not statsmodels' multipletests: it collects garbage at every call, a tenth of a second each.
+    factors = np.arange(len(order), 0, -1)
+    corrected[order] = np.minimum(1.0, np.maximum.accumulate(p[order] * factors))
+    return corrected
+
+
+def wilcoxon(differences: np.ndarray) -> float:
+    """The two-sided p-value of Wilcoxon's signed-rank test; zeros are split (Demsar 2006)."""
+    if not differences.any():
+        return 1.0
+    return float(stats.wilcoxon(differences, zero_method="zsplit").pvalue)
+
+
+def t_test(differences: np.ndarray) -> float:
+    """The two-sided p-value of the paired t-test; NaN where it cannot be made."""
+    if not differences.any():
+        return 1.0
+    # Differences that do not vary beyond rounding would make any of them infinitely certain.
+    if len(differences) < FEWEST_FOR_T or np.ptp(differences) < SAME:
+        return math.nan
+    return float(stats.ttest_1samp(differences, 0).pvalue)
+
+
+def interval(differences: np.ndarray) -> tuple[float, float]:
+    """The 95 % bootstrap interval (BCa) of the mean difference; NaN where there is none."""
+    if len(differences) < FEWEST_FOR_T or np.ptp(differences) < SAME:
+        return math.nan, math.nan
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it says that an interval is NaN, which is printed
+        found = stats.bootstrap(
+            (differences,),
+            np.mean,
+            n_resamples=RESAMPLES,
+            vectorized=True,
+            rng=np.random.default_rng(0),
+        ).confidence_interval
+    return float(found.low), float(found.high)
+
+
+def compare(
+    blocks: pd.DataFrame, reference: str | None = None, *, effects: bool = True
+) -> pd.DataFrame:
+    """Compare the columns in pairs, each over the rows that both have.
+
+    Args:
+        blocks: scores, a row per block (a seed, a setting), a column per method.
+        reference: compare the others with this column only; all with all if None.
+        effects: also compute the bootstrap intervals.
+
+    Returns:
+        A row per pair: `a` (the better one by its mean), `b`, `pairs`, `wins`, `losses`, `ties`,
+        `difference` (the mean of a - b), `low` and `high` (its bootstrap interval), `effect`
+        (Cohen's d_z: the mean difference in units of its standard deviation), `wilcoxon` and
+        `t_test` (p-values after Holm's correction; Wilcoxon's NaN where there are not enough
+        pairs), and `verdict`.
+    """
+    couples = list(combinations(blocks.columns, 2))
+    if reference is not None:
+        couples = [(reference, other) for other in blocks.columns if other != reference]
+    place = {name: i for i, name in enumerate(blocks.columns)}
+    values = blocks.to_numpy(float)
+    rows = []
+    for a, b in couples:
+        differences = values[:, place[a]] - values[:, place[b]]
+        differences = differences[~np.isnan(differences)]
+        n = len(differences)
+        mean = float(differences.mean()) if n else math.nan
+        if mean < 0:
+            a, b, mean, differences = b, a, -mean, -differences
+        low, high = interval(differences) if effects else (math.nan, math.nan)
+        spread = float(differences.std(ddof=1)) if n > 1 else 0.0
+        rows.append(
+            {
+                "a": a,
+                "b": b,
+                "pairs": n,
+                "wins": int((differences > 0).sum()),
+                "losses": int((differences < 0).sum()),
+                "ties": int((differences == 0).sum()),
+                "difference": mean,
+                "low": low,
+                "high": high,
+                "effect": mean / spread if spread > SAME else math.nan,
+                "wilcoxon": wilcoxon(differences) if enough(n, len(couples)) else math.nan,
+                "t_test": t_test(differences),
+            }
+        )
+    frame = pd.DataFrame(rows, columns=COLUMNS)
+    for test in ("wilcoxon", "t_test"):
+        frame[test] = holm(frame[test].to_numpy(float))
+    couples_p = zip(frame["wilcoxon"], frame["t_test"], strict=True)
+    frame["verdict"] = [verdict(*p) for p in couples_p]
+    return frame
+
+
+REAL, IF_NORMAL, NOT_SHOWN = "real", "if normal", "not shown"
+
+
+def verdict(p_wilcoxon: float, p_t: float) -> str:
+    """What two corrected p-values say: the second counts only where there is no first."""
+    if not math.isnan(p_wilcoxon):
+        return REAL if p_wilcoxon < LEVEL else NOT_SHOWN
+    return IF_NORMAL if p_t < LEVEL else NOT_SHOWN
+
+
+class Ranking(NamedTuple):
+    """Friedman's test and what follows it.
+
+    Attributes:
+        methods: the number of methods.
+        blocks: the number of blocks.
+        statistic: Friedman's chi-squared.
+        p: its p-value.
+        ranks: the mean rank of each method; 1 is best.
+        critical: Nemenyi's critical distance of mean ranks at the level .05.
+        nemenyi: the p-values of Nemenyi's test, methods x methods.
+    """
+
+    methods: int
+    blocks: int
+    statistic: float
+    p: float
+    ranks: pd.Series
+    critical: float
+    nemenyi: pd.DataFrame
+
+
+def critical_distance(methods: int, blocks: int) -> float:
+    """Nemenyi's critical distance at the level .05 (Demsar 2006, section 3.2.2)."""
+    q = stats.studentized_range.ppf(1 - LEVEL, methods, np.inf) / math.sqrt(2)
+    return float(q * math.sqrt(methods * (methods + 1) / (6 * blocks)))
+
+
+def rank(blocks: pd.DataFrame) -> Ranking | None:
+    """Friedman's test with Nemenyi's; None with fewer than three methods or two blocks.
+
+    Args:
+        blocks: scores, a row per block, a column per method, without gaps.
+    """
+    from scikit_posthocs import posthoc_nemenyi_friedman
+
+    count, methods = blocks.shape
+    if methods < 3 or count < 2:
+        return None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # all scores are equal: NaN, which is printed
+        found = stats.friedmanchisquare(*(blocks[name] for name in blocks))
+        values = posthoc_nemenyi_friedman(blocks.to_numpy())
+    names = list(blocks.columns)
+    nemenyi = pd.DataFrame(values.to_numpy(), names, names)
+    ranks = blocks.rank(axis=1, ascending=False).mean()
+    distance = critical_distance(methods, count)
+    return Ranking(
+        methods, count, float(found.statistic), float(found.pvalue), ranks, distance, nemenyi
+    )

@@ -1,0 +1,195 @@
+"""What is compared with what: methods, settings, seeds, and the scores of each run."""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+from typing import Any
+
+import pandas as pd
+
+from fedhet.errors import ConfigError
+from fedhet.report.folders import DIVERGED, Cell, Values
+from fedhet.report.results import Results, chosen
+from fedhet.targets import TARGETS, Classes, LossOnly, Target
+
+SEED = "seed"
+# Score of a run -> its title, in the order of the tables.
+SCORES = {
+    "last": "last round",
+    "best_val": "best by validation",
+    "last_k": "mean of the last evaluations",
+    "clients": "clients' mean",
+    "worst": "worst 10 % of clients",
+    "personal": "personal models, last round",
+    "personal_best_val": "personal models, best by validation",
+    "finetuned": "fine-tuned models, last round",
+}
+ALL = "all settings"
+
+
+class Study:
+    """A comparison: one axis is compared, the others but the seed are the settings.
+
+    Attributes:
+        results: the frames.
+        compare: the axis whose values are compared.
+        methods: its values, as text; "method" stands for whatever is compared.
+        settings: the name of each setting -> its axes.
+        metric: the score that decides, a key of SCORES.
+        reference: the method that others are compared with, or None.
+        notes: what the reader has to know about the choice of the score.
+    """
+
+    def __init__(self, results: Results) -> None:
+        self.results = results
+        report: Values = results.source.experiment.get("report") or {}
+        axes = {axis: values for axis, values in results.axes.items() if axis != SEED}
+        default = next((axis for axis in axes if len(axes[axis]) > 1), "method")
+        self.compare = str(report.get("compare") or default)
+        if axes:
+            chosen("compare", self.compare, list(axes))
+        self.methods = [str(value) for value in axes.get(self.compare, [])]
+        self.metric = str(report.get("metric") or "last")
+        chosen("metric", self.metric, list(SCORES))
+        self.reference = report.get("reference")
+        if self.reference is not None:
+            chosen("reference", self.reference, self.methods)
+        self._others = [axis for axis in axes if axis != self.compare]
+        self.settings: dict[str, Values] = {}
+        for cell in results.cells:
+            if cell.axes:
+                self.settings.setdefault(self.setting_of(cell.axes), self._part(cell.axes))
+        self.notes: list[str] = []
+        if not any(cell.counts for cell in results.cells):
+            raise ConfigError(
+                f"{results.source.folders[0]}: none of its {len(results.cells)} runs has a result;"
+                f" the first: {results.cells[0].name}: {results.cells[0].reason}"
+                if results.cells
+                else f"{results.source.folders[0]} has no runs but trials"
+            )
+        self._choose_metric()
+
+    def setting_of(self, axes: Values) -> str:
+        """The name of the setting that a run belongs to."""
+        part = self._part(axes)
+        return ", ".join(f"{axis}={value}" for axis, value in part.items()) or ALL
+
+    def _part(self, axes: Values) -> Values:
+        return {axis: axes[axis] for axis in self._others if axis in axes}
+
+    @cached_property
+    def target(self) -> type[Target]:
+        """What the runs learn; of several kinds, that of the first run."""
+        names = [cell.summary.get("target") for cell in self.results.cells if cell.summary]
+        return TARGETS.get(next((name for name in names if name), Classes.name), Classes)
+
+    @property
+    def title(self) -> str:
+        """The score in a word, such as "accuracy"."""
+        kinds = {cell.summary.get("target", Classes.name) for cell in self.cells}
+        if len(kinds) > 1:
+            return "score"
+        return self.target.title or "negative loss"
+
+    @property
+    def cells(self) -> list[Cell]:
+        """The runs with a result, with one for each method, setting and seed: the last."""
+        kept = {self.place(cell): cell for cell in self.results.cells if cell.counts}
+        return list(kept.values())
+
+    @property
+    def duplicates(self) -> int:
+        """How many runs are not shown because another one has the same method, setting, seed."""
+        return sum(cell.counts for cell in self.results.cells) - len(self.cells)
+
+    def place(self, cell: Cell) -> tuple[str, str, int]:
+        """Method, setting and seed of a run."""
+        seed = cell.axes.get(SEED, cell.summary.get("seed", 0))
+        return str(cell.axes.get(self.compare)), self.setting_of(cell.axes), seed
+
+    @cached_property
+    def scores(self) -> pd.DataFrame:
+        """A row per run: method, setting, seed, diverged, folder, and every score."""
+        rows = []
+        for cell in self.cells:
+            method, setting, seed = self.place(cell)
+            row: Values = {"method": method, "setting": setting, "seed": seed}
+            row |= {"diverged": cell.status == DIVERGED, "folder": cell.name}
+            rows.append(row | scores_of(cell.summary))
+        frame = pd.DataFrame(rows, columns=[*rows[0], *(s for s in SCORES if s not in rows[0])])
+        return frame.astype(dict.fromkeys(SCORES, float))
+
+    @cached_property
+    def counted(self) -> pd.DataFrame:
+        """As `scores`; a diverged run without a finite score has a bad one.
+
+        It is 0, or the lowest in its setting if that is below 0.
+        """
+        frame = self.scores.copy()
+        for score in SCORES:
+            if not frame[score].notna().any():
+                continue
+            for setting, rows in frame.groupby("setting"):
+                lowest = min(0.0, rows[score].min()) if rows[score].notna().any() else 0.0
+                # Only methods that have this score at all: no personal models, no bad ones.
+                having = set(frame.loc[frame[score].notna(), "method"])
+                bad = (
+                    frame["diverged"]
+                    & frame[score].isna()
+                    & (frame["setting"] == setting)
+                    & (frame["method"].isin(having) | (score in ("last", "best_val", "clients")))
+                )
+                frame.loc[bad, score] = lowest
+        return frame
+
+    def blocks(self, score: str, setting: str | None = None) -> pd.DataFrame:
+        """The scores with a row per seed, or per setting and seed, and a column per method."""
+        frame = self.counted if setting is None else self.counted.query("setting == @setting")
+        index = ["setting", "seed"] if setting is None else ["seed"]
+        table = frame.pivot(index=index, columns="method", values=score)
+        return table.reindex(columns=[m for m in self.methods if m in table.columns])
+
+    def means(self, score: str) -> pd.DataFrame:
+        """The means over seeds, with a row per setting and a column per method.
+
+        Only seeds that all methods of a setting have count, so that the means compare.
+        """
+        complete = self.blocks(score).dropna(axis=1, how="all").dropna()
+        return complete.groupby(level="setting", sort=False).mean()
+
+    def _choose_metric(self) -> None:
+        """Take a score that every run has."""
+        frame = self.scores[~self.scores["diverged"]]
+        lacking = sorted(set(frame.loc[frame[self.metric].isna(), "method"]))
+        if lacking and frame["clients"].notna().all() and len(frame):
+            self.notes.append(
+                f"The score “{SCORES[self.metric]}” is not defined for {', '.join(lacking)},"
+                " so that all are compared by the mean over the clients' test data."
+            )
+            self.metric = "clients"
+
+
+def scores_of(summary: Values) -> dict[str, float]:
+    """The scores of a run by their names in SCORES; NaN for what it has not."""
+    target = TARGETS.get(summary.get("target", Classes.name), Classes)
+    if target is LossOnly or not target.score():
+        loss = summary.get("loss")
+        return {"last": -float(loss) if loss is not None else math.nan}
+    main, personal, finetuned = (
+        summary.get(key) or {} for key in (target.score(), "personal", "finetuned")
+    )
+    values: dict[str, Any] = {
+        "last": main.get("last"),
+        "best_val": main.get("best_val"),
+        "last_k": (summary.get(target.key("last_k")) or {}).get("mean"),
+        "clients": summary.get(target.clients_key()),
+        "worst": summary.get(target.key("clients_worst_decile")),
+        "personal": personal.get("last"),
+        "personal_best_val": personal.get("best_val"),
+        "finetuned": finetuned.get("last"),
+    }
+    return {
+        name: math.nan if value is None or not math.isfinite(value) else float(value)
+        for name, value in values.items()
+    }

@@ -1,0 +1,148 @@
+"""How methods look in all figures of a report, and how figures are saved."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+
+from fedhet.record.files import written
+from fedhet.record.picture import Picture, save
+from fedhet.report.document import FigureFile
+
+# Okabe and Ito's colours, which can be told apart with any kind of colour vision, without the
+# yellow, which is too pale on paper.
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56B4E9")
+# Four line styles and nine markers: with seven colours, no two of 252 methods look alike, and
+# neighbours differ in print without colours, too.
+LINES: tuple[str | tuple[int, tuple[float, ...]], ...] = ("-", (0, (5, 1.5)), (0, (1, 1)), "-.")
+MARKERS = "osD^vP*Xh"
+HATCHES = ("", "//", "..", "xx")
+PANELS = 6  # of a figure
+WIDTH = 3.4  # of a panel, in inches
+
+
+class Look(NamedTuple):
+    """The look of a method."""
+
+    color: str
+    line: str | tuple[int, tuple[float, ...]]
+    marker: str
+    hatch: str
+
+
+def looks(methods: Sequence[str]) -> dict[str, Look]:
+    """The look of each method, by its place among all methods of the report."""
+    return {
+        method: Look(
+            COLORS[i % len(COLORS)],
+            LINES[i % len(LINES)],
+            MARKERS[i % len(MARKERS)],
+            HATCHES[i // len(COLORS) % len(HATCHES)],
+        )
+        for i, method in enumerate(methods)
+    }
+
+
+def pages(settings: Sequence[str], name: str) -> Iterator[tuple[str, list[str]]]:
+    """The settings in parts that fit into a figure, each with the figure's name."""
+    for start in range(0, len(settings), PANELS):
+        part = list(settings[start : start + PANELS])
+        number = "" if len(settings) <= PANELS else f"-{start // PANELS + 1}"
+        yield f"{name}{number}", part
+
+
+def panels(
+    settings: Sequence[str], height: float = 2.7, legend: float = 0.0
+) -> tuple[Picture, list[Axes]]:
+    """A figure with an axes for each setting, at most three in a row.
+
+    Args:
+        settings: their names, which are the titles.
+        height: of a panel, in inches.
+        legend: the height that is kept free below them.
+    """
+    columns = columns_of(len(settings))
+    rows = math.ceil(len(settings) / columns)
+    width = max(2, columns) * WIDTH
+    total = rows * height + legend
+    picture = Picture(figsize=(width, total), dpi=110)
+    grid = picture.subplots(rows, columns, squeeze=False)
+    # In inches: a layout that measures takes most of the time of a figure.
+    picture.subplots_adjust(
+        left=0.65 / width,
+        right=1 - 0.15 / width,
+        top=1 - 0.35 / total,
+        bottom=(0.5 + legend) / total,
+        wspace=0.75 / (width / columns),
+        hspace=1.1 / height,
+    )
+    flat = list(grid.flat)
+    for axes in flat[len(settings) :]:
+        axes.set_axis_off()
+    for axes, setting in zip(flat, settings, strict=False):
+        axes.set_title(shortened(setting, 44), fontsize=9)
+        axes.tick_params(labelsize=8)
+    return picture, flat[: len(settings)]
+
+
+def columns_of(count: int) -> int:
+    """How many panels stand beside each other."""
+    return 2 if count == 4 else min(3, count)
+
+
+def shortened(text: str, longest: int) -> str:
+    """The text, cut to a length, in which no character has a meaning to matplotlib."""
+    short = text if len(text) <= longest else f"{text[: longest - 1]}…"
+    return short.replace("$", r"\$")
+
+
+def legend_height(methods: Sequence[str]) -> float:
+    """The height of a legend below all panels, in inches."""
+    return 0.1 + 0.22 * math.ceil(len(methods) / legend_columns(methods))
+
+
+def legend_columns(methods: Sequence[str]) -> int:
+    """How many methods stand beside each other in a legend."""
+    longest = max((len(method) for method in methods), default=1)
+    return max(1, min(4, 90 // (min(longest, 40) + 8)))
+
+
+def add_legend(picture: Picture, axes: Sequence[Axes], methods: Sequence[str]) -> None:
+    """Put one legend below all panels, in the order of the methods."""
+    handles = {
+        label: handle
+        for one in axes
+        for handle, label in zip(*one.get_legend_handles_labels(), strict=True)
+    }
+    names = [shortened(method, 40) for method in methods if shortened(method, 40) in handles]
+    if names:
+        picture.legend(
+            [handles[name] for name in names],
+            names,
+            loc="lower center",
+            ncols=legend_columns(methods),
+            fontsize=8,
+            frameon=False,
+            handlelength=3.2,
+        )
+
+
+def store(picture: Picture, folder: Path, name: str, caption: str, alt: str) -> FigureFile:
+    """Save the figure as PNG, PDF and SVG.
+
+    Raises:
+        WriteError: one of them cannot be written.
+    """
+    path = save(picture, folder / f"{name}.png")
+    with (
+        written(path.with_suffix(".svg")) as part,
+        matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}),
+    ):
+        FigureCanvasSVG(picture).print_svg(part, metadata={"Date": None})
+    return FigureFile(name, caption, alt, path.read_bytes())
