@@ -36,9 +36,12 @@ def read_axes(
         axis: tuple(_values(axis, values)) for axis, values in mapping("axes", declared).items()
     }
     for axis in [axis for axis in axes if axis in settings]:
-        # A value that the file has too keeps its label there.
+        # A value that the file has too, by its overrides or by its label, is that of the file.
         known = {value.overrides: value for value in axes[axis]}
-        axes[axis] = tuple(known.get(v.overrides, v) for v in values_of(settings[axis]))
+        named = {str(value.label): value for value in axes[axis]}
+        axes[axis] = tuple(
+            known.get(v.overrides) or named.get(str(v.label), v) for v in values_of(settings[axis])
+        )
     added = [key for key, line in settings.items() if key not in axes and line.is_sweep_override()]
     axes |= {key: values_of(settings[key]) for key in added}
     for axis, values in axes.items():
