@@ -6,7 +6,7 @@ with process.imports():
     from flwr.client import Client, ClientApp
     from flwr.common import Context
 
-    from fedhet.flower import apps
+    from fedhet.flower import apps, parcels
     from fedhet.state import store_at_site
 
 
@@ -20,4 +20,4 @@ def prepare(context: Context) -> None:
     apps.prepare(context, store_at_site)
 
 
-app = ClientApp(client_fn=client_fn, mods=[apps.tell])
+app = ClientApp(client_fn=client_fn, mods=[apps.tell, parcels.open_parcel])

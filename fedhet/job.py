@@ -42,6 +42,7 @@ from fedhet.site import Site, Speed
 from fedhet.state import Store
 from fedhet.strategy import FedStrategy
 from fedhet.task import Task
+from fedhet.trackers.tracking import tracker_of
 
 log = logging.getLogger("fedhet")
 A_GPU = "engine.num_gpus=1, or a share such as .25, gives each client a GPU"
@@ -269,9 +270,10 @@ def run_job(settings: Config, task: Task | None = None) -> Run:
 
 
 def try_settings(settings: Config) -> None:
-    """Refuse settings of method, plug-ins and server optimiser before any data are read."""
+    """Refuse settings of what acts on the server before any data are read."""
     with quiet():
         _ = Job(settings, toy_task()).strategy
+    tracker_of(settings.cfg)
 
 
 @contextmanager

@@ -231,10 +231,6 @@ def _unfit(method: FedStrategy) -> dict[str, str]:
             )
         elif plugin.changes_weights and not method.weighted:
             reasons[plugin.name] = "it changes aggregation weights, which this method ignores"
-        elif plugin.changes_weights and not method.setting.merge.weighted:
-            reasons[plugin.name] = (
-                f"it changes aggregation weights, which merge={method.setting.merge.name} ignores"
-            )
     return reasons
 
 
@@ -248,5 +244,8 @@ def _unfit_merge(method: FedStrategy) -> str:
     if rule.compares and not method.site.mergeable:
         return "its clients send no weights"
     if (rule.averages or rule.rescales) and not (method.averages and issubclass(said, own)):
-        return "it merges by more than the mean of the clients' weights"
+        return "its class merges in its own way, and does not say that other means fit (`averages`)"
+    for plugin in method.plugins:
+        if plugin.changes_weights and not rule.weighted:
+            return f"plugin {plugin.name!r} changes the aggregation weights, which it ignores"
     return ""

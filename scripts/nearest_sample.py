@@ -5,14 +5,19 @@
 Makes a run in this process, reads the replies of its clients as the server does, and compares each
 statistic with the samples behind it: the means of FedGMM's components with images, FedPCL's
 prototypes and FedNorm's mean latents with what the client's own network, which the attacker is
-assumed to know, makes of images. Prints, of all replies together:
+assumed to know, makes of images. Of a MADE of FedDisk, which is no statistic, the attacker takes
+the image that it expects (each pixel given those before it), and measures by how much training has
+raised the likelihood of a sample. Of FedGen's label counts, which are of no image, a copy is a
+count of one sample, and the AUC is that of guessing which classes a client has. Prints, of all
+replies together:
 
     sent    statistics that were sent
     copies  the share of them that are a training sample, to 1e-3 of its norm
     auc     how well the distance to the nearest statistic tells training samples from others:
             the probability that a training sample of a client and class is nearer than one of the
-            same class in the global test set (FedNorm: than one in the client's own held-out data).
-            .5 is chance.
+            same class in the global test set (FedNorm: than one in the client's own held-out data;
+            FedDisk: that its likelihood has been raised by more; FedGen: that a class of which the
+            client has samples has a larger count than one of which it has none). .5 is chance.
 """
 
 from __future__ import annotations
@@ -31,7 +36,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this checkout
 from fedhet import config
 from fedhet.client import FedClient
 from fedhet.job import Job
+from fedhet.maths import feddisk
 from fedhet.messages import Failure, Update
+from fedhet.methods.feddisk.client import ClientHalf
+from fedhet.methods.feddisk.server import SLOT
+from fedhet.methods.fedgen import COUNTS
 from fedhet.methods.fedgmm.mixtures import MIXTURES
 from fedhet.methods.fednorm import Z
 from fedhet.methods.fedpcl import PROTOTYPES
@@ -45,11 +54,20 @@ TOLERANCE = 1e-3
 
 
 class Target(NamedTuple):
-    """Statistics (k, d), the samples (n, d) behind them, and others (m, d) of the same kind."""
+    """What a reply tells, and of what.
+
+    Attributes:
+        statistics: (k, d).
+        members: (n, d) the samples behind them.
+        others: (m, d) others of the same kind.
+        scores: (n,) and (m,), where the attacker tells members from others by something else than
+            the distance to the nearest statistic; members should have the smaller ones.
+    """
 
     statistics: Tensor
     members: Tensor
     others: Tensor
+    scores: tuple[Tensor, Tensor] | None = None
 
 
 def measure(overrides: list[str]) -> dict[str, float | None]:
@@ -63,10 +81,12 @@ def measure(overrides: list[str]) -> dict[str, float | None]:
     for target in attacked(overrides):
         distances = torch.cdist(target.statistics, target.members)
         relative = distances / target.members.norm(dim=1).clamp_min(1e-12)
-        copies.append((relative.amin(1) <= TOLERANCE).double())
+        copies.append((relative <= TOLERANCE).any(1).double())
         if len(target.others):
-            nearest = distances.amin(0)
-            elsewhere = torch.cdist(target.statistics, target.others).amin(0)
+            nearest, elsewhere = target.scores or (
+                distances.amin(0),
+                torch.cdist(target.statistics, target.others).amin(0),
+            )
             gap = elsewhere[None] - nearest[:, None]
             aucs.append(((gap > 0).double() + (gap == 0).double() / 2).mean(1))
     if not copies:
@@ -107,15 +127,51 @@ def targets(client: FedClient, reply: Update) -> Iterator[Target]:
         images = (flat(site.floating(part)) for part in (own.train, test))
         yield from by_class(mixtures["mu"], mixtures["label"], *images)
     if PROTOTYPES in reply.extras:
-        told = reply.tree(PROTOTYPES)
+        means = reply.tree(PROTOTYPES)
         seen = (latents(client, site.prepared(part), unit=True) for part in (own.train, test))
-        label = torch.arange(len(told["mean"]))
-        yield from by_class(told["mean"][told["has"]], label[told["has"]], *seen)
+        label = torch.arange(len(means["mean"]))
+        yield from by_class(means["mean"][means["has"]], label[means["has"]], *seen)
     if Z in reply.extras and len(z := reply.tensor(Z)):
         held_out = [part for part in (own.val, own.test) if part is not None and len(part)]
         members = latents(client, site.prepared(own.train)).x
         others = [latents(client, site.prepared(part)).x for part in held_out]
         yield Target(z[None], members, torch.cat([members[:0], *others]))
+    if COUNTS in reply.extras:
+        told = reply.counts(COUNTS, reply.num_examples, site.task.classes)
+        yield from of_counts(told, own.train.y)
+    if client.msg.slot == SLOT and reply.weights:
+        images = (flat(site.floating(part)) for part in (own.train, test))
+        yield from of_density(client, reply, *images)
+
+
+def of_counts(told: Tensor, label: Tensor) -> Iterator[Target]:
+    """What counts of labels tell: where there is one sample, and which classes there are."""
+    counts = told.double()[:, None]
+    yield Target(counts[told > 0], counts.new_ones(1, 1), counts[:0])
+    has = label.bincount(minlength=len(told)) > 0
+    yield Target(counts[:0], counts[has], counts[~has], (-counts[has, 0], -counts[~has, 0]))
+
+
+@torch.no_grad()
+def of_density(
+    client: FedClient, reply: Update, members: Samples, others: Samples
+) -> Iterator[Target]:
+    """What a MADE tells to someone who knows the one from which its training started."""
+    (plugin,) = (piece for piece in client.active if isinstance(piece, ClientHalf))
+    x = members.x
+    masks = plugin.make_masks(x.shape[1], client.site.seed)
+    expected = torch.zeros_like(x[:1])
+    for d in range(x.shape[1]):
+        expected[:, d] = feddisk.logits(reply.weights, masks, expected)[:, d].sigmoid()
+    yield Target(expected, x, x[:0])
+    for c in members.y.unique():
+        own, rest = x[members.y == c], others.x[others.y == c]
+        before, after = (
+            [feddisk.nll(made, masks, part) for part in (own, rest)]
+            for made in (client.msg.weights, reply.weights)
+        )
+        raised = (after[0] - before[0], after[1] - before[1])
+        yield Target(expected[:0], own, rest, raised)
 
 
 def by_class(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import hydra
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.utils import JobStatus
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 
@@ -20,10 +22,10 @@ from fedhet.cli.errors import DEGRADED, FAILED, drop_output, report_error, say
 # Composition by name: a launcher's process, which unpickles HydraTask, needs its resolvers.
 from fedhet.config import catalogue, composition, resuming
 from fedhet.errors import ConfigError, RunFailed, uncreatable
-from fedhet.experiment import definition
 from fedhet.experiment import folder as cell_folder
 
 if TYPE_CHECKING:
+    from hydra.core.utils import JobReturn
     from omegaconf import DictConfig
 
     from fedhet.config import Config
@@ -52,9 +54,10 @@ def launch(overrides: list[str], flags: list[str], *, sweep: bool) -> int:
                 f"{' '.join(flags)} with resume=...: it continues a single run as it was set up"
             )
         return resume(overrides)
-    experiment = None if {"-c", "--cfg"} & set(flags) else definition.read(overrides)
-    if experiment is not None:
-        return run_experiment(experiment, flags)
+    if sweep and "hydra/launcher=processes" in overrides:
+        from fedhet.launchers import processes
+
+        processes.warm()  # it imports while the sweep is checked
     overrides = composition.check_overrides(overrides, sweep=sweep)
     task = HydraTask()
     apply_hydra(task, flags, overrides, setting="hydra.sweep.dir" if sweep else "hydra.run.dir")
@@ -88,6 +91,9 @@ def apply_hydra(task: HydraTask, flags: list[str], overrides: list[str], *, sett
         if error.filename is None:  # it does not come from Hydra, which creates the run folder
             raise
         raise uncreatable(setting, error.filename, error) from error
+    except Exception as error:
+        if error not in task.heard_of:  # Hydra's sweeper raises the first one of a batch again
+            raise
     finally:
         GlobalHydra.instance().clear()
 
@@ -123,30 +129,6 @@ def _is_degraded(run: Run, name: str) -> bool:
     return degraded
 
 
-def run_experiment(experiment: Experiment, flags: list[str]) -> int:
-    """Run all cells of an experiment that are not there yet, and return the exit code."""
-    task = HydraTask(experiment)
-    given = [line for line in experiment.command if line.lstrip("+").startswith("hydra")]
-    keys = {line.lstrip("+").partition("=")[0] for line in given}
-    presets = {
-        "hydra/sweeper": "experiment",
-        "hydra.sweep.dir": f"experiments/{experiment.name}",
-    }
-    own = [f"{key}={value}" for key, value in presets.items() if key not in keys]
-    flags = [flag for flag in flags if flag not in ("-m", "--multirun")]
-    overrides = [f"experiment={experiment.name}", *own, *given]
-    apply_hydra(task, ["-m", *flags], overrides, setting="hydra.sweep.dir")
-    outcome = task.outcome
-    assert outcome is not None  # the sweeper has set it
-    for cell, reason in outcome.missing.items():
-        name = ", ".join(f"{axis}={label}" for axis, label in {**cell.axes, **cell.tuned}.items())
-        print(f"missing: {name}: {reason}", file=sys.stderr)
-    there = outcome.cells - len(outcome.missing)
-    say(f"experiment {experiment.name}: {there} of {outcome.cells} runs are there")
-    say(f"run folder: {outcome.folder}")
-    return FAILED if outcome.missing else DEGRADED if outcome.degraded else 0
-
-
 class HydraTask:
     """The function that Hydra calls for each job.
 
@@ -159,16 +141,31 @@ class HydraTask:
         failures: the names of the jobs that failed.
         degraded: whether a job has lost more replies than it was allowed.
         experiment: the experiment to which the jobs belong, or None.
+        started: its folder, as soon as it has one.
         outcome: what has become of it, at its end.
+        heard_of: the errors of jobs that a launcher has run in other processes.
     """
 
     def __init__(self, experiment: Experiment | None = None) -> None:
         self.experiment = experiment
+        self.started: Path | None = None
         self.outcome: Outcome | None = None
         self.pid = os.getpid()
         self.code = 0
         self.failures: list[str] = []
         self.degraded = False
+        self.heard_of: list[Exception] = []
+
+    def heard(self, name: str, job: JobReturn, folder: Path | None) -> None:
+        """Note how a job has ended that a launcher has run in another process."""
+        if job.status == JobStatus.FAILED:
+            self.heard_of.append(job._return_value)
+            self.failures.append(name)
+        elif folder is not None:
+            summary = json.loads((folder / "summary.json").read_text())
+            if summary.get("degraded"):
+                self.degraded = True
+                print(f"degraded: {name}: {DEGRADED_LINE}", file=sys.stderr)
 
     def __call__(self, cfg: DictConfig) -> float:
         """Run the job and return its best validation accuracy.

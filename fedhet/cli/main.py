@@ -61,10 +61,10 @@ def _main(argv: Sequence[str]) -> int:
 
         print(help.list_text(compatibility()))
     else:
-        from fedhet.cli.launch import launch
+        from fedhet.cli.experiments import start
 
         flags = [arg for arg in argv if arg not in args.overrides]
-        return launch(args.overrides, flags, sweep=args.multirun)
+        return start(args.overrides, flags, sweep=args.multirun)
     return 0
 
 

@@ -119,12 +119,11 @@ def cached(lines: tuple[str, ...]) -> Config:
 def portable(config: Config) -> list[str]:
     """Return the overrides that lead to this configuration on any machine, as `compose` takes them.
 
-    Interpolations that read this machine, in the overrides or in files, are replaced by the values
-    that they had when the configuration was composed.
+    Raises:
+        ConfigError: one of them, or a file, has an interpolation that reads this machine.
     """
-    parsed = overrides.parse(config.overrides)
-    raw = _of_run(_hydra_config(overrides.of_single_run(parsed)))
-    return interpolations.portable(config.overrides, raw, config.cfg)
+    compose(config.overrides, sent=True)
+    return list(config.overrides)
 
 
 def from_hydra_job(cfg: DictConfig) -> Config:

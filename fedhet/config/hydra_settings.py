@@ -44,7 +44,7 @@ _LOG_FILE = re.compile(
 # Hydra or logging calls may not read texts of overrides, which can have a `$` of their own.
 _HYDRA = re.compile(r"\$\{hydra(\.\w+)+\}")
 _HYDRA_CALLED = re.compile(
-    r"\$\{hydra\.(runtime\.(output_dir|cwd|version)|job\.(name|num|id|config_name))\}"
+    r"\$\{hydra\.(runtime\.(output_dir|cwd|version)|job\.(name|num|id|config_name)|sweep\.dir)\}"
 )
 _RESOLVER = re.compile(r"\$\{(now|python_version|hydra|oc\.env|fedhet\.\w+):")
 _TEXTS = ("help", "hydra_help")  # they are printed, and have a `$` of their own

@@ -1,8 +1,8 @@
 """Interpolations `${...}` in overrides and settings: which may be read where.
 
-A resolver such as `${oc.env:NAME}` reads the machine on which it is resolved. So a run that comes
-from another machine brings none (`check_sent`), and a run that is sent brings what they returned
-on the machine that wrote them (`portable`).
+A resolver such as `${oc.env:NAME}` reads the machine on which it is resolved. So a run that is sent
+to a server and its nodes has none: neither theirs nor the sender's variables get into its messages
+and records.
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from hydra.core.override_parser.types import Override, Quote, QuotedString
+from hydra.core.override_parser.types import Quote, QuotedString
 from omegaconf import DictConfig, OmegaConf
 
-from fedhet.config import overrides
 from fedhet.errors import ConfigError
 
 RUN_DIR = "hydra.run.dir"
@@ -25,7 +24,7 @@ _NOW = re.compile(r"\$\{now:[^${}]*\}")
 
 
 def check_sent(lines: Sequence[str]) -> None:
-    """Refuse overrides from another machine that would read this one, or change Hydra itself.
+    """Refuse overrides of a run that is sent which would read a machine, or change Hydra itself.
 
     Raises:
         ConfigError: naming the override.
@@ -43,14 +42,14 @@ def check_sent(lines: Sequence[str]) -> None:
 
 
 _HINT = (
-    "is not resolved here: of a run from another machine, a server or node reads only references"
-    " to settings by their full names, such as ${client.lr}. Resolvers such as oc.env read the"
-    " machine; `python -m fedhet engine=flwr` resolves them before it sends the run"
+    "is not resolved in a run that goes to a server and nodes. Resolvers such as oc.env read a"
+    " machine, and what they read would be in messages and records: write the value itself."
+    " References to settings by their full names, such as ${client.lr}, are resolved"
 )
 
 
 def check_composed(cfg: DictConfig) -> None:
-    """Refuse resolvers in the files of this machine too: what they read would be recorded.
+    """Refuse resolvers in the files of a machine too.
 
     Raises:
         ConfigError: naming the key.
@@ -71,27 +70,6 @@ def check_resolved(cfg: DictConfig) -> None:
             raise ConfigError(f"{key}={value}: a setting cannot contain '${{' as text")
 
 
-def portable(lines: Sequence[str], raw: DictConfig, resolved: DictConfig) -> list[str]:
-    """Return the overrides for another machine, with what the resolvers of this one returned.
-
-    Args:
-        lines: the overrides of the run.
-        raw: the settings to which they lead, before interpolations were resolved.
-        resolved: the same settings afterwards.
-    """
-    parsed = overrides.parse(lines)
-    kept = [override for override in parsed if only(str(override.input_line), (SETTING,))]
-    read = [
-        key for key, value in _strings(OmegaConf.to_container(raw)) if not only(value, (SETTING,))
-    ]
-    keys = [key for override in parsed if override not in kept for key in _keys(override)]
-    keys += [re.sub(r"(\.\d+)+$", "", key) for key in read]  # a list is sent as a whole
-    return [str(override.input_line) for override in kept] + [
-        f"{key}={literal(_as_plain(OmegaConf.select(resolved, key)))}"
-        for key in dict.fromkeys(keys)
-    ]
-
-
 def literal(value: Any) -> str:
     """Return the value as Hydra's overrides write it, whatever characters a text has."""
     if isinstance(value, str):
@@ -109,14 +87,6 @@ def only(text: str, forms: Sequence[re.Pattern[str]]) -> bool:
     """Return whether each `${` in the text, nested or escaped ones too, begins one of the forms."""
     places = (place.start() for place in re.finditer(r"\$\{", text))
     return all(any(form.match(text, place) for form in forms) for place in places)
-
-
-def _as_plain(value: Any) -> Any:
-    return OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
-
-
-def _keys(override: Override) -> Iterator[str]:
-    return overrides.leaf_keys(override.value(), override.key_or_group)
 
 
 def _strings(node: Any, path: str = "") -> Iterator[tuple[str, str]]:

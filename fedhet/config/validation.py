@@ -18,6 +18,7 @@ _GROUPS = (
     "method",
     "server_opt",
     "merge",
+    "tracker",
     "engine",
     "replies",
     "privacy",

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 STATES = "states"  # in the run folder: what the clients remember, while the run may go on
 LOOK_SECONDS = 0.1  # between two looks at the run folder
 LAST_SECONDS = 1.0  # for the last lines of a log that is cut off
-FIGURES_SECONDS = 30.0  # how long the server app may draw them
+FINISH_SECONDS = 300.0  # how long it may draw figures and give a tracker its files
 END_SECONDS = 10.0  # how long a process may take to end before it is killed
 SUPERLINK = '[superlink]\ndefault = "local"\n[superlink.local]\naddress = ":local:"\n'
 
@@ -64,6 +64,7 @@ def run(job: Job) -> Path:
         )
     if (folder / "summary.json").exists() and not job.config.resumes:
         raise ConfigError(f"hydra.run.dir={folder}: that folder already holds a run; name another")
+    run_entries = _run_config(job, folder)
     recorded_end = End(folder)
     _ = job.strategy  # a setting that does not fit is reported here, not in a log
     if job.config.resumes:  # and so is a run that cannot go on
@@ -77,7 +78,7 @@ def run(job: Job) -> Path:
         stack.enter_context(_processes_ended(temporary, environment, recorded_end))
         (home / "config.toml").write_text(SUPERLINK)
         run_config = home / "run.toml"
-        run_config.write_text(_run_config(job, folder), encoding="utf-8")
+        run_config.write_text(run_entries, encoding="utf-8")
         options = [
             "--stream",
             "--federation-config",
@@ -98,7 +99,11 @@ def run(job: Job) -> Path:
 
 # ---- what Flower is given
 def _run_config(job: Job, folder: Path) -> str:
-    """The run's overrides as Flower's run config, which the server app and the client app read."""
+    """The run's overrides as Flower's run config, which the server app and the client app read.
+
+    Raises:
+        ConfigError: a setting reads this machine.
+    """
     overrides = shlex.join([*portable(job.config), f"{RUN_DIR}={literal(str(folder))}"])
     resumed = str(folder) if job.config.resumes else ""
     entries = {"overrides": overrides, RESUME: resumed}
@@ -199,9 +204,9 @@ def _copy_log(lines: Iterable[str], log: list[str]) -> None:
 
 
 def _last_line_seen(log: list[str], ended: float) -> bool:
-    """Whether the server app has drawn its figures: its log begins and ends with the folder."""
+    """Whether the server app has done all: its log begins and ends with the folder."""
     waited = time.monotonic() - ended
-    return waited > FIGURES_SECONDS or sum("fedhet: run folder" in line for line in log) > 1
+    return waited > FINISH_SECONDS or sum("fedhet: run folder" in line for line in log) > 1
 
 
 def _status(run_id: str, environment: dict[str, str]) -> tuple[str, str]:

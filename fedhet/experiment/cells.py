@@ -45,6 +45,15 @@ class Cell:
         """Its axes without the seed."""
         return tuple((axis, label) for axis, label in self.axes.items() if axis != SEED)
 
+    @property
+    def label(self) -> str:
+        """What it is, for people."""
+        values = [
+            f"{axis.rpartition('.')[2]}={label}" if axis != "method" else str(label)
+            for axis, label in {**self.axes, **self.tuned}.items()
+        ]
+        return " ".join(["trial", *values] if self.kind == "trial" else values)
+
     def record(self) -> dict[str, object]:
         """Its entry in experiment.json."""
         names = ("folder", "kind", "axes", "tuned", "overrides")
@@ -118,8 +127,7 @@ def check(cells: Sequence[Cell]) -> None:
             instantiate(settings.cfg.partition)
             try_settings(settings)
         except ConfigError as error:
-            where = ", ".join(f"{axis}={label}" for axis, label in cell.axes.items())
-            raise ConfigError(f"{error} (in the experiment's run {where})") from error
+            raise ConfigError(f"{error} (in the experiment's run {cell.label})") from error
 
 
 def _cell(

@@ -15,8 +15,9 @@ from fedhet.experiment.definition import Experiment
 from fedhet.experiment.folder import ExperimentFolder
 from fedhet.record.lock import Lock
 
-# Runs a batch of cells, in whatever order, and returns when none of them runs any more.
-Launch = Callable[[Sequence[Cell]], None]
+# Runs a batch of cells, in whatever order, and returns when none of them runs any more. It is told
+# how many others of the same kind were there before.
+Launch = Callable[[Sequence[Cell], int], None]
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,9 @@ class Outcome:
     degraded: bool
 
 
-def run(experiment: Experiment, path: Path, launch: Launch) -> Outcome:
+def run(
+    experiment: Experiment, path: Path, launch: Launch, started: Callable[[Path], None]
+) -> Outcome:
     """Run the cells of an experiment that are not there yet.
 
     Trials come first; the settings that they choose are those of the runs. A cell that fails does
@@ -46,6 +49,7 @@ def run(experiment: Experiment, path: Path, launch: Launch) -> Outcome:
         experiment: the experiment.
         path: its folder, which is created if it does not exist.
         launch: runs cells.
+        started: is told the folder as soon as the experiment is recorded in it.
 
     Raises:
         ConfigError: a cell's settings are wrong, or the folder cannot be used; nothing was run.
@@ -63,6 +67,7 @@ def run(experiment: Experiment, path: Path, launch: Launch) -> Outcome:
     try:
         folder = ExperimentFolder(path, experiment, Code.current())
         folder.write([*trials, *cells.runs(experiment)], [])
+        started(folder.path)
         _run(folder, trials, launch)
         tuned = _choose(experiment, folder, trials)
         chosen = {tuple(entry["axes"].items()): entry["chosen"] for entry in tuned}
@@ -83,7 +88,7 @@ def _run(folder: ExperimentFolder, every: Sequence[Cell], launch: Launch) -> Non
     todo = folder.missing(every)
     if todo:
         folder.prepare(todo)
-        launch(todo)
+        launch(todo, len(every) - len(todo))
 
 
 def _choose(

@@ -17,6 +17,7 @@ from flwr.server.client_proxy import ClientProxy
 
 from fedhet.errors import Rejected, RunFailed, clean
 from fedhet.flower import wire
+from fedhet.flower.parcels import PARCEL
 from fedhet.messages import Broadcast, Failure, Reply, payload
 from fedhet.setting import ReplyLimits
 
@@ -42,23 +43,28 @@ class Nodes:
         self.limits = limits
         self._by_partition: dict[int, ClientProxy] = {}
         self._asked: set[str] = set()
+        self._opening: set[str] = set()
         self._total = 0
         self._begun = False
         self.ended: str | None = None
         self.data: str | None = None
         self.agreed: dict[str, list[float]] | None = None
 
-    def proxy(self, pid: int, manager: ClientManager) -> ClientProxy | None:
-        """The node that hosts client `pid`, or None if the run goes on without it.
+    def proxies(self, pids: Iterable[int], manager: ClientManager) -> dict[int, ClientProxy | None]:
+        """Client -> the node that hosts it, or None if the run goes on without it.
 
         Raises:
             RunFailed: too few nodes have joined within the time that they have for it.
         """
-        present = manager.all()
+        present = manager.all()  # a request to the SuperLink
         known = self._by_partition
         if len(known) < max(1, self._total) or any(p.cid not in present for p in known.values()):
             self._gather(manager)
-        return self._by_partition.get(pid % self._total)
+        return {pid: known.get(pid % self._total) for pid in pids}
+
+    def opens_parcels(self, proxy: ClientProxy) -> bool:
+        """Whether the node's client app has the mod that opens parcels (parcels.py)."""
+        return proxy.cid in self._opening
 
     def _gather(self, manager: ClientManager) -> None:
         """Ask new nodes who they are. The first time, wait until all have joined."""
@@ -126,6 +132,8 @@ class Nodes:
             answers = pool.map(self._ask, new.values())
             for (cid, proxy), answer in zip(new.items(), answers, strict=True):
                 self._asked.add(cid)
+                if isinstance(answer, GetPropertiesRes) and answer.properties.get(PARCEL) is True:
+                    self._opening.add(cid)
                 try:
                     self._enter(proxy, answer)
                 except ValueError as error:

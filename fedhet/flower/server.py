@@ -17,11 +17,10 @@ from flwr.server import Server
 from flwr.server.client_manager import ClientManager, SimpleClientManager
 from flwr.server.history import History
 from flwr.serverapp import Grid
-from google.protobuf.message import DecodeError
 
 from fedhet.client import KEEP
 from fedhet.errors import SUBMITTED, Rejected, RunFailed, traceback_wanted
-from fedhet.flower import wire
+from fedhet.flower import parcels, wire
 from fedhet.messages import EVALUATE, Broadcast, Failure, Reply, payload
 from fedhet.record.run_folder import Recorder
 from fedhet.server import Clock, Observer, run_rounds
@@ -33,16 +32,6 @@ from fedhet.strategy import FedStrategy
 NEAR_SECONDS = 0.02
 LOOKS_PER_SECOND = 5000  # of a simulation, whose looks cost the more, the more clients there are
 FAR_SECONDS = (0.1, 1.0)
-# What Flower raises for a reply whose bytes are not what its SuperNode should have sent.
-UNDECODABLE = (
-    ArithmeticError,
-    AttributeError,
-    DecodeError,
-    LookupError,
-    RecursionError,
-    TypeError,
-    ValueError,
-)
 
 
 @dataclass
@@ -130,8 +119,8 @@ class FlowerCourier:
     def _send(self, plan: list[Broadcast]) -> tuple[set[int], Exchange, Grid | None]:
         """Send the messages to the nodes that have joined."""
         manager = self._server.client_manager()
-        packer = wire.Packer(self._nodes.agreed)
-        proxies = {msg.pid: self._nodes.proxy(msg.pid, manager) for msg in plan}
+        packer, parcel = wire.Packer(self._nodes.agreed), parcels.Parcels()
+        proxies = self._nodes.proxies([msg.pid for msg in plan], manager)
         messages: list[Message] = []
         sent: list[tuple[Broadcast, int]] = []
         grid: Grid | None = None
@@ -140,7 +129,10 @@ class FlowerCourier:
             if proxy is None:
                 continue
             grid = proxy.grid
-            messages.append(_message(msg, packer, proxy.node_id))
+            message = _message(msg, packer, proxy.node_id)
+            if not _near(grid) and self._nodes.opens_parcels(proxy):
+                message.content = parcel(message.content)
+            messages.append(message)
             sent.append((msg, proxy.node_id))
         awaited = _awaited_seconds(self._limits, [node for _, node in sent])
         if awaited is not None:  # else a node that was cut off works off all that it has missed
@@ -170,7 +162,7 @@ class FlowerCourier:
         for some in [ids] if _near(grid) else [[id_] for id_ in ids]:
             try:
                 found = list(grid.pull_messages(some))
-            except UNDECODABLE as error:
+            except parcels.UNDECODABLE as error:
                 if len(some) > 1:
                     raise
                 problem = f"Flower cannot decode it: {type(error).__name__}: {error}"
@@ -191,6 +183,8 @@ class FlowerCourier:
         expected = sum(payload(msg.slot, msg.weights, msg.extras).values())
         try:
             res = _result(msg, reply)
+        except Rejected as error:
+            return wire.refusal(msg, error)
         except Exception as error:  # noqa: BLE001 -- a reply may lack anything that Flower expects
             problem = f"not a reply to this message: {type(error).__name__}: {error}"
             return wire.refusal(msg, Rejected("unreadable", problem))
@@ -215,9 +209,10 @@ def _message(msg: Broadcast, packer: wire.Packer, node: int) -> Message:
 
 
 def _result(msg: Broadcast, reply: Message) -> FitRes | EvaluateRes:
+    content = parcels.opened(reply.content)
     if _as_evaluation(msg):
-        return recorddict_compat.recorddict_to_evaluateres(reply.content)
-    return recorddict_compat.recorddict_to_fitres(reply.content, keep_input=False)
+        return recorddict_compat.recorddict_to_evaluateres(content)
+    return recorddict_compat.recorddict_to_fitres(content, keep_input=False)
 
 
 def _awaited_seconds(limits: ReplyLimits, nodes: list[int]) -> float | None:

@@ -76,10 +76,11 @@ class FlowerStrategy(Strategy):
             return []
         self._awaited = {msg.pid: msg for msg in self._method.plan(server_round)}
         packer = wire.Packer(self.nodes.agreed)
+        proxies = self.nodes.proxies(self._awaited, client_manager)
         return [
             (proxy, wire.fit_ins(msg, packer))
             for pid, msg in self._awaited.items()
-            if (proxy := self.nodes.proxy(pid, client_manager))
+            if (proxy := proxies[pid])
         ]
 
     def aggregate_fit(
@@ -104,10 +105,11 @@ class FlowerStrategy(Strategy):
             return []
         self._awaited = {msg.pid: msg for msg in evaluation_messages(self._method)}
         packer = wire.Packer(self.nodes.agreed)
+        proxies = self.nodes.proxies(self._awaited, client_manager)
         return [
             (proxy, wire.evaluate_ins(msg, packer))
             for pid, msg in self._awaited.items()
-            if (proxy := self.nodes.proxy(pid, client_manager))
+            if (proxy := proxies[pid])
         ]
 
     def aggregate_evaluate(

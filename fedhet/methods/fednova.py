@@ -90,7 +90,11 @@ class FedNova(FedStrategy):
     @property
     def refuses(self) -> dict[str, str]:
         reason = "it changes the local optimiser, for which method=fednova knows no |a_i|_1"
-        return {
+        merges = dict.fromkeys(
+            ("median", "trimmed_mean", "norm_clip"),
+            "numbers of steps enter FedNova's merge beside the weights, which it would not bound",
+        )
+        return merges | {
             plugin.name: reason
             for plugin in self.plugins
             # FedLEx scales every step by a mask, which is the same at every client.

@@ -213,6 +213,11 @@ class FedPCL(FedStrategy):
     def scope(cls, model: nn.Module) -> Scope:
         return Scope(trained=lambda name: not name.startswith("head."), shared=lambda name: False)
 
+    @property
+    def refuses(self) -> dict[str, str]:
+        reason = "its clients send prototypes and no weights"
+        return dict.fromkeys(("median", "trimmed_mean", "krum", "norm_clip"), reason)
+
     def setup(self) -> None:
         if self.setting.server_opt is not None:
             raise ConfigError(

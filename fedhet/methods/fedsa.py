@@ -99,8 +99,14 @@ class FedSA(FedStrategy):
 
     @property
     def refuses(self) -> dict[str, str]:
+        own = (
+            "FedSA takes the means of clusters of clients, and no single one that it could replace"
+        )
         clusters = {
-            "krum": "it selects the clients that are alike, and FedSA needs those that differ"
+            "median": own,
+            "trimmed_mean": own,
+            "krum": "it selects the clients that are alike, and FedSA needs those that differ",
+            "norm_clip": "it shortens differences of the weights, by which FedSA finds clusters",
         }
         if self.weighted:
             return clusters

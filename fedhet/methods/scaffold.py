@@ -127,7 +127,11 @@ class Scaffold(FedStrategy):
 
     @property
     def refuses(self) -> dict[str, str]:
-        return option_i_only(self.plugins) if self.control == "steps" else {}
+        merges = dict.fromkeys(
+            ("median", "trimmed_mean", "norm_clip"),
+            "control variates enter SCAFFOLD's merge beside the weights, which it would not bound",
+        )
+        return merges | (option_i_only(self.plugins) if self.control == "steps" else {})
 
     def base_weight(self, update: Update) -> float:
         return 1.0

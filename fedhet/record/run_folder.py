@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from fedhet.plugin import Report
     from fedhet.record.lock import Lock
     from fedhet.strategy import FedStrategy
+    from fedhet.trackers.tracking import Tracking
 
 log = logging.getLogger("fedhet")
 FORMAT = 1
@@ -53,9 +54,11 @@ class Recorder:
         summary: the content of summary.json.
         ended: whether the end of the run is recorded.
         checkpoints: writes the run's checkpoints.
+        tracking: tells the run's tracker what is recorded.
     """
 
     checkpoints: Checkpoints
+    tracking: Tracking
 
     def __init__(
         self,
@@ -147,6 +150,7 @@ class Recorder:
         append_line(self.folder / "rounds.jsonl", as_json(row))
         self.rows.append(row)
         prometheus.update(self.summary, self.rows, self.failures, "running")
+        self.tracking.step(len(self.rows), row)
 
     def clients(self, round: int, metrics: dict[int, dict[str, float]]) -> None:
         """Record one evaluation of the clients, as a Parquet file in long format.
@@ -235,6 +239,7 @@ class Recorder:
         prometheus.update(self.summary, self.rows, self.failures, self.summary["status"])
         if well and not problem:
             write_card(self.folder, self.summary, self._partition)
+        self.tracking.end(self.summary["status"])
         self._lock.release()
         log.info("run folder: %s", self.folder)
         if problem and well:

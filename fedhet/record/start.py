@@ -18,6 +18,7 @@ from fedhet.data.given import recorded_config
 from fedhet.record.lock import Lock, claim
 from fedhet.record.run_folder import Recorder
 from fedhet.site import Site, Speed
+from fedhet.trackers.tracking import Tracking, tracker_of
 
 if TYPE_CHECKING:
     from fedhet.job import Job
@@ -34,6 +35,7 @@ def start(job: Job) -> Recorder:
     """
     site = job.strategy.site  # before the folder: settings that do not fit leave none behind
     config = job.config
+    tracker = tracker_of(config.cfg)
     cfg = recorded_config(config.cfg, site) if job.given else config.cfg
     folder = Path(config.run_dir)
     if not config.resumes:
@@ -61,6 +63,9 @@ def start(job: Job) -> Recorder:
             lock=lock,
             past=past,
         )
+        recorder.tracking = Tracking(config.choices["tracker"], tracker, folder)
+        settings: Any = OmegaConf.to_container(cfg)
+        recorder.tracking.begin(settings, recorder.rows)
     recorder.checkpoints = Checkpoints(recorder, checkpoints, cfg.checkpoint.every, found)
     return recorder
 

@@ -58,7 +58,7 @@ def statistics_section(study: Study) -> tuple[Section, Ranking | None]:
     if ranking:
         tables.append(rank_table(study, ranking))
     section.tables += tables
-    section.paragraphs += ASSUMPTIONS
+    section.notes += ASSUMPTIONS
     return section, ranking
 
 
@@ -155,7 +155,7 @@ def overall(study: Study) -> tuple[Ranking | None, list[str]]:
     significant = ranking.p < LEVEL
     text = (
         f"Friedman's test over {ranking.blocks} blocks ({unit}): χ² = {ranking.statistic:.2f},"
-        f" p = {p_value(ranking.p).text}, so that the methods' ranks"
+        f" p {_compared(ranking.p)}, so that the methods' ranks"
         f" {'differ' if significant else 'are not shown to differ'}. It assumes that blocks are"
         f" independent, and that scores can be compared within a block. {limits}"
     )
@@ -166,6 +166,11 @@ def overall(study: Study) -> tuple[Ranking | None, list[str]]:
     if not significant:
         nemenyi += " It says nothing where Friedman's test finds no difference."
     return ranking, [text, nemenyi]
+
+
+def _compared(p: float) -> str:
+    text = p_value(p).text
+    return text if text.startswith("<") else f"= {text}"
 
 
 def rank_table(study: Study, ranking: Ranking) -> Table:

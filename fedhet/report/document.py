@@ -79,13 +79,23 @@ class FigureFile:
 
 @dataclass
 class Section:
-    """A part of the report: paragraphs, then figures, then tables, then text as it stands."""
+    """A part of the report, in the order of its attributes.
+
+    Attributes:
+        title: its title.
+        paragraphs: texts.
+        tables: tables.
+        figures: figures.
+        notes: what is assumed.
+        listings: texts that are shown as they are, each with its title.
+    """
 
     title: str
     paragraphs: list[str] = field(default_factory=list)
     tables: list[Table] = field(default_factory=list)
     figures: list[FigureFile] = field(default_factory=list)
-    listings: list[tuple[str, str]] = field(default_factory=list)  # title, text
+    notes: list[str] = field(default_factory=list)
+    listings: list[tuple[str, str]] = field(default_factory=list)
 
     @property
     def slug(self) -> str:

@@ -96,8 +96,8 @@ def _widen(picture: Picture, methods: list[str], count: int) -> None:
     room = 0.25 + 0.068 * min(LABEL, max(map(len, methods)))
     width += columns * max(0.0, room - 0.65)
     picture.set_size_inches(width, height)
-    panel = (width - room - 0.15) / columns
-    picture.subplots_adjust(left=room / width, wspace=(room + 0.1) / max(0.8, panel - room))
+    panel = max(0.8, (width - 0.15) / columns - room)
+    picture.subplots_adjust(left=room / width, wspace=room / panel)
 
 
 def label_distribution(study: Study, folder: Path) -> list[FigureFile]:
@@ -190,6 +190,8 @@ def critical_difference(study: Study, ranking: Ranking | None, folder: Path) -> 
         label_props={"fontsize": 8},
         color_palette={names[m]: look[m].color for m in names},
     )
+    for text in axes.texts:
+        text.set_color("black")  # pale colours are hard to read
     axes.set_title(f"critical distance {ranking.critical:.2f}", fontsize=9, color=GREY)
     caption = (
         "Critical-distance diagram (Demšar 2006): mean ranks, 1 is best. A bar joins methods that"

@@ -34,10 +34,10 @@ def _score(study: Study) -> str:
     settings = len(study.settings)
     where = "one setting" if settings == 1 else f"{settings} settings"
     methods = len(study.methods)
-    return (
-        f"{methods} value{'' if methods == 1 else 's'} of {study.compare} in {where} with {many},"
-        f" by {study.title} ({SCORES[study.metric]})."
-    )
+    what = "method" if study.compare == "method" else f"value of {study.compare}"
+    if methods != 1:
+        what = "methods" if study.compare == "method" else f"values of {study.compare}"
+    return f"{methods} {what} in {where} with {many}, by {study.title} ({SCORES[study.metric]})."
 
 
 def _winner(study: Study, setting: str) -> str:

@@ -99,8 +99,11 @@ def _text(value: Any) -> str:
 def mixed_code(study: Study) -> list[str]:
     """A warning if the runs were made by several versions of the code."""
     versions = Counter(
-        f"{cell.code.get('version')} {str(cell.code.get('commit') or '')[:9]}"
-        f" ({str(cell.code.get('digest'))[:9]})"
+        " ".join(
+            f"{name} {str(cell.code[name])[:9]}"
+            for name in ("version", "commit", "digest")
+            if cell.code.get(name)
+        )
         for cell in study.cells
         if cell.code
     )
@@ -109,8 +112,8 @@ def mixed_code(study: Study) -> list[str]:
         kinds[_text(study.results.environment(cell).get("fedhet"))] += 1
     for counts in (versions, kinds):
         if len(counts) > 1:
-            told = "; ".join(f"{clean(name)}: {count} runs" for name, count in counts.items())
-            return [f"The runs were made by different versions of the code, {told}."]
+            told = "; ".join(f"{clean(name)} in {count}" for name, count in counts.items())
+            return [f"The runs were made by different versions of the code: {told}."]
     return []
 
 

@@ -31,10 +31,14 @@ def _lines(document: Document) -> Iterator[str]:
     for section in document.sections:
         yield f"## {escaped(section.title)}\n"
         yield from (f"{escaped(paragraph)}\n" for paragraph in section.paragraphs)
-        for figure in section.figures:
-            yield from _figure(figure)
         for table in section.tables:
             yield from _table(table)
+        for figure in section.figures:
+            yield from _figure(figure)
+        if section.notes:
+            yield "### What this assumes\n"
+            yield from (f"- {escaped(note)}" for note in section.notes)
+            yield ""
         for title, text in section.listings:
             yield f"{escaped(title)}:\n"
             yield from (f"    {line}" for line in text.splitlines())

@@ -104,7 +104,7 @@ def shortened(text: str, longest: int) -> str:
 
 def legend_height(methods: Sequence[str]) -> float:
     """The height of a legend below all panels, in inches."""
-    return 0.1 + 0.22 * math.ceil(len(methods) / legend_columns(methods))
+    return 0.17 * math.ceil(len(methods) / legend_columns(methods))
 
 
 def legend_columns(methods: Sequence[str]) -> int:

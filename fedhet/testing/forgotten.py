@@ -66,7 +66,7 @@ def _others(obj: object) -> dict[str, Any]:
 
 
 def _short(value: Any, depth: int) -> str:
-    """A text that differs where values do; "?" where that cannot be told."""
+    """A text that differs where values do, but for reports; "?" where that cannot be told."""
     if isinstance(value, nn.Module | torch.optim.Optimizer):
         value = value.state_dict()
     try:
@@ -76,4 +76,5 @@ def _short(value: Any, depth: int) -> str:
     except TypeError:
         if not depth or not hasattr(value, "__dict__"):
             return "?"
-        return str({name: _short(one, depth - 1) for name, one in vars(value).items()})
+        inner = {name: one for name, one in vars(value).items() if name != "report"}
+        return str({name: _short(one, depth - 1) for name, one in inner.items()})

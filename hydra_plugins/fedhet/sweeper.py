@@ -37,17 +37,23 @@ class ExperimentSweeper(Sweeper):
         """Run the experiment; `arguments`, its overrides, are those that it was read from."""
         from fedhet.config.interpolations import literal
         from fedhet.experiment import progress
+        from fedhet.launchers import live
 
-        started = 0
+        count = 0
+        folder = Path(self.config.hydra.sweep.dir).absolute()
 
-        def launch(cells: Sequence[Cell]) -> None:
-            nonlocal started
+        def launch(cells: Sequence[Cell], done: int) -> None:
+            nonlocal count
             batch = [
                 [*cell.overrides, f"hydra.sweep.subdir={literal(cell.folder)}"] for cell in cells
             ]
-            self._launcher.launch(batch, initial_job_idx=started)
-            started += len(batch)
+            labels = {folder / cell.folder: cell.label for cell in cells}
+            with live.watching(done + len(cells), labels, done):
+                self._launcher.launch(batch, initial_job_idx=count)
+            count += len(batch)
 
-        folder = Path(self.config.hydra.sweep.dir)
-        self._task.outcome = progress.run(self._task.experiment, folder, launch)
+        def started(path: Path) -> None:
+            self._task.started = path
+
+        self._task.outcome = progress.run(self._task.experiment, folder, launch, started)
         return self._task.outcome

@@ -33,6 +33,7 @@ def test_the_defaults_are_the_main_job() -> None:
         "model": "mlp",
         "client": "sgd",
         "server_opt": "none",
+        "tracker": "none",
         "merge": "mean",
         "method": "fednorm",
         "engine": "local",

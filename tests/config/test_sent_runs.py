@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 from omegaconf import OmegaConf
 
+import fedhet
 from fedhet.config import cached, compose, portable
 from fedhet.config.interpolations import literal
 from fedhet.config.overrides import parse
@@ -99,43 +100,35 @@ def test_a_file_on_the_server_or_node_reads_nothing(own_conf: Path) -> None:
     text = "# @package _global_\ndata_dir: ${oc.env:FEDHET_CANARY}\n"
     (own_conf / "experiment" / "mine.yaml").write_text(text)
     assert compose(["experiment=mine"]).cfg.data_dir == SECRET
-    with pytest.raises(ConfigError, match=r"data_dir=.*is not resolved here"):
+    with pytest.raises(ConfigError, match=r"data_dir=.*is not resolved in a run that"):
         compose(["experiment=mine"], sent=True)
 
 
 # ---- the machine that sends the run
-def test_the_sender_resolves(own_conf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = (
-        "# @package _global_\ndata_dir: ${oc.env:FEDHET_CANARY}\n"
-        "eval: {targets: ['${oc.decode:${oc.env:SOME_TARGET}}', .9]}\n"
-    )
-    (own_conf / "experiment" / "mine.yaml").write_text(text)
-    monkeypatch.setenv("SOME_TARGET", "0.5")
-    monkeypatch.setenv("SOME_RATE", "1e-3")
-    config = compose(
-        [
-            "experiment=mine",
-            "client.lr='${oc.decode:${oc.env:SOME_RATE}}'",
-            "client.epochs=2",
-            "client.batch_size=${client.epochs}",
-            "partition={alpha: '${oc.decode:${oc.env:SOME_TARGET}}', clients: 4}",
-        ]
-    )
-    lines = portable(config)
-    assert [line for line in lines if "oc." in line] == []
-    assert "client.batch_size=${client.epochs}" in lines  # it means the same everywhere
-    for name in ("FEDHET_CANARY", "SOME_TARGET", "SOME_RATE"):
-        monkeypatch.delenv(name)
-    there = compose(lines, sent=True)
+def test_what_is_sent_means_the_same_everywhere() -> None:
+    lines = ["client.epochs=2", "client.batch_size=${client.epochs}", "data_dir='a b'"]
+    config = compose(lines)
+    there = compose(portable(config), sent=True)
     assert OmegaConf.to_container(there.cfg) == OmegaConf.to_container(config.cfg)
+    assert there.cfg.client.batch_size == 2
 
 
-def test_what_is_submitted_names_no_variable(tmp_path: Path) -> None:
-    folder = tmp_path / 'it\'s \\ "mine"'
-    job = Job(compose(["data_dir='${oc.env:FEDHET_CANARY}/x'", "hydra.run.dir=/tmp/other"]))
-    run_config = _run_config(job, folder)
-    assert "oc.env" not in run_config and "FEDHET_CANARY" not in run_config
-    assert f"{SECRET}/x" in run_config  # the user's own words: it is a setting
+@pytest.mark.parametrize(
+    "line",
+    ["data_dir='${oc.env:FEDHET_CANARY}/x'", "experiment=mine", "client.lr='${oc.decode:\".1\"}'"],
+)
+def test_the_sender_refuses_before_anything_is_sent(
+    line: str, own_conf: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """In an override and in a file; the error names the variable, and not its value."""
+    text = "# @package _global_\ndata_dir: ${oc.env:FEDHET_CANARY}\n"
+    (own_conf / "experiment" / "mine.yaml").write_text(text)
+    folder = tmp_path / "run"
+    with pytest.raises(ConfigError, match=r"write the value itself") as refused:
+        fedhet.run([line, "engine=flwr", f"hydra.run.dir={folder}"])
+    written = capfd.readouterr()
+    assert SECRET not in str(refused.value) + written.out + written.err
+    assert not folder.exists()
 
 
 @pytest.mark.parametrize(

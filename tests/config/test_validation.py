@@ -85,7 +85,16 @@ def test_ranges(composed: DictConfig, key: str) -> None:
 
 
 def test_every_setting_without_a_constructor_is_checked(composed: DictConfig) -> None:
-    with_constructor = {"dataset", "partition", "model", "method", "plugin", "server_opt", "merge"}
+    with_constructor = {
+        "dataset",
+        "partition",
+        "model",
+        "method",
+        "plugin",
+        "server_opt",
+        "merge",
+        "tracker",
+    }
     keys: set[str] = set()
     for key, value in composed.items():
         if key in with_constructor:

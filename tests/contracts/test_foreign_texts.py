@@ -152,13 +152,13 @@ def answered(**properties: Any) -> GetPropertiesRes:
 def test_what_a_node_says_of_itself(answer: Any, caplog: pytest.LogCaptureFixture) -> None:
     manager: Any = SimpleNamespace(num_available=lambda: 1, all=lambda: {"1": Proxy(answer)})
     with pytest.raises(RunFailed) as failed:
-        Nodes(ReplyLimits(join=0.01)).proxy(0, manager)
+        Nodes(ReplyLimits(join=0.01)).proxies([0], manager)[0]
     assert failed.value.reason.startswith("node 1: ") and is_clean(failed.value.reason)
     nodes = Nodes(ReplyLimits(join=0.01))
     nodes._begun = True
     nodes._total = 1
     with caplog.at_level(logging.WARNING, logger="fedhet"):
-        assert nodes.proxy(0, manager) is None
+        assert nodes.proxies([0], manager)[0] is None
     assert all(is_clean(record.getMessage()) for record in caplog.records)
     assert "goes on without it" in caplog.text
 

@@ -53,6 +53,13 @@ def test_every_method(line: str) -> None:
     check_resume(*shortened(line), task=toy_task(norm=True))
 
 
+@pytest.mark.parametrize("method", ["fedavg", "scaffold", "ditto"])
+def test_with_krum(method: str) -> None:
+    """Which clients it has left out decides which state of a client is the current one."""
+    line = shortened(f"method={method} rounds=3 fraction=1 merge=krum merge.attackers=1")
+    check_resume(*line, task=toy_task(6, norm=True))
+
+
 def test_with_other_workers() -> None:
     line = shortened("method=scaffold rounds=2")
     check_resume(*line, task=toy_task(), again=("engine.workers=2",))

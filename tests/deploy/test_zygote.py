@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -18,6 +19,7 @@ import numpy as np
 import pandas
 import psutil
 import pytest
+from flwr.supernode.runtime import run_clientapp
 
 from fedhet.deploy.node import (
     forked_client,
@@ -90,7 +92,7 @@ class Running:
         path = self.folder / name
         path.write_text(json.dumps([os.getpid(), os.getppid()]))
         if report:
-            report.send((SimpleNamespace(run_id=run), self.folder / "app"))
+            report.send((SimpleNamespace(run_id=run), self.folder / "app", ""))
             report.close()
         while path.exists():
             time.sleep(0.01)
@@ -157,6 +159,27 @@ def test_another_run_begins_without_what_the_run_before_has_loaded(running: Runn
     assert not gone(slow)  # a client of the run before goes on
     (running.folder / "slow").unlink()
     wait_for(lambda: gone(template))
+
+
+def test_later_clients_of_a_run_do_not_install_its_app_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another app, or one whose folder is gone, they install."""
+    folder, installed = tmp_path / "app", []
+
+    def install(content: bytes, skip_prompt: bool = False) -> Path:
+        installed.append(content)
+        return tmp_path / "new"
+
+    monkeypatch.setattr(run_clientapp, "install_from_fab", install)
+    forked_client.keep_installed(folder, hashlib.sha256(b"fab").hexdigest())
+    folder.mkdir()
+    assert run_clientapp.install_from_fab(b"fab", skip_prompt=True) == folder
+    assert installed == []
+    assert run_clientapp.install_from_fab(b"other", skip_prompt=True) == tmp_path / "new"
+    folder.rmdir()
+    assert run_clientapp.install_from_fab(b"fab", skip_prompt=True) == tmp_path / "new"
+    assert installed == [b"other", b"fab"]
 
 
 def test_what_cannot_be_prepared_is_left_to_the_clients(running: Running) -> None:
@@ -239,11 +262,12 @@ def test_a_template_that_nobody_waits_for_ends_quietly(
             raise problem
 
     monkeypatch.setattr(forked_client, "prepare", prepare)
+    monkeypatch.setattr(forked_client, "keep_installed", lambda folder, digest: None)
     monkeypatch.setattr(zygote.gc, "freeze", lambda: None)
     here, there = Pipe()
     here.close()
     with there:
-        zygote._template(there, os.getppid(), (None, None))
+        zygote._template(there, os.getppid(), (None, None, ""))
 
 
 def test_a_client_does_not_outlive_the_superexec_by_long() -> None:

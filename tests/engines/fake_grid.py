@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from flwr.app import Error, Message
+from flwr.app import Context, Error, Message, RecordDict
 from flwr.common import Code, GetPropertiesRes, Status
 from flwr.compat.common import recorddict_compat
 from flwr.server import Server
@@ -13,6 +13,7 @@ from flwr.server.client_manager import SimpleClientManager
 
 from fedhet.client import FedClient
 from fedhet.data.toy import toy_task
+from fedhet.flower import parcels
 from fedhet.flower.server import FlowerCourier
 from fedhet.methods.scaffold import Scaffold
 from fedhet.server import Clock
@@ -26,6 +27,7 @@ class FakeGrid:
         pulls: how often somebody has looked.
         lives: for how many seconds each message was to be kept for its node.
         schedule: client -> the look at which its reply has arrived; 1 where it is not listed.
+        opened: the messages that clients were given, in which no parcel is left.
         copies: how often each reply arrives.
         errors: the clients for which Flower reports an error.
         undecodable: the clients whose replies Flower confirms, and then cannot decode.
@@ -38,6 +40,7 @@ class FakeGrid:
         self.pulls = 0
         self.lives: list[float] = []
         self.schedule: dict[int, int] = {}
+        self.opened: list[Message] = []
         self.copies = 1
         self.errors: set[int] = set()
         self.undecodable: set[int] = set()
@@ -69,6 +72,11 @@ class FakeGrid:
             raise KeyError("array-chunk")
         if pid in self.errors:
             return Message(Error(code=0, reason="Node\nUnavailable"), reply_to=message)
+        return parcels.open_parcel(message, Context(1, 1, {}, RecordDict(), {}), self._serve)
+
+    def _serve(self, message: Message, context: Context) -> Message:
+        self.opened.append(message)
+        pid = message.metadata.dst_node_id % 1000
         client = self._make().to_client()
         if message.metadata.message_type == "evaluate":
             ins: Any = recorddict_compat.recorddict_to_evaluateins(message.content, True)
@@ -90,7 +98,11 @@ class Proxy:
         self.node_id = 1000 * (generation + 1) + pid
         self.cid = str(self.node_id)
         self.grid = grid
-        self.properties: dict[str, Any] = {"partition-id": pid, "num-partitions": total}
+        self.properties: dict[str, Any] = {
+            "partition-id": pid,
+            "num-partitions": total,
+            parcels.PARCEL: True,
+        }
 
     def get_properties(self, ins: Any, timeout: float | None, group_id: int) -> GetPropertiesRes:
         return GetPropertiesRes(Status(Code.OK, ""), self.properties)

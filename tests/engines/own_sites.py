@@ -132,7 +132,7 @@ class Sites:
         self._monkeypatch = monkeypatch
 
     def serve(self, msg: Broadcast) -> Reply:
-        node: Any = self.deployment.nodes.proxy(msg.pid, self.deployment.manager)
+        node: Any = self.deployment.nodes.proxies([msg.pid], self.deployment.manager)[msg.pid]
         self._monkeypatch.setenv("FEDHET_MODEL_DIR", str(self.models[msg.pid]))
         reply = node.client.fit(*as_sent(msg, self.deployment.nodes.agreed))
         self.served.append((msg, wire.read_reply(msg, reply)))

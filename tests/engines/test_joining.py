@@ -31,7 +31,7 @@ def test_messages_to_the_sites_give_the_bytes_of_a_simulation(folder: Path, orde
     for step in (1, 2):
         replies = []
         for msg in job.strategy.plan(step):
-            node = deployment.nodes.proxy(msg.pid, deployment.manager)
+            node = deployment.nodes.proxies([msg.pid], deployment.manager)[msg.pid]
             sent = as_sent(msg, deployment.nodes.agreed)
             replies.append(wire.read_reply(msg, node.client.fit(*sent)))  # type: ignore[union-attr]
         job.strategy.settle(replies)
@@ -77,6 +77,6 @@ def test_a_site_refuses_a_normalisation_that_is_none(folder: Path, agreed: Any) 
     data = LocalData.agreed_on(settings.cfg, deployment.agree())
     msg = Job(settings, engine="flwr", local=data).strategy.plan(1)[0]
     sent = as_sent(msg, agreed)
-    node: Any = deployment.nodes.proxy(msg.pid, deployment.manager)
+    node: Any = deployment.nodes.proxies([msg.pid], deployment.manager)[msg.pid]
     with pytest.raises(Rejected, match="agreed normalisation"):
         node.client.fit(*sent)

@@ -79,7 +79,7 @@ class Joining:
         for step in (1, 2, 3):
             replies = []
             for msg in job.strategy.plan(step):
-                node: Any = self.nodes.proxy(msg.pid, self.manager)
+                node: Any = self.nodes.proxies([msg.pid], self.manager)[msg.pid]
                 sent = as_sent(msg, self.nodes.agreed)
                 replies.append(wire.read_reply(msg, node.client.fit(*sent)))
             job.strategy.settle(replies)

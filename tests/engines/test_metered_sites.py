@@ -105,7 +105,7 @@ def test_a_message_that_a_site_cannot_serve_is_a_failure(
     monkeypatch.setenv("FEDHET_METRICS_DIR", str(tmp_path / "prom"))
     sites = Sites(tmp_path, monkeypatch)
     msg = next(msg for msg in sites.job.strategy.plan(1) if msg.pid == 1)
-    node: Any = sites.deployment.nodes.proxy(1, sites.deployment.manager)
+    node: Any = sites.deployment.nodes.proxies([1], sites.deployment.manager)[1]
     (tmp_path / "b.npz").unlink()
     reply = wire.read_reply(msg, node.client.fit(*as_sent(msg, sites.deployment.nodes.agreed)))
     assert isinstance(reply, Failure) and "no such file" in reply.cause

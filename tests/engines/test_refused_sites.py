@@ -195,18 +195,18 @@ def test_a_site_that_comes_back_is_known_again_and_no_other_node_takes_its_place
     deployment = Deployment(folder)
     deployment.agree()
     node = deployment.manager.clients.pop("2")
-    assert deployment.nodes.proxy(1, deployment.manager) is None
+    assert deployment.nodes.proxies([1], deployment.manager)[1] is None
     deployment.join("b", 9)
-    assert deployment.nodes.proxy(1, deployment.manager) is None
+    assert deployment.nodes.proxies([1], deployment.manager)[1] is None
     assert "it claims to be site 'b', which is node 2" in caplog.text
     deployment.manager.clients["2"] = node
-    assert deployment.nodes.proxy(1, deployment.manager) is node
+    assert deployment.nodes.proxies([1], deployment.manager)[1] is node
     del deployment.manager.clients["2"]
-    assert deployment.nodes.proxy(1, deployment.manager) is None
+    assert deployment.nodes.proxies([1], deployment.manager)[1] is None
     x, y = load_digits(return_X_y=True)
     np.savez(folder / "b.npz", x_train=x[:30], y_train=y[:30])
     deployment.manager.clients["2"] = node
-    assert deployment.nodes.proxy(1, deployment.manager) is None
+    assert deployment.nodes.proxies([1], deployment.manager)[1] is None
     assert "site 'b' has other data than when the run began" in caplog.text
 
 
@@ -222,13 +222,13 @@ def test_a_node_with_other_data_than_the_server_in_a_run_that_shares_out_one_set
     lines = ["dataset=digits", "partition.clients=2"]
     nodes = [Node(folder, 1 + p, lines, partition_id=p, num_partitions=2) for p in (0, 1)]
     manager.clients.update({node.cid: node for node in nodes})
-    assert server.proxy(1, manager) is nodes[1]
+    assert server.proxies([1], manager)[1] is nodes[1]
     assert nodes[1].client.get_properties({})["data"] == job.data_digest
     other = Job(config.compose(lines), engine="flwr").strategy.nodes
     other.data = job.data_digest
     nodes[1].alter = lambda properties: {**properties, "data": found}
     with pytest.raises(RunFailed, match=r"node 2: its samples.*dataset=local is for sites"):
-        other.proxy(1, manager)
+        other.proxies([1], manager)[1]
 
 
 def test_the_digest_of_the_data_follows_labels_and_shares(folder: Path) -> None:

@@ -10,12 +10,13 @@ import pytest
 import torch
 from methods.small_generator import SMALL
 from safetensors.torch import load_file
-from torch import nn
+from torch import Tensor, nn
 
 from fedhet.data.toy import toy_task
 from fedhet.engines.vectorized import obstacle
 from fedhet.errors import ConfigError, RunFailed
-from fedhet.messages import Broadcast
+from fedhet.merging.norms import NormClip
+from fedhet.messages import Broadcast, Update
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fedgen import COUNTS, GENERATOR, FedGen
 
@@ -125,3 +126,27 @@ def test_an_unsuitable_model_is_refused(
 def test_bad_options_are_named(federation: Callable[..., Any], options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=rf"method\.{next(iter(options))}="):
         federation(toy_task(), FedGen, options=options)
+
+
+def test_norm_clip_shortens_the_heads_too(
+    federation: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those against which the generator is trained, and not only the mean of the weights."""
+    heads: list[Tensor] = []
+    stacked = FedGen._stacked
+
+    def look(self: FedGen, updates: list[Update], name: str) -> Tensor:
+        heads.append(stacked(self, updates, name))
+        return heads[-1]
+
+    def alter(plan: list[Broadcast], replies: list[Update]) -> list[Update]:
+        replies[1].weights = {name: t + 1e3 for name, t in replies[1].weights.items()}
+        return replies
+
+    monkeypatch.setattr(FedGen, "_stacked", look)
+    run = federation(toy_task(4), FedGen, merge=NormClip(norm=1e-2), options=SMALL)
+    run.step(alter)
+    assert len(heads) == 2
+    for name, of_clients in zip(("head.weight", "head.bias"), heads, strict=True):
+        change = (of_clients - run.site.initial[name]).flatten(1).norm(dim=1)
+        assert 0 < change.max() <= 1.001e-2

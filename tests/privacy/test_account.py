@@ -15,6 +15,7 @@ from flwr.common import RecordDict
 from opacus.accountants import RDPAccountant
 from scipy.stats import norm
 
+import fedhet
 from fedhet.data.toy import toy_task
 from fedhet.errors import ConfigError, RunFailed
 from fedhet.messages import Failure
@@ -233,3 +234,39 @@ def test_real_nodes_draw_their_own_noise(launch: Launch) -> None:
     here, there = (launch(*lines, f"engine={name}") for name in ("local", "flwr"))
     assert here.summary["weights_sha256"] != there.summary["weights_sha256"]
     assert here.summary["privacy"] == there.summary["privacy"]
+
+
+# ---- a budget that is spent exactly
+def test_a_run_that_was_killed_may_spend_its_budget_exactly() -> None:
+    """Going on counts no release twice, so that the last step is still within the budget."""
+    budget = f"privacy.budget={epsilon(1.0, DELTA, 3)}"
+    check_resume("method=fedavg", *LINES, "rounds=3", "privacy.noise=1", budget, task=toy_task())
+
+
+def test_a_run_that_has_spent_its_budget_takes_no_more_rounds(launch: Launch) -> None:
+    budget = f"privacy.budget={epsilon(1.0, DELTA, 2)}"
+    lines = ["method=fedavg", *LINES, "privacy.noise=1", budget, "checkpoint.every=0"]
+    run = launch(*lines, "rounds=2", task=toy_task())
+    before = {path: path.read_bytes() for path in run.dir.rglob("*") if path.is_file()}
+    with pytest.raises(ConfigError, match=r"is spent after 2 of the run's 3 rounds"):
+        fedhet.run([f"resume={run.dir}", "rounds=3"], task=toy_task())
+    assert before == {path: path.read_bytes() for path in run.dir.rglob("*") if path.is_file()}
+
+
+def test_real_clients_of_a_server_that_was_killed_stay_within_the_budget(
+    federation: Federation, tmp_path: Path
+) -> None:
+    """They have served a step that its checkpoint does not have, and serve it again."""
+    first = limited(federation, 3)
+    first.site.simulated = False
+    first.store = DiskStore(tmp_path)
+    first.step()
+    second = limited(federation, 3)  # it goes on from before that step
+    second.site.simulated = False
+    second.store = DiskStore(tmp_path)
+    second.step()
+    second.step()
+    assert set(second.strategy.account.releases.values()) == {3}
+    with pytest.raises(RunFailed, match=r"privacy\.budget=.*would make it .*nothing was sent"):
+        second.step()
+    assert {Ledger(second.store, pid).spent for pid in range(4)} == {3}

@@ -52,3 +52,24 @@ def test_the_default_sends_no_copy_of_a_sample(attack: ModuleType, method: str) 
 
 def test_latents_are_read_too(attack: ModuleType) -> None:
     assert attack.measure(["method=fednorm", "rounds=1", "client.epochs=1"])["sent"] == 10
+
+
+def test_label_counts(attack: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two clients with the classes 0 and 1 of four; a count of one is a copy."""
+    label = torch.tensor([0, 0, 0, 1])
+    told = [torch.tensor([3, 1, 0, 0]), torch.tensor([3, 0, 0, 0])]
+    targets = [target for counts in told for target in attack.of_counts(counts, label)]
+    monkeypatch.setattr(attack, "attacked", lambda overrides: targets)
+    # Every class is told from those that are absent, but for the one that looks like them.
+    assert attack.measure([]) == {"sent": 3, "copies": 1 / 3, "auc": (1 + 1 + 1 + 0.5) / 4}
+
+
+def test_what_a_made_tells(attack: ModuleType) -> None:
+    """Real messages: training raises the likelihood of the client's own samples by more."""
+    lines = ["method=feddisk", "rounds=1", "eval.every=9", "eval.clients=false"]
+    lines += ["plugin.feddisk.made_lr=.01", "plugin.feddisk.made_max_rounds=15"]
+    lines += ["plugin.feddisk.local_max_epochs=1", "plugin.feddisk.clf_max_epochs=1"]
+    found = attack.measure([*lines, "partition.clients=20"])
+    noised = attack.measure([*lines, "partition.clients=20", "privacy.noise=1"])
+    assert found["sent"] == 15 * 20 and found["copies"] == 0
+    assert found["auc"] > 0.52 and abs(noised["auc"] - 0.5) < 0.02

@@ -104,3 +104,19 @@ def test_messages_at_the_same_time_are_all_counted(folder: Path) -> None:
 
     with ThreadPoolExecutor(8) as pool:
         assert sum(pool.map(release, range(8))) == 3
+
+
+def test_a_process_that_dies_in_between_has_counted_too_much(
+    federation: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the owner's ledger and before the run's own, or before anything is sent."""
+
+    def dies(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    machine = Machine(federation)
+    for place in ("fedhet.privacy.account.Ledger.write", "fedhet.privacy.noise.mechanism"):
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(place, dies)
+            machine.serve("a")
+    assert [refused(machine.serve("a")) for _ in range(2)] == [False, True]

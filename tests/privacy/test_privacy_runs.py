@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import fedhet
+from fedhet.errors import ConfigError
 from fedhet.flower import wire
 from fedhet.messages import Broadcast, Reply, Update
 from fedhet.privacy.counts import FLOOR
@@ -70,3 +71,21 @@ def test_the_environment_is_in_no_message_and_no_file(
     }
     assert not holding
     assert "oc.env:FEDHET_CANARY" in (run.dir / "config.yaml").read_text()
+
+
+@pytest.mark.matrix
+def test_the_environment_is_in_no_log_and_no_file_under_flwr(
+    launch: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The nodes and the server app have the variable too. A setting may not refer to it there."""
+    monkeypatch.setenv("FEDHET_CANARY", CANARY)
+    lines = ["method=fedavg", "rounds=1", "partition.clients=3", "engine=flwr", "engine.workers=2"]
+    with pytest.raises(ConfigError, match=r"oc\.env:FEDHET_CANARY.*write the value itself"):
+        launch(*lines, "data_dir='${oc.env:FEDHET_CANARY}'")
+    run = launch(*lines, "data_dir=visible-5a10")
+    written = capfd.readouterr()
+    assert "fedhet: run folder" in written.err
+    files = [path.read_bytes() for path in Path(run.dir).rglob("*") if path.is_file()]
+    assert any(b"visible-5a10" in content for content in files)
+    for content in (*files, written.out.encode(), written.err.encode()):
+        assert CANARY.encode() not in content

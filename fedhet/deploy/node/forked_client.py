@@ -5,6 +5,7 @@ Like zygote.py, it imports nothing of fedhet.
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import logging
 import multiprocessing
@@ -56,7 +57,7 @@ def end_after(process: int, seconds: float) -> None:
 
 
 def _report_input(report: Connection) -> None:
-    """Let this client report which context it receives, and where it has installed the app."""
+    """Let this client report its context, where it has installed the app, and the app's digest."""
     from flwr.app import Context, RecordDict
 
     module = importlib.import_module("flwr.supernode.runtime.run_clientapp")
@@ -68,8 +69,8 @@ def _report_input(report: Connection) -> None:
         contexts.append(found[1])
         return found
 
-    def install_from_fab(*arguments: Any, **options: Any) -> Any:
-        folder = install(*arguments, **options)
+    def install_from_fab(content: bytes, **options: Any) -> Path:
+        folder: Path = install(content, **options)
         full = contexts.pop()
         context = Context(
             full.run_id,
@@ -80,7 +81,7 @@ def _report_input(report: Connection) -> None:
             full.series_id,
         )
         with suppress(OSError):  # there is no zygote any more
-            report.send((context, folder))
+            report.send((context, folder, hashlib.sha256(content).hexdigest()))
         report.close()
         return folder
 
@@ -113,6 +114,23 @@ def prepare(context: Any, folder: Path) -> None:
         raise RuntimeError("the app has initialised CUDA, which a forked process cannot use")
     if threads := _further_threads():
         raise RuntimeError(f"the app has started threads ({threads}), which a forked process lacks")
+
+
+def keep_installed(folder: Path, digest: str) -> None:
+    """Let clients that are forked from here not unpack and check the same app again.
+
+    Args:
+        folder: where Flower has installed it.
+        digest: SHA-256 of the FAB, Flower's archive of the app.
+    """
+    module = importlib.import_module("flwr.supernode.runtime.run_clientapp")
+    install = module.install_from_fab
+
+    def install_from_fab(content: bytes, **options: Any) -> Path:
+        same = hashlib.sha256(content).hexdigest() == digest and folder.is_dir()
+        return folder if same else install(content, **options)
+
+    vars(module).update(install_from_fab=install_from_fab)
 
 
 def _decode(prepare: Callable[[Any], None], context: Any) -> None:

@@ -187,8 +187,10 @@ def _warn(text: str, *arguments: Any) -> None:
 def _template(orders: Connection, superexec: int, told: Any) -> None:
     """Load the app of a run, and fork its clients."""
     problem = ""
+    context, folder, digest = told
     try:
-        forked_client.prepare(*told)
+        forked_client.prepare(context, folder)
+        forked_client.keep_installed(folder, digest)
     except Exception as error:  # noqa: BLE001 -- whatever the app raises, its clients will report
         problem = f"{type(error).__name__}: {error}"
     gc.freeze()

@@ -119,6 +119,7 @@ class FedGen(FedStrategy):
     name = "fedgen"
     client_cls = FedGenClient
     needs_all = True
+    averages = True
     memory = ("_generator", "_adam", "_counts")
     refuses_noise = "its clients send exact label counts"
 
@@ -151,6 +152,13 @@ class FedGen(FedStrategy):
         # Batch norm cannot train on one sample.
         self.server_batch_size = check.integer("method.server_batch_size", server_batch_size, low=2)
         super().__init__(setting)
+
+    @property
+    def refuses(self) -> dict[str, str]:
+        reason = (
+            "the generator is trained against the head of every client, which it would not bound"
+        )
+        return dict.fromkeys(("median", "trimmed_mean"), reason)
 
     def setup(self) -> None:
         self.site.task.check_classes("method=fedgen")

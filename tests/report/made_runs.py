@@ -133,7 +133,12 @@ def make_experiment(
         if end is not None:
             curve = [end * (1 - 0.5 ** (step + 1)) for step in range(rounds - 1)] + [end]
             make_run(folder / cell, curve, seed=place.get("seed", 0))
-            about = {"format": 1, "status": "finished", "reason": None, "code": {"version": "0.1.0"}}
+            about = {
+                "format": 1,
+                "status": "finished",
+                "reason": None,
+                "code": {"version": "0.1.0"},
+            }
             write(folder / cell / "cell.json", about)
         overrides = [f"{axis}={value}" for axis, value in place.items()]
         cells.append({"folder": cell, "kind": "run", "axes": place, "overrides": overrides})

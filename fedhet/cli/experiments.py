@@ -1,0 +1,83 @@
+"""Experiments with axes from the command line; everything else is a run or a sweep of Hydra."""
+
+from __future__ import annotations
+
+import sys
+
+from fedhet import process
+from fedhet.cli.errors import DEGRADED, FAILED, say
+from fedhet.cli.launch import HydraTask, apply_hydra, launch
+from fedhet.config import resuming
+from fedhet.errors import ConfigError, clean
+from fedhet.experiment import definition
+from fedhet.experiment.definition import Experiment
+
+LAUNCHER = "hydra/launcher"
+
+
+def start(overrides: list[str], flags: list[str], *, sweep: bool) -> int:
+    """Run what the overrides describe: an experiment, a sweep or a run; return the exit code.
+
+    Args:
+        overrides: the overrides of the command line.
+        flags: its other arguments, which Hydra reads.
+        sweep: whether the overrides may give several values.
+
+    Raises:
+        ConfigError: an override is wrong; nothing was run.
+    """
+    only_shown = {"-c", "--cfg"} & set(flags)
+    if only_shown or resuming.is_resumption(overrides):
+        return launch(overrides, flags, sweep=sweep)
+    experiment = definition.read(overrides)
+    if experiment is None:
+        return launch(overrides, flags, sweep=sweep)
+    return _run(experiment, flags)
+
+
+def _run(experiment: Experiment, flags: list[str]) -> int:
+    given = [line for line in experiment.command if line.lstrip("+").startswith("hydra")]
+    keys = {line.lstrip("+").partition("=")[0] for line in given}
+    presets = {
+        "hydra/sweeper": "experiment",
+        LAUNCHER: "processes",
+        "hydra.sweep.dir": f"experiments/{experiment.name}",
+    }
+    own = [f"{key}={value}" for key, value in presets.items() if key not in keys]
+    flags = [flag for flag in flags if flag not in ("-m", "--multirun")]
+    if LAUNCHER not in keys:
+        from fedhet.launchers import processes
+
+        processes.warm()  # it imports while the cells are checked
+    task = HydraTask(experiment)
+    overrides = [f"experiment={experiment.name}", *own, *given]
+    try:
+        apply_hydra(task, ["-m", *flags], overrides, setting="hydra.sweep.dir")
+    finally:
+        if task.started is not None:  # also after Ctrl-C: what is done is told
+            _report(experiment, task)
+    outcome = task.outcome
+    assert outcome is not None  # the sweeper has set it
+    return FAILED if outcome.missing else DEGRADED if outcome.degraded else 0
+
+
+def _report(experiment: Experiment, task: HydraTask) -> None:
+    """Say which cells are missing, and write the report of those that are there."""
+    folder = task.started
+    assert folder is not None
+    if task.outcome is not None:
+        for cell, reason in task.outcome.missing.items():
+            print(f"missing: {cell.label}: {clean(reason)}", file=sys.stderr)
+        there = task.outcome.cells - len(task.outcome.missing)
+        say(f"experiment {experiment.name}: {there} of {task.outcome.cells} runs are there")
+    with process.imports():
+        from fedhet import report
+    try:
+        written = report.write(folder)
+    except ConfigError as error:  # not one result
+        print(f"no report: {error}", file=sys.stderr)
+    else:
+        for sentence in written.sentences:
+            say(clean(sentence))
+        say(f"report: {written.page}")
+    say(f"run folder: {folder}")

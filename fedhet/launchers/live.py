@@ -1,0 +1,287 @@
+"""What is shown while runs go on in other processes, read from their folders alone.
+
+So it is the same for every launcher. On a terminal there is a line for each running cell and a bar
+for the whole; elsewhere a line is printed when a cell ends.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from fedhet.errors import clean
+from fedhet.process import signals_deferred
+
+LOOK_SECONDS = 0.25
+TITLES = {"acc": "accuracy", "balanced": "balanced accuracy", "exact": "exact matches"}
+_current: list[Watch] = []  # the one that is shown, if any
+
+
+@dataclass
+class Cell:
+    """A run, as far as its folder tells.
+
+    Attributes:
+        folder: its run folder, which need not exist yet.
+        label: what it is, for people.
+        before: when summary.json was last changed before the run began, in ns; 0: there was none.
+        began: when the run was first seen, on the monotonic clock.
+        rounds: how many it will train.
+        row: the last line of rounds.jsonl.
+        read: the bytes of rounds.jsonl that are read.
+        status: "waiting", "running", or how it has ended.
+        reason: why it has failed.
+        seconds: how long it took.
+    """
+
+    folder: Path
+    label: str
+    before: int = 0
+    began: float = 0.0
+    rounds: int = 0
+    row: dict[str, Any] = field(default_factory=dict)
+    read: int = 0
+    status: str = "waiting"
+    reason: str = ""
+    seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.before = _changed(self.folder / "summary.json")
+
+    @property
+    def ended(self) -> bool:
+        return self.status not in ("waiting", "running")
+
+    @property
+    def share(self) -> float:
+        """How much of it is done, in [0, 1]."""
+        if self.ended:
+            return 1.0
+        return min(1.0, self.row.get("round", 0) / self.rounds) if self.rounds else 0.0
+
+    def look(self) -> None:
+        """Read what is new in the folder."""
+        path = self.folder / "summary.json"
+        if self.ended or _changed(path) == self.before:
+            return
+        try:
+            summary = json.loads(path.read_text())
+            self._read_rows()
+        except (OSError, ValueError):  # it is being written
+            return
+        if self.status == "waiting":
+            self.status, self.began = "running", time.monotonic()
+        self.rounds = summary.get("rounds", 0)
+        self.seconds = time.monotonic() - self.began
+        if "seconds" in summary:  # which are known in the end
+            self.seconds = summary["seconds"]["total"]
+            self.status, self.reason = summary["status"], summary["reason"] or ""
+
+    def _read_rows(self) -> None:
+        with (self.folder / "rounds.jsonl").open("rb") as file:
+            if file.seek(0, 2) < self.read:  # a new file
+                self.read = 0
+            file.seek(self.read)
+            lines, end, _ = file.read().rpartition(b"\n")
+        if end:
+            self.row = json.loads(lines.rpartition(b"\n")[2])
+            self.read += len(lines) + 1
+
+    def score(self) -> str:
+        """The last score in words, of the global model if there is one; "" before the first."""
+        for where in ("_global", "_clients_weighted", "_clients_mean"):
+            for key, value in self.row.items():
+                name = key.removesuffix(where)
+                if name not in (key, "loss") and value is not None:
+                    return f"{TITLES.get(name, name)} {value:.4f}"
+        loss = self.row.get("loss_global")
+        return "" if loss is None else f"loss {loss:.4f}"
+
+    def line(self) -> str:
+        """How it has ended, in words."""
+        if self.status == "ok":
+            return f"{self.label}: {self.score() or 'ok'} ({self.seconds:.1f} s)"
+        return f"{self.label}: {self.status}: {clean(self.reason)}"
+
+
+class Watch:
+    """Looks at the cells' folders, and shows what has changed.
+
+    Args:
+        total: how many cells there are in all.
+        cells: run folder -> label, as far as they are known by now.
+        done: how many of them had ended before.
+        console: where to show it.
+    """
+
+    def __init__(
+        self, total: int, cells: Mapping[Path, str], done: int = 0, console: Console | None = None
+    ) -> None:
+        self.total = total
+        self.cells = {folder: Cell(folder, label) for folder, label in cells.items()}
+        self.before = done
+        self.done = done
+        self.console = console or Console(stderr=True)
+        self._began = time.monotonic()
+        self._lock = threading.RLock()
+        self.live = Live(
+            get_renderable=self.render,
+            console=self.console,
+            auto_refresh=False,
+            transient=True,
+            redirect_stdout=False,  # it would become stderr
+        )
+
+    def begins(self, folder: Path, label: str) -> None:
+        """Take notice of a cell that a launcher has begun."""
+        with self._lock:
+            self.cells.setdefault(folder, Cell(folder, label))
+
+    def ends(self, folder: Path | None, label: str, problem: str) -> None:
+        """Take notice of how a cell has ended, in so far as its folder does not tell.
+
+        Args:
+            folder: its run folder, if it has one.
+            label: what it is.
+            problem: why it has failed, or "".
+        """
+        with self._lock:
+            cell = self.cells.get(folder) if folder else None
+            cell = cell or Cell(folder or Path(), label)
+            if not cell.ended:
+                cell.look()
+                if not cell.ended:
+                    cell.status, cell.reason = ("failed", problem) if problem else ("ok", "")
+                self._tell(cell)
+
+    def look(self) -> None:
+        """Look at all folders once."""
+        with self._lock:
+            for cell in list(self.cells.values()):
+                if not cell.ended:
+                    cell.look()
+                    if cell.ended:
+                        self._tell(cell)
+            if self.live.is_started:
+                self.live.refresh()
+
+    def _tell(self, cell: Cell) -> None:
+        self.done += 1
+        self.cells.pop(cell.folder, None)
+        self.cells[cell.folder] = cell
+        if not self.console.is_terminal or cell.status != "ok":
+            line = f"[{self.done}/{self.total}] {cell.line()}"
+            self.console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+    def left(self) -> float | None:
+        """Seconds until all cells will have ended; None before there is a basis for that."""
+        cells = self.cells.values()
+        progress = sum(cell.share for cell in cells)
+        seconds = time.monotonic() - self._began
+        if progress <= 0 or seconds < 1:
+            return None
+        return seconds * (self.total - self.before - progress) / progress
+
+    def render(self) -> RenderableType:
+        """The lines of the running cells, and the bar."""
+        grid = Table.grid(padding=(0, 2))
+        running = [cell for cell in self.cells.values() if cell.status == "running"]
+        room = max(1, self.console.height - 4)
+        for cell in running[:room]:
+            step = f"round {cell.row.get('round', 0)}/{cell.rounds}"
+            if cell.row and cell.row["phase"] != "train":
+                step = f"{cell.row['phase']} {cell.row['step']}"
+            grid.add_row(
+                Text(cell.label, overflow="ellipsis", no_wrap=True),
+                *(Text(text, no_wrap=True) for text in (step, cell.score(), _time(cell.seconds))),
+            )
+        if len(running) > room:
+            grid.add_row(Text(f"and {len(running) - room} more"))
+        left = self.left()
+        bar = Table.grid(padding=(0, 2))
+        progress = self.before + sum(cell.share for cell in self.cells.values())
+        bar.add_row(
+            Text(f"{self.done}/{self.total}"),
+            ProgressBar(total=max(self.total, 1), completed=progress, width=40),
+            Text(_time(time.monotonic() - self._began)),
+            Text("" if left is None else f"{_time(left)} left"),
+        )
+        return Group(grid, bar)
+
+
+def _changed(path: Path) -> int:
+    """When a file was last changed, in ns; 0 if it does not exist."""
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def _time(seconds: float) -> str:
+    """Seconds as people read them."""
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes = math.ceil(seconds / 60)
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02} min"
+
+
+def shown() -> bool:
+    """Whether a block of `watching` is under way in this process."""
+    return bool(_current)
+
+
+@contextmanager
+def watching(
+    total: int,
+    cells: Mapping[Path, str] | None = None,
+    done: int = 0,
+    console: Console | None = None,
+) -> Iterator[Watch]:
+    """Show the progress of runs in other processes during the block.
+
+    A block inside of another one shows nothing of its own, and adds to what the outer one shows.
+
+    Args:
+        total: how many cells there are in all.
+        cells: run folder -> label, as far as they are known; `Watch.begins` adds to them.
+        done: how many cells had ended before.
+        console: where to show it; stderr if None.
+    """
+    if _current:
+        yield _current[0]
+        return
+    watch = Watch(total, cells or {}, done, console)
+    stop = threading.Event()
+
+    def look() -> None:
+        while not stop.wait(LOOK_SECONDS):
+            watch.look()
+
+    thread = threading.Thread(target=look, name="fedhet-live", daemon=True)
+    _current.append(watch)
+    try:
+        with signals_deferred():  # interrupted in the middle, it would leave the cursor hidden
+            if watch.console.is_terminal:
+                watch.live.start()
+            thread.start()
+        yield watch
+    finally:
+        with signals_deferred():
+            stop.set()
+            thread.join()
+            watch.look()
+            watch.live.stop()
+            _current.clear()

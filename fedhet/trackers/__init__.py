@@ -1,0 +1,1 @@
+"""Where a run can be followed beside its folder: TensorBoard, MLflow, Weights & Biases."""

@@ -1,0 +1,143 @@
+"""Tells the run's tracker what the run folder gets, and keeps the run from its failures."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from fedhet.checkpoint.reopened import read_json
+from fedhet.config.targets import instantiate
+from fedhet.errors import ConfigError, reason_of
+from fedhet.record.files import write_json
+from fedhet.trackers.base import Tracked, Tracker
+from fedhet.trackers.sweeps import sweep_of
+
+log = logging.getLogger("fedhet")
+FILE = "tracker.json"  # in the run folder: which tracker was told how many steps, under which id
+# What a tracker gets in the end.
+RESULTS = ("*.yaml", "summary.json", "model_card.md", "*.safetensors", "figures/*.png")
+
+
+class Tracking:
+    """A run and its tracker, which is dropped with a warning when it first fails.
+
+    The run folder is complete without it, and a resumed run tells the tracker what it has missed.
+
+    Args:
+        name: the choice of the group `tracker`.
+        tracker: None if there is none.
+        folder: the run folder.
+    """
+
+    def __init__(self, name: str, tracker: Tracker | None, folder: Path) -> None:
+        self._name = name
+        self._tracker = tracker
+        self._folder = folder
+
+    def begin(self, settings: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> None:
+        """Begin to track the run, or go on.
+
+        Args:
+            settings: its configuration.
+            rows: the lines of rounds.jsonl so far.
+        """
+
+        def begin(tracker: Tracker) -> None:
+            before = read_json(self._folder, FILE)
+            if before.get("tracker") != self._name:
+                before = {"steps": 0, "id": None}
+            run = Tracked(
+                folder=self._folder,
+                sweep=sweep_of(self._folder),
+                settings=dict(_leaves(settings, ".")),
+                executed=len(rows),
+                told=before["steps"],
+                id=before["id"],
+            )
+            self._known = tracker.begin(run)
+            self._note(tracker, self._known)
+
+        self._unharmed(begin)
+        for number, row in enumerate(rows, 1):
+            self.step(number, row)
+
+    def step(self, number: int, row: Mapping[str, Any]) -> None:
+        """Tell the tracker a line of rounds.jsonl, unless it has it already."""
+
+        def step(tracker: Tracker) -> None:
+            if number > self._known:
+                tracker.step(number, numbers(row))
+                self._note(tracker, number)
+
+        self._unharmed(step)
+
+    def end(self, status: str) -> None:
+        """Give the tracker the run's results: status ok, failed or interrupted."""
+        files = [path for form in RESULTS for path in sorted(self._folder.glob(form))]
+        self._unharmed(lambda tracker: tracker.end(status, files))
+
+    def _note(self, tracker: Tracker, steps: int) -> None:
+        entry = {"tracker": self._name, "id": tracker.id, "steps": steps}
+        write_json(self._folder / FILE, entry)
+
+    def _unharmed(self, action: Callable[[Tracker], None]) -> None:
+        """Let the tracker act; one that fails is named once and never called again."""
+        if self._tracker is None:
+            return
+        try:
+            action(self._tracker)
+        except Exception as error:  # noqa: BLE001 -- a library's failure is not the run's
+            self._tracker = None
+            reason = re.sub(r"//[^/@\s]*@", "//", reason_of(error))  # without a password
+            log.warning("tracker=%s fails, and the run goes on without it: %s", self._name, reason)
+
+
+def tracker_of(cfg: DictConfig) -> Tracker | None:
+    """The tracker that the configuration names, which has not begun; None for none.
+
+    Raises:
+        ConfigError: a setting of it is wrong, or its package is missing.
+    """
+    tracker = instantiate(cfg.tracker)
+    if tracker is None:
+        return None
+    if not isinstance(tracker, Tracker):
+        raise ConfigError(f"tracker._target_={cfg.tracker._target_}: it is no fedhet Tracker")
+    if tracker.package and not _is_installed(tracker.package):
+        own = type(tracker).__module__.startswith("fedhet.")
+        extra = f"fedhet[{tracker.package}]" if own else tracker.package
+        raise ConfigError(
+            f"tracker._target_={cfg.tracker._target_} needs the package {tracker.package}; install"
+            f" it with pip install '{extra}'"
+        )
+    return tracker
+
+
+def _is_installed(package: str) -> bool:
+    """Whether there is such a package; a folder of this name, as W&B leaves behind, is none."""
+    spec = find_spec(package)
+    return spec is not None and spec.origin is not None
+
+
+def numbers(row: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers in a line of rounds.jsonl, as `seconds/train`; of lists how many they hold."""
+    counted = {key: len(value) if isinstance(value, list) else value for key, value in row.items()}
+    return {
+        name.replace(".", "/"): float(value)
+        for name, value in _leaves(counted, "/")
+        if isinstance(value, int | float)
+    }
+
+
+def _leaves(node: Mapping[str, Any], dot: str, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in node.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, dot, f"{prefix}{key}{dot}")
+        else:
+            yield f"{prefix}{key}", value

@@ -1,0 +1,232 @@
+"""Parcels: what arrives is what was sent, in few of Flower's objects, and nothing else is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from fake_grid import OnGrid
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+from flwr.supercore.task_identity import TaskIdentity
+
+from fedhet.errors import Rejected
+from fedhet.flower import parcels
+from fedhet.flower import server as flower_server
+from fedhet.flower.parcels import DATA, PARCEL, Parcels, open_parcel, opened
+from fedhet.messages import Failure
+
+SMALL, LARGE = 2**18, 0  # INLINE_BYTES for which the arrays below are small or large
+
+
+@pytest.fixture(autouse=True)
+def _flower(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_task_id", "_run_id", "_node_id"):
+        monkeypatch.setattr(TaskIdentity, name, 1)
+    monkeypatch.setattr(flower_server, "FAR_SECONDS", (0.001, 0.001))
+
+
+def records() -> RecordDict:
+    """Each kind of record, with each kind of value."""
+    arrays = [np.arange(5.0), np.zeros((2, 0), np.float32), np.array(3, np.int64)]
+    config: dict[str, Any] = {"text": "é", "bytes": b"\0\xff", "yes": True, "whole": -(2**63)}
+    lists: dict[str, Any] = {"t": ["a", ""], "b": [b"1"], "y": [True, False], "n": [1, -2]}
+    return RecordDict(
+        {
+            "second": ArrayRecord(arrays),
+            "empty": ArrayRecord({"_empty": Array("", (), "numpy.ndarray", b"")}),
+            "metrics": MetricRecord({"a": 1, "b": float("inf"), "c": [0.1, 2.0], "d": [1, 2]}),
+            "config": ConfigRecord({**config, **lists}),
+            "first": ArrayRecord([np.ones(2)]),
+        }
+    )
+
+
+def carried(content: RecordDict) -> tuple[RecordDict, int]:
+    """What arrives of a content that Flower carries, and of how many objects it consists."""
+    objects = get_all_nested_objects(content)
+    contents = {name: part.deflate() for name, part in objects.items()}
+    found = inflate_object_from_contents(content.object_id, contents)
+    assert isinstance(found, RecordDict)
+    return found, len(objects)
+
+
+@pytest.mark.parametrize(("limit", "most"), [(SMALL, 2), (LARGE, 5)])
+def test_what_arrives_is_what_was_sent(
+    monkeypatch: pytest.MonkeyPatch, limit: int, most: int
+) -> None:
+    monkeypatch.setattr(parcels, "INLINE_BYTES", limit)
+    found, objects = carried(Parcels()(records()))
+    assert objects == most < carried(records())[1]
+    assert opened(found) == records()
+    assert list(opened(found)) == list(records())
+
+
+@pytest.mark.parametrize("limit", [SMALL, LARGE])
+def test_records_without_arrays(monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
+    monkeypatch.setattr(parcels, "INLINE_BYTES", limit)
+    for content in (RecordDict(), RecordDict({"m": MetricRecord({"n": 1})})):
+        assert opened(carried(Parcels()(content))[0]) == content
+
+
+def test_large_arrays_of_a_cohort_are_joined_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parcels, "INLINE_BYTES", LARGE)
+    shared, parcel = records(), Parcels()
+    one, two = (parcel(RecordDict({**shared, "n": MetricRecord({"n": n})})) for n in (1, 2))
+    assert one[DATA]["data"] is two[DATA]["data"]  # type: ignore[index]
+    assert len(get_all_nested_objects(one).keys() & get_all_nested_objects(two).keys()) == 3
+    other = parcel(records())[DATA]["data"]  # type: ignore[index]
+    assert other is not one[DATA]["data"]  # type: ignore[index]
+
+
+def test_other_records_are_no_parcel() -> None:
+    content = records()
+    assert opened(content) is content
+
+
+def packed(limit: int, monkeypatch: pytest.MonkeyPatch) -> RecordDict:
+    monkeypatch.setattr(parcels, "INLINE_BYTES", limit)
+    return Parcels()(records())
+
+
+def altered(name: str, value: Any) -> Callable[[RecordDict], None]:
+    def alter(parcel: RecordDict) -> None:
+        parcel.config_records[PARCEL][name] = value
+
+    return alter
+
+
+def beside(parcel: RecordDict) -> None:
+    parcel["fitres.metrics"] = ConfigRecord()
+
+
+def no_config(parcel: RecordDict) -> None:
+    parcel[PARCEL] = MetricRecord({"n": 1})
+
+
+def unnamed(parcel: RecordDict) -> None:
+    del parcel.config_records[PARCEL]["records"]
+
+
+def truncated(parcel: RecordDict) -> None:
+    record = parcel.config_records[PARCEL]
+    content = record["records"]
+    assert isinstance(content, bytes)
+    record["records"] = content[:-3]
+
+
+def without_data(parcel: RecordDict) -> None:
+    del parcel[DATA]
+
+
+def shorter(parcel: RecordDict) -> None:
+    array = parcel.array_records[DATA]["data"]
+    array.data = array.data[:-1]
+
+
+def full(parcel: RecordDict) -> None:
+    """The arrays have their content a second time."""
+    whole = records()
+    sizes = [len(a.data) for record in whole.array_records.values() for a in record.values()]
+    parcel[PARCEL] = ConfigRecord({"records": parcels._to_bytes(whole), "sizes": sizes})
+
+
+HOSTILE = {
+    "another record": (SMALL, beside),
+    "another record beside a large one": (LARGE, beside),
+    "no config record": (SMALL, no_config),
+    "no records": (SMALL, unnamed),
+    "another value": (SMALL, altered("more", 1)),
+    "text": (SMALL, altered("records", "text")),
+    "list": (SMALL, altered("records", [b"a"])),
+    "noise": (SMALL, altered("records", b"\xff" * 40)),
+    "truncated": (SMALL, truncated),
+    "sizes without data": (SMALL, altered("sizes", [1])),
+    "no data": (LARGE, without_data),
+    "shorter data": (LARGE, shorter),
+    "negative sizes": (LARGE, altered("sizes", [-1, 1, 1, 1, 1])),
+    "sizes that are none": (LARGE, altered("sizes", [True, True])),
+    "one size": (LARGE, altered("sizes", 5)),
+    "too few sizes": (LARGE, altered("sizes", [5])),
+    "huge sizes": (LARGE, altered("sizes", [2**62] * 5)),
+    "content twice": (LARGE, full),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_parcel_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    limit, alter = HOSTILE[name]
+    parcel = packed(limit, monkeypatch)
+    alter(parcel)
+    with pytest.raises(Rejected, match="unreadable parcel") as raised:
+        opened(parcel)
+    assert raised.value.reason == "unreadable"
+    assert len(str(raised.value)) < 500
+
+
+def test_a_client_replies_as_it_was_asked() -> None:
+    """With a parcel to a parcel, and as ever to others; and its properties say that it can."""
+    context = Context(1, 1, {}, RecordDict(), {})
+
+    def serve(message: Message, context: Context) -> Message:
+        assert message.content == records()
+        properties = {parcels.PROPERTIES: ConfigRecord({"partition-id": 0})}
+        return Message(RecordDict({**records(), **properties}), reply_to=message)
+
+    def answer(content: RecordDict) -> RecordDict:
+        message = Message(content, 1, "train")
+        message.metadata.__dict__["_message_id"] = "a"
+        return open_parcel(message, context, serve).content
+
+    plain = answer(records())
+    assert plain.config_records[parcels.PROPERTIES] == {"partition-id": 0, PARCEL: True}
+    assert set(answer(Parcels()(records()))) == {PARCEL}
+
+
+def test_only_nodes_that_open_parcels_get_them(
+    federation: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the weights are the same."""
+    hashes = []
+    for able in (True, "yes", None):
+        on_grid = OnGrid(federation)
+        for node in on_grid.manager.clients.values():
+            node.properties[PARCEL] = able
+        contents: list[RecordDict] = []
+        push = on_grid.grid.push_messages
+
+        def pushed(messages: Any, push: Any = push, contents: Any = contents) -> list[str]:
+            contents.extend(message.content for message in messages)
+            found: list[str] = push(messages)
+            return found
+
+        monkeypatch.setattr(on_grid.grid, "push_messages", pushed)
+        on_grid.step()
+        assert [PARCEL in content for content in contents] == [able is True] * 4
+        assert not any(PARCEL in message.content for message in on_grid.grid.opened)
+        hashes.append(on_grid.run.sha256)
+    assert len(set(hashes)) == 1
+
+
+def test_a_reply_in_a_damaged_parcel_is_that_clients_failure(
+    federation: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_grid = OnGrid(federation)
+    pull = on_grid.grid.pull_messages
+
+    def pulled(ids: Any) -> list[Message]:
+        replies = pull(ids)
+        for reply in replies:
+            if reply.metadata.src_node_id == 1002 or reply.metadata.dst_node_id == 1002:
+                reply.content.config_records[PARCEL]["records"] = b"\xff"
+        return replies
+
+    monkeypatch.setattr(on_grid.grid, "pull_messages", pulled)
+    replies = on_grid.step()
+    failures = {pid: reply for pid, reply in replies.items() if isinstance(reply, Failure)}
+    assert list(failures) == [2], replies
+    assert failures[2].reason == "unreadable"
+    assert "unreadable parcel" in failures[2].cause

@@ -1,0 +1,176 @@
+"""What an experiment's file and the command line make of its axes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import product
+
+import pytest
+
+import fedhet
+from fedhet.config import compose
+from fedhet.errors import ConfigError
+from fedhet.experiment import cells, definition
+from fedhet.experiment.definition import Experiment
+
+Write = Callable[..., None]
+AXES = """
+# Two methods on two partitions
+rounds: 3
+axes:
+  method:
+    FedAvg: method=fedavg
+    SCAFFOLD with FedNorm: method=scaffold plugin=[fednorm] client.lr=.05
+  partition.alpha: [0.05, 0.3]
+  seed: range(0,3)
+scales:
+  small: [rounds=2, "seed=0,1"]
+"""
+TUNED = f"""{AXES}
+tune:
+  budget: 2
+  space:
+    client.momentum: [0, 0.5]
+    client.lr: tag(log,interval(0.01,1))
+  own:
+    FedAvg: {{client.clip: [null, 1.0]}}
+"""
+
+
+def read(*lines: str) -> Experiment:
+    experiment = definition.read(["experiment=mine", *lines])
+    assert experiment is not None
+    return experiment
+
+
+def test_the_runs_are_all_combinations_of_the_values(write: Write) -> None:
+    write(AXES)
+    runs = cells.runs(read())
+    labels = [tuple(run.axes.values()) for run in runs]
+    methods = ["FedAvg", "SCAFFOLD with FedNorm"]
+    assert labels == list(product(methods, [0.05, 0.3], [0, 1, 2]))
+    assert runs[-1].overrides == (
+        "experiment=mine",
+        "method=scaffold",
+        "plugin=[fednorm]",
+        "client.lr=.05",
+        "partition.alpha=0.3",
+        "seed=2",
+    )
+    config = compose(runs[-1].overrides)
+    assert config.choices["method"] == "scaffold"
+    assert config.plugins == ("fednorm",)
+    assert (config.cfg.rounds, config.cfg.partition.alpha, config.cfg.seed) == (3, 0.3, 2)
+    assert "axes" not in config.cfg
+
+
+def test_the_command_line_gives_axes_other_values(write: Write) -> None:
+    write(AXES)
+    experiment = read("seed=7", "method=fedavg,fedprox", "client.epochs=1,2", "rounds=1")
+    labels = {axis: [v.label for v in values] for axis, values in experiment.axes.items()}
+    assert labels == {
+        "method": ["FedAvg", "fedprox"],  # the file's label of the same override
+        "partition.alpha": [0.05, 0.3],
+        "seed": [7],
+        "client.epochs": [1, 2],
+    }
+    assert experiment.fixed == ("experiment=mine", "rounds=1")
+
+
+def test_a_scale_comes_before_the_command_line(write: Write) -> None:
+    write(AXES)
+    small = read("scale=small")
+    assert [value.label for value in small.axes["seed"]] == [0, 1]
+    assert small.fixed == ("experiment=mine", "rounds=2")
+    assert read("scale=small", "rounds=9").fixed == ("experiment=mine", "rounds=9")
+
+
+def test_a_folder_belongs_to_the_settings_of_its_run(write: Write) -> None:
+    """Further values leave the runs where they are, and another setting moves them."""
+    write(AXES)
+    before = {run.folder: run.overrides for run in cells.runs(read())}
+    assert len(before) == 12
+    more = {run.folder for run in cells.runs(read("seed=0,1,2,3", "partition.alpha=.3,.05"))}
+    assert set(before) < more
+    assert not set(before) & {run.folder for run in cells.runs(read("rounds=4"))}
+    write(AXES.replace("rounds: 3", "rounds: 4"))
+    assert not set(before) & {run.folder for run in cells.runs(read())}
+    write(AXES.replace("# Two methods", "# Both methods"))  # a comment changes nothing
+    assert set(before) == {run.folder for run in cells.runs(read())}
+
+
+def test_an_experiment_without_axes_is_a_single_run(write: Write) -> None:
+    write("rounds: 2")
+    assert definition.read(["experiment=mine"]) is None
+    assert definition.read(["method=fedavg", "seed=1"]) is None
+    definition.refuse(["experiment=mine"])
+
+
+def test_where_one_run_is_possible_axes_are_refused(write: Write) -> None:
+    write(AXES)
+    with pytest.raises(ConfigError, match="experiment=mine has axes, and is more than one run"):
+        fedhet.run(["experiment=mine"])
+
+
+@pytest.mark.parametrize(
+    "text, lines, message",
+    [
+        (AXES, ["scale=large"], "scale=large is not allowed; choose from: small"),
+        ("rounds: 2", ["scale=small"], "'scale=small' needs an experiment that has axes;"),
+        ("axes: {seed: [0]}", ["scale=small"], "scale=small: this experiment has no scales"),
+        ("axes: {seed: []}", [], "axes.seed has no value"),
+        ("axes: {seed: [0, 1, 0]}", [], "axes.seed has 0 twice"),
+        ("axes: [seed]", [], "experiment/mine"),
+        ("axes: {method: {A: {b: 1}}}", [], "axes.method.A={'b': 1}: overrides are expected"),
+        ("axes: {client.lr: 'interval(0,1)'}", [], "an axis has single values"),
+        (AXES, ["report.compare=model"], "report.compare=model is not allowed; choose from: meth"),
+        (AXES, ["report.reference=FedProx"], "report.reference=FedProx is not allowed"),
+        (AXES, ["report.metric=best"], "choose from: last, best_val, last_k"),
+        (AXES, ["on_other_code=maybe"], "choose from: stop, keep, rerun"),
+        (TUNED, ["tune.budget=0"], "tune.budget=0 is not allowed"),
+        (TUNED, ["tune.seeds=[1]"], "seed 1 is also among those of the runs"),
+        (TUNED, ["tune.seeds=[]"], "the trials need a seed"),
+        (TUNED.replace("FedAvg: {", "FedAvgg: {"), [], "(did you mean FedAvg?)"),
+        (TUNED.replace("0.01,1)", "0,1)"), [], "the ends of this interval are not allowed"),
+        (TUNED.replace("[0, 0.5]", "{a: 1}"), [], "a list of values, or interval(a,b), is"),
+        (TUNED.replace("client.momentum", "seed"), [], "tune.space.seed: an axis has this name"),
+        ("axes: {seed: [0]}\ntune: {budget: null, space: 3}", [], "tune.space=3: names with"),
+    ],
+)
+def test_what_is_wrong_is_named(write: Write, text: str, lines: list[str], message: str) -> None:
+    write(text)
+    with pytest.raises(ConfigError) as error:
+        definition.read(["experiment=mine", *lines])
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "lines, message",
+    [
+        (["method=fedavgg"], "unknown method 'fedavgg'"),
+        (["client.lr=0"], "client.lr=0 is not allowed"),
+        (["partition.alpha=.1,-1"], "partition.alpha=-1"),
+        (["client.foo=1"], "unknown setting 'client.foo'"),
+        # Only the strategy refuses it: FedGen's server step needs the mean of the classifiers.
+        (["method=fedavg,fednova", "plugin=[fedlex]", "merge=median"], "merge=median"),
+    ],
+)
+def test_every_cell_is_checked(write: Write, lines: list[str], message: str) -> None:
+    write(AXES)
+    with pytest.raises(ConfigError) as error:
+        cells.check(list(cells.covering(read(*lines))))
+    assert message in str(error.value)
+
+
+def test_a_setting_of_the_command_line_is_not_tuned(write: Write) -> None:
+    write(TUNED)
+    tuning = read().tuning
+    assert tuning is not None
+    assert list(tuning.space) == ["client.momentum", "client.lr"]
+    assert list(tuning.own["FedAvg"]) == ["client.clip"]
+    fixed = read("client.lr=.1", "client.clip=1").tuning
+    assert fixed is not None
+    assert list(fixed.space) == ["client.momentum"]
+    assert not fixed.own["FedAvg"]
+    write(TUNED.partition("  own:")[0])
+    assert read("client.lr=.1", "client.momentum=0").tuning is None

@@ -1,0 +1,161 @@
+"""hydra/launcher=processes: the runs are those of a plain sweep, and none can harm another."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from fedhet.cli import main
+from fedhet.launchers import processes
+
+ROOT = Path(__file__).parents[2]
+SECONDS = 120.0
+ON_PROCESSES = ("-m", "hydra/launcher=processes", "hydra.launcher.workers=2")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_zygote() -> Iterator[None]:
+    yield
+    if processes.warm.cache_info().currsize:
+        processes.warm().close()
+
+
+@pytest.fixture(autouse=True)
+def _here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+
+
+def read(folder: Path, name: str = "summary.json") -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((folder / name).read_text())
+    return content
+
+
+def cell(folder: Path, name: str) -> Path:
+    (found,) = folder.glob(f"*{name}*")
+    return found
+
+
+def test_the_runs_are_those_of_single_runs(
+    tmp_path: Path, launch: Callable[..., Any], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever the order in which they end: the second one has half of the work."""
+    folder = tmp_path / "sweep"
+    axes = ["method=fednorm", "rounds=3,1", "seed=0,1", "dataset=digits,mnist", "data_dir=/nowhere"]
+    assert main.main([*ON_PROCESSES, *axes, f"hydra.sweep.dir={folder}"]) == 1
+    out, err = capfd.readouterr()
+    for rounds in (3, 1):
+        for seed in (0, 1):
+            single = launch("method=fednorm", f"rounds={rounds}", f"seed={seed}")
+            done = cell(folder, f"digits*rounds={rounds},seed={seed}")
+            assert read(done)["weights_sha256"] == single.summary["weights_sha256"]
+            assert f"train {rounds}, accuracy" in (done / "log.txt").read_text()
+            assert (done / "figures" / "labels.pdf").exists()
+            failed = cell(folder, f"mnist*rounds={rounds},seed={seed}")
+            assert read(failed, "cell.json")["status"] == "failed"
+            assert read(failed, "cell.json")["reason"].startswith("data not found")
+            assert "error: data not found" in (failed / "log.txt").read_text()
+    assert out == f"run folder: {folder}\n"
+    lines = err.splitlines()
+    assert sum(": accuracy 0." in line for line in lines[:8]) == 4
+    assert sum(": failed: data not found" in line for line in lines[:8]) == 4
+    assert [line.partition("]")[0] for line in lines[:8]] == [f"[{n}/8" for n in range(1, 9)]
+    numbers = [line.split(":")[1] for line in lines[8:]]
+    assert numbers == [f" job {number}" for number in (1, 3, 5, 7)]
+
+
+@pytest.mark.parametrize("workers", ["0", "-1", "1.5", "many", "true"])
+def test_a_wrong_number_of_workers(workers: str, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["-m", "hydra/launcher=processes", f"hydra.launcher.workers={workers}", "seed=0,1"]
+    assert main.main(argv) == 2
+    error = f"error: hydra.launcher.workers={workers.title() if workers == 'true' else workers}: "
+    assert capsys.readouterr().err.endswith(f"{error}it must be a number >= 1, or null\n")
+
+
+def test_where_processes_cannot_be_forked(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(processes.multiprocessing, "get_all_start_methods", lambda: ["spawn"])
+    assert main.main([*ON_PROCESSES, "seed=0,1"]) == 2
+    assert "this system cannot fork processes" in capsys.readouterr().err
+
+
+# ---- processes that are killed
+class Sweep:
+    """A sweep of runs without end, in a process group of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        command = [sys.executable, "-m", "fedhet", *ON_PROCESSES, "seed=0,1,2", "rounds=100000"]
+        self.process = subprocess.Popen(
+            [*command, f"hydra.sweep.dir={folder}"],
+            stderr=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self.wait(lambda: all(map(self.trains, (0, 1))))
+        everybody = psutil.Process(self.process.pid).children(recursive=True)
+        self.cells = sorted(
+            (each for each in everybody if each.ppid() != self.process.pid),
+            key=lambda each: each.pid,
+        )
+        self.everybody = everybody
+
+    def trains(self, seed: int) -> bool:
+        rows = [*self.folder.glob(f"*seed={seed}/rounds.jsonl")]
+        return bool(rows) and rows[0].stat().st_size > 0
+
+    def wait(self, happened: Callable[[], bool]) -> None:
+        until = time.monotonic() + SECONDS
+        while not happened():
+            assert time.monotonic() < until and self.process.poll() is None
+            time.sleep(0.05)
+
+    def end(self) -> str:
+        """Wait for its end, and for that of all its processes; return its stderr."""
+        _, err = self.process.communicate(timeout=SECONDS)
+        _, left = psutil.wait_procs(self.everybody, timeout=10)
+        assert not left
+        return err
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Iterator[Sweep]:
+    running = Sweep(tmp_path / "sweep")
+    yield running
+    if running.process.poll() is None:
+        os.killpg(running.process.pid, signal.SIGKILL)
+        running.process.communicate()
+
+
+def test_a_killed_worker_costs_its_run_alone_and_ctrl_c_ends_all(sweep: Sweep) -> None:
+    sweep.cells[0].kill()
+    sweep.wait(lambda: sweep.trains(2))  # its place is taken by the next
+    killed = cell(sweep.folder, "seed=0")
+    assert read(killed, "cell.json")["status"] == "failed"
+    assert "its process was ended by SIGKILL" in read(killed, "cell.json")["reason"]
+    sweep.everybody += psutil.Process(sweep.process.pid).children(recursive=True)
+    os.killpg(sweep.process.pid, signal.SIGINT)  # as the terminal sends it, to all of them
+    err = sweep.end()
+    assert sweep.process.returncode == 130
+    for seed in (1, 2):
+        ended = read(cell(sweep.folder, f"seed={seed}"))
+        assert (ended["status"], ended["reason"]) == ("interrupted", "stopped by the user")
+    assert "[1/3] seed=0 rounds=100000: failed: its process was ended by SIGKILL" in err
+    assert err.endswith("interrupted\n")
+    assert "Traceback" not in err
+
+
+def test_no_process_outlives_a_killed_parent(sweep: Sweep) -> None:
+    sweep.process.kill()
+    sweep.end()

@@ -1,0 +1,95 @@
+"""Which trials there are, and which of them wins."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+
+from fedhet.errors import ConfigError
+from fedhet.experiment import cells, definition, tuning
+from fedhet.experiment.tuning import Interval
+
+Write = Callable[..., None]
+
+
+def test_the_grid_is_tried_whole_if_the_budget_allows() -> None:
+    space: tuning.Space = {"a": (1, 2), "b": (3, 4, 5)}
+    whole = [{"a": a, "b": b} for a in (1, 2) for b in (3, 4, 5)]
+    assert tuning.points(space, None) == whole
+    assert tuning.points(space, 6) == whole
+    assert tuning.points({}, 3) == [{}]
+
+
+def test_a_budget_draws_different_points_of_the_grid() -> None:
+    space: tuning.Space = {"a": (1, 2, 3), "b": (4, 5, 6)}
+    drawn = tuning.points(space, 5)
+    assert len(drawn) == 5
+    assert len({tuple(point.items()) for point in drawn}) == 5
+    assert all(point["a"] in (1, 2, 3) and point["b"] in (4, 5, 6) for point in drawn)
+    assert drawn == tuning.points(space, 5)
+
+
+def test_draws_are_spread_over_the_interval() -> None:
+    log = [p["a"] for p in tuning.points({"a": Interval(1e-4, 1.0, True)}, 200)]
+    flat = [p["a"] for p in tuning.points({"a": Interval(2.0, 6.0, False)}, 200)]
+    assert min(log) >= 1e-4 and max(log) <= 1
+    assert min(flat) >= 2 and max(flat) <= 6
+    # A log-uniform variable is below the geometric mean of its ends half of the time.
+    assert 70 < sum(value < 1e-2 for value in log) < 130
+    assert 70 < sum(value < 4 for value in flat) < 130
+    with pytest.raises(ConfigError, match="give a number of trials"):
+        tuning.points({"a": Interval(0.0, 1.0, False)}, None)
+
+
+def test_the_best_mean_wins_and_a_run_that_is_missing_never_does() -> None:
+    scores = {0: [0.5, 0.7], 1: [0.9, None], 2: [0.61, 0.61], 3: [math.nan, 1.0], 4: [0.61, 0.61]}
+    assert tuning.best(scores) == (2, pytest.approx(0.61))
+    assert tuning.best({0: [None], 1: []}) is None
+
+
+def test_an_outermost_value_is_told() -> None:
+    space: tuning.Space = {
+        "lr": (0.3, 0.1, 1.0),
+        "mu": (0.1, 0.2, 0.3),
+        "optimizer": ("sgd", "adam"),
+        "x": Interval(0, 1, False),
+        "one": (1,),
+    }
+    point = {"lr": 0.1, "mu": 0.2, "optimizer": "sgd", "x": 0.0, "one": 1}
+    assert tuning.at_the_edge(point, space) == ["lr"]
+
+
+def test_each_method_has_the_same_number_of_trials(write: Write) -> None:
+    text = """
+axes: {method: {A: method=fedavg, P: method=fedprox}, partition.alpha: [.1, 1], seed: [0, 1]}
+tune:
+  budget: 3
+  seeds: [8, 9]
+  space: {client.lr: [.01, .1, 1]}
+  own: {P: {plugin.fedprox.mu: [.1, 1]}}
+"""
+    write(text)
+    experiment = definition.read(["experiment=mine"])
+    assert experiment is not None and experiment.tuning is not None
+    trials = cells.trials(experiment)
+    counts = {}
+    for trial in trials:
+        counts[trial.setting] = counts.get(trial.setting, 0) + 1
+        assert trial.axes["seed"] in (8, 9)
+        assert f"seed={trial.axes['seed']}" in trial.overrides
+        lr = next(line for line in trial.overrides if line.startswith("client.lr="))
+        assert float(lr.partition("=")[2]) == trial.tuned["client.lr"]
+        assert ("plugin.fedprox.mu" in trial.tuned) == (trial.axes["method"] == "P")
+    assert counts == dict.fromkeys(counts, 6)
+    assert len(counts) == 4
+    assert len({trial.folder for trial in trials}) == 24
+
+    write(text.replace("budget: 3", "budget: null"))
+    whole = definition.read(["experiment=mine"])
+    assert whole is not None and whole.tuning is not None
+    with pytest.raises(ConfigError, match=r"A, 0.1 would have 3 trials, and P, 0.1 6"):
+        tuning.check_budget(
+            whole.tuning, [cells.labels(combination) for combination in cells.settings_of(whole)]
+        )

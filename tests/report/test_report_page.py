@@ -1,0 +1,221 @@
+"""What a report says is what its runs have measured, and nothing in a file can change the page."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from made_runs import Axes, change, make_experiment, write
+
+import fedhet
+from fedhet import report
+from fedhet.report.comparisons import few_pairs, statistics_section
+from fedhet.report.costs import memory, targets
+from fedhet.report.findings import sentences
+from fedhet.report.making import mixed_code
+from fedhet.report.results import results
+from fedhet.report.scores import deciding
+from fedhet.report.study import Study
+
+HOSTILE = "</script><img src=x onerror=alert(1)> & $x_1$ | \\input{passwd} `**b**`"
+SEEDS = list(range(12))
+SHIFTS = {"Best": 0.8, "Near": 0.797, HOSTILE: 0.5}
+
+
+def noise(axes: Axes) -> float:
+    place = list(SHIFTS).index(axes["method"])
+    number = 1000 * place + 10 * axes["seed"] + int(axes["partition.alpha"] * 10)
+    return float(np.random.default_rng(number).normal(0, 0.02))
+
+
+def score(axes: Axes) -> float | None:
+    return SHIFTS[axes["method"]] + noise(axes)
+
+
+@pytest.fixture
+def experiment(tmp_path: Path) -> Path:
+    axes = {"method": list(SHIFTS), "partition.alpha": [0.05, 0.3], "seed": SEEDS}
+    return make_experiment(tmp_path / "made", axes, score)
+
+
+def summary_of(study: Study) -> list[str]:
+    return sentences(study, statistics_section(study)[1])
+
+
+class Tags(HTMLParser):
+    """All tags of a page with their attributes, and its text."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_the_table_of_scores_is_that_of_the_summaries(experiment: Path) -> None:
+    table = deciding(Study(results(experiment)))
+    content = json.loads((experiment / "experiment.json").read_text())
+    rows = []
+    for cell in content["cells"]:
+        summary = json.loads((experiment / cell["folder"] / "summary.json").read_text())
+        rows.append({**cell["axes"], "score": summary["accuracy"]["last"]})
+    groups = pd.DataFrame(rows).groupby(["method", "partition.alpha"])["score"]
+    for row, method in zip(table.rows, SHIFTS, strict=True):
+        assert row[0].text == method
+        for entry, alpha in zip(row[1:], (0.05, 0.3), strict=True):
+            values = groups.get_group((method, alpha))
+            assert entry.text == f"{np.mean(values):.3f} ± {np.std(values, ddof=1):.3f}"
+            assert entry.best == (method == groups.mean()[:, alpha].idxmax())
+    marks = {row[0].text: {entry.mark for entry in row[1:] if not entry.best} for row in table.rows}
+    assert marks[HOSTILE] == {""}  # 12 seeds: Wilcoxon's test shows that it is worse
+    assert marks["Best"] | marks["Near"] == {"†"}  # and that it shows nothing about these
+    written = table.data.set_index(["method", "setting"])
+    assert written.loc[("Best", "partition.alpha=0.3"), "count"] == 12
+
+
+def test_the_sentences_follow_from_the_tests(experiment: Path) -> None:
+    told = summary_of(Study(results(experiment)))
+    assert told[0] == "3 methods in 2 settings with 12 seeds, by accuracy (last round)."
+    for sentence in told[1:3]:
+        assert re.search(r"(Best|Near) is best with 0\.\d{3}", sentence)
+        assert f"The difference from {HOSTILE} is real." in sentence
+        assert re.search(r"It is not shown to be better than (Best|Near)\.", sentence)
+
+
+def test_few_seeds_show_nothing_and_the_report_says_so(tmp_path: Path) -> None:
+    axes = {"method": list(SHIFTS), "partition.alpha": [0.3], "seed": [0, 1, 2]}
+    study = Study(results(make_experiment(tmp_path / "few", axes, score)))
+    assert "is real." not in summary_of(study)[1]
+    text = few_pairs(study)
+    assert "with 3 its smallest possible p-value is 0.25" in text
+    assert "it takes 7 seeds" in text  # 3 * 2 / 2^7 = .047
+
+
+def test_a_report_is_whole_and_needs_nothing_else(experiment: Path) -> None:
+    home = experiment / "report"
+    written = report.write(experiment)
+    assert written.page == home / "index.html"
+    text = written.page.read_text()
+    page = Tags(text)
+    assert all(sentence in page.text for sentence in written.sentences)
+    links = [a[k] for _, a in page.tags for k in ("src", "href") if k in a]
+    assert links and all(str(link).startswith(("data:", "#")) for link in links)
+    images = [attributes for tag, attributes in page.tags if tag == "img"]
+    figures = sorted((home / "figures").glob("*.png"))
+    assert len(images) == len(figures) > 5 and all(image["alt"] for image in images)
+    for figure in figures:
+        assert figure.with_suffix(".svg").read_bytes().startswith(b"<?xml")
+        assert figure.with_suffix(".pdf").read_bytes().startswith(b"%PDF")
+    names = {path.stem for path in (home / "tables").glob("*.csv")}
+    assert names == {path.stem for path in (home / "tables").glob("*.tex")}
+    assert {"scores", "pairs", "ranks", "all_scores", "seconds", "bytes", "runs"} <= names
+    assert "python -m fedhet experiment=made seed=0,1" in page.text
+    scores = pd.read_csv(home / "tables" / "scores.csv")
+    assert set(scores["method"]) == set(SHIFTS)
+
+
+def test_a_second_report_is_equal(experiment: Path, tmp_path: Path) -> None:
+    pages = [report.write(experiment, tmp_path / name).page for name in ("one", "two")]
+    assert pages[0].read_bytes() == pages[1].read_bytes()
+
+
+def test_nothing_in_a_file_can_change_the_page(experiment: Path) -> None:
+    content = json.loads((experiment / "experiment.json").read_text())
+    change(experiment / "experiment.json", title=HOSTILE, command=[HOSTILE])
+    folder = experiment / content["cells"][0]["folder"]
+    change(folder / "environment.json", torch=HOSTILE)
+    change(folder / "summary.json", dataset=HOSTILE)
+    missing = experiment / content["cells"][1]["folder"]
+    change(missing / "cell.json", status="failed", reason=HOSTILE)
+    change(missing / "summary.json", status="failed")
+    (folder / "config.yaml").write_text(HOSTILE)
+    written = report.write(experiment)
+    page = Tags(written.page.read_text())
+    assert [tag for tag, _ in page.tags].count("script") == 1
+    assert not [a for _, a in page.tags if "onerror" in a]
+    assert page.text.count(HOSTILE) > 10
+    markdown = (experiment / "report" / "report.md").read_text()
+    listing = re.compile(r"^    .*$", re.MULTILINE)
+    assert "<img" not in listing.sub("", markdown).replace(r"\<img", "")
+    assert "**b**" not in listing.sub("", markdown).replace(r"\*\*b", "")
+    for path in (experiment / "report" / "tables").glob("*.tex"):
+        assert "\\input" not in path.read_text() and "x_1" not in path.read_text()
+
+
+def test_divergence_is_a_result(experiment: Path) -> None:
+    """A run whose loss is null counts with its score, one that failed by NaN counts as 0."""
+    cells = json.loads((experiment / "experiment.json").read_text())["cells"]
+    near = [experiment / c["folder"] for c in cells if c["axes"]["method"] == "Near"]
+    change(near[0] / "summary.json", loss=None)
+    rounds = (near[0] / "rounds.jsonl").read_text().splitlines()
+    last = {**json.loads(rounds[-1]), "loss_global": None}
+    (near[0] / "rounds.jsonl").write_text("\n".join([*rounds[:-1], json.dumps(last)]) + "\n")
+    reason = "client 4 failed in phase 'train', step 1: holds NaN or infinite values"
+    none = {"accuracy": {"last": None}, "acc_clients_mean": None, "loss": None}
+    change(near[1] / "summary.json", status="failed", reason=reason, **none)
+    write(near[1] / "cell.json", {"format": 1, "status": "failed", "reason": reason})
+    study = Study(results(experiment))
+    (row,) = [row for row in deciding(study).rows if row[0].text == "Near"]
+    own = [json.loads((folder / "summary.json").read_text())["accuracy"]["last"] for folder in near]
+    values = [value if value is not None else 0.0 for value in own[: len(SEEDS)]]
+    assert row[1].text.startswith(f"{np.mean(values):.3f} ± ")
+    assert row[1].text.endswith("(2 diverged)")
+    assert study.results.missing.empty
+    assert "Training diverged: Near in 2 of 24 runs." in summary_of(study)
+
+
+def test_a_model_without_a_global_loss_has_not_diverged(experiment: Path) -> None:
+    """Its runs have no global model, and are compared by the clients' scores."""
+    cells = json.loads((experiment / "experiment.json").read_text())["cells"]
+    for cell in cells:
+        if cell["axes"]["method"] == "Near":
+            folder = experiment / cell["folder"]
+            change(folder / "summary.json", loss=None, accuracy={"last": None})
+            lines = map(json.loads, (folder / "rounds.jsonl").read_text().splitlines())
+            gone = [{**line, "acc_global": None, "loss_global": None} for line in lines]
+            text = "".join(json.dumps(line) + "\n" for line in gone)
+            (folder / "rounds.jsonl").write_text(text)
+    study = Study(results(experiment))
+    assert not study.scores["diverged"].any()
+    assert study.metric == "clients" and "not defined for Near" in study.notes[0]
+
+
+def test_a_target_that_is_never_reached_says_so(experiment: Path) -> None:
+    cells = json.loads((experiment / "experiment.json").read_text())["cells"]
+    for cell in cells:
+        reached = cell["axes"]["method"] == "Best" and cell["axes"]["seed"] < 5
+        cost = {"rounds": 3, "bytes": 3000, "seconds": 0.3} if reached else {}
+        entry = {"accuracy": 0.8, "rounds": None, "bytes": None, "seconds": None, **cost}
+        change(experiment / cell["folder"] / "summary.json", targets=[entry])
+    table = targets(Study(results(experiment)))
+    assert table is not None
+    texts = {(row[0].text, row[1].text): [entry.text for entry in row[2:]] for row in table.rows}
+    wanted = ["accuracy 0.8", "3.0 ± 0.0", "3 kB", "0.30 ± 0.00", "5 of 12"]
+    assert texts["partition.alpha=0.3", "Best"] == wanted
+    never = ["accuracy 0.8", *["never reached"] * 3, "0 of 12"]
+    assert texts["partition.alpha=0.05", "Near"] == never
+
+
+def test_folders_without_a_peak_of_memory_say_so(experiment: Path) -> None:
+    assert {row[2].text for row in memory(Study(results(experiment))).rows} == {"not recorded"}
+
+
+def test_mixed_versions_of_the_code_are_named(experiment: Path) -> None:
+    change(experiment / "cells" / "cell-003" / "cell.json", code={"version": "0.2.0"})
+    (warning,) = mixed_code(Study(results(experiment)))
+    assert "version 0.1.0 in 71; version 0.2.0 in 1" in warning
+
+
+def test_the_package_offers_both() -> None:
+    assert fedhet.results is results and fedhet.report is report

@@ -1,0 +1,152 @@
+"""The tests of a report give the numbers of worked examples, and of other implementations."""
+
+from __future__ import annotations
+
+import math
+from itertools import product
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+
+from fedhet.report import statistics
+
+# Demsar 2006 (JMLR 7), table 6: the area under the curve on 14 data sets.
+DEMSAR = pd.DataFrame(
+    {
+        "C4.5": [
+            *(0.763, 0.599, 0.954, 0.628, 0.882, 0.936, 0.661),
+            *(0.583, 0.775, 1.000, 0.940, 0.619, 0.972, 0.957),
+        ],
+        "C4.5+m": [
+            *(0.768, 0.591, 0.971, 0.661, 0.888, 0.931, 0.668),
+            *(0.583, 0.838, 1.000, 0.962, 0.666, 0.981, 0.978),
+        ],
+    }
+)
+
+
+def test_wilcoxon_with_split_zeros_is_demsars_example() -> None:
+    """He finds the rank sums 93 and 12, and a difference at the level .05."""
+    differences = (DEMSAR["C4.5+m"] - DEMSAR["C4.5"]).round(3).to_numpy()
+    assert stats.wilcoxon(differences, zero_method="zsplit").statistic == 12
+    z = (12 - 14 * 15 / 4) / math.sqrt(14 * 15 * 29 / 24)  # his normal approximation
+    assert statistics.wilcoxon(differences) == pytest.approx(2 * stats.norm.cdf(z), abs=0.004)
+    assert statistics.wilcoxon(differences) < 0.05
+
+
+# Demsar 2006, table 5 (a): critical values of Nemenyi's test at the level .05.
+CRITICAL = {2: 1.960, 3: 2.343, 4: 2.569, 5: 2.728, 6: 2.850, 7: 2.949, 8: 3.031, 9: 3.102}
+
+
+@pytest.mark.parametrize(("methods", "q"), CRITICAL.items())
+def test_the_critical_distance_has_demsars_values(methods: int, q: float) -> None:
+    expected = q * math.sqrt(methods * (methods + 1) / (6 * 14))
+    assert statistics.critical_distance(methods, 14) == pytest.approx(expected, rel=5e-4)
+
+
+def test_the_critical_distance_of_demsars_example() -> None:
+    assert statistics.critical_distance(4, 14) == pytest.approx(1.25, abs=0.005)
+
+
+def test_friedman_and_nemenyi_agree_with_their_formulas() -> None:
+    scores = np.random.default_rng(3).normal(size=(9, 4)) + np.array([0, 0.3, 0.6, 4.0])
+    ranking = statistics.rank(pd.DataFrame(scores, columns=list("abcd")))
+    assert ranking is not None
+    ranks = np.array([[sum(row >= value) for value in row] for row in scores]).mean(0)
+    assert ranking.ranks.to_numpy() == pytest.approx(ranks)
+    chi = 12 * 9 / (4 * 5) * ((ranks**2).sum() - 4 * 25 / 4)
+    assert ranking.statistic == pytest.approx(chi)
+    assert ranking.p == pytest.approx(stats.chi2.sf(chi, 3))
+    for (i, a), (j, b) in product(enumerate("abcd"), repeat=2):
+        if i != j:  # Nemenyi's p is below .05 just where ranks differ by the critical distance
+            apart = abs(ranks[i] - ranks[j]) > ranking.critical
+            assert (ranking.nemenyi.loc[a, b] < 0.05) == apart
+    assert (ranking.nemenyi.to_numpy() < 0.05).any()
+
+
+@pytest.mark.parametrize("shape", [(1, 4), (5, 2)])
+def test_too_few_blocks_or_methods_have_no_ranking(shape: tuple[int, int]) -> None:
+    assert statistics.rank(pd.DataFrame(np.zeros(shape))) is None
+
+
+def test_holm_by_hand() -> None:
+    """.01 * 4; .02 * 3; then .03 * 2 = .06 too; .04 is not below the one before it."""
+    p = np.array([0.03, 0.01, math.nan, 0.04, 0.02])
+    expected = [0.06, 0.04, math.nan, 0.06, 0.06]
+    assert statistics.holm(p) == pytest.approx(expected, nan_ok=True)
+
+
+def test_holm_is_that_of_statsmodels() -> None:
+    multitest = pytest.importorskip("statsmodels.stats.multitest")
+    p = np.random.default_rng(0).uniform(0, 0.2, 30)
+    assert statistics.holm(p) == pytest.approx(multitest.multipletests(p, method="holm")[1])
+
+
+@pytest.mark.parametrize("pairs", range(3, 12))
+def test_the_smallest_p_is_what_wilcoxon_gives_at_most(pairs: int) -> None:
+    differences = np.arange(1, pairs + 1) / 7
+    assert statistics.wilcoxon(differences) == pytest.approx(statistics.smallest_p(pairs))
+
+
+def test_pairs_that_are_enough() -> None:
+    assert not statistics.enough(5, 1) and statistics.enough(6, 1)
+    assert statistics.pairs_needed(1) == 6
+    assert statistics.pairs_needed(21) == 10  # 21 * 2 / 2^10 = .041, and .082 with one pair less
+
+
+def blocks(seeds: int, **shifts: float) -> pd.DataFrame:
+    noise = np.random.default_rng(1)
+    return pd.DataFrame(
+        {name: shift + 0.01 * noise.normal(size=seeds) for name, shift in shifts.items()}
+    )
+
+
+def test_a_pair_is_named_with_the_better_one_first() -> None:
+    (row,) = statistics.compare(blocks(12, worse=0.5, better=0.6)).itertuples()
+    assert (row.a, row.b, row.pairs, row.wins) == ("better", "worse", 12, 12)
+    assert row.verdict == statistics.REAL
+    assert row.wilcoxon == pytest.approx(2 / 2**12)
+    assert row.low < 0.1 < row.high and row.low > 0.08
+
+
+def test_with_few_pairs_only_the_t_test_speaks_and_the_verdict_says_so() -> None:
+    table = blocks(4, a=0.9, b=0.5)
+    (row,) = statistics.compare(table).itertuples()
+    assert math.isnan(row.wilcoxon)
+    assert row.t_test == pytest.approx(stats.ttest_rel(table["a"], table["b"]).pvalue)
+    assert row.verdict == statistics.IF_NORMAL
+
+
+def test_wilcoxon_decides_where_it_can_be_made() -> None:
+    """One bad run in seven: the t-test would find nothing, and neither does Wilcoxon's."""
+    assert statistics.verdict(0.06, 0.001) == statistics.NOT_SHOWN
+    assert statistics.verdict(0.04, 0.2) == statistics.REAL
+
+
+def test_equal_methods_do_not_differ_and_constant_differences_prove_nothing() -> None:
+    same = pd.DataFrame({"a": [0.1, 0.2, 0.3], "b": [0.1, 0.2, 0.3]})
+    (row,) = statistics.compare(same).itertuples()
+    assert (row.t_test, row.ties, row.verdict) == (1.0, 3, statistics.NOT_SHOWN)
+    (row,) = statistics.compare(same.assign(b=same["a"] + 0.1)).itertuples()
+    assert math.isnan(row.t_test) and row.verdict == statistics.NOT_SHOWN
+
+
+def test_a_missing_score_takes_away_its_pairs_only() -> None:
+    table = blocks(8, a=0.9, b=0.5, c=0.4)
+    table.loc[0, "a"] = math.nan
+    pairs = statistics.compare(table).set_index(["a", "b"])["pairs"]
+    assert pairs.to_dict() == {("a", "b"): 7, ("a", "c"): 7, ("b", "c"): 8}
+
+
+def test_a_reference_is_compared_with_each_other_one_only() -> None:
+    pairs = statistics.compare(blocks(8, a=0.9, b=0.5, c=0.4), reference="b")
+    assert [{row.a, row.b} for row in pairs.itertuples()] == [{"a", "b"}, {"b", "c"}]
+
+
+def test_the_interval_of_many_differences_is_the_normal_one() -> None:
+    sample = np.random.default_rng(5).normal(0.3, 1, 400)
+    low, high = statistics.interval(sample)
+    error = 1.96 * sample.std(ddof=1) / 20
+    assert (low, high) == pytest.approx((sample.mean() - error, sample.mean() + error), abs=0.02)
