@@ -36,7 +36,9 @@ def main(argv: Sequence[str]) -> int:
     group = parser.add_mutually_exclusive_group()
     group.add_argument("--list", action="store_true", help="list the reproductions")
     group.add_argument("--estimate", action="store_true", help="measure a few rounds only")
-    group.add_argument("--verdicts", type=Path, metavar="FOLDER", help="the folder of finished runs")
+    group.add_argument(
+        "--verdicts", type=Path, metavar="FOLDER", help="the folder of finished runs"
+    )
     args = parser.parse_intermixed_args(argv)
     if args.list:
         print(list_text(args.words))
@@ -80,13 +82,10 @@ def command_lines(paper: Paper, overrides: Sequence[str]) -> list[str]:
 
 
 def _run(lines: Sequence[str]) -> int:
-    from fedhet.cli.launch import run_experiment
-    from fedhet.experiment import definition
+    from fedhet.cli import experiments
 
-    experiment = definition.read(lines)
-    assert experiment is not None  # every reproduction has axes
     folder = next(line for line in lines if line.lstrip("+").startswith("hydra.sweep.dir="))
-    code = run_experiment(experiment, [])
+    code = experiments.start(list(lines), [], sweep=False)
     verdicts(Path(folder.partition("=")[2]))
     return code
 

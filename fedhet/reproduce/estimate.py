@@ -44,10 +44,7 @@ class Cost:
     def total(self) -> float:
         """Seconds of the whole run."""
         return (
-            self.start
-            + self.phases
-            + self.rounds * self.step
-            + self.evaluations * self.evaluation
+            self.start + self.phases + self.rounds * self.step + self.evaluations * self.evaluation
         )
 
 

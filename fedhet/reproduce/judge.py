@@ -109,8 +109,9 @@ def compare(
     axis = str(read.source.experiment.get("report", {}).get("compare") or "method")
     runs = measures.runs_of(read, axis)
     kind = paper.compared.get(str(scale), LEVELS)
-    judge_ = _Judge(paper, axis, runs, kind == LEVELS, kind in (LEVELS, DIRECTIONS))
-    figures, claims = list(judge_.figures()), list(judge_.claims())
+    labels = {name: [str(label) for label in values] for name, values in read.axes.items()}
+    bench = _Bench(paper, axis, labels, runs, kind == LEVELS, kind in (LEVELS, DIRECTIONS))
+    figures, claims = list(bench.figures()), list(bench.claims())
     return Comparison(
         paper,
         scale,
@@ -142,9 +143,21 @@ def _code(run: Run) -> str:
 
 
 @dataclass
-class _Judge:
+class _Bench:
+    """The paper and the runs side by side.
+
+    Attributes:
+        paper: what the paper says.
+        axis: the axis that is compared.
+        labels: axis -> the labels that the experiment has at this scale.
+        runs: those with a result.
+        levels: whether levels are compared.
+        directions: whether directions are.
+    """
+
     paper: Paper
     axis: str
+    labels: dict[str, list[str]]
     runs: list[Run]
     levels: bool
     directions: bool
@@ -152,11 +165,10 @@ class _Judge:
     def figures(self) -> Iterator[Row]:
         """A row per figure of the paper that the runs can be compared with."""
         for figure in self.paper.figures:
-            if not all(self._has(axis, label) for axis, label in figure.axes.items()):
-                continue  # this scale has no such setting
-            chosen = self._where({**figure.axes, self.axis: figure.method})
-            if not chosen and not self._has(self.axis, figure.method):
+            place = {**figure.axes, self.axis: figure.method}
+            if not self._has(place):
                 continue
+            chosen = self._where(place)
             ours = self._sample(chosen, figure.measure)
             shown = self._against_host(figure, chosen)
             levels = self.levels and figure.levels
@@ -178,6 +190,8 @@ class _Judge:
         """A row per pair of a claim."""
         for claim in self.paper.claims:
             for other in claim.than:
+                if not self._has({**claim.where, **claim.greater}) or not self._has(other):
+                    continue
                 greater = self._where({**claim.where, **claim.greater})
                 less = self._where({**claim.where, **other})
                 ours = Sample(tuple(self._differences(greater, less, claim, other)))
@@ -232,8 +246,9 @@ class _Judge:
             if all(str(run.cell.axes.get(axis)) == label for axis, label in labels.items())
         ]
 
-    def _has(self, axis: str, label: str) -> bool:
-        return any(str(run.cell.axes.get(axis)) == label for run in self.runs)
+    def _has(self, place: Mapping[str, str]) -> bool:
+        """Whether this scale has such a setting."""
+        return all(label in self.labels.get(axis, ()) for axis, label in place.items())
 
     def _sample(self, runs: Sequence[Run], measure: str) -> Sample:
         values = (measures.value(measure, run) for run in runs)

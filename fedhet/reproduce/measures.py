@@ -109,7 +109,8 @@ def _exchanged(run: Run, target: float) -> float:
     from safetensors import safe_open
 
     with safe_open(run.cell.folder / "model.safetensors", framework="np") as file:
-        size = sum(math.prod(file.get_slice(key).get_shape()) for key in file.keys())
+        names = list(file.keys())  # the file is no mapping
+        size = sum(math.prod(file.get_slice(name).get_shape()) for name in names)
     last = [step for step in run.steps if step["phase"] == TRAIN][-1:]
     moved = [sum(s["bytes"][way].values()) for s in last for way in ("up", "down")]
     clients = [len(step["cohort"]) for step in last]

@@ -141,9 +141,7 @@ def find(name: str) -> Paper:
     Raises:
         ConfigError: there is none, or its file is wrong.
     """
-    papers = {
-        alias: paper for paper in every() for alias in (*paper.also, paper.name)
-    }
+    papers = {alias: paper for paper in every() for alias in (*paper.also, paper.name)}
     if name not in papers:
         raise ConfigError(
             f"there is no reproduction {name!r}{did_you_mean(name, papers)};"
@@ -156,7 +154,7 @@ def _content(name: str) -> Any:
     text = catalogue.file(f"{GROUP}/{name}").read_text(encoding="utf-8")
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        content = yaml.load(text, Loader=loader)  # noqa: S506 -- a safe loader
+        content = yaml.load(text, Loader=loader)
     except yaml.YAMLError as error:
         raise ConfigError(f"experiment={name}: {' '.join(str(error).split())}") from error
     return content.get("paper") if isinstance(content, dict) else None
@@ -195,14 +193,18 @@ def _figures(
     for group in groups:
         known = ("values", "measure", "levels", "unit")
         axes = {str(k): str(v) for k, v in group.items() if k not in known}
-        own_unit = UNITS[one_of(f"{where}.unit", str(group["unit"]), UNITS)] if "unit" in group else unit
+        own_unit = (
+            UNITS[one_of(f"{where}.unit", str(group["unit"]), UNITS)] if "unit" in group else unit
+        )
         if not isinstance(group.get("values"), Mapping):
             raise ConfigError(f"{where}: {dict(group)} has no `values`")
         for method, written in group["values"].items():
             pair = written if isinstance(written, list) else [written]
             numbers = [float(number) / own_unit for number in pair]
             if len(numbers) > 2 or not all(map(math.isfinite, numbers)):
-                raise ConfigError(f"{where}: {method}: {written} is no figure, nor [figure, spread]")
+                raise ConfigError(
+                    f"{where}: {method}: {written} is no figure, nor [figure, spread]"
+                )
             yield Figure(
                 axes,
                 str(method),

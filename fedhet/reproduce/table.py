@@ -124,7 +124,9 @@ def _tables(lines: Sequence[Record]) -> Iterator[str]:
                 line["method"],
                 line["measure"].replace("_", " "),
                 _shown(line, "mean", "spread") + f" ({counted(int(line['seeds']), 'seed')})",
-                f"{line['verdict']} ({line['direction']})" if line["direction"] else line["verdict"],
+                f"{line['verdict']} ({line['direction']})"
+                if line["direction"]
+                else line["verdict"],
                 line["reason"],
             ]
             for line in claims
