@@ -20,7 +20,9 @@ from fedhet.report.study import scores_of
 
 FLOAT = 4  # bytes of a number that is sent
 TRAIN = "train"
-DISK, MADE = "feddisk", "feddisk.made"
+MADE = "feddisk.density"  # the phase of the global MADE
+# Batch norm's statistics, which are no parameters.
+BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
 
 
 @dataclass
@@ -97,20 +99,28 @@ def _minutes(run: Run, target: float) -> float:
 
 
 def _sent(run: Run, phase: str) -> float:
-    """Numbers that a client sends up in the first round of a phase."""
+    """Numbers of the model that a client sends up in the first round of a phase."""
     for step in run.steps:
         if step["phase"] == phase and step["accepted"]:
-            return float(sum(step["bytes"]["up"].values())) / FLOAT / int(step["accepted"])
+            sent = step["bytes"]["up"]
+            size = sent["density"] if phase == MADE else sum(sent.values())
+            return float(size) / FLOAT / int(step["accepted"])
     return math.nan
 
 
-def _exchanged(run: Run, target: float) -> float:
-    """Numbers that a client sends and receives in a training round, in sizes of the model."""
+def _parameters(run: Run, *, buffers: bool = False) -> int:
+    """How many parameters the model has, with batch norm's statistics if wanted."""
     from safetensors import safe_open
 
     with safe_open(run.cell.folder / "model.safetensors", framework="np") as file:
         names = list(file.keys())  # the file is no mapping
-        size = sum(math.prod(file.get_slice(name).get_shape()) for name in names)
+        kept = [name for name in names if buffers or not name.endswith(BUFFERS)]
+        return sum(math.prod(file.get_slice(name).get_shape()) for name in kept)
+
+
+def _exchanged(run: Run, target: float) -> float:
+    """Numbers that a client sends and receives in a training round, in sizes of the model."""
+    size = _parameters(run, buffers=True)
     last = [step for step in run.steps if step["phase"] == TRAIN][-1:]
     moved = [sum(s["bytes"][way].values()) for s in last for way in ("up", "down")]
     clients = [len(step["cohort"]) for step in last]
@@ -180,7 +190,7 @@ MEASURES: dict[str, Callable[[Run, float], float]] = {
     "classifier_rounds": _classifier_rounds,
     "made_rounds": lambda run, _: float(run.rounds_of(MADE) or math.nan),
     "made_size": lambda run, _: _sent(run, MADE),
-    "model_size": lambda run, _: _sent(run, TRAIN),
+    "model_size": lambda run, _: float(_parameters(run)),
     "cost": _cost,
 }
 # What is printed as a share with three decimals.
