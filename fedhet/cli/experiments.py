@@ -69,7 +69,8 @@ def _report(experiment: Experiment, task: HydraTask) -> None:
         for cell, reason in task.outcome.missing.items():
             print(f"missing: {cell.label}: {clean(reason)}", file=sys.stderr)
         there = task.outcome.cells - len(task.outcome.missing)
-        say(f"experiment {experiment.name}: {there} of {task.outcome.cells} runs are there")
+        more = f", {task.outcome.others} more were not asked for" if task.outcome.others else ""
+        say(f"experiment {experiment.name}: {there} of {task.outcome.cells} runs are there{more}")
     with process.imports():
         from fedhet import report
     try:

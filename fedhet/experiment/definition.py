@@ -14,6 +14,7 @@ import hashlib
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any
 
 from hydra.core.override_parser.types import IntervalSweep, Override
@@ -38,6 +39,7 @@ SEED = "seed"
 # The scores by which values are compared, in summary.json: at the last evaluation, at the one that
 # the clients' validation data choose, and the mean of the last ones.
 METRICS = ("last", "best_val", "last_k")
+_PART = "axes."  # axes.<axis>=[<patterns of labels>] on the command line
 OTHER_CODE = ("stop", "keep", "rerun")
 
 
@@ -53,6 +55,7 @@ class Experiment:
         axes: axis -> its values.
         tuning: what is tuned before the runs, or None.
         report: the settings of the report: `compare`, `metric`, `reference`.
+        part: axis -> patterns of the labels whose runs are wanted now; the others are not launched.
         on_other_code: what becomes of finished runs of another version: stop, keep or rerun.
         digest: 16 hex digits of the settings that the file gives every run.
     """
@@ -64,8 +67,17 @@ class Experiment:
     axes: dict[str, tuple[Value, ...]]
     tuning: Tuning | None
     report: dict[str, Any]
+    part: dict[str, tuple[str, ...]]
     on_other_code: str
     digest: str
+
+    def wants(self, axes: Mapping[str, Label]) -> bool:
+        """Whether the cell with these labels belongs to the part that is run now."""
+        return all(
+            any(fnmatchcase(str(label), pattern) for pattern in self.part[axis])
+            for axis, label in axes.items()
+            if axis in self.part
+        )
 
 
 def read(lines: Sequence[str]) -> Experiment | None:
@@ -83,6 +95,7 @@ def read(lines: Sequence[str]) -> Experiment | None:
     labels = labels_of(declared["axes"])
     given = {line.key_or_group: line for line in overrides.parse(lines, labels)}
     own = {key: line for key, line in given.items() if _is_own(key)}
+    parts = [key for key in own if key.startswith(_PART)]
     if not declared["axes"]:
         if own:
             name = given["experiment"].value() if "experiment" in given else None
@@ -107,6 +120,7 @@ def read(lines: Sequence[str]) -> Experiment | None:
         axes=axes,
         tuning=_tuning(declared["tune"], axes, settings, labels),
         report=_report(declared["report"], axes),
+        part=dict(_part(axis, line, axes) for axis, line in own.items() if axis in parts),
         on_other_code=one_of("on_other_code", declared["on_other_code"], OTHER_CODE),
         digest=_digest(name),
     )
@@ -142,7 +156,8 @@ def _declared(given: Mapping[str, Override]) -> dict[str, Any]:
     """What the file says about the experiment itself, with the overrides of these settings."""
     if "experiment" not in given or given["experiment"].is_sweep_override():
         return dict.fromkeys(EXPERIMENT_KEYS)
-    kept = [given["experiment"], *(line for key, line in given.items() if _is_own(key))]
+    own = [line for key, line in given.items() if _is_own(key) and not key.startswith(_PART)]
+    kept = [given["experiment"], *own]
     cfg = composition.raw([str(override.input_line) for override in kept])
     return {
         key: OmegaConf.to_container(cfg[key]) if OmegaConf.is_config(cfg[key]) else cfg[key]
@@ -210,7 +225,11 @@ def _tuning(
             f"tune.seeds={list(seeds)}: seed {min(both, key=str)} is also among those of the"  # type: ignore[arg-type]
             " runs, whose results the tuning may not see"
         )
-    return Tuning(budget, seeds, shared, own)
+    choices = [axis for axis in axes if axis != SEED]
+    per = choices if declared["per"] is None else declared["per"]
+    for axis in per if isinstance(per, list) else [per]:
+        one_of("tune.per", axis, choices)
+    return Tuning(budget, seeds, shared, own, tuple(per))
 
 
 def _range(name: str, key: str, declared: object) -> tuple[Label, ...] | Interval:
@@ -228,6 +247,27 @@ def _range(name: str, key: str, declared: object) -> tuple[Label, ...] | Interva
     if not isinstance(declared, list) or not all(isinstance(value, Label) for value in declared):
         raise ConfigError(f"{name}={declared}: a list of values, or interval(a,b), is expected")
     return tuple(declared)
+
+
+def _part(
+    key: str, override: Override, axes: Mapping[str, Sequence[Value]]
+) -> tuple[str, tuple[str, ...]]:
+    """The axis that an override `axes.<axis>=...` names, and its patterns.
+
+    Raises:
+        ConfigError: there is no such axis, or no label that a pattern fits.
+    """
+    axis = one_of("axes", key.removeprefix(_PART), axes)
+    value = override.value()
+    patterns = tuple(str(pattern) for pattern in (value if isinstance(value, list) else [value]))
+    labels = [str(value.label) for value in axes[axis]]
+    for pattern in patterns:
+        if not any(fnmatchcase(label, pattern) for label in labels):
+            raise ConfigError(
+                f"{key}={pattern}: no value of this axis fits{did_you_mean(pattern, labels)}; it"
+                f" has {', '.join(labels)}"
+            )
+    return axis, patterns
 
 
 def _report(declared: Mapping[str, Any], axes: Mapping[str, Sequence[Value]]) -> dict[str, Any]:

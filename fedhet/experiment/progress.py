@@ -11,7 +11,7 @@ from fedhet.errors import uncreatable
 from fedhet.experiment import cells, tuning
 from fedhet.experiment.cells import Cell, Setting
 from fedhet.experiment.code import Code
-from fedhet.experiment.definition import Experiment
+from fedhet.experiment.definition import SEED, Experiment
 from fedhet.experiment.folder import ExperimentFolder
 from fedhet.record.lock import Lock
 
@@ -26,14 +26,16 @@ class Outcome:
 
     Attributes:
         folder: its folder.
-        cells: the number of its runs and trials.
-        missing: the cells that are not there, with the reason.
+        cells: the number of its runs and trials, in the part that is run now.
+        missing: those that are not there, with the reason.
+        others: the number of its cells outside of that part.
         degraded: whether a cell has lost more replies than it was allowed.
     """
 
     folder: Path
     cells: int
     missing: dict[Cell, str]
+    others: int
     degraded: bool
 
 
@@ -68,20 +70,30 @@ def run(
         folder = ExperimentFolder(path, experiment, Code.current())
         folder.write([*trials, *cells.runs(experiment)], [])
         started(folder.path)
-        _run(folder, trials, launch)
+        _run(folder, [cell for cell in trials if _wanted(experiment, cell)], launch)
         tuned = _choose(experiment, folder, trials)
         chosen = {tuple(entry["axes"].items()): entry["chosen"] for entry in tuned}
         runs = cells.runs(experiment, chosen)
         every = [*trials, *runs]
         folder.write(every, tuned)
-        ready = [c for c in runs if not trials or chosen[c.setting] is not None]
+        wanted = [cell for cell in runs if _wanted(experiment, cell)]
+        per = experiment.tuning.per if experiment.tuning else ()
+        ready = [c for c in wanted if not trials or chosen[c.on(per)] is not None]
         _run(folder, ready, launch)
-        missing = folder.missing_reasons(every)
+        asked = [cell for cell in every if _wanted(experiment, cell)]
+        missing = folder.missing_reasons(asked)
         lost = "none of the trials that would choose its settings has ended well"
-        missing |= {cell: lost for cell in runs if cell not in ready}
-        return Outcome(folder.path, len(every), missing, folder.is_degraded(every))
+        missing |= {cell: lost for cell in wanted if cell not in ready}
+        others = len(every) - len(asked)
+        return Outcome(folder.path, len(asked), missing, others, folder.is_degraded(every))
     finally:
         lock.release()
+
+
+def _wanted(experiment: Experiment, cell: Cell) -> bool:
+    """Whether the cell is in the part that is run now; trials have seeds of their own."""
+    axes = {axis: label for axis, label in cell.axes.items() if axis != SEED}
+    return experiment.wants(cell.axes if cell.kind == "run" else axes)
 
 
 def _run(folder: ExperimentFolder, every: Sequence[Cell], launch: Launch) -> None:
@@ -94,15 +106,15 @@ def _run(folder: ExperimentFolder, every: Sequence[Cell], launch: Launch) -> Non
 def _choose(
     experiment: Experiment, folder: ExperimentFolder, trials: Sequence[Cell]
 ) -> list[dict[str, Any]]:
-    """The entries `tuned` of experiment.json: what each setting's trials have chosen."""
+    """The entries `tuned` of experiment.json: what the trials have chosen."""
     if experiment.tuning is None:
         return []
-    by_setting: dict[Setting, list[Cell]] = {}
+    by_place: dict[Setting, list[Cell]] = {}
     for cell in trials:
-        by_setting.setdefault(cell.setting, []).append(cell)
+        by_place.setdefault(cell.on(experiment.tuning.per), []).append(cell)
     entries = []
-    for setting, tried in by_setting.items():
-        space = experiment.tuning.space_of([label for _, label in setting])
+    for place, tried in by_place.items():
+        space = experiment.tuning.space_of(list(tried[0].axes.values()))
         points: list[tuning.Point] = []
         scores: dict[int, list[float | None]] = {}
         for cell in tried:
@@ -113,7 +125,7 @@ def _choose(
         chosen = None if found is None else points[found[0]]
         entries.append(
             {
-                "axes": dict(setting),
+                "axes": dict(place),
                 "chosen": chosen,
                 "validation": found and found[1],
                 "trials": len(points),

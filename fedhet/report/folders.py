@@ -105,6 +105,10 @@ def _read_one(folder: Path) -> Source:
         experiment = _experiment(folder / EXPERIMENT)
         cells = [_cell(folder, entry) for entry in experiment["cells"]]
     else:
+        if inner := sorted(path.parent.name for path in folder.rglob(EXPERIMENT)):
+            raise ConfigError(
+                f"{folder} holds the experiments {', '.join(inner)}; name one of them"
+            )
         experiment = {}
         found = sorted(path.parent for path in folder.rglob(SUMMARY))
         cells = [_found(path, _shown(path, folder)) for path in found]
@@ -129,8 +133,10 @@ def _experiment(path: Path) -> Values:
         found = content.get("format") if isinstance(content, dict) else None
         raise ConfigError(f"{path} has format {found!r}; this version of fedhet reads {FORMAT}")
     cells = content.get("cells")
-    well = isinstance(cells, list) and isinstance(content.get("axes"), dict)
-    if not well or not all(isinstance(c, dict) and isinstance(c.get("folder"), str) for c in cells):
+    well = isinstance(content.get("axes"), dict) and isinstance(cells, list)
+    if not well or not all(
+        isinstance(c, dict) and isinstance(c.get("folder"), str) for c in cells or ()
+    ):
         raise ConfigError(f"{path} is damaged: it lists no axes or no cells")
     return content
 

@@ -116,8 +116,4 @@ def as_html(document: Document) -> str:
         lstrip_blocks=True,
     )
     environment.filters["base64"] = lambda content: base64.b64encode(content).decode()
-    return environment.get_template("report.html").render(
-        document=document,
-        style=jinja2.utils.markupsafe.Markup((TEMPLATES / "report.css").read_text("utf-8")),
-        script=jinja2.utils.markupsafe.Markup((TEMPLATES / "report.js").read_text("utf-8")),
-    )
+    return environment.get_template("report.html").render(document=document)

@@ -11,6 +11,9 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import deployment
 import simulation
@@ -26,12 +29,14 @@ def main() -> None:
     simulated.add_argument("--clients", type=int, default=100)
     simulated.add_argument("--fraction", type=float, default=1.0)
     simulated.add_argument("--deadline", type=float, default=0.5, help="seconds per message")
+    simulated.add_argument("--keep", type=Path, help="a folder for the two run folders and logs")
     deployed = kinds.add_parser("deployment")
     deployed.add_argument("--nodes", type=int, default=20)
     deployed.add_argument("--rounds", dest="steps", type=int, default=10)
     options = vars(parser.parse_args())
-    soak = {"simulation": simulation.soak, "deployment": deployment.soak}[options.pop("kind")]
-    print(json.dumps(soak(**options), indent=2))
+    soaks: dict[str, Callable[..., dict[str, Any]]]
+    soaks = {"simulation": simulation.soak, "deployment": deployment.soak}
+    print(json.dumps(soaks[options.pop("kind")](**options), indent=2))
 
 
 if __name__ == "__main__":

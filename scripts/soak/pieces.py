@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,11 +17,20 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedhet.messages import Broadcast, Update
+from fedhet.errors import LostState
+from fedhet.messages import LOST, Broadcast, Update
 from fedhet.methods.fednorm import FedNormPlugin, Z
 
-FAILED = "FEDHET_SOAK_FAILED"  # names a file of [client, step] pairs: who is absent
+FAILED = "FEDHET_SOAK_FAILED"  # names a file of [client, step, reason]: who is absent
+STATES = "fedhet-state-*/{pid}/*.safetensors"  # in the temporary folder: what clients remember
 SHARE = 0.1  # of the replies that each fault hits, independently of the others
+OWN = "fednorm.own"  # what a client remembers: the weights that it sent last
+OWN_SHARE = 0.1  # of them in what it sends next, so that a wrong state shows in the model
+OVERSIZED_BYTES = 2**22
+SLOW_SHARE = 0.03  # of the clients in the second run take `SLOW_SECONDS`: time must not count there
+SLOW_SECONDS = 1.0
+
+Parts = list[bytes]
 
 
 def _raise() -> None:
@@ -55,12 +65,40 @@ def _extra(update: Update) -> None:
     update.extras[Z] = torch.full((3,), float("inf"))
 
 
+def _remove(state: Path) -> None:
+    state.unlink()
+
+
+def _flip(state: Path) -> None:
+    state.write_bytes(flipped(state.read_bytes(), np.random.default_rng(0)))
+
+
+def flipped(data: bytes, random: np.random.Generator) -> bytes:
+    """The bytes with one of them changed."""
+    position = int(random.integers(len(data)))
+    return data[:position] + bytes([data[position] ^ 0xFF]) + data[position + 1 :]
+
+
+def _damage(parts: Parts, random: np.random.Generator) -> Parts:
+    index = int(random.integers(len(parts)))
+    return [*parts[:index], flipped(parts[index], random), *parts[index + 1 :]]
+
+
+def _enlarge(parts: Parts, random: np.random.Generator) -> Parts:
+    return [*parts, bytes(OVERSIZED_BYTES)]
+
+
 # What happens before a client works; the first of these that strikes is the only one that can.
 BEFORE: dict[str, Callable[[], None]] = {
     "its process exits": lambda: os._exit(7),
     "its process is killed": _kill,
     "it hangs": lambda: time.sleep(100_000),
     "it raises an exception": _raise,
+}
+# What is done to the files of what it remembers, if it remembers something.
+STATE: dict[str, Callable[[Path], None]] = {
+    "a lost state": _remove,
+    "a damaged state": _flip,
 }
 # What is done to its reply.
 AFTER: dict[str, Callable[[Update], None]] = {
@@ -72,36 +110,54 @@ AFTER: dict[str, Callable[[Update], None]] = {
     "another name": _rename,
     "a bad extra": _extra,
 }
+# What is done to the bytes of its reply.
+ON_THE_WAY: dict[str, Callable[[Parts, np.random.Generator], Parts]] = {
+    "damaged bytes": _damage,
+    "too many bytes": _enlarge,
+}
+FAULTS = (*BEFORE, *STATE, *AFTER, *ON_THE_WAY)
 
 
 def drawn(pid: int, step: int) -> list[str]:
     """The faults that hit this client in this step."""
-    hit = np.random.default_rng([pid, step]).random(len(BEFORE) + len(AFTER)) < SHARE
-    return [name for name, struck in zip([*BEFORE, *AFTER], hit, strict=True) if struck]
+    hit = np.random.default_rng([pid, step]).random(len(FAULTS)) < SHARE
+    return [name for name, struck in zip(FAULTS, hit, strict=True) if struck]
 
 
 class Faulty(FedNormPlugin):
-    """FedNorm with these faults, or, with `z_when="absent"`, without them and those who failed."""
+    """FedNorm with these faults, or, with `z_when="absent"`, without them and those who failed.
+
+    Beside FedNorm's work, a client sends a tenth of the weights that it sent last.
+    """
 
     def __init__(self, *, temperature: float, z_when: str) -> None:
         super().__init__(temperature=temperature)
-        self.absent: set[tuple[int, int]] | None = None
+        self.absent: dict[tuple[int, int], str] | None = None
         if z_when == "absent":
             failed = json.loads(Path(os.environ[FAILED]).read_text())
-            self.absent = {(pid, step) for pid, step in failed}
-
-    def _faults(self) -> list[str]:
-        return drawn(self.client.pid, self.client.msg.step) if self.absent is None else []
+            self.absent = {(pid, step): reason for pid, step, reason in failed}
 
     def prepare(self, msg: Broadcast) -> None:
-        if self.absent and (self.client.pid, msg.step) in self.absent:
-            raise OSError("absent")
-        for name in self._faults():
+        who = self.client.pid, msg.step
+        if self.absent is not None:
+            if who in self.absent:
+                raise (LostState if self.absent[who] == LOST else OSError)("absent")
+            if np.random.default_rng([*who, 2]).random() < SLOW_SHARE:
+                time.sleep(SLOW_SECONDS)
+            return
+        for name in drawn(*who):
             if name in BEFORE:
                 BEFORE[name]()
+            elif name in STATE:
+                for path in Path(tempfile.gettempdir()).glob(STATES.format(pid=msg.pid)):
+                    STATE[name](path)
 
     def finish(self, update: Update) -> None:
         super().finish(update)
-        for name in self._faults():
+        if before := self.client.state.get(OWN):
+            for name, t in update.weights.items():
+                update.weights[name] = torch.lerp(t, before[name], OWN_SHARE)
+        self.client.state.put(OWN, update.weights)
+        for name in drawn(self.client.pid, self.client.msg.step) if self.absent is None else []:
             if name in AFTER:
                 AFTER[name](update)

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,11 @@ import pieces
 import psutil
 
 HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
 LOOK_SECONDS = 0.5
+FLAT = 1.02  # memory is flat if its mean in the last quarter of the steps is at most so many
+# times that in the second quarter: the record of a run in memory grows a little with each failure
+SAME = ("cohort", "accepted", "client_state", "weights_sha256")  # of each step in both runs
 
 
 def settings(rounds: int, clients: int, fraction: float, deadline: float) -> list[str]:
@@ -31,11 +35,12 @@ def settings(rounds: int, clients: int, fraction: float, deadline: float) -> lis
         "partition.min_size=5",
         f"rounds={rounds}",
         f"fraction={fraction}",
-        "replies.least=5",  # no filter helps where half of the replies are outliers
+        "replies.least=5",  # fewer are too easily outliers by half
         "engine.workers=2",
         "eval.every=10",
         "eval.clients=false",
         "on_failure=skip",
+        "on_lost_state=restart",
         "replies.max_lost=1",
         "replies.bad_steps=20",
         f"replies.deadline={deadline}",
@@ -49,18 +54,22 @@ def run(overrides: list[str], folder: Path, failed: Path) -> dict[str, Any]:
     """Run them in a process of their own, and watch its memory.
 
     Returns:
-        `mib`: of the server's process, by step; `left`: processes that it has left behind.
+        `mib`: of the server's process, by step, until the last one, after which it draws figures;
+        `left`: processes that it has left behind; `files`: what is left in the temporary folder.
 
     Raises:
         SystemExit: the run has failed.
     """
+    temporary = folder.with_suffix(".tmp")
+    temporary.mkdir()
     environment = {
         **os.environ,
+        "TMPDIR": str(temporary),
         "FEDHET_TRUST": "pieces",
         pieces.FAILED: str(failed),
-        "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]),
+        "PYTHONPATH": os.pathsep.join([str(HERE), str(ROOT), os.environ.get("PYTHONPATH", "")]),
     }
-    command = [sys.executable, "-m", "fedhet", *overrides, f"hydra.run.dir={folder}"]
+    command = [sys.executable, str(HERE / "wired.py"), *overrides, f"hydra.run.dir={folder}"]
     began = time.perf_counter()
     log = folder.with_suffix(".log")
     with log.open("w") as file:
@@ -80,8 +89,10 @@ def run(overrides: list[str], folder: Path, failed: Path) -> dict[str, Any]:
     if code:
         sys.exit(f"the run has ended with {code}:\n{log.read_text()[-2000:]}")
     seconds = time.perf_counter() - began
-    left = [one.pid for one in psutil.process_iter() if _session(one) == process.pid]
-    return {"seconds": seconds, "mib": mib, "left": left}
+    mib.pop(max(mib, default=0), None)
+    left = [one.pid for one in psutil.process_iter() if _temporary(one) == str(temporary)]
+    files = [path.name for path in temporary.iterdir()]
+    return {"seconds": seconds, "mib": mib, "left": left, "files": files}
 
 
 def steps(folder: Path) -> list[dict[str, Any]]:
@@ -93,40 +104,75 @@ def steps(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
-def _session(process: psutil.Process) -> int | None:
+def _temporary(process: psutil.Process) -> str | None:
+    """The temporary folder of a process, which tells the processes of one run from all others."""
     try:
-        return os.getsid(process.pid)
-    except ProcessLookupError:
+        return process.environ().get("TMPDIR")
+    except psutil.Error:  # it has ended, or is another user's
         return None
 
 
-def soak(rounds: int, clients: int, fraction: float, deadline: float) -> dict[str, Any]:
-    """Run with the faults, and then without the clients that they hit."""
+def quarter_means(mib: dict[int, float], rounds: int) -> tuple[float, float]:
+    """The means over the second and the last quarter of the steps."""
+    second = [mib[n] for n in mib if rounds / 4 <= n < rounds / 2]
+    last = [mib[n] for n in mib if n >= rounds * 3 / 4]
+    return sum(second) / max(1, len(second)), sum(last) / max(1, len(last))
+
+
+def first_difference(faulty: list[dict[str, Any]], clean: list[dict[str, Any]]) -> Any:
+    """The first step in which the two runs are not the same, with both versions of it, or None."""
+    for one, other in zip(faulty, clean, strict=True):
+        differing = {key: (one[key], other[key]) for key in SAME if one[key] != other[key]}
+        if differing:
+            return {"step": one["step"], **differing}
+    return None
+
+
+def accepted_outliers(row: dict[str, Any]) -> int:
+    """How many the step has merged: no filter helps where half of its replies are outliers."""
+    merged = set(row["cohort"]) - {one["pid"] for one in row["failures"]}
+    hit = sum("an outlier" in pieces.drawn(pid, row["step"]) for pid in merged)
+    return hit if row["accepted"] else 0
+
+
+def soak(
+    rounds: int, clients: int, fraction: float, deadline: float, keep: Path | None
+) -> dict[str, Any]:
+    """Run with the faults, and then without the clients that they hit.
+
+    Args:
+        rounds, clients, fraction, deadline: the settings of both runs.
+        keep: a new folder for what they leave; None: it is removed.
+    """
     common = settings(rounds, clients, fraction, deadline)
-    with tempfile.TemporaryDirectory() as home:
+    with nullcontext(keep) if keep else tempfile.TemporaryDirectory() as home:
+        Path(home).mkdir(parents=True, exist_ok=True)
         faulty, clean = Path(home, "faulty"), Path(home, "clean")
         failed = Path(home, "failed.json")
         watched = run(common, faulty, failed)
         rows = steps(faulty)
-        lost = [(one["pid"], one["step"]) for row in rows for one in row["failures"]]
+        lost = [(one["pid"], one["step"], one["reason"]) for row in rows for one in row["failures"]]
         failed.write_text(json.dumps(lost))
-        run([*common, "plugin.fednorm.z_when=absent"], clean, failed)
+        # Without a deadline, which on a busy machine would make others late in this run.
+        run([*common, "plugin.fednorm.z_when=absent", "replies.deadline=null"], clean, failed)
+        difference = first_difference(rows, steps(clean))
         summaries = [
             json.loads((folder / "summary.json").read_text()) for folder in (faulty, clean)
         ]
-        reasons = Counter(failure["reason"] for row in rows for failure in row["failures"])
-    mib = watched["mib"]
-    early = [mib[step] for step in sorted(mib) if 10 <= step <= 30]
+    second, last = quarter_means(watched["mib"], rounds)
     return {
         "steps": len(rows),
         "messages": sum(len(row["cohort"]) for row in rows),
         "accepted": sum(row["accepted"] for row in rows),
-        "failures": dict(reasons.most_common()),
-        "failures of clients that no fault hit": sum(not pieces.drawn(*one) for one in lost),
+        "failures": dict(Counter(reason for _, _, reason in lost).most_common()),
+        "failures of clients that no fault hit": sum(not pieces.drawn(*one[:2]) for one in lost),
+        "outliers that were accepted": sum(map(accepted_outliers, rows)),
         "accuracy": [one["accuracy"]["last"] for one in summaries],
-        "the same weights": len({one["weights_sha256"] for one in summaries}) == 1,
-        "MiB after 10 to 30 steps, at most": round(max(early, default=0.0)),
-        "MiB in the last 20 steps, at most": round(max(mib[n] for n in mib if n > rounds - 20)),
+        "the same weights": difference is None,
+        "first difference": difference,
+        "MiB, means of the second and the last quarter": [round(second), round(last)],
+        "memory is flat": last <= FLAT * second,
         "processes left": len(watched["left"]),
+        "files left": watched["files"],
         "seconds": round(watched["seconds"]),
     }

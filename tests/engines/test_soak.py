@@ -14,14 +14,15 @@ SOAK = Path(__file__).parents[2] / "scripts" / "soak"
 
 @pytest.mark.matrix
 def test_all_faults_at_once() -> None:
-    command = [sys.executable, str(SOAK), "simulation", "--rounds", "12", "--clients", "40"]
-    process = subprocess.run(
-        [*command, "--fraction", "0.5"], capture_output=True, text=True, timeout=500, check=False
-    )
+    command = [sys.executable, str(SOAK), "simulation", "--rounds", "8", "--clients", "60"]
+    process = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
     assert process.returncode == 0, process.stderr
     found = json.loads(process.stdout)
-    assert (found["steps"], found["messages"]) == (12, 240)
-    assert 0 < found["accepted"] < 240
-    assert set(found["failures"]) == {"failed", "late", "refused", "outlier"}
-    assert found["the same weights"] is True
+    assert (found["steps"], found["messages"]) == (8, 480)
+    assert 0 < found["accepted"] < 480
+    assert set(found["failures"]) >= {"failed", "late", "refused", "outlier"}
+    assert set(found["failures"]) >= {"lost state", "corrupt", "too large"}
+    assert found["outliers that were accepted"] == 0
+    assert found["the same weights"] is True, found["first difference"]
     assert found["processes left"] == 0
+    assert found["files left"] == []

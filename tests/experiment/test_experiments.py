@@ -114,7 +114,7 @@ def test_a_failed_cell_does_not_end_the_others(
     write(f"{QUICK}\naxes:\n  dataset: [digits, mnist]\n  seed: [0]\ndata_dir: nowhere")
     assert run() == 1
     printed = capsys.readouterr()
-    assert "missing: dataset=mnist, seed=0: " in printed.err
+    assert "missing: dataset=mnist seed=0: " in printed.err
     assert "nowhere" in printed.err
     assert "experiment mine: 1 of 2 runs are there" in printed.out
     (failed,) = [
@@ -133,7 +133,7 @@ def test_runs_without_a_trial_are_not_run(write: Write, capsys: pytest.CaptureFi
     )
     assert run() == 1
     err = capsys.readouterr().err
-    assert "dataset=mnist, seed=0: none of the trials that would choose its settings" in err
+    assert "dataset=mnist seed=0: none of the trials that would choose its settings" in err
     assert len([s for s in summaries().values() if s["seed"] == 0]) == 1
 
 
@@ -209,3 +209,23 @@ def test_a_stopped_experiment_goes_on(
         assert summary["weights_sha256"] == sha256
     names = {path.name for path in (folder / "cells").iterdir()}
     assert names == {path.name for path in (tmp_path / "experiments/mine/cells").iterdir()}
+
+
+def test_a_part_is_run_and_the_rest_later(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
+    write(f"{TWO}\ntune: {{space: {{client.lr: [.1, .2]}}}}")
+    assert run("axes.method=[*Avg]", "axes.seed=1") == 0
+    out = capsys.readouterr().out
+    assert "experiment mine: 3 of 3 runs are there, 5 more were not asked for" in out
+    before = written()
+    assert {(s["method"], s["seed"]) for s in summaries().values()} == {
+        ("fedavg", 1000),
+        ("fedavg", 1),
+    }
+    assert len(record()["cells"]) == 8
+    assert run() == 0
+    assert {name: written()[name] for name in before} == before
+    assert len(written()) == 8
+    assert run("axes.method=FedAvgg") == 2
+    assert "no value of this axis fits (did you mean FedAvg?)" in capsys.readouterr().err
+    assert run("axes.model=mlp") == 2
+    assert "axes=model is not allowed" in capsys.readouterr().err

@@ -1,0 +1,52 @@
+"""`python -m fedhet` whose workers' replies travel as Flower carries them, and suffer on the way.
+
+Within a machine, fedhet's own engine passes tensors in shared memory, where nothing is damaged.
+Here each reply is packed as by a client of Flower, damaged, and read as by the server of a
+deployment.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pieces
+from flwr.common import Code, FitRes, Parameters, Status, ndarrays_to_parameters
+
+from fedhet.cli.main import main
+from fedhet.engines import local
+from fedhet.engines.pool import PoolCourier
+from fedhet.flower import wire
+from fedhet.messages import Broadcast, Reply, Update, payload
+from fedhet.server import Clock
+
+MAX_BYTES = 2**20  # that a reply may have beyond twice its message
+
+
+class WiredCourier(PoolCourier):
+    """Workers whose replies are bytes before the server reads them."""
+
+    def exchange(self, plan: list[Broadcast], clock: Clock) -> Iterator[Reply]:
+        for msg, reply in zip(plan, super().exchange(plan, clock), strict=True):
+            yield _travelled(msg, reply) if isinstance(reply, Update) else reply
+
+
+def _travelled(msg: Broadcast, update: Update) -> Reply:
+    """What the server reads of the reply, after the faults that are drawn for it."""
+    arrays, examples, metrics = wire.reply_arrays(msg, update)
+    parts = ndarrays_to_parameters(arrays).tensors
+    for name in pieces.drawn(msg.pid, msg.step):
+        if name in pieces.ON_THE_WAY:
+            random = np.random.default_rng([msg.pid, msg.step, 1])
+            parts = pieces.ON_THE_WAY[name](parts, random)
+    sent: Any = Parameters(parts, "numpy.ndarray")
+    result = FitRes(Status(Code.OK, ""), sent, examples, metrics)
+    expected = sum(payload(msg.slot, msg.weights, msg.extras).values())
+    return wire.read_result(msg, result, 2 * expected + MAX_BYTES)
+
+
+if __name__ == "__main__":
+    vars(local)["PoolCourier"] = WiredCourier
+    sys.exit(main())
