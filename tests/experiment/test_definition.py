@@ -51,6 +51,7 @@ def test_the_runs_are_all_combinations_of_the_values(write: Write) -> None:
     assert labels == list(product(methods, [0.05, 0.3], [0, 1, 2]))
     assert runs[-1].overrides == (
         "experiment=mine",
+        "figures=false",
         "method=scaffold",
         "plugin=[fednorm]",
         "client.lr=.05",
@@ -74,15 +75,16 @@ def test_the_command_line_gives_axes_other_values(write: Write) -> None:
         "seed": [7],
         "client.epochs": [1, 2],
     }
-    assert experiment.fixed == ("experiment=mine", "rounds=1")
+    assert experiment.fixed == ("experiment=mine", "rounds=1", "figures=false")
 
 
 def test_a_scale_comes_before_the_command_line(write: Write) -> None:
     write(AXES)
     small = read("scale=small")
     assert [value.label for value in small.axes["seed"]] == [0, 1]
-    assert small.fixed == ("experiment=mine", "rounds=2")
-    assert read("scale=small", "rounds=9").fixed == ("experiment=mine", "rounds=9")
+    assert small.fixed == ("experiment=mine", "rounds=2", "figures=false")
+    given = read("scale=small", "rounds=9", "figures=true").fixed
+    assert given == ("experiment=mine", "rounds=9", "figures=true")
 
 
 def test_a_folder_belongs_to_the_settings_of_its_run(write: Write) -> None:

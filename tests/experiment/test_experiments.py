@@ -55,10 +55,9 @@ def test_an_experiment_is_run_once(write: Write, capsys: pytest.CaptureFixture[s
     write(TWO)
     assert run() == 0
     out = capsys.readouterr().out.splitlines()
-    assert out[-2:] == [
-        "experiment mine: 4 of 4 runs are there",
-        f"run folder: {Path('experiments/mine').resolve()}",
-    ]
+    home = Path("experiments/mine").resolve()
+    assert "experiment mine: 4 of 4 runs are there" in out
+    assert out[-2:] == [f"report: {home / 'report' / 'index.html'}", f"run folder: {home}"]
     before = written()
     assert len(before) == 4
     assert {(s["method"], s["seed"], s["status"]) for s in summaries().values()} == {

@@ -35,8 +35,9 @@ def test_hydra_finds_the_classes_and_starts_without_what_they_need() -> None:
     process = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    classes = "hydra_plugins.fedhet.ProcessesLauncher hydra_plugins.fedhet.RayLauncher"
-    assert process.stdout == f"{classes}\n\n"
+    classes = ["ProcessesLauncher", "RayLauncher", "sweeper.ExperimentSweeper"]
+    names = " ".join(f"hydra_plugins.fedhet.{name}" for name in classes)
+    assert process.stdout == f"{names}\n\n"
 
 
 @pytest.mark.parametrize("choice", ["processes", "ray"])
