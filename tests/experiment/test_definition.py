@@ -12,6 +12,7 @@ from fedhet.config import compose
 from fedhet.errors import ConfigError
 from fedhet.experiment import cells, definition
 from fedhet.experiment.definition import Experiment
+from fedhet.report.study import SCORES
 
 Write = Callable[..., None]
 AXES = """
@@ -108,6 +109,10 @@ def test_an_experiment_without_axes_is_a_single_run(write: Write) -> None:
     definition.refuse(["experiment=mine"])
 
 
+def test_an_experiment_knows_the_scores_of_its_report() -> None:
+    assert tuple(SCORES) == definition.METRICS
+
+
 def test_where_one_run_is_possible_axes_are_refused(write: Write) -> None:
     write(AXES)
     with pytest.raises(ConfigError, match="experiment=mine has axes, and is more than one run"):
@@ -127,7 +132,7 @@ def test_where_one_run_is_possible_axes_are_refused(write: Write) -> None:
         ("axes: {client.lr: 'interval(0,1)'}", [], "an axis has single values"),
         (AXES, ["report.compare=model"], "report.compare=model is not allowed; choose from: meth"),
         (AXES, ["report.reference=FedProx"], "report.reference=FedProx is not allowed"),
-        (AXES, ["report.metric=best"], "choose from: last, best_val, last_k"),
+        (AXES, ["report.metric=best"], "choose from: last, best_val, last_k, clients"),
         (AXES, ["on_other_code=maybe"], "choose from: stop, keep, rerun"),
         (TUNED, ["tune.budget=0"], "tune.budget=0 is not allowed"),
         (TUNED, ["tune.seeds=[1]"], "seed 1 is also among those of the runs"),
