@@ -37,8 +37,8 @@ from fedhet.experiment.tuning import Interval, Space, Tuning
 
 SEED = "seed"
 # The scores by which values are compared, as fedhet/report names them.
-METRICS = ("last", "best_val", "last_k", "clients", "worst")
-METRICS += ("personal", "personal_best_val", "finetuned")
+_GLOBAL = ("last", "best_val", "last_k", "clients", "worst")
+METRICS = (*_GLOBAL, "personal", "personal_best_val", "finetuned")
 _PART = "axes."  # axes.<axis>=[<patterns of labels>] on the command line
 OTHER_CODE = ("stop", "keep", "rerun")
 
