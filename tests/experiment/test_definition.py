@@ -181,3 +181,22 @@ def test_a_setting_of_the_command_line_is_not_tuned(write: Write) -> None:
     assert not fixed.own["FedAvg"]
     write(TUNED.partition("  own:")[0])
     assert read("client.lr=.1", "client.momentum=0").tuning is None
+
+
+def test_an_axis_takes_values_by_their_labels(write: Write) -> None:
+    write(AXES)
+    by_label = read("method='SCAFFOLD with FedNorm',FedAvg", "seed=0")
+    assert by_label.axes["method"] == read().axes["method"][::-1]
+    assert read("method=FedAvg").axes["method"] == read("method=fedavg").axes["method"]
+    with pytest.raises(ConfigError, match="unknown method 'FedAvgg'"):
+        read("method=FedAvgg")
+    with pytest.raises(ConfigError, match="unknown method 'FedAvg'"):
+        definition.read(["method=FedAvg"])  # no experiment has this label
+
+
+def test_a_scale_chooses_by_label_and_what_it_leaves_out_is_not_tuned(write: Write) -> None:
+    write(TUNED.replace("small: [", "small: [\"method='SCAFFOLD with FedNorm'\", "))
+    small = read("scale=small")
+    assert [value.label for value in small.axes["method"]] == ["SCAFFOLD with FedNorm"]
+    assert small.tuning is not None
+    assert small.tuning.own == {}
