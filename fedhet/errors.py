@@ -77,6 +77,15 @@ class Rejected(ValueError):
         self.reason = reason
 
 
+def has_diverged(reason: str | None) -> bool:
+    """Whether a run has failed because its weights, or what was computed from them, are not finite.
+
+    Args:
+        reason: why it failed, as summary.json says it.
+    """
+    return "NaN or infinite values" in (reason or "")
+
+
 # In the environment of a run that engine=flwr has submitted, which reports the recorded failure.
 SUBMITTED = "FEDHET_SUBMITTED"
 

@@ -24,7 +24,7 @@ from fedhet.record.files import as_json
 
 log = logging.getLogger("fedhet")
 # settings in which a run may differ from before
-GIVEN_ANEW = ("rounds", "engine", "checkpoint", "deliver", "tracker")
+GIVEN_ANEW = ("rounds", "figures", "engine", "checkpoint", "deliver", "tracker")
 
 
 @dataclass

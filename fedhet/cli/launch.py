@@ -156,6 +156,9 @@ class HydraTask:
         self.degraded = False
         self.heard_of: list[Exception] = []
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "pid": 0}  # whoever unpickles it is another process
+
     def heard(self, name: str, job: JobReturn, folder: Path | None) -> None:
         """Note how a job has ended that a launcher has run in another process."""
         if job.status == JobStatus.FAILED:

@@ -101,10 +101,19 @@ def content(group: str, choice: str) -> dict[str, Any]:
 
 def target(group: str, choice: str) -> str | None:
     """Return the class that the choice's file names, or None if it names none."""
-    return _target(group, content(group, choice))
+    files = _files(group)
+    return _target(group, files.get(choice) or files[choice.partition("/")[0]])
 
 
-def _target(group: str, settings: dict[str, Any]) -> str | None:
+def _target(group: str, path: Path) -> str | None:
+    # Every run asks for all of them: libyaml reads a file in a tenth of OmegaConf's time.
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    try:
+        settings = loader(path.read_text(encoding="utf-8")).get_single_data()
+    except (yaml.YAMLError, OSError):
+        settings = None
+    if not isinstance(settings, dict):
+        settings = _load(path)  # which says what is wrong
     own = settings.get(group)  # in a file that also presets other groups
     name: str | None = (own if isinstance(own, dict) else settings).get("_target_")
     return name
@@ -117,12 +126,8 @@ def targets() -> frozenset[str]:
 
 @lru_cache(maxsize=2)
 def _targets(conf: Path) -> frozenset[str]:
-    # Every run begins with this: libyaml reads the files in a tenth of OmegaConf's time.
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     named = (
-        _target(group, yaml.load(path.read_text(encoding="utf-8"), loader) or {})
-        for group in _group_names()
-        for path in (conf / group).rglob("*.yaml")
+        _target(group, path) for group in _group_names() for path in (conf / group).rglob("*.yaml")
     )
     return frozenset(name for name in named if name)
 

@@ -32,6 +32,7 @@ from fedhet.config import (
     targets,
     validation,
 )
+from fedhet.config.bases import Bases
 from fedhet.config.targets import check_targets
 from fedhet.errors import ConfigError
 
@@ -69,7 +70,7 @@ class Config:
         return tuple(str(name) for name in self.cfg.plugin)
 
 
-def compose(lines: Sequence[str], *, sent: bool = False) -> Config:
+def compose(lines: Sequence[str], *, sent: bool = False, bases: Bases | None = None) -> Config:
     """Compose and check the configuration of one run from its overrides.
 
     Safe in threads and inside a Hydra application.
@@ -77,6 +78,7 @@ def compose(lines: Sequence[str], *, sent: bool = False) -> Config:
     Args:
         lines: the overrides.
         sent: whether they come from another machine. They then read nothing of this one.
+        bases: what composes the runs of the same sweep.
 
     Raises:
         ConfigError: a name or key is unknown, a value is out of range, or an object is not trusted;
@@ -91,7 +93,7 @@ def compose(lines: Sequence[str], *, sent: bool = False) -> Config:
     parsed = overrides.parse(lines)
     texts = overrides.of_single_run(parsed)
     try:
-        cfg = _hydra_config(texts)
+        cfg = bases(texts) if bases else _hydra_config(texts)
     except ConfigError:
         # Hydra's message does not say what is allowed, so the keys are checked here first.
         chosen = _hydra_config(overrides.choices_only(parsed))
@@ -143,9 +145,10 @@ def check_overrides(lines: Sequence[str], *, sweep: bool = False) -> list[str]:
     """
     parsed = overrides.parse(lines)
     runs = overrides.of_sweep_runs(parsed) if sweep else [overrides.of_single_run(parsed)]
+    bases = of_sweep() if sweep else None
     for run in runs:
         try:
-            compose(run)
+            compose(run, bases=bases)
         except ConfigError as error:
             if not sweep:
                 raise
@@ -163,6 +166,11 @@ def raw(lines: Sequence[str]) -> DictConfig:
     with open_dict(cfg):
         cfg.pop("hydra")
     return cfg
+
+
+def of_sweep() -> Bases:
+    """Return what composes the runs of one sweep, for `compose`."""
+    return Bases(_hydra_config)
 
 
 def _hydra_config(texts: Sequence[str]) -> DictConfig:

@@ -20,6 +20,8 @@ from fedhet.config import pieces, targets
 from fedhet.config.interpolations import SETTING
 from fedhet.errors import ConfigError
 
+# They are trusted also where hydra_plugins is missing: in a FAB, and on a node of a Ray cluster.
+_OWN = ("hydra_plugins.fedhet.ProcessesLauncher", "hydra_plugins.fedhet.RayLauncher")
 # The only places of a `_target_`: the modules in which its class may be, and the class's base.
 _PLUGINS = {
     "launcher": ("hydra._internal.core_plugins", Launcher),
@@ -89,6 +91,8 @@ def _check_plugin(path: str, target: object) -> None:
     if own and re.fullmatch(place.replace(".*", r"\.[^.]+").replace("hydra.", r"hydra\."), path):
         trusted = (own, "hydra_plugins")
         targets.check_trusted(path, target, trusted)
+        if section == "launcher" and target in _OWN:
+            return
         thing = targets.defined(str(target))
         if isinstance(thing, type) and issubclass(thing, base):
             return

@@ -49,6 +49,7 @@ def _validate_run(cfg: DictConfig) -> None:
     one_of("device", cfg.device, ("auto", "cpu", "cuda"))
     one_of("on_failure", cfg.on_failure, ("stop", "skip"))
     one_of("on_lost_state", cfg.on_lost_state, ("stop", "restart"))
+    boolean("figures", cfg.figures)
     boolean("deliver", cfg.deliver)
     one_of("buffers", cfg.buffers, ("average", "local", "frozen"))
     integer("privacy.min_count", cfg.privacy.min_count, low=0)

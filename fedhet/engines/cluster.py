@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from fedhet.config.catalogue import CONF
 from fedhet.config.targets import trusted
 from fedhet.engines.guard import TemporaryFolder
 from fedhet.errors import ConfigError
@@ -25,15 +26,19 @@ TOKEN_REFUSED = "InvalidAuthToken"  # in what Ray writes to stderr, until it giv
 NO_NODE = "No node info found"  # what Ray says where it finds no process of the cluster
 
 
-def reach(address: str) -> list[dict[str, float]]:
+def reach(address: str, setting: str = "engine.address") -> list[dict[str, float]]:
     """Return the resources of each node of the cluster at `<host>:<port>` or "auto".
+
+    Args:
+        address: where the cluster is.
+        setting: what names it, for messages.
 
     Raises:
         ConfigError: this process cannot use the cluster; the message says why.
     """
     if not re.fullmatch(r"auto|[^/]+:\d+", address):
         raise ConfigError(
-            f"engine.address={address}: it must be auto, or <host>:<port> with the port of"
+            f"{setting}={address}: it must be auto, or <host>:<port> with the port of"
             " `ray start --head` (6379 by default)"
         )
     # -P: the probe must not import ray.py, which is beside it, in place of Ray.
@@ -49,7 +54,7 @@ def reach(address: str) -> list[dict[str, float]]:
     if "nodes" in answer:
         nodes: list[dict[str, float]] = answer["nodes"]
         return nodes
-    raise ConfigError(f"engine.address={address}: {_reason(answer.get('reason', ''), log)}")
+    raise ConfigError(f"{setting}={address}: {_reason(answer.get('reason', ''), log)}")
 
 
 def _answer(output: str) -> dict[str, Any]:
@@ -91,6 +96,9 @@ def runtime_env() -> Iterator[dict[str, Any]]:
     with TemporaryFolder("fedhet-ray-") as folder:
         for name in {name.partition(".")[0] for name in trusted()}:
             _copy_code(name, Path(folder))
+        inside = Path(folder, "fedhet", "conf")
+        if not inside.exists():  # it lies beside the package in a clone
+            shutil.copytree(CONF, inside)
         variables = {name: value for name, value in os.environ.items() if name[:7] == "FEDHET_"}
         yield {"working_dir": folder, "env_vars": variables}
 

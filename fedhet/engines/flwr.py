@@ -59,8 +59,7 @@ def run(job: Job) -> Path:
     folder = Path(job.config.run_dir).resolve()
     if not (app / "pyproject.toml").exists():
         raise ConfigError(
-            f"engine=flwr submits fedhet's source folder, but {app} is not one; clone fedhet"
-            " and `pip install -e .`"
+            f"engine=flwr submits fedhet's source folder; {app} is none: `pip install -e .` a clone"
         )
     if (folder / "summary.json").exists() and not job.config.resumes:
         raise ConfigError(f"hydra.run.dir={folder}: that folder already holds a run; name another")

@@ -51,7 +51,7 @@ def run(job: Job) -> Path:
     recorder = job.recorder
     with (
         quiet_flower(),
-        _init_args(engine.address) as init_args,
+        ray_arguments(engine.address) as init_args,
         Simulation(
             _client_fn(job.config),
             len(job.task.sizes),
@@ -72,7 +72,7 @@ def run(job: Job) -> Path:
 
 
 @contextmanager
-def _init_args(address: str | None) -> Iterator[dict[str, Any]]:
+def ray_arguments(address: str | None) -> Iterator[dict[str, Any]]:
     """The arguments of `ray.init`, inside the block."""
     if address is None:
         path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)

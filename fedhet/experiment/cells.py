@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 
@@ -17,7 +17,7 @@ from fedhet.experiment.tuning import Point, points
 
 LONGEST_NAME = 80
 Axes = dict[str, Label]  # axis -> the label of its value
-Setting = tuple[tuple[str, Label], ...]  # the axes without the seed
+Setting = tuple[tuple[str, Label], ...]  # a place on some of the axes
 Combination = tuple[tuple[str, Value], ...]  # a value of each axis
 
 
@@ -40,10 +40,9 @@ class Cell:
     overrides: tuple[str, ...]
     folder: str = field(compare=False)
 
-    @property
-    def setting(self) -> Setting:
-        """Its axes without the seed."""
-        return tuple((axis, label) for axis, label in self.axes.items() if axis != SEED)
+    def on(self, axes: Collection[str]) -> Setting:
+        """Its place on these axes."""
+        return tuple((axis, label) for axis, label in self.axes.items() if axis in axes)
 
     @property
     def label(self) -> str:
@@ -87,13 +86,14 @@ def runs(
 
     Args:
         experiment: the experiment.
-        chosen: the axes without the seed -> the values that their trials have chosen.
+        chosen: place on the axes `tune.per` -> the values that its trials have chosen.
     """
     every = []
     for values in product(*experiment.axes.values()):
         combination = tuple(zip(experiment.axes, values, strict=True))
-        setting = tuple((axis, value.label) for axis, value in combination if axis != SEED)
-        point = (chosen or {}).get(setting) or {}
+        per = experiment.tuning.per if experiment.tuning else ()
+        place = tuple((axis, value.label) for axis, value in combination if axis in per)
+        point = (chosen or {}).get(place) or {}
         every.append(_cell(experiment, "run", combination, None, point))
     return every
 
@@ -116,6 +116,7 @@ def check(cells: Sequence[Cell]) -> None:
     from fedhet.job import try_settings
 
     groups = catalogue.groups()
+    bases = composition.of_sweep()
     seen: set[object] = set()
     for cell in cells:
         choices = frozenset(line for line in cell.overrides if line.partition("=")[0] in groups)
@@ -123,7 +124,7 @@ def check(cells: Sequence[Cell]) -> None:
             continue
         seen |= {choices, *cell.overrides}
         try:
-            settings = composition.compose(cell.overrides)
+            settings = composition.compose(cell.overrides, bases=bases)
             instantiate(settings.cfg.partition)
             try_settings(settings)
         except ConfigError as error:
@@ -169,5 +170,5 @@ def covering(experiment: Experiment) -> Iterator[Cell]:
     """All cells that may run: the trials, and the runs with each value that they may choose."""
     tried = trials(experiment)
     yield from tried
-    chosen = {cell.setting: cell.tuned for cell in tried}
-    yield from runs(experiment, chosen)
+    per = experiment.tuning.per if experiment.tuning else ()
+    yield from runs(experiment, {cell.on(per): cell.tuned for cell in tried})

@@ -20,7 +20,7 @@ from typing import Any
 from hydra.core.override_parser.types import IntervalSweep, Override
 from omegaconf import OmegaConf
 
-from fedhet.check import did_you_mean, each, integer, one_of, optional
+from fedhet.check import did_you_mean, each, integer, one_of, optional, text
 from fedhet.config import catalogue, composition, overrides
 from fedhet.config.composition import EXPERIMENT_KEYS
 from fedhet.errors import ConfigError
@@ -102,6 +102,8 @@ def read(lines: Sequence[str]) -> Experiment | None:
     settings = {key: value for key, value in rest.items() if key not in hydra}
     axes = read_axes(declared["axes"], settings)
     fixed = [override.input_line for key, override in settings.items() if key not in axes]
+    if "figures" not in settings:  # the report has figures of all runs
+        fixed.append("figures=false")
     name = str(experiment.value())
     return Experiment(
         name=name,
@@ -207,7 +209,11 @@ def _tuning(
             f"tune.seeds={list(seeds)}: seed {min(both, key=str)} is also among those of the"  # type: ignore[arg-type]
             " runs, whose results the tuning may not see"
         )
-    return Tuning(budget, seeds, shared, own)
+    choices = [axis for axis in axes if axis != SEED]
+    per = choices if declared["per"] is None else declared["per"]
+    for axis in per if isinstance(per, list) else [per]:
+        one_of("tune.per", axis, choices)
+    return Tuning(budget, seeds, shared, own, tuple(per))
 
 
 def _range(name: str, key: str, declared: object) -> tuple[Label, ...] | Interval:
@@ -257,4 +263,5 @@ def _report(declared: Mapping[str, Any], axes: Mapping[str, Sequence[Value]]) ->
     if declared["reference"] is not None:
         labels = [str(value.label) for value in axes[compare]]
         one_of("report.reference", declared["reference"], labels)
-    return {**declared, "compare": compare}
+    notes = each(text, "report.notes", declared["notes"])
+    return {**declared, "compare": compare, "notes": list(notes)}

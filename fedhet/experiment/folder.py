@@ -20,7 +20,7 @@ from statistics import mean
 from typing import Any
 
 from fedhet.config.composition import Config
-from fedhet.errors import ConfigError, DataError, reason_of
+from fedhet.errors import ConfigError, DataError, has_diverged, reason_of
 from fedhet.experiment.cells import Cell
 from fedhet.experiment.code import Code
 from fedhet.experiment.definition import Experiment
@@ -122,6 +122,8 @@ class ExperimentFolder:
         folder = self.path / cell.folder
         summary = _read(folder / "summary.json")
         target = TARGETS[summary["target"]]
+        if summary["status"] != "ok":  # it has diverged
+            return None
         key = target.key("val_weighted")
         lines = (folder / "rounds.jsonl").read_text(encoding="utf-8").splitlines()
         rows = [json.loads(line) for line in lines]
@@ -183,7 +185,9 @@ def recorded(folder: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        _write_cell(folder, FAILED, code, reason_of(error))
+        reason = reason_of(error)
+        # That a method diverges is a result, which the same run would have again.
+        _write_cell(folder, FINISHED if has_diverged(reason) else FAILED, code, reason)
         raise
     except BaseException:
         _write_cell(folder, WAITING, code, "it was interrupted")

@@ -11,7 +11,7 @@ from fedhet.errors import uncreatable
 from fedhet.experiment import cells, tuning
 from fedhet.experiment.cells import Cell, Setting
 from fedhet.experiment.code import Code
-from fedhet.experiment.definition import Experiment
+from fedhet.experiment.definition import SEED, Experiment
 from fedhet.experiment.folder import ExperimentFolder
 from fedhet.record.lock import Lock
 
@@ -77,7 +77,8 @@ def run(
         every = [*trials, *runs]
         folder.write(every, tuned)
         wanted = [cell for cell in runs if _wanted(experiment, cell)]
-        ready = [c for c in wanted if not trials or chosen[c.setting] is not None]
+        per = experiment.tuning.per if experiment.tuning else ()
+        ready = [c for c in wanted if not trials or chosen[c.on(per)] is not None]
         _run(folder, ready, launch)
         asked = [cell for cell in every if _wanted(experiment, cell)]
         missing = folder.missing_reasons(asked)
@@ -91,7 +92,8 @@ def run(
 
 def _wanted(experiment: Experiment, cell: Cell) -> bool:
     """Whether the cell is in the part that is run now; trials have seeds of their own."""
-    return experiment.wants(cell.axes if cell.kind == "run" else dict(cell.setting))
+    axes = {axis: label for axis, label in cell.axes.items() if axis != SEED}
+    return experiment.wants(cell.axes if cell.kind == "run" else axes)
 
 
 def _run(folder: ExperimentFolder, every: Sequence[Cell], launch: Launch) -> None:
@@ -104,15 +106,15 @@ def _run(folder: ExperimentFolder, every: Sequence[Cell], launch: Launch) -> Non
 def _choose(
     experiment: Experiment, folder: ExperimentFolder, trials: Sequence[Cell]
 ) -> list[dict[str, Any]]:
-    """The entries `tuned` of experiment.json: what each setting's trials have chosen."""
+    """The entries `tuned` of experiment.json: what the trials have chosen."""
     if experiment.tuning is None:
         return []
-    by_setting: dict[Setting, list[Cell]] = {}
+    by_place: dict[Setting, list[Cell]] = {}
     for cell in trials:
-        by_setting.setdefault(cell.setting, []).append(cell)
+        by_place.setdefault(cell.on(experiment.tuning.per), []).append(cell)
     entries = []
-    for setting, tried in by_setting.items():
-        space = experiment.tuning.space_of([label for _, label in setting])
+    for place, tried in by_place.items():
+        space = experiment.tuning.space_of(list(tried[0].axes.values()))
         points: list[tuning.Point] = []
         scores: dict[int, list[float | None]] = {}
         for cell in tried:
@@ -123,7 +125,7 @@ def _choose(
         chosen = None if found is None else points[found[0]]
         entries.append(
             {
-                "axes": dict(setting),
+                "axes": dict(place),
                 "chosen": chosen,
                 "validation": found and found[1],
                 "trials": len(points),

@@ -45,12 +45,15 @@ class Tuning:
         seeds: the seeds of the trials, each of which is run with all of them.
         space: the settings that are tuned for all.
         own: label of a value of an axis -> the settings that are tuned for it in addition.
+        per: the axes for each combination of whose values there is one choice; it has the best mean
+            over the others.
     """
 
     budget: int | None
     seeds: tuple[int, ...]
     space: Space
     own: dict[str, Space]
+    per: tuple[str, ...]
 
     def space_of(self, labels: Sequence[object]) -> Space:
         """The settings that are tuned for a combination of values."""
@@ -71,6 +74,7 @@ class Tuning:
             "seeds": list(self.seeds),
             "space": written(self.space),
             "own": {label: written(space) for label, space in self.own.items()},
+            "per": list(self.per),
         }
 
 

@@ -11,8 +11,10 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from fedhet.cli.errors import error_line, report_error
 from fedhet.config import composition
+from fedhet.config.bases import Bases
 from fedhet.errors import ConfigError, DataError, RunFailed, WriteError, uncreatable
 
 log = logging.getLogger("fedhet")
@@ -40,7 +43,7 @@ CELL = "cell.json"  # in a run folder: how the run has ended as seen from outsid
 _TRAVELS = (ConfigError, DataError, WriteError, RunFailed)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Batch:
     """What the process of a job needs beside its overrides; it can be pickled.
 
@@ -68,17 +71,35 @@ class Batch:
         Plugins.instance()
         setup_globals()
 
+    @cached_property
+    def bases(self) -> Bases:
+        """What composes the configurations, and is faster for those after the first."""
+        return Bases(partial(self.context.config_loader.load_sweep_config, self.config))
+
     def compose(self, number: int, overrides: Sequence[str]) -> DictConfig:
         """Compose the configuration of a job."""
-        cfg = self.context.config_loader.load_sweep_config(self.config, list(overrides))
+        cfg = self.bases(overrides)
+        OmegaConf.copy_cache(from_config=self.config, to_config=cfg)
         with open_dict(cfg):
             cfg.hydra.job.id = number
             cfg.hydra.job.num = number
-        HydraConfig.instance().set_config(cfg)
         return cfg
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in vars(self).items() if key != "bases"}
+
+    def folder_of(self, cfg: DictConfig) -> Path:
+        """The run folder of a job."""
+        HydraConfig.instance().set_config(cfg)
+        parts = (OmegaConf.select(cfg, f"hydra.sweep.{key}") for key in ("dir", "subdir"))
+        return Path(self.folder, *map(str, parts))
+
     def run(
-        self, number: int, overrides: Sequence[str], begins: Callable[[Path], None]
+        self,
+        number: int,
+        overrides: Sequence[str],
+        begins: Callable[[Path], None],
+        cfg: DictConfig | None = None,
     ) -> JobReturn:
         """Run a job in this process.
 
@@ -86,11 +107,17 @@ class Batch:
             number: the job's, in the sweep.
             overrides: the job's.
             begins: called with the run folder, which exists then.
+            cfg: its configuration, if it is composed.
         """
         failed = JobReturn(overrides=filter_overrides(overrides), status=JobStatus.FAILED)
         try:
-            cfg = self.compose(number, overrides)
-            begins(_folder(cfg))
+            cfg = cfg or self.compose(number, overrides)
+            folder = self.folder_of(cfg)
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise uncreatable("hydra.sweep.dir", folder, error) from error
+            begins(folder)
             done = run_job(
                 hydra_context=self.context,
                 task_function=self.task,
@@ -107,17 +134,6 @@ class Batch:
         return done
 
 
-def _folder(cfg: DictConfig) -> Path:
-    """The run folder of a job, which is created."""
-    parts = (OmegaConf.select(cfg, f"hydra.sweep.{key}") for key in ("dir", "subdir"))
-    folder = Path(*map(str, parts)).absolute()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise uncreatable("hydra.sweep.dir", folder, error) from error
-    return folder
-
-
 def _as_ours(error: Exception) -> Exception:
     """The error in a form that every process can read."""
     return error if type(error) in _TRAVELS else RunFailed(error_line(error))
@@ -126,8 +142,8 @@ def _as_ours(error: Exception) -> Exception:
 class FailedJob(JobReturn):
     """A job that has failed, which Hydra's own class would print when it is asked for its value."""
 
-    @property
-    def return_value(self) -> Any:
+    @property  # type: ignore[misc]
+    def return_value(self) -> Any:  # type: ignore[misc, override]
         """Nothing: the error is raised."""
         raise self._return_value
 
@@ -161,14 +177,14 @@ class Jobs:
         self.folders: dict[int, Path] = {}  # position -> run folder, of those that have begun
         self.returns: dict[int, JobReturn] = {}
 
-    def batch(self) -> Batch:
-        """What travels to the jobs' processes."""
+    def batch(self, variables: Mapping[str, str]) -> Batch:
+        """What travels to the jobs' processes, with these environment variables."""
         return Batch(
             self.context,
             self.task,
             self.config,
             os.getcwd(),  # noqa: PTH109 -- a text
-            dict(os.environ),
+            dict(variables),
         )
 
     def __len__(self) -> int:
@@ -210,7 +226,7 @@ class Jobs:
         try:
             if path.exists():
                 known = json.loads(path.read_text())
-            if known.get("status") != "failed":
+            if known.get("status") not in ("failed", "finished"):
                 part = path.with_name(f".{CELL}.part")
                 part.write_text(json.dumps({**known, "status": "failed", "reason": reason}))
                 part.replace(path)
@@ -220,9 +236,10 @@ class Jobs:
     def results(self) -> list[JobReturn]:
         """How the jobs have ended, in their order; the task is told so, too."""
         heard = getattr(self.task, "heard", None)
-        for position in range(len(self) if heard else 0):
+        for position in range(len(self)):
             name = f"job {self.first + position}: {self.label(position)}"
-            heard(name, self.returns[position], self.folders.get(position))
+            if heard:
+                heard(name, self.returns[position], self.folders.get(position))
         return [self.returns[position] for position in range(len(self))]
 
 
@@ -243,3 +260,17 @@ def redirect(folder: Path) -> None:
     os.dup2(target, 1)
     os.dup2(target, 2)
     os.close(target)
+
+
+@contextmanager
+def redirected() -> Iterator[Callable[[Path], None]]:
+    """Let stdout and stderr be as they were at the end of a block that calls `redirect`."""
+    before = os.dup(1), os.dup(2)
+    try:
+        yield redirect
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for number, kept in enumerate(before, 1):
+            os.dup2(kept, number)
+            os.close(kept)

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
-import pickle
+import os
 import signal
+import sys
 import time
 from collections import deque
+from contextlib import suppress
 from functools import lru_cache
 from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any, NoReturn
 
+import psutil
 from hydra.core.utils import JobReturn
 
+from fedhet import check
 from fedhet.cli.errors import say
 from fedhet.errors import ConfigError, RunFailed
 from fedhet.launchers import live
 from fedhet.launchers.jobs import Jobs, why
 from fedhet.process import raise_if_interrupted, signals_deferred
 
+CGROUP = Path("/sys/fs/cgroup")
 END_SECONDS = 20.0  # for runs to record that they were interrupted, before they are killed
 LISTEN_SECONDS = 0.5  # at most, until a lost interrupt is noticed
 
@@ -40,7 +46,7 @@ def launch(jobs: Jobs, workers: int | None = None) -> list[JobReturn]:
     """
     count = _checked(workers)
     zygote = warm()
-    zygote.send(jobs.batch())
+    zygote.send(jobs.batch(os.environ))
     waiting = deque(range(len(jobs)))
     running: set[int] = set()
     with live.watching(len(jobs)) as watch:
@@ -73,12 +79,20 @@ def _checked(workers: Any) -> int:
             "hydra/launcher=processes: this system cannot fork processes; use hydra/launcher=basic"
         )
     if workers is None:
-        from joblib import cpu_count  # the affinity and the limits of containers, too
+        return usable_cores()
+    return check.integer("hydra.launcher.workers", workers, low=1)
 
-        return max(1, int(cpu_count()))
-    if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
-        raise ConfigError(f"hydra.launcher.workers={workers}: it must be a number >= 1, or null")
-    return workers
+
+def usable_cores() -> int:
+    """The cores that this process may use: by its affinity, and by the limit of its container."""
+    cores = len(psutil.Process().cpu_affinity()) if sys.platform == "linux" else os.cpu_count() or 1
+    for quota, period in (("cpu.max", ""), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
+        with suppress(OSError, ValueError):  # there is no such limit, or it is "max"
+            words = (CGROUP / quota).read_text().split()
+            words += (CGROUP / period).read_text().split() if period else []
+            if int(words[0]) > 0:
+                cores = min(cores, math.ceil(int(words[0]) / int(words[1])))
+    return max(1, cores)
 
 
 @lru_cache(maxsize=1)
@@ -117,12 +131,10 @@ class Handle:
         try:
             while self.connection.poll(0 if heard else seconds):
                 position, message = self.connection.recv()
-                if isinstance(message, bytes):
-                    message = pickle.loads(message)
-                    if isinstance(message, JobReturn):
-                        self.returns[position] = message
-                        continue
-                else:
+                if isinstance(message, JobReturn):
+                    self.returns[position] = message
+                    continue
+                if not isinstance(message, Path):
                     problem = message if isinstance(message, str) else why(message)
                     message = (self.returns.pop(position, None), problem)
                 heard.append((position, message))

@@ -54,10 +54,12 @@ class Recorder:
         summary: the content of summary.json.
         ended: whether the end of the run is recorded.
         checkpoints: writes the run's checkpoints.
+        draws: whether the run's figures are drawn at its end.
         tracking: tells the run's tracker what is recorded.
     """
 
     checkpoints: Checkpoints
+    draws = True
     tracking: Tracking
 
     def __init__(
@@ -234,7 +236,7 @@ class Recorder:
             failures=self.failures,
         )
         problem = self._record_end(**end) or problem
-        if self.rows and not problem:
+        if self.rows and self.draws and not problem:
             self._draw()
         prometheus.update(self.summary, self.rows, self.failures, self.summary["status"])
         if well and not problem:

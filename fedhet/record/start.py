@@ -66,6 +66,7 @@ def start(job: Job) -> Recorder:
         recorder.tracking = Tracking(config.choices["tracker"], tracker, folder)
         settings: Any = OmegaConf.to_container(cfg)
         recorder.tracking.begin(settings, recorder.rows)
+    recorder.draws = cfg.figures
     recorder.checkpoints = Checkpoints(recorder, checkpoints, cfg.checkpoint.every, found)
     return recorder
 

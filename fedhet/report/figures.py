@@ -204,13 +204,14 @@ def critical_difference(study: Study, ranking: Ranking | None, folder: Path) -> 
 def tuning_response(study: Study, folder: Path) -> list[FigureFile]:
     """Draw the validation score of the trials by each value that was tried."""
     trials = study.results.trials
-    if trials.empty or "validation" not in trials:
+    cells = [cell for cell in study.results.source.cells if cell.trial]
+    if trials.empty:
         return []
     trials = trials.assign(
         method=[str(value) for value in trials[study.compare]] if study.compare in trials else "",
-        setting=[study.setting_of(cell.axes) for cell in study.results.source.cells if cell.trial],
+        setting=[study.setting_of(cell.axes) for cell in cells],
+        validation=[study.validation(cell) for cell in cells],
     )
-    trials["validation"] = trials["validation"].astype(float)
     files = []
     for column in [c for c in trials if str(c).startswith("tuned.")]:
         known = trials[trials[column].notna() & trials["validation"].notna()]
@@ -226,7 +227,8 @@ def tuning_response(study: Study, folder: Path) -> list[FigureFile]:
             add_legend(picture, grid, study.methods)
             caption = (
                 f"The trials of the tuning: score on the clients' validation data by {key}; points"
-                " are trials, and lines join the best ones of each value."
+                " are trials, and lines join the best ones of each value. Trials that failed or"
+                " diverged have no point."
             )
             alt = f"Validation score by {key}, one line for each method that tunes it."
             files.append(store(picture, folder, name, caption, alt))

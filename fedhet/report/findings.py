@@ -7,6 +7,7 @@ from fedhet.report.scores import against_best
 from fedhet.report.statistics import IF_NORMAL, LEVEL, NOT_SHOWN, REAL, Ranking
 from fedhet.report.study import ALL, SCORES, Study
 
+ALL_OTHERS = "all others"
 RULE = (
     "This summary is computed by one rule. In each setting the best method is that with the highest"
     " mean over seeds. A difference from it is called real if Wilcoxon's signed-rank test over the"
@@ -76,7 +77,8 @@ def _winner(study: Study, setting: str) -> str:
             f" normal, which {len(blocks)} seeds cannot show."
         )
     if groups[NOT_SHOWN]:
-        parts.append(f"It is not shown to be better than {_named(groups[NOT_SHOWN], others)}.")
+        names = _named(groups[NOT_SHOWN], others).replace(ALL_OTHERS, "any other")
+        parts.append(f"No difference from {names} is shown.")
     return " ".join([opening, *parts])
 
 
@@ -84,23 +86,29 @@ def _named(names: list[str], others: list[str]) -> str:
     """The names in the shortest form: all others, all others but a few, or each of them."""
     rest = [name for name in others if name not in names]
     if len(names) > 1 and not rest:
-        return "all others"
+        return ALL_OTHERS
     if len(names) > 3 and len(rest) < 3:
-        return f"all others but {joined(rest)}"
+        return f"{ALL_OTHERS} but {joined(rest)}"
     return joined(names)
 
 
 def _ranks(ranking: Ranking) -> str:
     order = ranking.ranks.sort_values()
     first = str(order.index[0])
-    opening = f"Over all settings {first} has the best mean rank, {order.iloc[0]:.2f}"
+    leading = [str(name) for name in order.index if order[name] == order.iloc[0]]
+    have = "have" if len(leading) > 1 else "has"
+    opening = f"Over all settings {joined(leading)} {have} the best mean rank, {order.iloc[0]:.2f}"
     if not ranking.p < LEVEL:
         return f"{opening}, but Friedman's test does not show that ranks differ at all."
-    worse = [str(name) for name in order.index[1:] if ranking.nemenyi.loc[first, name] < LEVEL]
+    worse = [
+        str(name)
+        for name in order.index[len(leading) :]
+        if ranking.nemenyi.loc[first, name] < LEVEL
+    ]
     if not worse:
-        return f"{opening}; Nemenyi's test does not tell it from any other single method."
-    others = [str(name) for name in order.index[1:]]
-    return f"{opening}; Nemenyi's test tells it from {_named(worse, others)}."
+        return f"{opening}; Nemenyi's test does not tell {first} from any other single method."
+    others = [str(name) for name in order.index if str(name) != first]
+    return f"{opening}; Nemenyi's test tells {first} from {_named(worse, others)}."
 
 
 def _divergence(study: Study) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from fedhet.errors import ConfigError, clean
+from fedhet.errors import ConfigError, clean, has_diverged
 from fedhet.record.run_folder import FORMAT, RUNNING
 from fedhet.record.summary import method_name
 
@@ -21,7 +21,6 @@ SUMMARY = "summary.json"
 OF_THE_LABEL = ("method", "plugin", "server_opt", "merge")
 FINISHED, DIVERGED = "finished", "diverged"
 # How a run says that its weights are no longer finite: it then fails, and has no score.
-NOT_FINITE = "NaN or infinite values"
 
 
 @dataclass
@@ -105,6 +104,10 @@ def _read_one(folder: Path) -> Source:
         experiment = _experiment(folder / EXPERIMENT)
         cells = [_cell(folder, entry) for entry in experiment["cells"]]
     else:
+        if inner := sorted(path.parent.name for path in folder.rglob(EXPERIMENT)):
+            raise ConfigError(
+                f"{folder} holds the experiments {', '.join(inner)}; name one of them"
+            )
         experiment = {}
         found = sorted(path.parent for path in folder.rglob(SUMMARY))
         cells = [_found(path, _shown(path, folder)) for path in found]
@@ -129,8 +132,10 @@ def _experiment(path: Path) -> Values:
         found = content.get("format") if isinstance(content, dict) else None
         raise ConfigError(f"{path} has format {found!r}; this version of fedhet reads {FORMAT}")
     cells = content.get("cells")
-    well = isinstance(cells, list) and isinstance(content.get("axes"), dict)
-    if not well or not all(isinstance(c, dict) and isinstance(c.get("folder"), str) for c in cells):
+    well = isinstance(content.get("axes"), dict) and isinstance(cells, list)
+    if not well or not all(
+        isinstance(c, dict) and isinstance(c.get("folder"), str) for c in cells or ()
+    ):
         raise ConfigError(f"{path} is damaged: it lists no axes or no cells")
     return content
 
@@ -202,7 +207,7 @@ def _add_summary(cell: Cell) -> None:
     else:
         cell.status = summary["status"]
         cell.reason = clean(str(summary.get("reason")))
-    if cell.status == "failed" and NOT_FINITE in str(cell.reason):
+    if cell.status == "failed" and has_diverged(cell.reason):
         cell.status = DIVERGED
 
 

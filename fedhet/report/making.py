@@ -11,7 +11,7 @@ import pandas as pd
 
 from fedhet.errors import clean
 from fedhet.report.document import Entry, Section, Table, number, plain
-from fedhet.report.folders import Cell
+from fedhet.report.folders import FINISHED, Cell
 from fedhet.report.study import Study
 
 LONGEST_CONFIG = 40_000
@@ -75,7 +75,7 @@ def environment_table(study: Study) -> Table:
         for name, value in environment.items():
             if name != "resumed":
                 found.setdefault(name, Counter())[_text(value)] += 1
-    data = [
+    data: list[dict[str, Any]] = [
         {"name": name, "value": value, "runs": count}
         for name, counts in found.items()
         for value, count in counts.most_common()
@@ -146,8 +146,8 @@ def tuning_table(study: Study) -> Table | None:
     for entry in tuned:
         axes = entry.get("axes", {})
         own = [cell for cell in trials if axes.items() <= cell.axes.items()]
-        finished = sum(cell.counts for cell in own)
-        for name, value in (entry.get("chosen") or {}).items():
+        lost = sum(cell.status != FINISHED for cell in own)
+        for name, value in (entry.get("chosen") or {"–": "none: no trial has a score"}).items():
             edge = name in (entry.get("at_the_edge") or [])
             record = {
                 "method": str(axes.get(study.compare)),
@@ -157,7 +157,7 @@ def tuning_table(study: Study) -> Table | None:
                 "at the edge": edge,
                 "validation": entry.get("validation"),
                 "trials": len(own),
-                "finished": finished,
+                "without a score": lost,
             }
             data.append(record)
             rows.append(
@@ -168,14 +168,15 @@ def tuning_table(study: Study) -> Table | None:
                     plain(value) if isinstance(value, int | float) else Entry(clean(str(value))),
                     Entry("yes" if edge else "no"),
                     number(entry.get("validation")),
-                    Entry(str(len(own)) if finished == len(own) else f"{finished} of {len(own)}"),
+                    Entry(str(len(own)), len(own)),
+                    Entry(str(lost), lost),
                 ]
             )
     heads = [study.compare, "setting", "parameter", "chosen", "at the edge of its grid"]
-    heads += ["validation score", "trials"]
+    heads += ["validation score", "trials", "failed or diverged"]
     caption = (
         "The values that were tuned, chosen by the score on the clients' validation data, never by"
         " test data, with seeds that are not reported. A value at the edge of its grid may not be"
-        " the best one. Trials that failed or diverged are in the number."
+        " the best one."
     )
     return Table("tuned", "Tuned values", caption, heads, rows, pd.DataFrame(data))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import jinja2
 
+from fedhet.errors import clean
 from fedhet.record.files import write_text
 from fedhet.report import Written, curves, figures, making
 from fedhet.report.comparisons import statistics_section
@@ -103,7 +104,8 @@ def _about(study: Study) -> str:
     runs = f"{counted} run{'' if counted == 1 else 's'}"
     if counted < len(cells):
         runs = f"{counted} of {len(cells)} runs"
-    return f"{runs} on {', '.join(datasets)}; written by fedhet."
+    notes = study.results.source.experiment.get("report", {}).get("notes") or []
+    return " ".join([f"{runs} on {', '.join(datasets)}.", *(clean(str(note)) for note in notes)])
 
 
 def as_html(document: Document) -> str:
@@ -116,8 +118,4 @@ def as_html(document: Document) -> str:
         lstrip_blocks=True,
     )
     environment.filters["base64"] = lambda content: base64.b64encode(content).decode()
-    return environment.get_template("report.html").render(
-        document=document,
-        style=jinja2.utils.markupsafe.Markup((TEMPLATES / "report.css").read_text("utf-8")),
-        script=jinja2.utils.markupsafe.Markup((TEMPLATES / "report.js").read_text("utf-8")),
-    )
+    return environment.get_template("report.html").render(document=document)

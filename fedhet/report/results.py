@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import yaml
 
 from fedhet.errors import ConfigError
 from fedhet.record.results import COLUMNS
-from fedhet.record.summary import method_name
 from fedhet.report import folders
-from fedhet.report.folders import DIVERGED, OF_THE_LABEL, Cell, Source, Values
+from fedhet.report.axes import differing, scalar
+from fedhet.report.folders import DIVERGED, Cell, Source, Values
 from fedhet.targets import TARGETS, Classes
 
 LOSS = "loss"
@@ -52,11 +51,11 @@ class Results:
         self.axes: dict[str, list[Any]] = (
             {axis: list(values) for axis, values in source.experiment["axes"].items()}
             if source.experiment
-            else _differing(source.cells)
+            else differing(source.cells)
         )
         self.cells = [cell for cell in source.cells if not cell.trial]
         for cell in source.cells:
-            cell.axes = {axis: _scalar(value) for axis, value in cell.axes.items()}
+            cell.axes = {axis: scalar(value) for axis, value in cell.axes.items()}
             if cell.counts and has_diverged(cell, self._last_evaluation(cell)):
                 cell.status = DIVERGED
 
@@ -255,53 +254,6 @@ def _flat(nested: Values, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield from _flat(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value
-
-
-def _scalar(value: Any) -> Any:
-    return json.dumps(value) if isinstance(value, list | dict) else value
-
-
-def _differing(cells: Sequence[Cell]) -> dict[str, list[Any]]:
-    """The axes of runs that no experiment names, which are also entered into the cells."""
-    readable = [cell for cell in cells if cell.summary]
-    names = dict.fromkeys(
-        key for cell in readable for key in cell.overrides if key not in (*OF_THE_LABEL, "seed")
-    )
-    for cell in readable:
-        cell.axes = {"method": method_name(cell.summary)}
-        cell.axes["dataset"] = cell.summary.get("dataset") or "a Task"
-        cell.axes |= {
-            name: cell.overrides[name] if name in cell.overrides else _configured(cell, name)
-            for name in names
-        }
-        cell.axes["seed"] = cell.summary["seed"]
-    every = {
-        axis: list(dict.fromkeys(cell.axes[axis] for cell in readable))
-        for axis in (readable[0].axes if readable else ())
-    }
-    kept = {
-        axis: values
-        for axis, values in every.items()
-        if len(values) > 1 or axis in ("method", "seed")
-    }
-    for cell in readable:
-        cell.axes = {axis: cell.axes[axis] for axis in kept}
-    if "seed" in kept:
-        kept["seed"] = sorted(kept["seed"])
-    return kept
-
-
-def _configured(cell: Cell, name: str) -> Any:
-    """The value that a setting had without an override, from the run's config.yaml."""
-    try:
-        node = yaml.safe_load((cell.folder / "config.yaml").read_text(encoding="utf-8"))
-        for part in name.split("."):
-            node = node[part]
-    except (OSError, yaml.YAMLError, KeyError, TypeError):
-        return "default"
-    if isinstance(node, dict):
-        return node.get("name", "default")
-    return _scalar(node)
 
 
 def chosen(name: str, value: Any, allowed: Sequence[str]) -> None:

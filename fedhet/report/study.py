@@ -25,6 +25,7 @@ SCORES = {
     "personal_best_val": "personal models, best by validation",
     "finetuned": "fine-tuned models, last round",
 }
+OWN_MODELS = ("personal", "personal_best_val", "finetuned")
 ALL = "all settings"
 
 
@@ -105,7 +106,7 @@ class Study:
 
     def place(self, cell: Cell) -> tuple[str, str, int]:
         """Method, setting and seed of a run."""
-        seed = cell.axes.get(SEED, cell.summary.get("seed", 0))
+        seed: int = cell.axes.get(SEED) or cell.summary.get(SEED) or 0
         return str(cell.axes.get(self.compare)), self.setting_of(cell.axes), seed
 
     @cached_property
@@ -118,7 +119,10 @@ class Study:
             row |= {"diverged": cell.status == DIVERGED, "folder": cell.name}
             rows.append(row | scores_of(cell.summary))
         frame = pd.DataFrame(rows, columns=[*rows[0], *(s for s in SCORES if s not in rows[0])])
-        return frame.astype(dict.fromkeys(SCORES, float))
+        frame = frame.astype(dict.fromkeys(SCORES, float))
+        if self.metric in OWN_MODELS:
+            frame[self.metric] = frame[self.metric].fillna(frame["clients"])
+        return frame
 
     @cached_property
     def counted(self) -> pd.DataFrame:
@@ -158,8 +162,29 @@ class Study:
         complete = self.blocks(score).dropna(axis=1, how="all").dropna()
         return complete.groupby(level="setting", sort=False).mean()
 
+    def validation(self, cell: Cell) -> float:
+        """The validation score of a trial by which it is chosen; NaN if it has none.
+
+        That is the best one, the mean of the last ones or the last one, as the metric says.
+        """
+        if not cell.counts or cell.status == DIVERGED or not self.target.keys:
+            return math.nan
+        key = self.target.key("val_weighted")
+        scores = [step[key] for step in self.results.steps(cell) if step.get(key) is not None]
+        if not scores:
+            return math.nan
+        if self.metric == "last_k":
+            count = (cell.summary.get(self.target.key("last_k")) or {}).get("evaluations") or 1
+            return float(sum(scores[-count:]) / len(scores[-count:]))
+        return float(max(scores) if "best_val" in self.metric else scores[-1])
+
     def _choose_metric(self) -> None:
         """Take a score that every run has."""
+        if self.metric in OWN_MODELS:
+            self.notes.append(
+                f"By “{SCORES[self.metric]}”, methods without such models count with the mean of"
+                " their global model over the clients' test data."
+            )
         frame = self.scores[~self.scores["diverged"]]
         lacking = sorted(set(frame.loc[frame[self.metric].isna(), "method"]))
         if lacking and frame["clients"].notna().all() and len(frame):

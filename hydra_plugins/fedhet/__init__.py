@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 
-class _Launcher(Launcher):
+class _Ours:
     """Keeps what Hydra hands over, and the settings of the launcher."""
 
     module: str
@@ -46,13 +46,13 @@ class _Launcher(Launcher):
         return returns
 
 
-class ProcessesLauncher(_Launcher):
+class ProcessesLauncher(_Ours, Launcher):
     """Each run in a process of its own on this machine (conf/hydra/launcher/processes.yaml)."""
 
     module = "fedhet.launchers.processes"
 
 
-class RayLauncher(_Launcher):
+class RayLauncher(_Ours, Launcher):
     """Each run as a task of an existing Ray cluster (conf/hydra/launcher/ray.yaml)."""
 
     module = "fedhet.launchers.ray"

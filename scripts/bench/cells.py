@@ -223,6 +223,46 @@ def deployment(reps: int) -> Result:
     return Result(goals, systems)
 
 
+def experiment(reps: int) -> Result:
+    """48 runs of the default job from the shell, on two cores (experiment.py)."""
+    systems = alternate(
+        {
+            "two": ["experiment.py", "processes", "--runs", "48"],
+            "one": ["experiment.py", "processes", "--runs", "48", "--workers", "1"],
+            "commands": ["experiment.py", "single", "--runs", "12"],
+        },
+        reps,
+    )
+    two = systems["two"]
+    rates = {
+        name: ratio(system.value("runs"), system.value("wall")) for name, system in systems.items()
+    }
+    own = two.value("own")
+    return Result(
+        [
+            Goal(
+                "runs per second on two cores against one",
+                ratio(rates["two"], rates["one"]),
+                1.7,
+                least=True,
+            ),
+            Goal(
+                "time against the runs' own seconds by cores",
+                ratio(two.value("wall"), own and own / 2),
+                1.15,
+            ),
+            Goal(
+                "against one command after the other",
+                ratio(rates["two"], rates["commands"]),
+                3,
+                least=True,
+            ),
+        ],
+        systems,
+        [f"{name}: {rate:.2f} runs per second" for name, rate in rates.items() if rate is not None],
+    )
+
+
 CELLS: dict[str, Callable[[int], Result]] = {
     "W1": w1,
     "W2": w2,
@@ -234,4 +274,5 @@ CELLS: dict[str, Callable[[int], Result]] = {
     "server": server,
     "data": data,
     "deployment": deployment,
+    "experiment": experiment,
 }

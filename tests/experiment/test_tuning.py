@@ -76,7 +76,8 @@ tune:
     trials = cells.trials(experiment)
     counts = {}
     for trial in trials:
-        counts[trial.setting] = counts.get(trial.setting, 0) + 1
+        place = trial.on(experiment.tuning.per)
+        counts[place] = counts.get(place, 0) + 1
         assert trial.axes["seed"] in (8, 9)
         assert f"seed={trial.axes['seed']}" in trial.overrides
         lr = next(line for line in trial.overrides if line.startswith("client.lr="))

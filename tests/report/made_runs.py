@@ -82,6 +82,7 @@ def make_run(
             "acc_global": score,
             "loss_global": loss if step == len(curve) else 1.0,
             "acc_clients_mean": score,
+            "acc_val_weighted": validation if validation is not None else score,
             "loss_clients_mean": loss if step == len(curve) else 1.0,
             "seconds": {"train": 0.06, "evaluate": 0.5, "aggregate": 0.04},
             "bytes": {

@@ -69,6 +69,12 @@ def wrong_metric(folder: Path) -> Path:
     return make_experiment(folder, {"method": ["A"]}, lambda axes: 0.5, report=report)
 
 
+def experiments(folder: Path) -> Path:
+    for name in ("one", "other"):
+        make_experiment(folder / name, {"method": ["A"]}, lambda axes: 0.5, name=name)
+    return folder
+
+
 def empty(folder: Path) -> Path:
     return folder
 
@@ -89,6 +95,7 @@ def no_folder(folder: Path) -> Path:
         (experiment_of_the_future, "has format 2; this version of fedhet reads 1"),
         (damaged_experiment, "experiment.json is damaged"),
         (nothing_run, "none of its 2 runs has a result; the first: cells/cell-000: not run"),
+        (experiments, "holds the experiments one, other; name one of them"),
         (wrong_metric, "report.metric='lats': it must be one of last, best_val"),
     ],
 )

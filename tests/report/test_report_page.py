@@ -90,7 +90,7 @@ def test_the_sentences_follow_from_the_tests(experiment: Path) -> None:
     for sentence in told[1:3]:
         assert re.search(r"(Best|Near) is best with 0\.\d{3}", sentence)
         assert f"The difference from {HOSTILE} is real." in sentence
-        assert re.search(r"It is not shown to be better than (Best|Near)\.", sentence)
+        assert re.search(r"No difference from (Best|Near) is shown\.", sentence)
 
 
 def test_few_seeds_show_nothing_and_the_report_says_so(tmp_path: Path) -> None:
@@ -189,6 +189,19 @@ def test_a_model_without_a_global_loss_has_not_diverged(experiment: Path) -> Non
     study = Study(results(experiment))
     assert not study.scores["diverged"].any()
     assert study.metric == "clients" and "not defined for Near" in study.notes[0]
+
+
+def test_methods_without_personal_models_count_with_their_global_one(tmp_path: Path) -> None:
+    axes = {"method": ["Own", "Shared"], "seed": [0, 1]}
+    chosen = {"compare": "method", "metric": "personal", "reference": "Shared"}
+    made = make_experiment(tmp_path / "made", axes, lambda axes: 0.6, report=chosen)
+    for number in (0, 1):
+        path = made / "cells" / f"cell-{number:03d}" / "summary.json"
+        change(path, models=["global", "personal"], personal={"last": 0.9, "best_val": 0.9})
+    study = Study(results(made))
+    assert study.metric == "personal" and "without such models" in study.notes[0]
+    means = study.counted.groupby("method")["personal"].mean()
+    assert means.to_dict() == {"Own": pytest.approx(0.9), "Shared": pytest.approx(0.6)}
 
 
 def test_a_target_that_is_never_reached_says_so(experiment: Path) -> None:

@@ -1,0 +1,60 @@
+"""Many short runs from the shell. Prints JSON: {"wall": s, "own": s, "cpu": s, "runs": n}.
+
+    python scripts/bench/experiment.py processes|single [--workers N] [--runs N] [--first SEED]
+
+The runs are `python -m fedhet seed=...`: the digits, ten clients, twenty rounds. `processes` is
+one command with hydra/launcher=processes; `single` is one command after the other. `wall` is the
+time from the first command to the end of the last, `own` the sum of the runs' own seconds
+(`seconds.total` in summary.json), and `cpu` the processor time of all processes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+COMMAND = [sys.executable, "-m", "fedhet"]
+
+
+def main() -> None:
+    """Measure one block of runs."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("how", choices=("processes", "single"))
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--runs", type=int, default=12)
+    parser.add_argument("--first", type=int, default=0)
+    args = parser.parse_args()
+    seeds = range(args.first, args.first + args.runs)
+    with tempfile.TemporaryDirectory() as folder:
+        commands = [[f"seed={seed}", f"hydra.run.dir={folder}/{seed}"] for seed in seeds]
+        if args.how == "processes":
+            launcher = ["hydra/launcher=processes", f"hydra.launcher.workers={args.workers}"]
+            axis = f"seed=range({seeds.start},{seeds.stop})"
+            commands = [["-m", *launcher, axis, f"hydra.sweep.dir={folder}"]]
+        began = time.perf_counter()
+        for command in commands:
+            subprocess.run([*COMMAND, *command], check=True, capture_output=True)
+        wall = time.perf_counter() - began
+        ends = [json.loads(file.read_text()) for file in Path(folder).glob("*/summary.json")]
+    if [end["status"] for end in ends] != ["ok"] * args.runs:
+        raise SystemExit("not all runs have ended well")
+    times = os.times()
+    figures = {
+        "wall": wall,
+        "own": sum(end["seconds"]["total"] for end in ends),
+        "cpu": times.children_user + times.children_system,
+        "runs": args.runs,
+    }
+    print(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main()

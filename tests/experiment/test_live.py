@@ -1,0 +1,143 @@
+"""What is shown of runs in other processes, from their folders alone."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from fedhet.launchers import live
+
+
+class Folder:
+    """A run folder that grows as a run writes it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def begins(self, rounds: int = 4) -> Folder:
+        self.path.mkdir(parents=True, exist_ok=True)
+        (self.path / "rounds.jsonl").write_text("")
+        return self._summary(status="interrupted", reason="it is running", rounds=rounds)
+
+    def step(self, round: int, **scores: Any) -> None:
+        row = {"phase": "train", "step": round, "round": round, "loss_global": 0.5, **scores}
+        with (self.path / "rounds.jsonl").open("a") as file:
+            file.write(json.dumps(row) + "\n")
+
+    def ends(self, status: str = "ok", reason: str | None = None) -> None:
+        self._summary(status=status, reason=reason, rounds=4, seconds={"total": 2.14})
+
+    def _summary(self, **content: Any) -> Folder:
+        part = self.path / "part"
+        part.write_text(json.dumps(content))
+        part.replace(self.path / "summary.json")
+        return self
+
+
+@pytest.fixture
+def output() -> io.StringIO:
+    return io.StringIO()
+
+
+@pytest.fixture
+def watch(tmp_path: Path, output: io.StringIO, request: Any) -> Iterator[live.Watch]:
+    """A watch of a and b that looks when it is told to; `terminal` as parameter shows it."""
+    cells = {tmp_path / name: f"cell {name}" for name in "ab"}
+    console = Console(file=output, force_terminal=hasattr(request, "param"), width=90, height=12)
+    yield live.Watch(3, cells, done=1, console=console)
+
+
+def text(watch: live.Watch) -> str:
+    console = Console(file=io.StringIO(), width=90, height=12)
+    console.print(watch.render())
+    return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
+
+
+def test_a_line_when_a_cell_ends(watch: live.Watch, tmp_path: Path, output: io.StringIO) -> None:
+    a, b = Folder(tmp_path / "a").begins(), Folder(tmp_path / "b").begins()
+    watch.look()
+    a.step(4, acc_global=0.9556)
+    b.step(1, acc_global=None, acc_clients_mean=0.5)
+    watch.look()
+    assert output.getvalue() == ""
+    b.ends("failed", "client 3 failed\x1b[2J")
+    watch.look()
+    a.ends()
+    watch.look()
+    assert output.getvalue().splitlines() == [
+        "[2/3] cell b: failed: client 3 failed\\x1b[2J",
+        "[3/3] cell a: accuracy 0.9556 (2.1 s)",
+    ]
+    watch.look()
+    watch.ends(tmp_path / "a", "cell a", "")
+    assert len(output.getvalue().splitlines()) == 2
+
+
+@pytest.mark.parametrize("watch", ["terminal"], indirect=True)
+def test_a_line_for_each_running_cell(
+    watch: live.Watch, tmp_path: Path, output: io.StringIO
+) -> None:
+    a = Folder(tmp_path / "a").begins()
+    a.step(1, acc_global=0.5)
+    with (tmp_path / "a" / "rounds.jsonl").open("a") as file:
+        file.write('{"phase": "tra')  # not yet written to its end
+    watch.look()
+    shown = text(watch)
+    assert "cell a" in shown and "round 1/4" in shown and "accuracy 0.5000" in shown
+    assert "cell b" not in shown
+    assert "1/3" in shown
+    with (tmp_path / "a" / "rounds.jsonl").open("a") as file:
+        file.write('in", "step": 2, "round": 2, "acc_global": 0.75}\n')
+    watch.look()
+    assert "round 2/4" in text(watch) and "accuracy 0.7500" in text(watch)
+    a.ends()
+    watch.look()
+    assert "cell a" not in text(watch) and "2/3" in text(watch)
+    assert output.getvalue() == ""  # the bar tells it
+
+
+def test_what_lay_there_before_does_not_count(tmp_path: Path, output: io.StringIO) -> None:
+    folder = Folder(tmp_path / "a").begins()
+    folder.step(3, acc_global=0.1)
+    folder.ends("failed", "an earlier attempt")
+    watch = live.Watch(1, {tmp_path / "a": "a"}, console=Console(file=output))
+    watch.look()
+    assert watch.done == 0
+    folder.begins().step(1, acc_global=0.2)
+    watch.look()
+    folder.ends()
+    watch.look()
+    assert output.getvalue() == "[1/1] a: accuracy 0.2000 (2.1 s)\n"
+
+
+def test_a_launcher_tells_what_folders_cannot(tmp_path: Path, output: io.StringIO) -> None:
+    console = Console(file=output)
+    with live.watching(3, console=console) as watch:
+        folder = Folder(tmp_path / "killed").begins().path
+        with live.watching(7) as inner:  # the launcher's, inside of that of an experiment
+            assert inner is watch
+            inner.begins(folder, "killed")
+            inner.ends(folder, "killed", "its process was ended by SIGKILL")
+            inner.ends(None, "lost", "no process can be started for it")
+        assert live.shown()
+    assert not live.shown()
+    assert output.getvalue().splitlines() == [
+        "[1/3] killed: failed: its process was ended by SIGKILL",
+        "[2/3] lost: failed: no process can be started for it",
+    ]
+
+
+def test_the_time_left(watch: live.Watch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One cell ended before; a is half done after 10 s, and b has not begun."""
+    began = watch._began
+    Folder(tmp_path / "a").begins().step(2)
+    watch.look()
+    monkeypatch.setattr(live.time, "monotonic", lambda: began + 10)
+    assert watch.left() == pytest.approx(10 * 1.5 / 0.5)
+    assert "30 s left" in text(watch)
