@@ -31,6 +31,9 @@ COMMANDS: dict[str, Command] = {
     "report": Command(
         "fedhet.report.command", "compare the runs in folders: tables, tests, figures, a page"
     ),
+    "reproduce": Command(
+        "fedhet.reproduce.command", "run the papers' tables and figures, and compare with them"
+    ),
     "deploy": Command(
         "fedhet.deploy", "make, check, start and watch a deployment on real machines"
     ),

@@ -38,7 +38,7 @@ from fedhet.errors import ConfigError
 
 HYDRA_VERSION = "1.3"
 # What the file of an experiment says of the experiment itself; a single run has none of them.
-EXPERIMENT_KEYS = ("axes", "tune", "report", "scale", "scales", "on_other_code")
+EXPERIMENT_KEYS = ("axes", "tune", "report", "scale", "scales", "on_other_code", "paper")
 _LOCK = threading.Lock()  # Hydra's state is one object per process
 
 

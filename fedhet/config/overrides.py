@@ -6,7 +6,7 @@ They are parsed, checked against conf/ and, for a sweep, expanded into single ru
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
@@ -20,10 +20,16 @@ from fedhet.config import catalogue, pieces, targets
 from fedhet.errors import ConfigError, UnknownChoice
 
 
-def parse(lines: Sequence[str]) -> list[Override]:
+def parse(
+    lines: Sequence[str], labels: Mapping[str, Collection[str]] | None = None
+) -> list[Override]:
     """Parse the overrides in order.
 
     A leading + is dropped: only known keys may be given, so adding a key is the same as setting it.
+
+    Args:
+        lines: the overrides.
+        labels: group -> names that may stand for a choice, those of an experiment's axis.
 
     Raises:
         ConfigError: a text is not an override, it names an unknown choice of a group, or it changes
@@ -35,8 +41,9 @@ def parse(lines: Sequence[str]) -> list[Override]:
     groups = catalogue.groups()
     for override in parsed:
         if override.key_or_group in groups:
-            for line in sweep_values(override):
-                _check_choice(_parse_one(line))
+            for choice in map(_parse_one, sweep_values(override)):
+                if str(choice.value()) not in (labels or {}).get(override.key_or_group, ()):
+                    _check_choice(choice)
         elif any(key.startswith("hydra.searchpath") for key in _leaf_keys_of(override)):
             raise ConfigError(
                 f"{override.input_line!r}: a folder of your own is given by --config-dir <folder>,"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,9 +36,13 @@ def read_axes(
         axis: tuple(_values(axis, values)) for axis, values in mapping("axes", declared).items()
     }
     for axis in [axis for axis in axes if axis in settings]:
-        # A value that the file has too keeps its label there.
+        # A value that the file has too, by its overrides or by its label, is that of the file.
         known = {value.overrides: value for value in axes[axis]}
-        axes[axis] = tuple(known.get(v.overrides, v) for v in values_of(settings[axis]))
+        named = {str(value.label): value for value in axes[axis]}
+        given = values_of(settings[axis], named)
+        axes[axis] = tuple(
+            known.get(value.overrides) or named.get(str(value.label), value) for value in given
+        )
     added = [key for key, line in settings.items() if key not in axes and line.is_sweep_override()]
     axes |= {key: values_of(settings[key]) for key in added}
     for axis, values in axes.items():
@@ -64,15 +68,30 @@ def _values(axis: str, declared: object) -> Iterator[Value]:
         yield from values_of(override)
 
 
-def values_of(override: Override) -> tuple[Value, ...]:
-    """The values that an override gives an axis."""
+def labels_of(declared: Mapping[str, Any]) -> dict[str, Collection[str]]:
+    """Axis -> the names that the experiment's file gives its values."""
+    return {
+        axis: [str(label) for label in values]
+        for axis, values in mapping("axes", declared).items()
+        if isinstance(values, Mapping)
+    }
+
+
+def values_of(override: Override, labels: Collection[str] = ()) -> tuple[Value, ...]:
+    """The values that an override gives an axis.
+
+    Args:
+        override: the override.
+        labels: names that may stand for a choice of a group.
+    """
     axis = override.key_or_group
     if not override.is_sweep_override():
         return tuple(_values(axis, [override.value()]))
     if isinstance(override.value(), IntervalSweep):
         raise ConfigError(f"{override.input_line!r}: an axis has single values; name them")
     lines = [f"{axis}={value}" for value in override.sweep_string_iterator()]
-    return tuple(_values(axis, [line.value() for line in overrides.parse(lines)]))
+    parsed = overrides.parse(lines, {axis: labels})
+    return tuple(_values(axis, [line.value() for line in parsed]))
 
 
 def lines_of(name: str, value: object) -> list[str]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -24,7 +24,15 @@ from fedhet.check import did_you_mean, each, integer, one_of, optional, text
 from fedhet.config import catalogue, composition, overrides
 from fedhet.config.composition import EXPERIMENT_KEYS
 from fedhet.errors import ConfigError
-from fedhet.experiment.axes import Label, Value, lines_of, mapping, read_axes, values_of
+from fedhet.experiment.axes import (
+    Label,
+    Value,
+    labels_of,
+    lines_of,
+    mapping,
+    read_axes,
+    values_of,
+)
 from fedhet.experiment.tuning import Interval, Space, Tuning
 
 SEED = "seed"
@@ -82,9 +90,10 @@ def read(lines: Sequence[str]) -> Experiment | None:
     Raises:
         ConfigError: the experiment's file, or an override, is wrong.
     """
-    parsed = overrides.parse(lines)
-    given = {override.key_or_group: override for override in parsed}
-    declared = _declared(given)
+    about = [line for line in lines if _is_about_experiment(line)]
+    declared = _declared({line.key_or_group: line for line in overrides.parse(about)})
+    labels = labels_of(declared["axes"])
+    given = {line.key_or_group: line for line in overrides.parse(lines, labels)}
     own = {key: line for key, line in given.items() if _is_own(key)}
     parts = [key for key in own if key.startswith(_PART)]
     if not declared["axes"]:
@@ -95,7 +104,7 @@ def read(lines: Sequence[str]) -> Experiment | None:
                 + (f" experiment={name} has none" if name else " choose one by experiment=<name>")
             )
         return None
-    scaled = {override.key_or_group: override for override in _of_scale(declared)}
+    scaled = {line.key_or_group: line for line in _of_scale(declared, labels)}
     rest = {**scaled, **{key: value for key, value in given.items() if key not in own}}
     experiment = rest.pop("experiment")
     hydra = [key for key, override in rest.items() if _is_hydras(override)]
@@ -111,7 +120,7 @@ def read(lines: Sequence[str]) -> Experiment | None:
         command=tuple(lines),
         fixed=(f"experiment={name}", *(str(line) for line in fixed)),
         axes=axes,
-        tuning=_tuning(declared["tune"], axes, settings),
+        tuning=_tuning(declared["tune"], axes, settings, labels),
         report=_report(declared["report"], axes),
         part=dict(_part(axis, line, axes) for axis, line in own.items() if axis in parts),
         on_other_code=one_of("on_other_code", declared["on_other_code"], OTHER_CODE),
@@ -130,6 +139,11 @@ def refuse(lines: Sequence[str]) -> None:
             f"experiment={experiment.name} has axes, and is more than one run: start it by"
             f" `python -m fedhet experiment={experiment.name}`"
         )
+
+
+def _is_about_experiment(line: str) -> bool:
+    key = line.lstrip("+~").partition("=")[0]
+    return key == "experiment" or _is_own(key)
 
 
 def _is_own(key: str) -> bool:
@@ -160,7 +174,7 @@ def _digest(name: str) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _of_scale(declared: Mapping[str, Any]) -> list[Override]:
+def _of_scale(declared: Mapping[str, Any], labels: Mapping[str, Collection[str]]) -> list[Override]:
     """The overrides of the chosen scale."""
     scale, scales = declared["scale"], mapping("scales", declared["scales"])
     if scale is None:
@@ -168,7 +182,7 @@ def _of_scale(declared: Mapping[str, Any]) -> list[Override]:
     if not scales:
         raise ConfigError(f"scale={scale}: this experiment has no scales")
     lines = scales[one_of("scale", scale, map(str, scales))]
-    return overrides.parse(lines_of(f"scales.{scale}", lines))
+    return overrides.parse(lines_of(f"scales.{scale}", lines), labels)
 
 
 # ---- tuning and report
@@ -176,6 +190,7 @@ def _tuning(
     declared: Mapping[str, Any],
     axes: Mapping[str, Sequence[Value]],
     settings: Mapping[str, Override],
+    declared_labels: Mapping[str, Collection[str]],
 ) -> Tuning | None:
     """What is tuned; a setting that the command line gives is not."""
 
@@ -190,13 +205,16 @@ def _tuning(
     seeds = each(integer, "tune.seeds", declared["seeds"], low=0)
     shared = space("tune.space", declared["space"])
     own = {}
+    labels = [str(value.label) for axis in axes.values() for value in axis]
+    # The command line, or the scale, may have left a value of the file out.
+    left_out = {name for names in declared_labels.values() for name in names}.difference(labels)
     for label, values in mapping("tune.own", declared["own"]).items():
-        labels = [str(value.label) for axis in axes.values() for value in axis]
-        if label not in labels:
+        if label not in labels and label not in left_out:
             raise ConfigError(
                 f"tune.own.{label}: no axis has this value{did_you_mean(label, labels)}"
             )
-        own[label] = space(f"tune.own.{label}", values)
+        if label in labels:
+            own[label] = space(f"tune.own.{label}", values)
     if not shared and not any(own.values()):
         return None
     for key in {*shared, *(key for values in own.values() for key in values)}:

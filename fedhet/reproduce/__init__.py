@@ -1,0 +1,10 @@
+"""The papers' tables and figures: their runs, what the papers say of them, and verdicts.
+
+paper.py      reads the key `paper` of an experiment's file: figures, claims, what was chosen
+verdict.py    the rule, which was stated before the runs
+measures.py   what is measured of a run: an accuracy, rounds to a target, sizes
+judge.py      compares the runs of a folder with the paper
+table.py      the comparison as Markdown and CSV
+estimate.py   how long a reproduction takes, from a few measured steps
+command.py    python -m fedhet reproduce
+"""

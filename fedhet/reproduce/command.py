@@ -1,0 +1,124 @@
+"""`python -m fedhet reproduce`: run a paper's table or figure, and compare it with the paper.
+
+python -m fedhet reproduce --list [WORD]               all reproductions, or those with the word
+python -m fedhet reproduce fedlex/table1 scale=cpu     run it, and print the verdicts
+python -m fedhet reproduce fedlex/table1 --estimate    how long that takes on this machine
+python -m fedhet reproduce --verdicts FOLDER           compare runs that are already there
+
+Further overrides change all runs, or an axis: seed=0,1 method=FedProx. The scale is paper (the
+paper's settings and data), cpu (small data and models) or smoke (two rounds on the built-in
+digits); cpu if none is given.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedhet.cli.columns import columns
+from fedhet.errors import ConfigError
+from fedhet.reproduce import paper as papers
+from fedhet.reproduce.paper import Paper
+
+FOLDER = "reproductions"
+SCALE = "cpu"
+
+
+def main(argv: Sequence[str]) -> int:
+    """Do what the arguments say, and return the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m fedhet reproduce",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("words", nargs="*", metavar="NAME | setting=value")
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument("--list", action="store_true", help="list the reproductions")
+    group.add_argument("--estimate", action="store_true", help="measure a few rounds only")
+    group.add_argument(
+        "--verdicts", type=Path, metavar="FOLDER", help="the folder of finished runs"
+    )
+    args = parser.parse_intermixed_args(argv)
+    if args.list:
+        print(list_text(args.words))
+        return 0
+    if args.verdicts:
+        return verdicts(args.verdicts)
+    names = [word for word in args.words if "=" not in word]
+    overrides = [word for word in args.words if "=" in word]
+    if len(names) != 1:
+        raise ConfigError(
+            f"reproduce: name one reproduction, not {len(names)};"
+            " python -m fedhet reproduce --list shows all"
+        )
+    lines = command_lines(papers.find(names[0]), overrides)
+    return _estimate(lines) if args.estimate else _run(lines)
+
+
+def list_text(words: Sequence[str] = ()) -> str:
+    """All reproductions, or those whose name has each of the words, with their titles."""
+    rows = []
+    for paper in papers.every():
+        if all(word in " ".join((paper.name, *paper.also)) for word in words):
+            rows.append((paper.name, paper.title))
+    if not rows:
+        raise ConfigError(f"reproduce --list {' '.join(words)}: none has such a name")
+    return columns(rows)
+
+
+def command_lines(paper: Paper, overrides: Sequence[str]) -> list[str]:
+    """The overrides of the experiment that a reproduction is."""
+    given = {line.lstrip("+").partition("=")[0]: line.partition("=")[2] for line in overrides}
+    if "experiment" in given:
+        raise ConfigError(f"reproduce: experiment={given['experiment']} does not go with a name")
+    scale = given.get("scale", SCALE)
+    lines = [f"experiment={paper.name}", *overrides]
+    if "scale" not in given:
+        lines.insert(1, f"scale={scale}")
+    if "hydra.sweep.dir" not in given:
+        lines.append(f"hydra.sweep.dir={FOLDER}/{paper.name}/{scale}")
+    return lines
+
+
+def _run(lines: Sequence[str]) -> int:
+    from fedhet.cli import experiments
+
+    folder = next(line for line in lines if line.lstrip("+").startswith("hydra.sweep.dir="))
+    code = experiments.start(list(lines), [], sweep=False)
+    verdicts(Path(folder.partition("=")[2]))
+    return code
+
+
+def verdicts(folder: Path) -> int:
+    """Compare the runs of a folder with the paper, write the comparison, and print it."""
+    from fedhet.reproduce import table
+    from fedhet.reproduce.judge import judge
+
+    comparison = judge(folder)
+    page = table.write(comparison, folder / "report")
+    print(page.read_text(encoding="utf-8"), end="")
+    print(f"comparison: {page}")
+    return 0
+
+
+def _estimate(lines: Sequence[str]) -> int:
+    from fedhet.experiment import definition
+    from fedhet.reproduce.estimate import estimate, in_words
+
+    experiment = definition.read(lines)
+    assert experiment is not None  # every reproduction has axes
+    found = estimate(experiment)
+    rows = [
+        (
+            name,
+            f"{in_words(cost.total)}: {cost.rounds} rounds of {cost.step:.3g} s,"
+            f" {cost.evaluations} evaluations of {cost.evaluation:.3g} s,"
+            f" {cost.start + cost.phases:.3g} s before them",
+        )
+        for name, cost in found.measured.items()
+    ]
+    print(columns(rows))
+    trials = f" and {found.trials} trials" if found.trials else ""
+    print(f"{found.runs} runs{trials}, one after another: {in_words(found.seconds)}")
+    return 0

@@ -1,0 +1,266 @@
+"""The runs of a folder beside what the paper says of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fedhet.errors import ConfigError
+from fedhet.experiment.definition import SEED
+from fedhet.report.results import Results, results
+from fedhet.reproduce import measures
+from fedhet.reproduce.measures import Run
+from fedhet.reproduce.paper import DIRECTIONS, LEVELS, Claim, Figure, Labels, Paper, find
+from fedhet.reproduce.verdict import (
+    DIRECTION_ONLY,
+    NOT_REPRODUCED,
+    Sample,
+    direction,
+    level,
+    verdict,
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the comparison.
+
+    Attributes:
+        setting: the axes without the method and the seed; the text of a claim.
+        method: what is measured; for a claim, what is compared with what.
+        measure: the measure.
+        ours: our values, one for each seed.
+        value: the paper's figure; None for a claim.
+        spread: the paper's spread, or None.
+        direction: what the order shows; None where the paper compares nothing.
+        verdict: the verdict by the rule.
+        reason: why it is not reproduced, where that is known.
+    """
+
+    setting: str
+    method: str
+    measure: str
+    ours: Sample
+    value: float | None
+    spread: float | None
+    direction: str | None
+    verdict: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All that is compared in a folder.
+
+    Attributes:
+        paper: what the paper says.
+        scale: the scale of the runs; None if the command named none.
+        changed: the overrides of the command line that are no part of the reproduction.
+        seeds: the largest number of runs behind a row.
+        missing: how many runs have no result.
+        code: the versions of the code that ran them.
+        figures: one row for each figure.
+        claims: one for each comparison that a claim makes.
+    """
+
+    paper: Paper
+    scale: str | None
+    changed: tuple[str, ...]
+    seeds: int
+    missing: int
+    code: tuple[str, ...]
+    figures: list[Row] = field(default_factory=list)
+    claims: list[Row] = field(default_factory=list)
+
+    @property
+    def rows(self) -> list[Row]:
+        """All rows."""
+        return [*self.figures, *self.claims]
+
+
+def judge(folder: Path) -> Comparison:
+    """Compare the runs of an experiment's folder with the paper.
+
+    Raises:
+        ConfigError: the folder is not that of a reproduction.
+    """
+    read = results(folder)
+    record = read.source.experiment
+    if not record:
+        raise ConfigError(f"{folder} is not the folder of an experiment")
+    paper = find(str(record.get("experiment")))
+    scale, changed = _command(record.get("command", []))
+    return compare(paper, read, scale, changed)
+
+
+def compare(
+    paper: Paper, read: Results, scale: str | None, changed: Sequence[str] = ()
+) -> Comparison:
+    """Compare runs with a paper.
+
+    Args:
+        paper: what the paper says.
+        read: the runs.
+        scale: the scale at which they were run.
+        changed: overrides that are no part of the reproduction.
+    """
+    axis = str(read.source.experiment.get("report", {}).get("compare") or "method")
+    runs = measures.runs_of(read, axis)
+    kind = paper.compared.get(str(scale), LEVELS)
+    labels = {name: [str(label) for label in values] for name, values in read.axes.items()}
+    bench = _Bench(paper, axis, labels, runs, kind == LEVELS, kind in (LEVELS, DIRECTIONS))
+    figures, claims = list(bench.figures()), list(bench.claims())
+    return Comparison(
+        paper,
+        scale,
+        tuple(changed),
+        max((len(row.ours.values) for row in figures + claims), default=0),
+        len(read.missing),
+        tuple(sorted({_code(run) for run in runs})),
+        figures,
+        claims,
+    )
+
+
+def _command(lines: Sequence[str]) -> tuple[str | None, list[str]]:
+    """The scale of a command, and what it changes beyond the seeds and the folder."""
+    pairs = {line.lstrip("+").partition("=")[0]: line for line in lines}
+    scale = pairs.pop("scale", "=").partition("=")[2] or None
+    own = ("experiment", SEED, "on_other_code", "data_dir", "device")
+    changed = [
+        line
+        for key, line in pairs.items()
+        if key not in own and not key.startswith(("hydra", "engine"))
+    ]
+    return scale, changed
+
+
+def _code(run: Run) -> str:
+    code = run.cell.code
+    return f"{code.get('version', '?')} at {str(code.get('commit') or '?')[:7]}"
+
+
+@dataclass
+class _Bench:
+    """The paper and the runs side by side.
+
+    Attributes:
+        paper: what the paper says.
+        axis: the axis that is compared.
+        labels: axis -> the labels that the experiment has at this scale.
+        runs: those with a result.
+        levels: whether levels are compared.
+        directions: whether directions are.
+    """
+
+    paper: Paper
+    axis: str
+    labels: dict[str, list[str]]
+    runs: list[Run]
+    levels: bool
+    directions: bool
+
+    def figures(self) -> Iterator[Row]:
+        """A row per figure of the paper that the runs can be compared with."""
+        for figure in self.paper.figures:
+            place = {**figure.axes, self.axis: figure.method}
+            if not self._has(place):
+                continue
+            chosen = self._where(place)
+            ours = self._sample(chosen, figure.measure)
+            shown = self._against_host(figure, chosen)
+            levels = self.levels and figure.levels
+            agrees = level(ours, figure.value, figure.spread)
+            found = verdict(ours, agrees, shown, levels=levels, directions=self.directions)
+            yield Row(
+                ", ".join(f"{k}={v}" for k, v in figure.axes.items()),
+                figure.method,
+                figure.measure,
+                ours,
+                figure.value,
+                figure.spread,
+                shown if self.directions else None,
+                found,
+                self._reason(figure.method, found),
+            )
+
+    def claims(self) -> Iterator[Row]:
+        """A row per pair of a claim."""
+        for claim in self.paper.claims:
+            for other in claim.than:
+                if not self._has({**claim.where, **claim.greater}) or not self._has(other):
+                    continue
+                greater = self._where({**claim.where, **claim.greater})
+                less = self._where({**claim.where, **other})
+                ours = Sample(tuple(self._differences(greater, less, claim, other)))
+                shown = direction(ours.values, 1.0)
+                found = verdict(ours, None, shown, levels=self.levels, directions=self.directions)
+                yield Row(
+                    claim.says,
+                    f"{_words(claim.greater)} above {_words(other)}",
+                    claim.measure,
+                    ours,
+                    None,
+                    None,
+                    shown if self.directions else None,
+                    found,
+                    claim.reason if found == NOT_REPRODUCED else "",
+                )
+
+    def _against_host(self, figure: Figure, chosen: Sequence[Run]) -> str | None:
+        host = self.paper.hosts.get(figure.method)
+        theirs = host and self.paper.figure(host, figure.axes, figure.measure)
+        if not host or not theirs:
+            return None
+        others = self._where({**figure.axes, self.axis: host})
+        differences = self._paired(chosen, others, figure.measure, {self.axis})
+        return direction(differences, figure.value - theirs.value)
+
+    def _differences(
+        self, greater: Sequence[Run], less: Sequence[Run], claim: Claim, other: Labels
+    ) -> list[float]:
+        """One for each seed, the mean over the settings that both have."""
+        return self._paired(greater, less, claim.measure, {*claim.greater, *other})
+
+    def _paired(
+        self, ours: Sequence[Run], theirs: Sequence[Run], measure: str, differing: set[str]
+    ) -> list[float]:
+        def key(run: Run) -> tuple[tuple[str, str], ...]:
+            return tuple((k, str(v)) for k, v in run.cell.axes.items() if k not in differing)
+
+        partners = {key(run): run for run in theirs}
+        by_seed: dict[str, list[float]] = {}
+        for run in ours:
+            if partner := partners.get(key(run)):
+                difference = measures.value(measure, run) - measures.value(measure, partner)
+                if math.isfinite(difference):
+                    by_seed.setdefault(str(run.cell.axes.get(SEED)), []).append(difference)
+        return [sum(values) / len(values) for values in by_seed.values()]
+
+    def _where(self, labels: Mapping[str, str]) -> list[Run]:
+        return [
+            run
+            for run in self.runs
+            if all(str(run.cell.axes.get(axis)) == label for axis, label in labels.items())
+        ]
+
+    def _has(self, place: Mapping[str, str]) -> bool:
+        """Whether this scale has such a setting."""
+        return all(label in self.labels.get(axis, ()) for axis, label in place.items())
+
+    def _sample(self, runs: Sequence[Run], measure: str) -> Sample:
+        values = (measures.value(measure, run) for run in runs)
+        return Sample(tuple(value for value in values if math.isfinite(value)))
+
+    def _reason(self, method: str, found: str) -> str:
+        if found not in (NOT_REPRODUCED, DIRECTION_ONLY):
+            return ""
+        return self.paper.reasons.get(method) or self.paper.reasons.get("all", "")
+
+
+def _words(labels: Mapping[str, str]) -> str:
+    return ", ".join(
+        label if axis == "method" else f"{axis}={label}" for axis, label in labels.items()
+    )

@@ -1,0 +1,241 @@
+"""What a figure of a paper measures of a run, read from the run's folder.
+
+A measure with a target, such as `rounds@.55`, has it behind the @. NaN stands for a run that has no
+such value. Where a target is not reached, the run counts with one round more than it had.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import mean, pstdev
+from typing import Any
+
+from fedhet.errors import ConfigError
+from fedhet.report.folders import DIVERGED, Cell
+from fedhet.report.results import Results
+from fedhet.report.study import scores_of
+
+FLOAT = 4  # bytes of a number that is sent
+TRAIN = "train"
+MADE = "feddisk.density"  # the phase of the global MADE
+# Batch norm's statistics, which are no parameters.
+BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
+
+
+@dataclass
+class Run:
+    """A run with a result.
+
+    Attributes:
+        cell: the run.
+        results: all runs of the folder.
+        peers: those of the same setting and seed, itself included; label of the method -> run.
+    """
+
+    cell: Cell
+    results: Results
+    peers: dict[str, Run]
+
+    @cached_property
+    def steps(self) -> list[dict[str, Any]]:
+        """The lines of rounds.jsonl."""
+        return self.results.steps(self.cell)
+
+    @cached_property
+    def curve(self) -> list[tuple[int, float]]:
+        """(number of the training round, score) of each evaluation.
+
+        The score is that of the global model on the global test set, where there is one, else its
+        mean over the clients' own test data.
+        """
+        points = []
+        for step in self.steps:
+            scores = (step.get("acc_global"), step.get("acc_clients_mean"))
+            score = next((float(s) for s in scores if s is not None), None)
+            if step["phase"] == TRAIN and score is not None:
+                points.append((int(step["step"]), score))
+        return points
+
+    def rounds_of(self, phase: str) -> int:
+        """How many rounds a phase had."""
+        return sum(step["phase"] == phase for step in self.steps)
+
+
+def _score(name: str) -> Callable[[Run, float], float]:
+    return lambda run, target: scores_of(run.cell.summary)[name]
+
+
+def _rounds(run: Run, target: float) -> float:
+    """Training rounds until the score has reached the target."""
+    reached = (number for number, score in run.curve if score >= target)
+    return float(next(reached, run.rounds_of(TRAIN) + 1))
+
+
+def _early(run: Run, target: float) -> float:
+    """The score at the last evaluation in the first so many training rounds."""
+    early = [score for number, score in run.curve if number <= target]
+    return early[-1] if early else math.nan
+
+
+def _loss(run: Run, target: float) -> float:
+    """The loss on the test data, at the end or after so many training rounds."""
+    rows = [s for s in run.steps if s["phase"] == TRAIN and (not target or s["step"] <= target)]
+    keys = ("loss_global", "loss_clients_mean")
+    found = [row[key] for row in rows for key in keys if row.get(key) is not None]
+    return float(found[-1]) if found else math.nan
+
+
+def _minutes(run: Run, target: float) -> float:
+    """Minutes of a training round, evaluation excepted."""
+    seconds = [
+        sum(value for name, value in step["seconds"].items() if name != "evaluate")
+        for step in run.steps
+        if step["phase"] == TRAIN
+    ]
+    return mean(seconds) / 60 if seconds else math.nan
+
+
+def _sent(run: Run, phase: str) -> float:
+    """Numbers of the model that a client sends up in the first round of a phase."""
+    for step in run.steps:
+        if step["phase"] == phase and step["accepted"]:
+            sent = step["bytes"]["up"]
+            size = sent["density"] if phase == MADE else sum(sent.values())
+            return float(size) / FLOAT / int(step["accepted"])
+    return math.nan
+
+
+def _parameters(run: Run, *, buffers: bool = False) -> int:
+    """How many parameters the model has, with batch norm's statistics if wanted."""
+    from safetensors import safe_open
+
+    with safe_open(run.cell.folder / "model.safetensors", framework="np") as file:
+        names = list(file.keys())  # the file is no mapping
+        kept = [name for name in names if buffers or not name.endswith(BUFFERS)]
+        return sum(math.prod(file.get_slice(name).get_shape()) for name in kept)
+
+
+def _exchanged(run: Run, target: float) -> float:
+    """Numbers that a client sends and receives in a training round, in sizes of the model."""
+    size = _parameters(run, buffers=True)
+    last = [step for step in run.steps if step["phase"] == TRAIN][-1:]
+    moved = [sum(s["bytes"][way].values()) for s in last for way in ("up", "down")]
+    clients = [len(step["cohort"]) for step in last]
+    return sum(moved) / FLOAT / clients[0] / size if last and clients[0] else math.nan
+
+
+def _client_spread(run: Run, target: float) -> float:
+    """Standard deviation of the clients' test accuracies at the last evaluation."""
+    frame = run.results.last_clients
+    frame = frame[(frame["folder"] == run.cell.name) & (frame["split"] == "test")]
+    frame = frame[(frame["metric"] == "accuracy") & (frame["model"] == "global")]
+    return float(pstdev(frame["value"])) if len(frame) else math.nan
+
+
+def _rank(run: Run, target: float) -> float:
+    """The rank of its mean accuracy on the clients' test data among its peers; 1 is the best."""
+    scores = {name: scores_of(peer.cell.summary)["clients"] for name, peer in run.peers.items()}
+    own = scores_of(run.cell.summary)["clients"]
+    better = sum(score > own for score in scores.values())
+    equal = sum(score == own for score in scores.values())
+    return better + (equal + 1) / 2
+
+
+def _classes(run: Run, target: float) -> float:
+    """Mean number of classes of which a client has training samples."""
+    counts = run.results.partition(run.cell).get("counts") or []
+    return mean(sum(n > 0 for n in client) for client in counts) if counts else math.nan
+
+
+def _effective(run: Run, target: float) -> float:
+    """Effective rounds of FedDisk's table 1.
+
+    A method needs the training rounds until its own highest accuracy, and FedDisk those until the
+    highest that another method ever reaches; its rounds of the global MADE are added.
+    """
+    return run.rounds_of(MADE) + _classifier_rounds(run, target)
+
+
+def _classifier_rounds(run: Run, target: float) -> float:
+    """As `effective`, without the rounds of the global MADE."""
+    if not run.rounds_of(MADE):
+        return _rounds(run, max((score for _, score in run.curve), default=math.inf))
+    others = [peer for peer in run.peers.values() if not peer.rounds_of(MADE)]
+    best = max((score for peer in others for _, score in peer.curve), default=math.inf)
+    return _rounds(run, best)
+
+
+def _cost(run: Run, target: float) -> float:
+    """FedDisk's equations 18 and 19: numbers that a client exchanges in its effective rounds."""
+    made = run.rounds_of(MADE)
+    density = 2 * made * _sent(run, MADE) if made else 0.0
+    return density + 2 * _classifier_rounds(run, target) * _sent(run, TRAIN)
+
+
+MEASURES: dict[str, Callable[[Run, float], float]] = {
+    **{name: _score(name) for name in ("last", "best_val", "last_k", "clients", "personal")},
+    "finetuned": _score("finetuned"),
+    "score": _early,
+    "rounds": _rounds,
+    "loss": _loss,
+    "minutes_per_round": _minutes,
+    "models_per_round": _exchanged,
+    "client_spread": _client_spread,
+    "rank": _rank,
+    "classes_per_client": _classes,
+    "effective_rounds": _effective,
+    "classifier_rounds": _classifier_rounds,
+    "made_rounds": lambda run, _: float(run.rounds_of(MADE) or math.nan),
+    "made_size": lambda run, _: _sent(run, MADE),
+    "model_size": lambda run, _: float(_parameters(run)),
+    "cost": _cost,
+}
+# What is printed as a share with three decimals.
+SHARES = {
+    *("last", "best_val", "last_k", "clients", "personal", "finetuned"),
+    *("score", "client_spread"),
+}
+
+
+def check(name: str) -> None:
+    """Refuse the name of a measure that does not exist.
+
+    Raises:
+        ConfigError: there is none of this name.
+    """
+    if name.partition("@")[0] not in MEASURES:
+        raise ConfigError(f"paper: measure {name!r} is none of {', '.join(MEASURES)}")
+
+
+def value(name: str, run: Run) -> float:
+    """The measure of a run; a run that has diverged without a score has the share 0."""
+    check(name)
+    kind, _, target = name.partition("@")
+    measured = MEASURES[kind](run, float(target or 0))
+    lost = math.isnan(measured) and run.cell.status == DIVERGED and kind in SHARES
+    return 0.0 if lost else measured
+
+
+def runs_of(results: Results, compare: str) -> list[Run]:
+    """The runs of a folder that have a result, each with its peers.
+
+    Args:
+        results: the folder.
+        compare: the axis on which peers differ.
+    """
+    together: dict[tuple[tuple[str, str], ...], dict[str, Run]] = {}
+    runs = []
+    for cell in _counted(results.cells):
+        others = tuple((axis, str(v)) for axis, v in cell.axes.items() if axis != compare)
+        peers = together.setdefault(others, {})
+        run = Run(cell, results, peers)
+        peers[str(cell.axes.get(compare))] = run
+        runs.append(run)
+    return runs
+
+
+def _counted(cells: Sequence[Cell]) -> Iterator[Cell]:
+    return (cell for cell in cells if cell.counts)

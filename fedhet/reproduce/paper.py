@@ -1,0 +1,234 @@
+"""What a paper says, from the key `paper` of an experiment's file.
+
+It is read as plain YAML, so that a list of all reproductions appears at once.
+
+paper:
+  source: FedLEx, table I            where the figures stand
+  also: [figure2]                    what else of the paper shows the same runs
+  measure: clients                   what the figures measure (measures.py)
+  unit: percent                      percent or 1, of all figures
+  hosts: {FedLExProx: FedProx}       method -> the one without it; the paper's order is compared
+  figures:                           one entry for each setting, whose other keys are axes
+    - {clients: 100, values: {FedProx: [67.70, 4.16], FedLExProx: [84.53, 2.55]}}
+  claims:                            what the paper says in words, or shows without figures
+    - {says: ..., measure: last, greater: {cv_t: 0.2}, than: [{cv_t: 0.1}]}
+  compared: {cpu: directions}        what can be compared at a scale: levels, directions, nothing
+  data: {paper: MNIST, ...}          scale -> the data and models that it needs
+  open: [...]                        what the paper leaves open, and what was chosen
+  reasons: {FedLExProx: ...}         why a figure is not reproduced, where that is known
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+from fedhet.check import did_you_mean, one_of
+from fedhet.config import catalogue
+from fedhet.errors import ConfigError
+
+Labels = dict[str, str]  # axis -> the label of a value
+GROUP = "experiment"
+LEVELS, DIRECTIONS, NOTHING = "levels", "directions", "nothing"
+COMPARED = {"paper": LEVELS, "cpu": DIRECTIONS, "smoke": NOTHING}
+UNITS = {"percent": 100.0, "1": 1.0}
+_KEYS = {
+    "source",
+    "also",
+    "measure",
+    "unit",
+    "hosts",
+    "figures",
+    "claims",
+    "compared",
+    "data",
+    "open",
+    "reasons",
+}
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure that the paper prints.
+
+    Attributes:
+        axes: axis -> label, of the axes that the paper names.
+        method: the label on the axis that is compared.
+        measure: what was measured.
+        value: the figure; accuracies are shares.
+        spread: what the paper prints behind +-; None if nothing.
+        levels: whether it can be compared at all, as a time on another machine cannot.
+    """
+
+    axes: Labels
+    method: str
+    measure: str
+    value: float
+    spread: float | None
+    levels: bool = True
+
+
+@dataclass(frozen=True)
+class Claim:
+    """An order that the paper states in words, or shows in a plot without figures.
+
+    Attributes:
+        says: the paper's statement in a sentence.
+        measure: what is measured.
+        where: the labels of the runs that it concerns.
+        greater: the labels of the runs whose measure is greater.
+        than: the labels of the others, each of which is compared.
+        reason: why it does not hold here, if that is known.
+    """
+
+    says: str
+    measure: str
+    where: Labels
+    greater: Labels
+    than: tuple[Labels, ...]
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Paper:
+    """What is compared in one reproduction.
+
+    Attributes:
+        name: of the experiment, as in `fedlex/table1`.
+        title: what the runs are.
+        source: where the figures stand.
+        also: the other names that lead to it.
+        hosts: method -> its host.
+        figures: the paper's figures.
+        claims: what it says in words.
+        compared: scale -> what may be compared.
+        data: scale -> what the runs need.
+        choices: what the paper leaves open, and what was chosen.
+        reasons: method, or `all` -> why its figures are not reproduced.
+    """
+
+    name: str
+    title: str
+    source: str
+    also: tuple[str, ...] = ()
+    hosts: dict[str, str] = field(default_factory=dict)
+    figures: tuple[Figure, ...] = ()
+    claims: tuple[Claim, ...] = ()
+    compared: dict[str, str] = field(default_factory=lambda: dict(COMPARED))
+    data: dict[str, str] = field(default_factory=dict)
+    choices: tuple[str, ...] = ()
+    reasons: dict[str, str] = field(default_factory=dict)
+
+    def figure(self, method: str, axes: Mapping[str, str], measure: str) -> Figure | None:
+        """The figure of a method in the same setting."""
+        found = (f for f in self.figures if (f.method, f.measure) == (method, measure))
+        return next((f for f in found if f.axes == axes), None)
+
+
+def every() -> list[Paper]:
+    """All reproductions, ordered by name."""
+    found = ((name, _content(name)) for name in catalogue.choices(GROUP) if "/" in name)
+    return [_read(name, content) for name, content in found if content]
+
+
+def find(name: str) -> Paper:
+    """The reproduction of that name, or of a figure that the same runs show.
+
+    Raises:
+        ConfigError: there is none, or its file is wrong.
+    """
+    papers = {alias: paper for paper in every() for alias in (*paper.also, paper.name)}
+    if name not in papers:
+        raise ConfigError(
+            f"there is no reproduction {name!r}{did_you_mean(name, papers)};"
+            " python -m fedhet reproduce --list shows all"
+        )
+    return papers[name]
+
+
+def _content(name: str) -> Any:
+    text = catalogue.file(f"{GROUP}/{name}").read_text(encoding="utf-8")
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    try:
+        content = yaml.load(text, Loader=loader)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"experiment={name}: {' '.join(str(error).split())}") from error
+    return content.get("paper") if isinstance(content, dict) else None
+
+
+def _read(name: str, content: Mapping[str, Any]) -> Paper:
+    where = f"experiment={name}: paper"
+    if not isinstance(content, Mapping) or not content.get("source"):
+        raise ConfigError(f"{where}: a mapping with `source` is expected")
+    for key in content:
+        one_of(where, key, sorted(_KEYS))
+    unit = UNITS[one_of(f"{where}.unit", str(content.get("unit", 1)), UNITS)]
+    measure = str(content.get("measure", "last"))
+    folder = name.rpartition("/")[0]
+    compared = {**COMPARED, **content.get("compared", {})}
+    for scale, kind in compared.items():
+        one_of(f"{where}.compared.{scale}", kind, (LEVELS, DIRECTIONS, NOTHING))
+    return Paper(
+        name=name,
+        title=catalogue.title(GROUP, name),
+        source=str(content["source"]),
+        also=tuple(f"{folder}/{other}" for other in content.get("also", [])),
+        hosts=_labels(content.get("hosts", {})),
+        figures=tuple(_figures(f"{where}.figures", content.get("figures", []), measure, unit)),
+        claims=tuple(_claim(f"{where}.claims", c, measure) for c in content.get("claims", [])),
+        compared=compared,
+        data=_labels(content.get("data", {})),
+        choices=tuple(content.get("open", [])),
+        reasons=_labels(content.get("reasons", {})),
+    )
+
+
+def _figures(
+    where: str, groups: Sequence[Mapping[str, Any]], measure: str, unit: float
+) -> Iterator[Figure]:
+    for group in groups:
+        known = ("values", "measure", "levels", "unit")
+        axes = {str(k): str(v) for k, v in group.items() if k not in known}
+        own_unit = (
+            UNITS[one_of(f"{where}.unit", str(group["unit"]), UNITS)] if "unit" in group else unit
+        )
+        if not isinstance(group.get("values"), Mapping):
+            raise ConfigError(f"{where}: {dict(group)} has no `values`")
+        for method, written in group["values"].items():
+            pair = written if isinstance(written, list) else [written]
+            numbers = [float(number) / own_unit for number in pair]
+            if len(numbers) > 2 or not all(map(math.isfinite, numbers)):
+                raise ConfigError(
+                    f"{where}: {method}: {written} is no figure, nor [figure, spread]"
+                )
+            yield Figure(
+                axes,
+                str(method),
+                str(group.get("measure", measure)),
+                numbers[0],
+                numbers[1] if len(numbers) == 2 else None,
+                bool(group.get("levels", True)),
+            )
+
+
+def _claim(where: str, claim: Mapping[str, Any], measure: str) -> Claim:
+    for key in ("says", "greater", "than"):
+        if not claim.get(key):
+            raise ConfigError(f"{where}: {dict(claim)} has no `{key}`")
+    than = claim["than"] if isinstance(claim["than"], list) else [claim["than"]]
+    return Claim(
+        str(claim["says"]),
+        str(claim.get("measure", measure)),
+        _labels(claim.get("where", {})),
+        _labels(claim["greater"]),
+        tuple(map(_labels, than)),
+        str(claim.get("reason", "")),
+    )
+
+
+def _labels(values: Mapping[Any, Any]) -> Labels:
+    return {str(key): str(value) for key, value in values.items()}
