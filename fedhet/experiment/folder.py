@@ -68,7 +68,7 @@ class ExperimentFolder:
         Raises:
             ConfigError: other code has finished some, and the setting is "stop".
         """
-        states = {cell: _read(self.path / cell.folder / CELL) for cell in cells}
+        states = {cell: _state(self.path / cell.folder) for cell in cells}
         finished = [cell for cell in cells if states[cell].get("status") == FINISHED]
         other = [
             c for c in finished if states[c].get("code", {}).get("digest") != self._code.digest
@@ -94,7 +94,7 @@ class ExperimentFolder:
         """
         for cell in cells:
             folder = self.path / cell.folder
-            same_code = _read(folder / CELL).get("code") == self._code.record()
+            same_code = _state(folder).get("code") == self._code.record()
             if not same_code or not any((folder / "checkpoints").glob("*/manifest.json")):
                 shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True, exist_ok=True)
@@ -102,7 +102,7 @@ class ExperimentFolder:
 
     def missing_reasons(self, cells: Sequence[Cell]) -> dict[Cell, str]:
         """Return the cells that are not there, each with the reason."""
-        states = {cell: _read(self.path / cell.folder / CELL) for cell in cells}
+        states = {cell: _state(self.path / cell.folder) for cell in cells}
         return {
             cell: state.get("reason") or REASONS.get(state.get("status"), "its record is damaged")
             for cell, state in states.items()
@@ -156,6 +156,8 @@ class ExperimentFolder:
             "experiment": experiment.name,
             "title": experiment.title,
             "command": list(experiment.command),
+            "fixed": list(experiment.fixed),
+            "digest": experiment.digest,
             "axes": {
                 axis: [value.label for value in values] for axis, values in experiment.axes.items()
             },
@@ -166,6 +168,25 @@ class ExperimentFolder:
             "code": self._code.record(),
         }
         write_json(self.path / EXPERIMENT, content)
+
+
+def count(path: Path) -> tuple[int, int]:
+    """How many cells of the experiment in a folder are there, and how many it has."""
+    cells = _read(path / EXPERIMENT).get("cells", [])
+    states = [_state(path / cell["folder"]).get("status") for cell in cells]
+    return states.count(FINISHED), len(cells)
+
+
+def _state(folder: Path) -> dict[str, Any]:
+    """The content of a cell's cell.json; a finished cell without a whole record is not finished."""
+    try:
+        state = _read(folder / CELL)
+        summary = _read(folder / "summary.json") if state.get("status") == FINISHED else {}
+    except DataError:
+        return {"status": "damaged"}
+    if state.get("status") == FINISHED and "status" not in summary:
+        return {"status": "damaged"}
+    return state
 
 
 # ---- in the process of a cell
