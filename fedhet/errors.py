@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 
 LONGEST_CAUSE = 1000  # characters of a text from another process in a log or record
 LONGEST_REASON = 10_000  # of an error that may contain several of them
@@ -78,12 +79,12 @@ class Rejected(ValueError):
 
 
 def has_diverged(reason: str | None) -> bool:
-    """Whether a run has failed because its weights, or what was computed from them, are not finite.
+    """Whether a run has failed because its weights, or a client's loss, are not finite.
 
     Args:
         reason: why it failed, as summary.json says it.
     """
-    return "NaN or infinite values" in (reason or "")
+    return re.search(r"NaN or infinite values|is (nan|-?inf), which", reason or "") is not None
 
 
 # In the environment of a run that engine=flwr has submitted, which reports the recorded failure.

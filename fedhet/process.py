@@ -68,7 +68,9 @@ def imports() -> Iterator[None]:
 
 def _freeze_at_exit() -> None:
     # triton's bindings report every object that was not collected as a leak, in fifty lines.
-    if "triton" not in sys.modules:
+    if "triton" in sys.modules:
+        gc.unfreeze()
+    else:
         gc.freeze()
 
 

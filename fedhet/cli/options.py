@@ -12,6 +12,7 @@ from fedhet.errors import ConfigError
 
 Choice = tuple[str, str]  # (group, its choice), such as ("method", "scaffold")
 TOP = ("", "config")  # the settings without a group
+PRESET_WIDTH = 80  # of a line, beside which "set by it" has room
 
 
 def options_text(words: Sequence[str]) -> str:
@@ -108,7 +109,7 @@ def _section(piece: Choice, origins: Mapping[Choice, str]) -> str:
     title = catalogue.title(*_file(piece))
     rows = [
         *_rows(catalogue.settings(path), prefix),
-        *((f"{preset.key}={preset.value}", "set by it") for preset in catalogue.presets(path)),
+        *((_short(preset), "set by it") for preset in catalogue.presets(path)),
     ]
     parts = [
         wrapped(f"{_written(piece)}{origins.get(piece, '')}" + (f": {title}" if title else "")),
@@ -116,6 +117,12 @@ def _section(piece: Choice, origins: Mapping[Choice, str]) -> str:
         columns(rows) if rows else "  It has no options.",
     ]
     return "\n".join(parts)
+
+
+def _short(preset: YamlSetting) -> str:
+    """The setting on one line, of which the other column leaves so much."""
+    line = " ".join(f"{preset.key}={preset.value}".split())
+    return line if len(line) <= PRESET_WIDTH else f"{line[: PRESET_WIDTH - 3]}..."
 
 
 def _rows(settings: Sequence[YamlSetting], prefix: str) -> Iterator[tuple[str, str]]:

@@ -205,6 +205,12 @@ def remarks(path: str) -> list[str]:
     return _comments(file(path).read_text(encoding="utf-8"))[1]
 
 
+def _in_block(node: yaml.Node) -> bool:
+    """Whether it is a list with a line per entry, or a text after | or >."""
+    scalar = isinstance(node, yaml.ScalarNode)
+    return node.style in ("|", ">") if scalar else not node.flow_style
+
+
 def _leaves(text: str, name: str) -> list[YamlSetting]:
     lines = text.splitlines()
     above, _ = _comments(text)
@@ -217,7 +223,9 @@ def _leaves(text: str, name: str) -> list[YamlSetting]:
             if isinstance(value, yaml.MappingNode):
                 yield from below(value, f"{dotted}.")
                 continue
-            behind = lines[value.end_mark.line][value.end_mark.column :].strip().lstrip("# ")
+            end = value.end_mark
+            # What has lines of its own ends where the next key begins, or the file.
+            behind = "" if _in_block(value) else lines[end.line][end.column :].strip().lstrip("# ")
             helps = [text for text in (behind, above.get(key.start_mark.line, "")) if text]
             written = text[value.start_mark.index : value.end_mark.index]
             yield YamlSetting(dotted, written, "".join(helps[:1]), "".join(helps[1:]))

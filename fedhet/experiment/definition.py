@@ -36,9 +36,9 @@ from fedhet.experiment.axes import (
 from fedhet.experiment.tuning import Interval, Space, Tuning
 
 SEED = "seed"
-# The scores by which values are compared, in summary.json: at the last evaluation, at the one that
-# the clients' validation data choose, and the mean of the last ones.
-METRICS = ("last", "best_val", "last_k")
+# The scores by which values are compared, as fedhet/report names them.
+_GLOBAL = ("last", "best_val", "last_k", "clients", "worst")
+METRICS = (*_GLOBAL, "personal", "personal_best_val", "finetuned")
 _PART = "axes."  # axes.<axis>=[<patterns of labels>] on the command line
 OTHER_CODE = ("stop", "keep", "rerun")
 

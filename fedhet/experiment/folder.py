@@ -27,6 +27,7 @@ from fedhet.experiment.definition import Experiment
 from fedhet.record.files import write_json
 
 FORMAT = 1
+OWN = ("personal", "finetuned")  # models of the clients' own, which metrics are named after
 CELL, EXPERIMENT = "cell.json", "experiment.json"
 WAITING, RUNNING, FINISHED, FAILED = "waiting", "running", "finished", "failed"
 REASONS = {
@@ -112,8 +113,9 @@ class ExperimentFolder:
         """Return the validation score of a finished cell that counts in the experiment's report.
 
         Returns:
-            The score at the last evaluation, the best one, or the mean of the last ones, as
-            `report.metric` says; None if the cell is not there or its clients have none.
+            The score at the last evaluation, the best one, or the mean of the last ones, of the
+            models that `report.metric` names; None if the cell is not there, has diverged, or has
+            no such score.
         """
         from fedhet.targets import TARGETS
 
@@ -124,16 +126,17 @@ class ExperimentFolder:
         target = TARGETS[summary["target"]]
         if summary["status"] != "ok":  # it has diverged
             return None
-        key = target.key("val_weighted")
+        metric = self._experiment.report["metric"]
+        own = metric.partition("_")[0]  # the models of the clients' own
+        key = target.key(f"{own}_val_weighted" if own in OWN else "val_weighted")
         lines = (folder / "rounds.jsonl").read_text(encoding="utf-8").splitlines()
         rows = [json.loads(line) for line in lines]
         scores = [math.nan if row[key] is None else row[key] for row in rows if key in row]
-        metric = self._experiment.report["metric"]
         if not scores:
             return None
         if metric == "last_k":
             return mean(scores[-summary[target.key("last_k")]["evaluations"] :])
-        return float(max(scores) if metric == "best_val" else scores[-1])
+        return float(max(scores) if metric.endswith("best_val") else scores[-1])
 
     def is_degraded(self, cells: Sequence[Cell]) -> bool:
         """Whether a cell has lost more replies than it was allowed."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from queue import Empty, SimpleQueue
+from threading import Thread
 from typing import Any
 
 from flwr.common import Code, GetPropertiesIns, GetPropertiesRes
@@ -25,6 +26,7 @@ log = logging.getLogger("fedhet")
 POLL_SECONDS = 1.0
 MOST_NODES = 1_000_000  # a node that claims more would occupy the server's memory
 ASK_SECONDS = 60.0  # how long a node has, at least, to say who it is
+AGAIN_SECONDS = 30.0  # after which one that has not answered is asked again; then twice as long
 
 
 class Nodes:
@@ -127,30 +129,54 @@ class Nodes:
                 del self._by_partition[partition]
                 self._asked.discard(proxy.cid)  # one that comes back keeps its id
         new = {cid: proxy for cid, proxy in sorted(joined.items()) if cid not in self._asked}
-        # One wave of messages, however many nodes there are.
-        with ThreadPoolExecutor(max_workers=len(new) or 1) as pool:
-            answers = pool.map(self._ask, new.values())
-            for (cid, proxy), answer in zip(new.items(), answers, strict=True):
-                self._asked.add(cid)
-                if isinstance(answer, GetPropertiesRes) and answer.properties.get(PARCEL) is True:
-                    self._opening.add(cid)
-                try:
-                    self._enter(proxy, answer)
-                except ValueError as error:
-                    problem = f"node {cid}: {clean(str(error))}"
-                    if not self._begun:
-                        raise RunFailed(problem) from error
-                    log.warning("%s; the run goes on without it", problem)
+        answers = self._answers(new)
+        for cid, proxy in new.items():
+            answer = answers[cid]
+            self._asked.add(cid)
+            if isinstance(answer, GetPropertiesRes) and answer.properties.get(PARCEL) is True:
+                self._opening.add(cid)
+            try:
+                self._enter(proxy, answer)
+            except ValueError as error:
+                problem = f"node {cid}: {clean(str(error))}"
+                if not self._begun:
+                    raise RunFailed(problem) from error
+                log.warning("%s; the run goes on without it", problem)
 
-    def _ask(self, proxy: ClientProxy) -> GetPropertiesRes | str:
-        """The node's properties, or why it does not report them."""
-        try:
-            return proxy.get_properties(
-                GetPropertiesIns({}), timeout=max(ASK_SECONDS, self.limits.join), group_id=0
-            )
-        # Flower's way to report that the node has failed or left, or an answer that it cannot read
-        except Exception as error:  # noqa: BLE001
-            return f"{type(error).__name__}: {error}"
+    def _answers(self, nodes: dict[str, ClientProxy]) -> dict[str, GetPropertiesRes | str]:
+        """The nodes' properties by node id, or why a node does not report them.
+
+        A node that is silent is asked again, because a SuperNode does not send a reply again that
+        the SuperLink could not take. The first answer of a node counts.
+
+        Raises:
+            RunFailed: no node will answer any more.
+        """
+        seconds = max(ASK_SECONDS, self.limits.join)
+        arrived: SimpleQueue[tuple[str, GetPropertiesRes | str]] = SimpleQueue()
+        answers: dict[str, GetPropertiesRes | str] = {}
+        again = began = time.monotonic()
+        pause = AGAIN_SECONDS
+        while len(answers) < len(nodes) and (left := began + seconds - time.monotonic()) > 0:
+            if self.ended is not None:
+                raise RunFailed(self.ended)
+            if time.monotonic() >= again:
+                silent = [cid for cid in nodes if cid not in answers]
+                if again > began:
+                    log.info("asking %d of %d nodes again who they are", len(silent), len(nodes))
+                # One wave of messages, however many nodes there are. What has been lost is awaited
+                # by its thread until Flower's time for it is over, so nothing waits for the thread.
+                for cid in silent:
+                    ask = (arrived, cid, nodes[cid], left)
+                    Thread(target=_ask, args=ask, daemon=True).start()
+                again, pause = again + pause, 2 * pause
+            try:
+                until = max(0.0, again - time.monotonic())
+                cid, answer = arrived.get(timeout=min(POLL_SECONDS, left, until))
+            except Empty:
+                continue
+            answers.setdefault(cid, answer)
+        return {cid: answers.get(cid, f"no answer within {seconds:g} s") for cid in nodes}
 
     def _enter(self, proxy: ClientProxy, answer: GetPropertiesRes | str) -> None:
         """Note which partition-id the node has.
@@ -234,3 +260,19 @@ class Nodes:
     def _check_origin(self, pid: int, proxy: ClientProxy) -> None:
         if self._total and self._by_partition.get(pid % self._total) is not proxy:
             raise Rejected("not asked", f"it is signed by client {pid}, which is on another node")
+
+
+def _ask(
+    arrived: SimpleQueue[tuple[str, GetPropertiesRes | str]],
+    cid: str,
+    proxy: ClientProxy,
+    seconds: float,
+) -> None:
+    """Put the node's properties into the queue, or why it does not report them."""
+    answer: GetPropertiesRes | str
+    try:
+        answer = proxy.get_properties(GetPropertiesIns({}), timeout=seconds, group_id=0)
+    # Flower's way to report that the node has failed or left, or an answer that it cannot read
+    except Exception as error:  # noqa: BLE001
+        answer = f"{type(error).__name__}: {error}"
+    arrived.put((cid, answer))

@@ -39,6 +39,7 @@ def main(argv: Sequence[str]) -> int:
     group.add_argument(
         "--verdicts", type=Path, metavar="FOLDER", help="the folder of finished runs"
     )
+    parser.add_argument("--times", type=Path, metavar="CSV", help="also add the estimate to a file")
     args = parser.parse_intermixed_args(argv)
     if args.list:
         print(list_text(args.words))
@@ -53,7 +54,7 @@ def main(argv: Sequence[str]) -> int:
             " python -m fedhet reproduce --list shows all"
         )
     lines = command_lines(papers.find(names[0]), overrides)
-    return _estimate(lines) if args.estimate else _run(lines)
+    return _estimate(lines, args.times) if args.estimate else _run(lines)
 
 
 def list_text(words: Sequence[str] = ()) -> str:
@@ -102,7 +103,7 @@ def verdicts(folder: Path) -> int:
     return 0
 
 
-def _estimate(lines: Sequence[str]) -> int:
+def _estimate(lines: Sequence[str], times: Path | None) -> int:
     from fedhet.experiment import definition
     from fedhet.reproduce.estimate import estimate, in_words
 
@@ -121,4 +122,11 @@ def _estimate(lines: Sequence[str]) -> int:
     print(columns(rows))
     trials = f" and {found.trials} trials" if found.trials else ""
     print(f"{found.runs} runs{trials}, one after another: {in_words(found.seconds)}")
+    if times is not None:
+        scale = next(line.partition("=")[2] for line in lines if line.startswith("scale="))
+        new = not times.exists()
+        with times.open("a", encoding="utf-8") as file:
+            file.write("reproduction,scale,runs,trials,seconds\n" if new else "")
+            row = (experiment.name, scale, found.runs, found.trials, round(found.seconds))
+            file.write(",".join(map(str, row)) + "\n")
     return 0

@@ -117,7 +117,8 @@ def measure(cell: Cell) -> Cost:
         run_dir = Path(folder) / "run"
         short = [*lines, f"rounds={min(ROUNDS, whole.rounds)}", "eval.every=1"]
         settings = composition.compose([*_last(short), f"hydra.run.dir={run_dir}"])
-        with contextlib.redirect_stdout(io.StringIO()):
+        said = io.StringIO()  # the rounds, which are not the answer here
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
             run_job(settings)
         text = (run_dir / "rounds.jsonl").read_text(encoding="utf-8")
         total = json.loads((run_dir / "summary.json").read_text())["seconds"]["total"]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
 from fedhet.trackers.base import Tracked, Tracker
+
+WAIT_SECONDS = 0.05  # between two looks at the clock
 
 
 class TensorBoard(Tracker):
@@ -22,8 +25,12 @@ class TensorBoard(Tracker):
         from torch.utils.tensorboard import SummaryWriter
 
         kept = min(run.executed, run.told)
+        folder = run.folder / self.name
+        # Readers take the files in the order of their names, which begin with the second.
+        while list(folder.glob(f"events.out.tfevents.{int(time.time()):010d}.*")):
+            time.sleep(WAIT_SECONDS)
         # Readers drop what was written after `kept` before.
-        self._writer = SummaryWriter(str(run.folder / self.name), purge_step=kept + 1)
+        self._writer = SummaryWriter(str(folder), purge_step=kept + 1)
         lines = [f"    {key}: {value}" for key, value in run.settings.items()]  # code in Markdown
         self._writer.add_text("settings", "\n".join(lines), kept)
         self._last = kept

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from threading import Event
 from typing import Any
 
 from flwr.app import Context, Error, Message, RecordDict
@@ -92,7 +93,13 @@ class FakeGrid:
 
 
 class Proxy:
-    """A node that hosts one client."""
+    """A node that hosts one client.
+
+    Attributes:
+        lost: so many of its first answers to who it is do not arrive, until `found` is set.
+        asked: how often it was asked.
+        on_asked: is called when it is asked.
+    """
 
     def __init__(self, pid: int, total: int, grid: FakeGrid, generation: int = 0) -> None:
         self.node_id = 1000 * (generation + 1) + pid
@@ -103,8 +110,15 @@ class Proxy:
             "num-partitions": total,
             parcels.PARCEL: True,
         }
+        self.lost = self.asked = 0
+        self.found = Event()
+        self.on_asked: Callable[[], None] = lambda: None
 
     def get_properties(self, ins: Any, timeout: float | None, group_id: int) -> GetPropertiesRes:
+        self.asked += 1
+        self.on_asked()
+        if self.asked <= self.lost:
+            self.found.wait()
         return GetPropertiesRes(Status(Code.OK, ""), self.properties)
 
 

@@ -17,6 +17,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from fedhet.data.toy import toy_task
 from fedhet.errors import RunFailed
 from fedhet.evaluation import evaluation_messages
+from fedhet.flower import nodes
 from fedhet.flower import server as flower_server
 from fedhet.messages import Failure, Update
 from fedhet.methods.scaffold import Scaffold
@@ -200,6 +201,54 @@ def test_a_strange_node_ends_no_run_that_has_begun(
     early.join(3).properties = properties
     with pytest.raises(RunFailed):
         early.step()
+
+
+def test_a_node_whose_answer_is_lost_is_asked_again(
+    federation: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The others are asked once, and an answer that arrives after all changes nothing."""
+    monkeypatch.setattr(nodes, "AGAIN_SECONDS", 0.5)
+    on_grid = OnGrid(federation, present=3)
+    others = list(on_grid.manager.clients.values())
+    silent = on_grid.join(3)
+    silent.lost = 1
+    with caplog.at_level("INFO", "fedhet"):
+        assert all(isinstance(reply, Update) for reply in on_grid.step().values())
+    assert silent.asked == 2 and caplog.text.count("asking 1 of 4 nodes again") == 1
+    silent.found.set()
+    assert all(isinstance(reply, Update) for reply in on_grid.step().values())
+    assert [node.asked for node in others] == [1, 1, 1] and silent.asked == 2
+
+
+def test_a_node_that_never_answers_is_named(
+    federation: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(nodes, "AGAIN_SECONDS", 0.05)
+    monkeypatch.setattr(nodes, "ASK_SECONDS", 0.2)
+    on_grid = OnGrid(federation, present=3)
+    silent = on_grid.join(3)
+    silent.lost = 10**9
+    with pytest.raises(RunFailed, match=f"node {silent.cid}: .*no answer within 0.2 s"):
+        on_grid.step()
+    begun = OnGrid(federation, present=3, min_nodes=3)
+    begun.step()
+    begun.join(3).lost = 10**9
+    assert isinstance(begun.step()[3], Failure)
+    assert "no answer within 0.2 s; the run goes on without it" in caplog.text
+
+
+def test_a_backend_that_ends_ends_the_wait_for_an_answer(federation: Callable[..., Any]) -> None:
+    on_grid = OnGrid(federation, present=3)
+    silent = on_grid.join(3)
+    silent.lost = 10**9
+    strategy = on_grid.run.strategy
+    silent.on_asked = lambda: setattr(strategy.nodes, "ended", "the backend has ended")
+    with pytest.raises(RunFailed, match="the backend has ended"):
+        on_grid.step()
 
 
 def test_a_backend_that_has_ended_ends_the_wait(federation: Callable[..., Any]) -> None:

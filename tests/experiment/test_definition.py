@@ -12,6 +12,7 @@ from fedhet.config import compose
 from fedhet.errors import ConfigError
 from fedhet.experiment import cells, definition
 from fedhet.experiment.definition import Experiment
+from fedhet.report.study import SCORES
 
 Write = Callable[..., None]
 AXES = """
@@ -108,6 +109,10 @@ def test_an_experiment_without_axes_is_a_single_run(write: Write) -> None:
     definition.refuse(["experiment=mine"])
 
 
+def test_an_experiment_knows_the_scores_of_its_report() -> None:
+    assert tuple(SCORES) == definition.METRICS
+
+
 def test_where_one_run_is_possible_axes_are_refused(write: Write) -> None:
     write(AXES)
     with pytest.raises(ConfigError, match="experiment=mine has axes, and is more than one run"):
@@ -127,7 +132,7 @@ def test_where_one_run_is_possible_axes_are_refused(write: Write) -> None:
         ("axes: {client.lr: 'interval(0,1)'}", [], "an axis has single values"),
         (AXES, ["report.compare=model"], "report.compare=model is not allowed; choose from: meth"),
         (AXES, ["report.reference=FedProx"], "report.reference=FedProx is not allowed"),
-        (AXES, ["report.metric=best"], "choose from: last, best_val, last_k"),
+        (AXES, ["report.metric=best"], "choose from: last, best_val, last_k, clients"),
         (AXES, ["on_other_code=maybe"], "choose from: stop, keep, rerun"),
         (TUNED, ["tune.budget=0"], "tune.budget=0 is not allowed"),
         (TUNED, ["tune.seeds=[1]"], "seed 1 is also among those of the runs"),
@@ -176,3 +181,22 @@ def test_a_setting_of_the_command_line_is_not_tuned(write: Write) -> None:
     assert not fixed.own["FedAvg"]
     write(TUNED.partition("  own:")[0])
     assert read("client.lr=.1", "client.momentum=0").tuning is None
+
+
+def test_an_axis_takes_values_by_their_labels(write: Write) -> None:
+    write(AXES)
+    by_label = read("method='SCAFFOLD with FedNorm',FedAvg", "seed=0")
+    assert by_label.axes["method"] == read().axes["method"][::-1]
+    assert read("method=FedAvg").axes["method"] == read("method=fedavg").axes["method"]
+    with pytest.raises(ConfigError, match="unknown method 'FedAvgg'"):
+        read("method=FedAvgg")
+    with pytest.raises(ConfigError, match="unknown method 'FedAvg'"):
+        definition.read(["method=FedAvg"])  # no experiment has this label
+
+
+def test_a_scale_chooses_by_label_and_what_it_leaves_out_is_not_tuned(write: Write) -> None:
+    write(TUNED.replace("small: [", "small: [\"method='SCAFFOLD with FedNorm'\", "))
+    small = read("scale=small")
+    assert [value.label for value in small.axes["method"]] == ["SCAFFOLD with FedNorm"]
+    assert small.tuning is not None
+    assert small.tuning.own == {}

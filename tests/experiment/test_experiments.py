@@ -15,6 +15,7 @@ import pytest
 
 import fedhet
 from fedhet.cli import main
+from fedhet.errors import has_diverged
 from fedhet.experiment.code import Code
 
 pytestmark = pytest.mark.usefixtures("own_process")
@@ -228,3 +229,31 @@ def test_a_part_is_run_and_the_rest_later(write: Write, capsys: pytest.CaptureFi
     assert "no value of this axis fits (did you mean FedAvg?)" in capsys.readouterr().err
     assert run("axes.model=mlp") == 2
     assert "axes=model is not allowed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "reason, diverged",
+    [
+        (
+            "client 8: weights, tensor 'a': holds NaN or infinite values, or values beyond 1e+15",
+            True,
+        ),
+        ("metric 'val.personal.loss' is nan, which it cannot be", True),
+        ("metric 'val.personal.loss' is inf, which it cannot be", True),
+        ("client 3 failed: no reply", False),
+        (None, False),
+    ],
+)
+def test_what_counts_as_divergence(reason: str | None, diverged: bool) -> None:
+    assert has_diverged(reason) == diverged
+
+
+def test_a_run_that_diverges_is_a_result(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
+    write(f"{QUICK}\naxes: {{client.lr: [.1, 1.0e+30], seed: [0]}}")
+    assert run("method=fedavg") == 0
+    out = capsys.readouterr().out
+    assert "experiment mine: 2 of 2 runs are there" in out
+    assert "Training diverged" in out
+    before = written()
+    assert run("method=fedavg") == 0
+    assert written() == before

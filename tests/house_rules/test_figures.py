@@ -107,7 +107,10 @@ def test_what_pages_print_can_be_measured_again(
 
 # What is no measured figure: the tables themselves, code, addresses.
 EXEMPT = re.compile(
-    r"<!-- figures: .*?<!-- end figures -->|```.*?```|`[^`]+`|\]\([^)]*\)|^    [^\n]*$",
+    r"<!-- figures: .*?<!-- end figures -->"
+    r"|<!-- reproductions: .*?<!-- end reproductions -->"  # test_reproduction_page.py
+    r"|<!-- leaderboard -->.*?<!-- end leaderboard -->"  # test_leaderboard_page.py
+    r"|```.*?```|`[^`]+`|\]\([^)]*\)|^    [^\n]*$",
     re.DOTALL | re.MULTILINE,
 )
 # An accuracy or another share, as tables print them: .87, 0.871.

@@ -11,7 +11,7 @@ import pytest
 
 from fedhet.config import catalogue, composition
 from fedhet.errors import ConfigError
-from fedhet.experiment import cells, definition
+from fedhet.experiment import cells, definition, tuning
 from fedhet.experiment.definition import Experiment
 from fedhet.reproduce import measures
 from fedhet.reproduce import paper as papers
@@ -56,13 +56,19 @@ def test_a_reproduction_composes_at_every_scale(name: str) -> None:
     assert set(paper.compared) == {"paper", "cpu", "smoke"} | set(paper.data)
     assert paper.choices, "what the paper leaves open is not said"
     for scale in paper.data:
-        found = experiment(paper, scale)
-        cells.check(list(cells.covering(found)))
-        first = composition.compose(cells.runs(found)[0].overrides).cfg
-        assert first.privacy.min_count == 0  # the literal method
+        last = cells.runs(experiment(paper, scale))[-1]  # of the paper's method
+        cfg = composition.compose(last.overrides).cfg
+        assert cfg.privacy.min_count == 0  # the literal method
         if scale == "smoke":
-            assert first.dataset.name == "digits"
-            assert first.rounds <= 2
+            assert cfg.dataset.name == "digits"
+            assert cfg.rounds <= 2
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("name", EVERY)
+def test_all_runs_of_a_reproduction_fit_together(name: str) -> None:
+    for scale in EVERY[name].data:
+        cells.check(list(cells.covering(experiment(EVERY[name], scale))))
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -90,13 +96,16 @@ def test_figures_and_claims_name_what_is_run_at_the_papers_scale(name: str) -> N
 
 
 def test_every_method_has_as_many_trials_as_its_host() -> None:
+    tuned = 0
     for paper in EVERY.values():
-        for scale in paper.data:
-            found = experiment(paper, scale)
-            axis = str(found.report["compare"])
-            trials = [cell.axes[axis] for cell in cells.trials(found)]
-            numbers = {trials.count(value.label) for value in found.axes[axis]}
-            assert len(numbers) == 1, f"{paper.name}, {scale}: {numbers}"
+        found = experiment(paper, "cpu")
+        if found.tuning is None:
+            continue
+        tuned += 1
+        methods = found.axes[str(found.report["compare"])]
+        spaces = [found.tuning.space_of([value.label]) for value in methods]
+        assert len({len(tuning.points(s, found.tuning.budget)) for s in spaces}) == 1, paper.name
+    assert tuned
 
 
 def test_the_list_needs_no_torch(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,90 @@
+"""Write the generated parts of docs/reproduction.md, from conf/ and from docs/reproduction/*.csv.
+
+python scripts/reproduction_page.py            write them
+python scripts/reproduction_page.py --check    say whether they are up to date
+
+A result is published by copying the reproduction.csv of its folder to
+docs/reproduction/<paper>-<table>-<scale>.csv; times.csv has the estimates of `reproduce --estimate
+--times docs/reproduction/times.csv`.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from fedhet.report.markdown import escaped
+from fedhet.reproduce import paper as papers
+from fedhet.reproduce import table
+from fedhet.reproduce.estimate import in_words
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = "docs/reproduction.md"
+FOLDER = "docs/reproduction"
+TIMES = "times.csv"
+BLOCK = re.compile(r"(<!-- reproductions: (\w+) -->\n).*?(<!-- end reproductions -->)", re.DOTALL)
+
+
+def written(root: Path) -> str:
+    """The page as it should be."""
+    parts = {"list": _list(root), "results": _results(root)}
+    text = (root / PAGE).read_text(encoding="utf-8")
+    return BLOCK.sub(lambda m: m[1] + "\n".join(parts[m[2]]) + "\n" + m[3], text)
+
+
+def _list(root: Path) -> Iterator[str]:
+    times = _times(root / FOLDER / TIMES)
+    yield "| reproduction | what | at scale paper | at scale cpu | time at cpu |"
+    yield "|---|---|---|---|---|"
+    for paper in papers.every():
+        seconds = times.get((paper.name, "cpu"))
+        title = paper.title.partition("; also")[0]  # the source names these too
+        cells = [
+            escaped(f"{paper.source}: {title}"),
+            *(escaped(paper.data.get(scale, "")) for scale in ("paper", "cpu")),
+            in_words(seconds) if seconds else "not measured",
+        ]
+        yield f"| `{paper.name}` | {' | '.join(cells)} |"
+
+
+def _times(path: Path) -> dict[tuple[str, str], float]:
+    if not path.exists():
+        return {}
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    return {(row["reproduction"], row["scale"]): float(row["seconds"]) for row in rows}
+
+
+def _results(root: Path) -> Iterator[str]:
+    found = [path for path in sorted((root / FOLDER).glob("*.csv")) if path.name != TIMES]
+    if not found:
+        yield "No results have been published yet."
+    for path in found:
+        lines = table.read_csv(path)
+        first = lines[0]
+        yield f"### {escaped(first['source'])}, scale {first['scale']}"
+        yield ""
+        changed = f" Changed: `{first['changed']}`." if first["changed"] else ""
+        yield f"{table.tally(lines).capitalize()}. fedhet {first['code']}.{changed}"
+        yield ""
+        yield table.as_markdown(lines)
+
+
+def main(argv: Sequence[str], root: Path = ROOT) -> int:
+    """Write the page, or compare it with --check; return 1 if it is not up to date."""
+    page = root / PAGE
+    text = written(root)
+    if "--check" not in argv:
+        page.write_text(text, encoding="utf-8")
+        return 0
+    if page.read_text(encoding="utf-8") == text:
+        return 0
+    print(f"{PAGE} is not up to date: python scripts/reproduction_page.py")
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,51 @@
+"""docs/leaderboard.md is what scripts/leaderboard.py makes of the cells that are kept."""
+
+from __future__ import annotations
+
+import runpy
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from house_rules.source import ROOT
+
+CELLS = Path("docs/leaderboard/cells.csv")
+
+
+@pytest.fixture
+def leaderboard() -> Callable[..., int]:
+    """`main` of the script."""
+    main: Callable[..., int] = runpy.run_path(str(ROOT / "scripts" / "leaderboard.py"))["main"]
+    return main
+
+
+def test_the_page_shows_the_cells(leaderboard: Callable[..., int]) -> None:
+    assert leaderboard(["--check"]) == 0
+
+
+def test_another_figure_changes_the_page(
+    leaderboard: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(ROOT / "docs" / "leaderboard", tmp_path / "docs" / "leaderboard")
+    shutil.copyfile(ROOT / "docs" / "leaderboard.md", tmp_path / "docs" / "leaderboard.md")
+    cells = pd.read_csv(tmp_path / CELLS)
+    cells.loc[cells["kind"] == "run", "accuracy"] += 0.01
+    cells.to_csv(tmp_path / CELLS, index=False)
+    assert leaderboard(["--check"], tmp_path) == 1
+    assert "docs/leaderboard.md is not up to date" in capsys.readouterr().out
+    assert leaderboard([], tmp_path) == 0
+    assert leaderboard(["--check"], tmp_path) == 0
+
+
+def test_what_the_page_says_is_in_the_cells() -> None:
+    """One mean and its spread, recomputed."""
+    cells = pd.read_csv(ROOT / CELLS)
+    setting = "digits, Dirichlet 0.1"
+    own = cells[(cells["kind"] == "run") & (cells["setting"] == setting)]
+    fedavg = own[own["method"] == "FedAvg"]["accuracy"]
+    assert len(fedavg) == 3
+    page = (ROOT / "docs" / "leaderboard.md").read_text(encoding="utf-8")
+    row = next(line for line in page.splitlines() if line.startswith("| FedAvg |"))
+    assert f"{fedavg.mean():.3f} ± {fedavg.std():.3f}" in row

@@ -1,0 +1,57 @@
+"""docs/reproduction.md shows what docs/reproduction/*.csv hold, and nothing else."""
+
+from __future__ import annotations
+
+import runpy
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from house_rules.source import ROOT
+
+from fedhet.reproduce.table import FIELDS, as_csv
+
+Main = Callable[..., int]
+LINE = dict.fromkeys(FIELDS, "") | {
+    "reproduction": "own/table1",
+    "source": "A paper, table 1",
+    "scale": "cpu",
+    "kind": "figure",
+    "method": "FedAvg",
+    "measure": "last",
+    "seeds": "3",
+    "mean": "0.8125",
+    "spread": "0.01",
+    "paper": "0.9",
+    "verdict": "not reproduced",
+    "code": "0.1.0",
+}
+
+
+@pytest.fixture
+def main() -> Main:
+    """`main` of the script, which takes the arguments and the repository's root."""
+    return runpy.run_path(str(ROOT / "scripts" / "reproduction_page.py"))["main"]  # type: ignore[no-any-return]
+
+
+def test_the_page_is_up_to_date(main: Main) -> None:
+    assert main(["--check"]) == 0
+
+
+def test_a_published_result_stands_on_the_page(main: Main, tmp_path: Path) -> None:
+    folder = tmp_path / "docs" / "reproduction"
+    folder.mkdir(parents=True)
+    page = Path(shutil.copy(ROOT / "docs" / "reproduction.md", tmp_path / "docs"))
+    (folder / "own-table1-cpu.csv").write_text(as_csv([LINE]))
+    (folder / "times.csv").write_text(
+        "reproduction,scale,runs,trials,seconds\nfedlex/table1,cpu,1,0,7200\n"
+    )
+    assert main(["--check"], tmp_path) == 1
+    assert main([], tmp_path) == 0
+    text = page.read_text()
+    assert "| FedAvg | last | .812 ± .010 (3 seeds) | .900 | not reproduced |" in text
+    assert "| 2.0 hours |" in text
+    assert main(["--check"], tmp_path) == 0
+    page.write_text(text.replace(".812", ".912"))
+    assert main(["--check"], tmp_path) == 1
