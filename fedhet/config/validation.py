@@ -26,6 +26,9 @@ _GROUPS = (
     "checkpoint",
     "early_stopping",
 )
+# Beyond these, the accountant's squares of the noise multiplier overflow or vanish.
+_LEAST_NOISE, _MOST_NOISE = 1e-6, 1e6
+_WITHOUT_NOISE = {"clip": 1.0, "delta": 1e-5, "budget": None}  # the defaults of conf/config.yaml
 
 
 def validate(cfg: DictConfig) -> None:
@@ -83,10 +86,21 @@ def _validate_replies(replies: DictConfig) -> None:
 
 
 def _validate_privacy(cfg: DictConfig) -> None:
-    noise = number("privacy.noise", cfg.privacy.noise, low=0)
+    noise = number("privacy.noise", cfg.privacy.noise, low=0, high=_MOST_NOISE)
+    if 0 < noise < _LEAST_NOISE:
+        raise ConfigError(
+            f"privacy.noise={noise:g} is not allowed; it must be 0, which is off, or a number in"
+            f" [{_LEAST_NOISE:g}, {_MOST_NOISE:g}]"
+        )
     number("privacy.clip", cfg.privacy.clip, open_low=0)
     number("privacy.delta", cfg.privacy.delta, open_low=0, open_high=1)
     optional(number, "privacy.budget", cfg.privacy.budget, open_low=0)
+    for key, default in _WITHOUT_NOISE.items():
+        if not noise and cfg.privacy[key] != default:
+            raise ConfigError(
+                f"privacy.{key}={cfg.privacy[key]} needs privacy.noise > 0, without which it has no"
+                " effect"
+            )
     if noise and cfg.eval.clients:
         raise ConfigError(
             f"privacy.noise={noise:g} needs eval.clients=false: the clients' scores would leave"
