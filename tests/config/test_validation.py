@@ -59,7 +59,6 @@ RANGES = {
     "client.schedule": (["constant", "cosine"], ["linear", None]),
     "client.clip": ([None, 0.1], [0, -1, "no"]),
     "engine.workers": ([None, 1], [0, 1.5]),
-    "figures": ([True, False], [1, None]),
     "engine.threads": ([1], [0, None]),
     "engine.num_cpus": ([1, 0.5], [0, None]),
     "engine.num_gpus": ([0, 0.25], [-1]),
