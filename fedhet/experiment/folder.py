@@ -19,6 +19,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from fedhet.config import composition
 from fedhet.config.composition import Config
 from fedhet.errors import ConfigError, DataError, has_diverged, reason_of
 from fedhet.experiment.cells import Cell
@@ -30,6 +31,10 @@ FORMAT = 1
 OWN = ("personal", "finetuned")  # models of the clients' own, which metrics are named after
 CELL, EXPERIMENT = "cell.json", "experiment.json"
 WAITING, RUNNING, FINISHED, FAILED = "waiting", "running", "finished", "failed"
+TEST_KNOWN = (
+    "The clients' own test parts are drawn anew with each seed, so that some of their samples were"
+    " training or validation data of the trials; the choice saw no test score."
+)
 REASONS = {
     None: "it has not been run",
     WAITING: "it has not been run",
@@ -143,6 +148,16 @@ class ExperimentFolder:
         folders = (self.path / cell.folder for cell in cells)
         return any(_read(folder / "summary.json").get("degraded") for folder in folders)
 
+    def _notes(self, cells: Sequence[Cell]) -> list[str]:
+        """The sentences for the reader, and one more where the trials knew test samples."""
+        report = self._experiment.report
+        pooled = any("partition.pool_test=true" in cell.overrides for cell in cells)
+        fixed = composition.raw(self._experiment.fixed[:1])  # what the file says
+        pooled = pooled or bool(fixed.partition.get("pool_test"))
+        on_clients = report["metric"] not in ("last", "best_val", "last_k")
+        known = self._experiment.tuning and (pooled or on_clients)
+        return [*report["notes"], *([TEST_KNOWN] if known else [])]
+
     def write(self, cells: Sequence[Cell], tuned: Sequence[dict[str, Any]]) -> None:
         """Write experiment.json.
 
@@ -162,7 +177,7 @@ class ExperimentFolder:
                 axis: [value.label for value in values] for axis, values in experiment.axes.items()
             },
             "tune": experiment.tuning.record() if experiment.tuning else None,
-            "report": experiment.report,
+            "report": {**experiment.report, "notes": self._notes(cells)},
             "tuned": list(tuned),
             "cells": [cell.record() for cell in cells],
             "code": self._code.record(),
