@@ -182,9 +182,11 @@ def _hydra_config(texts: Sequence[str]) -> DictConfig:
             with initialize_config_dir(
                 str(catalogue.CONF), job_name="fedhet", version_base=HYDRA_VERSION
             ):
-                return hydra_compose("config", list(texts), return_hydra_config=True)
+                cfg = hydra_compose("config", list(texts), return_hydra_config=True)
         finally:
             GlobalHydra.instance().hydra = running
+        validation.check_keys(cfg)
+        return cfg
 
 
 def _checked(cfg: DictConfig, hydra: Any, run_dir: str) -> Config:
