@@ -34,7 +34,7 @@ from fedhet.config import (
 )
 from fedhet.config.bases import Bases
 from fedhet.config.targets import check_targets
-from fedhet.errors import ConfigError
+from fedhet.errors import ConfigError, UnknownChoice
 
 HYDRA_VERSION = "1.3"
 # What the file of an experiment says of the experiment itself; a single run has none of them.
@@ -88,7 +88,13 @@ def compose(lines: Sequence[str], *, sent: bool = False, bases: Bases | None = N
         interpolations.check_sent(lines)
     folder, lines = resuming.continued(lines)
     if folder is not None:
-        resumed = compose(lines, sent=sent)
+        try:
+            resumed = compose(lines, sent=sent)
+        except UnknownChoice as error:
+            raise UnknownChoice(
+                f"{error} (the run in {folder} has it; a folder of your own is given by"
+                " --config-dir <folder>)"
+            ) from error
         return replace(resumed, run_dir=str(folder), run_dir_given=True, resumes=True)
     parsed = overrides.parse(lines)
     texts = overrides.of_single_run(parsed)
