@@ -165,11 +165,11 @@ def check_keys(cfg: DictConfig) -> None:
                 continue  # `check_structure` refuses it
             raise ConfigError(f"{key}={node}: this has settings: {', '.join(known[key])}")
         allowed = {*known[key], *_own_keys(key)} if {*node} - known[key].keys() else known[key]
-        for inner in node:
-            if inner not in allowed:
+        for setting in map(str, node):
+            if setting not in allowed:
                 raise ConfigError(
-                    f"unknown setting '{key}.{inner}' in {where}"
-                    f"{did_you_mean(str(inner), known[key])}; {key} has {', '.join(known[key])}"
+                    f"unknown setting '{key}.{setting}' in {where}"
+                    f"{did_you_mean(setting, known[key])}; {key} has {', '.join(known[key])}"
                 )
 
 

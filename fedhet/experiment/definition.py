@@ -50,7 +50,7 @@ class Experiment:
     Attributes:
         name: the choice of the group `experiment`.
         title: the first comment of its file.
-        command: the folders of one's own pieces, as flags --config-dir, and the overrides with
+        command: the folders of one's own pieces, as --config-dir=<folder>, and the overrides with
             which it was called.
         fixed: the overrides of every run, the first of which is `experiment=<name>`.
         axes: axis -> its values.
@@ -115,7 +115,7 @@ def read(lines: Sequence[str]) -> Experiment | None:
     if "figures" not in settings:  # the report has figures of all runs
         fixed.append("figures=false")
     name = str(experiment.value())
-    flags = [word for path in pieces.search_path() for word in ("--config-dir", str(path))]
+    flags = [f"--config-dir={folder}" for folder in pieces.search_path()]
     return Experiment(
         name=name,
         title=catalogue.title("experiment", name),

@@ -206,9 +206,8 @@ def test_a_scale_chooses_by_label_and_what_it_leaves_out_is_not_tuned(write: Wri
 
 def test_the_command_names_the_folders_in_which_it_was_found(write: Write, tmp_path: Path) -> None:
     write(AXES)
-    folder = str(tmp_path / "own")
-    command = read("seed=7").command
-    assert command == ("--config-dir", folder, "experiment=mine", "seed=7")
+    folder = tmp_path / "own"
+    assert read("seed=7").command == (f"--config-dir={folder}", "experiment=mine", "seed=7")
 
 
 def test_a_misspelled_setting_is_not_taken_for_an_axis(write: Write) -> None:
@@ -228,8 +227,8 @@ def test_a_cell_goes_on_as_the_experiment_has_it(
     assert compose([f"resume={run}", "rounds=4"]).cfg.rounds == 4  # a run of its own
     (run / "cell.json").write_text("{}")
     assert compose([f"resume={run}"]).cfg.rounds == 2
-    with pytest.raises(ConfigError, match="'rounds=4' with resume=.*: the run is one of an exper"):
+    with pytest.raises(ConfigError, match=r"'rounds=4' with resume=.*: the run is one of an exper"):
         compose([f"resume={run}", "rounds=4"])
     monkeypatch.delenv(pieces.SEARCH_PATH)
-    with pytest.raises(ConfigError, match="unknown experiment 'mine'.* --config-dir <folder>"):
+    with pytest.raises(ConfigError, match=r"unknown experiment 'mine'.* --config-dir <folder>"):
         compose([f"resume={run}"])
