@@ -34,7 +34,7 @@ from fedhet.config import (
 )
 from fedhet.config.bases import Bases
 from fedhet.config.targets import check_targets
-from fedhet.errors import ConfigError
+from fedhet.errors import ConfigError, UnknownChoice
 
 HYDRA_VERSION = "1.3"
 # What the file of an experiment says of the experiment itself; a single run has none of them.
@@ -87,7 +87,13 @@ def compose(lines: Sequence[str], *, sent: bool = False, bases: Bases | None = N
     """
     folder, lines = resuming.continued(lines)
     if folder is not None:
-        resumed = compose(lines, sent=sent)
+        try:
+            resumed = compose(lines, sent=sent)
+        except UnknownChoice as error:
+            raise UnknownChoice(
+                f"{error} (the run in {folder} has it; a folder of your own is given by"
+                " --config-dir <folder>)"
+            ) from error
         return replace(resumed, run_dir=str(folder), run_dir_given=True, resumes=True)
     parsed = overrides.parse(lines)
     interpolations.check_lines(lines, sent=sent)
@@ -170,9 +176,11 @@ def _hydra_config(texts: Sequence[str]) -> DictConfig:
             with initialize_config_dir(
                 str(catalogue.CONF), job_name="fedhet", version_base=HYDRA_VERSION
             ):
-                return hydra_compose("config", list(texts), return_hydra_config=True)
+                cfg = hydra_compose("config", list(texts), return_hydra_config=True)
         finally:
             GlobalHydra.instance().hydra = running
+        validation.check_keys(cfg)
+        return cfg
 
 
 def _checked(cfg: DictConfig, hydra: Any, run_dir: str) -> Config:
