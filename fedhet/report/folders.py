@@ -1,4 +1,4 @@
-"""The runs in folders: those that an experiment names, or all that are found."""
+"""The runs in a folder: those that an experiment names, or all that are found."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ SUMMARY = "summary.json"
 # Overrides that the method's label already tells.
 OF_THE_LABEL = ("method", "plugin", "server_opt", "merge")
 FINISHED, DIVERGED = "finished", "diverged"
-# How a run says that its weights are no longer finite: it then fails, and has no score.
 
 
 @dataclass
@@ -73,31 +72,13 @@ class Source:
     cells: list[Cell]
 
 
-def read(folders: Path | str | Sequence[Path | str]) -> Source:
-    """Read the summaries of all runs in the folders.
+def read_one(folder: Path) -> Source:
+    """Read the summaries of all runs in a folder.
 
     Raises:
-        ConfigError: a folder has no runs, or they are of different experiments.
+        ConfigError: it has no runs.
+        DataError: its experiment.json is damaged.
     """
-    paths = [Path(f) for f in ([folders] if isinstance(folders, str | Path) else folders)]
-    sources = [_read_one(path) for path in paths]
-    if not sources:
-        raise ConfigError("report: no folder is given")
-    first = sources[0]
-    for other in sources[1:]:
-        names = [source.experiment.get("experiment") for source in (first, other)]
-        if names[0] != names[1]:
-            told = [f"{name!r}" if name else "no experiment" for name in names]
-            raise ConfigError(
-                f"{first.folders[0]} and {other.folders[0]} are of different experiments"
-                f" ({told[0]} and {told[1]}); write a report of each"
-            )
-        first = Source([*first.folders, *other.folders], _joined(first, other), first.cells)
-        first.cells = _best_of([*first.cells, *other.cells])
-    return first
-
-
-def _read_one(folder: Path) -> Source:
     if not folder.is_dir():
         raise ConfigError(f"{folder} is not a folder")
     if (folder / EXPERIMENT).exists():
@@ -244,33 +225,3 @@ def parsed(lines: Sequence[Any]) -> Values:
             value = text
         values[key] = text if isinstance(value, list | dict) else value
     return values
-
-
-def _joined(first: Source, other: Source) -> Values:
-    """experiment.json of an experiment whose parts lie in several folders."""
-    if not first.experiment:
-        return {}
-    axes = {
-        axis: list(
-            dict.fromkeys([*map(_plain, values), *map(_plain, other.experiment["axes"][axis])])
-        )
-        for axis, values in first.experiment["axes"].items()
-        if axis in other.experiment["axes"]
-    }
-    tuned = [*(first.experiment.get("tuned") or []), *(other.experiment.get("tuned") or [])]
-    return {**first.experiment, "axes": axes, "tuned": tuned}
-
-
-def _best_of(cells: list[Cell]) -> list[Cell]:
-    """One cell for each combination of axes, one that has a result where there is one."""
-    kept: dict[str, Cell] = {}
-    for cell in cells:
-        where = [cell.trial, cell.axes, cell.tuned if cell.trial else None]
-        key = json.dumps(where if cell.axes else [str(cell.folder)], default=str, sort_keys=True)
-        if key not in kept or (cell.counts and not kept[key].counts):
-            kept[key] = cell
-    return list(kept.values())
-
-
-def _plain(value: Any) -> Any:
-    return json.dumps(value) if isinstance(value, list | dict) else value

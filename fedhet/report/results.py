@@ -12,7 +12,7 @@ import pandas as pd
 
 from fedhet.errors import ConfigError
 from fedhet.record.results import COLUMNS
-from fedhet.report import folders
+from fedhet.report import parts
 from fedhet.report.axes import differing, scalar
 from fedhet.report.folders import DIVERGED, Cell, Source, Values
 from fedhet.targets import TARGETS, Classes
@@ -29,7 +29,7 @@ def results(folder: Path | str | Sequence[Path | str]) -> Results:
     Raises:
         ConfigError: a folder has no runs, or they are of different experiments.
     """
-    return Results(folders.read(folder))
+    return Results(parts.read(folder))
 
 
 class Results:
