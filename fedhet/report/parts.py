@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ def read(folders: Path | str | Sequence[Path | str]) -> Source:
     if not sources:
         raise ConfigError("report: no folder is given")
     joined = sources[0]
-    for source, other in zip(sources, sources[1:], strict=False):
+    for source, other in pairwise(sources):
         _refuse_different(source, other)
         joined = Source(
             [*joined.folders, *other.folders],

@@ -18,6 +18,11 @@ from fedhet.report.folders import DIVERGED, Cell, Source, Values
 from fedhet.targets import TARGETS, Classes
 
 LOSS = "loss"
+# What runs of classes have in any case; the columns where no run has a result yet.
+OF_A_RUN = ["accuracy.last", "accuracy.best_val", "acc_clients_mean", LOSS, "validation"]
+OF_A_RUN += ["seconds.total", "seconds.train", "bytes.up.model", "bytes.down.model"]
+OF_A_STEP = ["acc_global", "loss_global", "acc_clients_mean", "acc_val_weighted"]
+OF_A_STEP += ["seconds.train", "bytes.up.model", "bytes.down.model"]
 
 
 def results(folder: Path | str | Sequence[Path | str]) -> Results:
@@ -97,7 +102,8 @@ class Results:
             if cell.summary
             for step in self.steps(cell)
         ]
-        return pd.DataFrame(rows) if rows else pd.DataFrame(columns=["folder", *self.keys])
+        columns = ["folder", *self.keys, "phase", "step", "round"]
+        return pd.DataFrame(rows) if rows else _with(OF_A_STEP, pd.DataFrame(columns=columns))
 
     @cached_property
     def clients(self) -> pd.DataFrame:
@@ -172,7 +178,9 @@ class Results:
             }
             for cell in cells
         ]
-        return pd.DataFrame(rows) if rows else pd.DataFrame(columns=["folder", *self.keys])
+        columns = ["folder", *self.keys, "status", "reason"]
+        frame = pd.DataFrame(rows) if rows else pd.DataFrame(columns=columns)
+        return frame if any(cell.counts for cell in cells) else _with(OF_A_RUN, frame)
 
     def _clients(self, last: bool) -> pd.DataFrame:
         import pyarrow as pa
@@ -194,6 +202,11 @@ class Results:
                 parts.append(part)
         columns = ["folder", *self.keys, *COLUMNS]
         return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=columns)
+
+
+def _with(names: Sequence[str], frame: pd.DataFrame) -> pd.DataFrame:
+    """The frame with these columns, which are empty if it has not had them."""
+    return frame.assign(**{name: float("nan") for name in names if name not in frame})
 
 
 def has_diverged(cell: Cell, last: Values) -> bool:
