@@ -10,9 +10,9 @@ from typing import Any
 
 import pandas as pd
 
-from fedhet.errors import ConfigError
+from fedhet.errors import ConfigError, clean
 from fedhet.record.results import COLUMNS
-from fedhet.report import parts
+from fedhet.report import checked, parts
 from fedhet.report.axes import differing, scalar
 from fedhet.report.folders import DIVERGED, Cell, Source, Values
 from fedhet.targets import TARGETS, Classes
@@ -33,6 +33,7 @@ def results(folder: Path | str | Sequence[Path | str]) -> Results:
 
     Raises:
         ConfigError: a folder has no runs, or they are of different experiments.
+        DataError: an experiment.json is damaged.
     """
     return Results(parts.read(folder))
 
@@ -120,14 +121,22 @@ class Results:
         steps: list[Values] = []
         try:
             lines = (cell.folder / "rounds.jsonl").read_text(encoding="utf-8").splitlines()
-            steps.extend(json.loads(line) for line in lines)
-        except (OSError, ValueError) as error:
+            for line in lines:
+                step = json.loads(line)
+                if problem := checked.step_fault(step):
+                    raise ValueError(clean(problem))
+                steps.append(step)
+        except (OSError, ValueError, RecursionError) as error:
             self._note(f"{cell.name}/rounds.jsonl is damaged after {len(steps)} lines: {error}")
         return steps
 
     def partition(self, cell: Cell) -> Values:
         """A run's partition.json; empty if it is missing or damaged."""
-        return self._json(cell, "partition.json")
+        content = self._json(cell, "partition.json")
+        if not checked.is_table(content.get("counts") or []):
+            self._note(f"{cell.name}/partition.json is damaged: its counts are no table of numbers")
+            return {}
+        return content
 
     def environment(self, cell: Cell) -> Values:
         """A run's environment.json; empty if it is missing or damaged."""
@@ -135,7 +144,7 @@ class Results:
 
     def _json(self, cell: Cell, name: str) -> Values:
         try:
-            content = json.loads((cell.folder / name).read_text(encoding="utf-8"))
+            content = checked.load(cell.folder / name)
         except (OSError, ValueError):
             content = None
         if not isinstance(content, dict):
