@@ -122,11 +122,11 @@ def _experiment(path: Path) -> Values:
 
 def _cell(home: Path, number: int, entry: Any) -> Cell:
     """A cell that experiment.json names; its own cell.json says how it ended."""
-    problem = checked.fault(entry, checked.CELL)
-    if not problem and not all(isinstance(entry.get(name), known) for name, known in NEEDED):
-        problem = "it has no folder or no axes"
-    if problem:
-        reason = f"its entry in {EXPERIMENT} is damaged: {clean(problem)}"
+    wrong = checked.fault(entry, checked.CELL)
+    if not wrong and not all(isinstance(entry.get(name), known) for name, known in NEEDED):
+        wrong = "it has no folder or no axes"
+    if wrong:
+        reason = f"its entry in {EXPERIMENT} is damaged: {clean(wrong)}"
         return Cell(home, f"cells[{number}]", UNREADABLE, reason, summary={}, overrides={})
     folder = home / entry["folder"]
     about: Values = {"status": "not run", "reason": "not run"}

@@ -64,7 +64,7 @@ def _refuse_different(first: Source, other: Source) -> None:
     if all(digests) and digests[0] != digests[1]:
         raise ConfigError(
             f"{both} have the same name, but the file of the experiment gave their runs different"
-            f" settings (digests {clean(digests[0])} and {clean(digests[1])})"
+            f" settings (digests {clean(str(digests[0]))} and {clean(str(digests[1]))})"
         )
 
 
