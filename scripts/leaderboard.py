@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -22,6 +22,7 @@ from fedhet.experiment import cells as experiment_cells
 from fedhet.experiment import definition
 from fedhet.experiment.code import Code
 from fedhet.report import statistics
+from fedhet.report.scores import against_best
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = "docs/leaderboard.md"
@@ -29,6 +30,7 @@ CELLS = "docs/leaderboard/cells.csv"
 BLOCK = re.compile(r"(<!-- leaderboard -->\n).*?(<!-- end leaderboard -->)", re.DOTALL)
 KEY = ["kind", "method", "setting", "seed", "tuned"]
 HOST = "FedAvg"
+REAL, IF_NORMAL = "▼", "▽"  # worse than the best of the setting
 CHANCE = 0.2  # a score below it, of ten classes, is hardly better than a guess
 
 
@@ -57,6 +59,7 @@ def rows(folder: Path) -> Iterator[dict[str, object]]:
             "accuracy": accuracy.get("last"),
             "best_val": accuracy.get("best_val"),
             "clients_mean": summary.get("acc_clients_mean"),
+            "personal": (summary.get("personal") or {}).get("last"),
             "worst_decile": summary.get("acc_clients_worst_decile"),
             **{
                 f"rounds_to_{target['accuracy']:g}": target["rounds"]
@@ -107,10 +110,10 @@ def _blocks(cells: pd.DataFrame) -> Iterator[str]:
             best = str(ranks.index[0])
             told = [str(m) for m in ranks.index if ranking.nemenyi.loc[best, m] < 0.05]
             yield (
-                f"{best} has the best mean rank. By Nemenyi's test, over"
-                f" {ranking.blocks} pairs of a setting and a seed, it differs from"
-                f" {_joined(told) if told else 'no other method'}; the critical distance of mean"
-                f" ranks is {ranking.critical:.1f}.\n"
+                f"Over the settings, {best} has the best mean rank. By Nemenyi's test, over"
+                f" {ranking.blocks} pairs of a setting and a seed, and so of these settings only,"
+                f" it differs from {_joined(told) if told else 'no other method'}; the critical"
+                f" distance of mean ranks is {ranking.critical:.1f}.\n"
             )
         yield from _costs(own, tried, ranks)
         yield f"{len(own)} runs and {len(tried)} trials; {_joined(sorted(set(own['code'])))}.\n"
@@ -121,22 +124,62 @@ def _blocks(cells: pd.DataFrame) -> Iterator[str]:
 def _scores(runs: pd.DataFrame, settings: Sequence[str], ranks: pd.Series) -> Iterator[str]:
     groups = runs.groupby(["method", "setting"])["accuracy"]
     means, stds = groups.mean().unstack(), groups.std().unstack()
+    blocks = {
+        name: runs[runs["setting"] == name].pivot(index="seed", columns="method", values="accuracy")
+        for name in settings
+    }
+    bests = {name: str(blocks[name].dropna().mean().idxmax()) for name in settings}
+    verdicts = {name: against_best(blocks[name], bests[name]) for name in settings}
+    marks = {statistics.REAL: f" {REAL}", statistics.IF_NORMAL: f" {IF_NORMAL}"}
     yield f"| method | mean rank | {' | '.join(name.partition(', ')[2] for name in settings)} |"
     yield "|---|---|" + "---|" * len(settings)
     for method, rank in ranks.items():
         entries = []
         for name in settings:
             text = f"{means.loc[method, name]:.3f} ± {stds.loc[method, name]:.3f}"
-            best = means[name].max() == means.loc[method, name]
-            entries.append(f"**{text}**" if best else text)
+            mark = marks.get(verdicts[name].get(str(method), ""), "")
+            entries.append(f"**{text}**" if method == bests[name] else f"{text}{mark}")
         yield f"| {method} | {rank:.1f} | {' | '.join(entries)} |"
     yield ""
+    yield _told(blocks, verdicts)
+
+
+def _told(blocks: Mapping[str, pd.DataFrame], verdicts: Mapping[str, Mapping[str, str]]) -> str:
+    """What the bold entries and the marks of a table of scores mean, and what they do not."""
+    methods = max(len(table.columns) for table in blocks.values())
+    couples = methods * (methods - 1) // 2
+    seeds = min(statistics.fewest_pairs(table) for table in blocks.values())
+    found = {verdict for told in verdicts.values() for verdict in told.values()}
+    text = "Bold is the best mean of a setting. "
+    if statistics.enough(seeds, couples):
+        text += f"{REAL} is worse than it by Wilcoxon's test, with Holm's correction. "
+    else:
+        text += (
+            f"With {seeds} seeds, no rank test within a setting can show a difference between"
+            f" {methods} methods (that takes {statistics.pairs_needed(couples)} seeds), so that the"
+            " best mean of a setting may be so by chance. "
+        )
+    if statistics.IF_NORMAL in found:
+        text += (
+            f"{IF_NORMAL} is worse than the best by the paired t-test with Holm's correction, which"
+            " holds if differences between seeds are normal, and that so few seeds cannot show. "
+        )
+    elif statistics.REAL not in found:
+        text += "Nor does the paired t-test, with Holm's correction, tell any from the best. "
+    return f"{text.strip()}\n"
 
 
 def _costs(runs: pd.DataFrame, trials: pd.DataFrame, ranks: pd.Series) -> Iterator[str]:
     """What a table of accuracies does not tell: worst clients, variance, tuning and costs."""
     host = runs[runs["method"] == HOST].groupby("setting")[["megabytes", "seconds"]].mean()
-    heads = ["worst tenth of the clients", "spread over seeds", "rounds to .8", "rounds to .9"]
+    heads = [
+        "clients' mean",
+        "personal models",
+        "worst tenth of the clients",
+        "spread over seeds",
+        "rounds to .8",
+        "rounds to .9",
+    ]
     heads += ["median trial against the best", "trials below 20 %", "bytes", "time"]
     yield f"| method | {' | '.join(heads)} |"
     yield "|---|" + "---|" * len(heads)
@@ -148,6 +191,8 @@ def _costs(runs: pd.DataFrame, trials: pd.DataFrame, ranks: pd.Series) -> Iterat
         failed = (tried["validation"].fillna(0.0) < CHANCE).mean()
         relative = own.groupby("setting")[["megabytes", "seconds"]].mean() / host
         entries = [
+            f"{own['clients_mean'].mean():.3f}",
+            f"{own['personal'].mean():.3f}" if own["personal"].notna().any() else "–",
             f"{own['worst_decile'].mean():.3f}",
             f"{own.groupby('setting')['accuracy'].std().mean():.3f}",
             *(_rounds(own[f"rounds_to_{target}"]) for target in ("0.8", "0.9")),

@@ -17,7 +17,7 @@ from fedhet.report.statistics import (
     pairs_needed,
     smallest_p,
 )
-from fedhet.report.study import Study
+from fedhet.report.study import Study, paired
 
 SAID = {
     REAL: "real",
@@ -40,6 +40,8 @@ ASSUMPTIONS = [
     " correction.",
     "The paired t-test also assumes normal differences, which few pairs cannot show. It is printed"
     " everywhere, and it decides only where Wilcoxon's test cannot be made.",
+    "Each setting, and each of the two blocks over settings, has one test for all its pairs: the"
+    " pair of methods with the fewest common seeds decides whether it is Wilcoxon's.",
     "Holm's correction keeps the probability of any false finding among all pairs of a table's"
     " block below .05; it assumes nothing. Each setting is a family of its own.",
     "The interval of the mean difference is a 95 % bootstrap interval (BCa, 2000 resamples). It"
@@ -84,7 +86,8 @@ def pairs_table(study: Study) -> Table:
         frame.insert(0, "over", name)
         frame.insert(1, "unit", unit)
         frames.append(frame)
-    data = pd.concat(frames, ignore_index=True)
+    columns = ["over", "unit", *statistics.COLUMNS, "verdict"]
+    data = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=columns)
     rows = [
         [
             Entry(row.over),
@@ -114,7 +117,10 @@ def pairs_table(study: Study) -> Table:
 
 def few_pairs(study: Study) -> str:
     """Whether there are enough seeds for Wilcoxon's test within a setting."""
-    counts = [len(study.blocks(study.metric, name)) for name in study.settings]
+    counts = [
+        statistics.fewest_pairs(study.blocks(study.metric, name).dropna(axis=1, how="all"))
+        for name in study.settings
+    ]
     fewest, most = min(counts, default=0), max(counts, default=0)
     methods = len(study.methods)
     comparisons = methods - 1 if study.reference else methods * (methods - 1) // 2
@@ -139,8 +145,7 @@ def overall(study: Study) -> tuple[Ranking | None, list[str]]:
     unit = "settings, with the mean over seeds"
     limits = "It speaks of settings like these."
     if len(blocks) < FEWEST_SETTINGS:
-        scores = study.blocks(study.metric)
-        blocks = scores.dropna(axis=1, how="all").dropna()
+        blocks = paired(study.blocks(study.metric))
         unit = "seeds in a setting"
         limits = (
             f"With fewer than {FEWEST_SETTINGS} settings the blocks are single runs, so that it"

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 from fedhet.report.document import joined, mean_std
 from fedhet.report.scores import against_best
-from fedhet.report.statistics import IF_NORMAL, LEVEL, NOT_SHOWN, REAL, Ranking
-from fedhet.report.study import ALL, SCORES, Study
+from fedhet.report.statistics import (
+    FEWEST_SETTINGS,
+    IF_NORMAL,
+    LEVEL,
+    NOT_SHOWN,
+    REAL,
+    Ranking,
+)
+from fedhet.report.study import ALL, SCORES, Study, paired
 
 ALL_OTHERS = "all others"
 RULE = (
     "This summary is computed by one rule. In each setting the best method is that with the highest"
-    " mean over seeds. A difference from it is called real if Wilcoxon's signed-rank test over the"
-    " seeds has p < .05 after Holm's correction over all pairs of methods. If there are too few"
+    " mean over the seeds that all methods have there. A difference from it is called real if"
+    " Wilcoxon's signed-rank test over the seeds has p < .05 after Holm's correction over all pairs"
+    " of methods. If there are too few"
     " seeds for that, it is called real if differences are normal where the paired t-test has"
     " p < .05 after the same correction. All other differences are not shown: the methods may be"
     " equal, or the seeds too few."
@@ -23,7 +31,7 @@ def sentences(study: Study, ranking: Ranking | None) -> list[str]:
     found = [_score(study)]
     found += [_winner(study, setting) for setting in study.settings]
     if ranking is not None and len(study.settings) > 1:
-        found.append(_ranks(ranking))
+        found.append(_ranks(ranking, len(study.means(study.metric)) < FEWEST_SETTINGS))
     found += _divergence(study)
     found += _gaps(study)
     return [text for text in found if text]
@@ -46,11 +54,17 @@ def _winner(study: Study, setting: str) -> str:
     where = "" if setting == ALL else f"{setting}: "
     if blocks.empty:
         return f"{where}no run has a result."
-    means = blocks.mean()
+    if len(blocks.columns) == 1:
+        score = mean_std(blocks[blocks.columns[0]]).text
+        return f"{where}{blocks.columns[0]} has {score}; there is nothing to compare it with."
+    common = paired(blocks)
+    if common.empty:
+        return f"{where}no seed has a result of every method, so that none is named the best."
+    means = common.mean()
     best = str(means.idxmax())
-    score = mean_std(blocks[best]).text
-    if len(means) == 1:
-        return f"{where}{best} has {score}; there is nothing to compare it with."
+    score = mean_std(common[best]).text
+    if len(common) < len(blocks):
+        score += f" (over the {len(common)} of {len(blocks)} seeds that all methods have)"
     tied = [str(name) for name in means.index if means[name] == means[best]]
     if len(tied) > 1:
         opening = f"{where}{joined(tied)} are best with the same mean, {score}."
@@ -92,12 +106,14 @@ def _named(names: list[str], others: list[str]) -> str:
     return joined(names)
 
 
-def _ranks(ranking: Ranking) -> str:
+def _ranks(ranking: Ranking, of_seeds: bool) -> str:
     order = ranking.ranks.sort_values()
     first = str(order.index[0])
     leading = [str(name) for name in order.index if order[name] == order.iloc[0]]
     have = "have" if len(leading) > 1 else "has"
-    opening = f"Over all settings {joined(leading)} {have} the best mean rank, {order.iloc[0]:.2f}"
+    blocks = ", with seeds as blocks, so of these settings only," if of_seeds else ""
+    opening = f"Over all settings{blocks} {joined(leading)} {have} the best mean rank,"
+    opening += f" {order.iloc[0]:.2f}"
     if not ranking.p < LEVEL:
         return f"{opening}, but Friedman's test does not show that ranks differ at all."
     worse = [

@@ -1,8 +1,7 @@
-"""The runs in folders: those that an experiment names, or all that are found."""
+"""The runs in a folder: those that an experiment names, or all that are found."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,17 +9,18 @@ from typing import Any
 
 import yaml
 
-from fedhet.errors import ConfigError, clean, has_diverged
+from fedhet.errors import ConfigError, DataError, clean, has_diverged
 from fedhet.record.run_folder import FORMAT, RUNNING
 from fedhet.record.summary import method_name
+from fedhet.report import checked
 
 Values = dict[str, Any]
 EXPERIMENT = "experiment.json"
 SUMMARY = "summary.json"
 # Overrides that the method's label already tells.
 OF_THE_LABEL = ("method", "plugin", "server_opt", "merge")
-FINISHED, DIVERGED = "finished", "diverged"
-# How a run says that its weights are no longer finite: it then fails, and has no score.
+FINISHED, DIVERGED, UNREADABLE = "finished", "diverged", "unreadable"
+NEEDED = (("folder", str), ("axes", dict))  # of the entry of a cell
 
 
 @dataclass
@@ -73,36 +73,18 @@ class Source:
     cells: list[Cell]
 
 
-def read(folders: Path | str | Sequence[Path | str]) -> Source:
-    """Read the summaries of all runs in the folders.
+def read_one(folder: Path) -> Source:
+    """Read the summaries of all runs in a folder.
 
     Raises:
-        ConfigError: a folder has no runs, or they are of different experiments.
+        ConfigError: it has no runs.
+        DataError: its experiment.json is damaged.
     """
-    paths = [Path(f) for f in ([folders] if isinstance(folders, str | Path) else folders)]
-    sources = [_read_one(path) for path in paths]
-    if not sources:
-        raise ConfigError("report: no folder is given")
-    first = sources[0]
-    for other in sources[1:]:
-        names = [source.experiment.get("experiment") for source in (first, other)]
-        if names[0] != names[1]:
-            told = [f"{name!r}" if name else "no experiment" for name in names]
-            raise ConfigError(
-                f"{first.folders[0]} and {other.folders[0]} are of different experiments"
-                f" ({told[0]} and {told[1]}); write a report of each"
-            )
-        first = Source([*first.folders, *other.folders], _joined(first, other), first.cells)
-        first.cells = _best_of([*first.cells, *other.cells])
-    return first
-
-
-def _read_one(folder: Path) -> Source:
     if not folder.is_dir():
         raise ConfigError(f"{folder} is not a folder")
     if (folder / EXPERIMENT).exists():
         experiment = _experiment(folder / EXPERIMENT)
-        cells = [_cell(folder, entry) for entry in experiment["cells"]]
+        cells = [_cell(folder, *entry) for entry in enumerate(experiment["cells"])]
     else:
         if inner := sorted(path.parent.name for path in folder.rglob(EXPERIMENT)):
             raise ConfigError(
@@ -125,38 +107,43 @@ def _shown(path: Path, folder: Path) -> str:
 
 def _experiment(path: Path) -> Values:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = checked.load(path)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} is damaged, or cannot be read: {error}") from error
+        raise DataError(f"{path} is damaged, or cannot be read: {error}") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         found = content.get("format") if isinstance(content, dict) else None
         raise ConfigError(f"{path} has format {found!r}; this version of fedhet reads {FORMAT}")
-    cells = content.get("cells")
-    well = isinstance(content.get("axes"), dict) and isinstance(cells, list)
-    if not well or not all(
-        isinstance(c, dict) and isinstance(c.get("folder"), str) for c in cells or ()
-    ):
-        raise ConfigError(f"{path} is damaged: it lists no axes or no cells")
+    if content.get("axes") is None or content.get("cells") is None:
+        raise DataError(f"{path} is damaged: it lists no axes or no cells")
+    if problem := checked.fault(content, checked.EXPERIMENT):
+        raise DataError(f"{path} is damaged: {clean(problem)}")
     return content
 
 
-def _cell(home: Path, entry: Values) -> Cell:
+def _cell(home: Path, number: int, entry: Any) -> Cell:
     """A cell that experiment.json names; its own cell.json says how it ended."""
+    wrong = checked.fault(entry, checked.CELL)
+    if not wrong and not all(isinstance(entry.get(name), known) for name, known in NEEDED):
+        wrong = "it has no folder or no axes"
+    if wrong:
+        reason = f"its entry in {EXPERIMENT} is damaged: {clean(wrong)}"
+        return Cell(home, f"cells[{number}]", UNREADABLE, reason, summary={}, overrides={})
     folder = home / entry["folder"]
     about: Values = {"status": "not run", "reason": "not run"}
-    if (folder / "cell.json").exists():
-        about = _json(folder / "cell.json") or {
-            "status": "unreadable",
-            "reason": "cell.json is damaged",
-        }
+    if not _is_below(folder, home):
+        about = {"status": UNREADABLE, "reason": "its folder is not in that of the experiment"}
+    elif (folder / "cell.json").exists():
+        about = _json(folder / "cell.json") or {}
+        if checked.fault(about, checked.STATE) or "status" not in about:
+            about = {"status": UNREADABLE, "reason": "cell.json is damaged"}
     cell = Cell(
         folder,
-        entry["folder"],
+        clean(entry["folder"]),
         str(about.get("status")),
         about.get("reason"),
         summary={},
-        overrides=parsed(entry.get("overrides", [])),
-        axes=entry.get("axes", {}),
+        overrides=parsed(entry.get("overrides") or []),
+        axes=entry["axes"],
         tuned=entry.get("tuned") or {},
         trial=entry.get("kind") == "trial",
         code=about.get("code") or {},
@@ -170,6 +157,13 @@ def _cell(home: Path, entry: Values) -> Cell:
             cell.status = "failed"
         cell.reason = reason or cell.reason
     return cell
+
+
+def _is_below(folder: Path, home: Path) -> bool:
+    try:
+        return home.resolve() in folder.resolve().parents
+    except (OSError, ValueError, RuntimeError):  # a null byte, or links in a circle
+        return False
 
 
 def _found(folder: Path, name: str) -> Cell:
@@ -194,10 +188,12 @@ def _add_summary(cell: Cell) -> None:
         problem = f"{SUMMARY} is missing or damaged"
     elif summary.get("format") != FORMAT:
         problem = f"its format is {summary.get('format')!r}, and this fedhet reads {FORMAT}"
+    elif wrong := checked.summary_fault(summary):
+        problem = f"{SUMMARY} is damaged: {clean(wrong)}"
     elif not _complete(summary):
         problem = f"{SUMMARY} is incomplete"
     if problem or summary is None:
-        cell.status, cell.reason = "unreadable", problem
+        cell.status, cell.reason = UNREADABLE, problem
         return
     cell.summary = summary
     if summary["status"] == "ok":
@@ -225,7 +221,7 @@ def _complete(summary: Values) -> bool:
 def _json(path: Path) -> Values | None:
     """The object in the file; None if it is missing or damaged."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = checked.load(path)
     except (OSError, ValueError):
         return None
     return content if isinstance(content, dict) else None
@@ -244,33 +240,3 @@ def parsed(lines: Sequence[Any]) -> Values:
             value = text
         values[key] = text if isinstance(value, list | dict) else value
     return values
-
-
-def _joined(first: Source, other: Source) -> Values:
-    """experiment.json of an experiment whose parts lie in several folders."""
-    if not first.experiment:
-        return {}
-    axes = {
-        axis: list(
-            dict.fromkeys([*map(_plain, values), *map(_plain, other.experiment["axes"][axis])])
-        )
-        for axis, values in first.experiment["axes"].items()
-        if axis in other.experiment["axes"]
-    }
-    tuned = [*(first.experiment.get("tuned") or []), *(other.experiment.get("tuned") or [])]
-    return {**first.experiment, "axes": axes, "tuned": tuned}
-
-
-def _best_of(cells: list[Cell]) -> list[Cell]:
-    """One cell for each combination of axes, one that has a result where there is one."""
-    kept: dict[str, Cell] = {}
-    for cell in cells:
-        where = [cell.trial, cell.axes, cell.tuned if cell.trial else None]
-        key = json.dumps(where if cell.axes else [str(cell.folder)], default=str, sort_keys=True)
-        if key not in kept or (cell.counts and not kept[key].counts):
-            kept[key] = cell
-    return list(kept.values())
-
-
-def _plain(value: Any) -> Any:
-    return json.dumps(value) if isinstance(value, list | dict) else value

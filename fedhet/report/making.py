@@ -10,11 +10,12 @@ from typing import Any
 import pandas as pd
 
 from fedhet.errors import clean
-from fedhet.report.document import Entry, Section, Table, number, plain
-from fedhet.report.folders import FINISHED, Cell
+from fedhet.report.document import NOTHING, Entry, Section, Table, number, plain
+from fedhet.report.folders import FINISHED, Cell, Values
 from fedhet.report.study import Study
 
 LONGEST_CONFIG = 40_000
+FEWEST_OF_A_GRID = 2  # values, of which none lies inside
 
 
 def making_section(study: Study) -> Section:
@@ -36,9 +37,13 @@ def making_section(study: Study) -> Section:
 
 
 def command(overrides: Any) -> str:
-    """The command line with its arguments quoted for a shell."""
-    lines = overrides if isinstance(overrides, list) else [overrides]
-    return " ".join(["python -m fedhet", *(shlex.quote(str(line)) for line in lines)])
+    """The command line with its arguments quoted for a shell.
+
+    Without `axes.*`, which only choose the part of the experiment that was run last.
+    """
+    lines = [str(line) for line in (overrides if isinstance(overrides, list) else [overrides])]
+    kept = [shlex.quote(line) for line in lines if not line.startswith("axes.")]
+    return " ".join(["python -m fedhet", *kept])
 
 
 def configuration(study: Study) -> list[tuple[str, str]]:
@@ -148,7 +153,7 @@ def tuning_table(study: Study) -> Table | None:
         own = [cell for cell in trials if axes.items() <= cell.axes.items()]
         lost = sum(cell.status != FINISHED for cell in own)
         for name, value in (entry.get("chosen") or {"–": "none: no trial has a score"}).items():
-            edge = name in (entry.get("at_the_edge") or [])
+            edge = _edge(experiment, entry, name)
             record = {
                 "method": str(axes.get(study.compare)),
                 "setting": study.setting_of(axes),
@@ -166,7 +171,7 @@ def tuning_table(study: Study) -> Table | None:
                     Entry(record["setting"]),
                     Entry(clean(str(name))),
                     plain(value) if isinstance(value, int | float) else Entry(clean(str(value))),
-                    Entry("yes" if edge else "no"),
+                    Entry(edge),
                     number(entry.get("validation")),
                     Entry(str(len(own)), len(own)),
                     Entry(str(lost), lost),
@@ -177,6 +182,20 @@ def tuning_table(study: Study) -> Table | None:
     caption = (
         "The values that were tuned, chosen by the score on the clients' validation data, never by"
         " test data, with seeds that are not reported. A value at the edge of its grid may not be"
-        " the best one."
+        " the best one. Of an interval and of a single value it is not known whether a better one"
+        " lies beyond; names have no edge."
     )
     return Table("tuned", "Tuned values", caption, heads, rows, pd.DataFrame(data))
+
+
+def _edge(experiment: Values, entry: Values, name: str) -> str:
+    """Whether the chosen value lies at the edge of its grid, as far as there is one."""
+    if name in (entry.get("at_the_edge") or []):
+        return "yes"
+    tune = experiment.get("tune") or {}
+    values = (tune.get("space") or {}).get(name)
+    for label in (entry.get("axes") or {}).values():
+        values = (tune.get("own") or {}).get(str(label), {}).get(name, values)
+    if not isinstance(values, list) or len(values) < FEWEST_OF_A_GRID:
+        return "not known"
+    return "no" if all(type(value) in (int, float) for value in values) else NOTHING

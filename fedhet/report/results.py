@@ -10,14 +10,19 @@ from typing import Any
 
 import pandas as pd
 
-from fedhet.errors import ConfigError
+from fedhet.errors import ConfigError, clean
 from fedhet.record.results import COLUMNS
-from fedhet.report import folders
+from fedhet.report import checked, parts
 from fedhet.report.axes import differing, scalar
 from fedhet.report.folders import DIVERGED, Cell, Source, Values
 from fedhet.targets import TARGETS, Classes
 
 LOSS = "loss"
+# What runs of classes have in any case; the columns where no run has a result yet.
+OF_A_RUN = ["accuracy.last", "accuracy.best_val", "acc_clients_mean", LOSS, "validation"]
+OF_A_RUN += ["seconds.total", "seconds.train", "bytes.up.model", "bytes.down.model"]
+OF_A_STEP = ["acc_global", "loss_global", "acc_clients_mean", "acc_val_weighted"]
+OF_A_STEP += ["seconds.train", "bytes.up.model", "bytes.down.model"]
 
 
 def results(folder: Path | str | Sequence[Path | str]) -> Results:
@@ -28,8 +33,9 @@ def results(folder: Path | str | Sequence[Path | str]) -> Results:
 
     Raises:
         ConfigError: a folder has no runs, or they are of different experiments.
+        DataError: an experiment.json is damaged.
     """
-    return Results(folders.read(folder))
+    return Results(parts.read(folder))
 
 
 class Results:
@@ -97,7 +103,8 @@ class Results:
             if cell.summary
             for step in self.steps(cell)
         ]
-        return pd.DataFrame(rows) if rows else pd.DataFrame(columns=["folder", *self.keys])
+        columns = ["folder", *self.keys, "phase", "step", "round"]
+        return pd.DataFrame(rows) if rows else _with(OF_A_STEP, pd.DataFrame(columns=columns))
 
     @cached_property
     def clients(self) -> pd.DataFrame:
@@ -114,14 +121,22 @@ class Results:
         steps: list[Values] = []
         try:
             lines = (cell.folder / "rounds.jsonl").read_text(encoding="utf-8").splitlines()
-            steps.extend(json.loads(line) for line in lines)
-        except (OSError, ValueError) as error:
+            for line in lines:
+                step = json.loads(line)
+                if problem := checked.step_fault(step):
+                    raise ValueError(clean(problem))
+                steps.append(step)
+        except (OSError, ValueError, RecursionError) as error:
             self._note(f"{cell.name}/rounds.jsonl is damaged after {len(steps)} lines: {error}")
         return steps
 
     def partition(self, cell: Cell) -> Values:
         """A run's partition.json; empty if it is missing or damaged."""
-        return self._json(cell, "partition.json")
+        content = self._json(cell, "partition.json")
+        if not checked.is_table(content.get("counts") or []):
+            self._note(f"{cell.name}/partition.json is damaged: its counts are no table of numbers")
+            return {}
+        return content
 
     def environment(self, cell: Cell) -> Values:
         """A run's environment.json; empty if it is missing or damaged."""
@@ -129,7 +144,7 @@ class Results:
 
     def _json(self, cell: Cell, name: str) -> Values:
         try:
-            content = json.loads((cell.folder / name).read_text(encoding="utf-8"))
+            content = checked.load(cell.folder / name)
         except (OSError, ValueError):
             content = None
         if not isinstance(content, dict):
@@ -172,7 +187,9 @@ class Results:
             }
             for cell in cells
         ]
-        return pd.DataFrame(rows) if rows else pd.DataFrame(columns=["folder", *self.keys])
+        columns = ["folder", *self.keys, "status", "reason"]
+        frame = pd.DataFrame(rows) if rows else pd.DataFrame(columns=columns)
+        return frame if any(cell.counts for cell in cells) else _with(OF_A_RUN, frame)
 
     def _clients(self, last: bool) -> pd.DataFrame:
         import pyarrow as pa
@@ -194,6 +211,11 @@ class Results:
                 parts.append(part)
         columns = ["folder", *self.keys, *COLUMNS]
         return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=columns)
+
+
+def _with(names: Sequence[str], frame: pd.DataFrame) -> pd.DataFrame:
+    """The frame with these columns, which are empty if it has not had them."""
+    return frame.assign(**{name: float("nan") for name in names if name not in frame})
 
 
 def has_diverged(cell: Cell, last: Values) -> bool:

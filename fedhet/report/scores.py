@@ -13,11 +13,13 @@ from fedhet.report.document import (
     mean_std,
 )
 from fedhet.report.statistics import IF_NORMAL, NOT_SHOWN, compare
-from fedhet.report.study import SCORES, Study
+from fedhet.report.study import SCORES, Study, paired
 
 MARKS = {NOT_SHOWN: NOT_SHOWN_WORSE, IF_NORMAL: WORSE_IF_NORMAL}
 LEGEND = (
-    f"Mean ± standard deviation over seeds; the best mean is bold. {NOT_SHOWN_WORSE}: no test shows"
+    "Mean ± standard deviation over seeds; the best mean is bold. Only seeds that all methods of"
+    " a setting have decide which that is, and without such seeds none is bold. n: the seeds of a"
+    f" method that has not all. {NOT_SHOWN_WORSE}: no test shows"
     f" that it is worse than the best. {WORSE_IF_NORMAL}: worse by the paired t-test only, which"
     " assumes normal differences; there are too few seeds for Wilcoxon's test. No mark: worse by"
     " Wilcoxon's test. Holm's correction is over all pairs of methods of a setting."
@@ -83,18 +85,18 @@ def setting_entries(study: Study, score: str, setting: str) -> dict[str, Entry]:
     if blocks.empty:
         return {}
     diverged = study.counted.query("setting == @setting").groupby("method")["diverged"].sum()
-    means = blocks.mean()
-    best = str(means.idxmax())
-    verdicts = against_best(blocks, best)
+    means = paired(blocks).mean()
+    best = None if means.isna().all() else str(means.idxmax())
+    verdicts = against_best(blocks, best) if best else {}
     entries = {}
     for method in blocks:
         entry = mean_std(blocks[method])
+        if blocks[method].count() < len(blocks):
+            entry.text += f" (n={blocks[method].count()})"
         if diverged[method]:
             entry.text += f" ({diverged[method]} diverged)"
-        elif blocks[method].count() < len(blocks):
-            entry.text += f" (n={blocks[method].count()})"
-        entry.best = means[method] == means[best]
-        entry.mark = "" if entry.best else MARKS.get(verdicts[str(method)], "")
+        entry.best = best is not None and means[method] == means[best]
+        entry.mark = "" if entry.best else MARKS.get(verdicts.get(str(method), ""), "")
         entries[str(method)] = entry
     return entries
 

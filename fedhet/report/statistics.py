@@ -79,6 +79,22 @@ def interval(differences: np.ndarray) -> tuple[float, float]:
     return float(found.low), float(found.high)
 
 
+def fewest_pairs(blocks: pd.DataFrame, reference: str | None = None) -> int:
+    """The number of rows that the two columns have in common which share the fewest."""
+    known = blocks.notna()
+    return min(
+        (int((known[a] & known[b]).sum()) for a, b in _couples(blocks, reference)),
+        default=len(blocks),
+    )
+
+
+def _couples(blocks: pd.DataFrame, reference: str | None) -> list[tuple[str, str]]:
+    if reference is None:
+        return list(combinations(blocks.columns, 2))
+    others = [name for name in blocks.columns if name != reference]
+    return [(reference, other) for other in others] if reference in blocks else []
+
+
 def compare(
     blocks: pd.DataFrame, reference: str | None = None, *, effects: bool = True
 ) -> pd.DataFrame:
@@ -93,14 +109,13 @@ def compare(
         A row per pair: `a` (the better one by its mean), `b`, `pairs`, `wins`, `losses`, `ties`,
         `difference` (the mean of a - b), `low` and `high` (its bootstrap interval), `effect`
         (Cohen's d_z: the mean difference in units of its standard deviation), `wilcoxon` and
-        `t_test` (p-values after Holm's correction; Wilcoxon's NaN where there are not enough
-        pairs), and `verdict`.
+        `t_test` (p-values after Holm's correction; all of Wilcoxon's are NaN if a couple has not
+        enough pairs, so that one test decides on all), and `verdict`.
     """
-    couples = list(combinations(blocks.columns, 2))
-    if reference is not None:
-        couples = [(reference, other) for other in blocks.columns if other != reference]
+    couples = _couples(blocks, reference)
     place = {name: i for i, name in enumerate(blocks.columns)}
     values = blocks.to_numpy(float)
+    decided_by_wilcoxon = enough(fewest_pairs(blocks, reference), len(couples))
     rows = []
     for a, b in couples:
         differences = values[:, place[a]] - values[:, place[b]]
@@ -123,7 +138,7 @@ def compare(
                 "low": low,
                 "high": high,
                 "effect": mean / spread if spread > SAME else math.nan,
-                "wilcoxon": wilcoxon(differences) if enough(n, len(couples)) else math.nan,
+                "wilcoxon": wilcoxon(differences) if decided_by_wilcoxon else math.nan,
                 "t_test": t_test(differences),
             }
         )

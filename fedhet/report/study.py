@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 
 from fedhet.errors import ConfigError
+from fedhet.record.summary import method_name
 from fedhet.report.folders import DIVERGED, Cell, Values
 from fedhet.report.results import Results, chosen
 from fedhet.targets import TARGETS, Classes, LossOnly, Target
@@ -27,6 +28,7 @@ SCORES = {
 }
 OWN_MODELS = ("personal", "personal_best_val", "finetuned")
 ALL = "all settings"
+NO_METHOD = "–"
 
 
 class Study:
@@ -51,6 +53,9 @@ class Study:
         if axes:
             chosen("compare", self.compare, list(axes))
         self.methods = [str(value) for value in axes.get(self.compare, [])]
+        if not axes:  # seeds are all that differs
+            counted = [cell for cell in results.cells if cell.counts]
+            self.methods = list(dict.fromkeys(map(self._method, counted)))
         self.metric = str(report.get("metric") or "last")
         chosen("metric", self.metric, list(SCORES))
         self.reference = report.get("reference")
@@ -107,7 +112,12 @@ class Study:
     def place(self, cell: Cell) -> tuple[str, str, int]:
         """Method, setting and seed of a run."""
         seed: int = cell.axes.get(SEED) or cell.summary.get(SEED) or 0
-        return str(cell.axes.get(self.compare)), self.setting_of(cell.axes), seed
+        return self._method(cell), self.setting_of(cell.axes), seed
+
+    def _method(self, cell: Cell) -> str:
+        if self.compare in cell.axes or not cell.summary:
+            return str(cell.axes.get(self.compare, NO_METHOD))
+        return method_name(cell.summary)
 
     @cached_property
     def scores(self) -> pd.DataFrame:
@@ -159,7 +169,7 @@ class Study:
 
         Only seeds that all methods of a setting have count, so that the means compare.
         """
-        complete = self.blocks(score).dropna(axis=1, how="all").dropna()
+        complete = paired(self.blocks(score))
         return complete.groupby(level="setting", sort=False).mean()
 
     def validation(self, cell: Cell) -> float:
@@ -193,6 +203,11 @@ class Study:
                 " so that all are compared by the mean over the clients' test data."
             )
             self.metric = "clients"
+
+
+def paired(blocks: pd.DataFrame) -> pd.DataFrame:
+    """The rows in which all methods with a result have one, so that their means compare."""
+    return blocks.dropna(axis=1, how="all").dropna()
 
 
 def scores_of(summary: Values) -> dict[str, float]:

@@ -49,3 +49,27 @@ def test_what_the_page_says_is_in_the_cells() -> None:
     page = (ROOT / "docs" / "leaderboard.md").read_text(encoding="utf-8")
     row = next(line for line in page.splitlines() if line.startswith("| FedAvg |"))
     assert f"{fedavg.mean():.3f} ± {fedavg.std():.3f}" in row
+
+
+def test_what_the_page_says_of_personal_models_and_of_differences(
+    leaderboard: Callable[..., int], tmp_path: Path
+) -> None:
+    """The personal models' mean is a column; what is surely worse than the best has a mark."""
+    shutil.copytree(ROOT / "docs" / "leaderboard", tmp_path / "docs" / "leaderboard")
+    shutil.copyfile(ROOT / "docs" / "leaderboard.md", tmp_path / "docs" / "leaderboard.md")
+    cells = pd.read_csv(tmp_path / CELLS)
+    setting = "digits, Dirichlet 0.1"
+    runs = (cells["kind"] == "run") & (cells["setting"] == setting)
+    for method, shift in (("FedAvg", 0.9), ("FedSGD", 0.2)):
+        noise = cells["seed"] * (0.001 if method == "FedAvg" else 0.00101)
+        own = runs & (cells["method"] == method)
+        cells.loc[own, "accuracy"] = shift + 0.09 + noise
+    cells.to_csv(tmp_path / CELLS, index=False)
+    assert leaderboard([], tmp_path) == 0
+    page = (tmp_path / "docs" / "leaderboard.md").read_text(encoding="utf-8").splitlines()
+    ditto = cells[(cells["kind"] == "run") & (cells["method"] == "Ditto")]["personal"].mean()
+    rows = [[entry.strip() for entry in line.split("|")[1:-1]] for line in page if "|" in line]
+    first, second = ({row[0]: row for row in rows if len(row) == n} for n in (5, 11))
+    assert first["FedAvg"][2].startswith("**0.991") and first["FedSGD"][2].endswith(" ▽")
+    assert second["Ditto"][2] == f"{ditto:.3f}" and second["FedAvg"][2] == "–"
+    assert any("With 3 seeds, no rank test within a setting can show" in line for line in page)

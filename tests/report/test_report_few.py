@@ -1,0 +1,111 @@
+"""What a report says where there is little to say: missing seeds, few settings, no method."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from made_runs import Axes, make_experiment
+
+import fedhet
+from fedhet import report
+from fedhet.report import statistics
+from fedhet.report.comparisons import few_pairs, statistics_section
+from fedhet.report.findings import sentences
+from fedhet.report.making import command, tuning_table
+from fedhet.report.scores import deciding
+from fedhet.report.study import Study
+
+
+def study_of(folder: Path, scores: dict[str, list[float | None]]) -> Study:
+    """Runs of one setting: method -> the scores of its seeds."""
+    axes = {"method": list(scores), "seed": list(range(len(next(iter(scores.values())))))}
+    made = make_experiment(folder, axes, lambda axes: scores[axes["method"]][axes["seed"]])
+    return Study(fedhet.results(made))
+
+
+def test_a_method_does_not_win_by_a_seed_that_only_it_has(tmp_path: Path) -> None:
+    """Few has only the better seed, in which Whole is better than it."""
+    study = study_of(tmp_path / "a", {"Whole": [0.5, 0.9], "Few": [None, 0.8]})
+    told = sentences(study, None)[1]
+    assert told.startswith("Whole is best with 0.900 (over the 1 of 2 seeds that all methods have)")
+    whole, few = (row[1] for row in deciding(study).rows)
+    assert whole.best and not few.best and few.text == "0.800 (n=1)"
+
+
+def test_without_a_common_seed_there_is_no_winner(tmp_path: Path) -> None:
+    study = study_of(tmp_path / "a", {"One": [0.5, None], "Other": [None, 0.8]})
+    assert "no seed has a result of every method" in sentences(study, None)[1]
+    assert not any(row[1].best or row[1].mark for row in deciding(study).rows)
+
+
+def test_one_test_decides_on_all_pairs_of_a_setting(tmp_path: Path) -> None:
+    """The pair with the fewest seeds has too few for Wilcoxon's test, and no pair has it."""
+    noise = np.random.default_rng(0).normal([0.9, 0.6, 0.3], 0.01, (12, 3))
+    table = pd.DataFrame(noise, columns=list("abc"))
+    assert statistics.compare(table)["wilcoxon"].notna().all()
+    table.loc[4:, "c"] = math.nan
+    pairs = statistics.compare(table)
+    assert pairs["wilcoxon"].isna().all() and set(pairs["verdict"]) == {statistics.IF_NORMAL}
+    columns = {name: [None if math.isnan(v) else v for v in table[name]] for name in table}
+    assert "too few for Wilcoxon's test" in few_pairs(study_of(tmp_path / "made", columns))
+
+
+def test_an_experiment_of_seeds_alone_has_a_page(tmp_path: Path) -> None:
+    made = make_experiment(tmp_path / "made", {"seed": [0, 1, 2]}, lambda axes: 0.5, report={})
+    written = report.write(made)
+    assert written.sentences[1] == "fedavg has 0.500 ± 0.000; there is nothing to compare it with."
+    assert "There is only one method" in written.page.read_text()
+
+
+@pytest.mark.parametrize(("settings", "said"), [(2, True), (5, False)])
+def test_ranks_over_few_settings_say_that_seeds_are_the_blocks(
+    settings: int, said: bool, tmp_path: Path
+) -> None:
+    shifts = {"A": 0.8, "B": 0.5, "C": 0.2}
+    alphas = [0.1 * (i + 1) for i in range(settings)]
+    axes = {"method": list(shifts), "partition.alpha": alphas, "seed": [0, 1, 2]}
+
+    def score(axes: Axes) -> float:
+        return float(shifts[axes["method"]] + 0.01 * axes["seed"])
+
+    study = Study(fedhet.results(make_experiment(tmp_path / "made", axes, score)))
+    told = next(s for s in sentences(study, statistics_section(study)[1]) if "Over all" in s)
+    assert ("with seeds as blocks, so of these settings only, A has" in told) == said
+
+
+def test_the_command_is_printed_with_its_flags_and_without_the_part() -> None:
+    lines = ["--config-dir", "my conf", "experiment=mine", "axes.setting=[digits*]", "rounds=3"]
+    wanted = "python -m fedhet --config-dir 'my conf' experiment=mine rounds=3"
+    assert command(lines) == wanted
+
+
+def test_the_edge_is_known_of_grids_only(tmp_path: Path) -> None:
+    space = {"grid": [1, 2, 3], "end": [1, 2], "range": {"low": 0.1, "high": 1, "log": True}}
+    space |= {"single": [1], "name": ["a", "b"]}
+    tune: dict[str, Any] = {"space": space, "own": {"A": {"mine": [1, 2, 3]}}}
+    chosen = dict.fromkeys([*space, "mine", "other"], 2)
+    entry = {"axes": {"method": "A"}, "chosen": chosen, "at_the_edge": ["end"], "validation": 0.5}
+    made = make_experiment(
+        tmp_path / "made", {"method": ["A"]}, lambda _: 0.5, tune=tune, tuned=[entry]
+    )
+    table = tuning_table(Study(fedhet.results(made)))
+    assert table is not None
+    assert {row[2].text: row[4].text for row in table.rows} == {
+        **{"grid": "no", "end": "yes", "range": "not known", "single": "not known"},
+        **{"name": "–", "mine": "no", "other": "not known"},
+    }
+
+
+def test_the_frames_have_their_columns_before_there_is_a_result(tmp_path: Path) -> None:
+    made = make_experiment(tmp_path / "made", {"method": ["A"], "seed": [0]}, lambda _: None)
+    found = fedhet.results(made)
+    documented = ["status", "accuracy.last", "bytes.up.model", "seconds.train"]
+    for frame in (found.runs, found.trials):
+        assert {"folder", "method", "seed", *documented} <= set(frame)
+    assert {"folder", "method", "seed", "round", "acc_global", "loss_global"} <= set(found.rounds)
+    assert found.runs.pivot_table("accuracy.last", "method").empty
