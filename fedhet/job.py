@@ -20,7 +20,7 @@ from fedhet.config.targets import find_target, instantiate
 from fedhet.data.augment import augmentation
 from fedhet.data.federation import target_scale, transform
 from fedhet.data.given import check_settings, check_task, partition_record
-from fedhet.data.local.data import LocalData, is_local
+from fedhet.data.local.data import LocalData, check_merge, is_local
 from fedhet.data.run_data import RunData
 from fedhet.data.toy import toy_task
 from fedhet.errors import ConfigError, RunFailed, reason_of
@@ -176,6 +176,8 @@ class Job:
         local = {
             key: value for key, value in cfg.client.items() if key not in ("lr_decay", "schedule")
         }
+        merge = instantiate(cfg.merge)
+        check_merge(cfg, merge)
         setting = Setting(
             self.site,
             LocalSettings(**local),
@@ -196,7 +198,7 @@ class Job:
             deliver=cfg.deliver,
             plugins=plugins,
             server_opt=server_opt,
-            merge=instantiate(cfg.merge),
+            merge=merge,
         )
         return cast("FedStrategy", instantiate(cfg.method, setting=setting))
 

@@ -200,12 +200,14 @@ def check_cohorts(method: FedStrategy) -> None:
     for phase in (entry.phase for entry in method.timetable if entry.phase.compared):
         cohort = cohort_size(phase.cohort, method.setting.share(phase), eligible)
         keep = getattr(rule, "keep", None) or 1
-        for said, number in ((f"merge={rule.name}", rule.least), (f"merge.keep={keep}", keep)):
-            if number > cohort:
-                raise ConfigError(
-                    f"{said} needs {number} updates in a step, and a step of the phase"
-                    f" {phase.name!r} has {cohort} clients"
-                )
+        least = rule.needs(method.sent(phase.slot), method.mergeable(phase.slot))
+        has = f"a step of the phase {phase.name!r} has {cohort} clients"
+        if least > cohort:
+            raise ConfigError(f"merge={rule.name} needs {least} updates in a step, and {has}")
+        if keep > cohort:
+            raise ConfigError(
+                f"merge.keep={keep} is not allowed: {has}; choose a whole number from 1 to {cohort}"
+            )
 
 
 def _check_noise(method: FedStrategy) -> None:

@@ -114,13 +114,12 @@ def quoted(text):
 try:
     settings = config.compose(shlex.split(sys.argv[2]))
     run_dir = settings.run_dir
-    lines = config.portable(settings)
     if Path(run_dir, "summary.json").exists():
         raise ConfigError(f"hydra.run.dir={run_dir}: the folder already holds a run; name another")
 except (ConfigError, ValueError) as error:
     print(f"error: {error}", file=sys.stderr)
     sys.exit(2)
-overrides = shlex.join([*lines, f"hydra.run.dir={quoted(run_dir)}"])
+overrides = shlex.join([*settings.overrides, f"hydra.run.dir={quoted(run_dir)}"])
 Path(sys.argv[1]).write_text(f"overrides = {quoted(overrides)}\n")
 print(run_dir)
 PY

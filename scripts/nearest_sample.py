@@ -11,7 +11,7 @@ raised the likelihood of a sample. Of FedGen's label counts, which are of no ima
 count of one sample, and the AUC is that of guessing which classes a client has. Prints, of all
 replies together:
 
-    sent    statistics that were sent
+    sent    statistics that were sent; if there are none, a line that says so is all
     copies  the share of them that are a training sample, to 1e-3 of its norm
     auc     how well the distance to the nearest statistic tells training samples from others:
             the probability that a training sample of a client and class is nearer than one of the
@@ -34,6 +34,7 @@ from torch.nn.functional import normalize
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this checkout
 
 from fedhet import config
+from fedhet.cli.errors import report_error
 from fedhet.client import FedClient
 from fedhet.job import Job
 from fedhet.maths import feddisk
@@ -196,6 +197,19 @@ def latents(client: FedClient, samples: Samples, *, unit: bool = False) -> Sampl
     return Samples(normalize(x) if unit else x, samples.y)
 
 
-if __name__ == "__main__":
-    for name, value in measure(sys.argv[1:]).items():
+def main(overrides: list[str]) -> int:
+    """Print what the attack finds; return the exit code."""
+    try:
+        found = measure(overrides)
+    except Exception as error:  # noqa: BLE001 -- the last place that can report it in one line
+        return report_error(error)
+    if not found["sent"]:
+        print("no reply of this run has a statistic that the attack reads")
+        return 0
+    for name, value in found.items():
         print(name, "-" if value is None else f"{value:.3f}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

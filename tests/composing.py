@@ -8,7 +8,7 @@ from functools import cache
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf, open_dict
 
-from fedhet.config import Config, catalogue, compose, validate
+from fedhet.config import Config, catalogue, compose, interpolations, validate
 from fedhet.config.targets import check_targets
 
 
@@ -44,6 +44,8 @@ def composed(*overrides: str) -> Config:
     for override in parsed:
         if override.key_or_group not in groups:
             OmegaConf.update(cfg, override.key_or_group, override.value())
+    interpolations.check_composed(cfg)
+    OmegaConf.resolve(cfg)
     check_targets(cfg)
     validate(cfg)
     OmegaConf.set_readonly(cfg, True)

@@ -40,7 +40,7 @@ class Quorum:
                 training and cannot be continued without them.
         """
         phase = step.entry.phase
-        compared = self._merge.least if phase.compared else 1
+        compared = self._merge.needs(step.sent, step.old) if phase.compared else 1
         least = max(self._limits.least, compared)
         needed = list(islice(admitted, least))
         # What the merge has refused was compared with the others all the same.

@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 
 from fedhet import process
-from fedhet.cli.errors import DEGRADED, FAILED, say
+from fedhet.cli.errors import DEGRADED, FAILED, report_error, say
 from fedhet.cli.launch import HydraTask, apply_hydra, launch
 from fedhet.config import resuming
 from fedhet.errors import ConfigError, clean
 from fedhet.experiment import definition
 from fedhet.experiment.definition import Experiment
+from fedhet.experiment.folder import count
 
 LAUNCHER = "hydra/launcher"
 
@@ -49,20 +50,25 @@ def _run(experiment: Experiment, flags: list[str]) -> int:
         from fedhet.launchers import processes
 
         processes.warm()  # it imports while the cells are checked
+    print(f"experiment {experiment.name}: checking its runs", file=sys.stderr)
     task = HydraTask(experiment)
     overrides = [f"experiment={experiment.name}", *own, *given]
     try:
         apply_hydra(task, ["-m", *flags], overrides, setting="hydra.sweep.dir")
-    finally:
-        if task.started is not None:  # also after Ctrl-C: what is done is told
+    except KeyboardInterrupt:
+        if task.started is not None:
+            process.forget_interruptions()  # another one ends the report too
+            print("interrupted; the report of what is there follows", file=sys.stderr)
             _report(experiment, task)
+        raise
     outcome = task.outcome
     assert outcome is not None  # the sweeper has set it
-    return FAILED if outcome.missing else DEGRADED if outcome.degraded else 0
+    reported = _report(experiment, task)
+    return FAILED if outcome.missing or not reported else DEGRADED if outcome.degraded else 0
 
 
-def _report(experiment: Experiment, task: HydraTask) -> None:
-    """Say which cells are missing, and write the report of those that are there."""
+def _report(experiment: Experiment, task: HydraTask) -> bool:
+    """Say which cells are missing, and write the report of those that are there, if it can be."""
     folder = task.started
     assert folder is not None
     if task.outcome is not None:
@@ -71,14 +77,22 @@ def _report(experiment: Experiment, task: HydraTask) -> None:
         there = task.outcome.cells - len(task.outcome.missing)
         more = f", {task.outcome.others} more were not asked for" if task.outcome.others else ""
         say(f"experiment {experiment.name}: {there} of {task.outcome.cells} runs are there{more}")
+    else:
+        there, every = count(folder)
+        say(f"experiment {experiment.name}: stopped; {there} of {every} runs are there")
     with process.imports():
         from fedhet import report
+    written = None
     try:
         written = report.write(folder)
-    except ConfigError as error:  # not one result
-        print(f"no report: {error}", file=sys.stderr)
-    else:
         for sentence in written.sentences:
             say(clean(sentence))
         say(f"report: {written.page}")
-    say(f"run folder: {folder}")
+    except ConfigError as error:
+        print(f"no report: {error}", file=sys.stderr)
+        return task.outcome is None or not task.outcome.missing  # there is not one result
+    except Exception as error:  # noqa: BLE001 -- the runs are there, whatever fails in a report
+        report_error(error)
+    finally:
+        say(f"run folder: {folder}")
+    return written is not None

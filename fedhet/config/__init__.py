@@ -18,7 +18,6 @@ if TYPE_CHECKING:
         check_overrides,
         compose,
         from_hydra_job,
-        portable,
     )
     from fedhet.config.validation import validate
 
@@ -30,7 +29,6 @@ _MODULES = {
     "check_overrides": "fedhet.config.composition",
     "compose": "fedhet.config.composition",
     "from_hydra_job": "fedhet.config.composition",
-    "portable": "fedhet.config.composition",
     "validate": "fedhet.config.validation",
 }
 __all__ = [
@@ -41,7 +39,6 @@ __all__ = [
     "check_overrides",
     "compose",
     "from_hydra_job",
-    "portable",
     "validate",
 ]
 

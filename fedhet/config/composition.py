@@ -34,7 +34,7 @@ from fedhet.config import (
 )
 from fedhet.config.bases import Bases
 from fedhet.config.targets import check_targets
-from fedhet.errors import ConfigError
+from fedhet.errors import ConfigError, UnknownChoice
 
 HYDRA_VERSION = "1.3"
 # What the file of an experiment says of the experiment itself; a single run has none of them.
@@ -77,20 +77,26 @@ def compose(lines: Sequence[str], *, sent: bool = False, bases: Bases | None = N
 
     Args:
         lines: the overrides.
-        sent: whether they come from another machine. They then read nothing of this one.
+        sent: whether they come from another machine. They then set nothing of Hydra's but the run
+            folder.
         bases: what composes the runs of the same sweep.
 
     Raises:
         ConfigError: a name or key is unknown, a value is out of range, or an object is not trusted;
             or they name a run to go on with (resume=...) that cannot.
     """
-    if sent:
-        interpolations.check_sent(lines)
     folder, lines = resuming.continued(lines)
     if folder is not None:
-        resumed = compose(lines, sent=sent)
+        try:
+            resumed = compose(lines, sent=sent)
+        except UnknownChoice as error:
+            raise UnknownChoice(
+                f"{error} (the run in {folder} has it; a folder of your own is given by"
+                " --config-dir <folder>)"
+            ) from error
         return replace(resumed, run_dir=str(folder), run_dir_given=True, resumes=True)
     parsed = overrides.parse(lines)
+    interpolations.check_lines(lines, sent=sent)
     texts = overrides.of_single_run(parsed)
     try:
         cfg = bases(texts) if bases else _hydra_config(texts)
@@ -102,8 +108,6 @@ def compose(lines: Sequence[str], *, sent: bool = False, bases: Bases | None = N
         overrides.check_keys(parsed, settings)
         raise
     with _as_config_error():
-        if sent:
-            interpolations.check_composed(_of_run(cfg))
         checked = _checked(cfg, cfg.hydra, "")
         return replace(checked, run_dir=str(Path(cfg.hydra.run.dir).resolve()))
 
@@ -116,16 +120,6 @@ def cached(lines: tuple[str, ...]) -> Config:
     overrides need two folders.
     """
     return replace(compose(lines, sent=True), run_dir="")
-
-
-def portable(config: Config) -> list[str]:
-    """Return the overrides that lead to this configuration on any machine, as `compose` takes them.
-
-    Raises:
-        ConfigError: one of them, or a file, has an interpolation that reads this machine.
-    """
-    compose(config.overrides, sent=True)
-    return list(config.overrides)
 
 
 def from_hydra_job(cfg: DictConfig) -> Config:
@@ -182,9 +176,11 @@ def _hydra_config(texts: Sequence[str]) -> DictConfig:
             with initialize_config_dir(
                 str(catalogue.CONF), job_name="fedhet", version_base=HYDRA_VERSION
             ):
-                return hydra_compose("config", list(texts), return_hydra_config=True)
+                cfg = hydra_compose("config", list(texts), return_hydra_config=True)
         finally:
             GlobalHydra.instance().hydra = running
+        validation.check_keys(cfg)
+        return cfg
 
 
 def _checked(cfg: DictConfig, hydra: Any, run_dir: str) -> Config:
@@ -195,6 +191,7 @@ def _checked(cfg: DictConfig, hydra: Any, run_dir: str) -> Config:
     }
     validation.check_fixed_choices(choices)
     cfg = _of_run(cfg)
+    interpolations.check_composed(cfg)
     OmegaConf.resolve(cfg)
     interpolations.check_resolved(cfg)
     hydra_settings.check(hydra, cfg)

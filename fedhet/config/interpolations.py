@@ -1,8 +1,8 @@
 """Interpolations `${...}` in overrides and settings: which may be read where.
 
-A resolver such as `${oc.env:NAME}` reads the machine on which it is resolved. So a run that is sent
-to a server and its nodes has none: neither theirs nor the sender's variables get into its messages
-and records.
+A resolver such as `${oc.env:NAME}` reads the machine on which it is resolved, and what it reads
+would be in the messages and the record of the run. So no setting of a run calls one. Hydra's own
+settings may, but for those of a run that comes from another machine.
 """
 
 from __future__ import annotations
@@ -23,33 +23,39 @@ SETTING = re.compile(r"\$\{(?!hydra\b)[A-Za-z_]\w*(\.\w+)*\}")
 _NOW = re.compile(r"\$\{now:[^${}]*\}")
 
 
-def check_sent(lines: Sequence[str]) -> None:
-    """Refuse overrides of a run that is sent which would read a machine, or change Hydra itself.
+def check_lines(lines: Sequence[str], *, sent: bool) -> None:
+    """Refuse overrides which would read a machine, or with which a sent run would change Hydra.
+
+    Args:
+        lines: the overrides.
+        sent: whether they come from another machine.
 
     Raises:
         ConfigError: naming the override.
     """
     for line in lines:
         key = line.lstrip("+~").partition("=")[0].strip()
-        # A search path has an error of its own (overrides.parse).
-        if re.match(r"hydra\b(?!\.searchpath)", key) and key != RUN_DIR:
+        hydras = re.match(r"hydra\b", key)
+        if hydras and not sent:  # hydra_settings.py has checks of them
+            continue
+        if hydras and key != RUN_DIR:
             raise ConfigError(
                 f"{line!r}: a run from another machine sets {RUN_DIR} and nothing else of Hydra"
             )
-        readable = (SETTING, _NOW) if key == RUN_DIR else (SETTING,)
+        readable = (SETTING, _NOW) if hydras else (SETTING,)
         if not only(line, readable):
             raise ConfigError(f"{line!r} {_HINT}")
 
 
 _HINT = (
-    "is not resolved in a run that goes to a server and nodes. Resolvers such as oc.env read a"
-    " machine, and what they read would be in messages and records: write the value itself."
-    " References to settings by their full names, such as ${client.lr}, are resolved"
+    "is refused: resolvers such as oc.env read a machine, and what they read would be in messages"
+    " and records; write the value itself. A setting may refer to others by their full names, such"
+    " as ${client.lr}"
 )
 
 
 def check_composed(cfg: DictConfig) -> None:
-    """Refuse resolvers in the files of a machine too.
+    """Refuse resolvers in the settings, which files may have too.
 
     Raises:
         ConfigError: naming the key.

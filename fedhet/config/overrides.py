@@ -266,7 +266,7 @@ def _unknown_key(key: str, parent: str, level: Any, settings: Mapping[str, Any])
     if parent == "plugin":
         return _unknown_plugin_key(key)
     top = list(dict.fromkeys([*catalogue.groups(), *settings]))
-    leaves = [leaf for leaf in leaf_keys(settings) if not leaf.endswith("_target_")]
+    leaves = [leaf for leaf in leaf_keys({**settings, "axes": {}}) if "_target_" not in leaf]
     last = key.rpartition(".")[2]
     same_name = [leaf for leaf in leaves if leaf.rpartition(".")[2] == last]
     hint = did_you_mean(key, leaves if parent else [*top, *leaves], same_name)

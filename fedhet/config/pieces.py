@@ -13,6 +13,7 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from importlib.machinery import ModuleSpec
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from pathlib import Path
@@ -99,14 +100,30 @@ def _piece(point: EntryPoint) -> Installed:
     )
 
 
+def locations(package: str) -> list[Path]:
+    """Return the folders of a package, or the file of a module; none if there is none.
+
+    Neither it nor the packages in which it lies are imported.
+    """
+    first, *inner = package.split(".")
+    found = [Path(folder, *inner) for folder in _locations(first)]
+    if not inner and not found:
+        found = [Path(spec.origin)] if (spec := _spec(first)) and spec.origin else []
+    modules = [path.with_suffix(".py") for path in found]
+    return [path for path in found if path.is_dir()] + [p for p in modules if p.is_file()]
+
+
 def _locations(package: str) -> Iterator[str]:
     """Yield the folders of a package, which is not imported."""
-    try:
-        spec = find_spec(package)
-    except (ImportError, ValueError):
-        return
-    if spec is not None:
+    if (spec := _spec(package)) is not None:
         yield from spec.submodule_search_locations or ()
+
+
+def _spec(package: str) -> ModuleSpec | None:
+    try:
+        return find_spec(package)
+    except (ImportError, ValueError):
+        return None
 
 
 def _existing(word: str, origin: str) -> Path:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from fedhet.check import boolean, each, integer, number, one_of, optional, text
+from fedhet.check import boolean, did_you_mean, each, integer, number, one_of, optional, text
 from fedhet.config import catalogue
 from fedhet.errors import ConfigError
 
@@ -26,6 +28,9 @@ _GROUPS = (
     "checkpoint",
     "early_stopping",
 )
+# Beyond these, the accountant's squares of the noise multiplier overflow or vanish.
+_LEAST_NOISE, _MOST_NOISE = 1e-6, 1e6
+_WITHOUT_NOISE = {"clip": 1.0, "delta": 1e-5, "budget": None}  # the defaults of conf/config.yaml
 
 
 def validate(cfg: DictConfig) -> None:
@@ -83,10 +88,21 @@ def _validate_replies(replies: DictConfig) -> None:
 
 
 def _validate_privacy(cfg: DictConfig) -> None:
-    noise = number("privacy.noise", cfg.privacy.noise, low=0)
+    noise = number("privacy.noise", cfg.privacy.noise, low=0, high=_MOST_NOISE)
+    if 0 < noise < _LEAST_NOISE:
+        raise ConfigError(
+            f"privacy.noise={noise:g} is not allowed; it must be 0, which is off, or a number in"
+            f" [{_LEAST_NOISE:g}, {_MOST_NOISE:g}]"
+        )
     number("privacy.clip", cfg.privacy.clip, open_low=0)
     number("privacy.delta", cfg.privacy.delta, open_low=0, open_high=1)
     optional(number, "privacy.budget", cfg.privacy.budget, open_low=0)
+    for key, default in _WITHOUT_NOISE.items():
+        if not noise and cfg.privacy[key] != default:
+            raise ConfigError(
+                f"privacy.{key}={cfg.privacy[key]} needs privacy.noise > 0, without which it has no"
+                " effect"
+            )
     if noise and cfg.eval.clients:
         raise ConfigError(
             f"privacy.noise={noise:g} needs eval.clients=false: the clients' scores would leave"
@@ -128,6 +144,67 @@ def _validate_engine(engine: DictConfig) -> None:
             f"engine.vectorize={engine.vectorize} with engine={engine.name}: only engine=local"
             " trains several clients at once"
         )
+
+
+def check_keys(cfg: DictConfig) -> None:
+    """Refuse keys that no part of fedhet reads, as a file of conf/ may misspell them.
+
+    Those of a group whose choices name a class are left to its constructor.
+
+    Args:
+        cfg: what the files and the overrides are composed to, with Hydra's own settings.
+
+    Raises:
+        ConfigError: naming the first such key, and the closest ones that there are.
+    """
+    known = _known_keys()
+    name = cfg.hydra.runtime.choices.get("experiment")
+    where = "a file of the chosen groups" if name is None else f"the file of experiment={name}"
+    if "experiment" in cfg:
+        raise ConfigError(f"{where} must begin with the line `# @package _global_`")
+    for key in map(str, cfg):
+        if key not in ("hydra", *known):
+            below = [f"{group}: {{{key}: ...}}" for group, keys in known.items() if key in keys]
+            group, _, inner = key.partition(".")
+            below += [f"{group}: {{{inner}: ...}}"] if inner and group in known else []
+            raise ConfigError(
+                f"unknown setting {key!r} in {where}{did_you_mean(key, known, below)}; the top"
+                f" level has {', '.join(known)}"
+            )
+        if not known.get(key):
+            continue
+        node = cfg._get_node(key)
+        if not isinstance(node, DictConfig):
+            if key in _GROUPS:
+                continue  # `check_structure` refuses it
+            raise ConfigError(f"{key}={node}: this has settings: {', '.join(known[key])}")
+        allowed = {*known[key], *_own_keys(key)} if {*node} - known[key].keys() else known[key]
+        for setting in map(str, node):
+            if setting not in allowed:
+                raise ConfigError(
+                    f"unknown setting '{key}.{setting}' in {where}"
+                    f"{did_you_mean(setting, known[key])}; {key} has {', '.join(known[key])}"
+                )
+
+
+@lru_cache(maxsize=1)
+def _known_keys() -> dict[str, dict[str, None]]:
+    """The keys of the top level, and those below them; none where any key may stand."""
+    settings: Any = OmegaConf.to_container(OmegaConf.load(catalogue.file("config")))
+    del settings["defaults"], settings["hydra"]
+    known = {group: dict[str, None]() for group in catalogue.groups() if group != "experiment"}
+    for group in known:
+        contents = [catalogue.content(group, choice) for choice in catalogue.built_in(group)]
+        if not any("_target_" in content for content in contents):
+            known[group] = dict.fromkeys(key for content in contents for key in content)
+    inner = {key: value if isinstance(value, dict) else {} for key, value in settings.items()}
+    return known | {key: dict.fromkeys(map(str, below)) for key, below in inner.items()}
+
+
+def _own_keys(group: str) -> Iterator[str]:
+    """The keys that files of one's own give a group in addition."""
+    for choice in catalogue.choices(group) if group in catalogue.groups() else ():
+        yield from catalogue.content(group, choice)
 
 
 def check_fixed_choices(choices: Mapping[str, str]) -> None:

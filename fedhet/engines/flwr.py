@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from fedhet.checkpoint.reopened import check_run
-from fedhet.config import pieces, portable
+from fedhet.config import pieces
 from fedhet.config.catalogue import CONF
 from fedhet.config.interpolations import RUN_DIR, literal
 from fedhet.config.resuming import RESUME
@@ -98,12 +98,8 @@ def run(job: Job) -> Path:
 
 # ---- what Flower is given
 def _run_config(job: Job, folder: Path) -> str:
-    """The run's overrides as Flower's run config, which the server app and the client app read.
-
-    Raises:
-        ConfigError: a setting reads this machine.
-    """
-    overrides = shlex.join([*portable(job.config), f"{RUN_DIR}={literal(str(folder))}"])
+    """The run's overrides as Flower's run config, which the server app and the client app read."""
+    overrides = shlex.join([*job.config.overrides, f"{RUN_DIR}={literal(str(folder))}"])
     resumed = str(folder) if job.config.resumes else ""
     entries = {"overrides": overrides, RESUME: resumed}
     return "".join(f"{k} = {json.dumps(v, ensure_ascii=False)}\n" for k, v in entries.items())

@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from fedhet.config import catalogue
+from fedhet.config import catalogue, pieces
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 # Their versions change the bytes of a run.
@@ -24,8 +24,9 @@ class Code:
     Attributes:
         version: that of the package fedhet.
         commit: the commit of the clone in which it lies; None outside of one.
-        digest: 16 hex digits of fedhet's source files, of conf/ without its experiments, of the
-            folders of one's own pieces, and of the versions of torch, NumPy and scikit-learn.
+        digest: 16 hex digits of fedhet's source files, of conf/ and the folders of one's own pieces
+            without their experiments, of the source files of the packages whose classes a
+            configuration may name, and of the versions of torch, NumPy and scikit-learn.
     """
 
     version: str
@@ -36,8 +37,9 @@ class Code:
     def current(cls) -> Code:
         """That of this process."""
         state = hashlib.sha256()
-        for path in _files():
-            state.update(path.name.encode() + b"\0" + path.read_bytes())
+        for name, path in _files():
+            content = path.read_bytes()
+            state.update(f"{name}\0{len(content)}\0".encode() + content)
         state.update(" ".join(map(_version, _PACKAGES)).encode())
         return cls(_version("fedhet"), _commit(), state.hexdigest()[:16])
 
@@ -53,12 +55,21 @@ class Code:
         return f"fedhet {record.get('version')}{at}, code {str(record.get('digest'))[:8]}"
 
 
-def _files() -> Iterator[Path]:
-    yield from sorted(_PACKAGE.rglob("*.py"))
-    for folder in catalogue.folders():
-        for path in sorted([*folder.rglob("*.yaml"), *folder.parent.glob("*.py")]):
-            if path.relative_to(folder.parent).parts[1:2] != ("experiment",):
-                yield path
+def _files() -> Iterator[tuple[str, Path]]:
+    """The files, each with its package or folder and its path there, which do not name the disk."""
+    yield from _below("fedhet", _PACKAGE, "*.py")
+    for number, folder in enumerate(catalogue.folders()):
+        for name, path in _below(f"conf {number}", folder, "*.yaml"):
+            if path.relative_to(folder).parts[0] != "experiment":
+                yield name, path
+    for package in sorted({*pieces.trusted_packages()}):
+        for place in pieces.locations(package):
+            yield from [(package, place)] if place.is_file() else _below(package, place, "*.py")
+
+
+def _below(name: str, folder: Path, pattern: str) -> Iterator[tuple[str, Path]]:
+    for path in sorted(folder.rglob(pattern)):
+        yield f"{name}/{path.relative_to(folder).as_posix()}", path
 
 
 def _version(package: str) -> str:

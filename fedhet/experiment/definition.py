@@ -21,7 +21,7 @@ from hydra.core.override_parser.types import IntervalSweep, Override
 from omegaconf import OmegaConf
 
 from fedhet.check import did_you_mean, each, integer, one_of, optional, text
-from fedhet.config import catalogue, composition, overrides
+from fedhet.config import catalogue, composition, overrides, pieces
 from fedhet.config.composition import EXPERIMENT_KEYS
 from fedhet.errors import ConfigError
 from fedhet.experiment.axes import (
@@ -50,7 +50,8 @@ class Experiment:
     Attributes:
         name: the choice of the group `experiment`.
         title: the first comment of its file.
-        command: the overrides with which it was called.
+        command: the folders of one's own pieces, as --config-dir=<folder>, and the overrides with
+            which it was called.
         fixed: the overrides of every run, the first of which is `experiment=<name>`.
         axes: axis -> its values.
         tuning: what is tuned before the runs, or None.
@@ -114,10 +115,11 @@ def read(lines: Sequence[str]) -> Experiment | None:
     if "figures" not in settings:  # the report has figures of all runs
         fixed.append("figures=false")
     name = str(experiment.value())
+    flags = [f"--config-dir={folder}" for folder in pieces.search_path()]
     return Experiment(
         name=name,
         title=catalogue.title("experiment", name),
-        command=tuple(lines),
+        command=(*flags, *lines),
         fixed=(f"experiment={name}", *(str(line) for line in fixed)),
         axes=axes,
         tuning=_tuning(declared["tune"], axes, settings, labels),
@@ -259,7 +261,12 @@ def _part(
     Raises:
         ConfigError: there is no such axis, or no label that a pattern fits.
     """
-    axis = one_of("axes", key.removeprefix(_PART), axes)
+    axis = key.removeprefix(_PART)
+    if axis not in axes:
+        raise ConfigError(
+            f"{key}: this experiment has no axis {axis}{did_you_mean(axis, axes)}; it has"
+            f" {', '.join(axes)}"
+        )
     value = override.value()
     patterns = tuple(str(pattern) for pattern in (value if isinstance(value, list) else [value]))
     labels = [str(value.label) for value in axes[axis]]

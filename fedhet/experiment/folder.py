@@ -19,6 +19,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from fedhet.config import composition
 from fedhet.config.composition import Config
 from fedhet.errors import ConfigError, DataError, has_diverged, reason_of
 from fedhet.experiment.cells import Cell
@@ -30,6 +31,10 @@ FORMAT = 1
 OWN = ("personal", "finetuned")  # models of the clients' own, which metrics are named after
 CELL, EXPERIMENT = "cell.json", "experiment.json"
 WAITING, RUNNING, FINISHED, FAILED = "waiting", "running", "finished", "failed"
+TEST_KNOWN = (
+    "The clients' own test parts are drawn anew with each seed, so that some of their samples were"
+    " training or validation data of the trials; the choice saw no test score."
+)
 REASONS = {
     None: "it has not been run",
     WAITING: "it has not been run",
@@ -68,7 +73,7 @@ class ExperimentFolder:
         Raises:
             ConfigError: other code has finished some, and the setting is "stop".
         """
-        states = {cell: _read(self.path / cell.folder / CELL) for cell in cells}
+        states = {cell: _state(self.path / cell.folder) for cell in cells}
         finished = [cell for cell in cells if states[cell].get("status") == FINISHED]
         other = [
             c for c in finished if states[c].get("code", {}).get("digest") != self._code.digest
@@ -94,7 +99,7 @@ class ExperimentFolder:
         """
         for cell in cells:
             folder = self.path / cell.folder
-            same_code = _read(folder / CELL).get("code") == self._code.record()
+            same_code = _state(folder).get("code") == self._code.record()
             if not same_code or not any((folder / "checkpoints").glob("*/manifest.json")):
                 shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True, exist_ok=True)
@@ -102,7 +107,7 @@ class ExperimentFolder:
 
     def missing_reasons(self, cells: Sequence[Cell]) -> dict[Cell, str]:
         """Return the cells that are not there, each with the reason."""
-        states = {cell: _read(self.path / cell.folder / CELL) for cell in cells}
+        states = {cell: _state(self.path / cell.folder) for cell in cells}
         return {
             cell: state.get("reason") or REASONS.get(state.get("status"), "its record is damaged")
             for cell, state in states.items()
@@ -143,6 +148,16 @@ class ExperimentFolder:
         folders = (self.path / cell.folder for cell in cells)
         return any(_read(folder / "summary.json").get("degraded") for folder in folders)
 
+    def _notes(self, cells: Sequence[Cell]) -> list[str]:
+        """The sentences for the reader, and one more where the trials knew test samples."""
+        report = self._experiment.report
+        pooled = any("partition.pool_test=true" in cell.overrides for cell in cells)
+        fixed = composition.raw(self._experiment.fixed[:1])  # what the file says
+        pooled = pooled or bool(fixed.partition.get("pool_test"))
+        on_clients = report["metric"] not in ("last", "best_val", "last_k")
+        known = self._experiment.tuning and (pooled or on_clients)
+        return [*report["notes"], *([TEST_KNOWN] if known else [])]
+
     def write(self, cells: Sequence[Cell], tuned: Sequence[dict[str, Any]]) -> None:
         """Write experiment.json.
 
@@ -156,16 +171,37 @@ class ExperimentFolder:
             "experiment": experiment.name,
             "title": experiment.title,
             "command": list(experiment.command),
+            "fixed": list(experiment.fixed),
+            "digest": experiment.digest,
             "axes": {
                 axis: [value.label for value in values] for axis, values in experiment.axes.items()
             },
             "tune": experiment.tuning.record() if experiment.tuning else None,
-            "report": experiment.report,
+            "report": {**experiment.report, "notes": self._notes(cells)},
             "tuned": list(tuned),
             "cells": [cell.record() for cell in cells],
             "code": self._code.record(),
         }
         write_json(self.path / EXPERIMENT, content)
+
+
+def count(path: Path) -> tuple[int, int]:
+    """How many cells of the experiment in a folder are there, and how many it has."""
+    cells = _read(path / EXPERIMENT).get("cells", [])
+    states = [_state(path / cell["folder"]).get("status") for cell in cells]
+    return states.count(FINISHED), len(cells)
+
+
+def _state(folder: Path) -> dict[str, Any]:
+    """The content of a cell's cell.json; a finished cell without a whole record is not finished."""
+    try:
+        state = _read(folder / CELL)
+        summary = _read(folder / "summary.json") if state.get("status") == FINISHED else {}
+    except DataError:
+        return {"status": "damaged"}
+    if state.get("status") == FINISHED and "status" not in summary:
+        return {"status": "damaged"}
+    return state
 
 
 # ---- in the process of a cell

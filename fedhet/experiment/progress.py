@@ -15,9 +15,11 @@ from fedhet.experiment.definition import SEED, Experiment
 from fedhet.experiment.folder import ExperimentFolder
 from fedhet.record.lock import Lock
 
-# Runs a batch of cells, in whatever order, and returns when none of them runs any more. It is told
-# how many others of the same kind were there before.
-Launch = Callable[[Sequence[Cell], int], None]
+# Runs a batch of cells, in whatever order, and returns when none of them runs any more.
+Launch = Callable[[Sequence[Cell]], None]
+# Is told the folder as soon as the experiment is recorded in it, how many cells are wanted, and how
+# many of them are there.
+Started = Callable[[Path, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -39,9 +41,7 @@ class Outcome:
     degraded: bool
 
 
-def run(
-    experiment: Experiment, path: Path, launch: Launch, started: Callable[[Path], None]
-) -> Outcome:
+def run(experiment: Experiment, path: Path, launch: Launch, started: Started) -> Outcome:
     """Run the cells of an experiment that are not there yet.
 
     Trials come first; the settings that they choose are those of the runs. A cell that fails does
@@ -51,12 +51,11 @@ def run(
         experiment: the experiment.
         path: its folder, which is created if it does not exist.
         launch: runs cells.
-        started: is told the folder as soon as the experiment is recorded in it.
+        started: is told when the first cell is about to start.
 
     Raises:
         ConfigError: a cell's settings are wrong, or the folder cannot be used; nothing was run.
     """
-    trials = cells.trials(experiment)
     if experiment.tuning:
         combinations = [cells.labels(c) for c in cells.settings_of(experiment)]
         tuning.check_budget(experiment.tuning, combinations)
@@ -65,56 +64,82 @@ def run(
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise uncreatable("hydra.sweep.dir", path, error) from error
-    lock = Lock(path)
+    lock = Lock(path, "experiment")
     try:
-        folder = ExperimentFolder(path, experiment, Code.current())
-        folder.write([*trials, *cells.runs(experiment)], [])
-        started(folder.path)
-        _run(folder, [cell for cell in trials if _wanted(experiment, cell)], launch)
-        tuned = _choose(experiment, folder, trials)
-        chosen = {tuple(entry["axes"].items()): entry["chosen"] for entry in tuned}
-        runs = cells.runs(experiment, chosen)
-        every = [*trials, *runs]
-        folder.write(every, tuned)
-        wanted = [cell for cell in runs if _wanted(experiment, cell)]
-        per = experiment.tuning.per if experiment.tuning else ()
-        ready = [c for c in wanted if not trials or chosen[c.on(per)] is not None]
-        _run(folder, ready, launch)
-        asked = [cell for cell in every if _wanted(experiment, cell)]
-        missing = folder.missing_reasons(asked)
-        lost = "none of the trials that would choose its settings has ended well"
-        missing |= {cell: lost for cell in wanted if cell not in ready}
-        others = len(every) - len(asked)
-        return Outcome(folder.path, len(asked), missing, others, folder.is_degraded(every))
+        return _Progress(experiment, path, launch).run(started)
     finally:
         lock.release()
 
 
-def _wanted(experiment: Experiment, cell: Cell) -> bool:
-    """Whether the cell is in the part that is run now; trials have seeds of their own."""
-    axes = {axis: label for axis, label in cell.axes.items() if axis != SEED}
-    return experiment.wants(cell.axes if cell.kind == "run" else axes)
+class _Progress:
+    """An experiment whose folder is locked."""
 
+    def __init__(self, experiment: Experiment, path: Path, launch: Launch) -> None:
+        self._experiment = experiment
+        self._folder = ExperimentFolder(path, experiment, Code.current())
+        self._launch = launch
+        self._trials = cells.trials(experiment)
 
-def _run(folder: ExperimentFolder, every: Sequence[Cell], launch: Launch) -> None:
-    todo = folder.missing(every)
-    if todo:
-        folder.prepare(todo)
-        launch(todo, len(every) - len(todo))
+    def run(self, started: Started) -> Outcome:
+        """Run what is missing."""
+        # What trials of an earlier command have chosen stays recorded until there is more.
+        runs, _ = self._runs()
+        every = self._wanted([*self._trials, *runs])
+        missing = self._folder.missing(every)  # before anything is written
+        self._record(runs)
+        started(self._folder.path, len(every), len(every) - len(missing))
+        self._run(self._wanted(self._trials))
+        runs, lost = self._runs()
+        self._record(runs)
+        self._run([cell for cell in self._wanted(runs) if cell not in lost])
+        every = [*self._trials, *runs]
+        asked = self._wanted(every)
+        reasons = self._folder.missing_reasons(asked)
+        why = "none of the trials that would choose its settings has ended well"
+        reasons |= {cell: why for cell in asked if cell in lost}
+        degraded = self._folder.is_degraded(every)
+        return Outcome(self._folder.path, len(asked), reasons, len(every) - len(asked), degraded)
+
+    def _runs(self) -> tuple[list[Cell], set[Cell]]:
+        """The runs with the settings that the trials choose, and those for which none is chosen."""
+        tuning_ = self._experiment.tuning
+        if tuning_ is None:
+            return cells.runs(self._experiment), set()
+        self._tuned = _choose(tuning_, self._folder, self._trials)
+        chosen = {tuple(entry["axes"].items()): entry["chosen"] for entry in self._tuned}
+        runs = cells.runs(self._experiment, chosen)
+        return runs, {cell for cell in runs if chosen[cell.on(tuning_.per)] is None}
+
+    def _record(self, runs: Sequence[Cell]) -> None:
+        tuned = self._tuned if self._experiment.tuning else []
+        self._folder.write([*self._trials, *runs], tuned)
+
+    def _wanted(self, every: Sequence[Cell]) -> list[Cell]:
+        """Those in the part that is run now; trials have seeds of their own."""
+
+        def wants(cell: Cell) -> bool:
+            axes = {axis: label for axis, label in cell.axes.items() if axis != SEED}
+            return self._experiment.wants(cell.axes if cell.kind == "run" else axes)
+
+        return [cell for cell in every if wants(cell)]
+
+    def _run(self, every: Sequence[Cell]) -> None:
+        todo = self._folder.missing(every)
+        if todo:
+            self._folder.prepare(todo)
+            self._launch(todo)
 
 
 def _choose(
-    experiment: Experiment, folder: ExperimentFolder, trials: Sequence[Cell]
+    tuned: tuning.Tuning, folder: ExperimentFolder, trials: Sequence[Cell]
 ) -> list[dict[str, Any]]:
     """The entries `tuned` of experiment.json: what the trials have chosen."""
-    if experiment.tuning is None:
-        return []
     by_place: dict[Setting, list[Cell]] = {}
     for cell in trials:
-        by_place.setdefault(cell.on(experiment.tuning.per), []).append(cell)
+        by_place.setdefault(cell.on(tuned.per), []).append(cell)
     entries = []
     for place, tried in by_place.items():
-        space = experiment.tuning.space_of(list(tried[0].axes.values()))
+        space = tuned.space_of(list(tried[0].axes.values()))
         points: list[tuning.Point] = []
         scores: dict[int, list[float | None]] = {}
         for cell in tried:

@@ -41,7 +41,7 @@ class Tuning:
 
     Attributes:
         budget: the number of trials of each method in each setting; None for the whole grids, which
-            must then be of equal size.
+            must then be of equal size. No grid may be smaller than the budget if others are not.
         seeds: the seeds of the trials, each of which is run with all of them.
         space: the settings that are tuned for all.
         own: label of a value of an axis -> the settings that are tuned for it in addition.
@@ -124,7 +124,7 @@ def _drawn(space: Space, budget: int) -> list[Point]:
 
 
 def check_budget(tuning: Tuning, combinations: Sequence[Sequence[object]]) -> None:
-    """Refuse grids of different sizes where no budget makes the numbers of trials equal.
+    """Refuse grids with which the numbers of trials would not be equal.
 
     Args:
         tuning: what is tuned.
@@ -135,11 +135,13 @@ def check_budget(tuning: Tuning, combinations: Sequence[Sequence[object]]) -> No
     """
     sizes = {tuple(c): len(points(tuning.space_of(c), tuning.budget)) for c in combinations}
     least, most = min(sizes, key=sizes.__getitem__), max(sizes, key=sizes.__getitem__)
-    if tuning.budget is None and sizes[least] != sizes[most]:
+    if sizes[least] != sizes[most]:
         names = [", ".join(map(str, labels)) for labels in (least, most)]
         raise ConfigError(
-            f"tune: {names[0]} would have {sizes[least]} trials, and {names[1]} {sizes[most]};"
-            " tune.budget=<number> gives all of them the same number"
+            f"tune.budget={'null' if tuning.budget is None else tuning.budget}: {names[0]} would"
+            f" have {sizes[least]} of the trials, and {names[1]} {sizes[most]}; tune.budget="
+            f"{sizes[least]} gives all of them the same number, or tune.own more values for the"
+            " first"
         )
 
 

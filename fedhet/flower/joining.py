@@ -54,8 +54,20 @@ class SiteNodes(Nodes):
         agreed = Agreement.of(self._declared, [self._reports.get(pid) for pid in sites])
         for site, sizes in zip(self._declared.sites, agreed.sizes, strict=True):
             log.info("site %s: %d training, %d validation, %d test samples", site, *sizes)
+        self._warn(agreed)
         self.agreed = agreed.statistics
         return agreed
+
+    def _warn(self, agreed: Agreement) -> None:
+        """Say which site outweighs all others together: nobody can count its samples."""
+        trained = [train for train, *_ in agreed.sizes]
+        most, others = max(trained), sum(trained) - max(trained)
+        if len(trained) > 2 and most > others:
+            log.warning(
+                "site %s reports %d training samples, and all others together %d: it outweighs them"
+                " in every mean; dataset.max_samples limits what a site may report",
+                *(self._declared.sites[trained.index(most)], most, others),
+            )
 
     def _enter(self, proxy: ClientProxy, answer: GetPropertiesRes | str) -> None:
         if isinstance(answer, str) or answer.status.code != Code.OK:

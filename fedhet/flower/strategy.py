@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, cast
@@ -16,7 +17,14 @@ from flwr.common import (
 )
 from flwr.server.client_manager import ClientManager
 from flwr.server.client_proxy import ClientProxy
-from flwr.server.strategy import Strategy
+from flwr.server.strategy import (
+    DifferentialPrivacyClientSideAdaptiveClipping,
+    DifferentialPrivacyClientSideFixedClipping,
+    DifferentialPrivacyServerSideAdaptiveClipping,
+    DifferentialPrivacyServerSideFixedClipping,
+    DPFedAvgFixed,
+    Strategy,
+)
 
 from fedhet.errors import RunFailed
 from fedhet.evaluation import client_means, evaluation_messages, global_scores, received
@@ -30,6 +38,14 @@ if TYPE_CHECKING:
     from fedhet.strategy import FedStrategy
 
 log = logging.getLogger("fedhet")
+# Flower's strategies that add noise to what another one returns; DPFedAvgAdaptive is a subclass.
+NOISING = (
+    DifferentialPrivacyClientSideAdaptiveClipping,
+    DifferentialPrivacyClientSideFixedClipping,
+    DifferentialPrivacyServerSideAdaptiveClipping,
+    DifferentialPrivacyServerSideFixedClipping,
+    DPFedAvgFixed,
+)
 
 
 class FlowerStrategy(Strategy):
@@ -53,7 +69,12 @@ class FlowerStrategy(Strategy):
         return cast("FedStrategy", self)  # the only subclass
 
     def initialize_parameters(self, client_manager: ClientManager) -> Parameters:
-        """The model's shared tensors, in state-dict order."""
+        """The model's shared tensors, in state-dict order.
+
+        Raises:
+            RunFailed: one of Flower's strategies for differential privacy is around this one.
+        """
+        _refuse_noising()
         return _shared(self._method)
 
     def configure_fit(
@@ -65,11 +86,7 @@ class FlowerStrategy(Strategy):
             RunFailed: the parameters are not those that the method returned: a strategy around it
                 has changed them, and that would have no effect.
         """
-        if parameters.tensors != _shared(self._method).tensors:
-            raise RunFailed(
-                "Flower's parameters are not the method's: a strategy around it has changed them,"
-                " which has no effect on fedhet's model; for differential privacy set privacy.noise"
-            )
+        _check_own(parameters, self._method)
         if locate(self._method.timetable, server_round) is None:
             log.info("round %d is past the end of the timetable; no client is asked", server_round)
             self._awaited = {}
@@ -136,7 +153,11 @@ class FlowerStrategy(Strategy):
 
         None after a round for which no evaluation is due, and where there is no global test set or
         no global model. Round 0 is the initial model.
+
+        Raises:
+            RunFailed: the parameters are not those that the method returned.
         """
+        _check_own(parameters, self._method)
         if server_round and not self._evaluation_due:
             return None
         tensors = [torch.from_numpy(array) for array in parameters_to_ndarrays(parameters)]
@@ -153,6 +174,31 @@ class FlowerStrategy(Strategy):
     def _evaluation_due(self) -> bool:
         """Whether an evaluation follows the round in progress."""
         return bool(self._awaited) and self._method.due
+
+
+def _refuse_noising() -> None:
+    """Refuse a wrapper before anything is sent: its noise after the last round would be lost.
+
+    A strategy does not know what is around it, so this looks at who is calling.
+    """
+    frame = inspect.currentframe()
+    while frame is not None:
+        caller = frame.f_locals.get("self")
+        if isinstance(caller, NOISING):
+            raise RunFailed(
+                f"{type(caller).__name__} has no effect on a method of fedhet, which keeps its"
+                " weights itself; for differential privacy set privacy.noise"
+            )
+        frame = frame.f_back
+
+
+def _check_own(parameters: Parameters, method: FedStrategy) -> None:
+    """Refuse parameters that a strategy around the method has changed."""
+    if parameters.tensors != _shared(method).tensors:
+        raise RunFailed(
+            "Flower's parameters are not the method's: a strategy around it has changed them,"
+            " which has no effect on fedhet's model; for differential privacy set privacy.noise"
+        )
 
 
 def _shared(method: FedStrategy) -> Parameters:

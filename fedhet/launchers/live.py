@@ -45,6 +45,7 @@ class Cell:
         status: "waiting", "running", or how it has ended.
         reason: why it has failed.
         seconds: how long it took.
+        trial: whether its validation score is shown in place of the one on test data.
     """
 
     folder: Path
@@ -57,6 +58,7 @@ class Cell:
     status: str = "waiting"
     reason: str = ""
     seconds: float = 0.0
+    trial: bool = False
 
     def __post_init__(self) -> None:
         self.before = _changed(self.folder / "summary.json")
@@ -102,11 +104,13 @@ class Cell:
 
     def score(self) -> str:
         """The last score in words, of the global model if there is one; "" before the first."""
-        for where in ("_global", "_clients_weighted", "_clients_mean"):
+        on_test = ("_global", "_clients_weighted", "_clients_mean")
+        for where in ("_val_weighted",) if self.trial else on_test:
             for key, value in self.row.items():
                 name = key.removesuffix(where)
                 if name not in (key, "loss") and value is not None:
-                    return f"{TITLES.get(name, name)} {value:.4f}"
+                    on = "validation " if self.trial else ""
+                    return f"{on}{TITLES.get(name, name)} {value:.4f}"
         loss = self.row.get("loss_global")
         return "" if loss is None else f"loss {loss:.4f}"
 
@@ -145,10 +149,16 @@ class Watch:
             redirect_stdout=False,  # it would become stderr
         )
 
-    def begins(self, folder: Path, label: str) -> None:
-        """Take notice of a cell that a launcher has begun."""
+    def begins(self, folder: Path, label: str, *, trial: bool = False) -> None:
+        """Take notice of a cell that will begin, or that a launcher has begun.
+
+        Args:
+            folder: its run folder.
+            label: what it is, for people.
+            trial: whether its validation score is shown, because nobody may choose by test data.
+        """
         with self._lock:
-            self.cells.setdefault(folder, Cell(folder, label))
+            self.cells.setdefault(folder, Cell(folder, label, trial=trial))
 
     def ends(self, folder: Path | None, label: str, problem: str) -> None:
         """Take notice of how a cell has ended, in so far as its folder does not tell.

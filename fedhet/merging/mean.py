@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from fedhet import trees
@@ -57,6 +57,21 @@ class Mean:
     def least(self) -> int:
         """How many updates it needs in a step that merges them, with those that it refuses."""
         return 1
+
+    @property
+    def least_with_buffers(self) -> int:
+        """The same of a step whose updates carry buffers that are averaged."""
+        return self.least
+
+    def needs(self, sent: AnyTree, trained: Container[str]) -> int:
+        """How many updates it needs in a step whose clients receive these weights.
+
+        Args:
+            sent: the weights.
+            trained: the names of those that are no buffers.
+        """
+        buffers = any(sent[name].is_floating_point() for name in sent if name not in trained)
+        return self.least_with_buffers if buffers else self.least
 
     def admit(self, step: Step, updates: Iterator[Update], setting: Setting) -> Iterator[Update]:
         """The updates that are accepted; it records each of the others as a failure."""

@@ -78,8 +78,8 @@ def _spend(client: FedClient, releases: int) -> int:
         ValueError: they would exceed the run's budget, or what the machine's owner allows.
     """
     msg, noise = client.msg, client.site.noise
-    # The number of a site is the run's choice, its name is not.
-    name = f"client {msg.pid}" if client.site_name is None else f"site {client.site_name!r}"
+    # The numbers of clients are the run's choice, the name of a site is not.
+    name = "this machine" if client.site_name is None else f"site {client.site_name!r}"
     # Of a simulated client, no two processes serve messages at a time, and its noise hides nothing.
     with nullcontext() if client.site.simulated else locked(name) as path:
         ledger = Ledger(client.state.store, msg.pid)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from fedhet.check import integer
 from fedhet.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -35,9 +34,11 @@ def least_count(configured: int) -> int:
         return configured
     try:
         own = int(text)
-    except ValueError as error:
-        raise ConfigError(f"{FLOOR}={text!r} must be a whole number >= 0") from error
-    return max(configured, integer(FLOOR, own, low=0))
+    except ValueError:
+        own = -1
+    if own < 0:  # a server gets this text, and so it is without the value
+        raise ConfigError(f"{FLOOR} in the environment must be a whole number >= 0")
+    return max(configured, own)
 
 
 def told_size(client: FedClient) -> float:

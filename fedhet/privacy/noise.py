@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from fedhet import streams, trees
-from fedhet.check import number
 from fedhet.errors import ConfigError
 from fedhet.trees import AnyTree, Tree, kind
 
@@ -81,7 +80,7 @@ class Noise:
         if noise and find_spec("opacus") is None:
             raise ConfigError(
                 f"privacy.noise={noise.multiplier:g} needs the accountant of opacus; install it"
-                " with pip install 'fedhet[privacy]'"
+                " with pip install -e '.[privacy]' in fedhet's folder"
             )
         return noise
 
@@ -99,9 +98,12 @@ def demanded(variable: str) -> float | None:
     if text is None:
         return None
     try:
-        return number(variable, float(text), open_low=0)
-    except ValueError as error:
-        raise ConfigError(f"{variable}={text!r} must be a number > 0") from error
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):  # a server gets this text, and so it is without the value
+        raise ConfigError(f"{variable} in the environment must be a number > 0")
+    return value
 
 
 def most_delta() -> float:

@@ -1,7 +1,9 @@
-"""What a client's machine has released in all runs, where its owner sets FEDHET_MAX_EPSILON.
+"""What a machine has released in all runs, where its owner sets FEDHET_MAX_EPSILON.
 
 A run's own count is in the folder of the experiment that each message names. The server chooses
-that name, so the owner's count is elsewhere, and is never removed.
+that name, so the owner's count is elsewhere, and is never removed. The server chooses the numbers
+of the clients too, and so which part of a data set each of them is: a machine counts all of its
+clients together, but for a site with data of its own, whose name its operator has chosen.
 """
 
 from __future__ import annotations
@@ -45,10 +47,10 @@ def composed(history: History, delta: float) -> float:
 
 @contextmanager
 def locked(name: str) -> Iterator[Path]:
-    """Give the block the path of a client's ledger, and no other process at the same time.
+    """Give the block the path of a ledger, and no other process at the same time.
 
     Args:
-        name: the name of the site, or of the client where the site has none.
+        name: of whom: a site with data of its own, or the machine.
 
     Raises:
         ValueError: the folder belongs to another user, or others may write to it.
@@ -60,7 +62,7 @@ def locked(name: str) -> Iterator[Path]:
 
 
 def spend(path: Path, name: str, multiplier: float, releases: int) -> None:
-    """Write releases into a client's ledger; it does nothing where the owner has set no limit.
+    """Write releases into a ledger; it does nothing where the owner has set no limit.
 
     Args:
         path: the ledger, which `locked` has given.

@@ -24,13 +24,15 @@ class Lock:
 
     Args:
         folder: the run folder.
+        what: what is running there, for the error.
 
     Raises:
         ConfigError: another run, in this or another process, holds the lock, or the folder cannot
             be written to.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, what: str = "run") -> None:
+        self._what = what
         self._path = folder.resolve() / ".lock"
         if self._path in _held:
             raise self._refusal()
@@ -63,7 +65,9 @@ class Lock:
         return False
 
     def _refusal(self) -> ConfigError:
-        return ConfigError(f"{self._path.parent}: this run is still running; stop it first")
+        return ConfigError(
+            f"{self._path.parent}: this {self._what} is still running; stop it first"
+        )
 
     def release(self) -> None:
         """Release the lock; a second time does nothing."""

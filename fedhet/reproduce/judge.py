@@ -132,7 +132,7 @@ def _command(lines: Sequence[str]) -> tuple[str | None, list[str]]:
     changed = [
         line
         for key, line in pairs.items()
-        if key not in own and not key.startswith(("hydra", "engine", "axes."))
+        if key not in own and not key.startswith(("hydra", "engine", "axes.", "--"))
     ]
     return scale, changed
 

@@ -111,10 +111,10 @@ def tracker_of(cfg: DictConfig) -> Tracker | None:
         raise ConfigError(f"tracker._target_={cfg.tracker._target_}: it is no fedhet Tracker")
     if tracker.package and not _is_installed(tracker.package):
         own = type(tracker).__module__.startswith("fedhet.")
-        extra = f"fedhet[{tracker.package}]" if own else tracker.package
+        how = f"-e '.[{tracker.package}]' in fedhet's folder" if own else tracker.package
         raise ConfigError(
             f"tracker._target_={cfg.tracker._target_} needs the package {tracker.package}; install"
-            f" it with pip install '{extra}'"
+            f" it with pip install {how}"
         )
     return tracker
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,19 +42,22 @@ class ExperimentSweeper(Sweeper):
 
         count = 0
         folder = Path(self.config.hydra.sweep.dir).absolute()
+        with ExitStack() as stack:
+            watch: live.Watch
 
-        def launch(cells: Sequence[Cell], done: int) -> None:
-            nonlocal count
-            batch = [
-                [*cell.overrides, f"hydra.sweep.subdir={literal(cell.folder)}"] for cell in cells
-            ]
-            labels = {folder / cell.folder: cell.label for cell in cells}
-            with live.watching(done + len(cells), labels, done):
+            def started(path: Path, total: int, done: int) -> None:
+                nonlocal watch
+                self._task.started = path
+                watch = stack.enter_context(live.watching(total, {}, done))
+
+            def launch(cells: Sequence[Cell]) -> None:
+                nonlocal count
+                batch = []
+                for cell in cells:
+                    watch.begins(folder / cell.folder, cell.label, trial=cell.kind == "trial")
+                    batch.append([*cell.overrides, f"hydra.sweep.subdir={literal(cell.folder)}"])
                 self._launcher.launch(batch, initial_job_idx=count)
-            count += len(batch)
+                count += len(batch)
 
-        def started(path: Path) -> None:
-            self._task.started = path
-
-        self._task.outcome = progress.run(self._task.experiment, folder, launch, started)
+            self._task.outcome = progress.run(self._task.experiment, folder, launch, started)
         return self._task.outcome

@@ -1,8 +1,8 @@
 """Long runs with everything going wrong at once; docs/faults.md has the figures. Prints JSON.
 
 python scripts/soak simulation [--rounds 200 --clients 100]
-    every fault hits every tenth reply; the run must end with the weights of one in which the
-    same clients are absent
+    each fault is drawn for a tenth of the messages; the run must end with the weights of one in
+    which the same clients are absent
 python scripts/soak deployment [--nodes 20 --rounds 10]
     SuperNodes on this machine, two of which are killed and started again
 """

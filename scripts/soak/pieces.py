@@ -23,10 +23,12 @@ from fedhet.methods.fednorm import FedNormPlugin, Z
 
 FAILED = "FEDHET_SOAK_FAILED"  # names a file of [client, step, reason]: who is absent
 STATES = "fedhet-state-*/{pid}/*.safetensors"  # in the temporary folder: what clients remember
-SHARE = 0.1  # of the replies that each fault hits, independently of the others
+SHARE = 0.1  # of the messages for which each fault is drawn, independently of the others: later
+# ones strike less often, since a client whose process has ended has no reply to damage
 OWN = "fednorm.own"  # what a client remembers: the weights that it sent last
 OWN_SHARE = 0.1  # of them in what it sends next, so that a wrong state shows in the model
 OVERSIZED_BYTES = 2**22
+EXTRAS = 1000  # that nobody expects, in one reply
 SLOW_SHARE = 0.03  # of the clients in the second run take `SLOW_SECONDS`: time must not count there
 SLOW_SECONDS = 1.0
 
@@ -54,6 +56,18 @@ def _outlier(update: Update) -> None:
 
 def _count(update: Update) -> None:
     update.num_examples = -15
+
+
+def _broadcastable(update: Update) -> None:
+    _first(update, lambda t: t.flatten()[:1].reshape([1] * t.dim()))
+
+
+def _huge(update: Update) -> None:
+    update.num_examples = 10**18
+
+
+def _many(update: Update) -> None:
+    update.extras |= {f"{Z}.{number}": torch.ones(1) for number in range(EXTRAS)}
 
 
 def _rename(update: Update) -> None:
@@ -105,17 +119,22 @@ AFTER: dict[str, Callable[[Update], None]] = {
     "NaN": lambda update: _first(update, lambda t: t * float("nan")),
     "an outlier": _outlier,
     "a negative count": _count,
+    "a huge count": _huge,
     "another shape": lambda update: _first(update, lambda t: t[:-1]),
+    "a shape that could be broadcast": _broadcastable,
     "another type": lambda update: _first(update, lambda t: t.double()),
     "another name": _rename,
     "a bad extra": _extra,
+    "a thousand extras": _many,
 }
 # What is done to the bytes of its reply.
 ON_THE_WAY: dict[str, Callable[[Parts, np.random.Generator], Parts]] = {
     "damaged bytes": _damage,
     "too many bytes": _enlarge,
 }
-FAULTS = (*BEFORE, *STATE, *AFTER, *ON_THE_WAY)
+# What comes in place of its reply.
+INSTEAD = ("its reply to an earlier message", "the reply of another client")
+FAULTS = (*BEFORE, *STATE, *AFTER, *ON_THE_WAY, *INSTEAD)
 
 
 def drawn(pid: int, step: int) -> list[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import ClassVar
 
 import numpy as np
 import pieces
@@ -28,23 +28,38 @@ MAX_BYTES = 2**20  # that a reply may have beyond twice its message
 class WiredCourier(PoolCourier):
     """Workers whose replies are bytes before the server reads them."""
 
+    _earlier: ClassVar[dict[int, FitRes]] = {}  # client -> what it sent last
+    _other: ClassVar[list[FitRes]] = []  # what was sent last by anyone
+
     def exchange(self, plan: list[Broadcast], clock: Clock) -> Iterator[Reply]:
         for msg, reply in zip(plan, super().exchange(plan, clock), strict=True):
-            yield _travelled(msg, reply) if isinstance(reply, Update) else reply
+            yield self._travelled(msg, reply) if isinstance(reply, Update) else reply
+
+    def _travelled(self, msg: Broadcast, update: Update) -> Reply:
+        """What the server reads of the reply, after the faults that are drawn for it."""
+        sent = _sent(msg, update)
+        drawn = pieces.drawn(msg.pid, msg.step)
+        earlier, other = (name in drawn for name in pieces.INSTEAD)
+        come = sent
+        if earlier:
+            come = self._earlier.get(msg.pid, come)
+        if other and self._other:
+            come = self._other[0]
+        self._earlier[msg.pid] = sent
+        self._other[:] = [sent]
+        expected = sum(payload(msg.slot, msg.weights, msg.extras).values())
+        return wire.read_result(msg, come, 2 * expected + MAX_BYTES)
 
 
-def _travelled(msg: Broadcast, update: Update) -> Reply:
-    """What the server reads of the reply, after the faults that are drawn for it."""
+def _sent(msg: Broadcast, update: Update) -> FitRes:
+    """What the client sends, after the faults on its way."""
     arrays, examples, metrics = wire.reply_arrays(msg, update)
     parts = ndarrays_to_parameters(arrays).tensors
     for name in pieces.drawn(msg.pid, msg.step):
         if name in pieces.ON_THE_WAY:
             random = np.random.default_rng([msg.pid, msg.step, 1])
             parts = pieces.ON_THE_WAY[name](parts, random)
-    sent: Any = Parameters(parts, "numpy.ndarray")
-    result = FitRes(Status(Code.OK, ""), sent, examples, metrics)
-    expected = sum(payload(msg.slot, msg.weights, msg.extras).values())
-    return wire.read_result(msg, result, 2 * expected + MAX_BYTES)
+    return FitRes(Status(Code.OK, ""), Parameters(parts, "numpy.ndarray"), examples, metrics)
 
 
 if __name__ == "__main__":

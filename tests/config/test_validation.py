@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
+import fedhet
+from fedhet.cli.main import main
 from fedhet.config import compose, validate
 from fedhet.errors import ConfigError
 
@@ -18,11 +22,12 @@ RANGES = {
     "on_failure": (["stop", "skip"], ["ignore"]),
     "on_lost_state": (["stop", "restart"], ["skip"]),
     "deliver": ([True, False], [1, "yes"]),
+    "figures": ([True, False], [1, "yes"]),
     "buffers": (["average", "local", "frozen"], ["mean"]),
-    "privacy.noise": ([0], [-0.1, None, True]),
-    "privacy.clip": ([0.1, 10], [0, -1, None]),
-    "privacy.delta": ([1e-9, 0.5], [0, 1, None]),
-    "privacy.budget": ([None, 0.5, 100], [0, -1, "all"]),
+    "privacy.noise": ([0], [-0.1, 1e-200, 9e-7, 1e200, None, True]),
+    "privacy.clip": ([1], [0, -1, None]),
+    "privacy.delta": ([1e-5], [0, 1, None]),
+    "privacy.budget": ([None], [0, -1, "all"]),
     "privacy.min_count": ([0, 5], [-1, 0.5, True, None]),
     "eval.every": ([1, 5], [0, 0.5]),
     "eval.clients": ([True, False], [1, "yes"]),
@@ -54,7 +59,6 @@ RANGES = {
     "client.schedule": (["constant", "cosine"], ["linear", None]),
     "client.clip": ([None, 0.1], [0, -1, "no"]),
     "engine.workers": ([None, 1], [0, 1.5]),
-    "figures": ([True, False], [1, None]),
     "engine.threads": ([1], [0, None]),
     "engine.num_cpus": ([1, 0.5], [0, None]),
     "engine.num_gpus": ([0, 0.25], [-1]),
@@ -105,6 +109,21 @@ def test_every_setting_without_a_constructor_is_checked(composed: DictConfig) ->
         else:
             keys.add(str(key))
     assert keys - {"engine.name"} == set(RANGES)
+
+
+@pytest.mark.parametrize("line", ["budget=5", "clip=.5", "delta=1e-6"])
+def test_settings_of_the_noise_need_noise(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["rounds=1", f"privacy.{line}"]) == 2
+    assert "needs privacy.noise > 0, without which it has no effect" in capsys.readouterr().err
+    for noise in (1e-6, 1, 1e6):
+        assert compose([f"privacy.{line}", f"privacy.noise={noise}", "eval.clients=false"])
+
+
+@pytest.mark.parametrize("noise", ["1e-200", "1e200"])
+def test_noise_that_the_accountant_cannot_square_is_refused(noise: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"privacy\.noise=1e[-+]200 is not allowed"):
+        fedhet.run([f"privacy.noise={noise}", "eval.clients=false", f"hydra.run.dir={tmp_path}/r"])
+    assert not (tmp_path / "r").exists()
 
 
 def test_ranges_are_checked_when_composing() -> None:

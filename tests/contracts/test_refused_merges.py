@@ -21,6 +21,7 @@ from fedhet.merging.mean import Mean
 from fedhet.merging.norms import NormClip, NormFilter
 from fedhet.messages import Update
 from fedhet.methods.fedavg import FedAvg
+from fedhet.methods.fedbn import FedBN
 from fedhet.plugin import Plugin
 from fedhet.setting import ReplyLimits, check_cohorts
 from fedhet.trees import Tree
@@ -171,10 +172,29 @@ def test_replies_least_is_named_where_it_decides(federation: Federation) -> None
 
 
 def test_merges_that_keep_more_than_there_are(federation: Federation) -> None:
-    with pytest.raises(ConfigError, match=r"merge\.keep=8 needs 8 updates in a step"):
+    match = r"merge\.keep=8 is not allowed: .* has 7 clients; .* from 1 to 7"
+    with pytest.raises(ConfigError, match=match):
         check_cohorts(federation(toy_task(7), FedAvg, merge=Krum(keep=8)).strategy)
 
 
 def test_few_are_enough_where_nothing_is_compared(federation: Federation) -> None:
     for merge in (TrimmedMean(share=0.0), NormClip(norm=1.0), Mean()):
         federation(toy_task(1), FedAvg, merge=merge).step()
+
+
+def test_a_fixed_norm_needs_three_where_buffers_are_averaged(federation: Federation) -> None:
+    """They have no fixed bound: with one or two replies, any buffers would pass whole."""
+
+    def two(plan: list[Any], replies: list[Any]) -> list[Any]:
+        return replies[:2]
+
+    def settings(clients: int) -> dict[str, Any]:
+        return {"task": toy_task(clients, norm=True), "merge": NormClip(norm=1.0)}
+
+    with pytest.raises(ConfigError, match=r"merge=norm_clip needs 3 updates .* has 2 clients"):
+        check_cohorts(federation(cls=FedAvg, **settings(2)).strategy)
+    run = federation(cls=FedAvg, **settings(3), on_failure="skip")
+    with pytest.raises(RunFailed, match=r"2 of at least 3 replies accepted \(merge=norm_clip\)"):
+        run.step(two)
+    check_cohorts(federation(cls=FedBN, **settings(2)).strategy)
+    check_cohorts(federation(cls=FedAvg, **settings(2), buffers="local").strategy)

@@ -101,6 +101,15 @@ class Deployment:
         return refused.value.reason
 
 
+def reporting(change: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """What makes a node report something else of its data: its `alter`."""
+
+    def alter(properties: dict[str, Any]) -> dict[str, Any]:
+        return {**properties, "report": json.dumps(json.loads(properties["report"]) | change)}
+
+    return alter
+
+
 def as_sent(msg: Broadcast, agreed: Any) -> tuple[list[np.ndarray], dict[str, Any]]:
     """What Flower hands to the client of a node."""
     ins = wire.fit_ins(msg, wire.Packer(agreed))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.server.client_manager import SimpleClientManager
-from own_sites import RUN, Deployment, Node, write_sites
+from own_sites import RUN, Deployment, Node, reporting, write_sites
 from sklearn.datasets import load_digits
 
 from fedhet import config
@@ -136,13 +135,6 @@ def test_an_incomplete_node_config_is_refused(given: dict[str, Any]) -> None:
         OwnData.of(given)
 
 
-def _report(change: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    def alter(properties: dict[str, Any]) -> dict[str, Any]:
-        return {**properties, "report": json.dumps(json.loads(properties["report"]) | change)}
-
-    return alter
-
-
 MOMENTS = {"count": 80 * 1, "mean": [0.0] * 64, "squares": [0.0] * 64}
 
 
@@ -154,24 +146,24 @@ MOMENTS = {"count": 80 * 1, "mean": [0.0] * 64, "squares": [0.0] * 64}
         lambda properties: {**properties, "report": "{"},
         lambda properties: {**properties, "report": "[" * 100_000},
         lambda properties: {**properties, "report": "{}"},
-        _report({"site": "z"}),
-        _report({"site": ["a"]}),
-        _report({"digest": "0" * 16}),
-        _report({"sizes": [80, 10]}),
-        _report({"sizes": [-1, 10, 10]}),
-        _report({"sizes": [0, 10, 10]}),
-        _report({"sizes": [True, 10, 10]}),
-        _report({"sizes": [10**15, 10, 10]}),
-        _report({"counts": [1] * 9}),
-        _report({"counts": [101] + [0] * 9}),
-        _report({"counts": "none"}),
-        _report({"moments": {}}),
-        _report({"moments": {"x": {**MOMENTS, "count": 81}}}),
-        _report({"moments": {"x": {**MOMENTS, "mean": [0.0] * 63}}}),
-        _report({"moments": {"x": {**MOMENTS, "mean": [float("nan")] * 64}}}),
-        _report({"moments": {"x": {**MOMENTS, "squares": [-1.0] * 64}}}),
-        _report({"moments": {"x": {**MOMENTS, "squares": ["1"] * 64}}}),
-        _report({"more": 1}),
+        reporting({"site": "z"}),
+        reporting({"site": ["a"]}),
+        reporting({"digest": "0" * 16}),
+        reporting({"sizes": [80, 10]}),
+        reporting({"sizes": [-1, 10, 10]}),
+        reporting({"sizes": [0, 10, 10]}),
+        reporting({"sizes": [True, 10, 10]}),
+        reporting({"sizes": [10**15, 10, 10]}),
+        reporting({"counts": [1] * 9}),
+        reporting({"counts": [101] + [0] * 9}),
+        reporting({"counts": "none"}),
+        reporting({"moments": {}}),
+        reporting({"moments": {"x": {**MOMENTS, "count": 81}}}),
+        reporting({"moments": {"x": {**MOMENTS, "mean": [0.0] * 63}}}),
+        reporting({"moments": {"x": {**MOMENTS, "mean": [float("nan")] * 64}}}),
+        reporting({"moments": {"x": {**MOMENTS, "squares": [-1.0] * 64}}}),
+        reporting({"moments": {"x": {**MOMENTS, "squares": ["1"] * 64}}}),
+        reporting({"more": 1}),
     ],
 )
 def test_a_report_that_is_none_ends_the_run_before_it_begins(
@@ -185,7 +177,7 @@ def test_a_report_that_is_none_ends_the_run_before_it_begins(
 
 def test_the_moments_that_are_refused_differ_from_good_ones_in_one_place(folder: Path) -> None:
     deployment = Deployment(folder)
-    deployment.join("a", 1).alter = _report({"moments": {"x": MOMENTS}})
+    deployment.join("a", 1).alter = reporting({"moments": {"x": MOMENTS}})
     deployment.agree()
 
 

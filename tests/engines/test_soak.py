@@ -21,8 +21,11 @@ def test_all_faults_at_once() -> None:
     assert (found["steps"], found["messages"]) == (8, 480)
     assert 0 < found["accepted"] < 480
     assert set(found["failures"]) >= {"failed", "late", "refused", "outlier"}
-    assert set(found["failures"]) >= {"lost state", "corrupt", "too large"}
+    assert set(found["failures"]) >= {"lost state", "corrupt", "too large", "replayed"}
     assert found["outliers that were accepted"] == 0
     assert found["the same weights"] is True, found["first difference"]
+    faulty, clean = found["accuracy"]
+    assert faulty == clean > 0.2  # of ten classes: something was learned
+    assert all(mib > 0 for mib in found["MiB, means of the second and the last quarter"])
     assert found["processes left"] == 0
     assert found["files left"] == []

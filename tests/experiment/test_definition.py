@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import product
+from pathlib import Path
 
 import pytest
 
 import fedhet
-from fedhet.config import compose
+from fedhet.config import compose, pieces
 from fedhet.errors import ConfigError
 from fedhet.experiment import cells, definition
 from fedhet.experiment.definition import Experiment
@@ -123,6 +124,7 @@ def test_where_one_run_is_possible_axes_are_refused(write: Write) -> None:
     "text, lines, message",
     [
         (AXES, ["scale=large"], "scale=large is not allowed; choose from: small"),
+        (AXES, ["axes.partition.beta=1"], "has no axis partition.beta (did you mean partition.alp"),
         ("rounds: 2", ["scale=small"], "'scale=small' needs an experiment that has axes;"),
         ("axes: {seed: [0]}", ["scale=small"], "scale=small: this experiment has no scales"),
         ("axes: {seed: []}", [], "axes.seed has no value"),
@@ -200,3 +202,33 @@ def test_a_scale_chooses_by_label_and_what_it_leaves_out_is_not_tuned(write: Wri
     assert [value.label for value in small.axes["method"]] == ["SCAFFOLD with FedNorm"]
     assert small.tuning is not None
     assert small.tuning.own == {}
+
+
+def test_the_command_names_the_folders_in_which_it_was_found(write: Write, tmp_path: Path) -> None:
+    write(AXES)
+    folder = tmp_path / "own"
+    assert read("seed=7").command == (f"--config-dir={folder}", "experiment=mine", "seed=7")
+
+
+def test_a_misspelled_setting_is_not_taken_for_an_axis(write: Write) -> None:
+    write(AXES)
+    with pytest.raises(ConfigError, match=r"did you mean partition\.alpha") as error:
+        cells.check(cells.runs(read("partition.alhpa=1,2")))
+    assert "axes.partition" not in str(error.value)
+
+
+def test_a_cell_goes_on_as_the_experiment_has_it(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write("rounds: 2")
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "overrides.yaml").write_text("[experiment=mine]\n")
+    assert compose([f"resume={run}", "rounds=4"]).cfg.rounds == 4  # a run of its own
+    (run / "cell.json").write_text("{}")
+    assert compose([f"resume={run}"]).cfg.rounds == 2
+    with pytest.raises(ConfigError, match=r"'rounds=4' with resume=.*: the run is one of an exper"):
+        compose([f"resume={run}", "rounds=4"])
+    monkeypatch.delenv(pieces.SEARCH_PATH)
+    with pytest.raises(ConfigError, match=r"unknown experiment 'mine'.* --config-dir <folder>"):
+        compose([f"resume={run}"])

@@ -87,10 +87,18 @@ tune:
     assert len(counts) == 4
     assert len({trial.folder for trial in trials}) == 24
 
-    write(text.replace("budget: 3", "budget: null"))
-    whole = definition.read(["experiment=mine"])
-    assert whole is not None and whole.tuning is not None
-    with pytest.raises(ConfigError, match=r"A, 0.1 would have 3 trials, and P, 0.1 6"):
-        tuning.check_budget(
-            whole.tuning, [cells.labels(combination) for combination in cells.settings_of(whole)]
-        )
+    for budget, more in (("null", 6), ("5", 5)):  # A's grid has three points
+        write(text.replace("budget: 3", f"budget: {budget}"))
+        message = f"A, 0.1 would have 3 of the trials, and P, 0.1 {more}; tune.budget=3 gives"
+        with pytest.raises(ConfigError, match=f"tune.budget={budget}: {message}"):
+            check_budget("experiment=mine")
+    check_budget("experiment=mine", "tune.budget=3")
+    write(text.partition("  own:")[0])
+    check_budget("experiment=mine", "tune.budget=9")  # both have three
+
+
+def check_budget(*lines: str) -> None:
+    experiment = definition.read(lines)
+    assert experiment is not None and experiment.tuning is not None
+    combinations = [cells.labels(combination) for combination in cells.settings_of(experiment)]
+    tuning.check_budget(experiment.tuning, combinations)

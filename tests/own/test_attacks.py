@@ -82,7 +82,7 @@ METHODS = [
     (f"{FEDAVG}inner: [{{_target_: eval}}]\n", r"method\.inner\.0\._target_=eval is not trusted"),
     (
         f"{FEDAVG}inner: '${{oc.create:{{_target_: os.system}}}}'\n",
-        r"method\.inner\._target_=os.system is not trusted",
+        r"method\.inner=.*oc\.create.* is refused: resolvers",
     ),
     (
         f"defaults: [override /hydra/launcher: evil]\n{FEDAVG}",

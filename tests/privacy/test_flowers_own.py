@@ -18,13 +18,16 @@ from flwr.client.mod import (
     fixedclipping_mod,
     secaggplus_mod,
 )
-from flwr.common import Context, RecordDict
+from flwr.common import Context, RecordDict, ndarrays_to_parameters, parameters_to_ndarrays
 from flwr.server import Server
 from flwr.server.strategy import (
     DifferentialPrivacyClientSideAdaptiveClipping,
     DifferentialPrivacyClientSideFixedClipping,
     DifferentialPrivacyServerSideAdaptiveClipping,
     DifferentialPrivacyServerSideFixedClipping,
+    DPFedAvgAdaptive,
+    DPFedAvgFixed,
+    FedAvg,
 )
 from flwr.supercore.task_identity import TaskIdentity
 
@@ -39,28 +42,65 @@ from fedhet.state import MemoryStore
 FIXED = {"noise_multiplier": 0.1, "clipping_norm": 5.0, "num_sampled_clients": 2}
 ADAPTIVE = {"noise_multiplier": 0.1, "num_sampled_clients": 2, "clipped_count_stddev": 1.0}
 WRAPPERS = [
-    (DifferentialPrivacyServerSideFixedClipping, FIXED, "has changed them"),
-    (DifferentialPrivacyClientSideFixedClipping, FIXED, "has changed them"),
-    (DifferentialPrivacyServerSideFixedClipping, {**FIXED, "clipping_norm": 1e-3}, "the digest"),
-    (DifferentialPrivacyServerSideAdaptiveClipping, ADAPTIVE, "has changed them"),
+    (DifferentialPrivacyServerSideFixedClipping, FIXED),
+    (DifferentialPrivacyClientSideFixedClipping, FIXED),
+    (DifferentialPrivacyServerSideFixedClipping, {**FIXED, "clipping_norm": 1e-3}),
+    (DifferentialPrivacyServerSideAdaptiveClipping, ADAPTIVE),
+    (DifferentialPrivacyClientSideAdaptiveClipping, ADAPTIVE),
+    (DPFedAvgFixed, {"num_sampled_clients": 2, "clip_norm": 5.0, "noise_multiplier": 0.1}),
+    (DPFedAvgAdaptive, {"num_sampled_clients": 2, "noise_multiplier": 0.1}),
 ]
 
 
-@pytest.mark.parametrize(("wrapper", "how", "problem"), WRAPPERS)
-def test_a_strategy_around_a_method(wrapper: Any, how: dict[str, Any], problem: str) -> None:
-    """Noise that would be lost, and replies that have been clipped, end the run."""
-    run = FlowerRun("method=fedavg", *LINES, "rounds=2")
-    server = Server(client_manager=run.nodes, strategy=wrapper(run.job.strategy, **how))
-    with pytest.raises(RunFailed, match=problem):
-        server.fit(2, None)
+class Around(FedAvg):
+    """A strategy around another one, to which it passes every call on."""
+
+    def __init__(self, strategy: Any, noise: float = 0.0) -> None:
+        super().__init__()
+        self.strategy, self.noise = strategy, noise
+
+    def initialize_parameters(self, *args: Any, **how: Any) -> Any:
+        return self.strategy.initialize_parameters(*args, **how)
+
+    def configure_fit(self, *args: Any, **how: Any) -> Any:
+        return self.strategy.configure_fit(*args, **how)
+
+    def aggregate_fit(self, *args: Any, **how: Any) -> Any:
+        parameters, metrics = self.strategy.aggregate_fit(*args, **how)
+        arrays = [array + self.noise for array in parameters_to_ndarrays(parameters)]
+        return ndarrays_to_parameters(arrays) if self.noise else parameters, metrics
+
+    def configure_evaluate(self, *args: Any, **how: Any) -> Any:
+        return self.strategy.configure_evaluate(*args, **how)
+
+    def aggregate_evaluate(self, *args: Any, **how: Any) -> Any:
+        return self.strategy.aggregate_evaluate(*args, **how)
+
+    def evaluate(self, server_round: int, parameters: Any) -> Any:
+        return self.strategy.evaluate(server_round, parameters)
 
 
-def test_adaptive_clipping_at_clients() -> None:
-    """It needs a metric of its mod, without which Flower itself refuses the replies."""
-    run = FlowerRun("method=fedavg", *LINES, "rounds=2")
-    strategy = DifferentialPrivacyClientSideAdaptiveClipping(run.job.strategy, **ADAPTIVE)
-    with pytest.raises(KeyError, match="norm_bit"):
-        Server(client_manager=run.nodes, strategy=strategy).fit(2, None)
+@pytest.mark.parametrize("rounds", [1, 2])
+@pytest.mark.parametrize("between", [lambda strategy: strategy, Around], ids=["", "between"])
+@pytest.mark.parametrize(("wrapper", "how"), WRAPPERS)
+def test_a_strategy_around_a_method(
+    wrapper: Any, how: dict[str, Any], between: Any, rounds: int
+) -> None:
+    """Its noise would be lost: it is refused before a client is asked."""
+    run = FlowerRun("method=fedavg", *LINES, f"rounds={rounds}")
+    strategy = wrapper(between(run.job.strategy), **how)
+    with pytest.raises(RunFailed, match=rf"{wrapper.__name__} has no effect .*privacy\.noise"):
+        Server(client_manager=run.nodes, strategy=strategy).fit(rounds, None)
+    assert run.asked("train") == []
+
+
+def test_any_noise_that_would_be_lost_ends_the_run() -> None:
+    """After the last round too. A strategy that passes everything on is none of it."""
+    run = FlowerRun("method=fedavg", *LINES, "rounds=1")
+    Server(client_manager=run.nodes, strategy=Around(run.job.strategy)).fit(1, None)
+    run = FlowerRun("method=fedavg", *LINES, "rounds=1")
+    with pytest.raises(RunFailed, match="has changed them"):
+        Server(client_manager=run.nodes, strategy=Around(run.job.strategy, 0.1)).fit(1, None)
 
 
 def reply_through(monkeypatch: pytest.MonkeyPatch, *mods: Any) -> Reply:

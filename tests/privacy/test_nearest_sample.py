@@ -40,6 +40,25 @@ def test_copies_and_the_auc_of_known_statistics(
     assert attack.measure([]) == {"sent": 0, "copies": None, "auc": None}
 
 
+def test_wrong_settings_are_one_line(
+    attack: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for line in ("method=fedgm", "rounds=0", "data_dir", "dataset=npz"):
+        assert attack.main([line]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith("error: ") and error.count("\n") == 1
+
+
+def test_a_run_without_statistics_says_so(
+    attack: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = ["rounds=1", "client.epochs=1", "partition.clients=3"]
+    assert attack.main(["method=fedavg", *run]) == 0
+    assert capsys.readouterr().out == "no reply of this run has a statistic that the attack reads\n"
+    assert attack.main(["method=fednorm", *run]) == 0
+    assert capsys.readouterr().out.startswith("sent 3.000\ncopies 0.000\nauc ")
+
+
 @pytest.mark.parametrize("method", ["fedgmm", "fedpcl"])
 def test_the_default_sends_no_copy_of_a_sample(attack: ModuleType, method: str) -> None:
     run = [f"method={method}", "rounds=1", "client.epochs=1"]

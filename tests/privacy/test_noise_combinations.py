@@ -17,7 +17,7 @@ from fedhet.errors import ConfigError
 from fedhet.job import Job
 from fedhet.messages import Update
 from fedhet.phases import locate
-from fedhet.privacy.account import RELEASES, SPENT, releases_of
+from fedhet.privacy.account import RELEASES, SPENT, planned_releases, releases_of
 from fedhet.privacy.noise import Noise
 from fedhet.state import MemoryStore
 
@@ -38,9 +38,12 @@ def noised(settings: Config) -> Config:
     return replace(settings, cfg=cfg)
 
 
-def run(settings: Config, norm: bool = False) -> Job:
-    """Run all steps, and compare what the clients count with what the server expects."""
-    job = Job(noised(settings), toy_task(norm=norm))
+def run(settings: Config, norm: bool = False, clients: int = 4, attacker: int = -1) -> Job:
+    """Run all steps, and compare what the clients count with what the server expects.
+
+    The attacker sends a thousand times its noised change.
+    """
+    job = Job(noised(settings), toy_task(clients, norm=norm))
     strategy = job.strategy
     store = MemoryStore()
     number = 1
@@ -52,6 +55,10 @@ def run(settings: Config, norm: bool = False) -> Job:
             entry = strategy.current.entry
             assert reply.metrics[SPENT] - msg.extras[SPENT] == msg.extras[RELEASES], entry.name
             assert set(reply.metrics) == {SPENT, "seconds.train", "seconds.extras"}
+            if msg.pid == attacker:
+                change = trees.Difference(reply.weights, msg.weights)
+                reply.weights = trees.add(trees.cast(msg.weights, msg.weights), change, 1000)
+                reply.weights = trees.cast(reply.weights, msg.weights)
         strategy.settle(replies)
         number += 1
     for slot, weights in strategy.weights.items():
@@ -74,6 +81,18 @@ def test_every_method_composes_or_is_refused(method: str) -> None:
 @pytest.mark.parametrize("plugin", PLUGINS)
 def test_every_plugin_composes(plugin: str) -> None:
     run(shortened("fedavg", plugin))
+
+
+@pytest.mark.parametrize("merge", catalogue.choices("merge"))
+def test_every_merge_composes(merge: str) -> None:
+    """It works on what has been noised, so it costs no epsilon, and still bounds an attacker."""
+    lines = ["method=fedavg", "rounds=2", "client.epochs=1", "on_failure=skip", f"merge={merge}"]
+    job = run(composed(*lines), norm=True, clients=7, attacker=3)
+    (releases,) = set(job.strategy.account.releases.values())
+    assert releases == planned_releases(job.strategy)
+    change = trees.Difference(job.strategy.weights["model"], job.site.initial)
+    far = max(float(change[name].abs().max()) for name in job.site.mergeable)
+    assert (far > 100) == (merge == "mean")
 
 
 def test_refusals_by_option() -> None:
@@ -119,7 +138,7 @@ def test_evaluations_by_clients_are_refused(lines: list[str], problem: str) -> N
 def test_a_missing_accountant_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedhet.privacy.noise.find_spec", lambda name: None)
     settings = composed("method=fedavg", "privacy.noise=1", "eval.clients=false")
-    with pytest.raises(ConfigError, match=r"needs the accountant of opacus.*'fedhet\[privacy\]'"):
+    with pytest.raises(ConfigError, match=r"needs the accountant of opacus.*-e '\.\[privacy\]'"):
         _ = Job(settings, toy_task()).strategy
     assert Job(composed("method=fedavg"), toy_task()).strategy
 
@@ -142,7 +161,7 @@ def test_prototypes_do_not_tell_which_classes_a_client_has() -> None:
         ("FEDHET_MIN_NOISE", ".5", ["privacy.noise=.5"], ["privacy.noise=.4"]),
         ("FEDHET_MIN_NOISE", ".5", ["privacy.noise=1"], []),
         ("FEDHET_MAX_EPSILON", "8", ["privacy.noise=1", "privacy.budget=8"], ["privacy.noise=1"]),
-        ("FEDHET_MAX_EPSILON", "8", ["privacy.noise=1", "privacy.budget=1"], ["privacy.budget=8"]),
+        ("FEDHET_MAX_EPSILON", "8", ["privacy.noise=1", "privacy.budget=1"], []),
         (
             "FEDHET_MAX_EPSILON",
             "8",
@@ -177,9 +196,10 @@ def test_the_owner_of_a_machine_demands_more(
         ConfigError, match=f"the owner of this machine.*{variable}={float(value):g}"
     ):
         _ = job(refused).strategy
-    monkeypatch.setenv(variable, "much")
-    with pytest.raises(ConfigError, match=f"{variable}='much' must be a number > 0"):
-        _ = job(served).strategy
+    for wrong in ("canary-much", "-17.25", "nan", "inf"):
+        monkeypatch.setenv(variable, wrong)
+        with pytest.raises(ConfigError, match=f"^{variable} in the env.* must be a number > 0$"):
+            _ = job(served).strategy
 
 
 def test_the_owner_bounds_delta_by_default(monkeypatch: pytest.MonkeyPatch) -> None:

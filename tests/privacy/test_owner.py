@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
+from fedhet.config import compose
 from fedhet.data.toy import toy_task
+from fedhet.job import Job
 from fedhet.messages import Failure, Reply
 from fedhet.methods.fedavg import FedAvg
 from fedhet.privacy.account import epsilon
@@ -57,7 +59,20 @@ def refused(reply: Reply) -> bool:
 def test_a_server_that_renames_its_experiment_gets_no_more(federation: Federation) -> None:
     machine = Machine(federation)
     assert [refused(machine.serve(f"e{k}")) for k in range(5)] == [False] * 3 + [True] * 2
-    assert not refused(machine.serve("e9", pid=1))
+    assert refused(machine.serve("e9", pid=1))
+
+
+def test_a_server_that_numbers_its_clients_anew_gets_no_more() -> None:
+    """Which part of a data set a client is follows from settings, which the server chooses."""
+    served = []
+    for seed in range(3):
+        lines = [f"partition.clients={5 + seed}", f"seed={seed}", "eval.clients=false", "rounds=1"]
+        budget = f"privacy.budget={epsilon(1.0, DELTA, 3)}"
+        job = Job(compose(["method=fedavg", "privacy.noise=1", budget, *lines]), engine="flwr")
+        for msg in job.strategy.plan(1)[seed : seed + 2]:
+            client = job.client(store_at_site, {"partition-id": 0, "num-partitions": 1})
+            served.append(not refused(client.handle(msg)))
+    assert served == [True] * 3 + [False] * 3
 
 
 def test_a_site_is_itself_under_any_number(federation: Federation) -> None:
@@ -96,8 +111,8 @@ def test_a_damaged_ledger_sends_nothing(federation: Federation, folder: Path) ->
 def test_messages_at_the_same_time_are_all_counted(folder: Path) -> None:
     def release(_: int) -> bool:
         try:
-            with locked("client 0") as path:
-                spend(path, "client 0", 1.0, 1)
+            with locked("this machine") as path:
+                spend(path, "this machine", 1.0, 1)
         except ValueError:
             return False
         return True

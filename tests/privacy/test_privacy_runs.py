@@ -43,9 +43,9 @@ def test_a_machine_s_floor_reaches_its_clients(monkeypatch: pytest.MonkeyPatch) 
 
 # ---- secrets
 def test_the_environment_is_in_no_message_and_no_file(
-    launch: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Also where a setting refers to it: the record has the reference, not the value."""
+    """tests/config/test_sent_runs.py shows that no setting refers to it."""
     monkeypatch.setenv("FEDHET_CANARY", CANARY)
     messages: list[Any] = []
     handle = fedhet.client.FedClient.handle
@@ -57,9 +57,12 @@ def test_the_environment_is_in_no_message_and_no_file(
         return reply
 
     monkeypatch.setattr(fedhet.client.FedClient, "handle", look)
-    run = launch(
-        "method=fedgmm", "rounds=1", "partition.clients=3", "data_dir='${oc.env:FEDHET_CANARY}'"
-    )
+    folder = tmp_path / "run"
+    lines = ["method=fedgmm", "rounds=1", "partition.clients=3", f"hydra.run.dir={folder}"]
+    with pytest.raises(ConfigError, match=r"oc\.env:FEDHET_CANARY.*write the value itself"):
+        fedhet.run([*lines, "data_dir='${oc.env:FEDHET_CANARY}'"])
+    assert not folder.exists()
+    run = fedhet.run([*lines, "tracker=tensorboard", "data_dir=visible-5a10"])
     written = capfd.readouterr()
     assert CANARY not in written.out + written.err
     assert len(messages) == 2 * 3 * 4  # fit, share, train and an evaluation of three clients
@@ -70,7 +73,7 @@ def test_the_environment_is_in_no_message_and_no_file(
         if path.is_file() and CANARY.encode() in path.read_bytes()
     }
     assert not holding
-    assert "oc.env:FEDHET_CANARY" in (run.dir / "config.yaml").read_text()
+    assert "visible-5a10" in (run.dir / "config.yaml").read_text()
 
 
 @pytest.mark.matrix

@@ -121,7 +121,7 @@ def test_a_run_that_diverges(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["tensorboard", "mlflow", "wandb"])
 def test_a_missing_package(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tracking, "find_spec", lambda package: None)
-    with pytest.raises(ConfigError, match=rf"needs the package {name}; .*'fedhet\[{name}\]'"):
+    with pytest.raises(ConfigError, match=rf"needs the package {name}; .*-e '\.\[{name}\]'"):
         run(tmp_path / "run", f"tracker={name}")
     assert not (tmp_path / "run").exists()
 

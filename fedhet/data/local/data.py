@@ -22,11 +22,12 @@ from fedhet.data.dataset import Dataset
 from fedhet.data.files import find_path
 from fedhet.data.local.declaration import Declaration
 from fedhet.data.local.reading import PARTS, SiteFiles, as_client, client_data, read
-from fedhet.data.local.report import Agreement, Report
+from fedhet.data.local.report import Agreement, Report, check_sizes
 from fedhet.data.local.scheme import Sites
 from fedhet.data.local.untold import located
 from fedhet.data.run_data import described
 from fedhet.errors import ConfigError, DataError
+from fedhet.merging.mean import Mean
 from fedhet.task import ClientData, Samples
 
 log = logging.getLogger("fedhet.data")
@@ -35,6 +36,21 @@ log = logging.getLogger("fedhet.data")
 def is_local(cfg: DictConfig) -> bool:
     """Whether a run has every site's own data."""
     return find_target(cfg.dataset) is Declaration
+
+
+def check_merge(cfg: DictConfig, merge: Mean) -> None:
+    """Refuse a merge that bounds updates, and not what their sites say that they weigh.
+
+    Raises:
+        ConfigError: `dataset.max_samples` is not given.
+    """
+    bounds = merge.weighted and merge.name != Mean.name
+    if bounds and is_local(cfg) and cfg.dataset.max_samples is None:
+        raise ConfigError(
+            f"merge={merge.name} with dataset=local: the weight of a site is the number of samples"
+            " that it reports, and one that reports very many would take the whole mean; give the"
+            " largest number that a site may have, dataset.max_samples=<number>"
+        )
 
 
 def declaration(cfg: DictConfig) -> tuple[Declaration, Sites]:
@@ -213,11 +229,14 @@ def own_parts(
     """The parts of a site's data as its client uses them.
 
     Raises:
-        DataError: the files are not as declared; the message names the site.
+        DataError: the files are not as declared, or have more samples than that allows; the message
+            names the site.
     """
     with located(f"site {site!r} does not fit the declaration"):
         found = files.read(declared)
-    return client_data(found, scheme.split, seed, declared.number_of(site))
+    parts = client_data(found, scheme.split, seed, declared.number_of(site))
+    check_sizes(declared, site, map(len, parts.values()))
+    return parts
 
 
 def _digest(content: Any) -> str:

@@ -50,6 +50,7 @@ class Declaration:
         augment: see `fedhet.data.dataset.Dataset`.
         test: a file or folder with a global test set at the server; None: there is none.
         files: site -> file, for a simulation on one machine; None in a deployment.
+        max_samples: the largest number of samples that a part of a site may have; None: any.
         nodes: site -> the id of the Flower node that alone may be this site.
 
     Raises:
@@ -78,6 +79,7 @@ class Declaration:
     augment: str
     test: str | None
     files: Mapping[str, str] | None
+    max_samples: int | None
     nodes: Mapping[str, int] | None
 
     def __post_init__(self) -> None:
@@ -103,6 +105,7 @@ class Declaration:
         check.optional(check.integer, "dataset.vocabulary", self.vocabulary, low=1)
         check.optional(check.integer, "dataset.padding", self.padding, low=0)
         check.optional(check.text, "dataset.test", self.test)
+        check.optional(check.integer, "dataset.max_samples", self.max_samples, low=1)
         self._check_shape()
         self._check_text()
         for key, values in (("files", self.files), ("nodes", self.nodes)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 from fedhet.data.local.declaration import STATISTICS, Declaration
 from fedhet.data.local.reading import PARTS
 from fedhet.data.moments import Moments, joined, moments
-from fedhet.errors import Rejected
+from fedhet.errors import DataError, Rejected
 from fedhet.privacy.counts import withheld
 from fedhet.task import Samples
 
@@ -88,6 +88,7 @@ class Report:
 
         Raises:
             Rejected: it is none, or is not about data as declared; the message says what is wrong.
+            DataError: the site has more samples than the declaration allows.
         """
         names = ("site", "digest", "sizes", "counts", "moments")
         if not isinstance(value, dict) or set(value) != set(names):
@@ -105,9 +106,23 @@ class Report:
         good = isinstance(sizes, list) and len(sizes) == len(PARTS)
         if not good or not all(_whole(n) for n in sizes) or not sizes[0]:
             raise Rejected("wrong content", f"site {site!r}: {str(sizes)[:50]} are no sizes")
+        check_sizes(declared, site, sizes)
         _check_counts(declared, site, sizes, value["counts"])
         _check_moments(declared, site, sizes[0], value["moments"])
         return cls(**value)
+
+
+def check_sizes(declared: Declaration, site: str, sizes: Iterable[int]) -> None:
+    """Refuse parts of a site that have more samples than `dataset.max_samples`.
+
+    Raises:
+        DataError: it names the site and both numbers.
+    """
+    if declared.max_samples is not None and (most := max(sizes)) > declared.max_samples:
+        raise DataError(
+            f"site {site!r} has {most} samples in one of its parts, more than"
+            f" dataset.max_samples={declared.max_samples}"
+        )
 
 
 def _whole(value: Any) -> bool:
