@@ -126,8 +126,8 @@ def _cell(home: Path, number: int, entry: Any) -> Cell:
     if not wrong and not all(isinstance(entry.get(name), known) for name, known in NEEDED):
         wrong = "it has no folder or no axes"
     if wrong:
-        reason = f"its entry in {EXPERIMENT} is damaged: {clean(wrong)}"
-        return Cell(home, f"cells[{number}]", UNREADABLE, reason, summary={}, overrides={})
+        told = f"its entry in {EXPERIMENT} is damaged: {clean(wrong)}"
+        return Cell(home, f"cells[{number}]", UNREADABLE, told, summary={}, overrides={})
     folder = home / entry["folder"]
     about: Values = {"status": "not run", "reason": "not run"}
     if not _is_below(folder, home):
