@@ -99,6 +99,13 @@ class ScaffoldClient(FedClient):
             torch._foreach_add_(corrected, list(self._corrections.values()))
 
 
+# Merges that it refuses, and why.
+MERGES = dict.fromkeys(
+    ("median", "trimmed_mean", "norm_clip"),
+    "control variates enter SCAFFOLD's merge beside the weights, which it would not bound",
+)
+
+
 class Scaffold(FedStrategy):
     """Averages the changes of the model, and the control variates of all clients beside them."""
 
@@ -127,11 +134,7 @@ class Scaffold(FedStrategy):
 
     @property
     def refuses(self) -> dict[str, str]:
-        merges = dict.fromkeys(
-            ("median", "trimmed_mean", "norm_clip"),
-            "control variates enter SCAFFOLD's merge beside the weights, which it would not bound",
-        )
-        return merges | (option_i_only(self.plugins) if self.control == "steps" else {})
+        return MERGES | (option_i_only(self.plugins) if self.control == "steps" else {})
 
     def base_weight(self, update: Update) -> float:
         return 1.0
