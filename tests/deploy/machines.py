@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -138,7 +139,8 @@ class Machines:
 
         def none_left() -> bool:
             for pid in found():
-                os.kill(pid, 9)
+                with suppress(ProcessLookupError):  # it has ended meanwhile
+                    os.kill(pid, 9)
             for process in self.started:
                 process.poll()  # so that no zombie is left
             return not found()
