@@ -6,14 +6,12 @@ import sys
 
 from fedhet import process
 from fedhet.cli.errors import DEGRADED, FAILED, report_error, say
-from fedhet.cli.launch import HydraTask, apply_hydra, launch
+from fedhet.cli.launch import HydraTask, apply_hydra, launch, warm
 from fedhet.config import resuming
 from fedhet.errors import ConfigError, clean
 from fedhet.experiment import definition
 from fedhet.experiment.definition import Experiment
 from fedhet.experiment.folder import count
-
-LAUNCHER = "hydra/launcher"
 
 
 def start(overrides: list[str], flags: list[str], *, sweep: bool) -> int:
@@ -41,18 +39,15 @@ def _run(experiment: Experiment, flags: list[str]) -> int:
     keys = {line.lstrip("+").partition("=")[0] for line in given}
     presets = {
         "hydra/sweeper": "experiment",
-        LAUNCHER: "processes",
+        "hydra/launcher": "processes",
         "hydra.sweep.dir": f"experiments/{experiment.name}",
     }
     own = [f"{key}={value}" for key, value in presets.items() if key not in keys]
     flags = [flag for flag in flags if flag not in ("-m", "--multirun")]
-    if LAUNCHER not in keys:
-        from fedhet.launchers import processes
-
-        processes.warm()  # it imports while the cells are checked
     print(f"experiment {experiment.name}: checking its runs", file=sys.stderr)
     task = HydraTask(experiment)
     overrides = [f"experiment={experiment.name}", *own, *given]
+    warm(overrides)
     try:
         apply_hydra(task, ["-m", *flags], overrides, setting="hydra.sweep.dir")
     except KeyboardInterrupt:

@@ -54,10 +54,8 @@ def launch(overrides: list[str], flags: list[str], *, sweep: bool) -> int:
                 f"{' '.join(flags)} with resume=...: it continues a single run as it was set up"
             )
         return resume(overrides)
-    if sweep and "hydra/launcher=processes" in overrides:
-        from fedhet.launchers import processes
-
-        processes.warm()  # it imports while the sweep is checked
+    if sweep:
+        warm(overrides)
     overrides = composition.check_overrides(overrides, sweep=sweep)
     task = HydraTask()
     apply_hydra(task, flags, overrides, setting="hydra.sweep.dir" if sweep else "hydra.run.dir")
@@ -66,6 +64,14 @@ def launch(overrides: list[str], flags: list[str], *, sweep: bool) -> int:
             print(f"failed: {failure}", file=sys.stderr)  # the reason was printed when it failed
     code = FAILED if sweep and task.failures else task.code
     return code or (DEGRADED if task.degraded else 0)
+
+
+def warm(overrides: list[str]) -> None:
+    """Have the process that starts the runs import, while they are checked, if there is one."""
+    if "hydra/launcher=processes" in overrides:
+        from fedhet.launchers import processes
+
+        processes.warm()
 
 
 def apply_hydra(task: HydraTask, flags: list[str], overrides: list[str], *, setting: str) -> None:

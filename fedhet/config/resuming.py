@@ -12,7 +12,7 @@ from fedhet.errors import ConfigError
 
 RESUME = "resume"  # the override; in a deployment, the entry of Flower's run config
 _OVERRIDE = f"{RESUME}="
-_CELL = "cell.json"  # what an experiment keeps in the folders of its runs
+CELL = "cell.json"  # what an experiment keeps in the folders of its runs
 
 
 def is_resumption(lines: Sequence[str]) -> bool:
@@ -42,7 +42,7 @@ def continued(lines: Sequence[str]) -> tuple[Path | None, Sequence[str]]:
                 f"{line!r} with resume={folder}: a run goes on with its own settings; only rounds,"
                 " engine and engine.* may be given anew"
             )
-    if "rounds" in new and (folder / _CELL).exists():
+    if "rounds" in new and (folder / CELL).exists():
         raise ConfigError(
             f"{new['rounds']!r} with resume={folder}: the run is one of an experiment, to which its"
             " number of rounds belongs; give rounds to the experiment"

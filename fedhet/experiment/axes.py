@@ -32,6 +32,15 @@ class Value:
 def read_axes(
     declared: Mapping[str, Any], settings: Mapping[str, Override]
 ) -> dict[str, tuple[Value, ...]]:
+    """The axes: those of the file, and those that the command line adds or gives other values.
+
+    Args:
+        declared: the entry `axes` of the file.
+        settings: key -> the override of the command line, or of the scale.
+
+    Raises:
+        ConfigError: an axis is written wrongly, has no value, or has one twice.
+    """
     axes = {
         axis: tuple(_values(axis, values)) for axis, values in mapping("axes", declared).items()
     }
@@ -112,6 +121,11 @@ def written(value: object) -> str:
 
 
 def mapping(name: str, value: object) -> dict[str, Any]:
+    """The names and values of an entry of the file; empty if it says nothing.
+
+    Raises:
+        ConfigError: it is something else.
+    """
     if value is None:
         return {}
     if not isinstance(value, Mapping):

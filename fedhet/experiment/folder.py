@@ -10,17 +10,16 @@ report/           the report
 from __future__ import annotations
 
 import json
-import math
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from statistics import mean
 from typing import Any
 
 from fedhet.config import composition
 from fedhet.config.composition import Config
+from fedhet.config.resuming import CELL
 from fedhet.errors import ConfigError, DataError, has_diverged, reason_of
 from fedhet.experiment.cells import Cell
 from fedhet.experiment.code import Code
@@ -28,8 +27,7 @@ from fedhet.experiment.definition import Experiment
 from fedhet.record.files import write_json
 
 FORMAT = 1
-OWN = ("personal", "finetuned")  # models of the clients' own, which metrics are named after
-CELL, EXPERIMENT = "cell.json", "experiment.json"
+EXPERIMENT = "experiment.json"
 WAITING, RUNNING, FINISHED, FAILED = "waiting", "running", "finished", "failed"
 TEST_KNOWN = (
     "The clients' own test parts are drawn anew with each seed, so that some of their samples were"
@@ -122,26 +120,17 @@ class ExperimentFolder:
             models that `report.metric` names; None if the cell is not there, has diverged, or has
             no such score.
         """
-        from fedhet.targets import TARGETS
+        from fedhet.record.summary import validation_score  # torch takes a second
 
         if self.missing_reasons([cell]):
             return None
         folder = self.path / cell.folder
         summary = _read(folder / "summary.json")
-        target = TARGETS[summary["target"]]
         if summary["status"] != "ok":  # it has diverged
             return None
-        metric = self._experiment.report["metric"]
-        own = metric.partition("_")[0]  # the models of the clients' own
-        key = target.key(f"{own}_val_weighted" if own in OWN else "val_weighted")
         lines = (folder / "rounds.jsonl").read_text(encoding="utf-8").splitlines()
         rows = [json.loads(line) for line in lines]
-        scores = [math.nan if row[key] is None else row[key] for row in rows if key in row]
-        if not scores:
-            return None
-        if metric == "last_k":
-            return mean(scores[-summary[target.key("last_k")]["evaluations"] :])
-        return float(max(scores) if metric.endswith("best_val") else scores[-1])
+        return validation_score(summary, rows, self._experiment.report["metric"])
 
     def is_degraded(self, cells: Sequence[Cell]) -> bool:
         """Whether a cell has lost more replies than it was allowed."""
@@ -232,6 +221,19 @@ def recorded(folder: Path) -> Iterator[None]:
         _write_cell(folder, WAITING, code, "it was interrupted")
         raise
     _write_cell(folder, FINISHED, code)
+
+
+def record_failure(folder: Path, reason: str) -> None:
+    """Let cell.json say why a run has failed, where its own process could not.
+
+    Raises:
+        DataError: cell.json is damaged.
+        WriteError: it cannot be written.
+    """
+    known = _read(folder / CELL)
+    if known.get("status") not in (FAILED, FINISHED):
+        content = {"format": FORMAT, **known, "status": FAILED, "reason": reason}
+        write_json(folder / CELL, content)
 
 
 def _write_cell(folder: Path, status: str, code: Any, reason: str | None = None) -> None:

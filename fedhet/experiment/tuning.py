@@ -1,7 +1,7 @@
 """Tuning: trials with few settings' values, and the choice among them.
 
 Each value that is compared (each method) gets the same number of trials in each setting, on seeds
-that no reported run has, and the clients' validation data decide. Test data are never looked at.
+that no reported run has, and the clients' validation data decide. No test score is looked at.
 """
 
 from __future__ import annotations

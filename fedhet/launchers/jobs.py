@@ -6,7 +6,6 @@ Hydra's own launcher does, so the bytes of a run do not depend on where and when
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import signal
@@ -36,10 +35,10 @@ from fedhet.cli.errors import error_line, report_error
 from fedhet.config import composition
 from fedhet.config.bases import Bases
 from fedhet.errors import ConfigError, DataError, RunFailed, WriteError, uncreatable
+from fedhet.experiment.folder import record_failure
 
 log = logging.getLogger("fedhet")
 LOG = "log.txt"  # in a run folder: what its process has printed
-CELL = "cell.json"  # in a run folder: how the run has ended as seen from outside
 _TRAVELS = (ConfigError, DataError, WriteError, RunFailed)
 
 
@@ -221,17 +220,10 @@ class Jobs:
         folder = self.folders.get(position)
         if folder is None:
             return
-        path = folder / CELL
-        known: dict[str, Any] = {"format": 1}
         try:
-            if path.exists():
-                known = json.loads(path.read_text())
-            if known.get("status") not in ("failed", "finished"):
-                part = path.with_name(f".{CELL}.part")
-                part.write_text(json.dumps({**known, "status": "failed", "reason": reason}))
-                part.replace(path)
-        except (OSError, ValueError) as error:
-            log.warning("%s: %s", path, error)
+            record_failure(folder, reason)
+        except (DataError, WriteError) as error:
+            log.warning("%s", error)
 
     def results(self) -> list[JobReturn]:
         """How the jobs have ended, in their order; the task is told so, too."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from fedhet.config.resuming import CELL
 from fedhet.errors import ConfigError, DataError, clean, has_diverged
 from fedhet.record.run_folder import FORMAT, RUNNING
 from fedhet.record.summary import method_name
@@ -132,10 +133,10 @@ def _cell(home: Path, number: int, entry: Any) -> Cell:
     about: Values = {"status": "not run", "reason": "not run"}
     if not _is_below(folder, home):
         about = {"status": UNREADABLE, "reason": "its folder is not in that of the experiment"}
-    elif (folder / "cell.json").exists():
-        about = _json(folder / "cell.json") or {}
+    elif (folder / CELL).exists():
+        about = _json(folder / CELL) or {}
         if checked.fault(about, checked.STATE) or "status" not in about:
-            about = {"status": UNREADABLE, "reason": "cell.json is damaged"}
+            about = {"status": UNREADABLE, "reason": f"{CELL} is damaged"}
     cell = Cell(
         folder,
         clean(entry["folder"]),

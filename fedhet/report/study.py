@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from fedhet.errors import ConfigError
-from fedhet.record.summary import method_name
+from fedhet.record.summary import method_name, validation_score
 from fedhet.report.folders import DIVERGED, Cell, Values
 from fedhet.report.results import Results, chosen
 from fedhet.targets import TARGETS, Classes, LossOnly, Target
@@ -173,20 +173,11 @@ class Study:
         return complete.groupby(level="setting", sort=False).mean()
 
     def validation(self, cell: Cell) -> float:
-        """The validation score of a trial by which it is chosen; NaN if it has none.
-
-        That is the best one, the mean of the last ones or the last one, as the metric says.
-        """
-        if not cell.counts or cell.status == DIVERGED or not self.target.keys:
+        """The validation score of a trial by which it is chosen; NaN if it has none."""
+        if not cell.counts or cell.status == DIVERGED:
             return math.nan
-        key = self.target.key("val_weighted")
-        scores = [step[key] for step in self.results.steps(cell) if step.get(key) is not None]
-        if not scores:
-            return math.nan
-        if self.metric == "last_k":
-            count = (cell.summary.get(self.target.key("last_k")) or {}).get("evaluations") or 1
-            return float(sum(scores[-count:]) / len(scores[-count:]))
-        return float(max(scores) if "best_val" in self.metric else scores[-1])
+        score = validation_score(cell.summary, self.results.steps(cell), self.metric)
+        return math.nan if score is None else score
 
     def _choose_metric(self) -> None:
         """Take a score that every run has."""

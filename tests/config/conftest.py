@@ -1,9 +1,6 @@
 from __future__ import annotations
 
 import shutil
-import signal
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,18 +15,6 @@ def own_conf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = Path(shutil.copytree(catalogue.CONF, tmp_path / "conf"))
     monkeypatch.setattr(catalogue, "CONF", folder)
     return folder
-
-
-@pytest.fixture
-def own_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Restore what `main` changes in its process, and run it in an empty folder."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", sys.argv)
-    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
-    monkeypatch.delenv("FEDHET_TRACEBACK", raising=False)
-    handler = signal.getsignal(signal.SIGTERM)
-    yield
-    signal.signal(signal.SIGTERM, handler)
 
 
 @pytest.fixture

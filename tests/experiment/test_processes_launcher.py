@@ -23,13 +23,6 @@ SECONDS = 120.0
 ON_PROCESSES = ("-m", "hydra/launcher=processes", "hydra.launcher.workers=2")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_zygote() -> Iterator[None]:
-    yield
-    if processes.warm.cache_info().currsize:
-        processes.warm().close()
-
-
 @pytest.fixture(autouse=True)
 def _here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
