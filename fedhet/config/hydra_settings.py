@@ -21,7 +21,11 @@ from fedhet.config.interpolations import SETTING
 from fedhet.errors import ConfigError
 
 # They are trusted also where hydra_plugins is missing: in a FAB, and on a node of a Ray cluster.
-_OWN = ("hydra_plugins.fedhet.ProcessesLauncher", "hydra_plugins.fedhet.RayLauncher")
+_OWN = (
+    "hydra_plugins.fedhet.ProcessesLauncher",
+    "hydra_plugins.fedhet.RayLauncher",
+    "hydra_plugins.fedhet.sweeper.ProductSweeper",
+)
 # The only places of a `_target_`: the modules in which its class may be, and the class's base.
 _PLUGINS = {
     "launcher": ("hydra._internal.core_plugins", Launcher),

@@ -29,9 +29,10 @@ FORK = multiprocessing.get_context("fork")
 
 # What a run imports sooner or later. None of them starts CUDA, which a fork would lose.
 PRELOADED = (
-    "fedhet.job",
+    "fedhet.data.partition",
     "fedhet.engines.local",
-    "fedhet.record.figures",
+    "fedhet.job",
+    "filelock",
     "pandas",
     "pyarrow.dataset",
     "pyarrow.parquet",
@@ -41,7 +42,8 @@ PRELOADED = (
     "PIL.PpmImagePlugin",
     "PIL.PngImagePlugin",
 )
-# What only some runs import, and takes long: once a job has done so, the next ones begin with it.
+# What only some runs import: once a job has done so, the next ones begin with it.
+OWN_ON_DEMAND = ("fedhet.maths.", "fedhet.methods.")
 ON_DEMAND = (
     "flwr_datasets.partitioner",
     "opacus",
@@ -52,6 +54,7 @@ ON_DEMAND = (
     "torchvision.models",
     "torchvision.transforms",
 )
+FIGURES = "fedhet.record.figures"  # needs matplotlib, and the runs of an experiment draw none
 
 
 @dataclass
@@ -141,7 +144,10 @@ class Zygote:
 
     def _start(self, position: int, number: int, overrides: list[str]) -> None:
         with suppress(Exception):  # the job will tell
-            self.batch and self.batch.bases(overrides)  # so that its like start faster
+            if (
+                self.batch and self.batch.bases(overrides).figures
+            ):  # composed: its like start faster
+                self._import([FIGURES])
         told, tell = FORK.Pipe(duplex=False)
         inherited = [self.orders, told, *(running.told for running in self.running.values())]
         arguments = (self.batch, number, overrides, tell, inherited)
@@ -179,7 +185,10 @@ def _job(
             done = batch.run(number, overrides, begins)
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         tell.send(done)
-        tell.send([name for name in ON_DEMAND if name in sys.modules])
+        names = (
+            name for name in sys.modules if name in ON_DEMAND or name.startswith(OWN_ON_DEMAND)
+        )
+        tell.send(list(names))
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(INTERRUPTED)

@@ -9,13 +9,14 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import safetensors.torch
 from safetensors import SafetensorError
 
 from fedhet.errors import DataError, WriteError
-from fedhet.trees import Tree
+
+if TYPE_CHECKING:
+    from fedhet.trees import Tree
 
 SPARE_BYTES = 2**16
 
@@ -91,6 +92,8 @@ def save_tensors(path: Path, tree: Tree) -> None:
     Raises:
         WriteError: as `written` does.
     """
+    import safetensors.torch  # torch takes a second, and a sweep's first process needs none
+
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tree.items()}
     with written(path) as part:
         part.touch()
@@ -105,6 +108,8 @@ def read_tensors(path: Path) -> Tree:
     Raises:
         DataError: it cannot be read, or is damaged.
     """
+    import safetensors.torch
+
     try:
         return safetensors.torch.load_file(path)
     except (OSError, SafetensorError) as error:

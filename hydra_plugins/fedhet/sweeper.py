@@ -1,4 +1,4 @@
-"""The sweeper that runs an experiment with axes."""
+"""The sweepers: one for experiments with axes, and Hydra's own, made faster."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.plugins import Plugins
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
@@ -14,6 +15,22 @@ from omegaconf import DictConfig
 
 if TYPE_CHECKING:
     from fedhet.experiment.cells import Cell
+
+
+class ProductSweeper(BasicSweeper):
+    """Hydra's own sweeper, except that it checks many runs in a fraction of the time."""
+
+    def validate_batch_is_legal(self, batch: Sequence[Sequence[str]]) -> None:
+        """Compose the configuration of each run, so that a wrong one fails before the first."""
+        from fedhet.config.bases import Bases
+
+        assert (
+            self.config is not None and self.hydra_context is not None
+        )  # Hydra's setup was called
+        loader = self.hydra_context.config_loader
+        compose = Bases(lambda lines: loader.load_sweep_config(self.config, lines))
+        for overrides in batch:
+            compose(overrides)
 
 
 class ExperimentSweeper(Sweeper):

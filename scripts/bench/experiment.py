@@ -1,11 +1,13 @@
 """Many short runs from the shell. Prints JSON: {"wall": s, "own": s, "cpu": s, "runs": n}.
 
     python scripts/bench/experiment.py processes|single [--workers N] [--runs N] [--first SEED]
+        [--figures]
 
-The runs are `python -m fedhet seed=...`: the digits, ten clients, twenty rounds. `processes` is
-one command with hydra/launcher=processes; `single` is one command after the other. `wall` is the
-time from the first command to the end of the last, `own` the sum of the runs' own seconds
-(`seconds.total` in summary.json), and `cpu` the processor time of all processes.
+The runs are `python -m fedhet seed=...`: the digits, ten clients, twenty rounds. They draw their
+figures with --figures only, as those of an experiment do not. `processes` is one command with
+hydra/launcher=processes; `single` is one command after the other. `wall` is the time from the first
+command to the end of the last, `own` the sum of the runs' own seconds (`seconds.total` in
+summary.json), and `cpu` the processor time of all processes.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--runs", type=int, default=12)
     parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--figures", action="store_true")
     args = parser.parse_args()
     seeds = range(args.first, args.first + args.runs)
     with tempfile.TemporaryDirectory() as folder:
@@ -41,7 +44,8 @@ def main() -> None:
             commands = [["-m", *launcher, axis, f"hydra.sweep.dir={folder}"]]
         began = time.perf_counter()
         for command in commands:
-            subprocess.run([*COMMAND, *command], check=True, capture_output=True)
+            line = [*COMMAND, *command, f"figures={str(args.figures).lower()}"]
+            subprocess.run(line, check=True, capture_output=True)
         wall = time.perf_counter() - began
         ends = [json.loads(file.read_text()) for file in Path(folder).glob("*/summary.json")]
     if [end["status"] for end in ends] != ["ok"] * args.runs:

@@ -35,7 +35,8 @@ def test_hydra_finds_the_classes_and_starts_without_what_they_need() -> None:
     process = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    classes = ["ProcessesLauncher", "RayLauncher", "sweeper.ExperimentSweeper"]
+    sweepers = ["sweeper.ExperimentSweeper", "sweeper.ProductSweeper"]
+    classes = ["ProcessesLauncher", "RayLauncher", *sweepers]
     names = " ".join(f"hydra_plugins.fedhet.{name}" for name in classes)
     assert process.stdout == f"{names}\n\n"
 
