@@ -11,16 +11,23 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import mean, pstdev
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from fedhet.errors import ConfigError
+from fedhet.record.files import read_tensors
 from fedhet.report.folders import DIVERGED, Cell
 from fedhet.report.results import Results
 from fedhet.report.study import scores_of
 
+if TYPE_CHECKING:
+    from fedhet.trees import Tree
+
 FLOAT = 4  # bytes of a number that is sent
 TRAIN = "train"
 MADE = "feddisk.density"  # the phase of the global MADE
+PEAK_GRID = 200  # points between the smallest and the largest of the clients' values
 # Batch norm's statistics, which are no parameters.
 BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
 
@@ -58,6 +65,12 @@ class Run:
             if step["phase"] == TRAIN and score is not None:
                 points.append((int(step["step"]), score))
         return points
+
+    def arrays(self, piece: str) -> Tree:
+        """What a plug-in has recorded in arrays/ of the last round; empty if nothing."""
+        last = max((step["step"] for step in self.steps if step["phase"] == TRAIN), default=0)
+        path = self.cell.folder / "arrays" / f"{piece}-{last}.safetensors"
+        return read_tensors(path) if path.exists() else {}
 
     def rounds_of(self, phase: str) -> int:
         """How many rounds a phase had."""
@@ -175,6 +188,46 @@ def _cost(run: Run, target: float) -> float:
     return density + 2 * _classifier_rounds(run, target) * _sent(run, TRAIN)
 
 
+def _drift(name: str) -> Callable[[Run, float], float]:
+    """A number of plugin=[drift], as its mean over the rounds of training."""
+
+    def read(run: Run, target: float) -> float:
+        values = [step[name] for step in run.steps if step.get(name) is not None]
+        return mean(values) if values else math.nan
+
+    return read
+
+
+def _similarity(run: Run, client: float) -> float:
+    """Cosine similarity of a client's model and the merged one in the last round."""
+    arrays = run.arrays("drift")
+    if not arrays:
+        return math.nan
+    return float(arrays["similarity"][arrays["pids"].tolist().index(int(client))])
+
+
+def _peak_distance(run: Run, target: float) -> float:
+    """How far the merged parameters lie from the peaks of the clients' own, in the last round.
+
+    The peak is that of a Gaussian kernel density estimate over the clients (scipy's, with its own
+    bandwidth), the distance is in standard deviations of the clients, and the mean is over the
+    parameters that plugin.drift.sample has recorded and that differ between clients.
+    """
+    from scipy.stats import gaussian_kde
+
+    arrays = run.arrays("drift")
+    if "clients" not in arrays:
+        return math.nan
+    clients, merged = arrays["clients"].double().numpy(), arrays["merged"].double().numpy()
+    distances = []
+    for values, ours in zip(clients.T, merged, strict=True):
+        if spread := float(values.std()):
+            grid = np.linspace(values.min(), values.max(), PEAK_GRID)
+            peak = grid[gaussian_kde(values)(grid).argmax()]
+            distances.append(abs(ours - peak) / spread)
+    return float(mean(distances)) if distances else math.nan
+
+
 MEASURES: dict[str, Callable[[Run, float], float]] = {
     **{name: _score(name) for name in ("last", "best_val", "last_k", "clients", "personal")},
     "finetuned": _score("finetuned"),
@@ -192,6 +245,10 @@ MEASURES: dict[str, Callable[[Run, float], float]] = {
     "made_size": lambda run, _: _sent(run, MADE),
     "model_size": lambda run, _: float(_parameters(run)),
     "cost": _cost,
+    "dispersion": _drift("drift.dispersion"),
+    "change_variance": _drift("drift.change_variance"),
+    "similarity": _similarity,
+    "peak_distance": _peak_distance,
 }
 # What is printed as a share with three decimals.
 SHARES = {

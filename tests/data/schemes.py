@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedhet import config
+from fedhet.data.listed import Listed
 from fedhet.data.partition import Dirichlet, Iid, Natural, Pathological, Quantity, Shards
 from fedhet.data.run_data import RunData
 from fedhet.data.saved import Saved
@@ -17,6 +18,7 @@ OPTIONS = {
     Iid: {},
     Dirichlet: {"alpha": 0.5},
     Pathological: {"classes": 2},
+    Listed: {"classes": [[*range(10)], [*range(5)]]},
     Shards: {"shards": 2},
     Quantity: {"sizes": "dirichlet", "alpha": 0.5},
 }

@@ -1,0 +1,100 @@
+"""Client drift: how far apart the clients' models are. The plug-in measures, and changes nothing.
+
+After each round of training, for the K models w_k that clients have sent and the merged model w,
+before a server optimiser's step:
+
+    similarity_k    = <w_k, w> / (|w_k| |w|)
+    distance_k      = |w_k - w|
+    change_variance = mean_k var(w_k - w_old)            over the parameters
+    dispersion      = sqrt(mean_k |w_k - m|^2) / |m|     where m = mean_k w_k
+
+They are over the trained parameters that clients share. A client's drift away from the others is
+what SCAFFOLD corrects (Karimireddy et al. 2020). Figure 1b of FedNorm shows the similarity, figure
+1 of FedSA the dispersion, and section IV of FedLEx speaks of the variance of the changes.
+
+    train    down: nothing                   up: nothing
+
+    client keeps: nothing
+    server keeps: the models of one round, until they are merged
+
+`dispersion` and `change_variance` go to rounds.jsonl; `pids`, `similarity` and `distance`, one
+entry per client, to arrays/. With `sample=n`, so do n of the parameters, the same in each round and
+for each method: `clients`, of shape (K, n), as the clients sent them, and `merged`, of shape (n,).
+FedSGD's clients send gradients, no models, and FedPCL's send no parameters: both refuse it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from fedhet import check, streams
+from fedhet.messages import Update
+from fedhet.plugin import Plugin
+from fedhet.trees import AnyTree, Tree
+
+
+class DriftPlugin(Plugin):
+    """The measures above, after each step of the training.
+
+    Args:
+        sample: the number of parameters to record of each client, >= 0; at most all of them.
+    """
+
+    name = "drift"
+    needs_model = True
+
+    def __init__(self, *, sample: int = 0) -> None:
+        self.sample = check.integer("plugin.drift.sample", sample, low=0)
+        self._models: list[tuple[int, Tensor]] = []
+        super().__init__(sample=self.sample)
+
+    @property
+    def refuses(self) -> dict[str, str]:
+        return {"fedsgd": "it compares models, and this method's clients send gradients"}
+
+    @property
+    def changes_weights(self) -> bool:
+        return False  # though it sees all updates
+
+    def incoming(self, updates: Iterator[Update], old: Tree) -> Iterator[Update]:
+        self._models = []
+        for update in updates:
+            self._models.append((update.pid, _flat(update.weights, update.change)))
+            yield update
+
+    def merged(self, new: Tree, old: Tree) -> Tree:
+        pids, models = [pid for pid, _ in self._models], [model for _, model in self._models]
+        self._models = []
+        if not models:
+            return new
+        w, before = _flat(new, new).double(), _flat(old, new).double()
+        center = torch.zeros_like(w)
+        for model in models:
+            center += model.double() / len(models)
+        similarity, distance, variance, scatter = [], [], 0.0, 0.0
+        for model in map(Tensor.double, models):
+            similarity.append(torch.nn.functional.cosine_similarity(model, w, dim=0))
+            distance.append((model - w).norm())
+            variance += float((model - before).var(correction=0))
+            scatter += float((model - center).square().sum())
+        self.report = {
+            "pids": torch.tensor(pids),
+            "similarity": torch.stack(similarity),
+            "distance": torch.stack(distance),
+            "change_variance": variance / len(models),
+            "dispersion": (scatter / len(models)) ** 0.5 / float(center.norm()),
+        }
+        if self.sample:
+            draw = streams.torch_generator(self.server.site.seed, "drift")
+            entries = torch.randperm(len(w), generator=draw)[: self.sample].to(w.device)
+            self.report["clients"] = torch.stack([model[entries] for model in models])
+            self.report["merged"] = w[entries].float()
+        return new
+
+
+def _flat(tree: AnyTree, like: AnyTree) -> Tensor:
+    """The tensors of `tree` that `like` has, as one vector in its order."""
+    return torch.cat([tree[name].flatten() for name in like])

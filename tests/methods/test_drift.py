@@ -1,0 +1,66 @@
+"""The plug-in that measures client drift."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from fedhet.data.toy import toy_task
+from fedhet.errors import ConfigError
+from fedhet.messages import Update
+from fedhet.methods.drift import DriftPlugin
+from fedhet.methods.fedavg import FedAvg
+from fedhet.methods.fedsgd import FedSGD
+
+OLD = {"a": torch.tensor([1.0, 0.0]), "b": torch.tensor([[2.0]])}
+SENT = {
+    4: {"a": torch.tensor([3.0, 0.0]), "b": torch.tensor([[4.0]])},
+    1: {"a": torch.tensor([1.0, 0.0]), "b": torch.tensor([[0.0]])},
+}
+
+
+def measured(new: dict[str, torch.Tensor], sample: int = 0) -> dict[str, Any]:
+    plugin = DriftPlugin(sample=sample)
+    plugin.server = type("Server", (), {"site": type("Site", (), {"seed": 3})()})()  # type: ignore[assignment]
+    updates = [Update(pid=pid, num_examples=1, weights=w, change=w) for pid, w in SENT.items()]
+    assert list(plugin.incoming(iter(updates), OLD)) == updates
+    assert plugin.merged(new, OLD) is new
+    return plugin.report
+
+
+def test_the_measures_by_hand() -> None:
+    """Two models, (3, 0, 4) and (1, 0, 0), their mean (2, 0, 2), and the merged (0, 0, 2)."""
+    report = measured({"a": torch.zeros(2), "b": torch.tensor([[2.0]])})
+    assert report["pids"].tolist() == [4, 1]
+    assert report["similarity"].tolist() == pytest.approx([0.8, 0.0])
+    assert report["distance"].tolist() == pytest.approx([13**0.5, 5**0.5])
+    # Both lie sqrt(5) from their mean, whose norm is sqrt(8).
+    assert report["dispersion"] == pytest.approx((5 / 8) ** 0.5)
+    # The changes are (2, 0, 2) and (0, 0, -2); both have the variance 8/9.
+    assert report["change_variance"] == pytest.approx(8 / 9)
+
+
+def test_a_sample_holds_the_same_parameters_of_all() -> None:
+    new = {"a": torch.tensor([7.0, 8.0]), "b": torch.tensor([[9.0]])}
+    report = measured(new, sample=2)
+    columns = {7.0: [3.0, 1.0], 8.0: [0.0, 0.0], 9.0: [4.0, 0.0]}  # of each entry of `new`
+    assert len(set(report["merged"].tolist())) == 2
+    for entry, column in zip(report["merged"].tolist(), report["clients"].T.tolist(), strict=True):
+        assert column == columns[entry]
+    assert torch.equal(measured(new, sample=2)["merged"], report["merged"])
+    assert len(measured(new, sample=100)["merged"]) == 3  # there are no more
+
+
+def test_it_changes_nothing(federation: Callable[..., Any]) -> None:
+    task = toy_task(norm=True)
+    plain = federation(task, FedAvg, rounds=2).run()
+    watched = federation(task, FedAvg, rounds=2, plugins=lambda: [DriftPlugin(sample=4)]).run()
+    assert watched.sha256 == plain.sha256
+
+
+def test_gradients_are_refused(federation: Callable[..., Any]) -> None:
+    with pytest.raises(ConfigError, match="clients send gradients"):
+        federation(toy_task(), FedSGD, plugins=lambda: [DriftPlugin()])
