@@ -26,6 +26,8 @@ def start(overrides: list[str], flags: list[str], *, sweep: bool) -> int:
         ConfigError: an override is wrong; nothing was run.
     """
     only_shown = {"-c", "--cfg"} & set(flags)
+    if only_shown and {"-m", "--multirun"} & set(flags):
+        raise ConfigError(f"{min(only_shown)} with -m: it shows one configuration; leave out -m")
     if only_shown or resuming.is_resumption(overrides):
         return launch(overrides, flags, sweep=sweep)
     experiment = definition.read(overrides)

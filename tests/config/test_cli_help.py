@@ -32,6 +32,15 @@ def test_hydra_prints_the_configuration_at_any_position_of_the_option(
     assert jobs == []
 
 
+def test_one_configuration_is_shown_not_those_of_a_sweep(
+    jobs: list[Config], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for argv in (["-m", "--cfg", "job", "seed=0,1"], ["experiment=first_look", "-m", "-c", "job"]):
+        assert main.main(argv) == 2
+        assert "with -m: it shows one configuration; leave out -m" in capsys.readouterr().err
+    assert jobs == []
+
+
 def test_list(jobs: list[Config], capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["--list"]) == 0
     out = capsys.readouterr().out
