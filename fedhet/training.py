@@ -253,14 +253,22 @@ class LocalTraining:
         runs in eval mode.
         """
         model.train()
-        batch_norms = norms(model)
-        single = bool(batch_norms) and (n % size == 1 or size == 1)
-        drop = single and n > 1 and size > 1
-        if self.site.frozen_norms or (single and not drop):
-            for norm in batch_norms:
+        used = usable(model, n, size)
+        single = used == n and (n % size == 1 or size == 1)
+        if self.site.frozen_norms or single:
+            for norm in norms(model):
                 norm.eval()
-        return n - drop
+        return used
 
     def sample_weights(self, data: Samples) -> Tensor | None:
         """(n,) the product of the plug-ins' weights, or None where no plug-in has any."""
         return combined_weights(self.active, data)
+
+
+def usable(model: nn.Module, n: int, size: int) -> int:
+    """How many of n samples training uses in batches of this size.
+
+    Batch norm cannot train on one sample: a single one after the last whole batch is left out.
+    """
+    left_out = bool(norms(model)) and n % size == 1 and n > 1 and size > 1
+    return n - left_out

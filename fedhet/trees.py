@@ -168,12 +168,12 @@ def first_nonfinite(tree: AnyTree) -> str | None:
 
 def first_unbounded(tree: AnyTree) -> str | None:
     """Return the first name whose tensor holds a NaN or a number beyond LARGEST, or None."""
-    floating = {n: tree[n] for n in tree if tree[n].is_floating_point() and tree[n].numel()}
-    if not floating:
+    numbers = {n: tree[n] for n in tree if tree[n].dtype != torch.bool and tree[n].numel()}
+    if not numbers:
         return None
-    extremes = [torch.stack(torch.aminmax(t.detach())).double() for t in floating.values()]
+    extremes = [torch.stack(torch.aminmax(t.detach())).double() for t in numbers.values()]
     bounded = (torch.stack(extremes).abs() <= LARGEST).all(dim=1)  # a NaN is not
-    return None if bounded.all() else list(floating)[bounded.tolist().index(False)]
+    return None if bounded.all() else list(numbers)[bounded.tolist().index(False)]
 
 
 def norm(tree: AnyTree) -> float:

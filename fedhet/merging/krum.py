@@ -23,8 +23,10 @@ class Krum(Mean):
     The score of an update is the sum of its squared distances to the K - attackers - 2 nearest of
     the others, among K updates. The `keep` updates with the lowest scores take effect, with their
     weights; of equal scores those of the clients with the lowest numbers. keep = 1 is Krum, a
-    larger number is Multi-Krum. Distances are those of the weights that a reply carries, buffers
-    included; what else it carries is not compared.
+    larger number is Multi-Krum. `keep` is meant for a step in which the whole cohort replies; for
+    each missing reply one update less takes effect, so that as many are left out. Distances
+    are those of the weights that a reply carries, buffers included; what else it carries is not
+    compared.
 
     Args:
         attackers: the number of attackers that a step may have, >= 0; a step needs 2 attackers + 3
@@ -50,7 +52,8 @@ class Krum(Mean):
             return iter(received)  # a phase whose replies carry no weights
         scores = robust.krum_scores(distances(received), self.attackers).tolist()
         best = sorted(zip(scores, (update.pid for update in received), strict=True))
-        kept = {pid for _, pid in best[: self.keep or len(received) - self.attackers]}
+        left_out_of_all = len(step.cohort) - self.keep if self.keep else self.attackers
+        kept = {pid for _, pid in best[: max(1, len(received) - left_out_of_all)]}
         left_out = [update.pid for update in received if update.pid not in kept]
         self.report = {"left_out": torch.tensor(left_out), "kept": len(kept)}
         return iter([update for update in received if update.pid in kept])

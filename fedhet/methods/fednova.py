@@ -38,6 +38,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fedhet import check, trees
+from fedhet.admission.steps import check_steps, unbounded_merges
 from fedhet.client import FedClient
 from fedhet.errors import ConfigError
 from fedhet.maths.fednova import Term, combine, normaliser
@@ -94,12 +95,16 @@ class FedNova(FedStrategy):
             ("median", "trimmed_mean", "norm_clip"),
             "numbers of steps enter FedNova's merge beside the weights, which it would not bound",
         )
-        return merges | {
-            plugin.name: reason
-            for plugin in self.plugins
-            # FedLEx scales every step by a mask, which is the same at every client.
-            if overrides(plugin, Plugin, "optimizer") and not isinstance(plugin, FedLExPlugin)
-        }
+        return (
+            merges
+            | unbounded_merges(self)
+            | {
+                plugin.name: reason
+                for plugin in self.plugins
+                # FedLEx scales every step by a mask, which is the same at every client.
+                if overrides(plugin, Plugin, "optimizer") and not isinstance(plugin, FedLExPlugin)
+            }
+        )
 
     def setup(self) -> None:
         for plugin in self.plugins:
@@ -109,7 +114,7 @@ class FedNova(FedStrategy):
                 )
 
     def check(self, update: Update) -> None:
-        update.integer(STEPS)
+        check_steps(self, update, STEPS)
 
     def merge(self, updates: Iterator[Update], old: Tree) -> Tree:
         change, tau_eff = combine(map(self._term, updates))

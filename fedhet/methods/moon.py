@@ -96,8 +96,10 @@ class MoonPlugin(Plugin):
         if self.mu:
             site = self.client.site
             self.client.state.put(PREVIOUS, site.read([*site.shared, *site.kept]))
-            if self.client.num_examples >= site.min_count:
-                update.metrics["moon.term"] = float(torch.cat(self._terms).mean())
+            terms = torch.cat(self._terms)
+            # No sample is drawn twice before all have been.
+            if min(self.client.num_examples, len(terms)) >= site.min_count:
+                update.metrics["moon.term"] = float(terms.mean())
 
 
 class MoonClient(FedClient):

@@ -41,19 +41,19 @@ Defaults: lr_g = 1, as in the paper's experiments, and option II.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from fedhet import check, trees
+from fedhet.admission.steps import check_steps, unbounded_merges
 from fedhet.client import FedClient
 from fedhet.errors import ConfigError
 from fedhet.maths.scaffold import control_change, correction
 from fedhet.messages import Broadcast, Extras, LocalSettings, Update
 from fedhet.metrics import FORWARD_BATCH
 from fedhet.phases import Phase
-from fedhet.plugin import Plugin
 from fedhet.setting import Setting
 from fedhet.strategy import FedStrategy
 from fedhet.trees import AnyTree, Tree
@@ -134,7 +134,7 @@ class Scaffold(FedStrategy):
 
     @property
     def refuses(self) -> dict[str, str]:
-        return MERGES | (option_i_only(self.plugins) if self.control == "steps" else {})
+        return MERGES | (option_i_only(self) if self.control == "steps" else {})
 
     def base_weight(self, update: Update) -> float:
         return 1.0
@@ -143,7 +143,7 @@ class Scaffold(FedStrategy):
         return self._controls.begin_step()
 
     def check(self, update: Update) -> None:
-        self._controls.check(update)
+        self._controls.check(update, self)
 
     def merge(self, updates: Iterator[Update], old: Tree) -> Tree:
         dx = trees.Sum()
@@ -189,13 +189,13 @@ class ControlVariates:
             return {CONTROL: self._c, GRADIENT: True}
         return {CONTROL: self._c}
 
-    def check(self, update: Update) -> None:
+    def check(self, update: Update, method: FedStrategy) -> None:
         """Raise ValueError where the update does not have what `add_participant` needs."""
         update.tree(PLUS, self._like)
         if self._control == "gradient":
             update.tree(OWN, self._like)
         else:
-            update.integer(STEPS, low=1)
+            check_steps(method, update, STEPS)
 
     def add_participant(self, update: Update, lr: float) -> None:
         """Record that the client's c_i+ replaces its c_i; `update_sum` puts it into effect."""
@@ -242,13 +242,14 @@ def local_gradient(client: FedClient, msg: Broadcast) -> Tree:
     return dict(zip(client.site.trained, grads, strict=True))
 
 
-def option_i_only(plugins: Sequence[Plugin]) -> dict[str, str]:
-    """The plug-ins with which option II is not exact, and why."""
+def option_i_only(method: FedStrategy) -> dict[str, str]:
+    """The plug-ins with which option II is not exact, the merges that would not help, and why."""
     reason = (
         "it changes the steps from which method.control=steps recovers the control variates; use"
         " method.control=gradient"
     )
-    return {plugin.name: reason for plugin in plugins if plugin.changes_gradients}
+    plugins = {plugin.name: reason for plugin in method.plugins if plugin.changes_gradients}
+    return plugins | unbounded_merges(method)
 
 
 def check_optimizer(control: str, local: LocalSettings) -> None:

@@ -29,7 +29,7 @@ class ServerHalf(Plugin):
     The annotated options are those of FedGMMPlugin.
     """
 
-    memory = ("_d", "_pooled", "_global_max", "_generated")
+    memory = ("_d", "_pooled", "_global_max", "_counts", "_generated")
     releases = {"fit": 2}
 
     components: int
@@ -64,6 +64,7 @@ class ServerHalf(Plugin):
         self._d = None if task.test is None else math.prod(task.test.x.shape[1:])
         self._pooled: Tree = {}  # the packed mixtures of all clients, until they are shared
         self._global_max = 0  # the largest class of any client
+        self._counts: dict[int, list[int]] = {}  # client -> samples by class, until it has drawn
         self._generated: dict[int, int] = {}  # client -> how many samples it drew
 
     def phases(self) -> list[Phase]:
@@ -127,6 +128,7 @@ class ServerHalf(Plugin):
                 mixture = maths.reduce(mixture, self.max_components)
             if mixture is not None:
                 pooled[c] = mixture
+        self._counts = {pid: replies[pid][0] for pid in pids}
         absent = self._warn_of_absent(pooled)
         thin = self._warn_of_thin(replies.values())
         d = self._d or 0
@@ -177,16 +179,32 @@ class ServerHalf(Plugin):
 
     # ---- phase "share"
     def _check_share(self, update: Update) -> None:
-        if not self.server.site.noise:
-            update.integer(GENERATED)
+        """How many samples the client drew follows from the counts that it has sent."""
+        if self.server.site.noise:
+            return
+        generated = update.integer(GENERATED)
+        if update.pid not in self._counts:
+            raise ValueError("the client has sent no counts, of which its draws would follow")
+        if generated != (expected := self._lacking(self._counts[update.pid])):
+            raise ValueError(
+                f"extra {GENERATED!r} is {generated}; {expected} would follow from the counts that"
+                " the client has sent"
+            )
+
+    def _lacking(self, counts: list[int]) -> int:
+        labels = set(self._pooled["label"].tolist())
+        available = torch.tensor([c in labels for c in range(len(counts))])
+        lacking = maths.generate_counts(
+            torch.tensor(counts), available, self.target, self._global_max
+        )
+        return int(lacking.sum())
 
     def _note_generated(self, updates: Iterator[Update], old: Tree) -> Tree:
         """The merge of `share`: note how many samples each client drew, and drop the mixtures."""
-        self._pooled = {}
-        if self.server.site.noise:  # nobody tells how many
-            return {}
-        self._generated = {update.pid: update.integer(GENERATED) for update in updates}
-        self.report = {"generated": sum(self._generated.values())}
+        if not self.server.site.noise:  # then nobody tells how many
+            self._generated = {update.pid: update.integer(GENERATED) for update in updates}
+            self.report = {"generated": sum(self._generated.values())}
+        self._pooled, self._counts = {}, {}
         return {}
 
     # ---- training
