@@ -58,10 +58,6 @@ class LocalSettings:
         if rest:
             yield rest * self.batch_size
 
-    def count_steps(self, n: int) -> int:
-        """How many steps a client takes with n samples."""
-        return sum(-(-min(length, n) // self.batch_size) for length in self.epoch_sizes(n))
-
 
 @dataclass
 class Message:

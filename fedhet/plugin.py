@@ -111,6 +111,14 @@ class Plugin:
         """Whether it has no effect where clients take no local step, as under FedSGD."""
         return overrides(self, Plugin, "optimizer")
 
+    @property
+    def changes_steps(self) -> bool:
+        """Whether clients take other numbers of local steps than follow from their samples.
+
+        One whose `data` adds samples does; one that sets `self.client.local` must say so itself.
+        """
+        return overrides(self, Plugin, "data")
+
     def digest(self) -> str:
         """Identifies the settings, so that a server and a client that differ notice it."""
         text = json.dumps(self.settings, sort_keys=True, default=str)

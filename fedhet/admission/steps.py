@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fedhet.check import counted
-from fedhet.plugin import Plugin, overrides
 from fedhet.training import usable
 
 if TYPE_CHECKING:
@@ -13,39 +12,42 @@ if TYPE_CHECKING:
     from fedhet.strategy import FedStrategy
 
 
-def check_steps(method: FedStrategy, update: Update, name: str) -> None:
+def check_steps(method: FedStrategy, update: Update, name: str, *, low: int = 0) -> None:
     """Check the number of local steps in the extra `name`.
 
     A merge that divides by it, or multiplies with it, would let one client that lies outvote all
-    others. Where a plug-in adds samples, more steps than those of the client's own are accepted.
+    others. Where a plug-in changes it (`Plugin.changes_steps`), any from `low` on is accepted.
 
     Raises:
         ValueError: it is not the number that follows from the client's samples.
     """
-    steps = update.integer(name, low=1)
+    steps = update.integer(name, low=low)
+    if _changing(method):
+        return
     n = method.sizes[update.pid]
-    expected = method.local.count_steps(usable(method.site.model, n, method.local.batch_size))
-    if steps < expected or (steps > expected and not steps_unknown(method)):
+    local = method.local
+    used = usable(method.site.model, n, local.batch_size)
+    expected = sum(-(-min(size, used) // local.batch_size) for size in local.epoch_sizes(used))
+    if steps != expected:
         raise ValueError(
             f"extra {name!r} is {steps}; {counted(expected, 'local step')} would follow from the"
             f" client's {counted(n, 'sample')}"
         )
 
 
-def steps_unknown(method: FedStrategy) -> str:
-    """The plug-in that adds samples, whose number the server does not know; "" if none does."""
-    if method.setting.local.steps is not None:
-        return ""
-    adding = (plugin.name for plugin in method.plugins if overrides(plugin, Plugin, "data"))
-    return next(adding, "")
-
-
 def unbounded_merges(method: FedStrategy) -> dict[str, str]:
-    """The merges that are of no use where a plug-in adds samples: name -> reason."""
-    if not (plugin := steps_unknown(method)):
+    """The merges that are of no use where a plug-in changes the number of steps: name -> reason."""
+    if not (plugin := _changing(method)):
         return {}
     reason = (
-        f"plugin {plugin!r} adds samples, so that nobody can check the number of local steps that a"
-        " client claims, by which it would outvote the others; client.steps=<number> sets it"
+        f"plugin {plugin!r} changes the number of local steps, so that nobody can check the one"
+        " that a client claims, by which it would outvote the others; client.steps=<number> sets it"
     )
     return dict.fromkeys(("krum", "norm_filter"), reason)
+
+
+def _changing(method: FedStrategy) -> str:
+    """The plug-in that changes the number of local steps; "" if none does."""
+    fixed = method.setting.local.steps is not None
+    changing = (plugin.name for plugin in method.plugins if plugin.changes_steps)
+    return "" if fixed else next(changing, "")

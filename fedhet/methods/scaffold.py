@@ -195,7 +195,7 @@ class ControlVariates:
         if self._control == "gradient":
             update.tree(OWN, self._like)
         else:
-            check_steps(method, update, STEPS)
+            check_steps(method, update, STEPS, low=1)
 
     def add_participant(self, update: Update, lr: float) -> None:
         """Record that the client's c_i+ replaces its c_i; `update_sum` puts it into effect."""

@@ -62,7 +62,7 @@ def test_honest_numbers_of_steps_are_expected(
 
 def test_where_samples_are_added_the_merges_that_bound_are_refused(federation: Federation) -> None:
     for merge in (NormFilter(), Krum()):
-        with pytest.raises(ConfigError, match="adds samples, so that nobody can check"):
+        with pytest.raises(ConfigError, match="changes the number of local steps, so that"):
             federation(toy_task(7), FedNova, merge=merge, plugins=lambda: [FedGMMPlugin()])
     federation(
         toy_task(7),

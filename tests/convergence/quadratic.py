@@ -61,6 +61,7 @@ class LocalSteps(Plugin):
     """Client i trains for steps[i] epochs, with one batch each."""
 
     name = "local_steps"
+    changes_steps = True
 
     def __init__(self, steps: list[int]) -> None:
         super().__init__(steps=steps)
