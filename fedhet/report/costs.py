@@ -24,11 +24,9 @@ def run_frame(study: Study) -> pd.DataFrame:
 
     The index is that of `study.scores`.
     """
-    runs = study.results.runs.set_index("folder")
+    runs = study.results.runs.drop(columns=["method", "setting"], errors="ignore")
     places = study.scores[["method", "setting", "folder"]]
-    rows = runs.loc[places["folder"]].reset_index(drop=True)
-    others = rows.drop(columns=["method", "setting"], errors="ignore")
-    return pd.concat([places, others], axis=1)
+    return places.merge(runs, on="folder", how="left", validate="one_to_one")
 
 
 def targets(study: Study) -> Table | None:
@@ -123,7 +121,8 @@ def _steps(study: Study, prefix: str) -> pd.DataFrame | None:
     if not columns or "phase" not in rounds:
         return None
     sums = rounds.groupby(["folder", "phase"], sort=False)[columns].sum().reset_index()
-    return study.scores[["method", "setting", "folder"]].merge(sums, on="folder")
+    places = study.scores[["method", "setting", "folder"]]
+    return places.merge(sums, on="folder", validate="one_to_many")
 
 
 def memory(study: Study) -> Table:

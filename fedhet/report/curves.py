@@ -96,7 +96,8 @@ def curve_points(study: Study) -> pd.DataFrame:
         ordered["score"] = -ordered["score"]
     columns = ["folder", "number", "megabytes", "seconds", "score"]
     scored = ordered.loc[ordered["score"].notna(), columns]
-    scored = study.scores[["method", "setting", "folder"]].merge(scored, on="folder")
+    places = study.scores[["method", "setting", "folder"]]
+    scored = places.merge(scored, on="folder", validate="one_to_many")
     groups = scored.groupby(["setting", "method", "number"], sort=False)
     points = groups.agg(
         megabytes=("megabytes", "mean"),

@@ -38,7 +38,7 @@ def boxes(study: Study, folder: Path) -> list[FigureFile]:
     score = study.target.score()
     shown = clients[(clients["split"] == "test") & (clients["metric"] == score)]
     shown = study.scores[["method", "setting", "folder"]].merge(
-        shown[["folder", "model", "value"]], on="folder"
+        shown[["folder", "model", "value"]], on="folder", validate="one_to_many"
     )
     wanted = {"personal": "personal", "personal_best_val": "personal", "finetuned": "finetuned"}
     view = wanted.get(study.metric)

@@ -20,7 +20,8 @@ EXPERIMENT = "experiment.json"
 SUMMARY = "summary.json"
 # Overrides that the method's label already tells.
 OF_THE_LABEL = ("method", "plugin", "server_opt", "merge")
-FINISHED, DIVERGED, UNREADABLE = "finished", "diverged", "unreadable"
+FINISHED, DIVERGED, FAILED = "finished", "diverged", "failed"
+NOT_RUN, UNREADABLE = "not run", "unreadable"
 NEEDED = (("folder", str), ("axes", dict))  # of the entry of a cell
 
 
@@ -103,7 +104,7 @@ def read_one(folder: Path) -> Source:
 
 def _shown(path: Path, folder: Path) -> str:
     inner = path.relative_to(folder).as_posix()
-    return folder.name if inner == "." else inner
+    return folder.resolve().name if inner == "." else inner
 
 
 def _experiment(path: Path) -> Values:
@@ -127,10 +128,11 @@ def _cell(home: Path, number: int, entry: Any) -> Cell:
     if not wrong and not all(isinstance(entry.get(name), known) for name, known in NEEDED):
         wrong = "it has no folder or no axes"
     if wrong:
+        place = f"cells[{number}]"
         told = f"its entry in {EXPERIMENT} is damaged: {clean(wrong)}"
-        return Cell(home, f"cells[{number}]", UNREADABLE, told, summary={}, overrides={})
+        return Cell(home / place, place, UNREADABLE, told, summary={}, overrides={})
     folder = home / entry["folder"]
-    about: Values = {"status": "not run", "reason": "not run"}
+    about: Values = {"status": NOT_RUN, "reason": NOT_RUN}
     if not _is_below(folder, home):
         about = {"status": UNREADABLE, "reason": "its folder is not in that of the experiment"}
     elif (folder / CELL).exists():
@@ -151,11 +153,11 @@ def _cell(home: Path, number: int, entry: Any) -> Cell:
     )
     if cell.status == "running":
         cell.status, cell.reason = "interrupted", "interrupted, or still running"
-    elif cell.status in (FINISHED, "failed"):
+    elif cell.status in (FINISHED, FAILED):
         reason = cell.reason
         _add_summary(cell)
-        if cell.status == FINISHED and about["status"] == "failed":
-            cell.status = "failed"
+        if cell.status == FINISHED and about["status"] == FAILED:
+            cell.status = FAILED
         cell.reason = reason or cell.reason
     return cell
 
@@ -204,7 +206,7 @@ def _add_summary(cell: Cell) -> None:
     else:
         cell.status = summary["status"]
         cell.reason = clean(str(summary.get("reason")))
-    if cell.status == "failed" and has_diverged(cell.reason):
+    if cell.status == FAILED and has_diverged(cell.reason):
         cell.status = DIVERGED
 
 

@@ -11,7 +11,7 @@ import pandas as pd
 
 from fedhet.errors import clean
 from fedhet.report.document import NOTHING, Entry, Section, Table, number, plain
-from fedhet.report.folders import FINISHED, Cell, Values
+from fedhet.report.folders import DIVERGED, FAILED, FINISHED, Cell, Values
 from fedhet.report.study import Study
 
 LONGEST_CONFIG = 40_000
@@ -102,11 +102,14 @@ def _text(value: Any) -> str:
 
 
 def mixed_code(study: Study) -> list[str]:
-    """A warning if the runs were made by several versions of the code."""
+    """A warning if the runs were made by several versions of the code.
+
+    Commits do not count: another one may have the same code.
+    """
     versions = Counter(
         " ".join(
             f"{name} {str(cell.code[name])[:9]}"
-            for name in ("version", "commit", "digest")
+            for name in ("version", "digest")
             if cell.code.get(name)
         )
         for cell in study.cells
@@ -151,7 +154,8 @@ def tuning_table(study: Study) -> Table | None:
     for entry in tuned:
         axes = entry.get("axes", {})
         own = [cell for cell in trials if axes.items() <= cell.axes.items()]
-        lost = sum(cell.status != FINISHED for cell in own)
+        lost = sum(cell.status in (FAILED, DIVERGED) for cell in own)
+        left = sum(cell.status not in (FINISHED, FAILED, DIVERGED) for cell in own)
         for name, value in (entry.get("chosen") or {"–": "none: no trial has a score"}).items():
             edge = _edge(experiment, entry, name)
             record = {
@@ -162,7 +166,8 @@ def tuning_table(study: Study) -> Table | None:
                 "at the edge": edge,
                 "validation": entry.get("validation"),
                 "trials": len(own),
-                "without a score": lost,
+                "failed or diverged": lost,
+                "not run": left,
             }
             data.append(record)
             rows.append(
@@ -175,15 +180,17 @@ def tuning_table(study: Study) -> Table | None:
                     number(entry.get("validation")),
                     Entry(str(len(own)), len(own)),
                     Entry(str(lost), lost),
+                    Entry(str(left), left),
                 ]
             )
     heads = [study.compare, "setting", "parameter", "chosen", "at the edge of its grid"]
-    heads += ["validation score", "trials", "failed or diverged"]
+    heads += ["validation score", "trials", "failed or diverged", "not run"]
     caption = (
         "The values that were tuned, chosen by the score on the clients' validation data, never by"
         " test data, with seeds that are not reported. A value at the edge of its grid may not be"
         " the best one. Of an interval and of a single value it is not known whether a better one"
-        " lies beyond; names have no edge."
+        " lies beyond; names have no edge. Trials that were interrupted, or whose records are"
+        " damaged, count as not run."
     )
     return Table("tuned", "Tuned values", caption, heads, rows, pd.DataFrame(data))
 

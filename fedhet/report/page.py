@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import jinja2
 
 from fedhet.errors import clean
-from fedhet.record.files import write_text
+from fedhet.record.files import unwritable, write_text
 from fedhet.report import Written, curves, figures, making
 from fedhet.report.comparisons import statistics_section
 from fedhet.report.costs import cost_tables
@@ -23,19 +24,52 @@ from fedhet.report.study import Study
 
 TEMPLATES = Path(__file__).parent / "templates"
 PAGE = "index.html"
+OWN = "report"
+# The names, without their ends, of all tables and figures that a report may have.
+TABLES = "scores|all_scores|pairs|ranks|targets|seconds|bytes|memory|tuned|missing|runs|environment"
+FIGURES = (
+    "wins|critical-distance|(curves-by-(round|megabytes|seconds)|clients|labels)(-[0-9]+)?"
+    r"|tuning-[\w-]+"
+)
 
 
 def write_report(folder: Path | str | Sequence[Path | str], out: Path | str | None) -> Written:
     """Write the report, as `fedhet.report.write` describes."""
     found = results(folder)
-    home = Path(out) if out is not None else found.source.folders[0] / "report"
+    home = Path(out) if out is not None else found.source.folders[0] / OWN
     document = compose(found, home / "figures")
     for table in document.tables:
         write_text(home / "tables" / f"{table.name}.csv", table.data.to_csv(index=False))
         write_text(home / "tables" / f"{table.name}.tex", as_latex(table))
     write_text(home / "report.md", as_markdown(document))
     write_text(home / PAGE, as_html(document))
+    own = out is None
+    tables = {table.name for table in document.tables}
+    pictures = {figure.name for section in document.sections for figure in section.figures}
+    _remove_others(home / "tables", ("csv", "tex"), tables, ".*" if own else TABLES)
+    _remove_others(home / "figures", ("png", "svg", "pdf"), pictures, ".*" if own else FIGURES)
     return Written(home / PAGE, document.sentences)
+
+
+def _remove_others(folder: Path, kinds: Collection[str], kept: Collection[str], names: str) -> None:
+    """Remove what an earlier report has left, so that nothing in the folder contradicts the page.
+
+    Args:
+        folder: the folder, which may be missing.
+        kinds: the ends of the files.
+        kept: the names, without their ends, of the files that stay.
+        names: a pattern for the names of the files that may be removed.
+
+    Raises:
+        WriteError: a file cannot be removed.
+    """
+    for path in sorted(folder.glob("*.*")):
+        of_a_report = path.suffix[1:] in kinds and re.fullmatch(names, path.stem, re.DOTALL)
+        if of_a_report and path.stem not in kept and path.is_file():
+            try:
+                path.unlink()
+            except OSError as error:
+                raise unwritable(path, error) from error
 
 
 def compose(found: Results, pictures: Path) -> Document:

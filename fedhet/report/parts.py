@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+from collections import Counter
 from collections.abc import Collection, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from fedhet.errors import ConfigError, clean
-from fedhet.report.folders import Cell, Source, Values, parsed, read_one
+from fedhet.errors import ConfigError, DataError, clean
+from fedhet.report.folders import EXPERIMENT, NOT_RUN, Cell, Source, Values, parsed, read_one
 
 # Overrides that change how or where runs are made, or what is made of them, but no result.
-NO_RESULT = ("engine", "figures", "title", "on_other_code")
-NOT_OF_RUNS = ("hydra.", "axes.", "report.", "tune.", "engine.")
+NO_RESULT = ("engine", "figures", "title", "on_other_code", "tracker")
+NOT_OF_RUNS = ("hydra.", "axes.", "report.", "tune.", "engine.", "tracker.")
 MISSING = "not given"
 
 
@@ -22,7 +24,7 @@ def read(folders: Path | str | Sequence[Path | str]) -> Source:
 
     Raises:
         ConfigError: a folder has no runs, or they are of different experiments.
-        DataError: an experiment.json is damaged.
+        DataError: an experiment.json is damaged, or names the folder of a run twice.
     """
     paths = [Path(f) for f in ([folders] if isinstance(folders, str | Path) else folders)]
     sources = [read_one(path) for path in paths]
@@ -31,14 +33,40 @@ def read(folders: Path | str | Sequence[Path | str]) -> Source:
     joined = sources[0]
     for source, other in pairwise(sources):
         _refuse_different(source, other)
+        both = f"{joined.folders[0]} and {other.folders[0]}"
         joined = Source(
             [*joined.folders, *other.folders],
-            _joined(joined.experiment, other.experiment),
+            _joined(both, joined.experiment, other.experiment),
             [*joined.cells, *other.cells],
         )
     if len(sources) > 1:
         joined.cells = _best_of(joined.cells)
+        # The name of an experiment's cell has a digest, which tells it from those of other parts.
+        if not joined.experiment or _twice(joined.cells):
+            for home, source in zip(_shortest(paths), sources, strict=True):
+                for cell in source.cells:
+                    is_run = cell.folder == source.folders[0]
+                    cell.name = home if is_run else f"{home}/{cell.name}"
+    if name := _twice(joined.cells):
+        raise DataError(f"{joined.folders[0]}: {EXPERIMENT} names the folder {name} for two runs")
     return joined
+
+
+def _shortest(paths: Sequence[Path]) -> list[str]:
+    """The last parts of each path, as few as tell different folders apart."""
+    every = [Path(os.path.normpath(path.absolute())).parts for path in paths]
+    length = next(
+        n
+        for n in range(1, max(map(len, every)) + 1)
+        if len({parts[-n:] for parts in every}) == len(set(every))
+    )
+    return [Path(*parts[-length:]).as_posix() for parts in every]
+
+
+def _twice(cells: Sequence[Cell]) -> str | None:
+    """A name that several cells have."""
+    counts = Counter(cell.name for cell in cells)
+    return next((name for name, count in counts.items() if count > 1), None)
 
 
 def _refuse_different(first: Source, other: Source) -> None:
@@ -66,6 +94,23 @@ def _refuse_different(first: Source, other: Source) -> None:
             f"{both} have the same name, but the file of the experiment gave their runs different"
             f" settings (digests {clean(str(digests[0]))} and {clean(str(digests[1]))})"
         )
+    _refuse_difference(both, "parts of an experiment", *map(_of_choices, (one, two)))
+    trials = [
+        sorted({str(t["trials"]) for t in e.get("tuned") or [] if "trials" in t})
+        for e in (one, two)
+    ]
+    if all(trials):
+        numbers = [{"the number of trials": ", ".join(found)} for found in trials]
+        _refuse_difference(both, "parts of an experiment", *numbers)
+
+
+def _of_choices(experiment: Values) -> Values:
+    """What decides which values the trials choose, setting -> value."""
+    tune, report = experiment.get("tune") or {}, experiment.get("report") or {}
+    # A part whose command line leaves a method out has no settings of its own for it.
+    spaces = {name: tune[name] for name in ("space", "budget", "seeds", "per") if name in tune}
+    choices = {f"tune.{name}": value for name, value in spaces.items()}
+    return choices | ({"report.metric": report["metric"]} if "metric" in report else {})
 
 
 def _of_runs(lines: Any, axes: Collection[str]) -> Values:
@@ -91,7 +136,7 @@ def _refuse_difference(both: str, what: str, one: Values, two: Values) -> None:
             )
 
 
-def _joined(first: Values, other: Values) -> Values:
+def _joined(both: str, first: Values, other: Values) -> Values:
     """experiment.json of an experiment whose parts lie in several folders."""
     if not first:
         return {}
@@ -99,8 +144,43 @@ def _joined(first: Values, other: Values) -> Values:
         axis: list(dict.fromkeys([*map(_plain, values), *map(_plain, other["axes"][axis])]))
         for axis, values in first["axes"].items()
     }
-    tuned = [*(first.get("tuned") or []), *(other.get("tuned") or [])]
-    return {**first, "axes": axes, "tuned": tuned}
+    own = {
+        label: _own_space(both, label, first, other)
+        for experiment in (first, other)
+        for label in (experiment.get("tune") or {}).get("own") or {}
+    }
+    tune = {**(first.get("tune") or {}), "own": own} if first.get("tune") else None
+    tuned = _chosen(both, [*(first.get("tuned") or []), *(other.get("tuned") or [])])
+    return {**first, "axes": axes, "tune": tune, "tuned": tuned}
+
+
+def _own_space(both: str, label: str, first: Values, other: Values) -> Values:
+    """What is tuned for a value of an axis, in which the parts that have the value agree."""
+    having = [e for e in (first, other) if any(label in map(str, v) for v in e["axes"].values())]
+    spaces = [((e.get("tune") or {}).get("own") or {}).get(label, {}) for e in having]
+    for space in spaces[1:]:
+        named = [{f"tune.own.{label}": found} for found in (spaces[0], space)]
+        _refuse_difference(both, "parts of an experiment", *named)
+    return spaces[0] if spaces else {}
+
+
+def _chosen(both: str, entries: Sequence[Values]) -> list[Values]:
+    """One entry for each combination of axes, that of a part in which the trials were run.
+
+    Raises:
+        ConfigError: the trials of two parts have chosen different values.
+    """
+    kept: dict[str, Values] = {}
+    for entry in entries:
+        axes = entry.get("axes") or {}
+        earlier = kept.setdefault(json.dumps(axes, default=str, sort_keys=True), entry)
+        if not earlier.get("chosen"):
+            kept[json.dumps(axes, default=str, sort_keys=True)] = entry
+        elif entry.get("chosen"):
+            where = ", ".join(f"{axis}={value}" for axis, value in axes.items())
+            what = f"parts of an experiment, whose trials for {clean(where)} have ended"
+            _refuse_difference(both, what, earlier["chosen"], entry["chosen"])
+    return list(kept.values())
 
 
 def _best_of(cells: list[Cell]) -> list[Cell]:
@@ -112,15 +192,15 @@ def _best_of(cells: list[Cell]) -> list[Cell]:
     kept: dict[str, Cell] = {}
     for cell in cells:
         where = [cell.trial, cell.axes, cell.tuned if cell.trial else None]
-        key = json.dumps(where if cell.axes else [str(cell.folder)], default=str, sort_keys=True)
-        if key not in kept:
-            kept[key] = cell
+        place = where if cell.axes else [os.path.normpath(cell.folder.absolute())]
+        key = json.dumps(place, default=str, sort_keys=True)
+        earlier = kept.setdefault(key, cell)
+        if earlier is cell:
             continue
-        earlier = kept[key]
         if earlier.counts and cell.counts:
             both = f"{earlier.folder} and {cell.folder}"
             _refuse_difference(both, "two results of one run", *map(_settings, (earlier, cell)))
-        elif cell.counts:
+        elif cell.counts or earlier.status == NOT_RUN:
             kept[key] = cell
     return list(kept.values())
 

@@ -18,6 +18,7 @@ from fedhet.report.comparisons import few_pairs, statistics_section
 from fedhet.report.costs import memory, targets
 from fedhet.report.findings import sentences
 from fedhet.report.making import mixed_code
+from fedhet.report.page import FIGURES, TABLES
 from fedhet.report.results import results
 from fedhet.report.scores import deciding
 from fedhet.report.study import Study
@@ -121,6 +122,8 @@ def test_a_report_is_whole_and_needs_nothing_else(experiment: Path) -> None:
     assert names == {path.stem for path in (home / "tables").glob("*.tex")}
     assert {"scores", "pairs", "ranks", "all_scores", "seconds", "bytes", "runs"} <= names
     assert "python -m fedhet experiment=made seed=0,1" in page.text
+    assert all(re.fullmatch(TABLES, name) for name in names)
+    assert all(re.fullmatch(FIGURES, figure.stem) for figure in figures)
     scores = pd.read_csv(home / "tables" / "scores.csv")
     assert set(scores["method"]) == set(SHIFTS)
 
@@ -228,6 +231,35 @@ def test_mixed_versions_of_the_code_are_named(experiment: Path) -> None:
     change(experiment / "cells" / "cell-003" / "cell.json", code={"version": "0.2.0"})
     (warning,) = mixed_code(Study(results(experiment)))
     assert "version 0.1.0 in 71; version 0.2.0 in 1" in warning
+
+
+def test_another_commit_with_the_same_code_is_no_other_version(tmp_path: Path) -> None:
+    made = make_experiment(tmp_path / "made", {"method": ["A", "B"]}, lambda _: 0.5)
+    for number, commit in enumerate(("aaa", "bbb")):
+        code = {"version": "0.1.0", "commit": commit, "digest": "same"}
+        change(made / "cells" / f"cell-00{number}" / "cell.json", code=code)
+    assert mixed_code(Study(results(made))) == []
+    code = {"version": "0.1.0", "commit": "aaa", "digest": "other"}
+    change(made / "cells" / "cell-001" / "cell.json", code=code)
+    (warning,) = mixed_code(Study(results(made)))
+    assert "version 0.1.0 digest same in 1; version 0.1.0 digest other in 1" in warning
+
+
+def test_nothing_of_an_earlier_report_stays(tmp_path: Path) -> None:
+    """With --out, files that no report writes stay."""
+    axes = {"method": ["A", "B"], "seed": list(range(6))}
+    made = make_experiment(tmp_path / "made", axes, lambda a: 0.5 + a["seed"] / 100)
+    homes = {made / "report": None, tmp_path / "out": tmp_path / "out"}
+    for home, out in homes.items():
+        report.write(made, out)
+        written = {path.relative_to(home) for path in home.rglob("*.*")}
+        stale = ["tables/targets.csv", "tables/missing.tex", "figures/curves-by-round-2.pdf"]
+        stale += ["figures/tuning-client-lr.png", "figures/labels-1.svg"]
+        for name in [*stale, "figures/mine.png", "figures/notes.txt"]:
+            (home / name).write_text("old")
+        report.write(made, out)
+        kept = {Path("figures/notes.txt")} | ({Path("figures/mine.png")} if out else set())
+        assert {path.relative_to(home) for path in home.rglob("*.*")} == written | kept
 
 
 def test_the_package_offers_both() -> None:
