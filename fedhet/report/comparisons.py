@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from fedhet.report import statistics
-from fedhet.report.document import Entry, Section, Table, number, p_value
+from fedhet.report.document import Entry, Section, Table, joined, number, p_value
 from fedhet.report.statistics import (
     FEWEST_SETTINGS,
     IF_NORMAL,
@@ -13,6 +13,7 @@ from fedhet.report.statistics import (
     NOT_SHOWN,
     REAL,
     Ranking,
+    couples,
     enough,
     pairs_needed,
     smallest_p,
@@ -79,10 +80,12 @@ def families(study: Study) -> dict[str, tuple[str, pd.DataFrame]]:
 
 
 def pairs_table(study: Study) -> Table:
-    """All pairs of methods in every family of comparisons."""
+    """The pairs of methods in every family of comparisons; with a reference, only its own."""
     frames = []
     for name, (unit, blocks) in families(study).items():
-        frame = statistics.compare(blocks, study.reference)
+        frame = statistics.compare(blocks)
+        if study.reference is not None:
+            frame = frame[(frame[["a", "b"]] == study.reference).any(axis=1)]
         frame.insert(0, "over", name)
         frame.insert(1, "unit", unit)
         frames.append(frame)
@@ -106,34 +109,49 @@ def pairs_table(study: Study) -> Table:
     ]
     heads = ["over", "a pair is a", "better", "worse", "wins–losses–ties", "mean difference"]
     heads += ["95 % interval", "effect size", "p, Wilcoxon", "p, t-test", "difference"]
-    others = f"with {study.reference}" if study.reference else "of methods"
+    others = "of methods" if study.reference is None else f"with {study.reference}"
     caption = (
-        f"All pairs {others} by {study.title}. P-values are after Holm's correction; a dash: there"
-        " are too few pairs for the test. A difference is real if Wilcoxon's corrected p is below"
+        f"All pairs {others} by {study.title}. P-values are after Holm's correction over all pairs"
+        " of methods, whichever are shown; a dash: there are too few pairs for the test, or their"
+        " differences do not vary. A difference is real if Wilcoxon's corrected p is below"
         " .05."
     )
     return Table("pairs", "Paired tests", caption, heads, rows, data, folded=len(rows) > 30)
 
 
 def few_pairs(study: Study) -> str:
-    """Whether there are enough seeds for Wilcoxon's test within a setting."""
-    counts = [
-        statistics.fewest_pairs(study.blocks(study.metric, name).dropna(axis=1, how="all"))
-        for name in study.settings
-    ]
-    fewest, most = min(counts, default=0), max(counts, default=0)
-    methods = len(study.methods)
-    comparisons = methods - 1 if study.reference else methods * (methods - 1) // 2
-    if comparisons < 1:
+    """Whether there are enough seeds for Wilcoxon's test within each setting."""
+    if len(study.methods) < 2:
         return "There is only one method, so that nothing is compared."
+    blocks = {name: study.blocks(study.metric, name).dropna(how="all") for name in study.settings}
+    # Setting -> the fewest seeds that two methods share, and the number of comparisons.
+    found = {
+        name: (min(family.values()), len(family))
+        for name, table in blocks.items()
+        if (family := couples(table))
+    }
+    if not found:
+        return "No two methods have a result with the same seed, so that nothing is compared."
+    counts = [pairs for pairs, _ in found.values()]
+    fewest, most = min(counts), max(counts)
     seeds = f"{most} seed{'' if most == 1 else 's'}"
     if fewest != most:
         seeds = f"{fewest} to {most} seeds"
-    if enough(fewest, comparisons):
-        return f"Each setting has {seeds}, which are enough for Wilcoxon's test."
+    which = "each setting"
+    if len(found) < len(blocks):
+        which += " in which two methods share a seed"
+    opening = f"{which.capitalize()} has {seeds}"
+    if any(pairs < len(blocks[name]) for name, (pairs, _) in found.items()):
+        opening = f"In {which} the pair of methods with the fewest common seeds has {seeds}"
+    lacking = {name: family for name, family in found.items() if not enough(*family)}
+    if not lacking:
+        return f"{opening}, which are enough for Wilcoxon's test."
+    least = min(pairs for pairs, _ in lacking.values())
+    comparisons = max(count for _, count in lacking.values())
+    where = "within a setting" if len(lacking) == len(found) else f"in {joined(list(lacking))}"
     return (
-        f"Each setting has {seeds}. That is too few for Wilcoxon's test within a setting: with"
-        f" {most} its smallest possible p-value is {smallest_p(most):.3g}, and with {comparisons}"
+        f"{opening}. That is too few for Wilcoxon's test {where}: with"
+        f" {least} its smallest possible p-value is {smallest_p(least):.3g}, and with {comparisons}"
         f" comparison{'s' if comparisons > 1 else ''} it takes {pairs_needed(comparisons)} seeds to"
         f" get below {LEVEL:g} after Holm's correction."
     )

@@ -11,6 +11,7 @@ from fedhet.report.statistics import (
     NOT_SHOWN,
     REAL,
     Ranking,
+    fewest_pairs,
 )
 from fedhet.report.study import ALL, SCORES, Study, paired
 
@@ -86,9 +87,13 @@ def _winner(study: Study, setting: str) -> str:
     if groups[REAL]:
         parts.append(f"The difference from {_named(groups[REAL], others)} is real.")
     if groups[IF_NORMAL]:
+        fewest = fewest_pairs(blocks)
+        seeds = f"{fewest} seed{'' if fewest == 1 else 's'}"
+        if fewest < len(blocks):
+            seeds = f"the {seeds} of the pair with the fewest common seeds"
         parts.append(
             f"The difference from {_named(groups[IF_NORMAL], others)} is real if differences are"
-            f" normal, which {len(blocks)} seeds cannot show."
+            f" normal, which {seeds} cannot show."
         )
     if groups[NOT_SHOWN]:
         names = _named(groups[NOT_SHOWN], others).replace(ALL_OTHERS, "any other")

@@ -47,7 +47,12 @@ def holm(p: np.ndarray) -> np.ndarray:
 
 
 def wilcoxon(differences: np.ndarray) -> float:
-    """The two-sided p-value of Wilcoxon's signed-rank test; zeros are split (Demsar 2006)."""
+    """The two-sided p-value of Wilcoxon's signed-rank test; zeros are split (Demsar 2006).
+
+    It is NaN without differences, and 1 if all are zero.
+    """
+    if not len(differences):
+        return math.nan
     if not differences.any():
         return 1.0
     return float(stats.wilcoxon(differences, zero_method="zsplit").pvalue)
@@ -55,10 +60,12 @@ def wilcoxon(differences: np.ndarray) -> float:
 
 def t_test(differences: np.ndarray) -> float:
     """The two-sided p-value of the paired t-test; NaN where it cannot be made."""
+    if len(differences) < FEWEST_FOR_T:
+        return math.nan
     if not differences.any():
         return 1.0
     # Differences that do not vary beyond rounding would make any of them infinitely certain.
-    if len(differences) < FEWEST_FOR_T or np.ptp(differences) < SAME:
+    if np.ptp(differences) < SAME:
         return math.nan
     return float(stats.ttest_1samp(differences, 0).pvalue)
 
@@ -79,49 +86,41 @@ def interval(differences: np.ndarray) -> tuple[float, float]:
     return float(found.low), float(found.high)
 
 
-def fewest_pairs(blocks: pd.DataFrame, reference: str | None = None) -> int:
-    """The number of rows that the two columns have in common which share the fewest."""
+def couples(blocks: pd.DataFrame) -> dict[tuple[str, str], int]:
+    """All pairs of columns with rows in common -> how many; they are one family of tests."""
     known = blocks.notna()
-    return min(
-        (int((known[a] & known[b]).sum()) for a, b in _couples(blocks, reference)),
-        default=len(blocks),
-    )
+    shared = {(a, b): int((known[a] & known[b]).sum()) for a, b in combinations(blocks.columns, 2)}
+    return {couple: rows for couple, rows in shared.items() if rows}
 
 
-def _couples(blocks: pd.DataFrame, reference: str | None) -> list[tuple[str, str]]:
-    if reference is None:
-        return list(combinations(blocks.columns, 2))
-    others = [name for name in blocks.columns if name != reference]
-    return [(reference, other) for other in others] if reference in blocks else []
+def fewest_pairs(blocks: pd.DataFrame) -> int:
+    """The number of rows that the two columns share which share the fewest; 0 if none do."""
+    return min(couples(blocks).values(), default=0)
 
 
-def compare(
-    blocks: pd.DataFrame, reference: str | None = None, *, effects: bool = True
-) -> pd.DataFrame:
-    """Compare the columns in pairs, each over the rows that both have.
+def compare(blocks: pd.DataFrame, *, effects: bool = True) -> pd.DataFrame:
+    """Compare all columns in pairs, each over the rows that both have.
 
     Args:
         blocks: scores, a row per block (a seed, a setting), a column per method.
-        reference: compare the others with this column only; all with all if None.
         effects: also compute the bootstrap intervals.
 
     Returns:
-        A row per pair: `a` (the better one by its mean), `b`, `pairs`, `wins`, `losses`, `ties`,
-        `difference` (the mean of a - b), `low` and `high` (its bootstrap interval), `effect`
-        (Cohen's d_z: the mean difference in units of its standard deviation), `wilcoxon` and
-        `t_test` (p-values after Holm's correction; all of Wilcoxon's are NaN if a couple has not
-        enough pairs, so that one test decides on all), and `verdict`.
+        A row per pair with rows in common: `a` (the better one by its mean), `b`, `pairs`,
+        `wins`, `losses`, `ties`, `difference` (the mean of a - b), `low` and `high` (its bootstrap
+        interval), `effect` (Cohen's d_z: the mean difference in units of its standard deviation),
+        `wilcoxon` and `t_test` (p-values after Holm's correction; all of Wilcoxon's are NaN if a
+        couple has not enough pairs, so that one test decides on all), and `verdict`.
     """
-    couples = _couples(blocks, reference)
+    family = couples(blocks)
     place = {name: i for i, name in enumerate(blocks.columns)}
     values = blocks.to_numpy(float)
-    decided_by_wilcoxon = enough(fewest_pairs(blocks, reference), len(couples))
+    decided_by_wilcoxon = enough(min(family.values(), default=0), len(family))
     rows = []
-    for a, b in couples:
+    for (a, b), n in family.items():
         differences = values[:, place[a]] - values[:, place[b]]
         differences = differences[~np.isnan(differences)]
-        n = len(differences)
-        mean = float(differences.mean()) if n else math.nan
+        mean = float(differences.mean())
         if mean < 0:
             a, b, mean, differences = b, a, -mean, -differences
         low, high = interval(differences) if effects else (math.nan, math.nan)

@@ -40,7 +40,7 @@ class Study:
         methods: its values, as text; "method" stands for whatever is compared.
         settings: the name of each setting -> its axes.
         metric: the score that decides, a key of SCORES.
-        reference: the method that others are compared with, or None.
+        reference: the method whose pairs alone are in the table of paired tests, or None.
         notes: what the reader has to know about the choice of the score.
     """
 
@@ -48,7 +48,9 @@ class Study:
         self.results = results
         report: Values = results.source.experiment.get("report") or {}
         axes = {axis: values for axis, values in results.axes.items() if axis != SEED}
-        default = next((axis for axis in axes if len(axes[axis]) > 1), "method")
+        if report.get("compare") == SEED:  # as the first axis of an experiment without methods
+            report = {**report, "compare": None, "reference": None}
+        default = next((axis for axis in axes if len(axes[axis]) > 1), next(iter(axes), "method"))
         self.compare = str(report.get("compare") or default)
         if axes:
             chosen("compare", self.compare, list(axes))

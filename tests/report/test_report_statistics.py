@@ -140,13 +140,24 @@ def test_a_missing_score_takes_away_its_pairs_only() -> None:
     assert pairs.to_dict() == {("a", "b"): 7, ("a", "c"): 7, ("b", "c"): 8}
 
 
-def test_a_reference_is_compared_with_each_other_one_only() -> None:
-    pairs = statistics.compare(blocks(8, a=0.9, b=0.5, c=0.4), reference="b")
-    assert [{row.a, row.b} for row in pairs.itertuples()] == [{"a", "b"}, {"b", "c"}]
-
-
 def test_the_interval_of_many_differences_is_the_normal_one() -> None:
     sample = np.random.default_rng(5).normal(0.3, 1, 400)
     low, high = statistics.interval(sample)
     error = 1.96 * sample.std(ddof=1) / 20
     assert (low, high) == pytest.approx((sample.mean() - error, sample.mean() + error), abs=0.02)
+
+
+def test_too_few_differences_have_no_p_value() -> None:
+    nothing = np.zeros(0)
+    assert math.isnan(statistics.wilcoxon(nothing)) and math.isnan(statistics.t_test(nothing))
+    assert math.isnan(statistics.t_test(np.zeros(2))) and statistics.t_test(np.zeros(3)) == 1
+
+
+def test_a_pair_without_a_common_block_is_no_comparison() -> None:
+    """Holm's factors are then 2 and 1 for the two pairs that there are, and 7 pairs are enough."""
+    table = blocks(14, a=0.9, b=0.5, c=0.4)
+    table.loc[:6, "b"] = table.loc[7:, "c"] = math.nan
+    pairs = statistics.compare(table)
+    assert [{row.a, row.b} for row in pairs.itertuples()] == [{"a", "b"}, {"a", "c"}]
+    assert pairs["wilcoxon"].to_numpy() == pytest.approx([2 * 2 / 2**7] * 2)
+    assert statistics.fewest_pairs(table) == 7
