@@ -8,6 +8,7 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.ticker import MaxNLocator
 
+from fedhet.check import counted
 from fedhet.report.document import FigureFile
 from fedhet.report.study import Study
 from fedhet.report.style import (
@@ -69,9 +70,10 @@ def curves(study: Study, folder: Path) -> list[FigureFile]:
                 f"{study.title.capitalize()} by {label}: mean over seeds, with a band of one"
                 " standard deviation. A curve ends where the first of its seeds ends."
             )
-            alt = f"Curves of {study.title} by {label}, one for each of {len(study.methods)}"
-            alt += (
-                f" methods, in {len(settings)} settings. The table of scores has the last values."
+            alt = (
+                f"Curves of {study.title} by {label}, one for each of"
+                f" {counted(len(study.methods), 'method')}, in"
+                f" {counted(len(settings), 'setting')}. The table of scores has the last values."
             )
             files.append(store(picture, folder, name, caption, alt))
     return files
