@@ -65,7 +65,11 @@ def _run(experiment: Experiment, flags: list[str]) -> int:
 
 
 def _report(experiment: Experiment, task: HydraTask) -> bool:
-    """Say which cells are missing, and write the report of those that are there, if it can be."""
+    """Say which cells are missing, and write the report of those that are there, if it can be.
+
+    Returns:
+        Whether there is a report.
+    """
     folder = task.started
     assert folder is not None
     if task.outcome is not None:
@@ -79,17 +83,16 @@ def _report(experiment: Experiment, task: HydraTask) -> bool:
         say(f"experiment {experiment.name}: stopped; {there} of {every} runs are there")
     with process.imports():
         from fedhet import report
-    written = None
     try:
         written = report.write(folder)
         for sentence in written.sentences:
             say(clean(sentence))
         say(f"report: {written.page}")
+        return True
     except ConfigError as error:
         print(f"no report: {error}", file=sys.stderr)
-        return task.outcome is None or not task.outcome.missing  # there is not one result
     except Exception as error:  # noqa: BLE001 -- the runs are there, whatever fails in a report
         report_error(error)
     finally:
         say(f"run folder: {folder}")
-    return written is not None
+    return False

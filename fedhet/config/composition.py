@@ -232,7 +232,12 @@ def _as_config_error() -> Iterator[None]:
         raise ConfigError(" ".join(str(error).split())) from error
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         pieces = [getattr(error, "full_key", None), error, error.__cause__]
-        lines = [str(piece).partition("\n")[0].rstrip(".") for piece in pieces if piece]
+        texts = [
+            str(piece).replace("composing config:\n", "composing config: ")
+            for piece in pieces
+            if piece
+        ]
+        lines = [text.partition("\n")[0].rstrip(".") for text in texts]
         raise ConfigError(": ".join(dict.fromkeys(lines))) from error
 
 

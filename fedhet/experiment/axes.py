@@ -13,6 +13,7 @@ from fedhet.config import overrides
 from fedhet.config.interpolations import literal
 from fedhet.errors import ConfigError
 
+SEED = "seed"
 Label = str | int | float | bool | None
 
 

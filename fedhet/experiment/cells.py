@@ -11,8 +11,8 @@ from itertools import product
 
 from fedhet.config import catalogue, composition
 from fedhet.errors import ConfigError
-from fedhet.experiment.axes import Label, Value, written
-from fedhet.experiment.definition import SEED, Experiment
+from fedhet.experiment.axes import SEED, Label, Value, written
+from fedhet.experiment.definition import WITHOUT_EFFECT, Experiment
 from fedhet.experiment.tuning import Point, points
 
 LONGEST_NAME = 80
@@ -136,13 +136,12 @@ def _cell(
 ) -> Cell:
     axes = dict(combination) | ({SEED: seed} if seed else {})
     lines = [
-        *experiment.fixed,
         *(line for value in axes.values() for line in value.overrides),
         *(f"{key}={written(value)}" for key, value in point.items()),
     ]
-    own = {line.lstrip("+").partition("=")[0]: line for line in lines}  # the last one counts
-    cell_overrides = tuple(own.values())
-    text = json.dumps([experiment.digest, cell_overrides])
+    cell_overrides = _last([*experiment.fixed, *lines])
+    effective = [line for line in experiment.fixed if _top(line) not in WITHOUT_EFFECT]
+    text = json.dumps([experiment.digest, _last([*effective, "figures=false", *lines])])
     words = [
         str(value.label) if len(value.overrides) != 1 or axis == "method" else _short(value)
         for axis, value in axes.items()
@@ -158,6 +157,16 @@ def _cell(
         cell_overrides,
         f"cells/{name}-{digest}",
     )
+
+
+def _last(lines: Sequence[str]) -> tuple[str, ...]:
+    """Of the overrides of each key the last one, which counts."""
+    return tuple({line.lstrip("+").partition("=")[0]: line for line in lines}.values())
+
+
+def _top(line: str) -> str:
+    """The first part of the key of an override."""
+    return line.lstrip("+").partition("=")[0].partition(".")[0]
 
 
 def _short(value: Value) -> str:

@@ -23,7 +23,8 @@ class Code:
 
     Attributes:
         version: that of the package fedhet.
-        commit: the commit of the clone in which it lies; None outside of one.
+        commit: the commit of the repository to which its files belong; None if there is none, as
+            for a package that is installed inside of somebody's repository.
         digest: 16 hex digits of fedhet's source files, of conf/ and the folders of one's own pieces
             without their experiments, of the source files of the packages whose classes a
             configuration may name, and of the versions of torch, NumPy and scikit-learn.
@@ -46,6 +47,10 @@ class Code:
     def record(self) -> dict[str, Any]:
         """The entries in a record."""
         return {"version": self.version, "commit": self.commit, "digest": self.digest}
+
+    def is_that_of(self, record: Mapping[str, Any]) -> bool:
+        """Whether a record names this code; a commit that changes no file of it does not count."""
+        return (self.version, self.digest) == (record.get("version"), record.get("digest"))
 
     @staticmethod
     def text(record: Mapping[str, Any]) -> str:
@@ -80,7 +85,13 @@ def _version(package: str) -> str:
 
 
 def _commit() -> str | None:
-    command = ["git", "-C", str(_PACKAGE), "rev-parse", "HEAD"]
+    known = _git("ls-files", "--error-unmatch", "__init__.py")
+    return _git("rev-parse", "HEAD") if known else None
+
+
+def _git(*arguments: str) -> str | None:
+    """What git prints in the package's folder; None if it fails."""
+    command = ["git", "-C", str(_PACKAGE), *arguments]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):

@@ -17,29 +17,24 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-from hydra.core.override_parser.types import IntervalSweep, Override
+from hydra.core.override_parser.types import Override
 from omegaconf import OmegaConf
 
-from fedhet.check import did_you_mean, each, integer, one_of, optional, text
+from fedhet.check import did_you_mean, each, one_of, text
 from fedhet.config import catalogue, composition, overrides, pieces
 from fedhet.config.composition import EXPERIMENT_KEYS
 from fedhet.errors import ConfigError
-from fedhet.experiment.axes import (
-    Label,
-    Value,
-    labels_of,
-    lines_of,
-    mapping,
-    read_axes,
-    values_of,
-)
-from fedhet.experiment.tuning import Interval, Space, Tuning
+from fedhet.experiment.axes import SEED, Label, Value, labels_of, lines_of, mapping, read_axes
+from fedhet.experiment.conflicts import refuse_conflicts
+from fedhet.experiment.tuned import read_tuning
+from fedhet.experiment.tuning import Tuning
 
-SEED = "seed"
 # The scores by which values are compared, as fedhet/report names them.
 _GLOBAL = ("last", "best_val", "last_k", "clients", "worst")
 METRICS = (*_GLOBAL, "personal", "personal_best_val", "finetuned")
 _PART = "axes."  # axes.<axis>=[<patterns of labels>] on the command line
+# They change no result, and therefore not the folder of a run either.
+WITHOUT_EFFECT = ("tracker", "figures")
 OTHER_CODE = ("stop", "keep", "rerun")
 
 
@@ -56,7 +51,7 @@ class Experiment:
         axes: axis -> its values.
         tuning: what is tuned before the runs, or None.
         report: the settings of the report: `compare`, `metric`, `reference`.
-        part: axis -> patterns of the labels whose runs are wanted now; the others are not launched.
+        part: axis -> the labels whose runs are wanted now; the others are not launched.
         on_other_code: what becomes of finished runs of another version: stop, keep or rerun.
         digest: 16 hex digits of the settings that the file gives every run.
     """
@@ -75,9 +70,7 @@ class Experiment:
     def wants(self, axes: Mapping[str, Label]) -> bool:
         """Whether the cell with these labels belongs to the part that is run now."""
         return all(
-            any(fnmatchcase(str(label), pattern) for pattern in self.part[axis])
-            for axis, label in axes.items()
-            if axis in self.part
+            str(label) in self.part[axis] for axis, label in axes.items() if axis in self.part
         )
 
 
@@ -92,17 +85,19 @@ def read(lines: Sequence[str]) -> Experiment | None:
         ConfigError: the experiment's file, or an override, is wrong.
     """
     about = [line for line in lines if _is_about_experiment(line)]
-    declared = _declared({line.key_or_group: line for line in overrides.parse(about)})
+    chosen = {line.key_or_group: line for line in overrides.parse(about)}
+    _refuse_sweep_of_experiments(chosen.get("experiment"))
+    declared = _declared(chosen)
     labels = labels_of(declared["axes"])
     given = {line.key_or_group: line for line in overrides.parse(lines, labels)}
     own = {key: line for key, line in given.items() if _is_own(key)}
     parts = [key for key in own if key.startswith(_PART)]
     if not declared["axes"]:
         if own:
-            name = given["experiment"].value() if "experiment" in given else None
+            line = given["experiment"].input_line if "experiment" in given else None
             raise ConfigError(
                 f"{next(iter(own.values())).input_line!r} needs an experiment that has axes;"
-                + (f" experiment={name} has none" if name else " choose one by experiment=<name>")
+                + (f" {line} has none" if line else " choose one by experiment=<name>")
             )
         return None
     scaled = {line.key_or_group: line for line in _of_scale(declared, labels)}
@@ -112,6 +107,8 @@ def read(lines: Sequence[str]) -> Experiment | None:
     settings = {key: value for key, value in rest.items() if key not in hydra}
     axes = read_axes(declared["axes"], settings)
     fixed = [override.input_line for key, override in settings.items() if key not in axes]
+    tuning = read_tuning(declared["tune"], axes, settings, labels, _seed(declared, settings))
+    refuse_conflicts(axes, {key: given[key] for key in settings if key in given}, tuning)
     if "figures" not in settings:  # the report has figures of all runs
         fixed.append("figures=false")
     name = str(experiment.value())
@@ -122,7 +119,7 @@ def read(lines: Sequence[str]) -> Experiment | None:
         command=(*flags, *lines),
         fixed=(f"experiment={name}", *(str(line) for line in fixed)),
         axes=axes,
-        tuning=_tuning(declared["tune"], axes, settings, labels),
+        tuning=tuning,
         report=_report(declared["report"], axes),
         part=dict(_part(axis, line, axes) for axis, line in own.items() if axis in parts),
         on_other_code=one_of("on_other_code", declared["on_other_code"], OTHER_CODE),
@@ -156,22 +153,45 @@ def _is_hydras(override: Override) -> bool:
     return override.is_hydra_override() or override.key_or_group.startswith("hydra/")
 
 
+def _refuse_sweep_of_experiments(override: Override | None) -> None:
+    """A sweep over experiments has one run of each, so that none of them may have axes."""
+    if override is None or not override.is_sweep_override():
+        return
+    for line in overrides.sweep_values(override):
+        (choice,) = overrides.parse([line])
+        if _declared({"experiment": choice})["axes"]:
+            raise ConfigError(
+                f"{override.input_line!r}: {line} has axes, and is more than one run; start each"
+                " experiment by its own command"
+            )
+
+
 def _declared(given: Mapping[str, Override]) -> dict[str, Any]:
     """What the file says about the experiment itself, with the overrides of these settings."""
     if "experiment" not in given or given["experiment"].is_sweep_override():
         return dict.fromkeys(EXPERIMENT_KEYS)
+    name = given["experiment"].value()
+    content = {} if name is None else catalogue.content("experiment", str(name))
+    mapping("axes", content.get("axes"))  # Hydra's message would not name the key
     own = [line for key, line in given.items() if _is_own(key) and not key.startswith(_PART)]
     kept = [given["experiment"], *own]
     cfg = composition.raw([str(override.input_line) for override in kept])
     return {
         key: OmegaConf.to_container(cfg[key]) if OmegaConf.is_config(cfg[key]) else cfg[key]
-        for key in EXPERIMENT_KEYS
+        for key in (*EXPERIMENT_KEYS, SEED)
     }
+
+
+def _seed(declared: Mapping[str, Any], settings: Mapping[str, Override]) -> object:
+    """The seed of the runs if none of the axes gives them one."""
+    return settings[SEED].value() if SEED in settings else declared[SEED]
 
 
 def _digest(name: str) -> str:
     """The digest of the settings that the experiment's file fixes, and of the defaults."""
     settings: Any = OmegaConf.to_container(composition.raw([f"experiment={name}"]))
+    default: Any = OmegaConf.to_container(composition.raw([]))
+    settings |= {key: default[key] for key in WITHOUT_EFFECT}
     content = {key: value for key, value in settings.items() if key not in EXPERIMENT_KEYS}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -187,76 +207,10 @@ def _of_scale(declared: Mapping[str, Any], labels: Mapping[str, Collection[str]]
     return overrides.parse(lines_of(f"scales.{scale}", lines), labels)
 
 
-# ---- tuning and report
-def _tuning(
-    declared: Mapping[str, Any],
-    axes: Mapping[str, Sequence[Value]],
-    settings: Mapping[str, Override],
-    declared_labels: Mapping[str, Collection[str]],
-) -> Tuning | None:
-    """What is tuned; a setting that the command line gives is not."""
-
-    def space(name: str, values: object) -> Space:
-        return {
-            key: _range(f"{name}.{key}", key, range_)
-            for key, range_ in mapping(name, values).items()
-            if key not in settings
-        }
-
-    budget = optional(integer, "tune.budget", declared["budget"], low=1)
-    seeds = each(integer, "tune.seeds", declared["seeds"], low=0)
-    shared = space("tune.space", declared["space"])
-    own = {}
-    labels = [str(value.label) for axis in axes.values() for value in axis]
-    # The command line, or the scale, may have left a value of the file out.
-    left_out = {name for names in declared_labels.values() for name in names}.difference(labels)
-    for label, values in mapping("tune.own", declared["own"]).items():
-        if label not in labels and label not in left_out:
-            raise ConfigError(
-                f"tune.own.{label}: no axis has this value{did_you_mean(label, labels)}"
-            )
-        if label in labels:
-            own[label] = space(f"tune.own.{label}", values)
-    if not shared and not any(own.values()):
-        return None
-    for key in {*shared, *(key for values in own.values() for key in values)}:
-        if key in axes:
-            raise ConfigError(f"tune.space.{key}: an axis has this name; it cannot be tuned too")
-    if not seeds:
-        raise ConfigError("tune.seeds=[]: the trials need a seed")
-    if SEED in axes and (both := {value.label for value in axes[SEED]}.intersection(seeds)):
-        raise ConfigError(
-            f"tune.seeds={list(seeds)}: seed {min(both, key=str)} is also among those of the"  # type: ignore[arg-type]
-            " runs, whose results the tuning may not see"
-        )
-    choices = [axis for axis in axes if axis != SEED]
-    per = choices if declared["per"] is None else declared["per"]
-    for axis in per if isinstance(per, list) else [per]:
-        one_of("tune.per", axis, choices)
-    return Tuning(budget, seeds, shared, own, tuple(per))
-
-
-def _range(name: str, key: str, declared: object) -> tuple[Label, ...] | Interval:
-    """The values of a setting that is tuned, or an interval of them."""
-    if isinstance(declared, str):
-        (override,) = overrides.parse([f"{key}={declared}"])
-        sweep = override.value()
-        if isinstance(sweep, IntervalSweep):
-            low, high = float(sweep.start or 0), float(sweep.end or 0)
-            log = "log" in sweep.tags
-            if low >= high or (log and low <= 0):
-                raise ConfigError(f"{name}={declared}: the ends of this interval are not allowed")
-            return Interval(low, high, log)
-        return tuple(value.label for value in values_of(override))
-    if not isinstance(declared, list) or not all(isinstance(value, Label) for value in declared):
-        raise ConfigError(f"{name}={declared}: a list of values, or interval(a,b), is expected")
-    return tuple(declared)
-
-
 def _part(
     key: str, override: Override, axes: Mapping[str, Sequence[Value]]
 ) -> tuple[str, tuple[str, ...]]:
-    """The axis that an override `axes.<axis>=...` names, and its patterns.
+    """The axis that an override `axes.<axis>=...` names, and the labels that its patterns fit.
 
     Raises:
         ConfigError: there is no such axis, or no label that a pattern fits.
@@ -268,25 +222,30 @@ def _part(
             f" {', '.join(axes)}"
         )
     value = override.value()
-    patterns = tuple(str(pattern) for pattern in (value if isinstance(value, list) else [value]))
     labels = [str(value.label) for value in axes[axis]]
-    for pattern in patterns:
-        if not any(fnmatchcase(label, pattern) for label in labels):
+    wanted: list[str] = []
+    for pattern in map(str, value if isinstance(value, list) else [value]):
+        exact = [pattern] if pattern in labels else []  # a label may have brackets
+        fitting = exact or [label for label in labels if fnmatchcase(label, pattern)]
+        wanted += fitting
+        if not fitting:
             raise ConfigError(
                 f"{key}={pattern}: no value of this axis fits{did_you_mean(pattern, labels)}; it"
                 f" has {', '.join(labels)}"
             )
-    return axis, patterns
+    return axis, tuple(dict.fromkeys(wanted))
 
 
 def _report(declared: Mapping[str, Any], axes: Mapping[str, Sequence[Value]]) -> dict[str, Any]:
     compare = declared["compare"]
+    # Where nothing but the seed differs, the report has one method: that of the runs.
+    choices = [axis for axis in axes if axis != SEED] or ["method"]
     if compare is None:
-        compare = "method" if "method" in axes else next(iter(axes))
-    one_of("report.compare", compare, axes)
+        compare = "method" if "method" in choices else choices[0]
+    one_of("report.compare", compare, choices)
     one_of("report.metric", declared["metric"], METRICS)
     if declared["reference"] is not None:
-        labels = [str(value.label) for value in axes[compare]]
+        labels = [str(value.label) for value in axes.get(compare, ())]
         one_of("report.reference", declared["reference"], labels)
     notes = each(text, "report.notes", declared["notes"])
     return {**declared, "compare": compare, "notes": list(notes)}

@@ -97,7 +97,7 @@ class ExperimentFolder:
         """
         for cell in cells:
             folder = self.path / cell.folder
-            same_code = _state(folder).get("code") == self._code.record()
+            same_code = self._code.is_that_of(_state(folder).get("code", {}))
             if not same_code or not any((folder / "checkpoints").glob("*/manifest.json")):
                 shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True, exist_ok=True)
@@ -188,8 +188,11 @@ def _state(folder: Path) -> dict[str, Any]:
         summary = _read(folder / "summary.json") if state.get("status") == FINISHED else {}
     except DataError:
         return {"status": "damaged"}
-    if state.get("status") == FINISHED and "status" not in summary:
-        return {"status": "damaged"}
+    if state.get("status") == FINISHED:
+        from fedhet.record.run_folder import FORMAT as RUN_FORMAT  # torch takes a second
+
+        if summary.get("format") != RUN_FORMAT or "status" not in summary:
+            return {"status": "damaged"}
     return state
 
 

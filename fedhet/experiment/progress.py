@@ -11,7 +11,7 @@ from fedhet.errors import uncreatable
 from fedhet.experiment import cells, tuning
 from fedhet.experiment.cells import Cell, Setting
 from fedhet.experiment.code import Code
-from fedhet.experiment.definition import SEED, Experiment
+from fedhet.experiment.definition import Experiment
 from fedhet.experiment.folder import ExperimentFolder
 from fedhet.record.lock import Lock
 
@@ -115,13 +115,20 @@ class _Progress:
         self._folder.write([*self._trials, *runs], tuned)
 
     def _wanted(self, every: Sequence[Cell]) -> list[Cell]:
-        """Those in the part that is run now; trials have seeds of their own."""
-
-        def wants(cell: Cell) -> bool:
-            axes = {axis: label for axis, label in cell.axes.items() if axis != SEED}
-            return self._experiment.wants(cell.axes if cell.kind == "run" else axes)
-
-        return [cell for cell in every if wants(cell)]
+        """The runs in the part that is run now, and the trials on which their settings depend."""
+        tuning_ = self._experiment.tuning
+        per = tuning_.per if tuning_ else ()
+        wanted = [run for run in cells.runs(self._experiment) if self._experiment.wants(run.axes)]
+        places = {run.on(per) for run in wanted}
+        return [
+            cell
+            for cell in every
+            if (
+                cell.on(per) in places
+                if cell.kind == "trial"
+                else self._experiment.wants(cell.axes)
+            )
+        ]
 
     def _run(self, every: Sequence[Cell]) -> None:
         todo = self._folder.missing(every)

@@ -13,8 +13,9 @@ from statistics import mean
 
 from fedhet.config import composition
 from fedhet.experiment import cells
+from fedhet.experiment.axes import SEED
 from fedhet.experiment.cells import Cell
-from fedhet.experiment.definition import SEED, Experiment
+from fedhet.experiment.definition import Experiment
 
 ROUNDS = 3
 TRAIN = "train"

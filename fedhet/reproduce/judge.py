@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedhet.errors import ConfigError
-from fedhet.experiment.definition import SEED
+from fedhet.experiment.axes import SEED
 from fedhet.report.results import Results, results
 from fedhet.reproduce import measures
 from fedhet.reproduce.measures import Run

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from fedhet.config import pieces
+from fedhet.experiment import code as code_module
 from fedhet.experiment.code import Code
 
 Write = Callable[..., None]
@@ -53,3 +55,23 @@ def test_all_modules_of_a_trusted_package_count(
     assert changed != before
     code.rename(code.with_name("moved.py"))
     assert digest() != changed
+
+
+def test_the_commit_of_a_foreign_repository_is_not_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def git(*arguments: str) -> str:
+        who = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        command = ["git", "-C", str(tmp_path), *who, *arguments]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+    package = tmp_path / "site-packages" / "fedhet"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    monkeypatch.setattr(code_module, "_PACKAGE", package)
+    git("init")
+    git("commit", "--allow-empty", "-m", "theirs")
+    assert Code.current().commit is None
+    git("add", "site-packages")
+    git("commit", "-m", "ours")
+    assert Code.current().commit == git("rev-parse", "HEAD")

@@ -22,7 +22,7 @@ rounds: 3
 axes:
   method:
     FedAvg: method=fedavg
-    SCAFFOLD with FedNorm: method=scaffold plugin=[fednorm] client.lr=.05
+    SCAFFOLD with FedNorm: method=scaffold plugin=[fednorm] client.weight_decay=.05
   partition.alpha: [0.05, 0.3]
   seed: range(0,3)
 scales:
@@ -56,7 +56,7 @@ def test_the_runs_are_all_combinations_of_the_values(write: Write) -> None:
         "figures=false",
         "method=scaffold",
         "plugin=[fednorm]",
-        "client.lr=.05",
+        "client.weight_decay=.05",
         "partition.alpha=0.3",
         "seed=2",
     )
@@ -110,6 +110,30 @@ def test_an_experiment_without_axes_is_a_single_run(write: Write) -> None:
     definition.refuse(["experiment=mine"])
 
 
+def test_several_experiments_at_once_are_single_runs(write: Write) -> None:
+    write("rounds: 2")
+    write("rounds: 3", name="yours")
+    assert definition.read(["experiment=mine,yours"]) is None
+    write(AXES, name="yours")
+    with pytest.raises(ConfigError) as error:
+        definition.read(["experiment=mine,yours"])
+    assert "'experiment=mine,yours': experiment=yours has axes" in str(error.value)
+    assert "start each experiment by its own command" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "axes, compare",
+    [
+        ("{seed: [0], rounds: [1, 2]}", "rounds"),
+        ("{seed: [0], rounds: [1], method: [fedavg]}", "method"),
+        ("{seed: [0, 1]}", "method"),
+    ],
+)
+def test_seeds_are_not_compared(write: Write, axes: str, compare: str) -> None:
+    write(f"axes: {axes}")
+    assert read().report["compare"] == compare
+
+
 def test_an_experiment_knows_the_scores_of_its_report() -> None:
     assert tuple(SCORES) == definition.METRICS
 
@@ -129,7 +153,16 @@ def test_where_one_run_is_possible_axes_are_refused(write: Write) -> None:
         ("axes: {seed: [0]}", ["scale=small"], "scale=small: this experiment has no scales"),
         ("axes: {seed: []}", [], "axes.seed has no value"),
         ("axes: {seed: [0, 1, 0]}", [], "axes.seed has 0 twice"),
-        ("axes: [seed]", [], "experiment/mine"),
+        ("axes: [seed]", [], "axes=['seed']: names with values are expected"),
+        ("client: [a]\naxes: {seed: [0]}", [], "composing config: Cannot merge DictConfig with"),
+        ("axes: {rounds: [1]}\ntune: {seeds: [0], space: {client.lr: [1]}}", [], "seed 0 is also"),
+        ("seed: 3\naxes: {rounds: [1]}\ntune: {seeds: [3], space: {client.lr: [1]}}", [], "seed 3"),
+        (
+            "axes: {method: {A: seed=4}}\ntune: {seeds: [4], space: {client.lr: [1]}}",
+            [],
+            "seed 4 is also",
+        ),
+        ("axes: {rounds: [1], seed: [0]}", ["report.compare=seed"], "choose from: rounds"),
         ("axes: {method: {A: {b: 1}}}", [], "axes.method.A={'b': 1}: overrides are expected"),
         ("axes: {client.lr: 'interval(0,1)'}", [], "an axis has single values"),
         (AXES, ["report.compare=model"], "report.compare=model is not allowed; choose from: meth"),
