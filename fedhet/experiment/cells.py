@@ -115,6 +115,11 @@ def check(cells: Sequence[Cell]) -> None:
     from fedhet.config.targets import instantiate
     from fedhet.job import try_settings
 
+    folders: dict[str, Cell] = {}
+    for cell in cells:
+        other = folders.setdefault(cell.folder, cell)
+        if other is not cell:
+            raise ConfigError(f"{other.label} and {cell.label} are the same run; leave one out")
     groups = catalogue.groups()
     bases = composition.of_sweep()
     seen: set[object] = set()

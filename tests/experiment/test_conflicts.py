@@ -74,3 +74,11 @@ def test_what_no_run_has_twice_is_allowed(write: Write) -> None:
     write(f"{LABELS}\ntune: {{seeds: [9], own: {{P: {{client.lr: [1, 2]}}}}}}")
     definition.read(["experiment=mine"])
     assert values("client.lr", "method=P", "client.lr=0.5") == ["0.5", "0.5"]
+
+
+def test_two_labels_of_one_run_are_refused(write: Write) -> None:
+    write("axes: {how: {slow: client.lr=0.1, low: client.lr=0.1}}")
+    experiment = definition.read(["experiment=mine"])
+    assert experiment is not None
+    with pytest.raises(ConfigError, match="how=slow and how=low are the same run; leave one out"):
+        cells.check(cells.runs(experiment))
