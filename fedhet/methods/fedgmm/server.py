@@ -179,12 +179,15 @@ class ServerHalf(Plugin):
 
     # ---- phase "share"
     def _check_share(self, update: Update) -> None:
-        """How many samples the client drew follows from the counts that it has sent."""
+        """How many samples the client drew follows from the counts that it has sent.
+
+        Where its counts were not accepted, nothing follows, and the number is not used.
+        """
         if self.server.site.noise:
             return
         generated = update.integer(GENERATED)
         if update.pid not in self._counts:
-            raise ValueError("the client has sent no counts, of which its draws would follow")
+            return
         if generated != (expected := self._lacking(self._counts[update.pid])):
             raise ValueError(
                 f"extra {GENERATED!r} is {generated}; {expected} would follow from the counts that"
@@ -202,7 +205,8 @@ class ServerHalf(Plugin):
     def _note_generated(self, updates: Iterator[Update], old: Tree) -> Tree:
         """The merge of `share`: note how many samples each client drew, and drop the mixtures."""
         if not self.server.site.noise:  # then nobody tells how many
-            self._generated = {update.pid: update.integer(GENERATED) for update in updates}
+            drawn = {update.pid: update.integer(GENERATED) for update in updates}
+            self._generated = {pid: n for pid, n in drawn.items() if pid in self._counts}
             self.report = {"generated": sum(self._generated.values())}
         self._pooled, self._counts = {}, {}
         return {}
