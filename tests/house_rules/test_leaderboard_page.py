@@ -58,6 +58,7 @@ def test_what_the_page_says_of_personal_models_and_of_differences(
     shutil.copytree(ROOT / "docs" / "leaderboard", tmp_path / "docs" / "leaderboard")
     shutil.copyfile(ROOT / "docs" / "leaderboard.md", tmp_path / "docs" / "leaderboard.md")
     cells = pd.read_csv(tmp_path / CELLS)
+    cells = cells[cells["setting"].str.startswith("digits,")]  # one table of each kind
     setting = "digits, Dirichlet 0.1"
     runs = (cells["kind"] == "run") & (cells["setting"] == setting)
     for method, shift in (("FedAvg", 0.9), ("FedSGD", 0.2)):
