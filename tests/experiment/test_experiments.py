@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from experiment.mine import SMALL, run
 
 import fedhet
 from fedhet.cli import main
@@ -19,21 +20,12 @@ from fedhet.experiment.code import Code
 
 pytestmark = pytest.mark.usefixtures("own_process")
 Write = Callable[..., None]
-QUICK = """
-rounds: 2
-model: {hidden: [8]}
-client: {epochs: 1}
-partition: {clients: 3}
-"""
+QUICK = f"rounds: 2{SMALL}"
 TWO = f"""{QUICK}
 axes:
   method: {{FedAvg: method=fedavg, FedSGD: method=fedsgd}}
   seed: [0, 1]
 """
-
-
-def run(*lines: str) -> int:
-    return main.main(["experiment=mine", "hydra/launcher=basic", *lines])
 
 
 def record(folder: str = "experiments/mine") -> dict[str, Any]:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from experiment.mine import run
 
-from fedhet.cli import main
 from fedhet.experiment.folder import TEST_KNOWN
 
 QUICK = """
@@ -34,7 +34,7 @@ def test_the_report_says_what_the_trials_knew(
     write: Callable[..., None], line: str, known: bool
 ) -> None:
     write(QUICK)
-    assert main.main(["experiment=mine", "hydra/launcher=basic", line]) == 0
+    assert run(line) == 0
     record = json.loads(Path("experiments/mine/experiment.json").read_text())
     assert (TEST_KNOWN in record["report"]["notes"]) == known
     page = Path("experiments/mine/report/index.html").read_text()

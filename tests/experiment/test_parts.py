@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from experiment.mine import SMALL, run
 
 from fedhet import report
-from fedhet.cli import main
 from fedhet.errors import ConfigError
 from fedhet.experiment import cells, definition
 from fedhet.experiment.code import Code
@@ -18,12 +18,7 @@ from fedhet.experiment.folder import ExperimentFolder
 
 pytestmark = pytest.mark.usefixtures("own_process")
 Write = Callable[..., None]
-QUICK = """
-rounds: 1
-model: {hidden: [8]}
-client: {epochs: 1}
-partition: {clients: 3}
-"""
+QUICK = f"rounds: 1{SMALL}"
 TUNED = f"""{QUICK}
 axes:
   method: {{A: method=fedavg, S: method=fedsgd}}
@@ -31,10 +26,6 @@ axes:
   seed: [0]
 tune: {{seeds: [8], per: [method], space: {{client.lr: [0.01, 0.1]}}}}
 """
-
-
-def run(*lines: str) -> int:
-    return main.main(["experiment=mine", "hydra/launcher=basic", *lines])
 
 
 def read(*lines: str) -> definition.Experiment:
