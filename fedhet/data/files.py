@@ -12,6 +12,7 @@ from fedhet.errors import ConfigError, DataError
 
 # A folder under data_dir, and the names or glob patterns of what it must contain.
 Layout = tuple[str, Sequence[str]]
+SITE_HINT = "Name the site's file in dataset.files"
 
 
 def cache_root() -> Path:

@@ -8,12 +8,16 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
+from typing import TYPE_CHECKING
 
 from fedhet.config import catalogue, composition
 from fedhet.errors import ConfigError
 from fedhet.experiment.axes import SEED, Label, Value, written
 from fedhet.experiment.definition import WITHOUT_EFFECT, Experiment
 from fedhet.experiment.tuning import Point, points
+
+if TYPE_CHECKING:
+    from fedhet.data.findable import Source
 
 LONGEST_NAME = 80
 Axes = dict[str, Label]  # axis -> the label of its value
@@ -103,16 +107,20 @@ def labels(combination: Combination) -> list[Label]:
     return [value.label for _, value in combination]
 
 
-def check(cells: Sequence[Cell]) -> None:
+def check(cells: Sequence[Cell]) -> dict[frozenset[str], Source]:
     """Check names, values, and whether the pieces fit together, before the first cell starts.
 
     Every combination of the groups' choices is checked, and every other override once: ranges of
     two settings do not depend on each other.
 
+    Returns:
+        `data_lines` of a cell -> the data that it reads.
+
     Raises:
         ConfigError: it names the cell.
     """
     from fedhet.config.targets import instantiate
+    from fedhet.data.findable import source
     from fedhet.job import try_settings
 
     folders: dict[str, Cell] = {}
@@ -123,9 +131,11 @@ def check(cells: Sequence[Cell]) -> None:
     groups = catalogue.groups()
     bases = composition.of_sweep()
     seen: set[object] = set()
+    data: dict[frozenset[str], Source] = {}
     for cell in cells:
         choices = frozenset(line for line in cell.overrides if line.partition("=")[0] in groups)
-        if not {choices, *cell.overrides} - seen:
+        about_data = data_lines(cell)
+        if about_data in data and not {choices, *cell.overrides} - seen:
             continue
         seen |= {choices, *cell.overrides}
         try:
@@ -134,6 +144,13 @@ def check(cells: Sequence[Cell]) -> None:
             try_settings(settings)
         except ConfigError as error:
             raise ConfigError(f"{error} (in the experiment's run {cell.label})") from error
+        data.setdefault(about_data, source(settings.cfg))
+    return data
+
+
+def data_lines(cell: Cell) -> frozenset[str]:
+    """The overrides on which it depends which data a cell reads."""
+    return frozenset(line for line in cell.overrides if _top(line) in ("dataset", "data_dir"))
 
 
 def _cell(

@@ -84,11 +84,14 @@ class ExperimentFolder:
                 " on_other_code=keep to keep them, on_other_code=rerun to run them again, or"
                 " another folder by hydra.sweep.dir=<folder>"
             )
-        if self._experiment.on_other_code == "rerun":
-            for cell in other:
+        kept = self._experiment.on_other_code == "keep"
+        return [c for c in cells if c not in finished or (c in other and not kept)]
+
+    def discard(self, cells: Sequence[Cell]) -> None:
+        """Remove what other code has finished of cells that will run again."""
+        for cell in cells:
+            if _state(self.path / cell.folder).get("status") == FINISHED:
                 shutil.rmtree(self.path / cell.folder)
-            finished = [cell for cell in finished if cell not in other]
-        return [cell for cell in cells if cell not in finished]
 
     def prepare(self, cells: Sequence[Cell]) -> None:
         """Make room for cells that will be launched; a run that has a checkpoint will go on.

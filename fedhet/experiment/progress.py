@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedhet.errors import uncreatable
 from fedhet.experiment import cells, tuning
@@ -15,11 +15,16 @@ from fedhet.experiment.definition import Experiment
 from fedhet.experiment.folder import ExperimentFolder
 from fedhet.record.lock import Lock
 
+if TYPE_CHECKING:
+    from fedhet.data.findable import Source
+
 # Runs a batch of cells, in whatever order, and returns when none of them runs any more.
 Launch = Callable[[Sequence[Cell]], None]
 # Is told the folder as soon as the experiment is recorded in it, how many cells are wanted, and how
 # many of them are there.
 Started = Callable[[Path, int, int], None]
+# Raises DataError if some of these data are missing where the cells will run.
+Find = Callable[["Sequence[Source]"], None]
 
 
 @dataclass(frozen=True)
@@ -41,7 +46,9 @@ class Outcome:
     degraded: bool
 
 
-def run(experiment: Experiment, path: Path, launch: Launch, started: Started) -> Outcome:
+def run(
+    experiment: Experiment, path: Path, launch: Launch, started: Started, find_data: Find
+) -> Outcome:
     """Run the cells of an experiment that are not there yet.
 
     Trials come first; the settings that they choose are those of the runs. A cell that fails does
@@ -52,21 +59,28 @@ def run(experiment: Experiment, path: Path, launch: Launch, started: Started) ->
         path: its folder, which is created if it does not exist.
         launch: runs cells.
         started: is told when the first cell is about to start.
+        find_data: looks for the data of the cells that are missing, before any of them starts.
 
     Raises:
         ConfigError: a cell's settings are wrong, or the folder cannot be used; nothing was run.
+        DataError: data are missing; nothing was run.
     """
     if experiment.tuning:
         combinations = [cells.labels(c) for c in cells.settings_of(experiment)]
         tuning.check_budget(experiment.tuning, combinations)
-    cells.check(list(cells.covering(experiment)))
+    data = cells.check(list(cells.covering(experiment)))
+
+    def find(missing: Sequence[Cell]) -> None:
+        if lines := dict.fromkeys(map(cells.data_lines, missing)):
+            find_data([data[each] for each in lines if each in data])
+
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise uncreatable("hydra.sweep.dir", path, error) from error
     lock = Lock(path, "experiment")
     try:
-        return _Progress(experiment, path, launch).run(started)
+        return _Progress(experiment, path, launch).run(started, find)
     finally:
         lock.release()
 
@@ -80,12 +94,14 @@ class _Progress:
         self._launch = launch
         self._trials = cells.trials(experiment)
 
-    def run(self, started: Started) -> Outcome:
-        """Run what is missing."""
+    def run(self, started: Started, find: Callable[[Sequence[Cell]], None]) -> Outcome:
+        """Run what is missing, once `find` has found its data."""
         # What trials of an earlier command have chosen stays recorded until there is more.
         runs, _ = self._runs()
         every = self._wanted([*self._trials, *runs])
         missing = self._folder.missing(every)  # before anything is written
+        find(missing)
+        self._folder.discard(missing)
         self._record(runs)
         started(self._folder.path, len(every), len(every) - len(missing))
         self._run(self._wanted(self._trials))

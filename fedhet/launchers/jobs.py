@@ -129,11 +129,11 @@ class Batch:
             done = failed
         if done.status == JobStatus.FAILED:
             report_error(done._return_value)
-            done.return_value = _as_ours(done._return_value)
+            done.return_value = as_ours(done._return_value)
         return done
 
 
-def _as_ours(error: Exception) -> Exception:
+def as_ours(error: Exception) -> Exception:
     """The error in a form that every process can read."""
     return error if type(error) in _TRAVELS else RunFailed(error_line(error))
 

@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import lru_cache
 from multiprocessing.util import Finalize
@@ -20,6 +21,7 @@ from hydra.core.utils import JobReturn
 
 from fedhet import check
 from fedhet.cli.errors import say
+from fedhet.data.findable import Search, Source
 from fedhet.errors import ConfigError, RunFailed
 from fedhet.launchers import live
 from fedhet.launchers.jobs import Jobs, why
@@ -73,6 +75,18 @@ def launch(jobs: Jobs, workers: int | None = None) -> list[JobReturn]:
     return jobs.results()
 
 
+def find_data(sources: Sequence[Source], workers: int | None = None) -> None:
+    """Look for the data of runs with what their processes begin with.
+
+    Raises:
+        ConfigError: as `launch` does, or a setting of a dataset is wrong.
+        DataError: data are missing or damaged.
+        RunFailed: they cannot be read for another reason.
+    """
+    _checked(workers)
+    warm().find_data(sources)
+
+
 def _checked(workers: Any) -> int:
     if "fork" not in multiprocessing.get_all_start_methods():
         raise ConfigError(
@@ -124,6 +138,22 @@ class Handle:
             self.connection.send(order)
         except OSError:
             self._lost()
+
+    def find_data(self, sources: Sequence[Source]) -> None:
+        """Have a process look for data, and raise what it says."""
+        self.send(Search(sources, str(Path.cwd()), dict(os.environ)))
+        try:
+            while not self.connection.poll(LISTEN_SECONDS):
+                raise_if_interrupted()
+            problem = self.connection.recv()
+        except (EOFError, OSError):
+            self._lost()
+        except BaseException:
+            self.process.kill()  # it waits for the one that looks
+            self.close()
+            raise
+        if problem is not None:
+            raise problem
 
     def hear(self, seconds: float = LISTEN_SECONDS) -> list[tuple[int, Any]]:
         """What jobs have said: (position, run folder), or (position, (JobReturn, problem))."""

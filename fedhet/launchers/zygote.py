@@ -23,7 +23,8 @@ from fedhet import process
 from fedhet.cli.errors import INTERRUPTED
 from fedhet.cli.interrupts import interruptible
 from fedhet.config import catalogue
-from fedhet.launchers.jobs import Batch, redirect
+from fedhet.data.findable import Search
+from fedhet.launchers.jobs import Batch, as_ours, redirect
 
 FORK = multiprocessing.get_context("fork")
 
@@ -84,6 +85,7 @@ class Zygote:
     start; and the signal that all jobs are to get. Answers are (position, message), where a message
     is the run folder or the JobReturn, and in the end the exit code or the reason why no
     process could be started. A job's process also says what else should be imported for the next.
+    A Search, before the first job, is answered by the error of the data that are missing, or None.
 
     Args:
         orders: the connection to the process that launches the jobs. When that ends, so do they.
@@ -128,12 +130,26 @@ class Zygote:
             self.batch = order
             order.prepare()
             gc.freeze()
+        elif isinstance(order, Search):
+            self._find(order)
         elif isinstance(order, int):
             for running in self.running.values():
                 if running.process.is_alive():
                     os.kill(running.process.pid or 0, order)
         else:
             self._start(*order)
+
+    def _find(self, search: Search) -> None:
+        told, tell = FORK.Pipe(duplex=False)
+        child = FORK.Process(target=_find, args=(search, tell, [self.orders, told]))
+        child.start()
+        tell.close()
+        problem = None
+        with told, suppress(EOFError):  # it has died: the jobs will tell why
+            self._import(told.recv())
+            problem = told.recv()
+        child.join()
+        self.orders.send(problem)
 
     def _import(self, names: list[str]) -> None:
         new = [name for name in names if name not in sys.modules]
@@ -185,13 +201,29 @@ def _job(
             done = batch.run(number, overrides, begins)
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         tell.send(done)
-        names = (
-            name for name in sys.modules if name in ON_DEMAND or name.startswith(OWN_ON_DEMAND)
-        )
-        tell.send(list(names))
+        tell.send(_on_demand())
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(INTERRUPTED)
+
+
+def _find(search: Search, tell: Connection, inherited: list[Connection]) -> None:
+    """The process that looks for the data of jobs."""
+    for connection in inherited:
+        connection.close()
+    process.end_with_parent()
+    problem = None
+    try:
+        search.run()
+    except Exception as error:  # noqa: BLE001 -- told where the command ends
+        problem = as_ours(error)
+    tell.send(_on_demand())
+    tell.send(problem)
+
+
+def _on_demand() -> list[str]:
+    """What this process has imported and the next ones will need."""
+    return [name for name in sys.modules if name in ON_DEMAND or name.startswith(OWN_ON_DEMAND)]
 
 
 def _interrupt_once(number: int, frame: Any) -> None:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from hydra.types import HydraContext, TaskFunction
     from omegaconf import DictConfig
 
+    from fedhet.data.findable import Source
+
 
 class _Ours:
     """Keeps what Hydra hands over, and the settings of the launcher."""
@@ -50,6 +52,12 @@ class ProcessesLauncher(_Ours, Launcher):
     """Each run in a process of its own on this machine (conf/hydra/launcher/processes.yaml)."""
 
     module = "fedhet.launchers.processes"
+
+    def find_data(self, sources: Sequence[Source]) -> None:
+        """Look for the data of runs in the process that will start them."""
+        from fedhet.launchers import processes
+
+        processes.find_data(sources, **self.settings)
 
 
 class RayLauncher(_Ours, Launcher):

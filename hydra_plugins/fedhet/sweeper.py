@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hydra._internal.core_plugins.basic_launcher import BasicLauncher
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.plugins import Plugins
 from hydra.plugins.sweeper import Sweeper
@@ -14,6 +15,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
 if TYPE_CHECKING:
+    from fedhet.data.findable import Source
     from fedhet.experiment.cells import Cell
 
 
@@ -76,5 +78,16 @@ class ExperimentSweeper(Sweeper):
                 self._launcher.launch(batch, initial_job_idx=count)
                 count += len(batch)
 
-            self._task.outcome = progress.run(self._task.experiment, folder, launch, started)
+            self._task.outcome = progress.run(
+                self._task.experiment, folder, launch, started, self._find_data
+            )
         return self._task.outcome
+
+    def _find_data(self, sources: Sequence[Source]) -> None:
+        """Look for data where the runs will, if that is on this machine."""
+        if isinstance(self._launcher, BasicLauncher):
+            from fedhet.data.findable import find_data
+
+            find_data(sources)
+        elif find := getattr(self._launcher, "find_data", None):
+            find(sources)

@@ -102,11 +102,11 @@ def test_trials_choose_by_validation(write: Write) -> None:
 def test_a_failed_cell_does_not_end_the_others(
     write: Write, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write(f"{QUICK}\naxes:\n  dataset: [digits, mnist]\n  seed: [0]\ndata_dir: nowhere")
+    write(f"{QUICK}\naxes:\n  partition.clients: [3, 5000]\n  seed: [0]")
     assert run() == 1
     printed = capsys.readouterr()
-    assert "missing: dataset=mnist seed=0: " in printed.err
-    assert "nowhere" in printed.err
+    assert "missing: clients=5000 seed=0: " in printed.err
+    assert "more clients than samples allow" in printed.err
     assert "experiment mine: 1 of 2 runs are there" in printed.out
     (failed,) = [
         cell
@@ -114,17 +114,17 @@ def test_a_failed_cell_does_not_end_the_others(
         if (cell := json.loads(path.read_text()))["status"] != "finished"
     ]
     assert failed["status"] == "failed"
-    assert "nowhere" in failed["reason"]
+    assert "more clients than samples allow" in failed["reason"]
 
 
 def test_runs_without_a_trial_are_not_run(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
     write(
-        f"{QUICK}\naxes:\n  dataset: [digits, mnist]\n  seed: [0]\ndata_dir: nowhere\n"
+        f"{QUICK}\naxes:\n  partition.clients: [3, 5000]\n  seed: [0]\n"
         "tune: {space: {client.lr: [.1, .2]}}"
     )
     assert run() == 1
     err = capsys.readouterr().err
-    assert "dataset=mnist seed=0: none of the trials that would choose its settings" in err
+    assert "clients=5000 seed=0: none of the trials that would choose its settings" in err
     assert len([s for s in summaries().values() if s["seed"] == 0]) == 1
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from fedhet.errors import DataError
 from fedhet.reproduce import table
 from fedhet.reproduce.command import main
 from fedhet.reproduce.verdict import NOT_COMPARABLE
@@ -34,6 +35,16 @@ def test_a_reproduction_runs_and_ends_with_its_comparison(
 
     assert main(["--verdicts", str(folder)]) == 0
     assert page in capsys.readouterr().out
+
+
+def test_a_reproduction_without_its_data_ends_before_its_runs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("FEDHET_DATA_DIR", raising=False)
+    with pytest.raises(DataError, match=r"data not found.*download cifar10"):
+        main(["fedsa/table4", "scale=cpu", HERE])
+    assert capsys.readouterr().out == ""  # no comparison
+    assert not any(Path("reproductions/fedsa/table4/cpu").iterdir())
 
 
 def test_overrides_change_the_runs_and_the_page_says_so(capsys: pytest.CaptureFixture[str]) -> None:

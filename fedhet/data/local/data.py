@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fedhet.config.targets import find_target, instantiate
 from fedhet.data.dataset import Dataset
-from fedhet.data.files import find_path
+from fedhet.data.files import SITE_HINT, find_path
 from fedhet.data.local.declaration import Declaration
 from fedhet.data.local.reading import PARTS, SiteFiles, as_client, client_data, read
 from fedhet.data.local.report import Agreement, Report, check_sizes
@@ -143,10 +143,9 @@ class LocalData:
                 f"dataset=local: a simulation needs dataset.files={{{missing[0]}: <path>, ...}}"
                 f" for {missing}; in a deployment each site names its own"
             )
-        hint = "Name the site's file in dataset.files"
         parts: dict[int, Mapping[str, Samples]] = {}
         for pid, site in enumerate(declared.sites):
-            path = find_path(declared.data_dir, files[site], hint)
+            path = find_path(declared.data_dir, files[site], SITE_HINT)
             parts[pid] = own_parts(declared, scheme, cfg.seed, site, SiteFiles(path))
         reports = [
             Report.of(declared, site, parts[pid], min_count=0)

@@ -1,0 +1,58 @@
+"""Whether the data of several runs are there, before the first of them starts."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from fedhet.config.targets import instantiate
+from fedhet.data.files import SITE_HINT, find_path
+
+Source = dict[str, Any]  # the settings of a dataset, and data_dir
+
+
+def source(cfg: DictConfig) -> Source:
+    """What determines the dataset of a run, in a form that other processes can read."""
+    settings = OmegaConf.to_container(cfg.dataset, resolve=True)
+    return {"dataset": settings, "data_dir": str(cfg.data_dir)}
+
+
+def find_data(sources: Iterable[Source]) -> None:
+    """Load each dataset once, as the runs will; what is decoded here is cached for them.
+
+    Raises:
+        ConfigError: a setting of a dataset is wrong.
+        DataError: data are missing or damaged.
+    """
+    different = {json.dumps(each, sort_keys=True, default=str): each for each in sources}
+    for content in different.values():
+        cfg = OmegaConf.create(content)
+        loaded = instantiate(cfg.dataset, data_dir=cfg.data_dir)
+        for file in (getattr(loaded, "files", None) or {}).values():  # dataset=local: the sites'
+            find_path(cfg.data_dir, file, SITE_HINT)
+
+
+@dataclass(frozen=True)
+class Search:
+    """What another process looks for, and from where.
+
+    Attributes:
+        sources: the data.
+        folder: the working directory.
+        variables: environment variables.
+    """
+
+    sources: Sequence[Source]
+    folder: str
+    variables: dict[str, str]
+
+    def run(self) -> None:
+        """Look for the data; raises what `find_data` raises."""
+        os.chdir(self.folder)
+        os.environ.update(self.variables)
+        find_data(self.sources)
