@@ -13,6 +13,7 @@ digits); cpu if none is given.
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -47,6 +48,8 @@ def main(argv: Sequence[str]) -> int:
         return 0
     if args.times and not args.estimate:
         raise ConfigError("reproduce: --times goes with --estimate")
+    if args.times:
+        _check_file(args.times)
     if args.verdicts:
         if args.words:
             raise ConfigError(
@@ -61,8 +64,22 @@ def main(argv: Sequence[str]) -> int:
             f"reproduce: name one reproduction, not {len(names)};"
             " python -m fedhet reproduce --list shows all"
         )
-    lines = command_lines(papers.find(names[0]), overrides)
-    return _estimate(lines, args.times) if args.estimate else _run(lines)
+    paper = papers.find(names[0])
+    lines = command_lines(paper, overrides)
+    if args.estimate:
+        return _estimate(lines, args.times)
+    _check_axes(paper, lines)
+    return _run(lines)
+
+
+def _check_file(times: Path) -> None:
+    """Refuse a path to which nothing can be added, before anything is measured."""
+    place = times if times.exists() else times.parent
+    if times.is_dir() or not os.access(place, os.W_OK):
+        raise ConfigError(
+            f"reproduce --times {times}: a file is expected, in a folder that exists and can be"
+            " written to"
+        )
 
 
 def list_text(words: Sequence[str] = ()) -> str:
@@ -88,6 +105,16 @@ def command_lines(paper: Paper, overrides: Sequence[str]) -> list[str]:
     if "hydra.sweep.dir" not in given:
         lines.append(f"hydra.sweep.dir={FOLDER}/{paper.name}/{scale}")
     return lines
+
+
+def _check_axes(paper: Paper, lines: Sequence[str]) -> None:
+    """Refuse runs that could not be compared with the paper, before they are run."""
+    from fedhet.experiment import definition
+
+    experiment = definition.read(lines)
+    assert experiment is not None  # every reproduction has axes
+    labels = {axis: [str(v.label) for v in values] for axis, values in experiment.axes.items()}
+    papers.refuse_open_axes(paper, str(experiment.report["compare"]), labels)
 
 
 def _run(lines: Sequence[str]) -> int:

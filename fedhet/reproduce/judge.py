@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,8 +9,8 @@ from pathlib import Path
 from fedhet.errors import ConfigError
 from fedhet.experiment.axes import SEED
 from fedhet.report.results import Results, results
-from fedhet.reproduce import measures
-from fedhet.reproduce.paper import DIRECTIONS, LEVELS, Claim, Figure, Labels, Paper, find
+from fedhet.reproduce.pairs import differences, sample, tuned
+from fedhet.reproduce.paper import DIRECTIONS, LEVELS, Figure, Paper, find, refuse_open_axes
 from fedhet.reproduce.runs import Run, runs_of
 from fedhet.reproduce.verdict import (
     DIRECTION_ONLY,
@@ -37,6 +36,7 @@ class Row:
         direction: what the order shows; None where the paper compares nothing.
         verdict: the verdict by the rule.
         reason: why it is not reproduced, where that is known.
+        tuned: the settings that trials have chosen; empty if nothing was tuned.
     """
 
     setting: str
@@ -48,6 +48,7 @@ class Row:
     direction: str | None
     verdict: str
     reason: str
+    tuned: str = ""
 
 
 @dataclass(frozen=True)
@@ -105,11 +106,15 @@ def compare(
         read: the runs.
         scale: the scale at which they were run.
         changed: overrides that are no part of the reproduction.
+
+    Raises:
+        ConfigError: the runs have an axis that a figure does not name.
     """
     axis = str(read.source.experiment.get("report", {}).get("compare") or "method")
-    runs = runs_of(read, axis)
+    runs = runs_of(read, axis, paper.hosts)
     kind = paper.compared.get(str(scale), LEVELS)
     labels = {name: [str(label) for label in values] for name, values in read.axes.items()}
+    refuse_open_axes(paper, axis, labels)
     bench = _Bench(paper, axis, labels, runs, kind == LEVELS, kind in (LEVELS, DIRECTIONS))
     figures, claims = list(bench.figures()), list(bench.claims())
     return Comparison(
@@ -169,7 +174,7 @@ class _Bench:
             if not self._has(place):
                 continue
             chosen = self._where(place)
-            ours = self._sample(chosen, figure.measure)
+            ours = sample(chosen, figure.measure)
             shown = self._against_host(figure, chosen)
             levels = self.levels and figure.levels
             agrees = level(ours, figure.value, figure.spread)
@@ -184,6 +189,7 @@ class _Bench:
                 shown if self.directions else None,
                 found,
                 self._reason(figure.method, found),
+                tuned(chosen),
             )
 
     def claims(self) -> Iterator[Row]:
@@ -194,7 +200,8 @@ class _Bench:
                     continue
                 greater = self._where({**claim.where, **claim.greater})
                 less = self._where({**claim.where, **other})
-                ours = Sample(tuple(self._differences(greater, less, claim, other)))
+                differing = {*claim.greater, *other}
+                ours = Sample(tuple(differences(greater, less, claim.measure, differing)))
                 shown = direction(ours.values, 1.0)
                 found = verdict(ours, None, shown, levels=self.levels, directions=self.directions)
                 yield Row(
@@ -207,6 +214,7 @@ class _Bench:
                     shown if self.directions else None,
                     found,
                     claim.reason if found == NOT_REPRODUCED else "",
+                    tuned(greater, less),
                 )
 
     def _against_host(self, figure: Figure, chosen: Sequence[Run]) -> str | None:
@@ -215,29 +223,8 @@ class _Bench:
         if not host or not theirs:
             return None
         others = self._where({**figure.axes, self.axis: host})
-        differences = self._paired(chosen, others, figure.measure, {self.axis})
-        return direction(differences, figure.value - theirs.value)
-
-    def _differences(
-        self, greater: Sequence[Run], less: Sequence[Run], claim: Claim, other: Labels
-    ) -> list[float]:
-        """One for each seed, the mean over the settings that both have."""
-        return self._paired(greater, less, claim.measure, {*claim.greater, *other})
-
-    def _paired(
-        self, ours: Sequence[Run], theirs: Sequence[Run], measure: str, differing: set[str]
-    ) -> list[float]:
-        def key(run: Run) -> tuple[tuple[str, str], ...]:
-            return tuple((k, str(v)) for k, v in run.cell.axes.items() if k not in differing)
-
-        partners = {key(run): run for run in theirs}
-        by_seed: dict[str, list[float]] = {}
-        for run in ours:
-            if partner := partners.get(key(run)):
-                difference = measures.value(measure, run) - measures.value(measure, partner)
-                if math.isfinite(difference):
-                    by_seed.setdefault(str(run.cell.axes.get(SEED)), []).append(difference)
-        return [sum(values) / len(values) for values in by_seed.values()]
+        shown = differences(chosen, others, figure.measure, {self.axis})
+        return direction(shown, figure.value - theirs.value)
 
     def _where(self, labels: Mapping[str, str]) -> list[Run]:
         return [
@@ -249,10 +236,6 @@ class _Bench:
     def _has(self, place: Mapping[str, str]) -> bool:
         """Whether this scale has such a setting."""
         return all(label in self.labels.get(axis, ()) for axis, label in place.items())
-
-    def _sample(self, runs: Sequence[Run], measure: str) -> Sample:
-        values = (measures.value(measure, run) for run in runs)
-        return Sample(tuple(value for value in values if math.isfinite(value)))
 
     def _reason(self, method: str, found: str) -> str:
         if found not in (NOT_REPRODUCED, DIRECTION_ONLY):

@@ -116,6 +116,16 @@ def _rank(run: Run, target: float) -> float:
     return sum(score > own for score in scores) + (scores.count(own) + 1) / 2
 
 
+def _gain(name: str) -> Callable[[Run, float], float]:
+    """The score of a run less that of its host."""
+
+    def read(run: Run, target: float) -> float:
+        host = run.peers.get(run.host or "")
+        return value(name, run) - value(name, host) if host else math.nan
+
+    return read
+
+
 def _classes(run: Run, target: float) -> float:
     """Mean number of classes of which a client has training samples."""
     counts = run.results.partition(run.cell).get("counts") or []
@@ -201,6 +211,8 @@ MEASURES: dict[str, Callable[[Run, float], float]] = {
     "models_per_round": _exchanged,
     "client_spread": _client_spread,
     "rank": _rank,
+    "gain_last": _gain("last"),
+    "gain_clients": _gain("clients"),
     "classes_per_client": _classes,
     "effective_rounds": _effective,
     "classifier_rounds": _classifier_rounds,

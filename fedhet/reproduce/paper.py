@@ -33,6 +33,7 @@ from fedhet.errors import ConfigError
 
 Labels = dict[str, str]  # axis -> the label of a value
 GROUP = "experiment"
+SEED = "seed"
 LEVELS, DIRECTIONS, NOTHING = "levels", "directions", "nothing"
 COMPARED = {"paper": LEVELS, "cpu": DIRECTIONS, "smoke": NOTHING}
 UNITS = {"percent": 100.0, "1": 1.0}
@@ -148,6 +149,30 @@ def find(name: str) -> Paper:
             " python -m fedhet reproduce --list shows all"
         )
     return papers[name]
+
+
+def refuse_open_axes(paper: Paper, compare: str, labels: Mapping[str, Sequence[str]]) -> None:
+    """Refuse several settings for one figure, which would count as if they were seeds.
+
+    Args:
+        paper: what the paper says.
+        compare: the axis of the methods.
+        labels: axis -> the labels of the experiment.
+
+    Raises:
+        ConfigError: naming the axis that a figure leaves open.
+    """
+    several = [axis for axis, values in labels.items() if len(values) > 1]
+    for figure in paper.figures:
+        place = {**figure.axes, compare: figure.method}
+        if not all(label in labels.get(axis, ()) for axis, label in place.items()):
+            continue
+        for axis in several:
+            if axis not in (*place, SEED):
+                raise ConfigError(
+                    f"{paper.name}: the paper's figure of {figure.method} says nothing of {axis},"
+                    f" which has several values here ({', '.join(labels[axis])}); give it one"
+                )
 
 
 def _content(name: str) -> Any:

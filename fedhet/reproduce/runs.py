@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -26,11 +26,13 @@ class Run:
         cell: the run.
         results: all runs of the folder.
         peers: those of the same setting and seed, itself included; label of the method -> run.
+        host: the label of the method without what the paper adds to it; None: it adds nothing.
     """
 
     cell: Cell
     results: Results
     peers: dict[str, Run]
+    host: str | None = None
 
     @cached_property
     def steps(self) -> list[dict[str, Any]]:
@@ -80,20 +82,21 @@ class Run:
         return sum(step["phase"] == phase for step in self.steps)
 
 
-def runs_of(results: Results, compare: str) -> list[Run]:
+def runs_of(results: Results, compare: str, hosts: Mapping[str, str] | None = None) -> list[Run]:
     """The runs of a folder that have a result, each with its peers.
 
     Args:
         results: the folder.
         compare: the axis on which peers differ.
+        hosts: label of a method -> that of its host.
     """
     together: dict[tuple[tuple[str, str], ...], dict[str, Run]] = {}
     runs = []
     for cell in _counted(results.cells):
         others = tuple((axis, str(v)) for axis, v in cell.axes.items() if axis != compare)
         peers = together.setdefault(others, {})
-        run = Run(cell, results, peers)
-        peers[str(cell.axes.get(compare))] = run
+        label = str(cell.axes.get(compare))
+        peers[label] = run = Run(cell, results, peers, (hosts or {}).get(label))
         runs.append(run)
     return runs
 

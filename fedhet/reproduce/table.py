@@ -35,6 +35,7 @@ FIELDS = (
     "verdict",
     "reason",
     "code",
+    "tuned",
 )
 Record = Mapping[str, str]  # a line of the CSV file
 
@@ -65,6 +66,7 @@ def _record(row: Row) -> dict[str, str]:
         "direction": row.direction or "",
         "verdict": row.verdict,
         "reason": row.reason,
+        "tuned": row.tuned,
     }
 
 
@@ -99,7 +101,8 @@ def _tables(lines: Sequence[Record]) -> Iterator[str]:
     figures = [line for line in lines if line["kind"] == "figure"]
     claims = [line for line in lines if line["kind"] == "claim"]
     if figures:
-        heads = ["setting", "method", "measure", "ours", "paper", "direction", "verdict", "reason"]
+        heads = ["setting", "method", "measure", "ours", "paper", "direction", "verdict"]
+        heads += ["reason", "tuned"]
         cells = [
             [
                 line["setting"],
@@ -110,6 +113,7 @@ def _tables(lines: Sequence[Record]) -> Iterator[str]:
                 line["direction"],
                 line["verdict"],
                 line["reason"],
+                line.get("tuned", ""),  # older files have none
             ]
             for line in figures
         ]
@@ -117,7 +121,8 @@ def _tables(lines: Sequence[Record]) -> Iterator[str]:
     if figures and claims:
         yield ""
     if claims:
-        heads = ["what the paper says", "compared", "measure", "difference", "verdict", "reason"]
+        heads = ["what the paper says", "compared", "measure", "difference", "verdict"]
+        heads += ["reason", "tuned"]
         cells = [
             [
                 line["setting"],
@@ -128,6 +133,7 @@ def _tables(lines: Sequence[Record]) -> Iterator[str]:
                 if line["direction"]
                 else line["verdict"],
                 line["reason"],
+                line.get("tuned", ""),
             ]
             for line in claims
         ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,74 @@ def test_claims_are_compared_pair_by_pair_and_those_of_no_run_are_left_out(folde
     ]
     # One difference for each seed, the mean over both settings.
     assert found[1].ours.values == pytest.approx((-0.1, -0.099, -0.098))
+
+
+def test_seeds_are_compared_in_the_settings_that_all_of_them_have(folder: Path) -> None:
+    """The gain is .1 at alpha=1 and .3 at alpha=.1, where one seed has no run."""
+
+    def easier(axes: dict[str, Any]) -> float | None:
+        found = score(axes)
+        if axes["method"] != "better" or found is None or axes["alpha"] == 1:
+            return found
+        return None if axes["seed"] == 2 else found + 0.2
+
+    made = make_experiment(folder.parent / "uneven", AXES, easier)
+    claim = Claim("better wins", "last", {}, {"method": "better"}, ({"method": "host"},))
+    [row] = compare(Paper("own/t", "", "", claims=(claim,)), results(made), "paper").claims
+    assert row.ours.values == pytest.approx((0.1, 0.101, 0.102))
+
+
+def test_a_figure_that_leaves_an_axis_open_is_refused(folder: Path) -> None:
+    """Its settings would count as seeds."""
+    paper = Paper("own/t", "", "", figures=(Figure({}, "host", "last", 0.6, None),))
+    with pytest.raises(ConfigError, match=r"host says nothing of alpha.*\(0.1, 1\)"):
+        compare(paper, results(folder), "paper")
+
+
+def test_a_gain_is_that_over_the_host(folder: Path) -> None:
+    def narrowing(axes: dict[str, Any]) -> float | None:
+        found = score(axes)
+        more = axes["method"] == "better" and axes["alpha"] == 0.1
+        return None if found is None else found + 0.1 * more
+
+    made = make_experiment(folder.parent / "narrowing", AXES, narrowing)
+    claim = Claim("it narrows", "gain_last", {}, {"alpha": "0.1"}, ({"alpha": "1"},))
+    paper = Paper("own/t", "", "", hosts=HOSTS, claims=(claim,))
+    [row] = compare(paper, results(made), "paper").claims
+    # Of the two methods with runs, one has .1 more; the host has no gain.
+    assert row.ours.values == pytest.approx((0.05, 0.05, 0.05))
+    assert row.verdict == DIRECTION_ONLY
+
+
+def test_what_the_trials_chose_is_shown(folder: Path) -> None:
+    file = folder / "experiment.json"
+    content = json.loads(file.read_text())
+    chosen = {"host": 0.1, "better": 0.3}
+    content["tuned"] = [
+        {
+            "axes": {"method": name},
+            "chosen": {"client.lr": lr},
+            "validation": 0.5,
+            "trials": 3,
+            "at_the_edge": ["client.lr"] if name == "better" else [],
+        }
+        for name, lr in chosen.items()
+    ]
+    for cell in content["cells"]:
+        if cell["axes"]["method"] in chosen:
+            cell["tuned"] = {"client.lr": chosen[cell["axes"]["method"]]}
+    file.write_text(json.dumps(content))
+    found = compare(PAPER, results(folder), "paper")
+    assert rows(found)["host"].tuned == "client.lr=0.1"
+    assert rows(found)["better"].tuned == "client.lr=0.3, at the edge"
+    assert rows(found)["worse"].tuned == ""
+    assert found.claims[0].tuned == "client.lr=0.3, at the edge against client.lr=0.1"
+    lines = table.records(found)
+    page = table.as_markdown(lines)
+    assert "| verdict | reason | tuned |" in page
+    assert "| client.lr=0.3, at the edge |" in page
+    older = [{k: v for k, v in line.items() if k != "tuned"} for line in lines]
+    assert "tuned |" not in table.as_markdown(older)
 
 
 def test_measures_are_read_from_the_run_folder(folder: Path) -> None:

@@ -55,7 +55,10 @@ def test_a_reproduction_composes_at_every_scale(name: str) -> None:
     assert set(paper.compared) == {"paper", "cpu", "smoke"} | set(paper.data)
     assert paper.choices, "what the paper leaves open is not said"
     for scale in paper.data:
-        last = cells.runs(experiment(paper, scale))[-1]  # of the paper's method
+        found = experiment(paper, scale)
+        labels = {axis: [str(v.label) for v in values] for axis, values in found.axes.items()}
+        papers.refuse_open_axes(paper, str(found.report["compare"]), labels)
+        last = cells.runs(found)[-1]  # of the paper's method
         cfg = composition.compose(last.overrides).cfg
         assert cfg.privacy.min_count == 0  # the literal method
         if scale == "smoke":
@@ -133,6 +136,10 @@ def test_a_wrong_name_is_told() -> None:
         main(["--verdicts", "folder", "scale=cpu"])
     with pytest.raises(ConfigError, match="--times goes with --estimate"):
         main(["fedlex/table1", "--times", "times.csv"])
+    with pytest.raises(ConfigError, match=r"--times nowhere/times\.csv: a file is expected"):
+        main(["fedgmm/figure6", "scale=smoke", "--estimate", "--times", "nowhere/times.csv"])
+    with pytest.raises(ConfigError, match=r"nothing of client\.lr, which has several values"):
+        main(["fedgmm/figure6", "scale=smoke", "client.lr=0.1,0.2"])
     with pytest.raises(ConfigError, match="none has such a name"):
         main(["--list", "nonsense"])
     with pytest.raises(ConfigError, match=r"scale=cpuu is not allowed \(did you mean cpu"):
