@@ -4,6 +4,7 @@ paper.py      reads the key `paper` of an experiment's file: figures, claims, wh
 verdict.py    the rule, which was stated before the runs
 runs.py       the runs of a folder
 measures.py   what is measured of a run: an accuracy, rounds to a target, sizes
+pairs.py      what runs measure seed by seed, alone and against others
 judge.py      compares the runs of a folder with the paper
 table.py      the comparison as Markdown and CSV
 estimate.py   how long a reproduction takes, from a few measured steps
