@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,7 +72,7 @@ def _values(axis: str, declared: object) -> Iterator[Value]:
     elif isinstance(declared, list):
         for value in declared:
             label = value if isinstance(value, Label) else json.dumps(value)
-            yield Value(label, (f"{axis}={written(value)}",))
+            yield Value(label, tuple(single_settings([f"{axis}={written(value)}"])))
     else:
         (override,) = overrides.parse([f"{axis}={declared}"])
         yield from values_of(override)
@@ -111,7 +111,31 @@ def lines_of(name: str, value: object) -> list[str]:
         raise ConfigError(
             f"{name}={value}: overrides are expected, as in `method=scaffold plugin=[fednorm]`"
         )
-    return lines
+    return list(single_settings(lines))
+
+
+def single_settings(lines: Iterable[str], but: Collection[str] = ()) -> Iterator[str]:
+    """The overrides, with `client={lr: .1, epochs: 2}` as one for each setting.
+
+    So what sets `client.lr` is known by this name, however it is written.
+
+    Args:
+        lines: the overrides.
+        but: keys that are left as they are.
+    """
+    for line in lines:
+        key, _, value = line.lstrip("+").partition("=")
+        section = "." not in key or (key.startswith("plugin.") and key.count(".") == 1)
+        if not section or key in but or not value.lstrip().startswith("{"):
+            yield line
+            continue
+        (override,) = overrides.parse([line])
+        given = override.value()
+        if override.is_sweep_override() or override.is_hydra_override():
+            yield line
+        else:
+            inner = [f"{key}.{name}={written(setting)}" for name, setting in given.items()]
+            yield from single_settings(inner, but)
 
 
 def written(value: object) -> str:
