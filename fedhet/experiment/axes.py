@@ -94,14 +94,18 @@ def values_of(override: Override, labels: Collection[str] = ()) -> tuple[Value, 
         override: the override.
         labels: names that may stand for a choice of a group.
     """
+    return tuple(_values(override.key_or_group, single_values(override, labels)))
+
+
+def single_values(override: Override, labels: Collection[str] = ()) -> list[Any]:
+    """The values of an override, one or those of a sweep; the arguments are as for `values_of`."""
     axis = override.key_or_group
     if not override.is_sweep_override():
-        return tuple(_values(axis, [override.value()]))
+        return [override.value()]
     if isinstance(override.value(), IntervalSweep):
         raise ConfigError(f"{override.input_line!r}: an axis has single values; name them")
     lines = [f"{axis}={value}" for value in override.sweep_string_iterator()]
-    parsed = overrides.parse(lines, {axis: labels})
-    return tuple(_values(axis, [line.value() for line in parsed]))
+    return [line.value() for line in overrides.parse(lines, {axis: labels})]
 
 
 def lines_of(name: str, value: object) -> list[str]:
@@ -131,11 +135,11 @@ def single_settings(lines: Iterable[str], but: Collection[str] = ()) -> Iterator
             continue
         (override,) = overrides.parse([line])
         given = override.value()
-        if override.is_sweep_override() or override.is_hydra_override():
-            yield line
-        else:
+        if isinstance(given, dict) and not override.is_hydra_override():
             inner = [f"{key}.{name}={written(setting)}" for name, setting in given.items()]
             yield from single_settings(inner, but)
+        else:  # several mappings, which become an axis
+            yield line
 
 
 def written(value: object) -> str:
