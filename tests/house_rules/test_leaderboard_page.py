@@ -90,8 +90,9 @@ def test_cells_of_personal_models_are_taken_over(
     (tmp_path / PERSONAL).unlink()
     small = ["rounds=1", "client.epochs=1", "seed=0,1", "tune.budget=1", "partition.clients=4"]
     part = ["axes.setting=digits*0.1", "axes.method=[FedAvg*,Ditto]", "hydra/launcher=basic"]
-    assert main.main(["experiment=leaderboard_personal", *part, *small]) == 0
-    folder = Path("experiments/leaderboard_personal")
+    folder = tmp_path / "runs"
+    home = f"hydra.sweep.dir={folder}"
+    assert main.main(["experiment=leaderboard_personal", *part, *small, home]) == 0
     assert leaderboard([str(folder)], tmp_path) == 0
     cells = pd.read_csv(tmp_path / PERSONAL)
     assert sorted(cells["kind"]) == ["run"] * 6 + ["trial"] * 3
