@@ -16,6 +16,7 @@ from fedhet.report.study import Study
 KINDS = {"Shared": "", "Tuned locally": "finetuned_", "Own": "personal_"}
 
 
+@pytest.mark.usefixtures("own_process")
 def test_trials_and_runs_count_with_the_same_models(
     write: Callable[..., None],
 ) -> None:

@@ -108,6 +108,7 @@ def check_budget(*lines: str) -> None:
     tuning.check_budget(experiment.tuning, combinations)
 
 
+@pytest.mark.usefixtures("own_process")
 @pytest.mark.parametrize("range_", ["[[8], [4, 4], [2]]", "'[8],[4,4],[2]'"])
 def test_lists_are_tuned(write: Write, range_: str) -> None:
     """As a list of lists or a sweep; the chosen one is that of the run, and in the report."""

@@ -81,6 +81,7 @@ def test_what_the_page_says_of_personal_models_and_of_differences(
     assert any("With 3 seeds, no rank test within a setting can show" in line for line in page)
 
 
+@pytest.mark.usefixtures("own_process")
 def test_cells_of_personal_models_are_taken_over(
     leaderboard: Callable[..., int], tmp_path: Path
 ) -> None:
