@@ -2,6 +2,7 @@
 
 paper.py      reads the key `paper` of an experiment's file: figures, claims, what was chosen
 verdict.py    the rule, which was stated before the runs
+runs.py       the runs of a folder
 measures.py   what is measured of a run: an accuracy, rounds to a target, sizes
 judge.py      compares the runs of a folder with the paper
 table.py      the comparison as Markdown and CSV

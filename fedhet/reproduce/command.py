@@ -16,6 +16,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from fedhet.check import counted
 from fedhet.cli.columns import columns
 from fedhet.errors import ConfigError
 from fedhet.reproduce import paper as papers
@@ -44,7 +45,14 @@ def main(argv: Sequence[str]) -> int:
     if args.list:
         print(list_text(args.words))
         return 0
+    if args.times and not args.estimate:
+        raise ConfigError("reproduce: --times goes with --estimate")
     if args.verdicts:
+        if args.words:
+            raise ConfigError(
+                f"reproduce --verdicts compares what is in the folder; {' '.join(args.words)} would"
+                " have no effect"
+            )
         return verdicts(args.verdicts)
     names = [word for word in args.words if "=" not in word]
     overrides = [word for word in args.words if "=" in word]
@@ -120,8 +128,8 @@ def _estimate(lines: Sequence[str], times: Path | None) -> int:
         for name, cost in found.measured.items()
     ]
     print(columns(rows))
-    trials = f" and {found.trials} trials" if found.trials else ""
-    print(f"{found.runs} runs{trials}, one after another: {in_words(found.seconds)}")
+    trials = f" and {counted(found.trials, 'trial')}" if found.trials else ""
+    print(f"{counted(found.runs, 'run')}{trials}, one after another: {in_words(found.seconds)}")
     if times is not None:
         scale = next(line.partition("=")[2] for line in lines if line.startswith("scale="))
         new = not times.exists()

@@ -11,8 +11,8 @@ from fedhet.errors import ConfigError
 from fedhet.experiment.axes import SEED
 from fedhet.report.results import Results, results
 from fedhet.reproduce import measures
-from fedhet.reproduce.measures import Run
 from fedhet.reproduce.paper import DIRECTIONS, LEVELS, Claim, Figure, Labels, Paper, find
+from fedhet.reproduce.runs import Run, runs_of
 from fedhet.reproduce.verdict import (
     DIRECTION_ONLY,
     NOT_REPRODUCED,
@@ -107,7 +107,7 @@ def compare(
         changed: overrides that are no part of the reproduction.
     """
     axis = str(read.source.experiment.get("report", {}).get("compare") or "method")
-    runs = measures.runs_of(read, axis)
+    runs = runs_of(read, axis)
     kind = paper.compared.get(str(scale), LEVELS)
     labels = {name: [str(label) for label in values] for name, values in read.axes.items()}
     bench = _Bench(paper, axis, labels, runs, kind == LEVELS, kind in (LEVELS, DIRECTIONS))

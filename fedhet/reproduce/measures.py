@@ -1,80 +1,27 @@
 """What a figure of a paper measures of a run, read from the run's folder.
 
 A measure with a target, such as `rounds@.55`, has it behind the @. NaN stands for a run that has no
-such value. Where a target is not reached, the run counts with one round more than it had.
+such value. Where a target is not reached, the run counts with one round more than were planned, so
+that a run that ends early, as by divergence, gains nothing.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Sequence
 from statistics import mean, pstdev
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fedhet.errors import ConfigError
-from fedhet.record.files import read_tensors
-from fedhet.report.folders import DIVERGED, Cell
-from fedhet.report.results import Results
 from fedhet.report.study import scores_of
-
-if TYPE_CHECKING:
-    from fedhet.trees import Tree
+from fedhet.reproduce.runs import TRAIN, Point, Run
 
 FLOAT = 4  # bytes of a number that is sent
-TRAIN = "train"
 MADE = "feddisk.density"  # the phase of the global MADE
 PEAK_GRID = 200  # points between the smallest and the largest of the clients' values
 # Batch norm's statistics, which are no parameters.
 BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
-
-
-@dataclass
-class Run:
-    """A run with a result.
-
-    Attributes:
-        cell: the run.
-        results: all runs of the folder.
-        peers: those of the same setting and seed, itself included; label of the method -> run.
-    """
-
-    cell: Cell
-    results: Results
-    peers: dict[str, Run]
-
-    @cached_property
-    def steps(self) -> list[dict[str, Any]]:
-        """The lines of rounds.jsonl."""
-        return self.results.steps(self.cell)
-
-    @cached_property
-    def curve(self) -> list[tuple[int, float]]:
-        """(number of the training round, score) of each evaluation.
-
-        The score is that of the global model on the global test set, where there is one, else its
-        mean over the clients' own test data.
-        """
-        points = []
-        for step in self.steps:
-            scores = (step.get("acc_global"), step.get("acc_clients_mean"))
-            score = next((float(s) for s in scores if s is not None), None)
-            if step["phase"] == TRAIN and score is not None:
-                points.append((int(step["step"]), score))
-        return points
-
-    def arrays(self, piece: str) -> Tree:
-        """What a plug-in has recorded in arrays/ of the last round; empty if nothing."""
-        last = max((step["step"] for step in self.steps if step["phase"] == TRAIN), default=0)
-        path = self.cell.folder / "arrays" / f"{piece}-{last}.safetensors"
-        return read_tensors(path) if path.exists() else {}
-
-    def rounds_of(self, phase: str) -> int:
-        """How many rounds a phase had."""
-        return sum(step["phase"] == phase for step in self.steps)
 
 
 def _score(name: str) -> Callable[[Run, float], float]:
@@ -83,8 +30,12 @@ def _score(name: str) -> Callable[[Run, float], float]:
 
 def _rounds(run: Run, target: float) -> float:
     """Training rounds until the score has reached the target."""
-    reached = (number for number, score in run.curve if score >= target)
-    return float(next(reached, run.rounds_of(TRAIN) + 1))
+    return _until(run, run.curve, target)
+
+
+def _until(run: Run, curve: Sequence[Point], target: float) -> float:
+    reached = (number for number, score in curve if score >= target)
+    return float(next(reached, run.planned + 1))
 
 
 def _early(run: Run, target: float) -> float:
@@ -94,7 +45,12 @@ def _early(run: Run, target: float) -> float:
 
 
 def _loss(run: Run, target: float) -> float:
-    """The loss on the test data, at the end or after so many training rounds."""
+    """The loss on the test data, at the end or after so many training rounds.
+
+    NaN for a run that had diverged by then: the loss before it did is not the one that is meant.
+    """
+    if run.diverged and run.rounds_of(TRAIN) < (target or math.inf):
+        return math.nan
     rows = [s for s in run.steps if s["phase"] == TRAIN and (not target or s["step"] <= target)]
     keys = ("loss_global", "loss_clients_mean")
     found = [row[key] for row in rows for key in keys if row.get(key) is not None]
@@ -121,19 +77,19 @@ def _sent(run: Run, phase: str) -> float:
     return math.nan
 
 
-def _parameters(run: Run, *, buffers: bool = False) -> int:
-    """How many parameters the model has, with batch norm's statistics if wanted."""
+def _parameters(run: Run) -> int:
+    """How many parameters the model has."""
     from safetensors import safe_open
 
     with safe_open(run.cell.folder / "model.safetensors", framework="np") as file:
         names = list(file.keys())  # the file is no mapping
-        kept = [name for name in names if buffers or not name.endswith(BUFFERS)]
+        kept = [name for name in names if not name.endswith(BUFFERS)]
         return sum(math.prod(file.get_slice(name).get_shape()) for name in kept)
 
 
 def _exchanged(run: Run, target: float) -> float:
-    """Numbers that a client sends and receives in a training round, in sizes of the model."""
-    size = _parameters(run, buffers=True)
+    """Numbers that a client sends and receives in a training round, in parameters of the model."""
+    size = _parameters(run)
     last = [step for step in run.steps if step["phase"] == TRAIN][-1:]
     moved = [sum(s["bytes"][way].values()) for s in last for way in ("up", "down")]
     clients = [len(step["cohort"]) for step in last]
@@ -149,12 +105,15 @@ def _client_spread(run: Run, target: float) -> float:
 
 
 def _rank(run: Run, target: float) -> float:
-    """The rank of its mean accuracy on the clients' test data among its peers; 1 is the best."""
-    scores = {name: scores_of(peer.cell.summary)["clients"] for name, peer in run.peers.items()}
-    own = scores_of(run.cell.summary)["clients"]
-    better = sum(score > own for score in scores.values())
-    equal = sum(score == own for score in scores.values())
-    return better + (equal + 1) / 2
+    """The rank of its mean accuracy on the clients' test data among its peers; 1 is the best.
+
+    A run that has diverged without a score has the score 0.
+    """
+    own = value("clients", run)
+    if math.isnan(own):
+        return math.nan
+    scores = [value("clients", peer) for peer in run.peers.values()]
+    return sum(score > own for score in scores) + (scores.count(own) + 1) / 2
 
 
 def _classes(run: Run, target: float) -> float:
@@ -167,7 +126,10 @@ def _effective(run: Run, target: float) -> float:
     """Effective rounds of FedDisk's table 1.
 
     A method needs the training rounds until its own highest accuracy, and FedDisk those until the
-    highest that another method ever reaches; its rounds of the global MADE are added.
+    highest that another method ever reaches; its rounds of the global MADE are added. Accuracy is
+    the mean over the clients' own test data, as in the paper, also where there is a global test
+    set: methods without a global model could not be compared on that. A method that has diverged
+    counts as one that never arrives.
     """
     return run.rounds_of(MADE) + _classifier_rounds(run, target)
 
@@ -175,10 +137,11 @@ def _effective(run: Run, target: float) -> float:
 def _classifier_rounds(run: Run, target: float) -> float:
     """As `effective`, without the rounds of the global MADE."""
     if not run.rounds_of(MADE):
-        return _rounds(run, max((score for _, score in run.curve), default=math.inf))
+        own = max((score for _, score in run.clients_curve), default=math.inf)
+        return _until(run, run.clients_curve, math.inf if run.diverged else own)
     others = [peer for peer in run.peers.values() if not peer.rounds_of(MADE)]
-    best = max((score for peer in others for _, score in peer.curve), default=math.inf)
-    return _rounds(run, best)
+    best = max((score for peer in others for _, score in peer.clients_curve), default=math.inf)
+    return _until(run, run.clients_curve, best)
 
 
 def _cost(run: Run, target: float) -> float:
@@ -272,27 +235,5 @@ def value(name: str, run: Run) -> float:
     check(name)
     kind, _, target = name.partition("@")
     measured = MEASURES[kind](run, float(target or 0))
-    lost = math.isnan(measured) and run.cell.status == DIVERGED and kind in SHARES
+    lost = math.isnan(measured) and run.diverged and kind in SHARES
     return 0.0 if lost else measured
-
-
-def runs_of(results: Results, compare: str) -> list[Run]:
-    """The runs of a folder that have a result, each with its peers.
-
-    Args:
-        results: the folder.
-        compare: the axis on which peers differ.
-    """
-    together: dict[tuple[tuple[str, str], ...], dict[str, Run]] = {}
-    runs = []
-    for cell in _counted(results.cells):
-        others = tuple((axis, str(v)) for axis, v in cell.axes.items() if axis != compare)
-        peers = together.setdefault(others, {})
-        run = Run(cell, results, peers)
-        peers[str(cell.axes.get(compare))] = run
-        runs.append(run)
-    return runs
-
-
-def _counted(cells: Sequence[Cell]) -> Iterator[Cell]:
-    return (cell for cell in cells if cell.counts)

@@ -12,7 +12,8 @@ from report.made_runs import make_experiment
 from safetensors.torch import save_file
 
 from fedhet.report.results import results
-from fedhet.reproduce.measures import runs_of, value
+from fedhet.reproduce.measures import value
+from fedhet.reproduce.runs import runs_of
 
 # Nine clients agree on each of three parameters, and one is 10 away.
 CLIENTS = torch.tensor([[0.0, 5.0, 1.0]] * 9 + [[10.0, -5.0, 1.0]])

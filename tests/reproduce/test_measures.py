@@ -1,0 +1,93 @@
+"""What is measured of runs that diverge, of runs without a global score, and of what is sent."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from report.made_runs import change, make_experiment
+from safetensors.numpy import save_file
+
+from fedhet.report.results import results
+from fedhet.reproduce.measures import value
+from fedhet.reproduce.runs import Run, runs_of
+
+SCORES = {"good": 0.9, "bad": 0.5, "lost": 0.95}
+NAN = "weights, tensor 'body.1.weight': holds NaN or infinite values"
+
+
+def make(folder: Path) -> dict[str, Path]:
+    """Runs of four rounds with one seed; method -> folder."""
+    axes = {"method": list(SCORES), "seed": [0]}
+    home = make_experiment(folder, axes, lambda place: SCORES[place["method"]])
+    cells = json.loads((home / "experiment.json").read_text())["cells"]
+    return {cell["axes"]["method"]: home / cell["folder"] for cell in cells}
+
+
+def read(runs: dict[str, Path]) -> dict[str, Run]:
+    home = runs["good"].parent.parent
+    return {str(run.cell.axes["method"]): run for run in runs_of(results(home), "method")}
+
+
+def rewrite(run: Path, *, keep: int = 4, **entries: Any) -> None:
+    rows = [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
+    text = "".join(json.dumps({**row, **entries}) + "\n" for row in rows[:keep])
+    (run / "rounds.jsonl").write_text(text)
+
+
+def test_a_run_that_diverges_gains_nothing_by_its_early_end(tmp_path: Path) -> None:
+    folders = make(tmp_path / "made")
+    lost = folders["lost"]
+    rewrite(lost, keep=1)  # its best score is that of the first round
+    change(lost / "cell.json", status="failed", reason=NAN)
+    change(
+        lost / "summary.json",
+        status="failed",
+        reason=NAN,
+        accuracy={"last": None, "best_val": None, "best_test": None},
+        acc_clients_mean=None,
+        loss=None,
+    )
+    runs = read(folders)
+    assert {name: value("rank", run) for name, run in runs.items()} == {
+        "good": 1,
+        "bad": 2,
+        "lost": 3,
+    }
+    assert value("clients", runs["lost"]) == 0
+    assert value("rounds@.8", runs["lost"]) == value("rounds@.8", runs["bad"]) == 5
+    assert value("rounds@.4", runs["lost"]) == 1  # it has reached that
+    assert value("effective_rounds", runs["lost"]) == 5
+    assert value("effective_rounds", runs["bad"]) == 4
+    assert math.isnan(value("loss", runs["lost"]))
+    assert math.isnan(value("loss@2", runs["lost"]))
+    assert value("loss@1", runs["lost"]) == 1.0
+
+
+def test_effective_rounds_compare_what_all_methods_have(tmp_path: Path) -> None:
+    """One method has no global model, and the global test set is easier than the clients' own."""
+    folders = make(tmp_path / "made")
+    rewrite(folders["bad"], acc_global=None)
+    disk = folders["lost"]
+    rewrite(disk, acc_global=0.99)
+    with (disk / "rounds.jsonl").open("a") as file:
+        file.write(json.dumps({"phase": "feddisk.density", "step": 1, "seconds": {}}) + "\n")
+    runs = read(folders)
+    # The clients' scores of the three end at .9, .5 and .95, and are .8313 in the third round.
+    assert value("classifier_rounds", runs["lost"]) == 4
+    assert value("effective_rounds", runs["lost"]) == 5
+    assert value("effective_rounds", runs["bad"]) == 4
+
+
+def test_traffic_is_counted_in_parameters(tmp_path: Path) -> None:
+    folders = make(tmp_path / "made")
+    tensors = {"head.weight": (5, 4), "head.bias": (5,), "body.1.running_mean": (7,)}
+    arrays = {name: np.zeros(shape, np.float32) for name, shape in tensors.items()}
+    save_file(arrays, folders["good"] / "model.safetensors")
+    run = read(folders)["good"]
+    assert value("model_size", run) == 25
+    assert value("models_per_round", run) == pytest.approx(1000 / 5 / 4 / 25)  # 5 clients, floats
