@@ -11,7 +11,11 @@ import pandas as pd
 import pytest
 from house_rules.source import ROOT
 
+import fedhet
+from fedhet.cli import main
+
 CELLS = Path("docs/leaderboard/cells.csv")
+PERSONAL = Path("docs/leaderboard/personal.csv")
 
 
 @pytest.fixture
@@ -67,10 +71,47 @@ def test_what_the_page_says_of_personal_models_and_of_differences(
         cells.loc[own, "accuracy"] = shift + 0.09 + noise
     cells.to_csv(tmp_path / CELLS, index=False)
     assert leaderboard([], tmp_path) == 0
-    page = (tmp_path / "docs" / "leaderboard.md").read_text(encoding="utf-8").splitlines()
+    text = (tmp_path / "docs" / "leaderboard.md").read_text(encoding="utf-8")
+    page = text.partition("## Personal models")[0].splitlines()
     ditto = cells[(cells["kind"] == "run") & (cells["method"] == "Ditto")]["personal"].mean()
     rows = [[entry.strip() for entry in line.split("|")[1:-1]] for line in page if "|" in line]
     first, second = ({row[0]: row for row in rows if len(row) == n} for n in (5, 11))
     assert first["FedAvg"][2].startswith("**0.991") and first["FedSGD"][2].endswith(" ▽")
     assert second["Ditto"][2] == f"{ditto:.3f}" and second["FedAvg"][2] == "–"
     assert any("With 3 seeds, no rank test within a setting can show" in line for line in page)
+
+
+@pytest.mark.usefixtures("own_process")
+def test_cells_of_personal_models_are_taken_over(
+    leaderboard: Callable[..., int], tmp_path: Path
+) -> None:
+    """Each method has the score of the models that its clients would use, and their worst."""
+    shutil.copytree(ROOT / "docs" / "leaderboard", tmp_path / "docs" / "leaderboard")
+    shutil.copyfile(ROOT / "docs" / "leaderboard.md", tmp_path / "docs" / "leaderboard.md")
+    (tmp_path / PERSONAL).unlink()
+    small = ["rounds=1", "client.epochs=1", "seed=0,1", "tune.budget=1", "partition.clients=4"]
+    part = ["axes.setting=digits*0.1", "axes.method=[FedAvg*,Ditto]", "hydra/launcher=basic"]
+    folder = tmp_path / "runs"
+    home = f"hydra.sweep.dir={folder}"
+    assert main.main(["experiment=leaderboard_personal", *part, *small, home]) == 0
+    assert leaderboard([str(folder)], tmp_path) == 0
+    cells = pd.read_csv(tmp_path / PERSONAL)
+    assert sorted(cells["kind"]) == ["run"] * 6 + ["trial"] * 3
+    last = fedhet.results(folder).last_clients
+    last = last[(last["split"] == "test") & (last["metric"] == "accuracy")]
+    page = (tmp_path / "docs" / "leaderboard.md").read_text(encoding="utf-8")
+    own_part = page.partition("<!-- leaderboard: personal -->")[2]
+    for method, models in {
+        "FedAvg": "global",
+        "FedAvg, fine-tuned": "finetuned",
+        "Ditto": "personal",
+    }.items():
+        runs = cells[(cells["kind"] == "run") & (cells["method"] == method)].set_index("seed")
+        assert set(runs["models"]) == {models}
+        of_clients = last[(last["method"] == method) & (last["model"] == models)].groupby("seed")
+        for seed, scores in of_clients["value"]:
+            assert runs.loc[seed, "score"] == pytest.approx(scores.mean(), abs=1e-5)
+            assert runs.loc[seed, "worst_decile"] == pytest.approx(scores.min(), abs=1e-5)
+        mean = f"{runs['score'].mean():.3f} ± {runs['score'].std():.3f}"
+        row = next(line for line in own_part.splitlines() if line.startswith(f"| {method} |"))
+        assert mean in row
