@@ -23,12 +23,13 @@ import pandas as pd
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]  # this checkout, wherever it is started
 
-from leaderboard_tables import global_costs, joined, personal_costs, ranked  # noqa: E402
+from leaderboard_tables import global_costs, joined, overall, personal_costs, ranked  # noqa: E402
 
 from fedhet.experiment import cells as experiment_cells  # noqa: E402
 from fedhet.experiment import definition  # noqa: E402
 from fedhet.experiment.code import Code  # noqa: E402
 from fedhet.record.deciding import own_models, own_score, validation_score  # noqa: E402
+from fedhet.report import statistics  # noqa: E402
 
 PAGE = "docs/leaderboard.md"
 KEY = ["kind", "method", "setting", "seed", "tuned"]
@@ -178,6 +179,9 @@ def _blocks(name: str, board: Board, cells: pd.DataFrame) -> Iterator[str]:
     assert experiment is not None
     settings = [str(value.label) for value in experiment.axes["setting"]]
     runs = cells[cells["kind"] == "run"]
+    if runs["setting"].nunique() >= statistics.FEWEST_SETTINGS:
+        yield f"{board.heading} All settings\n"
+        yield from overall(runs, board.score)
     for dataset in dict.fromkeys(label.partition(",")[0] for label in settings):
         own = runs[runs["setting"].str.startswith(f"{dataset},")]
         yield f"{board.heading} {dataset}\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+import numpy as np
 import pandas as pd
 
 from fedhet.report import statistics
@@ -34,6 +35,41 @@ def ranked(runs: pd.DataFrame, settings: Sequence[str], score: str) -> Iterator[
             f" it differs from {joined(told) if told else 'no other method'}; the critical"
             f" distance of mean ranks is {ranking.critical:.1f}.\n"
         )
+
+
+def overall(runs: pd.DataFrame, score: str) -> Iterator[str]:
+    """All methods over all settings: which are better or worse than the host.
+
+    A setting is one pair of the tests, with the means over its seeds.
+
+    Args:
+        runs: the runs of all datasets.
+        score: the column that is compared.
+    """
+    means = runs.pivot_table(score, "setting", "method").dropna(axis=1)
+    gains = means.drop(columns=HOST).sub(means[HOST], axis=0)
+    p = pd.Series(
+        statistics.holm(np.array([statistics.wilcoxon(gains[m].to_numpy()) for m in gains])),
+        index=gains.columns,
+    )
+    ranks = means.rank(axis=1, ascending=False).mean().sort_values()
+    yield f"| method | mean rank | against {HOST} | settings in which it is better | p |"
+    yield "|---|---|---|---|---|"
+    for method, rank in ranks.items():
+        told = "– | – | –"
+        if method != HOST:
+            gain, wins = gains[method].mean(), int((gains[method] > 0).sum())
+            told = f"{100 * gain:+.1f} | {wins} of {len(gains)} | {p[method]:.3f}"
+        yield f"| {method} | {rank:.1f} | {told} |"
+    yield ""
+    real = p[p < statistics.LEVEL].index
+    better = [str(m) for m in ranks.index if m in real and gains[m].mean() > 0]
+    worse = [str(m) for m in ranks.index if m in real and gains[m].mean() < 0]
+    yield (
+        f"Over these {len(gains)} settings, {joined(better) or 'no method'}"
+        f" {'are' if len(better) > 1 else 'is'} shown to be better than {HOST}, and"
+        f" {joined(worse) or 'none'} to be worse.\n"
+    )
 
 
 def mean_ranks(runs: pd.DataFrame, score: str) -> pd.Series:

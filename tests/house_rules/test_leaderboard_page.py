@@ -10,6 +10,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from house_rules.source import ROOT
+from scipy import stats
 
 import fedhet
 from fedhet.cli import main
@@ -51,7 +52,8 @@ def test_what_the_page_says_is_in_the_cells() -> None:
     fedavg = own[own["method"] == "FedAvg"]["accuracy"]
     assert len(fedavg) == 3
     page = (ROOT / "docs" / "leaderboard.md").read_text(encoding="utf-8")
-    row = next(line for line in page.splitlines() if line.startswith("| FedAvg |"))
+    table = page.partition("## digits\n")[2]
+    row = next(line for line in table.splitlines() if line.startswith("| FedAvg |"))
     assert f"{fedavg.mean():.3f} ± {fedavg.std():.3f}" in row
 
 
@@ -115,3 +117,21 @@ def test_cells_of_personal_models_are_taken_over(
         mean = f"{runs['score'].mean():.3f} ± {runs['score'].std():.3f}"
         row = next(line for line in own_part.splitlines() if line.startswith(f"| {method} |"))
         assert mean in row
+
+
+def test_the_table_of_all_settings_pairs_a_method_with_fedavg() -> None:
+    """Gains, wins and the corrected p-value by hand: B wins in all settings, C in half of them."""
+    tables = runpy.run_path(str(ROOT / "scripts" / "leaderboard_tables.py"))
+    gains = {"FedAvg": [0.0] * 8, "B": [0.01 * i for i in range(1, 9)], "C": [0.02, -0.01] * 4}
+    runs = pd.DataFrame(
+        {"method": method, "setting": f"s{i}", "seed": seed, "accuracy": 0.5 + i / 100 + gain}
+        for method, values in gains.items()
+        for i, gain in enumerate(values)
+        for seed in (0, 1)
+    )
+    lines = list(tables["overall"](runs, "accuracy"))
+    p = [float(stats.wilcoxon(gains[method]).pvalue) for method in ("B", "C")]
+    # C is better than B in the first setting only.
+    assert f"| B | 1.1 | +4.5 | 8 of 8 | {2 * p[0]:.3f} |" in lines
+    assert f"| +0.5 | 4 of 8 | {max(2 * p[0], p[1]):.3f} |" in "\n".join(lines)
+    assert "B is shown to be better than FedAvg, and none to be worse." in lines[-1]
