@@ -62,6 +62,13 @@ def overall(runs: pd.DataFrame, score: str) -> Iterator[str]:
             told = f"{100 * gain:+.1f} | {wins} of {len(gains)} | {p[method]:.3f}"
         yield f"| {method} | {rank:.1f} | {told} |"
     yield ""
+    if not statistics.enough(len(gains), len(p)):
+        needed = statistics.pairs_needed(len(p))
+        yield (
+            f"Over {len(gains)} settings, the test cannot show a difference for {len(p)} methods"
+            f" (that takes {needed} settings).\n"
+        )
+        return
     real = p[p < statistics.LEVEL].index
     better = [str(m) for m in ranks.index if m in real and gains[m].mean() > 0]
     worse = [str(m) for m in ranks.index if m in real and gains[m].mean() < 0]

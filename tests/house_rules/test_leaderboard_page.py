@@ -135,3 +135,8 @@ def test_the_table_of_all_settings_pairs_a_method_with_fedavg() -> None:
     assert f"| B | 1.1 | +4.5 | 8 of 8 | {2 * p[0]:.3f} |" in lines
     assert f"| +0.5 | 4 of 8 | {max(2 * p[0], p[1]):.3f} |" in "\n".join(lines)
     assert "B is shown to be better than FedAvg, and none to be worse." in lines[-1]
+
+    few = runs[runs["setting"].isin([f"s{i}" for i in range(6)])]
+    (told,) = list(tables["overall"](few, "accuracy"))[-1:]
+    assert told.startswith("Over 6 settings, the test cannot show a difference for 2 methods (that")
+    assert "takes 7 settings" in told
