@@ -1,11 +1,11 @@
-"""Write docs/leaderboard.md from docs/leaderboard/cells.csv.
+"""Write docs/leaderboard.md from the cells in docs/leaderboard/.
 
 python scripts/leaderboard.py FOLDER     take over the finished cells of an experiment first
 python scripts/leaderboard.py            write the page from the cells that are there
 python scripts/leaderboard.py --check    say whether the page is up to date
 
-The cells come from `python -m fedhet experiment=leaderboard`, in as many parts as one likes. A cell
-that is taken over again replaces its earlier row.
+The cells come from `python -m fedhet experiment=leaderboard` and `experiment=leaderboard_personal`,
+in as many parts as one likes. A cell that is taken over again replaces its earlier row.
 """
 
 from __future__ import annotations
@@ -13,31 +13,53 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
-from fedhet.experiment import cells as experiment_cells
-from fedhet.experiment import definition
-from fedhet.experiment.code import Code
-from fedhet.report import statistics
-from fedhet.report.scores import against_best
-
 ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]  # this checkout, wherever it is started
+
+from leaderboard_tables import global_costs, joined, overall, personal_costs, ranked  # noqa: E402
+
+from fedhet.experiment import cells as experiment_cells  # noqa: E402
+from fedhet.experiment import definition  # noqa: E402
+from fedhet.experiment.code import Code  # noqa: E402
+from fedhet.record.deciding import own_models, own_score, validation_score  # noqa: E402
+from fedhet.report import statistics  # noqa: E402
+
 PAGE = "docs/leaderboard.md"
-CELLS = "docs/leaderboard/cells.csv"
-BLOCK = re.compile(r"(<!-- leaderboard -->\n).*?(<!-- end leaderboard -->)", re.DOTALL)
 KEY = ["kind", "method", "setting", "seed", "tuned"]
-HOST = "FedAvg"
-REAL, IF_NORMAL = "▼", "▽"  # worse than the best of the setting
-CHANCE = 0.2  # a score below it, of ten classes, is hardly better than a guess
+Values = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Board:
+    """A comparison on the page.
+
+    Attributes:
+        cells: the file of its cells.
+        block: the comment with which its part of the page begins.
+        heading: the heading of a dataset, but for its name.
+        score: the column of the file that is compared.
+        entries: from the folder of a run and its summary.json, the columns that only it has.
+        costs: the second table of a dataset, from its runs and trials.
+    """
+
+    cells: str
+    block: str
+    heading: str
+    score: str
+    entries: Callable[[Path, Values], Values]
+    costs: Callable[[pd.DataFrame, pd.DataFrame], Iterator[str]]
 
 
 # ---- from a folder to the CSV file
-def rows(folder: Path) -> Iterator[dict[str, object]]:
-    """The finished cells of an experiment folder."""
-    record = json.loads((folder / "experiment.json").read_text(encoding="utf-8"))
+def rows(folder: Path, record: Values, board: Board) -> Iterator[Values]:
+    """The finished cells of an experiment folder, whose experiment.json is `record`."""
     for cell in record["cells"]:
         home = folder / cell["folder"]
         state = home / "cell.json"
@@ -46,25 +68,17 @@ def rows(folder: Path) -> Iterator[dict[str, object]]:
             continue
         summary = json.loads((home / "summary.json").read_text(encoding="utf-8"))
         lines = (home / "rounds.jsonl").read_text(encoding="utf-8").splitlines()
-        last = json.loads(lines[-1]) if lines else {}
+        steps = [json.loads(line) for line in lines]
         ended = summary["status"] == "ok"
-        accuracy = summary.get("accuracy") or {}
+        metric = record["report"]["metric"]
         sent = [sum(kinds.values()) for kinds in summary.get("bytes", {}).values()]
         yield {
             "kind": cell["kind"],
             **cell["axes"],
             "tuned": json.dumps(cell["tuned"], sort_keys=True),
-            "diverged": not ended or summary.get("loss") is None,
-            "validation": last.get("acc_val_weighted") if ended else None,
-            "accuracy": accuracy.get("last"),
-            "best_val": accuracy.get("best_val"),
-            "clients_mean": summary.get("acc_clients_mean"),
-            "personal": (summary.get("personal") or {}).get("last"),
-            "worst_decile": summary.get("acc_clients_worst_decile"),
-            **{
-                f"rounds_to_{target['accuracy']:g}": target["rounds"]
-                for target in summary.get("targets", [])
-            },
+            "diverged": not ended,
+            "validation": validation_score(summary, steps, metric) if ended else None,
+            **board.entries(home, summary),
             "megabytes": round(sum(sent) / 1e6, 3),
             "seconds": round(summary.get("seconds", {}).get("train", 0.0), 3),
             "sha256": str(summary.get("weights_sha256"))[:16],
@@ -72,9 +86,56 @@ def rows(folder: Path) -> Iterator[dict[str, object]]:
         }
 
 
-def take_over(folder: Path, path: Path) -> None:
-    """Add the folder's cells to the CSV file."""
-    found = pd.DataFrame(rows(folder))
+def _of_global_model(home: Path, summary: Values) -> Values:
+    accuracy = summary.get("accuracy") or {}
+    return {
+        "diverged": summary["status"] != "ok" or summary.get("loss") is None,
+        "accuracy": accuracy.get("last"),
+        "best_val": accuracy.get("best_val"),
+        "clients_mean": summary.get("acc_clients_mean"),
+        "personal": (summary.get("personal") or {}).get("last"),
+        "worst_decile": summary.get("acc_clients_worst_decile"),
+        **{
+            f"rounds_to_{target['accuracy']:g}": target["rounds"]
+            for target in summary.get("targets", [])
+        },
+    }
+
+
+def _of_own_models(home: Path, summary: Values) -> Values:
+    models = own_models(summary, "personal") or "global"
+    has_global = "global" in summary.get("models", ())
+    # A run that has diverged before its first evaluation has no score, which counts as 0.
+    score = own_score(summary, "personal")
+    return {
+        "models": models,
+        "score": 0.0 if score is None else score,
+        "global": summary.get("acc_clients_mean") if has_global else None,
+        "worst_decile": _worst_decile(home, models),
+        "evaluation": round(summary.get("seconds", {}).get("evaluate", 0.0), 3),
+    }
+
+
+def _worst_decile(home: Path, models: str) -> float:
+    """The mean accuracy of the worst tenth of the clients, at least one; 0 without an evaluation.
+
+    It is that of these models on the clients' test data at the last evaluation.
+    """
+    files = sorted((home / "clients").glob("*.parquet"))
+    if not files:
+        return 0.0
+    last = pd.read_parquet(files[-1])
+    wanted = (last["split"] == "test") & (last["model"] == models) & (last["metric"] == "accuracy")
+    scores = last.loc[wanted, "value"].sort_values()
+    return float(scores.iloc[: max(1, len(scores) // 10)].mean())
+
+
+def take_over(folder: Path, root: Path) -> None:
+    """Add the folder's cells to the CSV file of its board."""
+    record = json.loads((folder / "experiment.json").read_text(encoding="utf-8"))
+    board = BOARDS[record["experiment"]]
+    path = root / board.cells
+    found = pd.DataFrame(rows(folder, record, board))
     if path.exists():
         found = pd.concat([pd.read_csv(path), found], ignore_index=True)
     found = found.drop_duplicates(KEY, keep="last").sort_values(KEY, kind="stable")
@@ -82,150 +143,65 @@ def take_over(folder: Path, path: Path) -> None:
     found.round(6).to_csv(path, index=False)
 
 
-# ---- from the CSV file to the page
+# ---- from the CSV files to the page
+BOARDS = {
+    "leaderboard": Board(
+        "docs/leaderboard/cells.csv",
+        "<!-- leaderboard -->",
+        "##",
+        "accuracy",
+        _of_global_model,
+        global_costs,
+    ),
+    "leaderboard_personal": Board(
+        "docs/leaderboard/personal.csv",
+        "<!-- leaderboard: personal -->",
+        "###",
+        "score",
+        _of_own_models,
+        personal_costs,
+    ),
+}
+
+
 def page(root: Path) -> str:
     """The page as it should be."""
     text = (root / PAGE).read_text(encoding="utf-8")
-    lines = "\n".join(_blocks(pd.read_csv(root / CELLS)))
-    return BLOCK.sub(lambda m: f"{m[1]}{lines}\n{m[2]}", text)
+    for name, board in BOARDS.items():
+        lines = "\n".join(_blocks(name, board, pd.read_csv(root / board.cells)))
+        block = re.compile(rf"({board.block}\n).*?(<!-- end leaderboard -->)", re.DOTALL)
+        text = block.sub(lambda m, lines=lines: f"{m[1]}{lines}\n{m[2]}", text)
+    return text
 
 
-def _blocks(cells: pd.DataFrame) -> Iterator[str]:
-    experiment = definition.read(["experiment=leaderboard"])
+def _blocks(name: str, board: Board, cells: pd.DataFrame) -> Iterator[str]:
+    experiment = definition.read([f"experiment={name}"])
     assert experiment is not None
+    settings = [str(value.label) for value in experiment.axes["setting"]]
     runs = cells[cells["kind"] == "run"]
-    for dataset in dict.fromkeys(name.partition(",")[0] for name in _labels(experiment, "setting")):
+    if runs["setting"].nunique() >= statistics.FEWEST_SETTINGS:
+        yield f"{board.heading} All settings\n"
+        yield from overall(runs, board.score)
+    for dataset in dict.fromkeys(label.partition(",")[0] for label in settings):
         own = runs[runs["setting"].str.startswith(f"{dataset},")]
-        yield f"## {dataset}\n"
+        yield f"{board.heading} {dataset}\n"
         if own.empty:
             yield "Not run yet.\n"
             continue
         tried = cells[(cells["kind"] == "trial") & cells["setting"].isin(own["setting"])]
-        order = [name for name in _labels(experiment, "setting") if name in set(own["setting"])]
-        blocks = own.pivot_table("accuracy", ["setting", "seed"], "method").dropna(axis=1)
-        ranking = statistics.rank(blocks)
-        ranks = blocks.rank(axis=1, ascending=False).mean().sort_values()
-        yield from _scores(own, order, ranks)
-        if ranking is not None:
-            best = str(ranks.index[0])
-            told = [str(m) for m in ranks.index if ranking.nemenyi.loc[best, m] < 0.05]
-            yield (
-                f"Over the settings, {best} has the best mean rank. By Nemenyi's test, over"
-                f" {ranking.blocks} pairs of a setting and a seed, and so of these settings only,"
-                f" it differs from {_joined(told) if told else 'no other method'}; the critical"
-                f" distance of mean ranks is {ranking.critical:.1f}.\n"
-            )
-        yield from _costs(own, tried, ranks)
-        yield f"{len(own)} runs and {len(tried)} trials; {_joined(sorted(set(own['code'])))}.\n"
+        order = [label for label in settings if label in set(own["setting"])]
+        yield from ranked(own, order, board.score)
+        yield from board.costs(own, tried)
+        yield f"{len(own)} runs and {len(tried)} trials; {joined(sorted(set(own['code'])))}.\n"
     every = len(experiment_cells.runs(experiment)) + len(experiment_cells.trials(experiment))
     yield f"{len(cells)} of {every} cells have been run."
-
-
-def _scores(runs: pd.DataFrame, settings: Sequence[str], ranks: pd.Series) -> Iterator[str]:
-    groups = runs.groupby(["method", "setting"])["accuracy"]
-    means, stds = groups.mean().unstack(), groups.std().unstack()
-    blocks = {
-        name: runs[runs["setting"] == name].pivot(index="seed", columns="method", values="accuracy")
-        for name in settings
-    }
-    bests = {name: str(blocks[name].dropna().mean().idxmax()) for name in settings}
-    verdicts = {name: against_best(blocks[name], bests[name]) for name in settings}
-    marks = {statistics.REAL: f" {REAL}", statistics.IF_NORMAL: f" {IF_NORMAL}"}
-    yield f"| method | mean rank | {' | '.join(name.partition(', ')[2] for name in settings)} |"
-    yield "|---|---|" + "---|" * len(settings)
-    for method, rank in ranks.items():
-        entries = []
-        for name in settings:
-            text = f"{means.loc[method, name]:.3f} ± {stds.loc[method, name]:.3f}"
-            mark = marks.get(verdicts[name].get(str(method), ""), "")
-            entries.append(f"**{text}**" if method == bests[name] else f"{text}{mark}")
-        yield f"| {method} | {rank:.1f} | {' | '.join(entries)} |"
-    yield ""
-    yield _told(blocks, verdicts)
-
-
-def _told(blocks: Mapping[str, pd.DataFrame], verdicts: Mapping[str, Mapping[str, str]]) -> str:
-    """What the bold entries and the marks of a table of scores mean, and what they do not."""
-    methods = max(len(table.columns) for table in blocks.values())
-    couples = methods * (methods - 1) // 2
-    seeds = min(statistics.fewest_pairs(table) for table in blocks.values())
-    found = {verdict for told in verdicts.values() for verdict in told.values()}
-    text = "Bold is the best mean of a setting. "
-    if statistics.enough(seeds, couples):
-        text += f"{REAL} is worse than it by Wilcoxon's test, with Holm's correction. "
-    else:
-        text += (
-            f"With {seeds} seeds, no rank test within a setting can show a difference between"
-            f" {methods} methods (that takes {statistics.pairs_needed(couples)} seeds), so that the"
-            " best mean of a setting may be so by chance. "
-        )
-    if statistics.IF_NORMAL in found:
-        text += (
-            f"{IF_NORMAL} is worse than the best by the paired t-test with Holm's correction, which"
-            " holds if differences between seeds are normal, and that so few seeds cannot show. "
-        )
-    elif statistics.REAL not in found:
-        text += "Nor does the paired t-test, with Holm's correction, tell any from the best. "
-    return f"{text.strip()}\n"
-
-
-def _costs(runs: pd.DataFrame, trials: pd.DataFrame, ranks: pd.Series) -> Iterator[str]:
-    """What a table of accuracies does not tell: worst clients, variance, tuning and costs."""
-    host = runs[runs["method"] == HOST].groupby("setting")[["megabytes", "seconds"]].mean()
-    heads = [
-        "clients' mean",
-        "personal models",
-        "worst tenth of the clients",
-        "spread over seeds",
-        "rounds to .8",
-        "rounds to .9",
-    ]
-    heads += ["median trial against the best", "trials below 20 %", "bytes", "time"]
-    yield f"| method | {' | '.join(heads)} |"
-    yield "|---|" + "---|" * len(heads)
-    for method in ranks.index:
-        own = runs[runs["method"] == method]
-        tried = trials[trials["method"] == method]
-        best = tried.groupby("setting")["validation"].max()
-        lost = best - tried.fillna({"validation": 0.0}).groupby("setting")["validation"].median()
-        failed = (tried["validation"].fillna(0.0) < CHANCE).mean()
-        relative = own.groupby("setting")[["megabytes", "seconds"]].mean() / host
-        entries = [
-            f"{own['clients_mean'].mean():.3f}",
-            f"{own['personal'].mean():.3f}" if own["personal"].notna().any() else "–",
-            f"{own['worst_decile'].mean():.3f}",
-            f"{own.groupby('setting')['accuracy'].std().mean():.3f}",
-            *(_rounds(own[f"rounds_to_{target}"]) for target in ("0.8", "0.9")),
-            f"-{lost.mean():.3f}",
-            f"{failed:.0%}",
-            *(f"{relative[name].mean():.1f}" for name in ("megabytes", "seconds")),
-        ]
-        yield f"| {method} | {' | '.join(entries)} |"
-    yield ""
-
-
-def _rounds(values: pd.Series) -> str:
-    """The median number of rounds, and how many runs reached the target if not all did."""
-    reached = values.dropna()
-    if reached.empty:
-        return "never"
-    part = "" if len(reached) == len(values) else f" ({len(reached)} of {len(values)})"
-    return f"{reached.median():.0f}{part}"
-
-
-def _labels(experiment: definition.Experiment, axis: str) -> list[str]:
-    return [str(value.label) for value in experiment.axes[axis]]
-
-
-def _joined(names: Sequence[str]) -> str:
-    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
 def main(argv: Sequence[str], root: Path = ROOT) -> int:
     """Write the page, or compare it with --check; return 1 if it is not up to date."""
     check = "--check" in argv
     for folder in (Path(word) for word in argv if word != "--check"):
-        take_over(folder, root / CELLS)
+        take_over(folder, root)
     text = page(root)
     if not check:
         (root / PAGE).write_text(text, encoding="utf-8")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,7 +72,7 @@ def _values(axis: str, declared: object) -> Iterator[Value]:
     elif isinstance(declared, list):
         for value in declared:
             label = value if isinstance(value, Label) else json.dumps(value)
-            yield Value(label, (f"{axis}={written(value)}",))
+            yield Value(label, tuple(single_settings([f"{axis}={written(value)}"])))
     else:
         (override,) = overrides.parse([f"{axis}={declared}"])
         yield from values_of(override)
@@ -94,14 +94,18 @@ def values_of(override: Override, labels: Collection[str] = ()) -> tuple[Value, 
         override: the override.
         labels: names that may stand for a choice of a group.
     """
+    return tuple(_values(override.key_or_group, single_values(override, labels)))
+
+
+def single_values(override: Override, labels: Collection[str] = ()) -> list[Any]:
+    """The values of an override, one or those of a sweep; the arguments are as for `values_of`."""
     axis = override.key_or_group
     if not override.is_sweep_override():
-        return tuple(_values(axis, [override.value()]))
+        return [override.value()]
     if isinstance(override.value(), IntervalSweep):
         raise ConfigError(f"{override.input_line!r}: an axis has single values; name them")
     lines = [f"{axis}={value}" for value in override.sweep_string_iterator()]
-    parsed = overrides.parse(lines, {axis: labels})
-    return tuple(_values(axis, [line.value() for line in parsed]))
+    return [line.value() for line in overrides.parse(lines, {axis: labels})]
 
 
 def lines_of(name: str, value: object) -> list[str]:
@@ -111,7 +115,31 @@ def lines_of(name: str, value: object) -> list[str]:
         raise ConfigError(
             f"{name}={value}: overrides are expected, as in `method=scaffold plugin=[fednorm]`"
         )
-    return lines
+    return list(single_settings(lines))
+
+
+def single_settings(lines: Iterable[str], but: Collection[str] = ()) -> Iterator[str]:
+    """The overrides, with `client={lr: .1, epochs: 2}` as one for each setting.
+
+    So what sets `client.lr` is known by this name, however it is written.
+
+    Args:
+        lines: the overrides.
+        but: keys that are left as they are.
+    """
+    for line in lines:
+        key, _, value = line.lstrip("+").partition("=")
+        section = "." not in key or (key.startswith("plugin.") and key.count(".") == 1)
+        if not section or key in but or not value.lstrip().startswith("{"):
+            yield line
+            continue
+        (override,) = overrides.parse([line])
+        given = override.value()
+        if isinstance(given, dict) and not override.is_hydra_override():
+            inner = [f"{key}.{name}={written(setting)}" for name, setting in given.items()]
+            yield from single_settings(inner, but)
+        else:  # several mappings, which become an axis
+            yield line
 
 
 def written(value: object) -> str:

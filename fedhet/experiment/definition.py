@@ -24,7 +24,16 @@ from fedhet.check import did_you_mean, each, one_of, text
 from fedhet.config import catalogue, composition, overrides, pieces
 from fedhet.config.composition import EXPERIMENT_KEYS
 from fedhet.errors import ConfigError
-from fedhet.experiment.axes import SEED, Label, Value, labels_of, lines_of, mapping, read_axes
+from fedhet.experiment.axes import (
+    SEED,
+    Label,
+    Value,
+    labels_of,
+    lines_of,
+    mapping,
+    read_axes,
+    single_settings,
+)
 from fedhet.experiment.conflicts import refuse_conflicts
 from fedhet.experiment.tuned import read_tuning
 from fedhet.experiment.tuning import Tuning
@@ -89,7 +98,9 @@ def read(lines: Sequence[str]) -> Experiment | None:
     _refuse_sweep_of_experiments(chosen.get("experiment"))
     declared = _declared(chosen)
     labels = labels_of(declared["axes"])
-    given = {line.key_or_group: line for line in overrides.parse(lines, labels)}
+    apart = (*EXPERIMENT_KEYS, *(declared["axes"] or ()))
+    single = list(single_settings(lines, but=apart))
+    given = {line.key_or_group: line for line in overrides.parse(single, labels)}
     own = {key: line for key, line in given.items() if _is_own(key)}
     parts = [key for key in own if key.startswith(_PART)]
     if not declared["axes"]:

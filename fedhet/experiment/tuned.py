@@ -10,7 +10,7 @@ from hydra.core.override_parser.types import IntervalSweep, Override
 from fedhet.check import did_you_mean, each, integer, one_of, optional
 from fedhet.config import overrides
 from fedhet.errors import ConfigError
-from fedhet.experiment.axes import SEED, Label, Value, mapping, values_of
+from fedhet.experiment.axes import SEED, Label, Value, mapping, single_values
 from fedhet.experiment.tuning import Interval, Space, Tuning
 
 
@@ -70,7 +70,7 @@ def read_tuning(
     return Tuning(budget, seeds, shared, own, tuple(per))
 
 
-def _range(name: str, key: str, declared: object) -> tuple[Label, ...] | Interval:
+def _range(name: str, key: str, declared: object) -> tuple[Label | list[Any], ...] | Interval:
     """The values of a setting that is tuned, or an interval of them."""
     if isinstance(declared, str):
         (override,) = overrides.parse([f"{key}={declared}"])
@@ -81,8 +81,8 @@ def _range(name: str, key: str, declared: object) -> tuple[Label, ...] | Interva
             if low >= high or (log and low <= 0):
                 raise ConfigError(f"{name}={declared}: the ends of this interval are not allowed")
             return Interval(low, high, log)
-        return tuple(value.label for value in values_of(override))
-    if not isinstance(declared, list) or not all(isinstance(value, Label) for value in declared):
+        declared = single_values(override)
+    if not isinstance(declared, list) or any(isinstance(value, dict) for value in declared):
         raise ConfigError(f"{name}={declared}: a list of values, or interval(a,b), is expected")
     return tuple(declared)
 

@@ -15,7 +15,7 @@ from fedhet.check import counted
 from fedhet.metrics import comm_cost, effective_rounds
 from fedhet.record.environment import peak_memory
 from fedhet.state import state_sizes
-from fedhet.targets import TARGETS, Classes, LossOnly
+from fedhet.targets import TARGETS, Classes
 
 if TYPE_CHECKING:
     from fedhet.strategy import FedStrategy
@@ -209,33 +209,6 @@ def measures(
         },
         "targets": [{target.score(): wanted, **_cost(rows, key, wanted)} for wanted in targets],
     }
-
-
-def validation_score(summary: dict[str, Any], rows: Sequence[Row], metric: str) -> float | None:
-    """The score on the clients' validation data by which a trial is chosen.
-
-    Args:
-        summary: the content of summary.json of a run that has ended well.
-        rows: the lines of rounds.jsonl.
-        metric: `report.metric` of an experiment. It names the models, and whether their last score,
-            their best one or the mean of the last ones counts.
-
-    Returns:
-        The score; NaN where it is not finite; None if the run has none.
-    """
-    target = TARGETS.get(summary.get("target", Classes.name), LossOnly)
-    models = metric.partition("_")[0]
-    own = f"{models}_" if models in ("personal", "finetuned") else ""
-    key = target.key(f"{own}val_weighted")
-    scores = [math.nan if row[key] is None else float(row[key]) for row in rows if key in row]
-    if not scores:
-        return None
-    if metric == "last_k":
-        count = (summary.get(target.key("last_k")) or {}).get("evaluations") or 1
-        return sum(scores[-count:]) / len(scores[-count:])
-    if metric.endswith("best_val"):
-        return max((score for score in scores if math.isfinite(score)), default=math.nan)
-    return scores[-1]
 
 
 def _cost(rows: Sequence[Row], key: str, target: float) -> dict[str, float | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pandas as pd
 from matplotlib.ticker import MaxNLocator
 
 from fedhet.check import counted
+from fedhet.record.deciding import OWN_MODELS
 from fedhet.report.document import FigureFile
 from fedhet.report.study import Study
 from fedhet.report.style import (
@@ -82,9 +84,8 @@ def curves(study: Study, folder: Path) -> list[FigureFile]:
 def curve_points(study: Study) -> pd.DataFrame:
     """A row per method, setting and evaluated round: mean and std over seeds, and the costs."""
     rounds = study.results.rounds
-    keys = _score_columns(study)
-    key = next((k for k in keys if k in rounds and rounds[k].notna().any()), None)
-    if key is None:
+    scores = _scores(study, rounds)
+    if scores.isna().all():
         return pd.DataFrame(columns=["method", "setting", "number", *AXES, "mean", "std"])
     ordered = rounds.copy()
     sent = [column for column in rounds if str(column).startswith("bytes.")]
@@ -93,7 +94,7 @@ def curve_points(study: Study) -> pd.DataFrame:
     ordered["megabytes"] = ordered[sent].sum(axis=1) / 1e6
     ordered["seconds"] = ordered[worked].sum(axis=1)
     ordered[["megabytes", "seconds"]] = ordered.groupby("folder")[["megabytes", "seconds"]].cumsum()
-    ordered["score"] = ordered[key].astype(float)
+    ordered["score"] = scores
     if not study.target.keys:
         ordered["score"] = -ordered["score"]
     columns = ["folder", "number", "megabytes", "seconds", "score"]
@@ -114,19 +115,24 @@ def curve_points(study: Study) -> pd.DataFrame:
     return points
 
 
-def _score_columns(study: Study) -> list[str]:
-    """The columns of `rounds` that show the deciding score, the first that is there."""
+def _scores(study: Study, rounds: pd.DataFrame) -> pd.Series:
+    """The deciding score in each row of `rounds`; all NaN where there is none."""
     target = study.target
-    if not target.keys:
-        return ["loss_global", "loss_clients_mean", "loss_clients_weighted"]
+    clients = target.clients_key()
     ways = {
-        "clients": target.clients_key(),
         "worst": target.key("clients_worst_decile"),
-        "personal": target.clients_key("personal"),
-        "personal_best_val": target.clients_key("personal"),
-        "finetuned": target.clients_key("finetuned"),
+        **dict.fromkeys(("clients", *OWN_MODELS), clients),
     }
-    return [ways.get(study.metric, target.key("global")), target.clients_key()]
+    keys = [ways.get(study.metric, target.key("global")), clients]
+    if not target.keys:
+        keys = ["loss_global", "loss_clients_mean", "loss_clients_weighted"]
+    key = next((k for k in keys if k in rounds and rounds[k].notna().any()), None)
+    scores = rounds[key].astype(float) if key else pd.Series(math.nan, index=rounds.index)
+    for kind in set(study.own_models.values()):
+        of_kind = rounds["folder"].map(study.own_models) == kind
+        if (column := target.clients_key(kind)) in rounds:
+            scores = scores.mask(of_kind, rounds[column].astype(float))
+    return scores
 
 
 def _known(study: Study, points: pd.DataFrame) -> list[str]:

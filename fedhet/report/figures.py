@@ -40,11 +40,9 @@ def boxes(study: Study, folder: Path) -> list[FigureFile]:
     shown = study.scores[["method", "setting", "folder"]].merge(
         shown[["folder", "model", "value"]], on="folder", validate="one_to_many"
     )
-    wanted = {"personal": "personal", "personal_best_val": "personal", "finetuned": "finetuned"}
-    view = wanted.get(study.metric)
-    # Each run has the scores of the wanted model, or else of the first that its clients have.
-    first = shown.groupby("folder")["model"].agg(lambda m: view if (m == view).any() else m.iloc[0])
-    shown = shown[shown["model"] == shown["folder"].map(first)]
+    # Each run has the scores of the models that count, or else of the first that its clients have.
+    first = shown.groupby("folder")["model"].first().to_dict()
+    shown = shown[shown["model"] == shown["folder"].map(first | study.own_models)]
     known = [name for name in study.settings if (shown["setting"] == name).any()]
     files = []
     for name, settings in pages(known, "clients"):

@@ -136,7 +136,9 @@ def _divergence(study: Study) -> list[str]:
     counts = study.scores[study.scores["diverged"]].groupby("method", sort=False).size()
     runs = study.scores.groupby("method").size()
     told = [f"{method} in {count} of {runs[method]} runs" for method, count in counts.items()]
-    return [f"Training diverged: {joined(told)}."] if told else []
+    return (
+        [f"Training diverged, or the loss was infinite at the end: {joined(told)}."] if told else []
+    )
 
 
 def _gaps(study: Study) -> list[str]:

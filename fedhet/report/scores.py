@@ -26,10 +26,11 @@ LEGEND = (
 )
 DIVERGENCE = (
     "A run has diverged if its loss is no longer finite, or if it failed with weights that are not"
-    " finite. That is a result: its last score counts in means and tests as it was measured, and"
-    " where there is none, it counts as 0, or as the lowest score of its setting if that is"
-    " negative. Such runs are counted in brackets. A run that is missing for another reason counts"
-    " nowhere, and a pair of runs of which one is missing is left out."
+    " finite. (The loss is infinite by definition too where a model excludes the class of a sample,"
+    " as FedPCL's does.) That is a result: its last score counts in means and tests as it was"
+    " measured, and where there is none, it counts as 0, or as the lowest score of its setting if"
+    " that is negative. Such runs are counted in brackets. A run that is missing for another reason"
+    " counts nowhere, and a pair of runs of which one is missing is left out."
 )
 
 

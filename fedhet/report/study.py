@@ -9,7 +9,8 @@ from typing import Any
 import pandas as pd
 
 from fedhet.errors import ConfigError
-from fedhet.record.summary import method_name, validation_score
+from fedhet.record.deciding import OWN_MODELS, own_models, own_score, validation_score
+from fedhet.record.summary import method_name
 from fedhet.report.folders import DIVERGED, Cell, Values
 from fedhet.report.results import Results, chosen
 from fedhet.targets import TARGETS, Classes, LossOnly, Target
@@ -26,7 +27,7 @@ SCORES = {
     "personal_best_val": "personal models, best by validation",
     "finetuned": "fine-tuned models, last round",
 }
-OWN_MODELS = ("personal", "personal_best_val", "finetuned")
+FINETUNED = " their fine-tuned models, where the run has these, or else with"
 ALL = "all settings"
 NO_METHOD = "–"
 
@@ -129,12 +130,12 @@ class Study:
             method, setting, seed = self.place(cell)
             row: Values = {"method": method, "setting": setting, "seed": seed}
             row |= {"diverged": cell.status == DIVERGED, "folder": cell.name}
-            rows.append(row | scores_of(cell.summary))
+            row |= scores_of(cell.summary)
+            if self.metric in OWN_MODELS:
+                row[self.metric] = _number(own_score(cell.summary, self.metric))
+            rows.append(row)
         frame = pd.DataFrame(rows, columns=[*rows[0], *(s for s in SCORES if s not in rows[0])])
-        frame = frame.astype(dict.fromkeys(SCORES, float))
-        if self.metric in OWN_MODELS:
-            frame[self.metric] = frame[self.metric].fillna(frame["clients"])
-        return frame
+        return frame.astype(dict.fromkeys(SCORES, float))
 
     @cached_property
     def counted(self) -> pd.DataFrame:
@@ -174,6 +175,12 @@ class Study:
         complete = paired(self.blocks(score))
         return complete.groupby(level="setting", sort=False).mean()
 
+    @cached_property
+    def own_models(self) -> dict[str, str]:
+        """Folder of a run -> the clients' own models that count in it, where such models do."""
+        kinds = {cell.name: own_models(cell.summary, self.metric) for cell in self.cells}
+        return {folder: kind for folder, kind in kinds.items() if kind}
+
     def validation(self, cell: Cell) -> float:
         """The validation score of a trial by which it is chosen; NaN if it has none."""
         if not cell.counts or cell.status == DIVERGED:
@@ -185,8 +192,9 @@ class Study:
         """Take a score that every run has."""
         if self.metric in OWN_MODELS:
             self.notes.append(
-                f"By “{SCORES[self.metric]}”, methods without such models count with the mean of"
-                " their global model over the clients' test data."
+                f"By “{SCORES[self.metric]}”, methods without such models count with"
+                f"{FINETUNED if self.metric != 'finetuned' else ''} the mean of their global model"
+                " over the clients' test data."
             )
         frame = self.scores[~self.scores["diverged"]]
         lacking = sorted(set(frame.loc[frame[self.metric].isna(), "method"]))
@@ -222,7 +230,8 @@ def scores_of(summary: Values) -> dict[str, float]:
         "personal_best_val": personal.get("best_val"),
         "finetuned": finetuned.get("last"),
     }
-    return {
-        name: math.nan if value is None or not math.isfinite(value) else float(value)
-        for name, value in values.items()
-    }
+    return {name: _number(value) for name, value in values.items()}
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None or not math.isfinite(value) else float(value)

@@ -36,6 +36,18 @@ def values(key: str, *lines: str) -> list[str | None]:
         (LABELS, ["client.lr=0.5"], "'client.lr=0.5': axes.method.A sets client.lr as well"),
         (LABELS, ["+client.lr=0.5"], "client.lr=0.5': axes.method.A sets client.lr as well"),
         (LABELS, ["client=sgd"], "'client=sgd': axes.method.P sets client as well"),
+        (LABELS, ["client={lr: 0.5}"], "'client.lr=0.5': axes.method.A sets client.lr as well"),
+        (LABELS.replace("client.lr=0.3", "client={lr:0.3}"), ["client.lr=0.5"], "sets client.lr"),
+        (
+            "axes: {client: [{lr: .1}, {lr: .2}]}",
+            ["client.lr=0.5"],
+            "'client.lr=0.5': axes.client.{\"lr\": 0.1} sets client.lr as well",
+        ),
+        (
+            "axes: {client.lr: [.1, .2]}",
+            ["client={lr: 0.5},{lr: 0.6}"],
+            'axes.client.lr.0.1 and axes.client.{"lr": 0.5} both set client.lr',
+        ),
         (LABELS, ["client.lr=0.1,0.5"], "axes.method.A and axes.client.lr.0.1 both set client.lr"),
         (
             f"{LABELS}\ntune: {{seeds: [9], space: {{client.lr: [1, 2]}}}}",
@@ -74,6 +86,20 @@ def test_what_no_run_has_twice_is_allowed(write: Write) -> None:
     write(f"{LABELS}\ntune: {{seeds: [9], own: {{P: {{client.lr: [1, 2]}}}}}}")
     definition.read(["experiment=mine"])
     assert values("client.lr", "method=P", "client.lr=0.5") == ["0.5", "0.5"]
+
+
+def test_settings_of_a_mapping_count_like_single_ones(write: Write) -> None:
+    """They are not tuned, replace an axis of their name, and leave the choice of the group."""
+    tuned = "tune: {seeds: [9], space: {client.lr: [1, 2], client.epochs: [1, 2]}}"
+    write(f"axes: {{method: [fedavg, fedprox], seed: [0]}}\n{tuned}")
+    experiment = definition.read(["experiment=mine", "client={lr: 0.5}"])
+    assert experiment is not None and experiment.tuning is not None
+    assert list(experiment.tuning.space) == ["client.epochs"]
+    assert values("client.lr", "client={lr: 0.5}") == ["0.5", "0.5"]
+    assert values("client", "client=adam", "client={lr: 0.5}") == ["adam", "adam"]
+    assert values("plugin.fedprox.mu", "plugin={fedprox: {mu: 0.5}}") == ["0.5", "0.5"]
+    write("axes: {client.lr: [.1, .2], seed: [0, 1]}")
+    assert values("client.lr", "client={lr: 0.5, epochs: 1}") == ["0.5", "0.5"]
 
 
 def test_two_labels_of_one_run_are_refused(write: Write) -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+from mine import run
+from omegaconf import OmegaConf
 
 from fedhet.errors import ConfigError
 from fedhet.experiment import cells, definition, tuning
@@ -102,3 +106,28 @@ def check_budget(*lines: str) -> None:
     assert experiment is not None and experiment.tuning is not None
     combinations = [cells.labels(combination) for combination in cells.settings_of(experiment)]
     tuning.check_budget(experiment.tuning, combinations)
+
+
+@pytest.mark.usefixtures("own_process")
+@pytest.mark.parametrize("range_", ["[[8], [4, 4], [2]]", "'[8],[4,4],[2]'"])
+def test_lists_are_tuned(write: Write, range_: str) -> None:
+    """As a list of lists or a sweep; the chosen one is that of the run, and in the report."""
+    write(f"""rounds: 1
+client: {{epochs: 1}}
+partition: {{clients: 3}}
+axes: {{method: [fedavg], seed: [0]}}
+tune: {{space: {{model.hidden: {range_}}}}}""")
+    assert run() == 0
+    home = Path("experiments/mine")
+    record = json.loads((home / "experiment.json").read_text())
+    trials = [cell for cell in record["cells"] if cell["kind"] == "trial"]
+    assert [cell["tuned"]["model.hidden"] for cell in trials] == [[8], [4, 4], [2]]
+    chosen = record["tuned"][0]["chosen"]["model.hidden"]
+    (cell,) = (cell for cell in record["cells"] if cell["kind"] == "run")
+    config = OmegaConf.load(home / cell["folder"] / "config.yaml")
+    assert config.model.hidden == chosen
+    shown = str(chosen).replace("[", "\\[").replace("]", "\\]")  # as Markdown writes them
+    assert f"| model.hidden | {shown} |" in (home / "report" / "report.md").read_text()
+    with pytest.raises(ConfigError, match="a list of values, or interval"):
+        write("axes: {seed: [0]}\ntune: {space: {model: [{hidden: [8]}]}}")
+        definition.read(["experiment=mine"])

@@ -10,8 +10,13 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from house_rules.source import ROOT
+from scipy import stats
+
+import fedhet
+from fedhet.cli import main
 
 CELLS = Path("docs/leaderboard/cells.csv")
+PERSONAL = Path("docs/leaderboard/personal.csv")
 
 
 @pytest.fixture
@@ -47,7 +52,8 @@ def test_what_the_page_says_is_in_the_cells() -> None:
     fedavg = own[own["method"] == "FedAvg"]["accuracy"]
     assert len(fedavg) == 3
     page = (ROOT / "docs" / "leaderboard.md").read_text(encoding="utf-8")
-    row = next(line for line in page.splitlines() if line.startswith("| FedAvg |"))
+    table = page.partition("## digits\n")[2]
+    row = next(line for line in table.splitlines() if line.startswith("| FedAvg |"))
     assert f"{fedavg.mean():.3f} ± {fedavg.std():.3f}" in row
 
 
@@ -67,10 +73,70 @@ def test_what_the_page_says_of_personal_models_and_of_differences(
         cells.loc[own, "accuracy"] = shift + 0.09 + noise
     cells.to_csv(tmp_path / CELLS, index=False)
     assert leaderboard([], tmp_path) == 0
-    page = (tmp_path / "docs" / "leaderboard.md").read_text(encoding="utf-8").splitlines()
+    text = (tmp_path / "docs" / "leaderboard.md").read_text(encoding="utf-8")
+    page = text.partition("## Personal models")[0].splitlines()
     ditto = cells[(cells["kind"] == "run") & (cells["method"] == "Ditto")]["personal"].mean()
     rows = [[entry.strip() for entry in line.split("|")[1:-1]] for line in page if "|" in line]
     first, second = ({row[0]: row for row in rows if len(row) == n} for n in (5, 11))
     assert first["FedAvg"][2].startswith("**0.991") and first["FedSGD"][2].endswith(" ▽")
     assert second["Ditto"][2] == f"{ditto:.3f}" and second["FedAvg"][2] == "–"
     assert any("With 3 seeds, no rank test within a setting can show" in line for line in page)
+
+
+@pytest.mark.usefixtures("own_process")
+def test_cells_of_personal_models_are_taken_over(
+    leaderboard: Callable[..., int], tmp_path: Path
+) -> None:
+    """Each method has the score of the models that its clients would use, and their worst."""
+    shutil.copytree(ROOT / "docs" / "leaderboard", tmp_path / "docs" / "leaderboard")
+    shutil.copyfile(ROOT / "docs" / "leaderboard.md", tmp_path / "docs" / "leaderboard.md")
+    (tmp_path / PERSONAL).unlink()
+    small = ["rounds=1", "client.epochs=1", "seed=0,1", "tune.budget=1", "partition.clients=4"]
+    part = ["axes.setting=digits*0.1", "axes.method=[FedAvg*,Ditto]", "hydra/launcher=basic"]
+    folder = tmp_path / "runs"
+    home = f"hydra.sweep.dir={folder}"
+    assert main.main(["experiment=leaderboard_personal", *part, *small, home]) == 0
+    assert leaderboard([str(folder)], tmp_path) == 0
+    cells = pd.read_csv(tmp_path / PERSONAL)
+    assert sorted(cells["kind"]) == ["run"] * 6 + ["trial"] * 3
+    last = fedhet.results(folder).last_clients
+    last = last[(last["split"] == "test") & (last["metric"] == "accuracy")]
+    page = (tmp_path / "docs" / "leaderboard.md").read_text(encoding="utf-8")
+    own_part = page.partition("<!-- leaderboard: personal -->")[2]
+    for method, models in {
+        "FedAvg": "global",
+        "FedAvg, fine-tuned": "finetuned",
+        "Ditto": "personal",
+    }.items():
+        runs = cells[(cells["kind"] == "run") & (cells["method"] == method)].set_index("seed")
+        assert set(runs["models"]) == {models}
+        of_clients = last[(last["method"] == method) & (last["model"] == models)].groupby("seed")
+        for seed, scores in of_clients["value"]:
+            assert runs.loc[seed, "score"] == pytest.approx(scores.mean(), abs=1e-5)
+            assert runs.loc[seed, "worst_decile"] == pytest.approx(scores.min(), abs=1e-5)
+        mean = f"{runs['score'].mean():.3f} ± {runs['score'].std():.3f}"
+        row = next(line for line in own_part.splitlines() if line.startswith(f"| {method} |"))
+        assert mean in row
+
+
+def test_the_table_of_all_settings_pairs_a_method_with_fedavg() -> None:
+    """Gains, wins and the corrected p-value by hand: B wins in all settings, C in half of them."""
+    tables = runpy.run_path(str(ROOT / "scripts" / "leaderboard_tables.py"))
+    gains = {"FedAvg": [0.0] * 8, "B": [0.01 * i for i in range(1, 9)], "C": [0.02, -0.01] * 4}
+    runs = pd.DataFrame(
+        {"method": method, "setting": f"s{i}", "seed": seed, "accuracy": 0.5 + i / 100 + gain}
+        for method, values in gains.items()
+        for i, gain in enumerate(values)
+        for seed in (0, 1)
+    )
+    lines = list(tables["overall"](runs, "accuracy"))
+    p = [float(stats.wilcoxon(gains[method]).pvalue) for method in ("B", "C")]
+    # C is better than B in the first setting only.
+    assert f"| B | 1.1 | +4.5 | 8 of 8 | {2 * p[0]:.3f} |" in lines
+    assert f"| +0.5 | 4 of 8 | {max(2 * p[0], p[1]):.3f} |" in "\n".join(lines)
+    assert "B is shown to be better than FedAvg, and none to be worse." in lines[-1]
+
+    few = runs[runs["setting"].isin([f"s{i}" for i in range(6)])]
+    (told,) = list(tables["overall"](few, "accuracy"))[-1:]
+    assert told.startswith("Over 6 settings, the test cannot show a difference for 2 methods (that")
+    assert "takes 7 settings" in told
