@@ -110,6 +110,7 @@ EXEMPT = re.compile(
     r"<!-- figures: .*?<!-- end figures -->"
     r"|<!-- reproductions: .*?<!-- end reproductions -->"  # test_reproduction_page.py
     r"|<!-- leaderboard(?:: personal)? -->.*?<!-- end leaderboard -->"  # test_leaderboard_page.py
+    r"|<!-- (search|confirmed) -->.*?<!-- end \1 -->"  # test_where_it_helps.py
     r"|```.*?```|`[^`]+`|\]\([^)]*\)|^    [^\n]*$",
     re.DOTALL | re.MULTILINE,
 )
