@@ -134,8 +134,8 @@ def test_the_tests_are_paired_and_corrected_for_all_methods(script: Mapping[str,
 def test_a_method_that_is_worse_is_said_to_be_worse(
     script: Mapping[str, Any], search: pd.DataFrame
 ) -> None:
-    gains = {"A": [-0.01 - 0.001 * i for i in range(10)], "B": [0.01, -0.01] * 5}
+    gains = {"A": [-0.01 - 0.002 * i for i in range(10)], "B": [0.01, -0.01] * 5}
     lines = "\n".join(script["_confirmed"](search, confirmed(gains)))
     rows = {line.split(" | ")[0].strip("| "): line for line in lines.splitlines()}
-    assert rows["A"].endswith("| worse | +8.6 |") and "-1.5 |" in rows["A"]
+    assert rows["A"].endswith("| worse | +8.1 |") and "-1.9 |" in rows["A"]
     assert rows["B"].endswith("| not shown | +10.0 |")
