@@ -1,17 +1,19 @@
 """Write the generated parts of docs/reproduction.md, from conf/ and from docs/reproduction/*.csv.
 
+python scripts/reproduction_page.py FOLDER...  publish the results of these reproductions first
 python scripts/reproduction_page.py            write them
 python scripts/reproduction_page.py --check    say whether they are up to date
 
-A result is published by copying the reproduction.csv of its folder to
-docs/reproduction/<paper>-<table>-<scale>.csv; times.csv has the estimates of `reproduce --estimate
---times docs/reproduction/times.csv`.
+A result is published by copying the report/reproduction.csv of its folder, and the curves beside
+it, to docs/reproduction/<paper>-<table>-<scale>.csv and .svg; times.csv has the estimates of
+`reproduce --estimate --times docs/reproduction/times.csv`.
 """
 
 from __future__ import annotations
 
 import csv
 import re
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -26,6 +28,19 @@ PAGE = "docs/reproduction.md"
 FOLDER = "docs/reproduction"
 TIMES = "times.csv"
 BLOCK = re.compile(r"(<!-- reproductions: (\w+) -->\n).*?(<!-- end reproductions -->)", re.DOTALL)
+
+
+CURVES = "report/figures/curves-by-round.svg"
+
+
+def publish(folder: Path, root: Path) -> None:
+    """Copy what is shown of a reproduction from its folder to docs/."""
+    source = folder / "report" / "reproduction.csv"
+    first = table.read_csv(source)[0]
+    name = f"{first['reproduction'].replace('/', '-')}-{first['scale']}"
+    shutil.copyfile(source, root / FOLDER / f"{name}.csv")
+    if (folder / CURVES).exists():
+        shutil.copyfile(folder / CURVES, root / FOLDER / f"{name}.svg")
 
 
 def written(root: Path) -> str:
@@ -71,10 +86,16 @@ def _results(root: Path) -> Iterator[str]:
         yield f"{table.tally(lines).capitalize()}. fedhet {first['code']}.{changed}"
         yield ""
         yield table.as_markdown(lines)
+        curves = path.with_suffix(".svg")
+        if curves.exists():
+            yield f"![Accuracy by round]({Path(FOLDER).name}/{curves.name})"
+            yield ""
 
 
 def main(argv: Sequence[str], root: Path = ROOT) -> int:
     """Write the page, or compare it with --check; return 1 if it is not up to date."""
+    for folder in (Path(word) for word in argv if word != "--check"):
+        publish(folder, root)
     page = root / PAGE
     text = written(root)
     if "--check" not in argv:

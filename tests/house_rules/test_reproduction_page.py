@@ -55,3 +55,16 @@ def test_a_published_result_stands_on_the_page(main: Main, tmp_path: Path) -> No
     assert main(["--check"], tmp_path) == 0
     page.write_text(text.replace(".812", ".912"))
     assert main(["--check"], tmp_path) == 1
+
+
+def test_a_folder_is_published_with_its_curves(main: Main, tmp_path: Path) -> None:
+    (tmp_path / "docs" / "reproduction").mkdir(parents=True)
+    page = Path(shutil.copy(ROOT / "docs" / "reproduction.md", tmp_path / "docs"))
+    figures = tmp_path / "runs" / "report" / "figures"
+    figures.mkdir(parents=True)
+    (figures / "curves-by-round.svg").write_text("<svg/>")
+    (figures.parent / "reproduction.csv").write_text(as_csv([LINE]))
+    assert main([str(tmp_path / "runs")], tmp_path) == 0
+    assert "(reproduction/own-table1-cpu.svg)" in page.read_text()
+    assert (tmp_path / "docs" / "reproduction" / "own-table1-cpu.svg").exists()
+    assert main(["--check"], tmp_path) == 0

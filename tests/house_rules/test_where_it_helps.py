@@ -131,11 +131,20 @@ def test_the_tests_are_paired_and_corrected_for_all_methods(script: Mapping[str,
     assert (table.loc["B", "wins"], table.loc["B", "pairs"]) == (7, 10)
 
 
-def test_a_method_that_is_worse_is_said_to_be_worse(
+def test_the_verdict_asks_for_a_gain_at_the_same_rate_too(
     script: Mapping[str, Any], search: pd.DataFrame
 ) -> None:
-    gains = {"A": [-0.01 - 0.002 * i for i in range(10)], "B": [0.01, -0.01] * 5}
-    lines = "\n".join(script["_confirmed"](search, confirmed(gains)))
-    rows = {line.split(" | ")[0].strip("| "): line for line in lines.splitlines()}
-    assert rows["A"].endswith("| worse | +8.1 |") and "-1.9 |" in rows["A"]
-    assert rows["B"].endswith("| not shown | +10.0 |")
+    gains = {"A": [0.01 + 0.002 * i for i in range(10)], "B": [0.01, -0.01] * 5}
+
+    def verdicts(runs: pd.DataFrame) -> dict[str, str]:
+        lines = list(script["_confirmed"](search, runs))
+        return {row.split(" | ")[0].strip("| "): row.split(" | ")[-1].strip("| ") for row in lines}
+
+    runs = confirmed(gains)
+    found = verdicts(runs)
+    assert (found["A"], found["B"]) == ("**better**", "not shown")
+    at_rate = runs["case"] == "FedAvg at the rate of A"
+    runs.loc[at_rate, "accuracy"] += 0.2
+    assert verdicts(runs)["A"] == "by its learning rate"
+    runs.loc[runs["case"] == "FedAvg beside A", "accuracy"] += 0.2
+    assert verdicts(runs)["A"] == "worse"
