@@ -66,6 +66,8 @@ def test_code_and_settings_travel(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     (tmp_path / "mine" / "inner" / "data.txt").touch()
     (tmp_path / "single.py").touch()
     monkeypatch.syspath_prepend(str(tmp_path))
+    for name in ("mine", "single"):  # other tests have modules of these names too
+        monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setenv("FEDHET_TRUST", "mine.inner, single, numpy, no_such_package")
     monkeypatch.setenv("FEDHET_ANYTHING", "1")
     monkeypatch.setenv("OTHER", "1")
