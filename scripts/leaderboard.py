@@ -24,6 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]  # this checkout, wherever it is started
 
 from leaderboard_tables import global_costs, joined, overall, personal_costs, ranked  # noqa: E402
+from pages import finished, write_or_check  # noqa: E402
 
 from fedhet.experiment import cells as experiment_cells  # noqa: E402
 from fedhet.experiment import definition  # noqa: E402
@@ -60,13 +61,7 @@ class Board:
 # ---- from a folder to the CSV file
 def rows(folder: Path, record: Values, board: Board) -> Iterator[Values]:
     """The finished cells of an experiment folder, whose experiment.json is `record`."""
-    for cell in record["cells"]:
-        home = folder / cell["folder"]
-        state = home / "cell.json"
-        known = json.loads(state.read_text(encoding="utf-8")) if state.exists() else {}
-        if known.get("status") != "finished":
-            continue
-        summary = json.loads((home / "summary.json").read_text(encoding="utf-8"))
+    for cell, home, code, summary in finished(folder, record):
         lines = (home / "rounds.jsonl").read_text(encoding="utf-8").splitlines()
         steps = [json.loads(line) for line in lines]
         ended = summary["status"] == "ok"
@@ -82,7 +77,7 @@ def rows(folder: Path, record: Values, board: Board) -> Iterator[Values]:
             "megabytes": round(sum(sent) / 1e6, 3),
             "seconds": round(summary.get("seconds", {}).get("train", 0.0), 3),
             "sha256": str(summary.get("weights_sha256"))[:16],
-            "code": Code.text(known.get("code", {})),
+            "code": Code.text(code),
         }
 
 
@@ -199,17 +194,9 @@ def _blocks(name: str, board: Board, cells: pd.DataFrame) -> Iterator[str]:
 
 def main(argv: Sequence[str], root: Path = ROOT) -> int:
     """Write the page, or compare it with --check; return 1 if it is not up to date."""
-    check = "--check" in argv
     for folder in (Path(word) for word in argv if word != "--check"):
         take_over(folder, root)
-    text = page(root)
-    if not check:
-        (root / PAGE).write_text(text, encoding="utf-8")
-        return 0
-    if (root / PAGE).read_text(encoding="utf-8") == text:
-        return 0
-    print(f"{PAGE} is not up to date: python scripts/leaderboard.py")
-    return 1
+    return write_or_check(root, PAGE, page(root), "leaderboard.py", check="--check" in argv)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
+from pages import head
 
 from fedhet.report import statistics
 from fedhet.report.scores import against_best
@@ -53,8 +54,7 @@ def overall(runs: pd.DataFrame, score: str) -> Iterator[str]:
         index=gains.columns,
     )
     ranks = means.rank(axis=1, ascending=False).mean().sort_values()
-    yield f"| method | mean rank | against {HOST} | settings in which it is better | p |"
-    yield "|---|---|---|---|---|"
+    yield head(["method", "mean rank", f"against {HOST}", "settings in which it is better", "p"])
     for method, rank in ranks.items():
         told = "– | – | –"
         if method != HOST:
@@ -100,8 +100,7 @@ def _scores(
     bests = {name: str(blocks[name].dropna().mean().idxmax()) for name in settings}
     verdicts = {name: against_best(blocks[name], bests[name]) for name in settings}
     marks = {statistics.REAL: f" {REAL}", statistics.IF_NORMAL: f" {IF_NORMAL}"}
-    yield f"| method | mean rank | {' | '.join(name.partition(', ')[2] for name in settings)} |"
-    yield "|---|---|" + "---|" * len(settings)
+    yield head(["method", "mean rank", *(name.partition(", ")[2] for name in settings)])
     for method, rank in ranks.items():
         entries = []
         for name in settings:
@@ -150,8 +149,7 @@ def global_costs(runs: pd.DataFrame, trials: pd.DataFrame) -> Iterator[str]:
         "rounds to .9",
     ]
     heads += ["median trial against the best", "trials below 20 %", "bytes", "time"]
-    yield f"| method | {' | '.join(heads)} |"
-    yield "|---|" + "---|" * len(heads)
+    yield head(["method", *heads])
     for method in mean_ranks(runs, "accuracy").index:
         own = runs[runs["method"] == method]
         tried = trials[trials["method"] == method]
@@ -175,8 +173,7 @@ def personal_costs(runs: pd.DataFrame, trials: pd.DataFrame) -> Iterator[str]:
     costs = _relative(runs, ["megabytes", "seconds", "evaluation"])
     heads = ["clients' mean", "global model", "worst tenth of the clients", "spread over seeds"]
     heads += ["median trial against the best", "bytes", "time", "evaluation"]
-    yield f"| method | {' | '.join(heads)} |"
-    yield "|---|" + "---|" * len(heads)
+    yield head(["method", *heads])
     for method in mean_ranks(runs, "score").index:
         own = runs[runs["method"] == method]
         entries = [

@@ -18,12 +18,16 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from fedhet.report.markdown import escaped
-from fedhet.reproduce import paper as papers
-from fedhet.reproduce import table
-from fedhet.reproduce.estimate import in_words
-
 ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]  # this checkout, wherever it is started
+
+from pages import head, write_or_check  # noqa: E402
+
+from fedhet.report.markdown import escaped  # noqa: E402
+from fedhet.reproduce import paper as papers  # noqa: E402
+from fedhet.reproduce import table  # noqa: E402
+from fedhet.reproduce.estimate import in_words  # noqa: E402
+
 PAGE = "docs/reproduction.md"
 FOLDER = "docs/reproduction"
 TIMES = "times.csv"
@@ -52,8 +56,7 @@ def written(root: Path) -> str:
 
 def _list(root: Path) -> Iterator[str]:
     times = _times(root / FOLDER / TIMES)
-    yield "| reproduction | what | at scale paper | at scale cpu | time at cpu |"
-    yield "|---|---|---|---|---|"
+    yield head(["reproduction", "what", "at scale paper", "at scale cpu", "time at cpu"])
     for paper in papers.every():
         seconds = times.get((paper.name, "cpu"))
         title = paper.title.partition("; also")[0]  # the source names these too
@@ -96,15 +99,8 @@ def main(argv: Sequence[str], root: Path = ROOT) -> int:
     """Write the page, or compare it with --check; return 1 if it is not up to date."""
     for folder in (Path(word) for word in argv if word != "--check"):
         publish(folder, root)
-    page = root / PAGE
-    text = written(root)
-    if "--check" not in argv:
-        page.write_text(text, encoding="utf-8")
-        return 0
-    if page.read_text(encoding="utf-8") == text:
-        return 0
-    print(f"{PAGE} is not up to date: python scripts/reproduction_page.py")
-    return 1
+    check = "--check" in argv
+    return write_or_check(root, PAGE, written(root), "reproduction_page.py", check=check)
 
 
 if __name__ == "__main__":

@@ -19,10 +19,14 @@ import numpy as np
 import pandas as pd
 import yaml
 
-from fedhet.experiment.code import Code
-from fedhet.report import statistics
-
 ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]  # this checkout, wherever it is started
+
+from pages import finished, head, write_or_check  # noqa: E402
+
+from fedhet.experiment.code import Code  # noqa: E402
+from fedhet.report import statistics  # noqa: E402
+
 PAGE = "docs/where_it_helps.md"
 KEPT = "docs/where_it_helps"
 CONF = "conf/experiment/helps"
@@ -46,15 +50,12 @@ def keep(folder: Path, path: Path) -> None:
         SystemExit: a run is missing.
     """
     record = json.loads((folder / "experiment.json").read_text(encoding="utf-8"))
+    runs = [cell for cell in record["cells"] if cell["kind"] == "run"]
+    there = list(finished(folder, {"cells": runs}))
+    if len(there) < len(runs):
+        raise SystemExit(f"{folder}: {len(there)} of {len(runs)} runs are there; run the others")
     rows = []
-    for cell in record["cells"]:
-        if cell["kind"] != "run":
-            continue
-        state = folder / cell["folder"] / "cell.json"
-        known = json.loads(state.read_text(encoding="utf-8")) if state.exists() else {}
-        if known.get("status") != "finished":
-            raise SystemExit(f"{folder}: {cell['folder']} has not finished; run the experiment")
-        summary = json.loads((state.parent / "summary.json").read_text(encoding="utf-8"))
+    for cell, _, code, summary in there:
         # A run that has diverged has no score; the method is charged with a score of 0.
         score = (summary.get("accuracy") or {}).get("last") if summary["status"] == "ok" else None
         rows.append(
@@ -64,7 +65,7 @@ def keep(folder: Path, path: Path) -> None:
                 "diverged": score is None,
                 "accuracy": round(score or 0.0, 6),
                 "sha256": str(summary.get("weights_sha256"))[:16],
-                "code": Code.text(known["code"]),
+                "code": Code.text(code),
             }
         )
     path.parent.mkdir(exist_ok=True)
@@ -135,8 +136,7 @@ def _searched(search: pd.DataFrame) -> Iterator[str]:
     names, best = methods(search), chosen(search)
     means = gains(search).groupby("setting").mean()
     host = search[search["method"] == HOST].groupby("setting")["accuracy"].mean()
-    yield f"| setting | {HOST} | {' | '.join(names)} |"
-    yield "|---|---|" + "---|" * len(names)
+    yield head(["setting", HOST, *names])
     for setting in dict.fromkeys(search["setting"]):
         entries = []
         for method in names:
@@ -155,8 +155,7 @@ def _confirmed(search: pd.DataFrame, runs: pd.DataFrame | None) -> Iterator[str]
     heads = ["method", "setting", f"{HOST}'s trials chose", "the method's chose"]
     heads += [f"{HOST}'s accuracy", "the method's", "gain", "95 %", "wins", "p"]
     heads += ["gain at the same rate", "p", "verdict"]
-    yield f"| {' | '.join(heads)} |"
-    yield "|---|" + "---|" * (len(heads) - 1)
+    yield head(heads)
     settings = chosen(search)
     tuned = search.groupby(["setting", "method"])["tuned"].first()
     for method, setting in settings.items():
@@ -233,14 +232,8 @@ def main(argv: Sequence[str], root: Path = ROOT) -> int:
             definition = (root / CONF / "search.yaml").read_text(encoding="utf-8")
             text = confirmation(pd.read_csv(root / KEPT / "search.csv"), definition)
             (root / CONF / "confirm.yaml").write_text(text, encoding="utf-8")
-    text = page(root)
-    if "--check" not in argv:
-        (root / PAGE).write_text(text, encoding="utf-8")
-        return 0
-    if (root / PAGE).read_text(encoding="utf-8") == text:
-        return 0
-    print(f"{PAGE} is not up to date: python scripts/where_it_helps.py")
-    return 1
+    check = "--check" in argv
+    return write_or_check(root, PAGE, page(root), "where_it_helps.py", check=check)
 
 
 if __name__ == "__main__":
