@@ -34,6 +34,7 @@ log = logging.getLogger("fedhet")
 Result = TypeVar("Result")
 UNSHARED = "client.kept"  # state: tensors that are trained here and never shared
 FINETUNE_EPOCHS = "eval.finetune_epochs"  # extra: epochs of the view "finetuned"
+TRAIN_TOO = "eval.train"  # extra: the training data are evaluated as well
 KEEP = "eval.keep"  # extra: the views, joined by commas, whose models the reply is to carry
 DELIVER = "eval.deliver"  # extra: the site is to keep the models; the digest of the global one
 
@@ -252,7 +253,7 @@ class FedClient(LocalTraining, wire.WireClient):
         return self.delivery(self)
 
     def assess(self, visit: Callable[[str, nn.Module], None] | None = None) -> Update:
-        """Score every view on the client's own validation and test data; nothing is changed.
+        """Score every view on the client's own data; nothing is changed.
 
         Where the server asks for models, the reply has what they differ in from the received one.
         `visit` is given each view's name and its model.
@@ -263,21 +264,20 @@ class FedClient(LocalTraining, wire.WireClient):
         if kept and not self.site.simulated:
             raise ValueError("the server asks for personal models, which never leave their site")
         own = self.site.task.clients[self.pid]
-        own_views = self.views(self.msg)
-        views = {
-            name: own_views[own] for name, own in evaluated_views(own_views, self.site).items()
-        }
+        given = self.views(self.msg)
+        views = {name: given[own] for name, own in evaluated_views(given, self.site).items()}
         if FINETUNE_EPOCHS in self.msg.extras:
-            views["finetuned"] = lambda: self._finetuned(own_views["global"]())
+            views["finetuned"] = lambda: self._finetuned(given["global"]())
+        train = own.train if TRAIN_TOO in self.msg.extras else None
+        parts = {"train": train, "val": own.val, "test": own.test}
         metrics: dict[str, float] = {}
         models: Extras = {}
         tallies: Extras = {}
         for view, build in views.items():
             model = build()
-            for part, samples in (("val", own.val), ("test", own.test)):
+            for part, samples in parts.items():
                 if samples is not None and len(samples):
-                    prepared = self.site.prepared(samples)
-                    scores, tally = assess(model, prepared, self.site.task)
+                    scores, tally = assess(model, self.site.prepared(samples), self.site.task)
                     metrics |= {f"{part}.{view}.{name}": value for name, value in scores.items()}
                     tallies[f"{part}.{view}"] = tally
             if visit:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from fedhet.admission.outcome import ends_run, forget_lost, log_failures
 from fedhet.admission.scores import check_scores
 from fedhet.check import counted
-from fedhet.client import FINETUNE_EPOCHS, KEEP, evaluated_views
+from fedhet.client import FINETUNE_EPOCHS, KEEP, TRAIN_TOO, evaluated_views
 from fedhet.errors import RunFailed
 from fedhet.messages import EVALUATE, Broadcast, Failure, Reply, Update
 from fedhet.metrics import score
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from fedhet.strategy import FedStrategy
 
 log = logging.getLogger("fedhet")
+PARTS = ("val", "test")  # what clients evaluate on in every run
 Moment = dict[str, Any]  # step, round, weights, extras, versions
 
 
@@ -76,6 +77,8 @@ def evaluation_messages(strategy: FedStrategy, moment: Moment | None = None) -> 
     extras = dict(moment["extras"])
     if strategy.setting.finetune_epochs:
         extras[FINETUNE_EPOCHS] = strategy.setting.finetune_epochs
+    if strategy.setting.eval_train:
+        extras[TRAIN_TOO] = 1
     msg = Broadcast(
         phase=EVALUATE,
         step=moment["step"],
@@ -105,12 +108,14 @@ def received(
     """
     target = strategy.site.task.scoring
     asked = [f"{KEEP}.{view}" for view in strategy.views]
+    parts = ("train", *PARTS) if strategy.setting.eval_train else PARTS
+    scored = [f"{part}.{view}" for part in parts for view in strategy.views]
     updates: list[Update] = []
     failures: list[Failure] = []
     for reply in replies:
         if isinstance(reply, Update):
             try:
-                check_scores(reply, strategy.views, target, asked)
+                check_scores(reply, scored, target, asked)
                 _check_tallies(reply, target)
             except ValueError as error:
                 step = strategy.current.step
@@ -148,7 +153,7 @@ def _check_tallies(update: Update, target: Target) -> None:
 def client_means(
     updates: Sequence[Update], views: Sequence[str], target: Target
 ) -> dict[str, float]:
-    """Scores and loss over the clients' test and validation data, as rounds.jsonl names them.
+    """Scores and loss over the parts of the clients' data, as rounds.jsonl names them.
 
     The first view is "clients" (acc_clients_mean, acc_val_weighted, ...), and only its deciding
     score has acc_clients_worst_decile. Every view but "global" also has names of its own
@@ -156,12 +161,13 @@ def client_means(
     """
     means = _worst_decile(updates, views[0], target)
     for view in views:
-        names = [("clients", "val")] if view == views[0] else []
+        names = [("clients", "")] if view == views[0] else []
         if view != "global":
-            names.append((view, f"{view}_val"))
-        for test, val in names:
+            names.append((view, f"{view}_"))
+        for test, prefix in names:
             means |= _means(updates, f"test.{view}", test, target)
-            means |= _means(updates, f"val.{view}", val, target)
+            for part in ("val", "train"):
+                means |= _means(updates, f"{part}.{view}", f"{prefix}{part}", target)
     return means
 
 

@@ -189,6 +189,7 @@ class Job:
             on_lost_state=cfg.on_lost_state,
             replies=ReplyLimits.from_config(cfg.replies),
             eval_every=cfg.eval.every,
+            eval_train=cfg.eval.train,
             finetune_epochs=cfg.eval.finetune_epochs,
             personal_mb=cfg.eval.personal_mb,
             last_k=cfg.eval.last_k,

@@ -80,6 +80,7 @@ class Setting:
             next step; with "stop" that is a failure like others.
         replies: which replies are accepted, and how long they are awaited.
         eval_every: evaluate every so many rounds, and after the last.
+        eval_train: clients evaluate on their training data too.
         finetune_epochs: if > 0, also evaluate the global model after so many epochs on a client's
             own data.
         personal_mb: what the clients' personal models may take in the run folder, in MB; None: any
@@ -104,6 +105,7 @@ class Setting:
     on_lost_state: str = "stop"
     replies: ReplyLimits = ReplyLimits()
     eval_every: int = 1
+    eval_train: bool = False
     finetune_epochs: int = 0
     personal_mb: float | None = 200.0
     last_k: int = 5

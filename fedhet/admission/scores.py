@@ -9,25 +9,23 @@ from fedhet import trees
 from fedhet.messages import Update
 from fedhet.targets import Target
 
-PARTS = ("val", "test")
 SHARES = ("accuracy", "f1", "f1_micro", "f1_macro", "subset_accuracy")  # in [0, 1]
 
 
 def check_scores(
-    update: Update, views: Collection[str], target: Target, extras: Collection[str]
+    update: Update, scored: Collection[str], target: Target, extras: Collection[str]
 ) -> None:
     """Refuse scores that no evaluation can have.
 
     Args:
         update: the reply.
-        views: the models that the client was asked to evaluate.
+        scored: the parts of its data and the views that it was asked for, as in "test.global".
         target: what is learned; clients send its tallies if they are pooled.
         extras: the further extras that the client was asked for.
 
     Raises:
         ValueError: a metric or an extra is unknown, or a value is out of its range.
     """
-    scored = {f"{part}.{view}" for part in PARTS for view in views}
     for name, value in update.metrics.items():
         where, _, metric = name.rpartition(".")
         if where not in scored or metric not in (*target.keys, *SHARES, "loss", "n"):

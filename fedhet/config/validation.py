@@ -60,6 +60,7 @@ def _validate_run(cfg: DictConfig) -> None:
     integer("privacy.min_count", cfg.privacy.min_count, low=0)
     integer("eval.every", cfg.eval.every, low=1)
     boolean("eval.clients", cfg.eval.clients)
+    boolean("eval.train", cfg.eval.train)
     integer("eval.finetune_epochs", cfg.eval.finetune_epochs, low=0)
     optional(number, "eval.personal_mb", cfg.eval.personal_mb, low=0)
     integer("eval.last_k", cfg.eval.last_k, low=1)
@@ -67,6 +68,10 @@ def _validate_run(cfg: DictConfig) -> None:
     optional(number, "checkpoint.every", cfg.checkpoint.every, low=0)
     patience = optional(integer, "early_stopping.patience", cfg.early_stopping.patience, low=1)
     number("early_stopping.min_delta", cfg.early_stopping.min_delta, low=0)
+    if cfg.eval.train and not cfg.eval.clients:
+        raise ConfigError(
+            "eval.train=true needs eval.clients=true, because it is the clients that evaluate"
+        )
     if patience is not None and not cfg.eval.clients:
         raise ConfigError(
             f"early_stopping.patience={patience} needs eval.clients=true, because it watches the"

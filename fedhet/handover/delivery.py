@@ -28,7 +28,7 @@ from torch import nn
 
 from fedhet import trees
 from fedhet.checkpoint.folder import sync
-from fedhet.client import DELIVER, FINETUNE_EPOCHS, FedClient, evaluated_views
+from fedhet.client import DELIVER, FINETUNE_EPOCHS, TRAIN_TOO, FedClient, evaluated_views
 from fedhet.errors import ConfigError
 from fedhet.evaluation import evaluation_messages
 from fedhet.messages import Broadcast, Failure, Reply, Update
@@ -95,7 +95,8 @@ def deliver(
 
 
 def _offer(msg: Broadcast, digest: str) -> Broadcast:
-    others = {name: value for name, value in msg.extras.items() if name != FINETUNE_EPOCHS}
+    left_out = (FINETUNE_EPOCHS, TRAIN_TOO)
+    others = {name: value for name, value in msg.extras.items() if name not in left_out}
     return replace(msg, extras={**others, DELIVER: digest})
 
 

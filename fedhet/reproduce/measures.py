@@ -44,17 +44,20 @@ def _early(run: Run, target: float) -> float:
     return early[-1] if early else math.nan
 
 
-def _loss(run: Run, target: float) -> float:
-    """The loss on the test data, at the end or after so many training rounds.
+def _loss(*keys: str) -> Callable[[Run, float], float]:
+    """A loss of rounds.jsonl, at the end or after so many training rounds.
 
     NaN for a run that had diverged by then: the loss before it did is not the one that is meant.
     """
-    if run.diverged and run.rounds_of(TRAIN) < (target or math.inf):
-        return math.nan
-    rows = [s for s in run.steps if s["phase"] == TRAIN and (not target or s["step"] <= target)]
-    keys = ("loss_global", "loss_clients_mean")
-    found = [row[key] for row in rows for key in keys if row.get(key) is not None]
-    return float(found[-1]) if found else math.nan
+
+    def read(run: Run, target: float) -> float:
+        if run.diverged and run.rounds_of(TRAIN) < (target or math.inf):
+            return math.nan
+        rows = [s for s in run.steps if s["phase"] == TRAIN and (not target or s["step"] <= target)]
+        found = [row[key] for row in rows for key in keys if row.get(key) is not None]
+        return float(found[-1]) if found else math.nan
+
+    return read
 
 
 def _minutes(run: Run, target: float) -> float:
@@ -206,7 +209,8 @@ MEASURES: dict[str, Callable[[Run, float], float]] = {
     "finetuned": _score("finetuned"),
     "score": _early,
     "rounds": _rounds,
-    "loss": _loss,
+    "loss": _loss("loss_global", "loss_clients_mean"),
+    "train_loss": _loss("loss_train_weighted"),
     "minutes_per_round": _minutes,
     "models_per_round": _exchanged,
     "client_spread": _client_spread,

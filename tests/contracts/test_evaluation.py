@@ -15,9 +15,10 @@ from torch import nn
 
 import fedhet
 from fedhet.client import FedClient
+from fedhet.config import compose
 from fedhet.data.toy import toy_task
 from fedhet.errors import ConfigError, RunFailed
-from fedhet.messages import Broadcast
+from fedhet.messages import Broadcast, Update
 from fedhet.methods.fedavg import FedAvg
 from fedhet.record.terminal import step_line
 from fedhet.targets import macro_f1
@@ -71,6 +72,47 @@ def test_all_clients_are_evaluated_whether_or_not_they_trained(launch: Launch) -
     sizes = [len(client.test) for client in task.clients]
     weighted = sum(a * n for a, n in zip(accuracies, sizes, strict=True)) / sum(sizes)
     assert final["acc_clients_weighted"] == pytest.approx(weighted, abs=1e-6)
+
+
+def test_training_data_are_evaluated_where_the_run_asks_for_it(launch: Launch) -> None:
+    """By the final model, and nothing else changes."""
+    plain = launch(*SHORT, task=validated())
+    run = launch(*SHORT, "eval.train=true", task=validated())
+    assert run.summary["weights_sha256"] == plain.summary["weights_sha256"]
+    assert not [key for row in rows(plain) for key in row if "train" in key]
+    task = validated()
+    model = task.model()
+    model.load_state_dict(run.weights)
+    model.eval()
+    expected = [by_definition(model, client.train, task.classes) for client in task.clients]
+    final, samples = rows(run)[-1], sum(one["n"] for one in expected)
+    for short, metric in (("acc", "accuracy"), ("loss", "loss")):
+        plain_mean = sum(one[metric] for one in expected) / len(expected)
+        weighted = sum(one[metric] * one["n"] for one in expected) / samples
+        assert final[f"{short}_train_mean"] == pytest.approx(plain_mean, abs=1e-6)
+        assert final[f"{short}_train_weighted"] == pytest.approx(weighted, abs=1e-6)
+    others = {key: value for key, value in final.items() if "train" not in key}
+    assert others.keys() == rows(plain)[-1].keys()
+
+
+def test_scores_of_training_data_that_nobody_asked_for_are_refused(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assess = FedClient.assess
+
+    def eager(self: FedClient) -> Update:
+        update = assess(self)
+        update.metrics["train.global.loss"] = 0.0
+        return update
+
+    monkeypatch.setattr(FedClient, "assess", eager)
+    with pytest.raises(RunFailed, match=r"unexpected metric '?train\.global\.loss"):
+        launch(*SHORT, task=validated())
+
+
+def test_evaluating_training_data_needs_clients_that_evaluate() -> None:
+    with pytest.raises(ConfigError, match=r"eval\.train=true needs eval\.clients=true"):
+        compose(["eval.train=true", "eval.clients=false"])
 
 
 def test_fine_tuning_for_an_evaluation_is_plain_training_and_leaves_no_trace(

@@ -68,6 +68,14 @@ def test_a_run_that_diverges_gains_nothing_by_its_early_end(tmp_path: Path) -> N
     assert value("loss@1", runs["lost"]) == 1.0
 
 
+def test_the_training_loss_is_that_of_the_last_evaluation_that_has_one(tmp_path: Path) -> None:
+    folders = make(tmp_path / "made")
+    rewrite(folders["good"], loss_train_weighted=0.25)
+    runs = read(folders)
+    assert value("train_loss", runs["good"]) == value("train_loss@2", runs["good"]) == 0.25
+    assert math.isnan(value("train_loss", runs["bad"]))
+
+
 def test_effective_rounds_compare_what_all_methods_have(tmp_path: Path) -> None:
     """One method has no global model, and the global test set is easier than the clients' own."""
     folders = make(tmp_path / "made")
