@@ -5,13 +5,14 @@ python scripts/reproduction_page.py            write them
 python scripts/reproduction_page.py --check    say whether they are up to date
 
 A result is published by copying the report/reproduction.csv of its folder, and the curves beside
-it, to docs/reproduction/<paper>-<table>-<scale>.csv and .svg; times.csv has the estimates of
-`reproduce --estimate --times docs/reproduction/times.csv`.
+it, to docs/reproduction/<paper>-<table>-<scale>.csv and .svg. times.csv gets the seconds of its
+runs; before that it may have those of `reproduce --estimate --times docs/reproduction/times.csv`.
 """
 
 from __future__ import annotations
 
 import csv
+import json
 import re
 import shutil
 import sys
@@ -21,7 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]  # this checkout, wherever it is started
 
-from pages import head, write_or_check  # noqa: E402
+from pages import finished, head, write_or_check  # noqa: E402
 
 from fedhet.report.markdown import escaped  # noqa: E402
 from fedhet.reproduce import paper as papers  # noqa: E402
@@ -45,6 +46,19 @@ def publish(folder: Path, root: Path) -> None:
     shutil.copyfile(source, root / FOLDER / f"{name}.csv")
     if (folder / CURVES).exists():
         shutil.copyfile(folder / CURVES, root / FOLDER / f"{name}.svg")
+    _note_time(root / FOLDER / TIMES, (first["reproduction"], first["scale"]), folder)
+
+
+def _note_time(path: Path, name: tuple[str, str], folder: Path) -> None:
+    """Write the seconds of a folder's runs to times.csv, in the place of an estimate."""
+    record = json.loads((folder / "experiment.json").read_text(encoding="utf-8"))
+    ended = list(finished(folder, record))
+    trials = sum(one.cell["kind"] == "trial" for one in ended)
+    seconds = round(sum(one.summary["seconds"]["total"] for one in ended))
+    row = ",".join(map(str, (*name, len(ended) - trials, trials, seconds)))
+    first, *others = path.read_text(encoding="utf-8").splitlines()
+    kept = [line for line in others if tuple(line.split(",")[:2]) != name]
+    path.write_text("\n".join([first, *sorted([*kept, row])]) + "\n", encoding="utf-8")
 
 
 def written(root: Path) -> str:

@@ -93,8 +93,12 @@ def tally(lines: Sequence[Record]) -> str:
 
 
 def as_markdown(lines: Sequence[Record]) -> str:
-    """The tables of one reproduction: its figures, then its claims."""
-    return "\n".join(_tables(lines)) + "\n"
+    """The tables of one reproduction: its figures, then its claims; the reasons stand below."""
+    reasons = list(dict.fromkeys(line["reason"] for line in lines if line["reason"]))
+    numbers = {reason: str(number) for number, reason in enumerate(reasons, 1)}
+    tables = _tables([{**line, "reason": numbers.get(line["reason"], "")} for line in lines])
+    below = [f"\nReason {number}: {escaped(reason)}" for reason, number in numbers.items()]
+    return "\n".join([*tables, *below]) + "\n"
 
 
 def _tables(lines: Sequence[Record]) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import runpy
 import shutil
 from collections.abc import Callable
@@ -27,6 +28,17 @@ LINE = dict.fromkeys(FIELDS, "") | {
     "verdict": "not reproduced",
     "code": "0.1.0",
 }
+
+
+def make_cells(folder: Path, **seconds: float) -> None:
+    """An experiment of one finished cell of each kind, and one that is not there."""
+    cells = [{"folder": f"cells/{kind}", "kind": kind} for kind in (*seconds, "missing")]
+    (folder / "experiment.json").write_text(json.dumps({"cells": cells}))
+    for kind, total in seconds.items():
+        cell = folder / "cells" / kind
+        cell.mkdir(parents=True)
+        (cell / "cell.json").write_text('{"status": "finished"}')
+        (cell / "summary.json").write_text(json.dumps({"seconds": {"total": total}}))
 
 
 @pytest.fixture
@@ -64,7 +76,12 @@ def test_a_folder_is_published_with_its_curves(main: Main, tmp_path: Path) -> No
     figures.mkdir(parents=True)
     (figures / "curves-by-round.svg").write_text("<svg/>")
     (figures.parent / "reproduction.csv").write_text(as_csv([LINE]))
+    make_cells(tmp_path / "runs", run=60.4, trial=30.4)
+    times = tmp_path / "docs" / "reproduction" / "times.csv"
+    kept = "reproduction,scale,runs,trials,seconds\nfedlex/table1,cpu,1,0,7200\n"
+    times.write_text(f"{kept}own/table1,cpu,1,0,7\n")  # an estimate
     assert main([str(tmp_path / "runs")], tmp_path) == 0
+    assert times.read_text() == f"{kept}own/table1,cpu,1,1,91\n"
     assert "(reproduction/own-table1-cpu.svg)" in page.read_text()
     assert (tmp_path / "docs" / "reproduction" / "own-table1-cpu.svg").exists()
     assert main(["--check"], tmp_path) == 0

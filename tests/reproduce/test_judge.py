@@ -187,6 +187,7 @@ def test_what_the_trials_chose_is_shown(folder: Path) -> None:
     page = table.as_markdown(lines)
     assert "| verdict | reason | tuned |" in page
     assert "| client.lr=0.3, at the edge |" in page
+    assert page.endswith("\n\nReason 1: The paper tuned it on test data.\n")
     older = [{k: v for k, v in line.items() if k != "tuned"} for line in lines]
     assert "tuned |" not in table.as_markdown(older)
 
