@@ -4,9 +4,9 @@ python scripts/reproduction_page.py FOLDER...  publish the results of these repr
 python scripts/reproduction_page.py            write them
 python scripts/reproduction_page.py --check    say whether they are up to date
 
-A result is published by copying the report/reproduction.csv of its folder, and the curves beside
-it, to docs/reproduction/<paper>-<table>-<scale>.csv and .svg. times.csv gets the seconds of its
-runs; before that it may have those of `reproduce --estimate --times docs/reproduction/times.csv`.
+A result is published by copying the report/reproduction.csv of its folder, and figures beside it,
+to docs/reproduction/<paper>-<table>-<scale>.csv and .svg. times.csv gets the seconds of its runs;
+before that it may have those of `reproduce --estimate --times docs/reproduction/times.csv`.
 """
 
 from __future__ import annotations
@@ -33,9 +33,12 @@ PAGE = "docs/reproduction.md"
 FOLDER = "docs/reproduction"
 TIMES = "times.csv"
 BLOCK = re.compile(r"(<!-- reproductions: (\w+) -->\n).*?(<!-- end reproductions -->)", re.DOTALL)
-
-
-CURVES = "report/figures/curves-by-round.svg"
+# The figure of the report that is shown, by what the first line of the table measures.
+FIGURES: dict[str, tuple[str, str] | None] = {
+    "rank": ("critical-distance", "Mean ranks, and the distance that is critical"),
+    **dict.fromkeys(("made_size", "minutes_per_round", "classes_per_client")),  # single rounds
+}
+CURVES = ("curves-by-round", "Accuracy by round")
 
 
 def publish(folder: Path, root: Path) -> None:
@@ -44,8 +47,10 @@ def publish(folder: Path, root: Path) -> None:
     first = table.read_csv(source)[0]
     name = f"{first['reproduction'].replace('/', '-')}-{first['scale']}"
     shutil.copyfile(source, root / FOLDER / f"{name}.csv")
-    if (folder / CURVES).exists():
-        shutil.copyfile(folder / CURVES, root / FOLDER / f"{name}.svg")
+    if figure := FIGURES.get(first["measure"], CURVES):
+        for drawn in (folder / "report" / "figures").glob(f"{figure[0]}*.svg"):  # one or several
+            part = drawn.stem.removeprefix(figure[0])
+            shutil.copyfile(drawn, root / FOLDER / f"{name}{part}.svg")
     _note_time(root / FOLDER / TIMES, (first["reproduction"], first["scale"]), folder)
 
 
@@ -103,9 +108,9 @@ def _results(root: Path) -> Iterator[str]:
         yield f"{table.tally(lines).capitalize()}. fedhet {first['code']}.{changed}"
         yield ""
         yield table.as_markdown(lines)
-        curves = path.with_suffix(".svg")
-        if curves.exists():
-            yield f"![Accuracy by round]({Path(FOLDER).name}/{curves.name})"
+        for drawn in sorted(path.parent.glob(f"{path.stem}*.svg")):
+            _, what = FIGURES.get(first["measure"]) or CURVES
+            yield f"![{what}]({Path(FOLDER).name}/{drawn.name})"
             yield ""
 
 
