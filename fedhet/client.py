@@ -263,23 +263,23 @@ class FedClient(LocalTraining, wire.WireClient):
         kept = self.msg.text(KEEP).split(",") if KEEP in self.msg.extras else []
         if kept and not self.site.simulated:
             raise ValueError("the server asks for personal models, which never leave their site")
-        own = self.site.task.clients[self.pid]
-        given = self.views(self.msg)
+        own, given = self.site.task.clients[self.pid], self.views(self.msg)
         views = {name: given[own] for name, own in evaluated_views(given, self.site).items()}
         if FINETUNE_EPOCHS in self.msg.extras:
             views["finetuned"] = lambda: self._finetuned(given["global"]())
-        train = own.train if TRAIN_TOO in self.msg.extras else None
-        parts = {"train": train, "val": own.val, "test": own.test}
+        held_out = {"val": own.val, "test": own.test}
+        parts = {part: self.site.prepared(s) for part, s in held_out.items() if s is not None}
+        if TRAIN_TOO in self.msg.extras and self.num_examples >= self.site.min_count:
+            parts["train"] = self.site.train_data(self.pid)
         metrics: dict[str, float] = {}
         models: Extras = {}
         tallies: Extras = {}
         for view, build in views.items():
             model = build()
             for part, samples in parts.items():
-                if samples is not None and len(samples):
-                    scores, tally = assess(model, self.site.prepared(samples), self.site.task)
-                    metrics |= {f"{part}.{view}.{name}": value for name, value in scores.items()}
-                    tallies[f"{part}.{view}"] = tally
+                scores, tally = assess(model, samples, self.site.task)
+                metrics |= {f"{part}.{view}.{name}": value for name, value in scores.items()}
+                tallies[f"{part}.{view}"] = tally
             if visit:
                 visit(view, model)
             if view in kept:

@@ -73,11 +73,12 @@ def evaluation_messages(strategy: FedStrategy, moment: Moment | None = None) -> 
     They carry the configuration's settings of local training, not those of the step: a rate that
     has been lowered for the training must not weaken an evaluation that fine-tunes.
     """
+    again = moment is not None  # for the models, which have been scored
     moment = moment or evaluation_moment(strategy)
     extras = dict(moment["extras"])
     if strategy.setting.finetune_epochs:
         extras[FINETUNE_EPOCHS] = strategy.setting.finetune_epochs
-    if strategy.setting.eval_train:
+    if strategy.setting.eval_train and not again:
         extras[TRAIN_TOO] = 1
     msg = Broadcast(
         phase=EVALUATE,

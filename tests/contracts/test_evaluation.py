@@ -92,7 +92,41 @@ def test_training_data_are_evaluated_where_the_run_asks_for_it(launch: Launch) -
         assert final[f"{short}_train_mean"] == pytest.approx(plain_mean, abs=1e-6)
         assert final[f"{short}_train_weighted"] == pytest.approx(weighted, abs=1e-6)
     others = {key: value for key, value in final.items() if "train" not in key}
-    assert others.keys() == rows(plain)[-1].keys()
+    times = ("seconds",)
+    expected_row = {key: value for key, value in rows(plain)[-1].items() if key not in times}
+    assert {key: value for key, value in others.items() if key not in times} == expected_row
+
+
+def test_no_scores_of_few_training_samples_are_sent(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The owner's limit counts like the run's."""
+    sizes = [len(client.train) for client in validated().clients]
+    assert min(sizes) < max(sizes)
+    monkeypatch.setenv("FEDHET_MIN_COUNT", str(max(sizes)))
+    run = launch(*SHORT, "eval.train=true", task=validated())
+    table = scores_of_clients(run)
+    told = set(table[table.split == "train"].client)
+    assert told == {pid for pid, size in enumerate(sizes) if size == max(sizes)}
+    assert set(table[table.split == "test"].client) == set(range(len(sizes)))
+
+
+def test_models_that_are_fetched_are_not_scored_on_training_data_again(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The best personal models are fetched after the training, from their earlier round."""
+    fetched: list[bool] = []
+    assess = FedClient.assess
+
+    def noting(self: FedClient) -> Update:
+        if "eval.keep" in self.msg.extras and self.msg.round < 3:
+            fetched.append("eval.train" in self.msg.extras)
+        return assess(self)
+
+    monkeypatch.setattr(FedClient, "assess", noting)
+    launch(*SHORT, "method=ditto", "client.lr=5", "eval.train=true", task=validated())
+    assert fetched
+    assert not any(fetched)
 
 
 def test_scores_of_training_data_that_nobody_asked_for_are_refused(
