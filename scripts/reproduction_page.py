@@ -47,11 +47,19 @@ def publish(folder: Path, root: Path) -> None:
     first = table.read_csv(source)[0]
     name = f"{first['reproduction'].replace('/', '-')}-{first['scale']}"
     shutil.copyfile(source, root / FOLDER / f"{name}.csv")
+    for earlier in _drawn(root, name):
+        earlier.unlink()
     if figure := FIGURES.get(first["measure"], CURVES):
         for drawn in (folder / "report" / "figures").glob(f"{figure[0]}*.svg"):  # one or several
             part = drawn.stem.removeprefix(figure[0])
             shutil.copyfile(drawn, root / FOLDER / f"{name}{part}.svg")
     _note_time(root / FOLDER / TIMES, (first["reproduction"], first["scale"]), folder)
+
+
+def _drawn(root: Path, name: str) -> list[Path]:
+    """The published figures of a reproduction: one, or several that are numbered."""
+    found = (root / FOLDER).glob(f"{name}*.svg")
+    return sorted(found, key=lambda path: (len(path.name), path.name))
 
 
 def _note_time(path: Path, name: tuple[str, str], folder: Path) -> None:
@@ -75,7 +83,8 @@ def written(root: Path) -> str:
 
 def _list(root: Path) -> Iterator[str]:
     times = _times(root / FOLDER / TIMES)
-    yield head(["reproduction", "what", "at scale paper", "at scale cpu", "time at cpu"])
+    heads = ["reproduction", "what", "at scale paper", "at scale cpu", "time at cpu"]
+    yield head([*heads, "results at cpu"])
     for paper in papers.every():
         seconds = times.get((paper.name, "cpu"))
         title = paper.title.partition("; also")[0]  # the source names these too
@@ -83,8 +92,13 @@ def _list(root: Path) -> Iterator[str]:
             escaped(f"{paper.source}: {title}"),
             *(escaped(paper.data.get(scale, "")) for scale in ("paper", "cpu")),
             in_words(seconds) if seconds else "not measured",
+            _verdicts(root / FOLDER / f"{paper.name.replace('/', '-')}-cpu.csv"),
         ]
         yield f"| `{paper.name}` | {' | '.join(cells)} |"
+
+
+def _verdicts(published: Path) -> str:
+    return table.tally(table.read_csv(published)) if published.exists() else "not published"
 
 
 def _times(path: Path) -> dict[tuple[str, str], float]:
@@ -108,7 +122,7 @@ def _results(root: Path) -> Iterator[str]:
         yield f"{table.tally(lines).capitalize()}. fedhet {first['code']}.{changed}"
         yield ""
         yield table.as_markdown(lines)
-        for drawn in sorted(path.parent.glob(f"{path.stem}*.svg")):
+        for drawn in _drawn(root, path.stem):
             _, what = FIGURES.get(first["measure"]) or CURVES
             yield f"![{what}]({Path(FOLDER).name}/{drawn.name})"
             yield ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import runpy
 import shutil
 from collections.abc import Callable
@@ -83,5 +84,28 @@ def test_a_folder_is_published_with_its_curves(main: Main, tmp_path: Path) -> No
     assert main([str(tmp_path / "runs")], tmp_path) == 0
     assert times.read_text() == f"{kept}own/table1,cpu,1,1,91\n"
     assert "(reproduction/own-table1-cpu.svg)" in page.read_text()
-    assert (tmp_path / "docs" / "reproduction" / "own-table1-cpu.svg").exists()
     assert main(["--check"], tmp_path) == 0
+    published = tmp_path / "docs" / "reproduction"
+    assert [path.name for path in published.glob("*.svg")] == ["own-table1-cpu.svg"]
+    (figures / "curves-by-round.svg").unlink()
+    for part in (1, 2, 10):
+        (figures / f"curves-by-round-{part}.svg").write_text("<svg/>")
+    assert main([str(tmp_path / "runs")], tmp_path) == 0
+    shown = re.findall(r"\(reproduction/(.*?)\.svg\)", page.read_text())
+    assert shown == [f"own-table1-cpu-{part}" for part in (1, 2, 10)]  # none is left of the first
+
+
+def test_the_figure_is_that_of_what_is_measured(main: Main, tmp_path: Path) -> None:
+    (tmp_path / "docs" / "reproduction").mkdir(parents=True)
+    shutil.copy(ROOT / "docs" / "reproduction.md", tmp_path / "docs")
+    times = tmp_path / "docs" / "reproduction" / "times.csv"
+    times.write_text("reproduction,scale,runs,trials,seconds\n")
+    figures = tmp_path / "runs" / "report" / "figures"
+    figures.mkdir(parents=True)
+    make_cells(tmp_path / "runs", run=1.0)
+    for name in ("curves-by-round", "critical-distance"):
+        (figures / f"{name}.svg").write_text(name)
+    for measure, shown in (("rank", ["critical-distance"]), ("made_size", [])):
+        (figures.parent / "reproduction.csv").write_text(as_csv([LINE | {"measure": measure}]))
+        assert main([str(tmp_path / "runs")], tmp_path) == 0
+        assert [path.read_text() for path in times.parent.glob("*.svg")] == shown
