@@ -70,16 +70,17 @@ def evaluation_moment(strategy: FedStrategy) -> Moment:
 def evaluation_messages(strategy: FedStrategy, moment: Moment | None = None) -> list[Broadcast]:
     """Messages that ask every client with data to evaluate the model as it is, or as it was.
 
+    With a `moment` they are sent for the models, whose scores are known or not wanted, so that no
+    training data are scored.
+
     They carry the configuration's settings of local training, not those of the step: a rate that
     has been lowered for the training must not weaken an evaluation that fine-tunes.
     """
-    again = moment is not None  # for the models, which have been scored
+    train = {TRAIN_TOO: 1} if strategy.setting.eval_train and moment is None else {}
     moment = moment or evaluation_moment(strategy)
-    extras = dict(moment["extras"])
+    extras = {**moment["extras"], **train}
     if strategy.setting.finetune_epochs:
         extras[FINETUNE_EPOCHS] = strategy.setting.finetune_epochs
-    if strategy.setting.eval_train and not again:
-        extras[TRAIN_TOO] = 1
     msg = Broadcast(
         phase=EVALUATE,
         step=moment["step"],

@@ -45,7 +45,7 @@ def publish(folder: Path, root: Path) -> None:
     """Copy what is shown of a reproduction from its folder to docs/."""
     source = folder / "report" / "reproduction.csv"
     first = table.read_csv(source)[0]
-    name = f"{first['reproduction'].replace('/', '-')}-{first['scale']}"
+    name = _file_name(first["reproduction"], first["scale"])
     shutil.copyfile(source, root / FOLDER / f"{name}.csv")
     for earlier in _drawn(root, name):
         earlier.unlink()
@@ -54,6 +54,10 @@ def publish(folder: Path, root: Path) -> None:
             part = drawn.stem.removeprefix(figure[0])
             shutil.copyfile(drawn, root / FOLDER / f"{name}{part}.svg")
     _note_time(root / FOLDER / TIMES, (first["reproduction"], first["scale"]), folder)
+
+
+def _file_name(reproduction: str, scale: str) -> str:
+    return f"{reproduction.replace('/', '-')}-{scale}"
 
 
 def _drawn(root: Path, name: str) -> list[Path]:
@@ -92,7 +96,7 @@ def _list(root: Path) -> Iterator[str]:
             escaped(f"{paper.source}: {title}"),
             *(escaped(paper.data.get(scale, "")) for scale in ("paper", "cpu")),
             in_words(seconds) if seconds else "not measured",
-            _verdicts(root / FOLDER / f"{paper.name.replace('/', '-')}-cpu.csv"),
+            _verdicts(root / FOLDER / f"{_file_name(paper.name, 'cpu')}.csv"),
         ]
         yield f"| `{paper.name}` | {' | '.join(cells)} |"
 

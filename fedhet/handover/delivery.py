@@ -28,9 +28,9 @@ from torch import nn
 
 from fedhet import trees
 from fedhet.checkpoint.folder import sync
-from fedhet.client import DELIVER, FINETUNE_EPOCHS, TRAIN_TOO, FedClient, evaluated_views
+from fedhet.client import DELIVER, FINETUNE_EPOCHS, FedClient, evaluated_views
 from fedhet.errors import ConfigError
-from fedhet.evaluation import evaluation_messages
+from fedhet.evaluation import evaluation_messages, evaluation_moment
 from fedhet.messages import Broadcast, Failure, Reply, Update
 from fedhet.record.environment import versions
 from fedhet.record.files import (
@@ -78,7 +78,8 @@ def deliver(
     digest = ""
     if "global" in strategy.views:
         digest = trees.sha256({"model": strategy.weights["model"]})
-    plan = [_offer(msg, digest) for msg in evaluation_messages(strategy)]
+    messages = evaluation_messages(strategy, evaluation_moment(strategy))
+    plan = [_offer(msg, digest) for msg in messages]
     record: dict[str, Any] = {"model_sha256": digest or None, "clients": [], "failed": {}}
     for reply in exchange(plan):
         if isinstance(reply, Update) and (reply.weights or reply.extras or reply.metrics):
@@ -95,8 +96,7 @@ def deliver(
 
 
 def _offer(msg: Broadcast, digest: str) -> Broadcast:
-    left_out = (FINETUNE_EPOCHS, TRAIN_TOO)
-    others = {name: value for name, value in msg.extras.items() if name not in left_out}
+    others = {name: value for name, value in msg.extras.items() if name != FINETUNE_EPOCHS}
     return replace(msg, extras={**others, DELIVER: digest})
 
 
