@@ -11,7 +11,6 @@ before that it may have those of `reproduce --estimate --times docs/reproduction
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 import shutil
@@ -26,7 +25,7 @@ from pages import finished, head, write_or_check  # noqa: E402
 
 from fedhet.report.markdown import escaped  # noqa: E402
 from fedhet.reproduce import paper as papers  # noqa: E402
-from fedhet.reproduce import table  # noqa: E402
+from fedhet.reproduce import table, times  # noqa: E402
 from fedhet.reproduce.estimate import in_words  # noqa: E402
 
 PAGE = "docs/reproduction.md"
@@ -72,10 +71,7 @@ def _note_time(path: Path, name: tuple[str, str], folder: Path) -> None:
     ended = list(finished(folder, record))
     trials = sum(one.cell["kind"] == "trial" for one in ended)
     seconds = round(sum(one.summary["seconds"]["total"] for one in ended))
-    row = ",".join(map(str, (*name, len(ended) - trials, trials, seconds)))
-    first, *others = path.read_text(encoding="utf-8").splitlines()
-    kept = [line for line in others if tuple(line.split(",")[:2]) != name]
-    path.write_text("\n".join([first, *sorted([*kept, row])]) + "\n", encoding="utf-8")
+    times.note(path, times.Time(*name, len(ended) - trials, trials, seconds))
 
 
 def written(root: Path) -> str:
@@ -86,11 +82,11 @@ def written(root: Path) -> str:
 
 
 def _list(root: Path) -> Iterator[str]:
-    times = _times(root / FOLDER / TIMES)
+    known = {time[:2]: time.seconds for time in times.read(root / FOLDER / TIMES)}
     heads = ["reproduction", "what", "at scale paper", "at scale cpu", "time at cpu"]
     yield head([*heads, "results at cpu"])
     for paper in papers.every():
-        seconds = times.get((paper.name, "cpu"))
+        seconds = known.get((paper.name, "cpu"))
         title = paper.title.partition("; also")[0]  # the source names these too
         cells = [
             escaped(f"{paper.source}: {title}"),
@@ -103,14 +99,6 @@ def _list(root: Path) -> Iterator[str]:
 
 def _verdicts(published: Path) -> str:
     return table.tally(table.read_csv(published)) if published.exists() else "not published"
-
-
-def _times(path: Path) -> dict[tuple[str, str], float]:
-    if not path.exists():
-        return {}
-    with path.open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
-    return {(row["reproduction"], row["scale"]): float(row["seconds"]) for row in rows}
 
 
 def _results(root: Path) -> Iterator[str]:

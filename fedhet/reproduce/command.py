@@ -22,6 +22,7 @@ from fedhet.cli.columns import columns
 from fedhet.errors import ConfigError
 from fedhet.reproduce import paper as papers
 from fedhet.reproduce.paper import Paper
+from fedhet.reproduce.times import Time, note, read
 
 FOLDER = "reproductions"
 SCALE = "cpu"
@@ -41,7 +42,9 @@ def main(argv: Sequence[str]) -> int:
     group.add_argument(
         "--verdicts", type=Path, metavar="FOLDER", help="the folder of finished runs"
     )
-    parser.add_argument("--times", type=Path, metavar="CSV", help="also add the estimate to a file")
+    parser.add_argument(
+        "--times", type=Path, metavar="CSV", help="also write the estimate to a file"
+    )
     args = parser.parse_intermixed_args(argv)
     if args.list:
         print(list_text(args.words))
@@ -73,13 +76,14 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _check_file(times: Path) -> None:
-    """Refuse a path to which nothing can be added, before anything is measured."""
+    """Refuse a path that cannot be written, or holds something else, before measuring."""
     place = times if times.exists() else times.parent
     if times.is_dir() or not os.access(place, os.W_OK):
         raise ConfigError(
             f"reproduce --times {times}: a file is expected, in a folder that exists and can be"
             " written to"
         )
+    read(times)
 
 
 def list_text(words: Sequence[str] = ()) -> str:
@@ -159,9 +163,5 @@ def _estimate(lines: Sequence[str], times: Path | None) -> int:
     print(f"{counted(found.runs, 'run')}{trials}, one after another: {in_words(found.seconds)}")
     if times is not None:
         scale = next(line.partition("=")[2] for line in lines if line.startswith("scale="))
-        new = not times.exists()
-        with times.open("a", encoding="utf-8") as file:
-            file.write("reproduction,scale,runs,trials,seconds\n" if new else "")
-            row = (experiment.name, scale, found.runs, found.trials, round(found.seconds))
-            file.write(",".join(map(str, row)) + "\n")
+        note(times, Time(experiment.name, scale, found.runs, found.trials, round(found.seconds)))
     return 0
