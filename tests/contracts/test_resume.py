@@ -27,7 +27,7 @@ COMPOSITIONS = [
     "method=scaffold plugin=[fednorm] method.control=gradient",
     "method=fedbn method.server_bn=average plugin=[moon]",
     "method=fedavg plugin=[fedgmm,fedlex] plugin.fedgmm.agg_count=augmented server_opt=fedavgm",
-    "method=fedala eval.every=2 eval.finetune_epochs=1 buffers=local",
+    "method=fedala eval.every=2 eval.train=true eval.finetune_epochs=1 buffers=local",
     "method=fednova plugin=[fedprox] client.schedule=cosine client.lr_decay=.9",
     "method=fedsgd server_opt=fedyogi plugin=[fednorm]",
     "method=fedrod buffers=frozen rounds=4 early_stopping.patience=1 early_stopping.min_delta=1",
