@@ -12,9 +12,15 @@ from pathlib import Path
 import pytest
 from house_rules.source import ROOT
 
-from fedhet.reproduce.table import FIELDS, as_csv
+from fedhet.experiment import definition
+from fedhet.report.folders import Source
+from fedhet.report.results import Results
+from fedhet.reproduce.judge import compare
+from fedhet.reproduce.paper import find
+from fedhet.reproduce.table import FIELDS, as_csv, read_csv, records
 
 Main = Callable[..., int]
+PUBLISHED = sorted((ROOT / "docs" / "reproduction").glob("*-*.csv"))
 LINE = dict.fromkeys(FIELDS, "") | {
     "reproduction": "own/table1",
     "source": "A paper, table 1",
@@ -109,3 +115,22 @@ def test_the_figure_is_that_of_what_is_measured(main: Main, tmp_path: Path) -> N
         (figures.parent / "reproduction.csv").write_text(as_csv([LINE | {"measure": measure}]))
         assert main([str(tmp_path / "runs")], tmp_path) == 0
         assert [path.read_text() for path in times.parent.glob("*.svg")] == shown
+
+
+@pytest.mark.parametrize("path", PUBLISHED, ids=lambda path: path.stem)
+def test_a_published_table_is_that_of_its_file(path: Path) -> None:
+    lines = read_csv(path)
+    name, scale = lines[0]["reproduction"], lines[0]["scale"]
+    experiment = definition.read([f"experiment={name}", f"scale={scale}"])
+    assert experiment is not None
+    record = {
+        "axes": {axis: [str(v.label) for v in values] for axis, values in experiment.axes.items()},
+        "report": experiment.report,
+    }
+    paper = find(name)
+    nothing_run = Results(Source([], record, []))
+    expected = records(compare(paper, nothing_run, scale))
+    keys = ("source", "kind", "setting", "method", "measure", "paper", "paper_spread")
+    assert [[line[k] for k in keys] for line in lines] == [[e[k] for k in keys] for e in expected]
+    reasons = {"", *paper.reasons.values(), *(claim.reason for claim in paper.claims)}
+    assert {line["reason"] for line in lines} <= reasons
