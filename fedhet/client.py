@@ -43,9 +43,9 @@ def evaluated_views(views: Iterable[str], site: Site) -> dict[str, str]:
     """Which of a method's views are evaluated: the name of each in the record -> its own name.
 
     Without a global model, "global" becomes "personal": the shared weights with the client's own
-    statistics. A method's own "personal" view takes precedence; "global" is then left out.
+    statistics. A method's own "personal" view takes precedence, unless eval.personal=false.
     """
-    names = list(views)
+    names = [name for name in views if site.scores_personal or name != "personal"]
     if not site.local_statistics:
         return {name: name for name in names}
     if "personal" in names:

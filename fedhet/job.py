@@ -130,6 +130,7 @@ class Job:
             simulated=self.engine != "flwr",
             noise=Noise.from_config(cfg.privacy),
             min_count=least_count(cfg.privacy.min_count),
+            scores_personal=cfg.eval.personal,
             speed=Speed(cfg.engine.compile, cfg.engine.amp, cfg.engine.channels_last),
         )
 

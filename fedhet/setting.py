@@ -165,6 +165,10 @@ def check_composition(method: FedStrategy) -> None:
         raise ConfigError(
             f"eval.finetune_epochs={epochs}: method={method.name} has no global model to fine-tune"
         )
+    if not method.site.scores_personal and "global" not in method.evaluates:
+        raise ConfigError(
+            f"eval.personal=false: method={method.name} has personal models only; use true"
+        )
     target = method.site.task.scoring
     if method.setting.targets and not target.score():
         raise ConfigError(

@@ -71,6 +71,7 @@ class Site:
             `flwr run` they may be real ones.
         noise: what is done to the clients' replies.
         min_count: clients send no statistic of fewer samples.
+        scores_personal: whether a method's own view "personal" is evaluated.
         speed: how the local steps are computed.
 
     Attributes:
@@ -99,6 +100,7 @@ class Site:
         simulated: bool = True,
         noise: Noise = OFF,
         min_count: int = 0,
+        scores_personal: bool = True,
         speed: Speed = Speed(),
     ) -> None:
         self.task = task
@@ -107,6 +109,7 @@ class Site:
         self.simulated = simulated
         self.noise = noise
         self.min_count = min_count
+        self.scores_personal = scores_personal
         self.speed = speed
         self.frozen_norms = buffers == "frozen"
         with self.seeded("init"):

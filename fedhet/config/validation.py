@@ -61,6 +61,7 @@ def _validate_run(cfg: DictConfig) -> None:
     integer("eval.every", cfg.eval.every, low=1)
     boolean("eval.clients", cfg.eval.clients)
     boolean("eval.train", cfg.eval.train)
+    boolean("eval.personal", cfg.eval.personal)
     integer("eval.finetune_epochs", cfg.eval.finetune_epochs, low=0)
     optional(number, "eval.personal_mb", cfg.eval.personal_mb, low=0)
     integer("eval.last_k", cfg.eval.last_k, low=1)
@@ -71,6 +72,10 @@ def _validate_run(cfg: DictConfig) -> None:
     if cfg.eval.train and not cfg.eval.clients:
         raise ConfigError(
             "eval.train=true needs eval.clients=true, because it is the clients that evaluate"
+        )
+    if cfg.deliver and not cfg.eval.personal:
+        raise ConfigError(
+            "deliver=true needs eval.personal=true, because a site keeps what it has evaluated"
         )
     if patience is not None and not cfg.eval.clients:
         raise ConfigError(

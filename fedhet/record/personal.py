@@ -87,6 +87,8 @@ class PersonalModels:
                 self._refuse(view, which, "eval.clients=false")
             elif not self._strategy.site.simulated:
                 self._refuse(view, which, "under engine=flwr they stay at their clients' sites")
+            elif view == "personal" and not self._strategy.site.scores_personal:
+                self._refuse(view, which, "eval.personal=false")
             elif limit == 0:
                 self._refuse(view, which, "eval.personal_mb=0")
             elif size > left:

@@ -44,6 +44,13 @@ def _early(run: Run, target: float) -> float:
     return early[-1] if early else math.nan
 
 
+def _weighted(run: Run, target: float) -> float:
+    """The mean of the last so many evaluations (`eval.last_k`), over all clients' test samples."""
+    recorded = run.cell.summary.get("acc_last_k") or {}
+    scores = [score for _, score in run.weighted_curve][-int(recorded.get("evaluations") or 1) :]
+    return mean(scores) if scores else math.nan
+
+
 def _loss(*keys: str) -> Callable[[Run, float], float]:
     """A loss of rounds.jsonl, at the end or after so many training rounds.
 
@@ -61,13 +68,17 @@ def _loss(*keys: str) -> Callable[[Run, float], float]:
 
 
 def _minutes(run: Run, target: float) -> float:
-    """Minutes of a training round, evaluation excepted."""
+    """Minutes of a training round, evaluation excepted.
+
+    The first round, in which processes start and libraries are loaded, counts only where there is
+    no other.
+    """
     seconds = [
         sum(value for name, value in step["seconds"].items() if name != "evaluate")
         for step in run.steps
         if step["phase"] == TRAIN
     ]
-    return mean(seconds) / 60 if seconds else math.nan
+    return mean(seconds[1:] or seconds) / 60 if seconds else math.nan
 
 
 def _sent(run: Run, phase: str) -> float:
@@ -100,10 +111,15 @@ def _exchanged(run: Run, target: float) -> float:
 
 
 def _client_spread(run: Run, target: float) -> float:
-    """Standard deviation of the clients' test accuracies at the last evaluation."""
+    """Standard deviation of the clients' test accuracies at the last evaluation.
+
+    They are those of the first view: the global model, or else the shared weights with each
+    client's own batch norm statistics, or its personal model.
+    """
     frame = run.results.last_clients
+    view = run.cell.summary["models"][0]
     frame = frame[(frame["folder"] == run.cell.name) & (frame["split"] == "test")]
-    frame = frame[(frame["metric"] == "accuracy") & (frame["model"] == "global")]
+    frame = frame[(frame["metric"] == "accuracy") & (frame["model"] == view)]
     return float(pstdev(frame["value"])) if len(frame) else math.nan
 
 
@@ -207,6 +223,7 @@ def _peak_distance(run: Run, target: float) -> float:
 MEASURES: dict[str, Callable[[Run, float], float]] = {
     **{name: _score(name) for name in ("last", "best_val", "last_k", "clients", "personal")},
     "finetuned": _score("finetuned"),
+    "last_k_weighted": _weighted,
     "score": _early,
     "rounds": _rounds,
     "loss": _loss("loss_global", "loss_clients_mean"),
@@ -229,11 +246,12 @@ MEASURES: dict[str, Callable[[Run, float], float]] = {
     "similarity": _similarity,
     "peak_distance": _peak_distance,
 }
-# What is printed as a share with three decimals.
 SHARES = {
-    *("last", "best_val", "last_k", "clients", "personal", "finetuned"),
+    *("last", "best_val", "last_k", "last_k_weighted", "clients", "personal", "finetuned"),
     *("score", "client_spread"),
 }
+# What is printed as a share, with three decimals.
+PRINTED_AS_SHARES = SHARES | {"gain_last", "gain_clients"}
 
 
 def check(name: str) -> None:

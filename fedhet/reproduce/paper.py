@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import yaml
@@ -241,6 +241,8 @@ def _figures(
 
 
 def _claim(where: str, claim: Mapping[str, Any], measure: str) -> Claim:
+    for key in claim:
+        one_of(where, key, [field.name for field in fields(Claim)])
     for key in ("says", "greater", "than"):
         if not claim.get(key):
             raise ConfigError(f"{where}: {dict(claim)} has no `{key}`")

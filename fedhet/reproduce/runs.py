@@ -63,6 +63,11 @@ class Run:
         """The mean score over the clients' own test data at each evaluation."""
         return self._points("acc_clients_mean")
 
+    @cached_property
+    def weighted_curve(self) -> list[Point]:
+        """The score over all clients' own test samples together at each evaluation."""
+        return self._points("acc_clients_weighted")
+
     def _points(self, *keys: str) -> list[Point]:
         points = []
         for step in self.steps:

@@ -32,6 +32,7 @@ RANGES = {
     "eval.every": ([1, 5], [0, 0.5]),
     "eval.clients": ([True, False], [1, "yes"]),
     "eval.train": ([True, False], [1, "yes"]),
+    "eval.personal": ([True, False], [1, "yes"]),
     "eval.finetune_epochs": ([0, 5], [-1, 0.5, None]),
     "eval.personal_mb": ([0, 0.5, None], [-1, "all"]),
     "eval.last_k": ([1, 5], [0, 0.5, None]),

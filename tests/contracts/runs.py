@@ -13,9 +13,9 @@ from fedhet.task import ClientData, Task
 SHORT = ["method=fedavg", "rounds=3", "fraction=0.4", "client.lr=0.1", "client.epochs=1"]
 
 
-def validated(clients: int = 5, val: int = 12) -> Task:
+def validated(clients: int = 5, val: int = 12, *, norm: bool = False) -> Task:
     """The toy federation with validation and test data of other sizes, drawn at random."""
-    task = toy_task(clients)
+    task = toy_task(clients, norm=norm)
     draw = torch.Generator().manual_seed(1)
 
     def part(n: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -76,6 +76,56 @@ def test_the_training_loss_is_that_of_the_last_evaluation_that_has_one(tmp_path:
     assert math.isnan(value("train_loss", runs["bad"]))
 
 
+def test_a_run_that_diverges_late_keeps_its_score(tmp_path: Path) -> None:
+    folders = make(tmp_path / "made")
+    for name in ("summary", "cell"):
+        change(folders["lost"] / f"{name}.json", status="failed", reason=NAN)
+    assert value("last", read(folders)["lost"]) == SCORES["lost"]
+
+
+def test_scores_over_all_samples_are_averaged_over_the_last_evaluations(tmp_path: Path) -> None:
+    folders = make(tmp_path / "made")
+    path = folders["good"] / "rounds.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    weighted = (0.1, 0.5, 0.7, 0.8)
+    for row, score in zip(rows, weighted, strict=True):
+        row["acc_clients_weighted"] = score
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    change(folders["good"] / "summary.json", acc_last_k={"mean": 0.9, "evaluations": 3})
+    runs = read(folders)
+    assert value("last_k_weighted", runs["good"]) == pytest.approx(2 / 3)
+    assert math.isnan(value("last_k_weighted", runs["bad"]))
+
+
+def test_the_first_round_is_not_timed(tmp_path: Path) -> None:
+    folders = make(tmp_path / "made")
+    path = folders["good"] / "rounds.jsonl"
+    first, *others = path.read_text().splitlines()
+    slow = {**json.loads(first), "seconds": {"train": 60.0}}
+    path.write_text("\n".join([json.dumps(slow), *others]))
+    rewrite(folders["bad"], keep=1, seconds={"train": 60.0, "evaluate": 5.0})
+    runs = read(folders)
+    assert value("minutes_per_round", runs["good"]) == pytest.approx(0.1 / 60)
+    assert value("minutes_per_round", runs["bad"]) == 1
+
+
+def test_the_spread_is_that_of_the_clients(tmp_path: Path) -> None:
+    """Their scores are .8, .88, .96, 1.04 and 1.12 times .5, of whatever view comes first."""
+    folders = make(tmp_path / "made")
+    spread = 0.5 * 0.08 * math.sqrt(2)
+    assert value("client_spread", read(folders)["bad"]) == pytest.approx(spread)
+    change(folders["bad"] / "summary.json", models=["personal"])
+    assert math.isnan(value("client_spread", read(folders)["bad"]))
+
+
+def test_a_gain_is_that_over_the_host_with_the_same_seed(tmp_path: Path) -> None:
+    home = make(tmp_path / "made")["good"].parent.parent
+    runs = runs_of(results(home), "method", {"good": "bad", "lost": "missing"})
+    gains = {str(run.cell.axes["method"]): value("gain_clients", run) for run in runs}
+    assert gains["good"] == pytest.approx(0.4)
+    assert math.isnan(gains["bad"]) and math.isnan(gains["lost"])
+
+
 def test_effective_rounds_compare_what_all_methods_have(tmp_path: Path) -> None:
     """One method has no global model, and the global test set is easier than the clients' own."""
     folders = make(tmp_path / "made")

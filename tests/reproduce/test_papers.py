@@ -165,6 +165,7 @@ paper:
         ("  figures: [{method: fedavg}]", "has no `values`"),
         ("  figures: [{values: {fedavg: [1, 2, 3]}}]", "is no figure"),
         ("  claims: [{says: x, greater: {method: fedavg}}]", "has no `than`"),
+        ("  claims: [{says: x, wher: {seed: 0}}]", "paper.claims=wher is not allowed"),
     ],
 )
 def test_a_wrong_file_is_told(own_conf: Path, lines: str, message: str) -> None:
