@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import runpy
 import shutil
@@ -16,8 +17,9 @@ from fedhet.experiment import definition
 from fedhet.report.folders import Source
 from fedhet.report.results import Results
 from fedhet.reproduce.judge import compare
-from fedhet.reproduce.paper import find
-from fedhet.reproduce.table import FIELDS, as_csv, read_csv, records
+from fedhet.reproduce.paper import LEVELS, Figure, find
+from fedhet.reproduce.table import FIELDS, Record, as_csv, read_csv, records
+from fedhet.reproduce.verdict import NOT_REPRODUCED, Sample, direction, level, verdict
 
 Main = Callable[..., int]
 PUBLISHED = sorted((ROOT / "docs" / "reproduction").glob("*-*.csv"))
@@ -134,3 +136,36 @@ def test_a_published_table_is_that_of_its_file(path: Path) -> None:
     assert [[line[k] for k in keys] for line in lines] == [[e[k] for k in keys] for e in expected]
     reasons = {"", *paper.reasons.values(), *(claim.reason for claim in paper.claims)}
     assert {line["reason"] for line in lines} <= reasons
+    assert all(line["reason"] for line in lines if line["verdict"] == NOT_REPRODUCED)
+
+
+@pytest.mark.parametrize("path", PUBLISHED, ids=lambda path: path.stem)
+def test_the_rule_gives_the_published_verdicts(path: Path) -> None:
+    """Made again from the published means and spreads."""
+    lines = read_csv(path)
+    paper, scale = find(lines[0]["reproduction"]), lines[0]["scale"]
+    levels = paper.compared[scale] == LEVELS
+    for line in lines:
+        ours = with_moments(float(line["mean"]), float(line["spread"]), int(line["seeds"]))
+        shown, agrees, own_levels = line["direction"] or None, None, levels
+        if line["kind"] == "claim":
+            assert shown == direction(ours.values, 1.0), line
+        else:
+            figure = next(f for f in paper.figures if is_shown_in(f, line))
+            agrees = level(ours, figure.value, figure.spread)
+            own_levels = levels and figure.levels
+        found = verdict(ours, agrees, shown, levels=own_levels, directions=True)
+        assert line["verdict"] == found, line
+
+
+def is_shown_in(figure: Figure, line: Record) -> bool:
+    setting = ", ".join(f"{axis}={label}" for axis, label in figure.axes.items())
+    place = (setting, figure.method, figure.measure)
+    return place == (line["setting"], line["method"], line["measure"])
+
+
+def with_moments(mean: float, spread: float, count: int) -> Sample:
+    """Values of this mean and standard deviation."""
+    assert count > 1
+    far = spread * math.sqrt((count - 1) / 2)
+    return Sample((mean - far, mean + far, *[mean] * (count - 2)))
