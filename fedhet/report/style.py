@@ -63,7 +63,7 @@ def panels(
     """A figure with an axes for each setting, at most three in a row.
 
     Args:
-        settings: their names, which are the titles.
+        settings: their names, which are the titles, without what all of them share.
         height: of a panel, in inches.
         legend: the height that is kept free below them.
     """
@@ -85,7 +85,7 @@ def panels(
     flat = list(grid.flat)
     for axes in flat[len(settings) :]:
         axes.set_axis_off()
-    for axes, setting in zip(flat, settings, strict=False):
+    for axes, setting in zip(flat, distinguished(settings), strict=False):
         axes.set_title(shortened(setting, 44), fontsize=9)
         axes.tick_params(labelsize=8)
     return picture, flat[: len(settings)]
@@ -94,6 +94,13 @@ def panels(
 def columns_of(count: int) -> int:
     """How many panels stand beside each other."""
     return 2 if count == 4 else min(3, count)
+
+
+def distinguished(settings: Sequence[str]) -> list[str]:
+    """Settings such as "dataset=mnist, clients=20" without the parts that all of them have."""
+    parts = [setting.split(", ") for setting in settings]
+    shared = set.intersection(*map(set, parts)) if len(parts) > 1 else set()
+    return [", ".join(p for p in own if p not in shared) or ", ".join(own) for own in parts]
 
 
 def shortened(text: str, longest: int) -> str:

@@ -22,6 +22,7 @@ from fedhet.report.page import FIGURES, TABLES
 from fedhet.report.results import results
 from fedhet.report.scores import deciding
 from fedhet.report.study import Study
+from fedhet.report.style import panels
 
 HOSTILE = "</script><img src=x onerror=alert(1)> & $x_1$ | \\input{passwd} `**b**`"
 SEEDS = list(range(12))
@@ -267,3 +268,14 @@ def test_nothing_of_an_earlier_report_stays(tmp_path: Path) -> None:
 
 def test_the_package_offers_both() -> None:
     assert fedhet.results is results and fedhet.report is report
+
+
+def test_titles_of_panels_tell_the_settings_apart() -> None:
+    long = "plugin.fedlex.c_exp=1.0"
+    settings = [f"dataset=mnist, client.lr={lr}, {long}" for lr in (0.1, 0.2)]
+    _, axes = panels([*settings, "dataset=mnist, client.lr=0.2"])
+    titles = ["client.lr=0.1, " + long, "client.lr=0.2, " + long, "client.lr=0.2"]
+    assert [one.get_title() for one in axes] == titles
+    _, (single,) = panels([settings[0]])
+    assert single.get_title().startswith("dataset=mnist, client.lr=0.1")
+    assert [one.get_title() for one in panels(["a=1", "a=1"])[1]] == ["a=1", "a=1"]
