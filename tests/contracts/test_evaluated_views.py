@@ -1,0 +1,44 @@
+"""Which of a method's models are evaluated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from contracts.runs import SHORT, rows, validated
+
+from fedhet.config import compose
+from fedhet.errors import ConfigError
+
+Launch = Callable[..., Any]
+
+
+@pytest.mark.parametrize("buffers", ["average", "local"])
+def test_a_method_with_personal_models_is_evaluated_by_its_shared_weights(
+    launch: Launch, buffers: str
+) -> None:
+    """Ditto's are FedAvg's, and so are the statistics of batch norm that belong to them."""
+    lines = (*SHORT, f"buffers={buffers}", "eval.personal=false")
+    fedavg, ditto = (
+        launch(*lines, f"method={method}", task=validated(norm=True))
+        for method in ("fedavg", "ditto")
+    )
+    untimed = [
+        [
+            {k: v for k, v in row.items() if k not in ("seconds", "bytes", "client_state")}
+            for row in rows(run)
+        ]
+        for run in (fedavg, ditto)
+    ]
+    assert untimed[0] == untimed[1]
+    assert "acc_clients_mean" in untimed[0][-1]
+    assert fedavg.summary["models"] == ditto.summary["models"]
+    assert not ditto.summary["personal_models"]["kept"]
+
+
+def test_a_method_without_shared_weights_has_nothing_else_to_evaluate(launch: Launch) -> None:
+    with pytest.raises(ConfigError, match=r"eval\.personal=false: method=fedpcl has personal"):
+        launch(*SHORT, "method=fedpcl", "eval.personal=false", task=validated())
+    with pytest.raises(ConfigError, match=r"deliver=true needs eval\.personal=true"):
+        compose(["deliver=true", "eval.personal=false"])
