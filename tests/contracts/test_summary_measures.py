@@ -93,7 +93,8 @@ def test_every_method_has_them(launch: Launch, overrides: list[str]) -> None:
 
 
 def test_the_phases_before_the_training_are_paid_for(launch: Launch) -> None:
-    run = launch(*EXPLORING, *COMMON, task=toy_task())
+    """Seen by a target that any model reaches at its first evaluation."""
+    run = launch(*EXPLORING, *COMMON, "eval.targets=[.01]", task=toy_task())
     lines = rows(run)
     assert lines[0]["phase"] == "fedlex.explore"
     reached = run.summary["targets"][0]
