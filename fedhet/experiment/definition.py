@@ -76,6 +76,11 @@ class Experiment:
     on_other_code: str
     digest: str
 
+    @property
+    def labels(self) -> dict[str, list[Label]]:
+        """Axis -> the labels of its values."""
+        return {axis: [value.label for value in values] for axis, values in self.axes.items()}
+
     def wants(self, axes: Mapping[str, Label]) -> bool:
         """Whether the cell with these labels belongs to the part that is run now."""
         return all(

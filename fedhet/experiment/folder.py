@@ -165,9 +165,7 @@ class ExperimentFolder:
             "command": list(experiment.command),
             "fixed": list(experiment.fixed),
             "digest": experiment.digest,
-            "axes": {
-                axis: [value.label for value in values] for axis, values in experiment.axes.items()
-            },
+            "axes": experiment.labels,
             "tune": experiment.tuning.record() if experiment.tuning else None,
             "report": {**experiment.report, "notes": self._notes(cells)},
             "tuned": list(tuned),

@@ -88,6 +88,7 @@ class PersonalModels:
             elif not self._strategy.site.simulated:
                 self._refuse(view, which, "under engine=flwr they stay at their clients' sites")
             elif view == "personal" and not self._strategy.site.scores_personal:
+                # They are the shared weights, and would be read as the method's own models.
                 self._refuse(view, which, "eval.personal=false")
             elif limit == 0:
                 self._refuse(view, which, "eval.personal_mb=0")

@@ -117,7 +117,7 @@ def _check_axes(paper: Paper, lines: Sequence[str]) -> None:
 
     experiment = definition.read(lines)
     assert experiment is not None  # every reproduction has axes
-    labels = {axis: [str(v.label) for v in values] for axis, values in experiment.axes.items()}
+    labels = {axis: list(map(str, own)) for axis, own in experiment.labels.items()}
     papers.refuse_open_axes(paper, str(experiment.report["compare"]), labels)
 
 

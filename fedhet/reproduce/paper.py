@@ -242,7 +242,7 @@ def _figures(
 
 def _claim(where: str, claim: Mapping[str, Any], measure: str) -> Claim:
     for key in claim:
-        one_of(where, key, [field.name for field in fields(Claim)])
+        one_of(where, key, [known.name for known in fields(Claim)])
     for key in ("says", "greater", "than"):
         if not claim.get(key):
             raise ConfigError(f"{where}: {dict(claim)} has no `{key}`")

@@ -32,3 +32,9 @@ def validated(clients: int = 5, val: int = 12, *, norm: bool = False) -> Task:
 def rows(run: Any) -> list[dict[str, Any]]:
     """The lines of rounds.jsonl."""
     return [json.loads(line) for line in (run.dir / "rounds.jsonl").read_text().splitlines()]
+
+
+def without_seconds(run: Any, *others: str) -> list[dict[str, Any]]:
+    """The lines of rounds.jsonl without their times, and without other entries."""
+    left_out = {"seconds", *others}
+    return [{key: value for key, value in row.items() if key not in left_out} for row in rows(run)]

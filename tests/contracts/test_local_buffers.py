@@ -6,7 +6,6 @@ their own statistics.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import pyarrow.dataset as parquet
 import pytest
 import torch
 from composing import composed
+from contracts.runs import rows, without_seconds
 from torch import Tensor, nn
 
 import fedhet
@@ -33,14 +33,6 @@ Federation = Callable[..., Any]
 PERSONAL = ["ditto", "fedala", "fedbabu", "fedrod"]  # they evaluate a model of each client's own
 COMMON = ["rounds=3", "fraction=0.75", "client.lr=0.1", "client.epochs=2"]
 STATISTICS = ("body.1.running_mean", "body.1.running_var", "body.1.num_batches_tracked")
-
-
-def rows(run: Any) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run.dir / "rounds.jsonl").read_text().splitlines()]
-
-
-def without_seconds(run: Any) -> list[dict[str, Any]]:
-    return [{key: value for key, value in row.items() if key != "seconds"} for row in rows(run)]
 
 
 @pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedsa", "fedsgd", *PERSONAL])

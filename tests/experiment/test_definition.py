@@ -70,8 +70,7 @@ def test_the_runs_are_all_combinations_of_the_values(write: Write) -> None:
 def test_the_command_line_gives_axes_other_values(write: Write) -> None:
     write(AXES)
     experiment = read("seed=7", "method=fedavg,fedprox", "client.epochs=1,2", "rounds=1")
-    labels = {axis: [v.label for v in values] for axis, values in experiment.axes.items()}
-    assert labels == {
+    assert experiment.labels == {
         "method": ["FedAvg", "fedprox"],  # the file's label of the same override
         "partition.alpha": [0.05, 0.3],
         "seed": [7],

@@ -125,10 +125,7 @@ def test_a_published_table_is_that_of_its_file(path: Path) -> None:
     name, scale = lines[0]["reproduction"], lines[0]["scale"]
     experiment = definition.read([f"experiment={name}", f"scale={scale}"])
     assert experiment is not None
-    record = {
-        "axes": {axis: [str(v.label) for v in values] for axis, values in experiment.axes.items()},
-        "report": experiment.report,
-    }
+    record = {"axes": experiment.labels, "report": experiment.report}
     paper = find(name)
     nothing_run = Results(Source([], record, []))
     expected = records(compare(paper, nothing_run, scale))

@@ -153,10 +153,13 @@ def test_the_score_of_several_clients_is_that_of_all_their_samples(
         assert row[f"r2_{name}_weighted"] == pytest.approx(expected)
         own = [metrics.r2_score(one.y, model(one.x).detach()) for one in data]
         if part == "test":
+            assert run.summary["r2_clients_weighted"] == pytest.approx(expected)
             assert run.summary["r2_clients_worst_decile"] == pytest.approx(min(own))
     else:
         expected = metrics.f1_score(y, output > 0, average="micro", zero_division=0)
         assert row[f"f1_micro_{name}_weighted"] == pytest.approx(expected)
+        if part == "test":
+            assert run.summary["f1_micro_clients_weighted"] == pytest.approx(expected)
 
 
 # ---- tallies from clients
