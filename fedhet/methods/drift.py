@@ -5,7 +5,7 @@ before a server optimiser's step:
 
     similarity_k    = <w_k, w> / (|w_k| |w|)
     distance_k      = |w_k - w|
-    change_variance = mean_k var(w_k - w_old)            over the parameters
+    change_variance = var_k(w_k - w_old)                 as a mean over the parameters
     dispersion      = sqrt(mean_k |w_k - m|^2) / |m|     where m = mean_k w_k
 
 They are over the trained parameters that clients share. A client's drift away from the others is
@@ -70,22 +70,22 @@ class DriftPlugin(Plugin):
         self._models = []
         if not models:
             return new
-        w, before = _flat(new, new).double(), _flat(old, new).double()
+        w = _flat(new, new).double()
         center = torch.zeros_like(w)
         for model in models:
             center += model.double() / len(models)
-        similarity, distance, variance, scatter = [], [], 0.0, 0.0
+        similarity, distance, scatter = [], [], 0.0
         for model in map(Tensor.double, models):
             similarity.append(torch.nn.functional.cosine_similarity(model, w, dim=0))
             distance.append((model - w).norm())
-            variance += float((model - before).var(correction=0))
-            scatter += float((model - center).square().sum())
+            scatter += float((model - center).square().sum()) / len(models)
         self.report = {
             "pids": torch.tensor(pids),
             "similarity": torch.stack(similarity),
             "distance": torch.stack(distance),
-            "change_variance": variance / len(models),
-            "dispersion": (scatter / len(models)) ** 0.5 / float(center.norm()),
+            # The variance of the changes is that of the models: all change from the same one.
+            "change_variance": scatter / len(w),
+            "dispersion": scatter**0.5 / float(center.norm()),
         }
         if self.sample:
             draw = streams.torch_generator(self.server.site.seed, "drift")

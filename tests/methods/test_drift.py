@@ -39,8 +39,8 @@ def test_the_measures_by_hand() -> None:
     assert report["distance"].tolist() == pytest.approx([13**0.5, 5**0.5])
     # Both lie sqrt(5) from their mean, whose norm is sqrt(8).
     assert report["dispersion"] == pytest.approx((5 / 8) ** 0.5)
-    # The changes are (2, 0, 2) and (0, 0, -2); both have the variance 8/9.
-    assert report["change_variance"] == pytest.approx(8 / 9)
+    # The changes are (2, 0, 2) and (0, 0, -2): the clients' variances are 1, 0 and 4.
+    assert report["change_variance"] == pytest.approx(5 / 3)
 
 
 def test_a_sample_holds_the_same_parameters_of_all() -> None:
