@@ -114,7 +114,10 @@ def command_lines(paper: Paper, overrides: Sequence[str]) -> list[str]:
 def _check_axes(paper: Paper, lines: Sequence[str]) -> None:
     """Refuse runs that could not be compared with the paper, before they are run."""
     from fedhet.experiment import definition
+    from fedhet.reproduce import measures
 
+    for measure in sorted(paper.measures):
+        measures.check(measure)
     experiment = definition.read(lines)
     assert experiment is not None  # every reproduction has axes
     labels = {axis: list(map(str, own)) for axis, own in experiment.labels.items()}

@@ -59,7 +59,6 @@ class Comparison:
         paper: what the paper says.
         scale: the scale of the runs; None if the command named none.
         changed: the overrides of the command line that are no part of the reproduction.
-        seeds: the largest number of runs behind a row.
         missing: how many runs have no result.
         code: the versions of the code that ran them.
         figures: one row for each figure.
@@ -69,7 +68,6 @@ class Comparison:
     paper: Paper
     scale: str | None
     changed: tuple[str, ...]
-    seeds: int
     missing: int
     code: tuple[str, ...]
     figures: list[Row] = field(default_factory=list)
@@ -116,16 +114,14 @@ def compare(
     labels = {name: [str(label) for label in values] for name, values in read.axes.items()}
     refuse_open_axes(paper, axis, labels)
     bench = _Bench(paper, axis, labels, runs, kind == LEVELS, kind in (LEVELS, DIRECTIONS))
-    figures, claims = list(bench.figures()), list(bench.claims())
     return Comparison(
         paper,
         scale,
         tuple(changed),
-        max((len(row.ours.values) for row in figures + claims), default=0),
         len(read.missing),
         tuple(sorted({_code(run) for run in runs})),
-        figures,
-        claims,
+        list(bench.figures()),
+        list(bench.claims()),
     )
 
 
@@ -195,6 +191,7 @@ class _Bench:
     def claims(self) -> Iterator[Row]:
         """A row per pair of a claim."""
         for claim in self.paper.claims:
+            levels = self.levels and self.paper.has_levels(claim.measure)
             for other in claim.than:
                 if not self._has({**claim.where, **claim.greater}) or not self._has(other):
                     continue
@@ -203,7 +200,7 @@ class _Bench:
                 differing = {*claim.greater, *other}
                 ours = Sample(tuple(differences(greater, less, claim.measure, differing)))
                 shown = direction(ours.values, 1.0)
-                found = verdict(ours, None, shown, levels=self.levels, directions=self.directions)
+                found = verdict(ours, None, shown, levels=levels, directions=self.directions)
                 yield Row(
                     claim.says,
                     f"{_words(claim.greater)} above {_words(other)}",
@@ -240,7 +237,7 @@ class _Bench:
     def _reason(self, method: str, found: str) -> str:
         if found not in (NOT_REPRODUCED, DIRECTION_ONLY):
             return ""
-        return self.paper.reasons.get(method) or self.paper.reasons.get("all", "")
+        return self.paper.reasons.get(method, "")
 
 
 def _words(labels: Mapping[str, str]) -> str:

@@ -30,10 +30,10 @@ import yaml
 from fedhet.check import did_you_mean, one_of
 from fedhet.config import catalogue
 from fedhet.errors import ConfigError
+from fedhet.experiment.axes import SEED
 
 Labels = dict[str, str]  # axis -> the label of a value
 GROUP = "experiment"
-SEED = "seed"
 LEVELS, DIRECTIONS, NOTHING = "levels", "directions", "nothing"
 COMPARED = {"paper": LEVELS, "cpu": DIRECTIONS, "smoke": NOTHING}
 UNITS = {"percent": 100.0, "1": 1.0}
@@ -109,7 +109,7 @@ class Paper:
         compared: scale -> what may be compared.
         data: scale -> what the runs need.
         choices: what the paper leaves open, and what was chosen.
-        reasons: method, or `all` -> why its figures are not reproduced.
+        reasons: method -> why its figures are not reproduced.
     """
 
     name: str
@@ -124,16 +124,25 @@ class Paper:
     choices: tuple[str, ...] = ()
     reasons: dict[str, str] = field(default_factory=dict)
 
+    @property
+    def measures(self) -> set[str]:
+        """What its figures and claims measure."""
+        return {f.measure for f in self.figures} | {c.measure for c in self.claims}
+
     def figure(self, method: str, axes: Mapping[str, str], measure: str) -> Figure | None:
         """The figure of a method in the same setting."""
         found = (f for f in self.figures if (f.method, f.measure) == (method, measure))
         return next((f for f in found if f.axes == axes), None)
 
+    def has_levels(self, measure: str) -> bool:
+        """Whether the levels of a measure can be compared; those of times cannot, for example."""
+        return all(figure.levels for figure in self.figures if figure.measure == measure)
+
 
 def every() -> list[Paper]:
     """All reproductions, ordered by name."""
     found = ((name, _content(name)) for name in catalogue.choices(GROUP) if "/" in name)
-    return [_read(name, content) for name, content in found if content]
+    return [_read(name, content) for name, content in found if "paper" in content]
 
 
 def find(name: str) -> Paper:
@@ -175,18 +184,19 @@ def refuse_open_axes(paper: Paper, compare: str, labels: Mapping[str, Sequence[s
                 )
 
 
-def _content(name: str) -> Any:
+def _content(name: str) -> Mapping[str, Any]:
     text = catalogue.file(f"{GROUP}/{name}").read_text(encoding="utf-8")
     loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the former is ten times as fast
     try:
         content = loader(text).get_single_data()
     except yaml.YAMLError as error:
         raise ConfigError(f"experiment={name}: {' '.join(str(error).split())}") from error
-    return content.get("paper") if isinstance(content, dict) else None
+    return content if isinstance(content, dict) else {}
 
 
-def _read(name: str, content: Mapping[str, Any]) -> Paper:
+def _read(name: str, file: Mapping[str, Any]) -> Paper:
     where = f"experiment={name}: paper"
+    content = file["paper"]
     if not isinstance(content, Mapping) or not content.get("source"):
         raise ConfigError(f"{where}: a mapping with `source` is expected")
     for key in content:
@@ -197,7 +207,7 @@ def _read(name: str, content: Mapping[str, Any]) -> Paper:
     compared = {**COMPARED, **content.get("compared", {})}
     for scale, kind in compared.items():
         one_of(f"{where}.compared.{scale}", kind, (LEVELS, DIRECTIONS, NOTHING))
-    return Paper(
+    paper = Paper(
         name=name,
         title=catalogue.title(GROUP, name),
         source=str(content["source"]),
@@ -210,6 +220,23 @@ def _read(name: str, content: Mapping[str, Any]) -> Paper:
         choices=tuple(content.get("open", [])),
         reasons=_labels(content.get("reasons", {})),
     )
+    _refuse_unknown_labels(where, paper, file)
+    return paper
+
+
+def _refuse_unknown_labels(where: str, paper: Paper, file: Mapping[str, Any]) -> None:
+    """Refuse labels that no run has, which would be left out of the comparison in silence."""
+    axes = file.get("axes") or {}
+    compare = (file.get("report") or {}).get("compare") or "method"
+    places = [{**figure.axes, compare: figure.method} for figure in paper.figures]
+    places += [{compare: method} for pair in paper.hosts.items() for method in pair]
+    places += [{compare: method} for method in paper.reasons]
+    for claim in paper.claims:
+        places += [claim.where, claim.greater, *claim.than]
+    for axis, label in (item for place in places for item in place.items()):
+        one_of(where, axis, axes)
+        if not isinstance(axes[axis], str):  # such as range(0,3)
+            one_of(f"{where}: {axis}", label, list(map(str, axes[axis])))
 
 
 def _figures(

@@ -117,7 +117,7 @@ def _tables(lines: Sequence[Record]) -> Iterator[str]:
                 line["direction"],
                 line["verdict"],
                 line["reason"],
-                line.get("tuned", ""),  # older files have none
+                line["tuned"],
             ]
             for line in figures
         ]
@@ -137,7 +137,7 @@ def _tables(lines: Sequence[Record]) -> Iterator[str]:
                 if line["direction"]
                 else line["verdict"],
                 line["reason"],
-                line.get("tuned", ""),
+                line["tuned"],
             ]
             for line in claims
         ]

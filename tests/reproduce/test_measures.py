@@ -149,3 +149,32 @@ def test_traffic_is_counted_in_parameters(tmp_path: Path) -> None:
     run = read(folders)["good"]
     assert value("model_size", run) == 25
     assert value("models_per_round", run) == pytest.approx(1000 / 5 / 4 / 25)  # 5 clients, floats
+
+
+def test_the_cost_is_that_of_the_papers_equations(tmp_path: Path) -> None:
+    """FedDisk, equations 18 and 19, with the rounds and sizes of its FEMNIST experiment."""
+    folders = make(tmp_path / "made")
+    classifier, density = {"model": 447_000 * 4 * 5}, {"density": 614_000 * 4 * 5}  # of 5 clients
+
+    def rounds(phase: str, number: int, sent: dict[str, int], accuracy: float) -> list[str]:
+        own = {"phase": phase, "accepted": 5, "seconds": {}, "bytes": {"up": sent}}
+        scores = ((step, accuracy * step / number) for step in range(1, number + 1))
+        return [json.dumps({**own, "step": step, "acc_clients_mean": s}) for step, s in scores]
+
+    fedrod = rounds("train", 1015, classifier, 0.56)
+    feddisk = rounds("feddisk.density", 15, density, 0) + rounds("train", 105, classifier, 0.56)
+    for method, lines in {"good": fedrod, "lost": feddisk}.items():
+        (folders[method] / "rounds.jsonl").write_text("\n".join(lines))
+    runs = read(folders)
+    assert value("cost", runs["good"]) == 907_410_000
+    assert value("cost", runs["lost"]) == 112_290_000
+    assert value("made_rounds", runs["lost"]) == 15
+    assert value("made_size", runs["lost"]) == 614_000
+    assert math.isnan(value("made_size", runs["good"]))
+
+
+def test_classes_are_those_of_which_a_client_has_samples(tmp_path: Path) -> None:
+    folders = make(tmp_path / "made")
+    counts = [[3, 0, 1], [0, 0, 2]]
+    change(folders["good"] / "partition.json", counts=counts)
+    assert value("classes_per_client", read(folders)["good"]) == 1.5

@@ -75,7 +75,7 @@ def test_all_runs_of_a_reproduction_fit_together(name: str) -> None:
 
 @pytest.mark.parametrize("name", EVERY)
 def test_figures_and_claims_name_what_is_run_at_the_papers_scale(name: str) -> None:
-    """A label with a slip of the pen would be left out of the comparison in silence."""
+    """What only another scale has would be left out of the comparison in silence."""
     paper = EVERY[name]
     assert paper.figures or paper.claims
     found = experiment(paper, "paper")
@@ -89,7 +89,7 @@ def test_figures_and_claims_name_what_is_run_at_the_papers_scale(name: str) -> N
             assert label in labels.get(key, ()), f"{name}: {key}={label}"
     for method, host in paper.hosts.items():
         assert {method, host} <= set(labels[axis]), f"{name}: {method}: {host}"
-    for measure in {f.measure for f in paper.figures} | {c.measure for c in paper.claims}:
+    for measure in paper.measures:
         measures.check(measure)
     places_and_measures = [
         (str(sorted(f.axes.items())), f.method, f.measure) for f in paper.figures
@@ -151,6 +151,8 @@ FILE = """\
 # a paper of one's own
 axes:
   method: [fedavg, fedprox]
+  clients: {5: partition.clients=5, 20: partition.clients=20}
+  seed: range(0,3)
 paper:
   source: A paper, table 1
 """
@@ -166,6 +168,15 @@ paper:
         ("  figures: [{values: {fedavg: [1, 2, 3]}}]", "is no figure"),
         ("  claims: [{says: x, greater: {method: fedavg}}]", "has no `than`"),
         ("  claims: [{says: x, wher: {seed: 0}}]", "paper.claims=wher is not allowed"),
+        ("  figures: [{client: 5, values: {fedavg: 1}}]", "paper=client is not allowed"),
+        ("  figures: [{clients: 6, values: {fedavg: 1}}]", "paper: clients=6 is not allowed"),
+        ("  figures: [{values: {fedavgg: 1}}]", "paper: method=fedavgg is not allowed"),
+        ("  hosts: {fedprox: fedavgg}", "paper: method=fedavgg is not allowed"),
+        ("  reasons: {FedAvg: none}", "paper: method=FedAvg is not allowed"),
+        (
+            "  claims: [{says: x, greater: {clients: 20}, than: {clients: 6}}]",
+            "paper: clients=6 is not allowed",
+        ),
     ],
 )
 def test_a_wrong_file_is_told(own_conf: Path, lines: str, message: str) -> None:
@@ -188,3 +199,13 @@ def test_a_paper_of_ones_own(own_conf: Path) -> None:
         (0.5, 0.02, {"clients": "5"}),
         (0.6, None, {"clients": "5"}),
     ]
+
+
+def test_an_unknown_measure_is_told_before_the_runs(own_conf: Path) -> None:
+    folder = own_conf / "experiment" / "own"
+    folder.mkdir(parents=True)
+    (folder / "table1.yaml").write_text(
+        FILE + "  measure: lastt\n  figures: [{values: {fedavg: 1}}]\n"
+    )
+    with pytest.raises(ConfigError, match="measure 'lastt' is none of last"):
+        main(["own/table1", "clients=5"])

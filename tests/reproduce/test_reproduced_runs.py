@@ -8,8 +8,12 @@ from pathlib import Path
 import pytest
 
 from fedhet.errors import DataError
+from fedhet.experiment import definition
+from fedhet.experiment.cells import Cell
+from fedhet.reproduce import estimate as estimation
 from fedhet.reproduce import table
 from fedhet.reproduce.command import main
+from fedhet.reproduce.estimate import Cost
 from fedhet.reproduce.verdict import NOT_COMPARABLE
 
 pytestmark = pytest.mark.usefixtures("own_process")
@@ -53,6 +57,29 @@ def test_overrides_change_the_runs_and_the_page_says_so(capsys: pytest.CaptureFi
     lines = table.read_csv(Path("reproductions/fedgmm/figure6/smoke/report/reproduction.csv"))
     assert {(line["method"], line["seeds"]) for line in lines} == {("FedAvg", "2")}
     assert "Changed for these runs: `method=FedAvg client.lr=0.05`." in capsys.readouterr().out
+
+
+def test_a_run_that_is_not_measured_is_estimated_from_its_method_and_its_setting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Three methods in two settings with two seeds: four runs are measured, and two are not."""
+    lines = ["data=smoke", "method=FedAvg,FedProx,SCAFFOLD", "seed=0,1"]
+    experiment = definition.read(["experiment=peers/fedbench", "scale=paper", *lines])
+    assert experiment is not None
+    steps = {"FedAvg": 1.0, "FedProx": 2.0, "SCAFFOLD": 5.0}
+    settings = {"Dirichlet 0.5": 10.0, "1 class": 30.0}
+    measured = []
+
+    def cost(cell: Cell) -> Cost:
+        method, setting = str(cell.axes["method"]), str(cell.axes["setting"])
+        measured.append((method, setting))
+        return Cost(0.0, 0.0, steps[method] * settings[setting], 0.0, rounds=1, evaluations=0)
+
+    monkeypatch.setattr(estimation, "measure", cost)
+    found = estimation.estimate(experiment)
+    assert len(measured) == 4
+    assert (found.runs, found.trials) == (12, 0)
+    assert found.seconds == pytest.approx(2 * sum(steps.values()) * sum(settings.values()))
 
 
 def test_an_estimate_measures_and_leaves_no_runs(capsys: pytest.CaptureFixture[str]) -> None:
