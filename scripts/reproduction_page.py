@@ -35,7 +35,9 @@ BLOCK = re.compile(r"(<!-- reproductions: (\w+) -->\n).*?(<!-- end reproductions
 # The figure of the report that is shown, by what the first line of the table measures.
 FIGURES: dict[str, tuple[str, str] | None] = {
     "rank": ("critical-distance", "Mean ranks, and the distance that is critical"),
-    **dict.fromkeys(("made_size", "minutes_per_round", "classes_per_client")),  # single rounds
+    # Of single rounds, and what curves of the accuracy say nothing of.
+    **dict.fromkeys(("made_size", "minutes_per_round", "classes_per_client")),
+    **dict.fromkeys(("change_variance", "dispersion", "similarity", "peak_distance")),
 }
 CURVES = ("curves-by-round", "Accuracy by round")
 
@@ -48,7 +50,7 @@ def publish(folder: Path, root: Path) -> None:
     shutil.copyfile(source, root / FOLDER / f"{name}.csv")
     for earlier in _drawn(root, name):
         earlier.unlink()
-    if figure := FIGURES.get(first["measure"], CURVES):
+    if figure := FIGURES.get(first["measure"].partition("@")[0], CURVES):
         for drawn in (folder / "report" / "figures").glob(f"{figure[0]}*.svg"):  # one or several
             part = drawn.stem.removeprefix(figure[0])
             shutil.copyfile(drawn, root / FOLDER / f"{name}{part}.svg")
