@@ -184,7 +184,7 @@ class _Bench:
                 figure.spread,
                 shown if self.directions else None,
                 found,
-                self._reason(figure.method, found),
+                self._reason(figure.method, found, levels),
                 tuned(chosen),
             )
 
@@ -234,10 +234,9 @@ class _Bench:
         """Whether this scale has such a setting."""
         return all(label in self.labels.get(axis, ()) for axis, label in place.items())
 
-    def _reason(self, method: str, found: str) -> str:
-        if found not in (NOT_REPRODUCED, DIRECTION_ONLY):
-            return ""
-        return self.paper.reasons.get(method, "")
+    def _reason(self, method: str, found: str, levels: bool) -> str:
+        missed = found == NOT_REPRODUCED or (levels and found == DIRECTION_ONLY)
+        return self.paper.reasons.get(method, "") if missed else ""
 
 
 def _words(labels: Mapping[str, str]) -> str:

@@ -148,8 +148,9 @@ def test_a_published_table_is_that_of_its_file(path: Path) -> None:
 def reasons(paper: Paper, line: Record) -> set[str]:
     """Those that the file has for the line; several claims may say the same."""
     if line["kind"] == "figure":
-        explained = line["verdict"] in (NOT_REPRODUCED, DIRECTION_ONLY)
-        return {paper.reasons.get(line["method"], "") if explained else ""}
+        levels = paper.compared[line["scale"]] == LEVELS and paper.has_levels(line["measure"])
+        missed = [NOT_REPRODUCED, DIRECTION_ONLY] if levels else [NOT_REPRODUCED]
+        return {paper.reasons.get(line["method"], "") if line["verdict"] in missed else ""}
     if line["verdict"] != NOT_REPRODUCED:
         return {""}
     same = (c for c in paper.claims if (c.says, c.measure) == (line["setting"], line["measure"]))

@@ -64,7 +64,7 @@ PAPER = Paper(
     hosts=HOSTS,
     figures=FIGURES,
     claims=CLAIMS,
-    reasons={"worse": "The paper tuned it on test data."},
+    reasons={"better": "Fewer rounds.", "worse": "The paper tuned it on test data."},
     choices=("Everything.",),
 )
 
@@ -91,7 +91,7 @@ def test_each_figure_has_the_verdict_of_the_rule(folder: Path) -> None:
     assert better.mean == pytest.approx(0.701)
     assert better.spread == pytest.approx(0.021)
     assert rows(found)["worse"].reason == "The paper tuned it on test data."
-    assert rows(found)["better"].reason == ""
+    assert rows(found)["better"].reason == "Fewer rounds."
     assert found.missing == 6
 
 
@@ -100,6 +100,7 @@ def test_at_another_scale_only_the_direction_counts(folder: Path) -> None:
     assert found["host"].verdict == NOT_COMPARABLE
     assert found["better"].verdict == DIRECTION_ONLY
     assert found["worse"].verdict == NOT_REPRODUCED
+    assert [found[name].reason for name in ("better", "worse")] == ["", PAPER.reasons["worse"]]
     found = rows(compare(PAPER, results(folder), "smoke"))
     assert {row.verdict for row in found.values()} == {NOT_COMPARABLE, NOT_RUN}
     assert {row.direction for row in found.values()} == {None}
@@ -199,7 +200,9 @@ def test_what_the_trials_chose_is_shown(folder: Path) -> None:
     page = table.as_markdown(lines)
     assert "| verdict | reason | tuned |" in page
     assert "| client.lr=0.3, at the edge |" in page
-    assert page.endswith("\n\nReason 1: The paper tuned it on test data.\n")
+    assert page.endswith(
+        "\nReason 1: Fewer rounds.\n\nReason 2: The paper tuned it on test data.\n"
+    )
 
 
 def test_measures_are_read_from_the_run_folder(folder: Path) -> None:
