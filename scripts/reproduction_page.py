@@ -35,7 +35,7 @@ BLOCK = re.compile(r"(<!-- reproductions: (\w+) -->\n).*?(<!-- end reproductions
 # The figure of the report that is shown, by what the first line of the table measures.
 FIGURES: dict[str, tuple[str, str] | None] = {
     "rank": ("critical-distance", "Mean ranks, and the distance that is critical"),
-    # Of single rounds, and what curves of the accuracy say nothing of.
+    # No figure: measures of single rounds, and others of which curves of the accuracy say nothing.
     **dict.fromkeys(("made_size", "minutes_per_round", "classes_per_client")),
     **dict.fromkeys(("change_variance", "dispersion", "similarity", "peak_distance")),
 }

@@ -235,7 +235,7 @@ def _refuse_unknown_labels(where: str, paper: Paper, file: Mapping[str, Any]) ->
         places += [claim.where, claim.greater, *claim.than]
     for axis, label in (item for place in places for item in place.items()):
         one_of(where, axis, axes)
-        if not isinstance(axes[axis], str):  # such as range(0,3)
+        if isinstance(axes[axis], list | Mapping):  # else an override, such as range(0,3)
             one_of(f"{where}: {axis}", label, list(map(str, axes[axis])))
 
 

@@ -13,8 +13,9 @@ Verdict:
   reproduced        the level agrees
   direction only    the level does not, or was not compared, and the direction is the paper's
   not reproduced    neither; where levels are not compared, only if the direction is the opposite
-  not comparable    the data or the model are others at this scale, and no direction is shown; or a
-                    single run is too little to judge
+  not comparable    levels are not compared, because the data or the model are others at this scale
+                    or because times are another machine's, and no direction is shown; or a single
+                    run is too little to judge
   not run           runs are missing
 """
 

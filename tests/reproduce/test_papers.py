@@ -152,6 +152,7 @@ FILE = """\
 axes:
   method: [fedavg, fedprox]
   clients: {5: partition.clients=5, 20: partition.clients=20}
+  partition.alpha: 1
   seed: range(0,3)
 paper:
   source: A paper, table 1
@@ -192,13 +193,14 @@ def test_a_paper_of_ones_own(own_conf: Path) -> None:
     folder.mkdir(parents=True)
     (folder / "table1.yaml").write_text(
         FILE
-        + "  unit: percent\n  figures: [{clients: 5, values: {fedavg: [50, 2], fedprox: 60}}]\n"
+        + "  unit: percent\n  figures:\n"
+        + "    - {clients: 5, partition.alpha: 1, values: {fedavg: [50, 2], fedprox: 60}}\n"
     )
     figures = papers.find("own/table1").figures
-    assert [(f.value, f.spread, f.axes) for f in figures] == [
-        (0.5, 0.02, {"clients": "5"}),
-        (0.6, None, {"clients": "5"}),
-    ]
+    assert {tuple(f.axes.items()) for f in figures} == {
+        (("clients", "5"), ("partition.alpha", "1"))
+    }
+    assert [(f.value, f.spread) for f in figures] == [(0.5, 0.02), (0.6, None)]
 
 
 def test_an_unknown_measure_is_told_before_the_runs(own_conf: Path) -> None:
