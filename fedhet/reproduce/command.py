@@ -120,7 +120,7 @@ def _check_axes(paper: Paper, lines: Sequence[str]) -> None:
         measures.check(measure)
     experiment = definition.read(lines)
     assert experiment is not None  # every reproduction has axes
-    labels = {axis: list(map(str, own)) for axis, own in experiment.labels.items()}
+    labels = papers.as_text(experiment.labels)
     papers.refuse_open_axes(paper, str(experiment.report["compare"]), labels)
 
 

@@ -10,7 +10,15 @@ from fedhet.errors import ConfigError
 from fedhet.experiment.axes import SEED
 from fedhet.report.results import Results, results
 from fedhet.reproduce.pairs import differences, sample, tuned
-from fedhet.reproduce.paper import DIRECTIONS, LEVELS, Figure, Paper, find, refuse_open_axes
+from fedhet.reproduce.paper import (
+    DIRECTIONS,
+    LEVELS,
+    Figure,
+    Paper,
+    as_text,
+    find,
+    refuse_open_axes,
+)
 from fedhet.reproduce.runs import Run, runs_of
 from fedhet.reproduce.verdict import (
     DIRECTION_ONLY,
@@ -111,7 +119,7 @@ def compare(
     axis = str(read.source.experiment.get("report", {}).get("compare") or "method")
     runs = runs_of(read, axis, paper.hosts)
     kind = paper.compared.get(str(scale), LEVELS)
-    labels = {name: [str(label) for label in values] for name, values in read.axes.items()}
+    labels = as_text(read.axes)
     refuse_open_axes(paper, axis, labels)
     bench = _Bench(paper, axis, labels, runs, kind == LEVELS, kind in (LEVELS, DIRECTIONS))
     return Comparison(

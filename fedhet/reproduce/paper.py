@@ -30,7 +30,6 @@ import yaml
 from fedhet.check import did_you_mean, one_of
 from fedhet.config import catalogue
 from fedhet.errors import ConfigError
-from fedhet.experiment.axes import SEED
 
 Labels = dict[str, str]  # axis -> the label of a value
 GROUP = "experiment"
@@ -160,6 +159,11 @@ def find(name: str) -> Paper:
     return papers[name]
 
 
+def as_text(axes: Mapping[str, Sequence[object]]) -> dict[str, list[str]]:
+    """Axis -> the labels of its values, as a paper's figures and claims name them."""
+    return {axis: list(map(str, labels)) for axis, labels in axes.items()}
+
+
 def refuse_open_axes(paper: Paper, compare: str, labels: Mapping[str, Sequence[str]]) -> None:
     """Refuse several settings for one figure, which would count as if they were seeds.
 
@@ -171,6 +175,8 @@ def refuse_open_axes(paper: Paper, compare: str, labels: Mapping[str, Sequence[s
     Raises:
         ConfigError: naming the axis that a figure leaves open.
     """
+    from fedhet.experiment.axes import SEED  # it loads hydra, which a list does not need
+
     several = [axis for axis, values in labels.items() if len(values) > 1]
     for figure in paper.figures:
         place = {**figure.axes, compare: figure.method}

@@ -56,7 +56,7 @@ def test_a_reproduction_composes_at_every_scale(name: str) -> None:
     assert paper.choices, "what the paper leaves open is not said"
     for scale in paper.data:
         found = experiment(paper, scale)
-        labels = {axis: [str(v.label) for v in values] for axis, values in found.axes.items()}
+        labels = papers.as_text(found.labels)
         papers.refuse_open_axes(paper, str(found.report["compare"]), labels)
         last = cells.runs(found)[-1]  # of the paper's method
         cfg = composition.compose(last.overrides).cfg
@@ -80,7 +80,7 @@ def test_figures_and_claims_name_what_is_run_at_the_papers_scale(name: str) -> N
     assert paper.figures or paper.claims
     found = experiment(paper, "paper")
     axis = str(found.report["compare"])
-    labels = {axis: [str(v.label) for v in values] for axis, values in found.axes.items()}
+    labels = papers.as_text(found.labels)
     places = [{**figure.axes, axis: figure.method} for figure in paper.figures]
     places += [claim.where for claim in paper.claims]
     places += [place for claim in paper.claims for place in (claim.greater, *claim.than)]
@@ -110,10 +110,10 @@ def test_every_method_has_as_many_trials_as_its_host() -> None:
     assert tuned
 
 
-def test_the_list_needs_no_torch(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_list_needs_no_large_package(capsys: pytest.CaptureFixture[str]) -> None:
     code = (
         "import sys; from fedhet.cli.main import main; main(['reproduce', '--list']);"
-        "sys.exit(bool({'torch', 'pandas', 'flwr'} & set(sys.modules)))"
+        "sys.exit(bool({'torch', 'pandas', 'flwr', 'hydra'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
