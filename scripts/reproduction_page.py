@@ -86,7 +86,7 @@ def written(root: Path) -> str:
 def _list(root: Path) -> Iterator[str]:
     known = {time[:2]: time.seconds for time in times.read(root / FOLDER / TIMES)}
     heads = ["reproduction", "what", "at scale paper", "at scale cpu", "time at cpu"]
-    yield head([*heads, "results at cpu"])
+    yield head([*heads, "results"])
     for paper in papers.every():
         seconds = known.get((paper.name, "cpu"))
         title = paper.title.partition("; also")[0]  # the source names these too
@@ -94,13 +94,16 @@ def _list(root: Path) -> Iterator[str]:
             escaped(f"{paper.source}: {title}"),
             *(escaped(paper.data.get(scale, "")) for scale in ("paper", "cpu")),
             in_words(seconds) if seconds else "not measured",
-            _verdicts(root / FOLDER / f"{_file_name(paper.name, 'cpu')}.csv"),
+            _verdicts(root, paper),
         ]
         yield f"| `{paper.name}` | {' | '.join(cells)} |"
 
 
-def _verdicts(published: Path) -> str:
-    return table.tally(table.read_csv(published)) if published.exists() else "not published"
+def _verdicts(root: Path, paper: papers.Paper) -> str:
+    """How many comparisons have which verdict, at each scale that has been published."""
+    published = {s: root / FOLDER / f"{_file_name(paper.name, s)}.csv" for s in paper.data}
+    found = {s: table.tally(table.read_csv(p)) for s, p in published.items() if p.exists()}
+    return "; ".join(f"{scale}, {tally}" for scale, tally in found.items()) or "not published"
 
 
 def _results(root: Path) -> Iterator[str]:
