@@ -25,14 +25,15 @@ from pages import finished, head, write_or_check  # noqa: E402
 
 from fedhet.report.markdown import escaped  # noqa: E402
 from fedhet.reproduce import paper as papers  # noqa: E402
-from fedhet.reproduce import table, times  # noqa: E402
+from fedhet.reproduce import picture, table, times  # noqa: E402
 from fedhet.reproduce.estimate import in_words  # noqa: E402
 
 PAGE = "docs/reproduction.md"
 FOLDER = "docs/reproduction"
 TIMES = "times.csv"
 BLOCK = re.compile(r"(<!-- reproductions: (\w+) -->\n).*?(<!-- end reproductions -->)", re.DOTALL)
-# The figure of the report that is shown, by what the first line of the table measures.
+LEVELS = (picture.NAME, "Our figures beside the paper's")
+# The other figure of the report that is shown, by what the first line of the table measures.
 FIGURES: dict[str, tuple[str, str] | None] = {
     "rank": ("critical-distance", "Mean ranks, and the distance that is critical"),
     # No figure: measures of single rounds, and others of which curves of the accuracy say nothing.
@@ -50,10 +51,13 @@ def publish(folder: Path, root: Path) -> None:
     shutil.copyfile(source, root / FOLDER / f"{name}.csv")
     for earlier in _drawn(root, name):
         earlier.unlink()
+    figures = folder / "report" / "figures"
     if figure := FIGURES.get(first["measure"].partition("@")[0], CURVES):
-        for drawn in (folder / "report" / "figures").glob(f"{figure[0]}*.svg"):  # one or several
+        for drawn in figures.glob(f"{figure[0]}*.svg"):  # one or several
             part = drawn.stem.removeprefix(figure[0])
             shutil.copyfile(drawn, root / FOLDER / f"{name}{part}.svg")
+    for drawn in figures.glob(f"{LEVELS[0]}*.svg"):
+        shutil.copyfile(drawn, root / FOLDER / f"{name}-{drawn.name}")
     _note_time(root / FOLDER / TIMES, (first["reproduction"], first["scale"]), folder)
 
 
@@ -62,9 +66,9 @@ def _file_name(reproduction: str, scale: str) -> str:
 
 
 def _drawn(root: Path, name: str) -> list[Path]:
-    """The published figures of a reproduction: one, or several that are numbered."""
+    """The published figures of a reproduction: levels, and others that may be numbered."""
     found = (root / FOLDER).glob(f"{name}*.svg")
-    return sorted(found, key=lambda path: (len(path.name), path.name))
+    return sorted(found, key=lambda path: (LEVELS[0] not in path.name, len(path.name), path.name))
 
 
 def _note_time(path: Path, name: tuple[str, str], folder: Path) -> None:
@@ -121,6 +125,7 @@ def _results(root: Path) -> Iterator[str]:
         yield table.as_markdown(lines)
         for drawn in _drawn(root, path.stem):
             _, what = FIGURES.get(first["measure"]) or CURVES
+            what = LEVELS[1] if LEVELS[0] in drawn.name else what
             yield f"![{what}]({Path(FOLDER).name}/{drawn.name})"
             yield ""
 

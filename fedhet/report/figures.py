@@ -15,18 +15,19 @@ from fedhet.report.document import FigureFile
 from fedhet.report.statistics import Ranking
 from fedhet.report.study import Study
 from fedhet.report.style import (
+    LABEL,
     add_legend,
-    columns_of,
     legend_height,
     looks,
+    methods_at,
     pages,
     panels,
     shortened,
     store,
+    widen,
 )
 
 MOST_SETTINGS = 12  # whose label distributions are drawn
-LABEL = 28  # characters of a method beside an axis
 GREY = "#555555"
 
 
@@ -64,10 +65,10 @@ def boxes(study: Study, folder: Path) -> list[FigureFile]:
                 )
                 for box in drawn["boxes"]:
                     box.set(facecolor=f"{look.color}66", edgecolor=look.color, hatch=look.hatch)
-            _methods_at(axes, study.methods, inverted=True)
+            methods_at(axes, study.methods, inverted=True)
             axes.set_xlabel(f"{study.title} of a client", fontsize=8)
             axes.grid(axis="x", alpha=0.3)
-        _widen(picture, study.methods, len(grid))
+        widen(picture, study.methods, len(grid))
         caption = (
             f"{study.title.capitalize()} of the clients on their own test data at the last"
             " evaluation, all seeds together: quartiles, whiskers of at most 1.5 times their"
@@ -78,24 +79,6 @@ def boxes(study: Study, folder: Path) -> list[FigureFile]:
         )
         files.append(store(picture, folder, name, caption, alt))
     return files
-
-
-def _methods_at(axes: Axes, methods: list[str], inverted: bool = False) -> None:
-    axes.set_yticks(range(len(methods)), [shortened(m, LABEL) for m in methods], fontsize=8)
-    axes.set_ylim(-0.6, len(methods) - 0.4)
-    if inverted:
-        axes.invert_yaxis()
-
-
-def _widen(picture: Picture, methods: list[str], count: int) -> None:
-    """Make room for the methods' names beside every panel."""
-    columns = columns_of(count)
-    width, height = picture.get_size_inches()
-    room = 0.25 + 0.068 * min(LABEL, max(map(len, methods)))
-    width += columns * max(0.0, room - 0.65)
-    picture.set_size_inches(width, height)
-    panel = max(0.8, (width - 0.15) / columns - room)
-    picture.subplots_adjust(left=room / width, wspace=room / panel)
 
 
 def label_distribution(study: Study, folder: Path) -> list[FigureFile]:

@@ -25,6 +25,7 @@ MARKERS = "osD^vP*Xh"
 HATCHES = ("", "//", "..", "xx")
 PANELS = 6  # of a figure
 WIDTH = 3.4  # of a panel, in inches
+LABEL = 28  # characters of a method beside an axis
 
 
 class Look(NamedTuple):
@@ -89,6 +90,25 @@ def panels(
         axes.set_title(shortened(setting, 44), fontsize=9)
         axes.tick_params(labelsize=8)
     return picture, flat[: len(settings)]
+
+
+def methods_at(axes: Axes, methods: Sequence[str], inverted: bool = False) -> None:
+    """Write the methods at 0, 1, ... beside the vertical axis; inverted, the first is on top."""
+    axes.set_yticks(range(len(methods)), [shortened(m, LABEL) for m in methods], fontsize=8)
+    axes.set_ylim(-0.6, len(methods) - 0.4)
+    if inverted:
+        axes.invert_yaxis()
+
+
+def widen(picture: Picture, methods: Sequence[str], count: int) -> None:
+    """Make room for the methods' names beside each of so many panels."""
+    columns = columns_of(count)
+    width, height = picture.get_size_inches()
+    room = 0.25 + 0.068 * min(LABEL, max(map(len, methods)))
+    width += columns * max(0.0, room - 0.65)
+    picture.set_size_inches(width, height)
+    panel = max(0.8, (width - 0.15) / columns - room)
+    picture.subplots_adjust(left=room / width, wspace=room / panel)
 
 
 def columns_of(count: int) -> int:

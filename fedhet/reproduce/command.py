@@ -135,11 +135,13 @@ def _run(lines: Sequence[str]) -> int:
 
 def verdicts(folder: Path) -> int:
     """Compare the runs of a folder with the paper, write the comparison, and print it."""
-    from fedhet.reproduce import table
+    from fedhet.reproduce import picture, table
     from fedhet.reproduce.judge import judge
 
     comparison = judge(folder)
-    page = table.write(comparison, folder / "report")
+    report = folder / "report"
+    page = table.write(comparison, report)
+    picture.draw(table.records(comparison), comparison.paper, report / "figures")
     print(page.read_text(encoding="utf-8"), end="")
     print(f"comparison: {page}")
     return 0

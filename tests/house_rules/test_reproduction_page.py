@@ -90,7 +90,8 @@ def test_a_folder_is_published_with_its_curves(main: Main, tmp_path: Path) -> No
     page = Path(shutil.copy(ROOT / "docs" / "reproduction.md", tmp_path / "docs"))
     figures = tmp_path / "runs" / "report" / "figures"
     figures.mkdir(parents=True)
-    (figures / "curves-by-round.svg").write_text("<svg/>")
+    for name in ("curves-by-round", "beside-the-paper"):
+        (figures / f"{name}.svg").write_text(name)
     (figures.parent / "reproduction.csv").write_text(as_csv([LINE]))
     make_cells(tmp_path / "runs", run=60.4, trial=30.4)
     times = tmp_path / "docs" / "reproduction" / "times.csv"
@@ -101,13 +102,17 @@ def test_a_folder_is_published_with_its_curves(main: Main, tmp_path: Path) -> No
     assert "(reproduction/own-table1-cpu.svg)" in page.read_text()
     assert main(["--check"], tmp_path) == 0
     published = tmp_path / "docs" / "reproduction"
-    assert [path.name for path in published.glob("*.svg")] == ["own-table1-cpu.svg"]
+    drawn = {path.name: path.read_text() for path in published.glob("*.svg")}
+    levels = "own-table1-cpu-beside-the-paper"
+    assert drawn == {f"{levels}.svg": "beside-the-paper", "own-table1-cpu.svg": "curves-by-round"}
+    assert "![Our figures beside the paper's](reproduction/own-" in page.read_text()
     (figures / "curves-by-round.svg").unlink()
     for part in (1, 2, 10):
         (figures / f"curves-by-round-{part}.svg").write_text("<svg/>")
     assert main([str(tmp_path / "runs")], tmp_path) == 0
     shown = re.findall(r"\(reproduction/(.*?)\.svg\)", page.read_text())
-    assert shown == [f"own-table1-cpu-{part}" for part in (1, 2, 10)]  # none is left of the first
+    # The levels come first, and nothing is left of the first publication.
+    assert shown == [levels, *(f"own-table1-cpu-{part}" for part in (1, 2, 10))]
 
 
 def test_the_figure_is_that_of_what_is_measured(main: Main, tmp_path: Path) -> None:

@@ -1,0 +1,107 @@
+"""A figure of the levels: what we measured beside what the paper has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.ticker import LogLocator, NullFormatter
+
+from fedhet.report.document import FigureFile
+from fedhet.report.style import COLORS, add_legend, methods_at, pages, panels, store, widen
+from fedhet.reproduce.paper import LEVELS, Paper
+from fedhet.reproduce.table import Record
+
+NAME = "beside-the-paper"
+WHOSE = {"ours": ("mean", "spread"), "the paper's": ("paper", "paper_spread")}
+LOG_FROM = 10.0  # the ratio of the largest value to the smallest from which an axis is logarithmic
+
+Row = tuple[str, Record]  # what stands beside the axis, and the line of the table
+
+
+def draw(lines: Sequence[Record], paper: Paper, folder: Path) -> list[FigureFile]:
+    """Draw the lines whose levels are compared, with a panel for each setting.
+
+    Args:
+        lines: of the table of one reproduction.
+        paper: what the paper says.
+        folder: where the figures are written.
+
+    Raises:
+        WriteError: a figure cannot be written.
+    """
+    shown = [
+        line
+        for line in lines
+        if line["kind"] == "figure"
+        and line["mean"]
+        and paper.compared.get(line["scale"]) == LEVELS
+        and paper.has_levels(line["measure"])
+    ]
+    by_title = dict(_panels(shown))
+    files = []
+    for name, titles in pages(list(by_title), NAME):
+        rows = {title: by_title[title] for title in titles}
+        labels = [label for part in rows.values() for label, _ in part]
+        height = 1.1 + 0.24 * max(map(len, rows.values()))
+        picture, grid = panels(titles, height=height, legend=0.3)
+        for axes, part in zip(grid, rows.values(), strict=True):
+            _draw(axes, part)
+        widen(picture, labels, len(grid))
+        add_legend(picture, grid, list(WHOSE))
+        caption = (
+            f"{paper.source}: our means and standard deviations over the seeds, and the paper's"
+            " figures with the spreads that it prints."
+        )
+        alt = f"Our figures and the paper's for {', '.join(dict.fromkeys(labels))}."
+        files.append(store(picture, folder, name, caption, alt))
+    return files
+
+
+def _panels(lines: Sequence[Record]) -> Iterator[tuple[str, list[Row]]]:
+    """The title of each panel with its rows.
+
+    A panel has the methods of one setting and measure. Where each of them would have a single
+    method, it has all settings of a measure instead.
+    """
+
+    def place(line: Record) -> tuple[str, str]:
+        return line["measure"], line["setting"]
+
+    measures = dict.fromkeys(line["measure"] for line in lines)
+    parts = {key: list(part) for key, part in groupby(sorted(lines, key=place), place)}
+    if any(len(part) > 1 for part in parts.values()):
+        for measure, setting in dict.fromkeys(map(place, lines)):
+            named = (setting, measure.replace("_", " ")) if len(measures) > 1 else (setting,)
+            yield ", ".join(named), [(line["method"], line) for line in parts[measure, setting]]
+        return
+    for measure in measures:
+        own = [line for line in lines if line["measure"] == measure]
+        yield measure.replace("_", " "), [(line["setting"], line) for line in own]
+
+
+def _draw(axes: Axes, rows: Sequence[Row]) -> None:
+    labels = [label for label, _ in rows]
+    values = [float(line[mean]) for _, line in rows for mean, _ in WHOSE.values()]
+    for i, (whose, (mean, spread)) in enumerate(WHOSE.items()):
+        axes.errorbar(
+            [float(line[mean]) for _, line in rows],
+            [place + 0.24 * i - 0.12 for place in range(len(rows))],
+            xerr=[float(line[spread] or 0) for _, line in rows],
+            fmt="oD"[i],
+            color=COLORS[i],
+            markersize=4,
+            elinewidth=1,
+            label=whose,
+        )
+    if min(values) > 0 and max(values) / min(values) > LOG_FROM:
+        axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 3)))
+        axes.xaxis.set_major_formatter("{x:,g}")
+        axes.xaxis.set_minor_formatter(NullFormatter())
+    measure = rows[0][1]["measure"].replace("_", " ")
+    axes.set_xlabel(measure, fontsize=8)
+    methods_at(axes, labels, inverted=True)
+    axes.grid(axis="x", alpha=0.3)
