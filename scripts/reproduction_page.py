@@ -56,7 +56,7 @@ def publish(folder: Path, root: Path) -> None:
         for drawn in figures.glob(f"{figure[0]}*.svg"):  # one or several
             part = drawn.stem.removeprefix(figure[0])
             shutil.copyfile(drawn, root / FOLDER / f"{name}{part}.svg")
-    for drawn in figures.glob(f"{LEVELS[0]}*.svg"):
+    for drawn in (folder / "report").glob(f"{LEVELS[0]}*.svg"):
         shutil.copyfile(drawn, root / FOLDER / f"{name}-{drawn.name}")
     _note_time(root / FOLDER / TIMES, (first["reproduction"], first["scale"]), folder)
 

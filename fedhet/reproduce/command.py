@@ -141,7 +141,7 @@ def verdicts(folder: Path) -> int:
     comparison = judge(folder)
     report = folder / "report"
     page = table.write(comparison, report)
-    picture.draw(table.records(comparison), comparison.paper, report / "figures")
+    picture.draw(table.records(comparison), comparison.paper, report)
     print(page.read_text(encoding="utf-8"), end="")
     print(f"comparison: {page}")
     return 0

@@ -11,12 +11,14 @@ from matplotlib.ticker import LogLocator, NullFormatter
 
 from fedhet.report.document import FigureFile
 from fedhet.report.style import COLORS, add_legend, methods_at, pages, panels, store, widen
+from fedhet.reproduce.measures import PRINTED_AS_SHARES
 from fedhet.reproduce.paper import LEVELS, Paper
 from fedhet.reproduce.table import Record
 
 NAME = "beside-the-paper"
 WHOSE = {"ours": ("mean", "spread"), "the paper's": ("paper", "paper_spread")}
-LOG_FROM = 10.0  # the ratio of the largest value to the smallest from which an axis is logarithmic
+# Counts whose largest value is more than so many times the smallest have a logarithmic axis.
+LOG_FROM = 10.0
 
 Row = tuple[str, Record]  # what stands beside the axis, and the line of the table
 
@@ -37,9 +39,11 @@ def draw(lines: Sequence[Record], paper: Paper, folder: Path) -> list[FigureFile
         for line in lines
         if line["kind"] == "figure"
         and line["mean"]
-        and paper.compared.get(line["scale"]) == LEVELS
+        and paper.compared.get(line["scale"], LEVELS) == LEVELS
         and paper.has_levels(line["measure"])
     ]
+    for earlier in folder.glob(f"{NAME}*.*"):
+        earlier.unlink()
     by_title = dict(_panels(shown))
     files = []
     for name, titles in pages(list(by_title), NAME):
@@ -96,12 +100,13 @@ def _draw(axes: Axes, rows: Sequence[Row]) -> None:
             elinewidth=1,
             label=whose,
         )
-    if min(values) > 0 and max(values) / min(values) > LOG_FROM:
+    name = rows[0][1]["measure"]
+    share = name.partition("@")[0] in PRINTED_AS_SHARES
+    if not share and min(values) > 0 and max(values) / min(values) > LOG_FROM:
         axes.set_xscale("log")
         axes.xaxis.set_major_locator(LogLocator(subs=(1, 3)))
         axes.xaxis.set_major_formatter("{x:,g}")
         axes.xaxis.set_minor_formatter(NullFormatter())
-    measure = rows[0][1]["measure"].replace("_", " ")
-    axes.set_xlabel(measure, fontsize=8)
+    axes.set_xlabel(name.replace("_", " "), fontsize=8)
     methods_at(axes, labels, inverted=True)
     axes.grid(axis="x", alpha=0.3)

@@ -90,8 +90,8 @@ def test_a_folder_is_published_with_its_curves(main: Main, tmp_path: Path) -> No
     page = Path(shutil.copy(ROOT / "docs" / "reproduction.md", tmp_path / "docs"))
     figures = tmp_path / "runs" / "report" / "figures"
     figures.mkdir(parents=True)
-    for name in ("curves-by-round", "beside-the-paper"):
-        (figures / f"{name}.svg").write_text(name)
+    (figures / "curves-by-round.svg").write_text("curves-by-round")
+    (figures.parent / "beside-the-paper.svg").write_text("beside-the-paper")
     (figures.parent / "reproduction.csv").write_text(as_csv([LINE]))
     make_cells(tmp_path / "runs", run=60.4, trial=30.4)
     times = tmp_path / "docs" / "reproduction" / "times.csv"

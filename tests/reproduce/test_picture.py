@@ -79,14 +79,39 @@ def test_each_setting_has_a_panel(drawn: list[Axes], tmp_path: Path) -> None:
 def test_a_method_in_many_settings_is_one_panel(drawn: list[Axes], tmp_path: Path) -> None:
     lines = [line("FedNew", "0.7", "0.9"), line("FedNew", "0.07", "0.8", setting="clients=100")]
     picture.draw(lines, PAPER, tmp_path)
-    (axes,) = drawn
-    assert labels(axes) == ["clients=20", "clients=100"]
-    assert points(axes)["ours"] == [0.7, 0.07]
-    assert axes.get_xscale() == "log"
+    picture.draw([one | {"measure": "model_size"} for one in lines], PAPER, tmp_path)
+    accuracy, size = drawn
+    assert labels(accuracy) == labels(size) == ["clients=20", "clients=100"]
+    assert points(accuracy)["ours"] == points(size)["ours"] == [0.7, 0.07]
+    assert (accuracy.get_xscale(), size.get_xscale()) == ("linear", "log")
+
+
+def test_panels_of_several_measures_name_them(drawn: list[Axes], tmp_path: Path) -> None:
+    lines = [
+        line(method, "0.7", "0.9", measure=measure)
+        for measure in ("last", "best_val")
+        for method in ("FedAvg", "FedNew")
+    ]
+    picture.draw(lines, PAPER, tmp_path)
+    assert [axes.get_title() for axes in drawn] == ["last", "best val"]  # less what both have
+    assert [axes.get_xlabel() for axes in drawn] == ["last", "best val"]
+
+
+def test_many_settings_take_several_figures(tmp_path: Path) -> None:
+    lines = [
+        line(method, "0.7", "0.9", setting=f"clients={clients}")
+        for clients in range(7)
+        for method in ("FedAvg", "FedNew")
+    ]
+    files = picture.draw(lines, PAPER, tmp_path)
+    assert [file.name for file in files] == ["beside-the-paper-1", "beside-the-paper-2"]
+    picture.draw(lines[:2], PAPER, tmp_path)
+    assert {path.stem for path in tmp_path.iterdir()} == {"beside-the-paper"}
 
 
 def test_what_is_not_compared_is_not_drawn(tmp_path: Path) -> None:
     figure = line("FedAvg", "0.81", "0.8")
+    assert picture.draw([figure | {"scale": ""}], PAPER, tmp_path)  # the verdicts have levels, too
     assert picture.draw([figure], replace(PAPER, compared={"cpu": DIRECTIONS}), tmp_path) == []
     time = figure | {"measure": "minutes_per_round"}
     assert picture.draw([time], PAPER, tmp_path) == []
