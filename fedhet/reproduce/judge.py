@@ -118,7 +118,7 @@ def compare(
     """
     axis = str(read.source.experiment.get("report", {}).get("compare") or "method")
     runs = runs_of(read, axis, paper.hosts)
-    kind = paper.compared.get(str(scale), LEVELS)
+    kind = paper.compared_at(scale)
     labels = as_text(read.axes)
     refuse_open_axes(paper, axis, labels)
     bench = _Bench(paper, axis, labels, runs, kind == LEVELS, kind in (LEVELS, DIRECTIONS))

@@ -250,8 +250,17 @@ SHARES = {
     *("last", "best_val", "last_k", "last_k_weighted", "clients", "personal", "finetuned"),
     *("score", "client_spread"),
 }
-# What is printed as a share, with three decimals.
 PRINTED_AS_SHARES = SHARES | {"gain_last", "gain_clients"}
+
+
+def is_share(name: str) -> bool:
+    """Whether a measure is printed as a share, with three decimals."""
+    return name.partition("@")[0] in PRINTED_AS_SHARES
+
+
+def in_words(name: str) -> str:
+    """The name of a measure as tables and figures print it."""
+    return name.replace("_", " ")
 
 
 def check(name: str) -> None:

@@ -133,6 +133,10 @@ class Paper:
         found = (f for f in self.figures if (f.method, f.measure) == (method, measure))
         return next((f for f in found if f.axes == axes), None)
 
+    def compared_at(self, scale: str | None) -> str:
+        """What can be compared at a scale; where none was chosen, the runs are the paper's."""
+        return self.compared.get(scale or "", LEVELS)
+
     def has_levels(self, measure: str) -> bool:
         """Whether the levels of a measure can be compared; those of times cannot, for example."""
         return all(figure.levels for figure in self.figures if figure.measure == measure)

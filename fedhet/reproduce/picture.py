@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import groupby
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 from matplotlib.axes import Axes
@@ -11,7 +11,7 @@ from matplotlib.ticker import LogLocator, NullFormatter
 
 from fedhet.report.document import FigureFile
 from fedhet.report.style import COLORS, add_legend, methods_at, pages, panels, store, widen
-from fedhet.reproduce.measures import PRINTED_AS_SHARES
+from fedhet.reproduce.measures import in_words, is_share
 from fedhet.reproduce.paper import LEVELS, Paper
 from fedhet.reproduce.table import Record
 
@@ -39,12 +39,12 @@ def draw(lines: Sequence[Record], paper: Paper, folder: Path) -> list[FigureFile
         for line in lines
         if line["kind"] == "figure"
         and line["mean"]
-        and paper.compared.get(line["scale"], LEVELS) == LEVELS
+        and paper.compared_at(line["scale"]) == LEVELS
         and paper.has_levels(line["measure"])
     ]
     for earlier in folder.glob(f"{NAME}*.*"):
         earlier.unlink()
-    by_title = dict(_panels(shown))
+    by_title = _panels(shown)
     files = []
     for name, titles in pages(list(by_title), NAME):
         rows = {title: by_title[title] for title in titles}
@@ -64,26 +64,23 @@ def draw(lines: Sequence[Record], paper: Paper, folder: Path) -> list[FigureFile
     return files
 
 
-def _panels(lines: Sequence[Record]) -> Iterator[tuple[str, list[Row]]]:
+def _panels(lines: Sequence[Record]) -> dict[str, list[Row]]:
     """The title of each panel with its rows.
 
     A panel has the methods of one setting and measure. Where each of them would have a single
     method, it has all settings of a measure instead.
     """
-
-    def place(line: Record) -> tuple[str, str]:
-        return line["measure"], line["setting"]
-
-    measures = dict.fromkeys(line["measure"] for line in lines)
-    parts = {key: list(part) for key, part in groupby(sorted(lines, key=place), place)}
-    if any(len(part) > 1 for part in parts.values()):
-        for measure, setting in dict.fromkeys(map(place, lines)):
-            named = (setting, measure.replace("_", " ")) if len(measures) > 1 else (setting,)
-            yield ", ".join(named), [(line["method"], line) for line in parts[measure, setting]]
-        return
-    for measure in measures:
-        own = [line for line in lines if line["measure"] == measure]
-        yield measure.replace("_", " "), [(line["setting"], line) for line in own]
+    places = Counter((line["measure"], line["setting"]) for line in lines)
+    several = len({measure for measure, _ in places}) > 1
+    by_method = any(count > 1 for count in places.values())
+    found: dict[str, list[Row]] = {}
+    for line in lines:
+        measure = in_words(line["measure"]) if several or not by_method else ""
+        setting = line["setting"] if by_method else ""
+        title = ", ".join(filter(None, (setting, measure)))
+        label = line["method"] if by_method else line["setting"]
+        found.setdefault(title, []).append((label, line))
+    return found
 
 
 def _draw(axes: Axes, rows: Sequence[Row]) -> None:
@@ -101,12 +98,11 @@ def _draw(axes: Axes, rows: Sequence[Row]) -> None:
             label=whose,
         )
     name = rows[0][1]["measure"]
-    share = name.partition("@")[0] in PRINTED_AS_SHARES
-    if not share and min(values) > 0 and max(values) / min(values) > LOG_FROM:
+    if not is_share(name) and min(values) > 0 and max(values) / min(values) > LOG_FROM:
         axes.set_xscale("log")
         axes.xaxis.set_major_locator(LogLocator(subs=(1, 3)))
         axes.xaxis.set_major_formatter("{x:,g}")
         axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.set_xlabel(name.replace("_", " "), fontsize=8)
+    axes.set_xlabel(in_words(name), fontsize=8)
     methods_at(axes, labels, inverted=True)
     axes.grid(axis="x", alpha=0.3)

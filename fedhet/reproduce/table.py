@@ -13,7 +13,7 @@ from pathlib import Path
 from fedhet.check import counted
 from fedhet.report.markdown import escaped
 from fedhet.reproduce.judge import Comparison, Row
-from fedhet.reproduce.measures import PRINTED_AS_SHARES
+from fedhet.reproduce.measures import in_words, is_share
 from fedhet.reproduce.verdict import VERDICTS
 
 NAME = "reproduction"
@@ -111,7 +111,7 @@ def _tables(lines: Sequence[Record]) -> Iterator[str]:
             [
                 line["setting"],
                 line["method"],
-                line["measure"].replace("_", " "),
+                in_words(line["measure"]),
                 _shown(line, "mean", "spread") + f" ({counted(int(line['seeds']), 'seed')})",
                 _shown(line, "paper", "paper_spread"),
                 line["direction"],
@@ -131,7 +131,7 @@ def _tables(lines: Sequence[Record]) -> Iterator[str]:
             [
                 line["setting"],
                 line["method"],
-                line["measure"].replace("_", " "),
+                in_words(line["measure"]),
                 _shown(line, "mean", "spread") + f" ({counted(int(line['seeds']), 'seed')})",
                 f"{line['verdict']} ({line['direction']})"
                 if line["direction"]
@@ -161,7 +161,7 @@ def _shown(line: Record, name: str, spread: str) -> str:
 
 def _rounded(text: str, measure: str) -> str:
     number = float(text)
-    if measure.partition("@")[0] in PRINTED_AS_SHARES:
+    if is_share(measure):
         return f"{number:.3f}".replace("0.", ".", 1)
     if float(number).is_integer() and abs(number) >= 1000:
         return f"{number:,.0f}"
