@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 from fedhet import process
 from fedhet.cli.errors import DEGRADED, FAILED, report_error, say
@@ -33,10 +34,11 @@ def start(overrides: list[str], flags: list[str], *, sweep: bool) -> int:
     experiment = definition.read(overrides)
     if experiment is None:
         return launch(overrides, flags, sweep=sweep)
-    return _run(experiment, flags)
+    return run(experiment, flags)[0]
 
 
-def _run(experiment: Experiment, flags: list[str]) -> int:
+def run(experiment: Experiment, flags: list[str]) -> tuple[int, Path]:
+    """Run an experiment and write its report; return the exit code and the folder."""
     given = [line for line in experiment.command if line.lstrip("+").startswith("hydra")]
     keys = {line.lstrip("+").partition("=")[0] for line in given}
     presets = {
@@ -58,10 +60,11 @@ def _run(experiment: Experiment, flags: list[str]) -> int:
             print("interrupted; the report of what is there follows", file=sys.stderr)
             _report(experiment, task)
         raise
-    outcome = task.outcome
-    assert outcome is not None  # the sweeper has set it
+    outcome, folder = task.outcome, task.started
+    assert outcome is not None and folder is not None  # the sweeper has set them
     reported = _report(experiment, task)
-    return FAILED if outcome.missing or not reported else DEGRADED if outcome.degraded else 0
+    code = FAILED if outcome.missing or not reported else DEGRADED if outcome.degraded else 0
+    return code, folder
 
 
 def _report(experiment: Experiment, task: HydraTask) -> bool:

@@ -102,6 +102,17 @@ def runs(
     return every
 
 
+def wanted(experiment: Experiment, every: Sequence[Cell]) -> list[Cell]:
+    """The runs of the part that is run now, and the trials on which their settings depend."""
+    per = experiment.tuning.per if experiment.tuning else ()
+    places = {run.on(per) for run in runs(experiment) if experiment.wants(run.axes)}
+    return [
+        cell
+        for cell in every
+        if (cell.on(per) in places if cell.kind == "trial" else experiment.wants(cell.axes))
+    ]
+
+
 def labels(combination: Combination) -> list[Label]:
     """The labels of the values."""
     return [value.label for _, value in combination]

@@ -98,18 +98,18 @@ class _Progress:
         """Run what is missing, once `find` has found its data."""
         # What trials of an earlier command have chosen stays recorded until there is more.
         runs, _ = self._runs()
-        every = self._wanted([*self._trials, *runs])
+        every = cells.wanted(self._experiment, [*self._trials, *runs])
         missing = self._folder.missing(every)  # before anything is written
         find(missing)
         self._folder.discard(missing)
         self._record(runs)
         started(self._folder.path, len(every), len(every) - len(missing))
-        self._run(self._wanted(self._trials))
+        self._run(cells.wanted(self._experiment, self._trials))
         runs, lost = self._runs()
         self._record(runs)
-        self._run([cell for cell in self._wanted(runs) if cell not in lost])
+        self._run([cell for cell in cells.wanted(self._experiment, runs) if cell not in lost])
         every = [*self._trials, *runs]
-        asked = self._wanted(every)
+        asked = cells.wanted(self._experiment, every)
         reasons = self._folder.missing_reasons(asked)
         why = "none of the trials that would choose its settings has ended well"
         reasons |= {cell: why for cell in asked if cell in lost}
@@ -129,22 +129,6 @@ class _Progress:
     def _record(self, runs: Sequence[Cell]) -> None:
         tuned = self._tuned if self._experiment.tuning else []
         self._folder.write([*self._trials, *runs], tuned)
-
-    def _wanted(self, every: Sequence[Cell]) -> list[Cell]:
-        """The runs in the part that is run now, and the trials on which their settings depend."""
-        tuning_ = self._experiment.tuning
-        per = tuning_.per if tuning_ else ()
-        wanted = [run for run in cells.runs(self._experiment) if self._experiment.wants(run.axes)]
-        places = {run.on(per) for run in wanted}
-        return [
-            cell
-            for cell in every
-            if (
-                cell.on(per) in places
-                if cell.kind == "trial"
-                else self._experiment.wants(cell.axes)
-            )
-        ]
 
     def _run(self, every: Sequence[Cell]) -> None:
         todo = self._folder.missing(every)

@@ -16,6 +16,7 @@ import argparse
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fedhet.check import counted
 from fedhet.cli.columns import columns
@@ -23,6 +24,9 @@ from fedhet.errors import ConfigError
 from fedhet.reproduce import paper as papers
 from fedhet.reproduce.paper import Paper
 from fedhet.reproduce.times import Time, note, read
+
+if TYPE_CHECKING:
+    from fedhet.experiment.definition import Experiment
 
 FOLDER = "reproductions"
 SCALE = "cpu"
@@ -68,11 +72,12 @@ def main(argv: Sequence[str]) -> int:
             " python -m fedhet reproduce --list shows all"
         )
     paper = papers.find(names[0])
-    lines = command_lines(paper, overrides)
+    experiment = _experiment(paper, overrides)
     if args.estimate:
-        return _estimate(lines, args.times)
-    _check_axes(paper, lines)
-    return _run(lines)
+        return _estimate(experiment, args.times)
+    labels = papers.as_text(experiment.labels)
+    papers.refuse_open_axes(paper, str(experiment.report["compare"]), labels)
+    return _run(experiment)
 
 
 def _check_file(times: Path) -> None:
@@ -111,25 +116,23 @@ def command_lines(paper: Paper, overrides: Sequence[str]) -> list[str]:
     return lines
 
 
-def _check_axes(paper: Paper, lines: Sequence[str]) -> None:
-    """Refuse runs that could not be compared with the paper, before they are run."""
-    from fedhet.experiment import definition
+def _experiment(paper: Paper, overrides: Sequence[str]) -> Experiment:
+    """The experiment that a reproduction is; a measure that does not exist is refused first."""
+    from fedhet.experiment import definition  # it loads hydra, which a list does not need
     from fedhet.reproduce import measures
 
     for measure in sorted(paper.measures):
         measures.check(measure)
-    experiment = definition.read(lines)
+    experiment = definition.read(command_lines(paper, overrides))
     assert experiment is not None  # every reproduction has axes
-    labels = papers.as_text(experiment.labels)
-    papers.refuse_open_axes(paper, str(experiment.report["compare"]), labels)
+    return experiment
 
 
-def _run(lines: Sequence[str]) -> int:
+def _run(experiment: Experiment) -> int:
     from fedhet.cli import experiments
 
-    folder = next(line for line in lines if line.lstrip("+").startswith("hydra.sweep.dir="))
-    code = experiments.start(list(lines), [], sweep=False)
-    verdicts(Path(folder.partition("=")[2]))
+    code, folder = experiments.run(experiment, [])
+    verdicts(folder)
     return code
 
 
@@ -147,12 +150,9 @@ def verdicts(folder: Path) -> int:
     return 0
 
 
-def _estimate(lines: Sequence[str], times: Path | None) -> int:
-    from fedhet.experiment import definition
+def _estimate(experiment: Experiment, times: Path | None) -> int:
     from fedhet.reproduce.estimate import estimate, in_words
 
-    experiment = definition.read(lines)
-    assert experiment is not None  # every reproduction has axes
     found = estimate(experiment)
     rows = [
         (
@@ -167,6 +167,7 @@ def _estimate(lines: Sequence[str], times: Path | None) -> int:
     trials = f" and {counted(found.trials, 'trial')}" if found.trials else ""
     print(f"{counted(found.runs, 'run')}{trials}, one after another: {in_words(found.seconds)}")
     if times is not None:
+        lines = experiment.command
         scale = next(line.partition("=")[2] for line in lines if line.startswith("scale="))
         note(times, Time(experiment.name, scale, found.runs, found.trials, round(found.seconds)))
     return 0

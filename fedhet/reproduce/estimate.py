@@ -75,7 +75,7 @@ def estimate(experiment: Experiment) -> Estimate:
         ConfigError: a setting is wrong.
         DataError: data are missing.
     """
-    every = cells.runs(experiment)
+    every = cells.wanted(experiment, cells.runs(experiment))
     axis = str(experiment.report["compare"])
     places = [_place(cell, axis) for cell in every]
     first_method, first_setting = places[0]
@@ -93,7 +93,8 @@ def estimate(experiment: Experiment) -> Estimate:
             return known.total
         return costs[method, first_setting].total * costs[first_method, setting].total / base
 
-    trials = [_place(cell, axis) for cell in cells.trials(experiment)]
+    tried = cells.wanted(experiment, cells.trials(experiment))
+    trials = [_place(cell, axis) for cell in tried]
     return Estimate(
         {", ".join(filter(None, place)): cost for place, cost in costs.items()},
         len(places),

@@ -121,7 +121,9 @@ def compare(
     kind = paper.compared_at(scale)
     labels = as_text(read.axes)
     refuse_open_axes(paper, axis, labels)
-    bench = _Bench(paper, axis, labels, runs, kind == LEVELS, kind in (LEVELS, DIRECTIONS))
+    explained = scale in paper.explained and all(_key(line) in labels for line in changed)
+    directions = kind in (LEVELS, DIRECTIONS)
+    bench = _Bench(paper, axis, labels, runs, kind == LEVELS, directions, explained)
     return Comparison(
         paper,
         scale,
@@ -135,7 +137,7 @@ def compare(
 
 def _command(lines: Sequence[str]) -> tuple[str | None, list[str]]:
     """The scale of a command, and what it changes beyond the seeds and the folder."""
-    pairs = {line.lstrip("+").partition("=")[0]: line for line in lines}
+    pairs = {_key(line): line for line in lines}
     scale = pairs.pop("scale", "=").partition("=")[2] or None
     own = ("experiment", SEED, "on_other_code", "data_dir", "device")
     changed = [
@@ -144,6 +146,10 @@ def _command(lines: Sequence[str]) -> tuple[str | None, list[str]]:
         if key not in own and not key.startswith(("hydra", "engine", "axes.", "--"))
     ]
     return scale, changed
+
+
+def _key(line: str) -> str:
+    return line.lstrip("+").partition("=")[0]
 
 
 def _code(run: Run) -> str:
@@ -162,6 +168,7 @@ class _Bench:
         runs: those with a result.
         levels: whether levels are compared.
         directions: whether directions are.
+        explained: whether the reasons are known to hold for these runs.
     """
 
     paper: Paper
@@ -170,6 +177,7 @@ class _Bench:
     runs: list[Run]
     levels: bool
     directions: bool
+    explained: bool
 
     def figures(self) -> Iterator[Row]:
         """A row per figure of the paper that the runs can be compared with."""
@@ -182,7 +190,8 @@ class _Bench:
             shown = self._against_host(figure, chosen)
             levels = self.levels and figure.levels
             agrees = level(ours, figure.value, figure.spread)
-            found = verdict(ours, agrees, shown, levels=levels, directions=self.directions)
+            kinds = {"levels": levels, "directions": self.directions}
+            found = verdict(ours, agrees, shown, **kinds, run=bool(chosen))
             yield Row(
                 ", ".join(f"{k}={v}" for k, v in figure.axes.items()),
                 figure.method,
@@ -208,7 +217,8 @@ class _Bench:
                 differing = {*claim.greater, *other}
                 ours = Sample(tuple(differences(greater, less, claim.measure, differing)))
                 shown = direction(ours.values, 1.0)
-                found = verdict(ours, None, shown, levels=levels, directions=self.directions)
+                kinds = {"levels": levels, "directions": self.directions}
+                found = verdict(ours, None, shown, **kinds, run=bool(greater and less))
                 yield Row(
                     claim.says,
                     f"{_words(claim.greater)} above {_words(other)}",
@@ -218,7 +228,7 @@ class _Bench:
                     None,
                     shown if self.directions else None,
                     found,
-                    claim.reason if found == NOT_REPRODUCED else "",
+                    claim.reason if self.explained and found == NOT_REPRODUCED else "",
                     tuned(greater, less),
                 )
 
@@ -244,7 +254,7 @@ class _Bench:
 
     def _reason(self, method: str, found: str, levels: bool) -> str:
         missed = found == NOT_REPRODUCED or (levels and found == DIRECTION_ONLY)
-        return self.paper.reasons.get(method, "") if missed else ""
+        return self.paper.reasons.get(method, "") if self.explained and missed else ""
 
 
 def _words(labels: Mapping[str, str]) -> str:

@@ -46,9 +46,16 @@ def _early(run: Run, target: float) -> float:
 
 def _weighted(run: Run, target: float) -> float:
     """The mean of the last so many evaluations (`eval.last_k`), over all clients' test samples."""
-    recorded = run.cell.summary.get("acc_last_k") or {}
-    scores = [score for _, score in run.weighted_curve][-int(recorded.get("evaluations") or 1) :]
+    last_k = run.cell.summary.get("acc_last_k") or {}
+    scores = [score for _, score in run.recorded("acc_clients_weighted")]
+    scores = scores[-int(last_k.get("evaluations") or 1) :]
     return mean(scores) if scores else math.nan
+
+
+def _personal_weighted(run: Run, target: float) -> float:
+    """The last score of the clients' own models, over all clients' test samples."""
+    scores = [score for _, score in run.recorded("acc_personal_weighted")]
+    return scores[-1] if scores else math.nan
 
 
 def _loss(*keys: str) -> Callable[[Run, float], float]:
@@ -60,9 +67,8 @@ def _loss(*keys: str) -> Callable[[Run, float], float]:
     def read(run: Run, target: float) -> float:
         if run.diverged and run.rounds_of(TRAIN) < (target or math.inf):
             return math.nan
-        rows = [s for s in run.steps if s["phase"] == TRAIN and (not target or s["step"] <= target)]
-        found = [row[key] for row in rows for key in keys if row.get(key) is not None]
-        return float(found[-1]) if found else math.nan
+        found = [loss for step, loss in run.recorded(*keys) if not target or step <= target]
+        return found[-1] if found else math.nan
 
     return read
 
@@ -126,13 +132,14 @@ def _client_spread(run: Run, target: float) -> float:
 def _rank(run: Run, target: float) -> float:
     """The rank of its mean accuracy on the clients' test data among its peers; 1 is the best.
 
-    A run that has diverged without a score has the score 0.
+    A run that has diverged without a score has the score 0. There is no rank where a peer has no
+    result.
     """
     own = value("clients", run)
-    if math.isnan(own):
+    scores = [value("clients", rival) for rival in run.rivals]
+    if math.isnan(own) or not scores:
         return math.nan
-    scores = [value("clients", peer) for peer in run.peers.values()]
-    return sum(score > own for score in scores) + (scores.count(own) + 1) / 2
+    return 1 + sum(score > own for score in scores) + scores.count(own) / 2
 
 
 def _gain(name: str) -> Callable[[Run, float], float]:
@@ -158,7 +165,7 @@ def _effective(run: Run, target: float) -> float:
     highest that another method ever reaches; its rounds of the global MADE are added. Accuracy is
     the mean over the clients' own test data, as in the paper, also where there is a global test
     set: methods without a global model could not be compared on that. A method that has diverged
-    counts as one that never arrives.
+    counts as one that never arrives. FedDisk has no such number where a peer has no result.
     """
     return run.rounds_of(MADE) + _classifier_rounds(run, target)
 
@@ -168,9 +175,9 @@ def _classifier_rounds(run: Run, target: float) -> float:
     if not run.rounds_of(MADE):
         own = max((score for _, score in run.clients_curve), default=math.inf)
         return _until(run, run.clients_curve, math.inf if run.diverged else own)
-    others = [peer for peer in run.peers.values() if not peer.rounds_of(MADE)]
-    best = max((score for peer in others for _, score in peer.clients_curve), default=math.inf)
-    return _until(run, run.clients_curve, best)
+    others = [rival for rival in run.rivals if not rival.rounds_of(MADE)]
+    scores = [score for rival in others for _, score in rival.clients_curve]
+    return _until(run, run.clients_curve, max(scores)) if scores else math.nan
 
 
 def _cost(run: Run, target: float) -> float:
@@ -191,11 +198,15 @@ def _drift(name: str) -> Callable[[Run, float], float]:
 
 
 def _similarity(run: Run, client: float) -> float:
-    """Cosine similarity of a client's model and the merged one in the last round."""
+    """Cosine similarity of a client's model and the merged one in the last round.
+
+    NaN if the client did not take part in it.
+    """
     arrays = run.arrays("drift")
-    if not arrays:
-        return math.nan
-    return float(arrays["similarity"][arrays["pids"].tolist().index(int(client))])
+    clients = arrays["pids"].tolist() if arrays else []
+    return (
+        float(arrays["similarity"][clients.index(int(client))]) if client in clients else math.nan
+    )
 
 
 def _peak_distance(run: Run, target: float) -> float:
@@ -224,6 +235,7 @@ MEASURES: dict[str, Callable[[Run, float], float]] = {
     **{name: _score(name) for name in ("last", "best_val", "last_k", "clients", "personal")},
     "finetuned": _score("finetuned"),
     "last_k_weighted": _weighted,
+    "personal_weighted": _personal_weighted,
     "score": _early,
     "rounds": _rounds,
     "loss": _loss("loss_global", "loss_clients_mean"),
@@ -247,8 +259,8 @@ MEASURES: dict[str, Callable[[Run, float], float]] = {
     "peak_distance": _peak_distance,
 }
 SHARES = {
-    *("last", "best_val", "last_k", "last_k_weighted", "clients", "personal", "finetuned"),
-    *("score", "client_spread"),
+    *("last", "best_val", "last_k", "last_k_weighted", "clients", "personal", "personal_weighted"),
+    *("finetuned", "score", "client_spread"),
 }
 PRINTED_AS_SHARES = SHARES | {"gain_last", "gain_clients"}
 

@@ -16,6 +16,7 @@ paper:
   data: {paper: MNIST, ...}          scale -> the data and models that it needs
   open: [...]                        what the paper leaves open, and what was chosen
   reasons: {FedLExProx: ...}         why a figure is not reproduced, where that is known
+  explained: [cpu]                   the scales for whose runs the reasons, and the claims', hold
 """
 
 from __future__ import annotations
@@ -36,19 +37,8 @@ GROUP = "experiment"
 LEVELS, DIRECTIONS, NOTHING = "levels", "directions", "nothing"
 COMPARED = {"paper": LEVELS, "cpu": DIRECTIONS, "smoke": NOTHING}
 UNITS = {"percent": 100.0, "1": 1.0}
-_KEYS = {
-    "source",
-    "also",
-    "measure",
-    "unit",
-    "hosts",
-    "figures",
-    "claims",
-    "compared",
-    "data",
-    "open",
-    "reasons",
-}
+_KEYS = {"source", "also", "measure", "unit", "hosts", "figures", "claims", "compared", "data"}
+_KEYS |= {"open", "reasons", "explained"}
 
 
 @dataclass(frozen=True)
@@ -109,6 +99,7 @@ class Paper:
         data: scale -> what the runs need.
         choices: what the paper leaves open, and what was chosen.
         reasons: method -> why its figures are not reproduced.
+        explained: the scales for whose runs the reasons hold, and those of the claims.
     """
 
     name: str
@@ -122,6 +113,7 @@ class Paper:
     data: dict[str, str] = field(default_factory=dict)
     choices: tuple[str, ...] = ()
     reasons: dict[str, str] = field(default_factory=dict)
+    explained: tuple[str, ...] = ("cpu",)
 
     @property
     def measures(self) -> set[str]:
@@ -229,6 +221,7 @@ def _read(name: str, file: Mapping[str, Any]) -> Paper:
         data=_labels(content.get("data", {})),
         choices=tuple(content.get("open", [])),
         reasons=_labels(content.get("reasons", {})),
+        explained=tuple(content.get("explained", Paper.explained)),
     )
     _refuse_unknown_labels(where, paper, file)
     return paper

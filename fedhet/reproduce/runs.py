@@ -26,13 +26,21 @@ class Run:
         cell: the run.
         results: all runs of the folder.
         peers: those of the same setting and seed, itself included; label of the method -> run.
+        methods: the labels of all methods that the experiment has.
         host: the label of the method without what the paper adds to it; None: it adds nothing.
     """
 
     cell: Cell
     results: Results
     peers: dict[str, Run]
+    methods: frozenset[str]
     host: str | None = None
+
+    @property
+    def rivals(self) -> list[Run]:
+        """The peers without itself; empty if one of them is missing, as a part would mislead."""
+        others = [peer for peer in self.peers.values() if peer is not self]
+        return others if self.methods <= self.peers.keys() else []
 
     @cached_property
     def steps(self) -> list[dict[str, Any]]:
@@ -56,24 +64,20 @@ class Run:
         It is that of the global model on the global test set, where there is one, else its mean
         over the clients' own test data.
         """
-        return self._points("acc_global", "acc_clients_mean")
+        return self.recorded("acc_global", "acc_clients_mean")
 
     @cached_property
     def clients_curve(self) -> list[Point]:
         """The mean score over the clients' own test data at each evaluation."""
-        return self._points("acc_clients_mean")
+        return self.recorded("acc_clients_mean")
 
-    @cached_property
-    def weighted_curve(self) -> list[Point]:
-        """The score over all clients' own test samples together at each evaluation."""
-        return self._points("acc_clients_weighted")
-
-    def _points(self, *keys: str) -> list[Point]:
+    def recorded(self, *keys: str) -> list[Point]:
+        """What each round of training has recorded under the first of the keys that it has."""
         points = []
         for step in self.steps:
-            score = next((float(step[key]) for key in keys if step.get(key) is not None), None)
-            if step["phase"] == TRAIN and score is not None:
-                points.append((int(step["step"]), score))
+            value = next((float(step[key]) for key in keys if step.get(key) is not None), None)
+            if step["phase"] == TRAIN and value is not None:
+                points.append((int(step["step"]), value))
         return points
 
     def arrays(self, piece: str) -> Tree:
@@ -96,12 +100,13 @@ def runs_of(results: Results, compare: str, hosts: Mapping[str, str] | None = No
         hosts: label of a method -> that of its host.
     """
     together: dict[tuple[tuple[str, str], ...], dict[str, Run]] = {}
+    methods = frozenset(map(str, results.axes.get(compare, ())))
     runs = []
     for cell in _counted(results.cells):
         others = tuple((axis, str(v)) for axis, v in cell.axes.items() if axis != compare)
         peers = together.setdefault(others, {})
         label = str(cell.axes.get(compare))
-        peers[label] = run = Run(cell, results, peers, (hosts or {}).get(label))
+        peers[label] = run = Run(cell, results, peers, methods, (hosts or {}).get(label))
         runs.append(run)
     return runs
 

@@ -15,7 +15,7 @@ Verdict:
   not reproduced    neither; where levels are not compared, only if the direction is the opposite
   not comparable    levels are not compared, because the data or the model are others at this scale
                     or because times are another machine's, and no direction is shown; or a single
-                    run is too little to judge
+                    run is too little to judge; or no run has such a value
   not run           runs are missing
 """
 
@@ -86,7 +86,13 @@ def direction(differences: Sequence[float], sign: float) -> str:
 
 
 def verdict(
-    ours: Sample, agrees: bool | None, shown: str | None, *, levels: bool, directions: bool
+    ours: Sample,
+    agrees: bool | None,
+    shown: str | None,
+    *,
+    levels: bool,
+    directions: bool,
+    run: bool = True,
 ) -> str:
     """The verdict on a figure, or on a claim.
 
@@ -96,9 +102,10 @@ def verdict(
         shown: what `direction` says; None where there is nothing to compare with.
         levels: whether levels may be compared.
         directions: whether directions may be.
+        run: whether there are runs, if perhaps without such a value.
     """
     if not ours.values:
-        return NOT_RUN
+        return NOT_COMPARABLE if run else NOT_RUN
     shown = shown if directions else None
     if levels and agrees:
         return REPRODUCED

@@ -41,6 +41,7 @@ def measure(folder: Path, name: str, merged: list[float]) -> float:
 def test_the_similarity_is_that_of_the_client(tmp_path: Path) -> None:
     assert measure(tmp_path / "a", "similarity@2", [0.0] * 3) == pytest.approx(0.3)
     assert measure(tmp_path / "b", "similarity@4", [0.0] * 3) == pytest.approx(0.9)
+    assert math.isnan(measure(tmp_path / "c", "similarity@3", [0.0] * 3))  # it did not take part
 
 
 def test_the_dispersion_is_a_mean_over_the_rounds(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,7 @@ PAPER = Paper(
     figures=FIGURES,
     claims=CLAIMS,
     reasons={"better": "Fewer rounds.", "worse": "The paper tuned it on test data."},
+    explained=("paper", "cpu"),
     choices=("Everything.",),
 )
 
@@ -104,6 +106,33 @@ def test_at_another_scale_only_the_direction_counts(folder: Path) -> None:
     found = rows(compare(PAPER, results(folder), "smoke"))
     assert {row.verdict for row in found.values()} == {NOT_COMPARABLE, NOT_RUN}
     assert {row.direction for row in found.values()} == {None}
+
+
+@pytest.mark.parametrize(
+    ("scale", "changed", "explained"),
+    [
+        ("paper", ["alpha=1", "method=host,worse"], True),
+        ("paper", ["client.lr=1"], False),
+        ("tuned", [], False),
+        (None, [], False),
+    ],
+)
+def test_a_reason_is_given_for_the_runs_of_which_it_is_known(
+    folder: Path, scale: str | None, changed: list[str], explained: bool
+) -> None:
+    claim = dataclasses.replace(CLAIMS[1], reason="As in the table.")
+    paper = dataclasses.replace(PAPER, claims=(claim,), compared={})
+    found = compare(paper, results(folder), scale, changed)
+    assert rows(found)["worse"].verdict == found.claims[0].verdict == NOT_REPRODUCED
+    reasons = [rows(found)["worse"].reason, found.claims[0].reason]
+    assert reasons == ([PAPER.reasons["worse"], claim.reason] if explained else ["", ""])
+
+
+def test_runs_without_a_value_are_not_taken_for_missing_ones(folder: Path) -> None:
+    paper = Paper("own/t", "", "", figures=(figure("host", 9, measure="made_rounds"),))
+    paper = dataclasses.replace(paper, claims=(dataclasses.replace(CLAIMS[0], measure="rank"),))
+    found = compare(paper, results(folder), "paper")  # no rank: one method has no result
+    assert [row.verdict for row in found.rows] == [NOT_COMPARABLE] * 2
 
 
 def test_a_figure_whose_level_means_nothing_is_compared_by_its_order(folder: Path) -> None:
@@ -205,7 +234,7 @@ def test_what_the_trials_chose_is_shown(folder: Path) -> None:
     )
 
 
-def test_measures_are_read_from_the_run_folder(folder: Path) -> None:
+def test_measures_are_read_from_the_run_folder(tmp_path: Path) -> None:
     """The curve of `make_experiment` ends at s after s/2, 3s/4 and 7s/8."""
     measures = {
         "rounds@.9": 5.0,  # never
@@ -217,7 +246,8 @@ def test_measures_are_read_from_the_run_folder(folder: Path) -> None:
     targets = "rounds@.44"  # of .60: .30, .45, .525, .60; of seed 0: .58, hence .435 in round 2
     figures = [figure("host", 1, measure=measure) for measure in (targets, *measures)]
     paper = Paper("", "", "", figures=tuple(figures))
-    found = compare(paper, results(folder), "paper").figures
+    made = make_experiment(tmp_path / "made", {**AXES, "method": list(SCORES)}, score)
+    found = compare(paper, results(made), "paper").figures
     ours = {row.measure: row.ours for row in found}
     assert ours.pop(targets).values == (3.0, 2.0, 2.0)
     assert {name: sample.mean for name, sample in ours.items()} == pytest.approx(measures)

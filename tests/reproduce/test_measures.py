@@ -68,6 +68,29 @@ def test_a_run_that_diverges_gains_nothing_by_its_early_end(tmp_path: Path) -> N
     assert value("loss@1", runs["lost"]) == 1.0
 
 
+def test_the_loss_is_that_on_the_global_test_set_where_there_is_one(tmp_path: Path) -> None:
+    folders = make(tmp_path / "made")
+    rewrite(folders["bad"], loss_global=None)
+    runs = read(folders)
+    assert value("loss@1", runs["good"]) == 1.0
+    assert value("loss@1", runs["bad"]) == 1.5
+
+
+def test_what_depends_on_all_methods_has_no_value_while_one_of_them_is_missing(
+    tmp_path: Path,
+) -> None:
+    folders = make(tmp_path / "made")
+    with (folders["good"] / "rounds.jsonl").open("a") as file:
+        file.write(json.dumps({"phase": "feddisk.density", "step": 1, "seconds": {}}) + "\n")
+    assert value("classifier_rounds", read(folders)["good"]) == 5  # .95 is above its own .9
+    (folders["lost"] / "summary.json").unlink()
+    runs = read(folders)
+    for measure in ("rank", "effective_rounds", "classifier_rounds"):
+        assert math.isnan(value(measure, runs["good"]))
+    assert math.isnan(value("rank", runs["bad"]))
+    assert value("effective_rounds", runs["bad"]) == 4  # its own best score
+
+
 def test_the_training_loss_is_that_of_the_last_evaluation_that_has_one(tmp_path: Path) -> None:
     folders = make(tmp_path / "made")
     rewrite(folders["good"], loss_train_weighted=0.25)
@@ -95,6 +118,14 @@ def test_scores_over_all_samples_are_averaged_over_the_last_evaluations(tmp_path
     runs = read(folders)
     assert value("last_k_weighted", runs["good"]) == pytest.approx(2 / 3)
     assert math.isnan(value("last_k_weighted", runs["bad"]))
+
+
+def test_personal_scores_are_those_over_all_samples_after_the_last_round(tmp_path: Path) -> None:
+    folders = make(tmp_path / "made")
+    rewrite(folders["good"], acc_personal_mean=0.6, acc_personal_weighted=0.7)
+    runs = read(folders)
+    assert value("personal_weighted", runs["good"]) == 0.7
+    assert math.isnan(value("personal_weighted", runs["bad"]))
 
 
 def test_the_first_round_is_not_timed(tmp_path: Path) -> None:

@@ -53,8 +53,8 @@ def test_a_reproduction_without_its_data_ends_before_its_runs(
 
 def test_overrides_change_the_runs_and_the_page_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     given = ["fedgmm/figure6", "scale=smoke", "method=FedAvg", "client.lr=0.05", "seed=0,1", HERE]
-    assert main(given) == 0
-    lines = table.read_csv(Path("reproductions/fedgmm/figure6/smoke/report/reproduction.csv"))
+    assert main([*given, "hydra.sweep.dir='my runs'"]) == 0
+    lines = table.read_csv(Path("my runs/report/reproduction.csv"))
     assert {(line["method"], line["seeds"]) for line in lines} == {("FedAvg", "2")}
     assert "Changed for these runs: `method=FedAvg client.lr=0.05`." in capsys.readouterr().out
 
@@ -80,6 +80,13 @@ def test_a_run_that_is_not_measured_is_estimated_from_its_method_and_its_setting
     assert len(measured) == 4
     assert (found.runs, found.trials) == (12, 0)
     assert found.seconds == pytest.approx(2 * sum(steps.values()) * sum(settings.values()))
+
+    part = definition.read(
+        ["experiment=peers/fedbench", "scale=paper", *lines, "axes.method=[SCAFFOLD]"]
+    )
+    assert part is not None
+    found = estimation.estimate(part)
+    assert (found.runs, found.seconds) == (4, pytest.approx(2 * 5 * sum(settings.values())))
 
 
 def test_an_estimate_measures_and_leaves_no_runs(capsys: pytest.CaptureFixture[str]) -> None:

@@ -100,5 +100,7 @@ def test_the_verdict(agrees: bool | None, shown: str | None, at_paper: str, at_c
 
 
 def test_without_runs_there_is_no_verdict_and_one_run_shows_little() -> None:
-    assert verdict(Sample(()), None, None, levels=True, directions=True) == NOT_RUN
+    kinds = {"levels": True, "directions": True}
+    assert verdict(Sample(()), None, None, **kinds, run=False) == NOT_RUN
+    assert verdict(Sample(()), None, None, **kinds, run=True) == NOT_COMPARABLE
     assert verdict(Sample((0.8,)), None, NOT_SHOWN, levels=True, directions=True) == NOT_COMPARABLE
