@@ -83,7 +83,7 @@ def make_run(
             "loss_global": loss if step == len(curve) else 1.0,
             "acc_clients_mean": score,
             "acc_val_weighted": validation if validation is not None else score,
-            "loss_clients_mean": loss + 0.5 if loss is not None and step == len(curve) else 1.5,
+            "loss_clients_mean": loss and loss + 0.5 if step == len(curve) else 1.5,
             "seconds": {"train": 0.06, "evaluate": 0.5, "aggregate": 0.04},
             "bytes": {
                 "up": {"model": bytes_of_a_round * 4 // 10},
