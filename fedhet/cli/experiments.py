@@ -9,6 +9,7 @@ from fedhet import process
 from fedhet.cli.errors import DEGRADED, FAILED, report_error, say
 from fedhet.cli.launch import HydraTask, apply_hydra, launch, warm
 from fedhet.config import resuming
+from fedhet.config.lines import key_of
 from fedhet.errors import ConfigError, clean
 from fedhet.experiment import definition
 from fedhet.experiment.definition import Experiment
@@ -40,7 +41,7 @@ def start(overrides: list[str], flags: list[str], *, sweep: bool) -> int:
 def run(experiment: Experiment, flags: list[str]) -> tuple[int, Path]:
     """Run an experiment and write its report; return the exit code and the folder."""
     given = [line for line in experiment.command if line.lstrip("+").startswith("hydra")]
-    keys = {line.lstrip("+").partition("=")[0] for line in given}
+    keys = set(map(key_of, given))
     presets = {
         "hydra/sweeper": "experiment",
         "hydra/launcher": "processes",

@@ -8,6 +8,7 @@ from fedhet.check import did_you_mean
 from fedhet.cli.columns import columns, wrapped
 from fedhet.config import catalogue
 from fedhet.config.catalogue import YamlSetting
+from fedhet.config.lines import key_of
 from fedhet.errors import ConfigError
 
 Choice = tuple[str, str]  # (group, its choice), such as ("method", "scaffold")
@@ -44,7 +45,7 @@ def _pieces(word: str, chosen: dict[str, str]) -> list[Choice]:
     """Return what a word names; a group without a choice is (group, "")."""
     if choices := _chosen(word):
         return choices
-    key = word.partition("=")[0].lstrip("+")
+    key = key_of(word)
     head, _, rest = key.partition(".")
     if head == "plugin" and rest:
         return _chosen(f"plugin={rest.partition('.')[0]}")

@@ -14,6 +14,7 @@ from typing import Any
 from hydra.core.override_parser.types import Quote, QuotedString
 from omegaconf import DictConfig, OmegaConf
 
+from fedhet.config.lines import key_of
 from fedhet.errors import ConfigError
 
 RUN_DIR = "hydra.run.dir"
@@ -34,7 +35,7 @@ def check_lines(lines: Sequence[str], *, sent: bool) -> None:
         ConfigError: naming the override.
     """
     for line in lines:
-        key = line.lstrip("+~").partition("=")[0].strip()
+        key = key_of(line).strip()
         hydras = re.match(r"hydra\b", key)
         if hydras and not sent:  # hydra_settings.py has checks of them
             continue

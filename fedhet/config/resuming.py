@@ -8,6 +8,7 @@ from pathlib import Path
 import yaml
 
 from fedhet.config import overrides
+from fedhet.config.lines import key_of
 from fedhet.errors import ConfigError
 
 RESUME = "resume"  # the override; in a deployment, the entry of Flower's run config
@@ -69,7 +70,7 @@ def _recorded(folder: Path) -> list[str]:
 
 def _replaced(line: str, new: dict[str, str]) -> bool:
     """Whether an override of the run gives way: to its new value, or to another engine."""
-    key = line.lstrip("+").partition("=")[0]
+    key = key_of(line)
     return key in new or ("engine" in new and key.partition(".")[0] == "engine")
 
 

@@ -10,6 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 
 from fedhet.config import Config, compose
+from fedhet.config.lines import key_of
 from fedhet.errors import ConfigError, DataError
 from fedhet.models.base import trial_output
 from fedhet.site import Site
@@ -28,7 +29,7 @@ def check_settings(settings: Config) -> None:
     Raises:
         ConfigError: naming each of these settings, and of an experiment the groups that it sets.
     """
-    keys = [override.partition("=")[0].lstrip("+") for override in settings.overrides]
+    keys = [key_of(override) for override in settings.overrides]
     ignored = [
         override
         for key, override in zip(keys, settings.overrides, strict=True)

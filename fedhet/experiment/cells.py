@@ -11,6 +11,7 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 from fedhet.config import catalogue, composition
+from fedhet.config.lines import by_key, key_of
 from fedhet.errors import ConfigError
 from fedhet.experiment.axes import SEED, Label, Value, written
 from fedhet.experiment.definition import WITHOUT_EFFECT, Experiment
@@ -144,7 +145,7 @@ def check(cells: Sequence[Cell]) -> dict[frozenset[str], Source]:
     seen: set[object] = set()
     data: dict[frozenset[str], Source] = {}
     for cell in cells:
-        choices = frozenset(line for line in cell.overrides if line.partition("=")[0] in groups)
+        choices = frozenset(line for line in cell.overrides if key_of(line) in groups)
         about_data = data_lines(cell)
         if about_data in data and not {choices, *cell.overrides} - seen:
             continue
@@ -172,9 +173,10 @@ def _cell(
         *(line for value in axes.values() for line in value.overrides),
         *(f"{key}={written(value)}" for key, value in point.items()),
     ]
-    cell_overrides = _last([*experiment.fixed, *lines])
+    cell_overrides = tuple(by_key([*experiment.fixed, *lines]).values())
     effective = [line for line in experiment.fixed if _top(line) not in WITHOUT_EFFECT]
-    text = json.dumps([experiment.digest, _last([*effective, "figures=false", *lines])])
+    own = by_key([*effective, "figures=false", *lines])
+    text = json.dumps([experiment.digest, list(own.values())])
     words = [
         str(value.label) if len(value.overrides) != 1 or axis == "method" else _short(value)
         for axis, value in axes.items()
@@ -192,14 +194,9 @@ def _cell(
     )
 
 
-def _last(lines: Sequence[str]) -> tuple[str, ...]:
-    """Of the overrides of each key the last one, which counts."""
-    return tuple({line.lstrip("+").partition("=")[0]: line for line in lines}.values())
-
-
 def _top(line: str) -> str:
     """The first part of the key of an override."""
-    return line.lstrip("+").partition("=")[0].partition(".")[0]
+    return key_of(line).partition(".")[0]
 
 
 def _short(value: Value) -> str:

@@ -7,6 +7,7 @@ from itertools import combinations, product
 
 from hydra.core.override_parser.types import Override
 
+from fedhet.config.lines import key_of
 from fedhet.errors import ConfigError
 from fedhet.experiment.axes import SEED, Value
 from fedhet.experiment.tuning import Tuning
@@ -70,7 +71,7 @@ def _pairs(axes: Mapping[str, Sequence[Value]]) -> Iterator[tuple[Place, Place]]
 
 
 def _keys(value: Value) -> set[str]:
-    return {line.lstrip("+").partition("=")[0] for line in value.overrides}
+    return set(map(key_of, value.overrides))
 
 
 def _name(axis: str, value: Value) -> str:

@@ -23,6 +23,7 @@ from omegaconf import OmegaConf
 from fedhet.check import did_you_mean, each, one_of, text
 from fedhet.config import catalogue, composition, overrides, pieces
 from fedhet.config.composition import EXPERIMENT_KEYS
+from fedhet.config.lines import key_of
 from fedhet.errors import ConfigError
 from fedhet.experiment.axes import (
     SEED,
@@ -157,7 +158,7 @@ def refuse(lines: Sequence[str]) -> None:
 
 
 def _is_about_experiment(line: str) -> bool:
-    key = line.lstrip("+~").partition("=")[0]
+    key = key_of(line)
     return key == "experiment" or _is_own(key)
 
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from fedhet.check import counted
 from fedhet.cli.columns import columns
+from fedhet.config.lines import by_key, value_of
 from fedhet.errors import ConfigError
 from fedhet.reproduce import paper as papers
 from fedhet.reproduce.paper import Paper
@@ -104,7 +105,7 @@ def list_text(words: Sequence[str] = ()) -> str:
 
 def command_lines(paper: Paper, overrides: Sequence[str]) -> list[str]:
     """The overrides of the experiment that a reproduction is."""
-    given = {line.lstrip("+").partition("=")[0]: line.partition("=")[2] for line in overrides}
+    given = {key: value_of(line) for key, line in by_key(overrides).items()}
     if "experiment" in given:
         raise ConfigError(f"reproduce: experiment={given['experiment']} does not go with a name")
     scale = given.get("scale", SCALE)
@@ -167,7 +168,6 @@ def _estimate(experiment: Experiment, times: Path | None) -> int:
     trials = f" and {counted(found.trials, 'trial')}" if found.trials else ""
     print(f"{counted(found.runs, 'run')}{trials}, one after another: {in_words(found.seconds)}")
     if times is not None:
-        lines = experiment.command
-        scale = next(line.partition("=")[2] for line in lines if line.startswith("scale="))
+        scale = value_of(by_key(experiment.command)["scale"])
         note(times, Time(experiment.name, scale, found.runs, found.trials, round(found.seconds)))
     return 0

@@ -6,12 +6,12 @@ import contextlib
 import io
 import json
 import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 
 from fedhet.config import composition
+from fedhet.config.lines import by_key
 from fedhet.experiment import cells
 from fedhet.experiment.axes import SEED
 from fedhet.experiment.cells import Cell
@@ -114,11 +114,11 @@ def measure(cell: Cell) -> Cost:
     from fedhet.job import run_job
 
     whole = composition.compose(cell.overrides).cfg
-    lines = [line for line in cell.overrides if line.partition("=")[0] not in ("rounds",)]
     with tempfile.TemporaryDirectory() as folder:
         run_dir = Path(folder) / "run"
-        short = [*lines, f"rounds={min(ROUNDS, whole.rounds)}", "eval.every=1"]
-        settings = composition.compose([*_last(short), f"hydra.run.dir={run_dir}"])
+        rounds = f"rounds={min(ROUNDS, whole.rounds)}"
+        short = by_key([*cell.overrides, rounds, "eval.every=1", f"hydra.run.dir={run_dir}"])
+        settings = composition.compose(list(short.values()))
         said = io.StringIO()  # the rounds, which are not the answer here
         with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
             run_job(settings)
@@ -138,11 +138,6 @@ def measure(cell: Cell) -> Cost:
         rounds=int(whole.rounds),
         evaluations=-(-int(whole.rounds) // int(whole.eval.every)),
     )
-
-
-def _last(lines: list[str]) -> Iterator[str]:
-    """The overrides, the last one of each key."""
-    yield from {line.lstrip("+").partition("=")[0]: line for line in lines}.values()
 
 
 def in_words(seconds: float) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from fedhet.config.lines import by_key, key_of, value_of
 from fedhet.errors import ConfigError
 from fedhet.experiment.axes import SEED
 from fedhet.report.results import Results, results
@@ -121,7 +122,7 @@ def compare(
     kind = paper.compared_at(scale)
     labels = as_text(read.axes)
     refuse_open_axes(paper, axis, labels)
-    explained = scale in paper.explained and all(_key(line) in labels for line in changed)
+    explained = scale in paper.explained and all(key_of(line) in labels for line in changed)
     directions = kind in (LEVELS, DIRECTIONS)
     bench = _Bench(paper, axis, labels, runs, kind == LEVELS, directions, explained)
     return Comparison(
@@ -137,8 +138,8 @@ def compare(
 
 def _command(lines: Sequence[str]) -> tuple[str | None, list[str]]:
     """The scale of a command, and what it changes beyond the seeds and the folder."""
-    pairs = {_key(line): line for line in lines}
-    scale = pairs.pop("scale", "=").partition("=")[2] or None
+    pairs = by_key(lines)
+    scale = value_of(pairs.pop("scale", "")) or None
     own = ("experiment", SEED, "on_other_code", "data_dir", "device")
     changed = [
         line
@@ -146,10 +147,6 @@ def _command(lines: Sequence[str]) -> tuple[str | None, list[str]]:
         if key not in own and not key.startswith(("hydra", "engine", "axes.", "--"))
     ]
     return scale, changed
-
-
-def _key(line: str) -> str:
-    return line.lstrip("+").partition("=")[0]
 
 
 def _code(run: Run) -> str:
