@@ -1,0 +1,149 @@
+"""Cut the subsets with which the published figures were measured from the whole data sets.
+
+    python -m fedhet.data download mnist
+    python scripts/subsets mnist                    # from data/ into subsets/
+    FEDHET_DATA_DIR=subsets python -m fedhet reproduce fedlex/table1
+
+Of MNIST and Fashion-MNIST a subset has 700 training and 200 test images of each class, evenly
+spaced among the n of the class: those at i * n // 700 and i * n // 200. Of CIFAR-10 it has 250 and
+50, which cifar10.csv lists by their place among the images of their class.
+
+A subset that does not come out as it was measured with, byte for byte, is refused, and nothing of
+it is written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import hashlib
+import io
+import struct
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+from torchvision.datasets import CIFAR10, MNIST, FashionMNIST
+
+HERE = Path(__file__).parent
+PER_CLASS = {"train": 700, "t10k": 200}
+# The SHA-256 of the pixels in the order of cifar10.csv: PNG files differ with what writes them.
+CIFAR10_PIXELS = "0d3828cfd7c28c602f245ea2bddffe73657ef98bd7ae44992b70de242d207d61"
+
+Array = NDArray[np.uint8]
+
+
+def mnist(dataset: type[MNIST], source: Path) -> dict[str, bytes]:
+    """Return the subset's files: path -> content.
+
+    Raises:
+        RuntimeError: the whole data set is not in `source`.
+        ValueError: a file does not come out as it was measured with.
+    """
+    sums = dict(line.split()[::-1] for line in (HERE / "SHA256SUMS").read_text().splitlines())
+    files: dict[str, bytes] = {}
+    for split, count in PER_CLASS.items():
+        whole = dataset(str(source), train=split == "train")
+        labels = whole.targets.numpy().astype(np.uint8)
+        chosen = evenly_spaced(labels, count)
+        for kind, array in (("images-idx3", whole.data.numpy()), ("labels-idx1", labels)):
+            path = f"{dataset.__name__}/raw/{split}-{kind}-ubyte"
+            files[path] = idx(array[chosen])
+            _check(path, files[path], sums[path])
+    return files
+
+
+def evenly_spaced(labels: Array, count: int) -> NDArray[np.intp]:
+    """Return the positions of `count` samples of each class, evenly spaced, in their order."""
+    places = [np.flatnonzero(labels == label) for label in np.unique(labels)]
+    return np.sort(
+        np.concatenate([place[np.arange(count) * len(place) // count] for place in places])
+    )
+
+
+def idx(array: Array) -> bytes:
+    """Return an array of bytes as a file in the format IDX."""
+    head = struct.pack(f">BBBB{array.ndim}I", 0, 0, 0x08, array.ndim, *array.shape)
+    return head + np.ascontiguousarray(array).tobytes()
+
+
+def cifar10(source: Path) -> dict[str, bytes]:
+    """Return the subset's images as PNG files: path -> content.
+
+    Raises:
+        RuntimeError: the whole data set is not in `source`.
+        ValueError: the images are not those of the measurements.
+    """
+    whole = {split: CIFAR10(str(source), train=split == "train") for split in ("train", "test")}
+    images: dict[str, Array] = {}
+    for split, label, numbers in listed():
+        dataset = whole[split]
+        own = np.flatnonzero(np.array(dataset.targets) == dataset.class_to_idx[label])
+        for number in numbers:
+            images[f"cifar10/{split}/{label}/{number:04}.png"] = dataset.data[own[number]]
+    _check("cifar10", b"".join(image.tobytes() for image in images.values()), CIFAR10_PIXELS)
+    return {path: _png(image) for path, image in images.items()}
+
+
+def listed() -> Iterator[tuple[str, str, list[int]]]:
+    """Yield split, class and places of the images of CIFAR-10's subset."""
+    with (HERE / "cifar10.csv").open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            yield row["split"], row["class"], [int(number) for number in row["numbers"].split()]
+
+
+def _png(image: Array) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(image).save(file, format="PNG")
+    return file.getvalue()
+
+
+def _check(name: str, content: bytes, expected: str) -> None:
+    found = hashlib.sha256(content).hexdigest()
+    if found != expected:
+        raise ValueError(
+            f"{name} would have the SHA-256 {found}, but that of the measurements has {expected}:"
+            " the source is not the published data set"
+        )
+
+
+def main() -> int:
+    """Cut the subsets that the command names."""
+    parser = argparse.ArgumentParser(
+        prog="python scripts/subsets",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("names", nargs="+", choices=("mnist", "fashion_mnist", "cifar10"))
+    parser.add_argument("--source", type=Path, default=Path("data"), help="default: data")
+    parser.add_argument("--target", type=Path, default=Path("subsets"), help="default: subsets")
+    options = parser.parse_args()
+    for name in options.names:
+        try:
+            if name == "cifar10":
+                files = cifar10(options.source)
+            else:
+                files = mnist(MNIST if name == "mnist" else FashionMNIST, options.source)
+        except RuntimeError:  # torchvision's, which advises to let it download
+            print(
+                f"error: {options.source} does not have all of {name}; download it by"
+                f" `python -m fedhet.data download {name} --data-dir {options.source}`",
+                file=sys.stderr,
+            )
+            return 2
+        except ValueError as error:
+            print(f"error: {name}: {error}", file=sys.stderr)
+            return 2
+        for path, content in files.items():
+            target = options.target / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(content)
+        print(f"{name}: {len(files)} files in {options.target}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
