@@ -1,4 +1,7 @@
-"""The rule by which a figure counts as reproduced. It was stated before the runs.
+"""The rule by which a figure counts as reproduced.
+
+Its two standard errors and its five verdicts were fixed before any run; docs/reproduction.md names
+what was added later.
 
 Level. Our mean agrees with the paper's figure if it lies within two of our standard errors of it,
 or within the spread that the paper prints behind it, whichever is wider. Without either of them (a
