@@ -10,8 +10,8 @@ in as many parts as one likes. A cell that is taken over again replaces its earl
 
 from __future__ import annotations
 
+import argparse
 import json
-import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]  # this checkout, wherever it is started
 
 from leaderboard_tables import global_costs, joined, overall, personal_costs, ranked  # noqa: E402
-from pages import finished, write_or_check  # noqa: E402
+from pages import AsWritten, check_experiment, filled, finished, write_or_check  # noqa: E402
 
 from fedhet.experiment import cells as experiment_cells  # noqa: E402
 from fedhet.experiment import definition  # noqa: E402
@@ -83,9 +83,11 @@ def rows(folder: Path, record: Values, board: Board) -> Iterator[Values]:
 
 def _of_global_model(home: Path, summary: Values) -> Values:
     accuracy = summary.get("accuracy") or {}
+    last = accuracy.get("last")
     return {
         "diverged": summary["status"] != "ok" or summary.get("loss") is None,
-        "accuracy": accuracy.get("last"),
+        # A run that has diverged before its first evaluation has no score, which counts as 0.
+        "accuracy": 0.0 if summary["status"] != "ok" and last is None else last,
         "best_val": accuracy.get("best_val"),
         "clients_mean": summary.get("acc_clients_mean"),
         "personal": (summary.get("personal") or {}).get("last"),
@@ -125,14 +127,31 @@ def _worst_decile(home: Path, models: str) -> float:
     return float(scores.iloc[: max(1, len(scores) // 10)].mean())
 
 
-def take_over(folder: Path, root: Path) -> None:
-    """Add the folder's cells to the CSV file of its board."""
-    record = json.loads((folder / "experiment.json").read_text(encoding="utf-8"))
+def take_over(folder: Path, record: Values, root: Path) -> None:
+    """Add the folder's cells to the CSV file of its board.
+
+    Earlier cells go that the experiment no longer has: runs of a value that its trials do not
+    choose any more, and trials of a value that is no longer tried.
+
+    Args:
+        folder: the folder.
+        record: its experiment.json.
+        root: where docs/ is.
+    """
     board = BOARDS[record["experiment"]]
     path = root / board.cells
     found = pd.DataFrame(rows(folder, record, board))
     if path.exists():
-        found = pd.concat([pd.read_csv(path), found], ignore_index=True)
+        earlier = pd.read_csv(path)
+        places, known = set(), set()
+        for cell in record["cells"]:
+            place = (cell["kind"], cell["axes"]["method"], cell["axes"]["setting"])
+            places.add(place)
+            known.add((*place, cell["axes"]["seed"], json.dumps(cell["tuned"], sort_keys=True)))
+        stays = [
+            key in known or key[:3] not in places for key in earlier[KEY].itertuples(index=False)
+        ]
+        found = pd.concat([earlier[stays], found], ignore_index=True)
     found = found.drop_duplicates(KEY, keep="last").sort_values(KEY, kind="stable")
     path.parent.mkdir(exist_ok=True)
     found.round(6).to_csv(path, index=False)
@@ -164,8 +183,7 @@ def page(root: Path) -> str:
     text = (root / PAGE).read_text(encoding="utf-8")
     for name, board in BOARDS.items():
         lines = "\n".join(_blocks(name, board, pd.read_csv(root / board.cells)))
-        block = re.compile(rf"({board.block}\n).*?(<!-- end leaderboard -->)", re.DOTALL)
-        text = block.sub(lambda m, lines=lines: f"{m[1]}{lines}\n{m[2]}", text)
+        text = filled(text, board.block, lines, "<!-- end leaderboard -->")
     return text
 
 
@@ -194,9 +212,17 @@ def _blocks(name: str, board: Board, cells: pd.DataFrame) -> Iterator[str]:
 
 def main(argv: Sequence[str], root: Path = ROOT) -> int:
     """Write the page, or compare it with --check; return 1 if it is not up to date."""
-    for folder in (Path(word) for word in argv if word != "--check"):
-        take_over(folder, root)
-    return write_or_check(root, PAGE, page(root), "leaderboard.py", check="--check" in argv)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=AsWritten)
+    parser.add_argument("folders", nargs="*", type=Path, metavar="FOLDER")
+    parser.add_argument("--check", action="store_true")
+    options = parser.parse_args(argv)
+    for folder in options.folders:
+        record = json.loads((folder / "experiment.json").read_text(encoding="utf-8"))
+        if record["experiment"] not in BOARDS:
+            raise SystemExit(f"{folder} holds the experiment {record['experiment']}, of no board")
+        check_experiment(folder, record, record["experiment"])
+        take_over(folder, record, root)
+    return write_or_check(root, PAGE, page(root), "leaderboard.py", check=options.check)
 
 
 if __name__ == "__main__":

@@ -25,11 +25,14 @@ def ranked(runs: pd.DataFrame, settings: Sequence[str], score: str) -> Iterator[
         score: the column that is compared.
     """
     ranks = mean_ranks(runs, score)
+    if lacking := [str(m) for m in dict.fromkeys(runs["method"]) if m not in ranks.index]:
+        yield f"{joined(lacking)} lack runs, and are left out.\n"
     yield from _scores(runs, settings, ranks, score)
     ranking = statistics.rank(_blocks(runs, score))
     if ranking is not None:
         best = str(ranks.index[0])
-        told = [str(m) for m in ranks.index if ranking.nemenyi.loc[best, m] < 0.05]
+        told = [str(m) for m in ranks.index if ranking.nemenyi.loc[best, m] < statistics.LEVEL]
+        told = told if ranking.p < statistics.LEVEL else []  # Friedman's test comes first
         yield (
             f"Over the settings, {best} has the best mean rank. By Nemenyi's test, over"
             f" {ranking.blocks} pairs of a setting and a seed, and so of these settings only,"

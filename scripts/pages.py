@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from fedhet.config.lines import key_of
+from fedhet.experiment import definition
+
+AsWritten = argparse.RawDescriptionHelpFormatter
 
 
 class Finished(NamedTuple):
@@ -33,6 +40,49 @@ def finished(folder: Path, record: dict[str, Any]) -> Iterator[Finished]:
         if known.get("status") == "finished":
             summary = json.loads((home / "summary.json").read_text(encoding="utf-8"))
             yield Finished(cell, home, known.get("code", {}), summary)
+
+
+def check_experiment(folder: Path, record: dict[str, Any], name: str) -> None:
+    """Refuse a folder whose runs are not those of an experiment's file.
+
+    Args:
+        folder: the folder.
+        record: its experiment.json.
+        name: the experiment's name.
+
+    Raises:
+        SystemExit: it holds another experiment, or this one with other settings.
+    """
+    if record["experiment"] != name:
+        raise SystemExit(f"{folder} holds the experiment {record['experiment']}, not {name}")
+    experiment = definition.read([f"experiment={name}"])
+    assert experiment is not None
+    others = [line for line in record["fixed"] if line not in experiment.fixed]
+    others = [line for line in others if key_of(line) not in definition.WITHOUT_EFFECT]
+    of_file = {
+        "digest": experiment.digest,
+        "axes": experiment.labels,
+        "tune": experiment.tuning.record() if experiment.tuning else None,
+    }
+    of_file = json.loads(json.dumps(of_file))
+    others += [f"another {key}" for key, value in of_file.items() if record[key] != value]
+    if others:
+        raise SystemExit(
+            f"{folder}: its runs are not those of conf/experiment/{name}.yaml: {', '.join(others)}"
+        )
+
+
+def filled(text: str, block: str, lines: str, end: str) -> str:
+    """The text of a page with `lines` between two comments.
+
+    Raises:
+        SystemExit: the page does not have these comments once.
+    """
+    pattern = re.compile(rf"({re.escape(block)}\n).*?({re.escape(end)})", re.DOTALL)
+    text, found = pattern.subn(lambda m: f"{m[1]}{lines}\n{m[2]}", text)
+    if found != 1:
+        raise SystemExit(f"the page has {block} ... {end} {found} times; once is expected")
+    return text
 
 
 def head(names: Sequence[str]) -> str:

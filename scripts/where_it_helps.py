@@ -9,8 +9,8 @@ python scripts/where_it_helps.py --check           say whether the page is up to
 
 from __future__ import annotations
 
+import argparse
 import json
-import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -22,15 +22,15 @@ import yaml
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]  # this checkout, wherever it is started
 
-from pages import finished, head, write_or_check  # noqa: E402
+from pages import AsWritten, check_experiment, filled, finished, head, write_or_check  # noqa: E402
 
+from fedhet.config.lines import key_of  # noqa: E402
 from fedhet.experiment.code import Code  # noqa: E402
 from fedhet.report import statistics  # noqa: E402
 
 PAGE = "docs/where_it_helps.md"
 KEPT = "docs/where_it_helps"
 CONF = "conf/experiment/helps"
-BLOCK = re.compile(r"(<!-- (search|confirmed) -->\n).*?(<!-- end \2 -->)", re.DOTALL)
 HOST = "FedAvg"
 BESIDE = f"{HOST} beside "  # the label of the host's runs in a method's setting
 AT_RATE = f"{HOST} at the rate of "  # those with the learning rate of the method's trials
@@ -43,13 +43,14 @@ HEAD = """\
 
 
 # ---- from a folder to a CSV file
-def keep(folder: Path, path: Path) -> None:
+def keep(folder: Path, stage: str, path: Path) -> None:
     """Write the runs of an experiment's folder to a CSV file.
 
     Raises:
-        SystemExit: a run is missing.
+        SystemExit: a run is missing, or they are not those of the experiment's file.
     """
     record = json.loads((folder / "experiment.json").read_text(encoding="utf-8"))
+    check_experiment(folder, record, f"helps/{stage}")
     runs = [cell for cell in record["cells"] if cell["kind"] == "run"]
     there = list(finished(folder, {"cells": runs}))
     if len(there) < len(runs):
@@ -61,6 +62,7 @@ def keep(folder: Path, path: Path) -> None:
         rows.append(
             {
                 **cell["axes"],
+                "overrides": own_overrides(cell["overrides"], record["fixed"]),
                 "tuned": json.dumps(cell["tuned"], sort_keys=True),
                 "diverged": score is None,
                 "accuracy": round(score or 0.0, 6),
@@ -70,6 +72,11 @@ def keep(folder: Path, path: Path) -> None:
         )
     path.parent.mkdir(exist_ok=True)
     pd.DataFrame(rows).to_csv(path, index=False)
+
+
+def own_overrides(lines: Sequence[str], fixed: Sequence[str]) -> str:
+    """The overrides of a run without those of all runs and its seed."""
+    return " ".join(line for line in lines if line not in fixed and key_of(line) != "seed")
 
 
 # ---- from the search to the settings that are confirmed
@@ -123,13 +130,22 @@ def _words(overrides: str | Sequence[str]) -> list[str]:
 def page(root: Path) -> str:
     """The page as it should be."""
     search = pd.read_csv(root / KEPT / "search.csv")
-    confirmed = root / KEPT / "confirm.csv"
-    parts = {
-        "search": _searched(search),
-        "confirmed": _confirmed(search, pd.read_csv(confirmed) if confirmed.exists() else None),
-    }
+    path = root / KEPT / "confirm.csv"
+    runs = pd.read_csv(path) if path.exists() else None
+    if runs is not None and not are_of(search, runs):
+        runs = None  # of an earlier search, whose settings were others
     text = (root / PAGE).read_text(encoding="utf-8")
-    return BLOCK.sub(lambda m: m[1] + "\n".join(parts[m[2]]) + "\n" + m[3], text)
+    for name, lines in (("search", _searched(search)), ("confirmed", _confirmed(search, runs))):
+        text = filled(text, f"<!-- {name} -->", "\n".join(lines), f"<!-- end {name} -->")
+    return text
+
+
+def are_of(search: pd.DataFrame, runs: pd.DataFrame) -> bool:
+    """Whether the runs of the confirmation have the settings that the search has found."""
+    definition = (ROOT / CONF / "search.yaml").read_text(encoding="utf-8")
+    cases = yaml.safe_load(confirmation(search, definition))["axes"]["case"]
+    expected = runs["case"].map({label: " ".join(lines) for label, lines in cases.items()})
+    return bool((runs["overrides"] == expected).all())
 
 
 def _searched(search: pd.DataFrame) -> Iterator[str]:
@@ -206,12 +222,12 @@ def results(runs: pd.DataFrame) -> pd.DataFrame:
             "std": own.std(),
             "gain": differences.mean(),
             "gain_at_rate": (own - blocks[AT_RATE + method]).mean(),
-            "p_at_rate": _p(own - blocks[AT_RATE + method]),
+            "p_at_rate": statistics.wilcoxon((own - blocks[AT_RATE + method]).to_numpy()),
             "low": low,
             "high": high,
             "wins": int((differences > 0).sum()),
             "pairs": len(differences),
-            "p": _p(own - host),
+            "p": statistics.wilcoxon(differences),
         }
     table = pd.DataFrame.from_dict(rows, orient="index")
     for p in ("p", "p_at_rate"):
@@ -219,21 +235,22 @@ def results(runs: pd.DataFrame) -> pd.DataFrame:
     return table
 
 
-def _p(differences: pd.Series) -> float:
-    return statistics.wilcoxon(differences.round(9).to_numpy())  # ties are not told by rounding
-
-
 def main(argv: Sequence[str], root: Path = ROOT) -> int:
     """Write the page, or compare it with --check; return 1 if it is not up to date."""
-    if argv[:1] in (["search"], ["confirm"]):
-        stage, folder = argv
-        keep(Path(folder), root / KEPT / f"{stage}.csv")
-        if stage == "search":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=AsWritten)
+    parser.add_argument("stage", nargs="?", choices=("search", "confirm"))
+    parser.add_argument("folder", nargs="?", type=Path, metavar="FOLDER")
+    parser.add_argument("--check", action="store_true")
+    options = parser.parse_args(argv)
+    if (options.stage is None) != (options.folder is None):
+        parser.error("search and confirm take the folder of their runs")
+    if options.stage:
+        keep(options.folder, options.stage, root / KEPT / f"{options.stage}.csv")
+        if options.stage == "search":
             definition = (root / CONF / "search.yaml").read_text(encoding="utf-8")
             text = confirmation(pd.read_csv(root / KEPT / "search.csv"), definition)
             (root / CONF / "confirm.yaml").write_text(text, encoding="utf-8")
-    check = "--check" in argv
-    return write_or_check(root, PAGE, page(root), "where_it_helps.py", check=check)
+    return write_or_check(root, PAGE, page(root), "where_it_helps.py", check=options.check)
 
 
 if __name__ == "__main__":

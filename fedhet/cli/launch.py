@@ -192,7 +192,7 @@ class HydraTask:
             say(name)
         try:
             settings = composition.from_hydra_job(cfg)
-            if cell_folder.is_cell(output_dir):
+            if resuming.is_cell(output_dir):
                 with cell_folder.recorded(output_dir):
                     run = _run(cell_folder.as_cell(settings, output_dir))
             else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,12 +14,27 @@ from fedhet.errors import ConfigError
 
 RESUME = "resume"  # the override; in a deployment, the entry of Flower's run config
 _OVERRIDE = f"{RESUME}="
-CELL = "cell.json"  # what an experiment keeps in the folders of its runs
+CELL = "cell.json"  # in the folders of an experiment's runs, and of a sweep's that have failed
 
 
 def is_resumption(lines: Sequence[str]) -> bool:
     """Whether the overrides name a run to go on with."""
     return not isinstance(lines, str) and any(line.startswith(_OVERRIDE) for line in lines)
+
+
+def is_cell(folder: Path) -> bool:
+    """Whether a run folder is that of an experiment's cell, whose cell.json names the code.
+
+    That of a run of a plain sweep only says why the run has failed. A damaged one counts as a
+    cell's.
+    """
+    try:
+        content = json.loads((folder / CELL).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return False
+    except (OSError, ValueError):
+        return True
+    return not isinstance(content, dict) or "code" in content
 
 
 def continued(lines: Sequence[str]) -> tuple[Path | None, Sequence[str]]:
@@ -43,7 +59,7 @@ def continued(lines: Sequence[str]) -> tuple[Path | None, Sequence[str]]:
                 f"{line!r} with resume={folder}: a run goes on with its own settings; only rounds,"
                 " engine and engine.* may be given anew"
             )
-    if "rounds" in new and (folder / CELL).exists():
+    if "rounds" in new and is_cell(folder):
         raise ConfigError(
             f"{new['rounds']!r} with resume={folder}: the run is one of an experiment, to which its"
             " number of rounds belongs; give rounds to the experiment"

@@ -28,7 +28,7 @@ Combination = tuple[tuple[str, Value], ...]  # a value of each axis
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of an experiment.
+    """One run of an experiment. Two cells are the same if they have the same folder.
 
     Attributes:
         kind: "run", or "trial" for one that only chooses settings.
@@ -36,14 +36,15 @@ class Cell:
         tuned: setting -> the value that was chosen, or is tried.
         overrides: the overrides of the run.
         folder: its folder, relative to that of the experiment. It depends on the experiment's
-            settings and on the overrides, and on nothing else.
+            settings, the overrides and the labels of the axes' values: two labels may have the
+            same overrides.
     """
 
-    kind: str
+    kind: str = field(compare=False)
     axes: Axes = field(compare=False)
     tuned: Point = field(compare=False)
-    overrides: tuple[str, ...]
-    folder: str = field(compare=False)
+    overrides: tuple[str, ...] = field(compare=False)
+    folder: str
 
     def on(self, axes: Collection[str]) -> Setting:
         """Its place on these axes."""

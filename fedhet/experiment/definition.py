@@ -261,8 +261,9 @@ def _report(declared: Mapping[str, Any], axes: Mapping[str, Sequence[Value]]) ->
         compare = "method" if "method" in choices else choices[0]
     one_of("report.compare", compare, choices)
     one_of("report.metric", declared["metric"], METRICS)
-    if declared["reference"] is not None:
+    reference = declared["reference"]
+    if reference is not None:
         labels = [str(value.label) for value in axes.get(compare, ())]
-        one_of("report.reference", declared["reference"], labels)
+        reference = one_of("report.reference", str(reference), labels)
     notes = each(text, "report.notes", declared["notes"])
-    return {**declared, "compare": compare, "notes": list(notes)}
+    return {**declared, "compare": compare, "reference": reference, "notes": list(notes)}

@@ -17,8 +17,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from fedhet.config import composition
 from fedhet.config.composition import Config
+from fedhet.config.lines import key_of, value_of
 from fedhet.config.resuming import CELL
 from fedhet.errors import ConfigError, DataError, has_diverged, reason_of
 from fedhet.experiment.cells import Cell
@@ -29,6 +32,7 @@ from fedhet.record.files import write_json
 FORMAT = 1
 EXPERIMENT = "experiment.json"
 WAITING, RUNNING, FINISHED, FAILED = "waiting", "running", "finished", "failed"
+POOLED = "partition.pool_test"
 TEST_KNOWN = (
     "The clients' own test parts are drawn anew with each seed, so that some of their samples were"
     " training or validation data of the trials; the choice saw no test score."
@@ -131,8 +135,13 @@ class ExperimentFolder:
         summary = _read(folder / "summary.json")
         if summary["status"] != "ok":  # it has diverged
             return None
-        lines = (folder / "rounds.jsonl").read_text(encoding="utf-8").splitlines()
-        rows = [json.loads(line) for line in lines]
+        path = folder / "rounds.jsonl"
+        try:
+            rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        except (OSError, ValueError) as error:
+            raise DataError(
+                f"{path} is damaged: {error}; remove {folder} to run it again"
+            ) from error
         return validation_score(summary, rows, self._experiment.report["metric"])
 
     def is_degraded(self, cells: Sequence[Cell]) -> bool:
@@ -143,7 +152,8 @@ class ExperimentFolder:
     def _notes(self, cells: Sequence[Cell]) -> list[str]:
         """The sentences for the reader, and one more where the trials knew test samples."""
         report = self._experiment.report
-        pooled = any("partition.pool_test=true" in cell.overrides for cell in cells)
+        lines = {line for cell in cells for line in cell.overrides if key_of(line) == POOLED}
+        pooled = any(yaml.safe_load(value_of(line)) is True for line in lines)
         fixed = composition.raw(self._experiment.fixed[:1])  # what the file says
         pooled = pooled or bool(fixed.partition.get("pool_test"))
         on_clients = report["metric"] not in ("last", "best_val", "last_k")
@@ -189,20 +199,18 @@ def _state(folder: Path) -> dict[str, Any]:
         summary = _read(folder / "summary.json") if state.get("status") == FINISHED else {}
     except DataError:
         return {"status": "damaged"}
+    if not isinstance(state.get("code", {}), dict):
+        return {"status": "damaged"}
     if state.get("status") == FINISHED:
         from fedhet.record.run_folder import FORMAT as RUN_FORMAT  # torch takes a second
 
-        if summary.get("format") != RUN_FORMAT or "status" not in summary:
+        whole = summary.get("format") == RUN_FORMAT and "status" in summary
+        if not whole or not (folder / "rounds.jsonl").exists():
             return {"status": "damaged"}
     return state
 
 
 # ---- in the process of a cell
-def is_cell(folder: Path) -> bool:
-    """Whether the run folder is that of a cell."""
-    return (folder / CELL).exists()
-
-
 def as_cell(settings: Config, folder: Path) -> Config:
     """Return the settings of a cell, which goes on if it has been begun."""
     begun = (folder / "summary.json").exists()
@@ -229,6 +237,8 @@ def recorded(folder: Path) -> Iterator[None]:
 
 def record_failure(folder: Path, reason: str) -> None:
     """Let cell.json say why a run has failed, where its own process could not.
+
+    A run of a plain sweep gets one, too, without the code that an experiment's cells name.
 
     Raises:
         DataError: cell.json is damaged.

@@ -65,8 +65,16 @@ def read_tuning(
     _check_seeds(seeds, axes, seed)
     choices = [axis for axis in axes if axis != SEED]
     per = choices if declared["per"] is None else declared["per"]
-    for axis in per if isinstance(per, list) else [per]:
+    per = per if isinstance(per, list) else [per]
+    for axis in per:
         one_of("tune.per", axis, choices)
+    for label in own:
+        if not any(label == str(value.label) for axis in per for value in axes[axis]):
+            raise ConfigError(
+                f"tune.own.{label}: settings are chosen for each {' and '.join(per)}"
+                " (tune.per), which has no such value; trials of its own would be compared with"
+                " those of the others"
+            )
     return Tuning(budget, seeds, shared, own, tuple(per))
 
 
@@ -84,6 +92,8 @@ def _range(name: str, key: str, declared: object) -> tuple[Label | list[Any], ..
         declared = single_values(override)
     if not isinstance(declared, list) or any(isinstance(value, dict) for value in declared):
         raise ConfigError(f"{name}={declared}: a list of values, or interval(a,b), is expected")
+    if not declared:
+        raise ConfigError(f"{name}=[]: there is no value to try")
     return tuple(declared)
 
 

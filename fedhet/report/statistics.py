@@ -14,7 +14,8 @@ from scipy import stats
 LEVEL = 0.05
 RESAMPLES = 2000
 FEWEST_FOR_T = 3  # pairs; with two, nothing can be told from anything
-SAME = 1e-9  # differences that vary less do so by rounding
+DECIMALS = 9  # of a difference; what comes after them is rounding, and would hide ties
+SAME = 10.0**-DECIMALS  # differences that vary less do so by rounding
 COLUMNS = ["a", "b", "pairs", "wins", "losses", "ties", "difference", "low", "high", "effect"]
 COLUMNS += ["wilcoxon", "t_test"]
 FEWEST_SETTINGS = 5  # from which on a setting is a block of Friedman's test
@@ -53,6 +54,7 @@ def wilcoxon(differences: np.ndarray) -> float:
     """
     if not len(differences):
         return math.nan
+    differences = np.round(differences, DECIMALS)
     if not differences.any():
         return 1.0
     return float(stats.wilcoxon(differences, zero_method="zsplit").pvalue)
@@ -118,7 +120,7 @@ def compare(blocks: pd.DataFrame, *, effects: bool = True) -> pd.DataFrame:
     decided_by_wilcoxon = enough(min(family.values(), default=0), len(family))
     rows = []
     for (a, b), n in family.items():
-        differences = values[:, place[a]] - values[:, place[b]]
+        differences = np.round(values[:, place[a]] - values[:, place[b]], DECIMALS)
         differences = differences[~np.isnan(differences)]
         mean = float(differences.mean())
         if mean < 0:

@@ -144,6 +144,7 @@ class Study:
         It is 0, or the lowest in its setting if that is below 0.
         """
         frame = self.scores.copy()
+        always = ("last", "best_val", "clients", self.metric)
         for score in SCORES:
             if not frame[score].notna().any():
                 continue
@@ -155,7 +156,7 @@ class Study:
                     frame["diverged"]
                     & frame[score].isna()
                     & (frame["setting"] == setting)
-                    & (frame["method"].isin(having) | (score in ("last", "best_val", "clients")))
+                    & (frame["method"].isin(having) | (score in always))
                 )
                 frame.loc[bad, score] = lowest
         return frame

@@ -174,6 +174,8 @@ def test_where_one_run_is_possible_axes_are_refused(write: Write) -> None:
         (TUNED.replace("FedAvg: {", "FedAvgg: {"), [], "(did you mean FedAvg?)"),
         (TUNED.replace("0.01,1)", "0,1)"), [], "the ends of this interval are not allowed"),
         (TUNED.replace("[0, 0.5]", "{a: 1}"), [], "a list of values, or interval(a,b), is"),
+        (TUNED.replace("[0, 0.5]", "[]"), [], "there is no value to try"),
+        (TUNED, ["tune.per=[partition.alpha]"], "tune.own.FedAvg: settings are chosen for each"),
         (TUNED.replace("client.momentum", "seed"), [], "tune.space.seed: an axis has this name"),
         ("axes: {seed: [0]}\ntune: {budget: null, space: 3}", [], "tune.space=3: names with"),
     ],
@@ -257,7 +259,9 @@ def test_a_cell_goes_on_as_the_experiment_has_it(
     run.mkdir()
     (run / "overrides.yaml").write_text("[experiment=mine]\n")
     assert compose([f"resume={run}", "rounds=4"]).cfg.rounds == 4  # a run of its own
-    (run / "cell.json").write_text("{}")
+    (run / "cell.json").write_text('{"status": "failed"}')  # a run of a sweep
+    assert compose([f"resume={run}", "rounds=4"]).cfg.rounds == 4
+    (run / "cell.json").write_text('{"status": "failed", "code": {}}')
     assert compose([f"resume={run}"]).cfg.rounds == 2
     with pytest.raises(ConfigError, match=r"'rounds=4' with resume=.*: the run is one of an exper"):
         compose([f"resume={run}", "rounds=4"])

@@ -257,14 +257,43 @@ def test_a_damaged_cell_is_run_again(write: Write, capsys: pytest.CaptureFixture
     write(TWO)
     assert run() == 0
     before = written()
-    gutted, damaged, *_ = [Path("experiments/mine/cells", name) for name in before]
+    gutted, damaged, without_code, without_rounds = [
+        Path("experiments/mine/cells", name) for name in before
+    ]
     (gutted / "summary.json").unlink()
     (damaged / "cell.json").write_text("{")
+    known = json.loads((without_code / "cell.json").read_text())
+    (without_code / "cell.json").write_text(json.dumps({**known, "code": None}))
+    (without_rounds / "rounds.jsonl").unlink()
     capsys.readouterr()
     assert run() == 0
     assert "4 of 4 runs are there" in capsys.readouterr().out
-    again = {name for name in before if written()[name] != before[name]}
-    assert again == {gutted.name, damaged.name}
+    assert not [name for name in before if written()[name] == before[name]]
+
+
+def test_damaged_rounds_of_a_trial_are_named(
+    write: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(f"{TWO}\ntune: {{space: {{client.lr: [.1, .2]}}}}")
+    assert run("seed=0", "method=fedavg") == 0
+    rounds = next(Path("experiments/mine/cells").resolve().glob("trial-*")) / "rounds.jsonl"
+    rounds.write_text(rounds.read_text()[:-9])
+    capsys.readouterr()
+    assert run("seed=0", "method=fedavg") == 2
+    assert f"error: {rounds} is damaged" in capsys.readouterr().err
+
+
+def test_two_labels_of_equal_overrides_are_two_runs(write: Write) -> None:
+    case = "method=fedavg client.lr=0.1"
+    write(f"{QUICK}\naxes:\n  case: {{A: {case}, B: {case}}}\n  seed: [0]")
+    assert run() == 0
+    before = written()
+    assert len(before) == 2
+    for name in before:
+        (Path("experiments/mine/cells") / name / "cell.json").unlink()
+        last = written()
+        assert run() == 0
+        assert [other for other in before if written()[other] != last[other]] == [name]
 
 
 def test_trials_show_their_validation_score(

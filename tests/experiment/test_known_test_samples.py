@@ -28,6 +28,7 @@ tune: {space: {client.lr: [0.1]}}
         ("report.metric=last", False),
         ("report.metric=worst", True),
         ("partition.pool_test=true", True),
+        ("partition.pool_test=True", True),
     ],
 )
 def test_the_report_says_what_the_trials_knew(

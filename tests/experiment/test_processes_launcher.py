@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from fedhet.cli import main
+from fedhet.config import resuming
 from fedhet.launchers import processes
 
 ROOT = Path(__file__).parents[2]
@@ -57,6 +58,7 @@ def test_the_runs_are_those_of_single_runs(
             assert read(failed, "cell.json")["status"] == "failed"
             assert read(failed, "cell.json")["reason"].startswith("data not found")
             assert "error: data not found" in (failed / "log.txt").read_text()
+            assert not resuming.is_cell(failed)  # so it may go on with other rounds
     assert out == f"run folder: {folder}\n"
     lines = err.splitlines()
     assert sum(": accuracy 0." in line for line in lines[:8]) == 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import runpy
 import shutil
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from scipy import stats
 import fedhet
 from fedhet.cli import main
 
+SCRIPT = ROOT / "scripts" / "leaderboard.py"
 CELLS = Path("docs/leaderboard/cells.csv")
 PERSONAL = Path("docs/leaderboard/personal.csv")
 
@@ -22,7 +24,7 @@ PERSONAL = Path("docs/leaderboard/personal.csv")
 @pytest.fixture
 def leaderboard() -> Callable[..., int]:
     """`main` of the script."""
-    main: Callable[..., int] = runpy.run_path(str(ROOT / "scripts" / "leaderboard.py"))["main"]
+    main: Callable[..., int] = runpy.run_path(str(SCRIPT))["main"]
     return main
 
 
@@ -96,7 +98,13 @@ def test_cells_of_personal_models_are_taken_over(
     folder = tmp_path / "runs"
     home = f"hydra.sweep.dir={folder}"
     assert main.main(["experiment=leaderboard_personal", *part, *small, home]) == 0
-    assert leaderboard([str(folder)], tmp_path) == 0
+    with pytest.raises(
+        SystemExit, match="its runs are not those of conf/experiment/leaderboard_per"
+    ):
+        leaderboard([str(folder)], tmp_path)
+    record = json.loads((folder / "experiment.json").read_text())
+    runpy.run_path(str(SCRIPT))["take_over"](folder, record, tmp_path)
+    assert leaderboard([], tmp_path) == 0
     cells = pd.read_csv(tmp_path / PERSONAL)
     assert sorted(cells["kind"]) == ["run"] * 6 + ["trial"] * 3
     last = fedhet.results(folder).last_clients

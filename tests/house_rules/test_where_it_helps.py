@@ -118,6 +118,69 @@ def test_confirm_yaml_is_written_from_the_search(script: Mapping[str, Any]) -> N
         compose(list(run.overrides))
 
 
+def test_runs_of_other_settings_are_not_shown(
+    script: Mapping[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(ROOT / "docs" / "where_it_helps", tmp_path / "docs" / "where_it_helps")
+    page = shutil.copyfile(
+        ROOT / "docs" / "where_it_helps.md", tmp_path / "docs" / "where_it_helps.md"
+    )
+    path = tmp_path / "docs" / "where_it_helps" / "confirm.csv"
+    runs = pd.read_csv(path)
+    runs["overrides"] = runs["overrides"].str.replace("partition.noise=1", "partition.noise=2")
+    runs.to_csv(path, index=False)
+    assert script["main"]([], tmp_path) == 0
+    assert "Not run yet." in page.read_text(encoding="utf-8")
+
+
+def test_the_runs_of_confirm_yaml_are_told_by_their_overrides(script: Mapping[str, Any]) -> None:
+    experiment = definition.read(["experiment=helps/confirm"])
+    assert experiment is not None
+    home = ROOT / "docs" / "where_it_helps"
+    rows = [
+        {
+            "case": run.axes["case"],
+            "overrides": script["own_overrides"](run.overrides, experiment.fixed),
+        }
+        for run in cells.runs(experiment)
+    ]
+    assert script["are_of"](pd.read_csv(home / "search.csv"), pd.DataFrame(rows))
+
+
+@pytest.mark.parametrize(
+    "record, message",
+    [
+        ({"experiment": "leaderboard"}, "holds the experiment leaderboard, not helps/confirm"),
+        ({"fixed": ["experiment=helps/confirm", "rounds=3"]}, "rounds=3"),
+        ({"digest": "0123456789abcdef"}, "another digest"),
+        ({"axes": {"case": ["FedNorm"], "seed": [100]}}, "another axes"),
+    ],
+)
+def test_runs_of_another_experiment_are_refused(
+    script: Mapping[str, Any], tmp_path: Path, record: dict[str, Any], message: str
+) -> None:
+    experiment = definition.read(["experiment=helps/confirm"])
+    assert experiment is not None
+    own = {
+        "experiment": experiment.name,
+        "fixed": list(experiment.fixed),
+        "digest": experiment.digest,
+        "axes": experiment.labels,
+        "tune": None,
+        "cells": [],
+    }
+    (tmp_path / "experiment.json").write_text(json.dumps({**own, **record}))
+    with pytest.raises(SystemExit, match=message):
+        script["main"](["confirm", str(tmp_path)], tmp_path)
+    assert not (tmp_path / "docs").exists()
+
+
+@pytest.mark.parametrize("words", [["confirmed", "."], ["confirm"], ["confirm", ".", "--chek"]])
+def test_a_misspelt_command_is_refused(script: Mapping[str, Any], words: list[str]) -> None:
+    with pytest.raises(SystemExit):
+        script["main"](words)
+
+
 def test_the_tests_are_paired_and_corrected_for_all_methods(script: Mapping[str, Any]) -> None:
     """Holm by hand: the smallest p times 2, the other as it is but never below the first."""
     steady = [0.01 + 0.001 * i for i in range(10)]

@@ -182,6 +182,23 @@ def test_divergence_is_a_result(experiment: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("metric", ["last", "last_k", "worst"])
+def test_a_method_that_always_diverges_is_charged_with_it(tmp_path: Path, metric: str) -> None:
+    axes = {"method": ["Good", "Gone"], "seed": [0, 1]}
+    chosen = {"compare": "method", "metric": metric, "reference": None}
+    made = make_experiment(tmp_path / "made", axes, lambda axes: 0.6, report=chosen)
+    none = {"accuracy": None, "acc_clients_mean": None, "acc_clients_worst_decile": None}
+    for cell in json.loads((made / "experiment.json").read_text())["cells"]:
+        if cell["axes"]["method"] == "Gone":
+            reason = "client 4 failed in phase 'train', step 1: holds NaN or infinite values"
+            folder = made / cell["folder"]
+            change(folder / "summary.json", status="failed", reason=reason, acc_last_k=None, **none)
+            write(folder / "cell.json", {"format": 1, "status": "failed", "reason": reason})
+    study = Study(results(made))
+    means = study.counted.groupby("method")[metric].mean()
+    assert means["Gone"] == 0.0 and means["Good"] > 0.0
+
+
 def test_a_model_without_a_global_loss_has_not_diverged(experiment: Path) -> None:
     """Its runs have no global model, and are compared by the clients' scores."""
     cells = json.loads((experiment / "experiment.json").read_text())["cells"]

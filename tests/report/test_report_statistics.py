@@ -71,6 +71,14 @@ def test_too_few_blocks_or_methods_have_no_ranking(shape: tuple[int, int]) -> No
     assert statistics.rank(pd.DataFrame(np.zeros(shape))) is None
 
 
+def test_differences_that_rounding_tells_apart_are_ties() -> None:
+    better = np.array([0.8, 0.9, 0.3, 0.6, 0.5, 0.75])
+    worse = np.array([0.7, 0.8, 0.2, 0.7, 0.4, 0.55])  # five differences of 0.1, and one of 0.2
+    assert len(set(better - worse)) > 3
+    exact = np.array([0.1, 0.1, 0.1, -0.1, 0.1, 0.2])
+    assert statistics.wilcoxon(better - worse) == statistics.wilcoxon(exact)
+
+
 def test_holm_by_hand() -> None:
     """.01 * 4; .02 * 3; then .03 * 2 = .06 too; .04 is not below the one before it."""
     p = np.array([0.03, 0.01, math.nan, 0.04, 0.02])
