@@ -130,8 +130,8 @@ def _worst_decile(home: Path, models: str) -> float:
 def take_over(folder: Path, record: Values, root: Path) -> None:
     """Add the folder's cells to the CSV file of its board.
 
-    Earlier cells go that the experiment no longer has: runs of a value that its trials do not
-    choose any more, and trials of a value that is no longer tried.
+    A run replaces the earlier one of its place, also if its trials have chosen another value; and
+    earlier trials go of values that are no longer tried.
 
     Args:
         folder: the folder.
@@ -141,20 +141,27 @@ def take_over(folder: Path, record: Values, root: Path) -> None:
     board = BOARDS[record["experiment"]]
     path = root / board.cells
     found = pd.DataFrame(rows(folder, record, board))
+    if found.empty:
+        raise SystemExit(f"{folder}: none of its cells has ended")
     if path.exists():
         earlier = pd.read_csv(path)
-        places, known = set(), set()
-        for cell in record["cells"]:
-            place = (cell["kind"], cell["axes"]["method"], cell["axes"]["setting"])
-            places.add(place)
-            known.add((*place, cell["axes"]["seed"], json.dumps(cell["tuned"], sort_keys=True)))
+        again = set(found.loc[found["kind"] == "run", KEY[:-1]].itertuples(index=False, name=None))
+        trials = [cell for cell in record["cells"] if cell["kind"] == "trial"]
+        tried = {(*_place(cell), json.dumps(cell["tuned"], sort_keys=True)) for cell in trials}
+        places = set(map(_place, trials))
         stays = [
-            key in known or key[:3] not in places for key in earlier[KEY].itertuples(index=False)
+            key[:-1] not in again if key[0] == "run" else key in tried or key[:-1] not in places
+            for key in earlier[KEY].itertuples(index=False, name=None)
         ]
         found = pd.concat([earlier[stays], found], ignore_index=True)
     found = found.drop_duplicates(KEY, keep="last").sort_values(KEY, kind="stable")
     path.parent.mkdir(exist_ok=True)
     found.round(6).to_csv(path, index=False)
+
+
+def _place(cell: Values) -> tuple[str, str, str, int]:
+    axes = cell["axes"]
+    return cell["kind"], axes["method"], axes["setting"], axes["seed"]
 
 
 # ---- from the CSV files to the page

@@ -103,9 +103,14 @@ def test_cells_of_personal_models_are_taken_over(
     ):
         leaderboard([str(folder)], tmp_path)
     record = json.loads((folder / "experiment.json").read_text())
-    runpy.run_path(str(SCRIPT))["take_over"](folder, record, tmp_path)
+    take_over = runpy.run_path(str(SCRIPT))["take_over"]
+    take_over(folder, record, tmp_path)
     assert leaderboard([], tmp_path) == 0
     cells = pd.read_csv(tmp_path / PERSONAL)
+    # What was run or tried with another rate is replaced.
+    cells.assign(tuned='{"client.lr": 77}').to_csv(tmp_path / PERSONAL, index=False)
+    take_over(folder, record, tmp_path)
+    pd.testing.assert_frame_equal(pd.read_csv(tmp_path / PERSONAL), cells)
     assert sorted(cells["kind"]) == ["run"] * 6 + ["trial"] * 3
     last = fedhet.results(folder).last_clients
     last = last[(last["split"] == "test") & (last["metric"] == "accuracy")]
