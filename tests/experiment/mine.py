@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from fedhet.cli import main
 
 SMALL = """
@@ -14,3 +16,9 @@ partition: {clients: 3}
 def run(*lines: str) -> int:
     """Run it in this process, with these overrides; return the exit code."""
     return main.main(["experiment=mine", "hydra/launcher=basic", *lines])
+
+
+def written() -> dict[str, int]:
+    """The cells that are there, each with the time of its summary in ns."""
+    files = sorted(Path("experiments/mine/cells").glob("*/summary.json"))
+    return {file.parent.name: file.stat().st_mtime_ns for file in files}

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from experiment.mine import SMALL, run
+from experiment.mine import SMALL, run, written
 
 import fedhet
 from fedhet.cli import main
@@ -36,11 +36,6 @@ def record(folder: str = "experiments/mine") -> dict[str, Any]:
 def summaries() -> dict[str, dict[str, Any]]:
     files = sorted(Path("experiments/mine/cells").glob("*/summary.json"))
     return {file.parent.name: json.loads(file.read_text()) for file in files}
-
-
-def written() -> dict[str, int]:
-    files = sorted(Path("experiments/mine/cells").glob("*/summary.json"))
-    return {file.parent.name: file.stat().st_mtime_ns for file in files}
 
 
 def test_an_experiment_is_run_once(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
@@ -251,36 +246,6 @@ def test_a_refused_command_changes_nothing(write: Write, monkeypatch: pytest.Mon
     monkeypatch.setattr(Code, "current", lambda: Code("0.0.9", None, "0123456789abcdef"))
     assert run() == 2
     assert record() == before
-
-
-def test_a_damaged_cell_is_run_again(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
-    write(TWO)
-    assert run() == 0
-    before = written()
-    gutted, damaged, without_code, without_rounds = [
-        Path("experiments/mine/cells", name) for name in before
-    ]
-    (gutted / "summary.json").unlink()
-    (damaged / "cell.json").write_text("{")
-    known = json.loads((without_code / "cell.json").read_text())
-    (without_code / "cell.json").write_text(json.dumps({**known, "code": None}))
-    (without_rounds / "rounds.jsonl").unlink()
-    capsys.readouterr()
-    assert run() == 0
-    assert "4 of 4 runs are there" in capsys.readouterr().out
-    assert not [name for name in before if written()[name] == before[name]]
-
-
-def test_damaged_rounds_of_a_trial_are_named(
-    write: Write, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write(f"{TWO}\ntune: {{space: {{client.lr: [.1, .2]}}}}")
-    assert run("seed=0", "method=fedavg") == 0
-    rounds = next(Path("experiments/mine/cells").resolve().glob("trial-*")) / "rounds.jsonl"
-    rounds.write_text(rounds.read_text()[:-9])
-    capsys.readouterr()
-    assert run("seed=0", "method=fedavg") == 2
-    assert f"error: {rounds} is damaged" in capsys.readouterr().err
 
 
 def test_two_labels_of_equal_overrides_are_two_runs(write: Write) -> None:
