@@ -12,7 +12,6 @@ before that it may have those of `reproduce --estimate --times docs/reproduction
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
@@ -21,7 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]  # this checkout, wherever it is started
 
-from pages import finished, head, write_or_check  # noqa: E402
+from pages import filled, finished, head, write_or_check  # noqa: E402
 
 from fedhet.report.markdown import escaped  # noqa: E402
 from fedhet.reproduce import paper as papers  # noqa: E402
@@ -31,7 +30,6 @@ from fedhet.reproduce.estimate import in_words  # noqa: E402
 PAGE = "docs/reproduction.md"
 FOLDER = "docs/reproduction"
 TIMES = "times.csv"
-BLOCK = re.compile(r"(<!-- reproductions: (\w+) -->\n).*?(<!-- end reproductions -->)", re.DOTALL)
 LEVELS = (picture.NAME, "Our figures beside the paper's")
 # The other figure of the report that is shown, by what the first line of the table measures.
 FIGURES: dict[str, tuple[str, str] | None] = {
@@ -82,9 +80,11 @@ def _note_time(path: Path, name: tuple[str, str], folder: Path) -> None:
 
 def written(root: Path) -> str:
     """The page as it should be."""
-    parts = {"list": _list(root), "results": _results(root)}
     text = (root / PAGE).read_text(encoding="utf-8")
-    return BLOCK.sub(lambda m: m[1] + "\n".join(parts[m[2]]) + "\n" + m[3], text)
+    for name, lines in (("list", _list(root)), ("results", _results(root))):
+        start = f"<!-- reproductions: {name} -->"
+        text = filled(text, start, "\n".join(lines), "<!-- end reproductions -->")
+    return text
 
 
 def _list(root: Path) -> Iterator[str]:

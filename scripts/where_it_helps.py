@@ -212,6 +212,7 @@ def results(runs: pd.DataFrame) -> pd.DataFrame:
     for method in (str(case) for case in blocks if not str(case).startswith(f"{HOST} ")):
         own, host = blocks[method], blocks[BESIDE + method]
         differences = (own - host).to_numpy()
+        at_rate = (own - blocks[AT_RATE + method]).to_numpy()
         low, high = statistics.interval(differences)
         if np.isnan(low):  # differences that do not vary
             low = high = differences.mean()
@@ -221,8 +222,8 @@ def results(runs: pd.DataFrame) -> pd.DataFrame:
             "mean": own.mean(),
             "std": own.std(),
             "gain": differences.mean(),
-            "gain_at_rate": (own - blocks[AT_RATE + method]).mean(),
-            "p_at_rate": statistics.wilcoxon((own - blocks[AT_RATE + method]).to_numpy()),
+            "gain_at_rate": at_rate.mean(),
+            "p_at_rate": statistics.wilcoxon(at_rate),
             "low": low,
             "high": high,
             "wins": int((differences > 0).sum()),

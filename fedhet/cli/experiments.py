@@ -40,7 +40,7 @@ def start(overrides: list[str], flags: list[str], *, sweep: bool) -> int:
 
 def run(experiment: Experiment, flags: list[str]) -> tuple[int, Path]:
     """Run an experiment and write its report; return the exit code and the folder."""
-    given = [line for line in experiment.command if line.lstrip("+").startswith("hydra")]
+    given = [line for line in experiment.command if key_of(line).startswith("hydra")]
     keys = set(map(key_of, given))
     presets = {
         "hydra/sweeper": "experiment",

@@ -11,6 +11,7 @@ from hydra.core.override_parser.types import IntervalSweep, Override
 
 from fedhet.config import overrides
 from fedhet.config.interpolations import literal
+from fedhet.config.lines import key_of, value_of
 from fedhet.errors import ConfigError
 
 SEED = "seed"
@@ -128,7 +129,7 @@ def single_settings(lines: Iterable[str], but: Collection[str] = ()) -> Iterator
         but: keys that are left as they are.
     """
     for line in lines:
-        key, _, value = line.lstrip("+").partition("=")
+        key, value = key_of(line), value_of(line)
         section = "." not in key or (key.startswith("plugin.") and key.count(".") == 1)
         if not section or key in but or not value.lstrip().startswith("{"):
             yield line

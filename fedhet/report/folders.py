@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from fedhet.config.lines import key_of, value_of
 from fedhet.config.resuming import CELL
 from fedhet.errors import ConfigError, DataError, clean, has_diverged
 from fedhet.record.run_folder import FORMAT, RUNNING
@@ -233,8 +234,8 @@ def _json(path: Path) -> Values | None:
 def parsed(lines: Sequence[Any]) -> Values:
     """Overrides as key -> value; values that are lists or mappings stay text."""
     values: Values = {}
-    for line in lines:
-        key, _, text = str(line).lstrip("+~").partition("=")
+    for line in map(str, lines):
+        key, text = key_of(line), value_of(line)
         if key.startswith("hydra."):
             continue
         try:
