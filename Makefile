@@ -4,11 +4,15 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-# Before Python 3.12 measuring coverage doubles the time of the tests.
-COVERAGE = $(shell $(BIN)/python -c 'import sys; print("--cov --cov-report=term \
-  --cov-fail-under=90" if sys.version_info >= (3, 12) else "")')
+# Two processes; the tests of a file stay in one of them, because they share what it prepares.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+FAST := -m "not slow and not matrix" --costs=fail
+# Percent of the lines that `make test` executes at least, in all files and in some packages.
+COVERED := 90:fedhet/* 95:fedhet/*.py 95:fedhet/methods/* 95:fedhet/maths/* 95:fedhet/merging/* \
+  95:fedhet/admission/* 70:fedhet/flower/* 70:fedhet/engines/* 70:fedhet/deploy/* \
+  70:fedhet/launchers/*
 
-.PHONY: help run test test-all check docs bench figures clean
+.PHONY: help run test test-slow test-all coverage check docs bench figures clean
 
 help:  ## print this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -24,12 +28,24 @@ $(READY): requirements.txt pyproject.toml setup.py
 run: $(READY)  ## compare seven methods on the digits, or run what ARGS says (ARGS="method=scaffold")
 	$(BIN)/python -m fedhet $(or $(ARGS),experiment=first_look)
 
-test: $(READY)  ## run the tests, including one real deployment; Python 3.12 measures coverage too
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not matrix" \
-	  $(COVERAGE) $(ARGS)
+test: $(READY)  ## the fast tests, about five minutes; of one folder with ONLY=methods
+	$(PYTEST) $(FAST) $(addprefix tests/,$(ONLY)) $(ARGS)
 
-test-all: $(READY)  ## run all tests, including the full matrix of engines
-	$(BIN)/python -m pytest $(ARGS)
+test-slow: $(READY)  ## the other tests, but for the matrix of engines; about twenty minutes
+	$(PYTEST) -m "slow and not matrix" $(addprefix tests/,$(ONLY)) $(ARGS)
+
+test-all: test test-slow  ## all tests; the matrix of engines and deployments takes an hour
+	$(BIN)/python -m pytest -m matrix $(addprefix tests/,$(ONLY)) $(ARGS)
+
+coverage: $(READY)  ## which lines the fast tests execute, and whether they are enough
+	$(BIN)/coverage erase
+	$(PYTEST) -m "not slow and not matrix" --cov --cov-report= $(ARGS)
+	$(BIN)/coverage report
+	@set -f; for rule in $(COVERED); do \
+	  printf '%s of %s, at least %s: ' "lines" "$${rule#*:}" "$${rule%%:*}"; \
+	  $(BIN)/coverage report --include="$${rule#*:}" --format=total --fail-under="$${rule%%:*}" \
+	    || failed=yes; \
+	done; test -z "$$failed"
 
 check: $(READY)  ## check the formatting, lint with ruff, and check types with mypy
 	$(BIN)/ruff format --check .

@@ -17,6 +17,8 @@ from composing import composed
 
 from fedhet.config import pieces
 
+pytest_plugins = ["costs"]
+
 if TYPE_CHECKING:
     from fedhet.record.results import Run
     from fedhet.task import Task

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import importlib
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -46,47 +45,49 @@ def is_a_server_optimiser(method: str) -> bool:
     return presets_optimiser and settings(method)._target_ == settings("fedavg")._target_
 
 
-@pytest.mark.parametrize("path", METHODS, ids=name)
-def test_methods_override_none_of_flowers_methods(path: Path) -> None:
+def test_methods_override_none_of_flowers_methods() -> None:
     """A plug-in's class is none of Flower's, so its phases may have any name."""
-    for node in ast.walk(tree(path)):
-        if not isinstance(node, ast.ClassDef):
-            continue
-        if "Plugin" in map(ast.unparse, node.bases):
-            continue
-        functions = {inner.name for inner in node.body if isinstance(inner, ast.FunctionDef)}
-        assert not functions & FLOWERS_METHODS, node.name
+    assert not [
+        f"{name(path)}: {node.name}.{inner.name}"
+        for path in METHODS
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.ClassDef) and "Plugin" not in map(ast.unparse, node.bases)
+        for inner in node.body
+        if isinstance(inner, ast.FunctionDef) and inner.name in FLOWERS_METHODS
+    ]
 
 
-@pytest.mark.parametrize("path", HEADS, ids=name)
-def test_methods_begin_with_their_message_table(path: Path) -> None:
-    docstring = ast.get_docstring(tree(path)) or ""
+def test_methods_begin_with_their_message_table() -> None:
+    """What travels and what is kept, in this order."""
     entries = ("down", "up", "client keeps", "server keeps")
-    places = [docstring.find(f"{entry}:") for entry in entries]
-    assert -1 not in places and places == sorted(places), (
-        f"the docstring of {name(path)} lacks the table of what travels and what is kept: name"
-        ' "down:", "up:", "client keeps:" and "server keeps:", in this order, as other methods do'
-    )
+    offenders = []
+    for path in HEADS:
+        docstring = ast.get_docstring(tree(path)) or ""
+        places = [docstring.find(f"{entry}:") for entry in entries]
+        if -1 in places or places != sorted(places):
+            offenders.append(name(path))
+    assert not offenders, f"each docstring has a table with {entries}, as other methods do"
 
 
-@pytest.mark.parametrize("method", CHOICES)
-def test_a_method_is_a_pair_of_direct_subclasses_in_one_file(method: str) -> None:
-    """No method inherits from another."""
-    cls = find_target(settings(method))
-    assert cls.__bases__ == (FedStrategy,)
-    assert cls.client_cls.__bases__ == (FedClient,), (
-        f"{cls.__name__}.client_cls is {cls.client_cls.__name__}; give the method a subclass of"
-        " FedClient, also an empty one"
-    )
-    assert cls.__module__ == cls.client_cls.__module__
-    assert cls.__module__.startswith("fedhet.methods.")
+def test_a_method_is_a_pair_of_direct_subclasses_in_one_file() -> None:
+    """No method inherits from another, and each has a client class of its own."""
+    for method in CHOICES:
+        cls = find_target(settings(method))
+        assert cls.__bases__ == (FedStrategy,), method
+        assert cls.client_cls.__bases__ == (FedClient,), method
+        assert cls.__module__ == cls.client_cls.__module__, method
+        assert cls.__module__.startswith("fedhet.methods."), method
 
 
-@pytest.mark.parametrize("method", [m for m in CHOICES if not is_a_server_optimiser(m)])
-def test_a_method_has_tests(method: str) -> None:
+def test_a_method_has_tests() -> None:
     folder = ROOT / "tests" / "methods"
-    files = [*folder.glob(f"test_{method}.py"), *folder.glob(f"test_{method}_*.py")]
-    assert files, f"add tests/methods/test_{method}.py; tests/methods/by_hand.py helps"
+    lacking = [
+        f"tests/methods/test_{method}.py"
+        for method in CHOICES
+        if not is_a_server_optimiser(method)
+        and not [*folder.glob(f"test_{method}.py"), *folder.glob(f"test_{method}_*.py")]
+    ]
+    assert not lacking, "tests/methods/by_hand.py helps to write them"
 
 
 def test_every_method_is_benchmarked(monkeypatch: pytest.MonkeyPatch) -> None:
