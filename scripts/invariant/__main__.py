@@ -1,0 +1,242 @@
+"""Whether a change of the code has left every result as it was, to the last bit.
+
+    python scripts/invariant HEAD~3                 # the working tree against a commit
+    python scripts/invariant main --only 'scaffold|merge=' --keep /tmp/invariant
+    python scripts/invariant main --list
+    python scripts/invariant --hashes               # writes tests/invariant/hashes.json
+
+Every configuration of cases.py is run from a worktree of the commit BASE and from the working tree,
+in this environment. What fedhet.results reads of both must be the same: hashes of the weights,
+cohorts, scores of the global model and of every client, privacy; not what it costs, nor where the
+files lie. Exit code 1: something differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import files
+from cases import cases, fast, names_in, slug
+from compare import difference
+from machine import kind
+
+ROOT = Path(__file__).resolve().parents[2]
+CHILD = Path(__file__).with_name("child.py")
+HASHES = ROOT / "tests" / "invariant" / "hashes.json"
+PROGRESS = 20  # seconds between two lines
+
+Cases = dict[str, list[str]]
+Result = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two trees that are compared.
+
+    Attributes:
+        name: what messages call it.
+        tree: the folder with its fedhet/ and conf/.
+        folder: where its results are.
+    """
+
+    name: str
+    tree: Path
+    folder: Path
+
+    def results(self, chosen: Cases) -> dict[str, Result]:
+        """Return the results that there are, by the names of their configurations."""
+        found = {name: self._result(name) for name in chosen}
+        return {name: one for name, one in found.items() if one.get("overrides") == chosen[name]}
+
+    def pending(self, chosen: Cases) -> Cases:
+        """Return the configurations that have no result."""
+        found = self.results(chosen)
+        return {name: overrides for name, overrides in chosen.items() if name not in found}
+
+    def _result(self, name: str) -> Result:
+        path = self.folder / f"{slug(name)}.json"
+        return json.loads(path.read_text()) if path.exists() else {}
+
+
+def git(*words: str) -> str:
+    """Run git in the repository and return what it prints."""
+    command = ["git", "-C", str(ROOT), *words]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def names(tree: str, group: str) -> list[str]:
+    """Return the names of a group of conf/ at a commit."""
+    paths = git("ls-tree", "--name-only", tree, f"conf/{group}/").splitlines()
+    return [Path(path).stem for path in paths if path.endswith(".yaml")]
+
+
+@contextmanager
+def worktree(commit: str, place: Path) -> Iterator[None]:
+    """Check the commit out at `place`, until the block ends."""
+    git("worktree", "add", "--detach", str(place), commit)
+    try:
+        yield
+    finally:
+        git("worktree", "remove", "--force", str(place))
+
+
+def run(sides: Sequence[Side], chosen: Cases, scratch: Path, workers: int) -> None:
+    """Run what has no result yet, many configurations in each process.
+
+    Args:
+        sides: the trees.
+        chosen: the configurations.
+        scratch: a folder for what nobody reads afterwards, with the data that both trees share.
+        workers: how many processes run at a time; each tree has as many.
+
+    Raises:
+        RuntimeError: a process has ended before it had run all of its configurations.
+    """
+    jobs: list[dict[str, Any]] = []
+    for part in range(workers):
+        for side in sides:
+            own = [*side.pending(chosen).items()][part::workers]
+            job = {"name": side.name, "tree": str(side.tree), "folder": str(side.folder)}
+            todo = {slug(name): overrides for name, overrides in own}
+            jobs.append({**job, "data": f"{scratch}/data", "cases": todo})
+    jobs = [job for job in jobs if job["cases"]]
+    total = sum(len(job["cases"]) for job in jobs)
+    with ThreadPoolExecutor(workers) as pool:
+        futures = [
+            pool.submit(_child, job, scratch / f"job-{number}") for number, job in enumerate(jobs)
+        ]
+        while wait(futures, timeout=PROGRESS).not_done:
+            done = sum((Path(j["folder"]) / f"{k}.json").exists() for j in jobs for k in j["cases"])
+            print(f"{done} of {total} runs", file=sys.stderr, flush=True)
+    for future in futures:
+        future.result()
+
+
+def _child(job: dict[str, Any], place: Path) -> None:
+    """Run a job in a process that sees nothing of fedhet but its tree."""
+    place.mkdir()
+    for name in job["cases"]:  # what an interrupted call has left, or one with other overrides
+        shutil.rmtree(Path(job["folder"]) / name, ignore_errors=True)
+        (Path(job["folder"]) / f"{name}.json").unlink(missing_ok=True)
+    (place / "job.json").write_text(json.dumps(job))
+    inherited = {name: value for name, value in os.environ.items() if name[:7] != "FEDHET_"}
+    # Of its own: else one tree would read the arrays that the other has decoded.
+    own = {"FEDHET_CACHE": str(place / "cache"), "PYTHONPATH": job["tree"], "OMP_NUM_THREADS": "1"}
+    with (place / "log").open("w") as log:
+        process = subprocess.run(
+            [sys.executable, "-P", str(CHILD), str(place / "job.json")],
+            cwd=place,
+            env={**inherited, **own},
+            stdout=log,
+            stderr=log,
+            check=False,
+        )
+    if process.returncode:
+        tail = (place / "log").read_text()[-2000:]
+        raise RuntimeError(
+            f"a process of {job['name']} ended with exit code {process.returncode}:\n{tail}"
+        )
+
+
+def compared(chosen: Cases, old: dict[str, Result], new: dict[str, Result]) -> int:
+    """Print how the configurations ended and where they differ; return how many do."""
+    endings = Counter(result["ended"].partition(":")[0] for result in old.values())
+    differing = 0
+    for name in chosen:
+        if found := difference(old[name], new[name]):
+            differing += 1
+            print(f"DIFFERS  {name}: {found}")
+        elif old[name]["ended"] != "ran":
+            print(f"{old[name]['ended']}  {name}")
+    print(f"{len(chosen)} configurations, {differing} differ; at the base: {dict(endings)}")
+    return differing
+
+
+def against(base: str, chosen: Cases, keep: Path, scratch: Path, workers: int) -> int:
+    """Run the configurations from both trees, as far as needed; return how many differ."""
+    old = Side("the base", scratch / "base", keep / f"{base}-{_digest()}")
+    new = Side("the working tree", ROOT, keep / "tree")
+    shutil.rmtree(new.folder, ignore_errors=True)
+    for side in (old, new):
+        side.folder.mkdir(parents=True, exist_ok=True)
+    with worktree(base, old.tree) if old.pending(chosen) else nullcontext():
+        run([old, new], chosen, scratch, workers)
+    return compared(chosen, old.results(chosen), new.results(chosen))
+
+
+def _digest() -> str:
+    """What the results of a commit depend on besides its overrides, so that none is mistaken."""
+    sources = [path.read_bytes() for path in (CHILD, Path(files.__file__))]
+    return hashlib.sha256(b"".join([kind().encode(), *sources])).hexdigest()[:12]
+
+
+def keep_hashes(scratch: Path, workers: int) -> None:
+    """Write this machine's hashes of the configurations that tests/invariant runs."""
+    chosen = fast(*names_in(ROOT / "conf"))
+    side = Side("the working tree", ROOT, scratch / "tree")
+    side.folder.mkdir()
+    run([side], chosen, scratch, workers)
+    results = side.results(chosen)
+    if wrong := [
+        f"{name} {one['ended']}" for name, one in results.items() if one["ended"] != "ran"
+    ]:
+        raise RuntimeError(f"no hashes are written: {', '.join(wrong)}")
+    known = json.loads(HASHES.read_text()) if HASHES.exists() else {}
+    known[kind()] = {name: one["values"]["run"]["weights_sha256"] for name, one in results.items()}
+    HASHES.write_text(json.dumps(known, indent=2, sort_keys=True) + "\n")
+    print(f"{len(chosen)} hashes for {kind()} in {HASHES.relative_to(ROOT)}")
+
+
+def main() -> int:
+    """Do what the command line says; return the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python scripts/invariant",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("base", nargs="?", default="HEAD", metavar="BASE", help="default: HEAD")
+    parser.add_argument("--only", default="", metavar="REGEX", help="configurations by their names")
+    parser.add_argument("--workers", type=int, default=2, help="processes at a time; default: 2")
+    parser.add_argument(
+        "--keep", type=Path, metavar="DIR", help="keep the run folders, and use BASE's again"
+    )
+    parser.add_argument("--list", action="store_true", help="print the configurations and end")
+    parser.add_argument("--hashes", action="store_true", help="write this machine's hashes and end")
+    options = parser.parse_args()
+    try:
+        base = git("rev-parse", "--verify", f"{options.base}^{{commit}}")
+    except subprocess.CalledProcessError as error:
+        parser.error(f"{options.base}: {error.stderr.strip()}")
+    every = cases(names(base, "method"), names(base, "plugin"))
+    chosen = {name: one for name, one in every.items() if re.search(options.only, name)}
+    if options.list:
+        for name, overrides in chosen.items():
+            print(f"{name}\n    {' '.join(overrides)}")
+        return 0
+    with TemporaryDirectory(prefix="invariant-") as folder:
+        scratch = Path(folder).resolve()
+        files.make(scratch / "data")
+        if options.hashes:
+            keep_hashes(scratch, options.workers)
+            return 0
+        keep = (options.keep or scratch / "runs").resolve()
+        return int(against(base, chosen, keep, scratch, options.workers) > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

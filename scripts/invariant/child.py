@@ -1,0 +1,93 @@
+"""Runs configurations in one process, with the fedhet of one tree, and reads their results.
+
+    python -P child.py JOB
+
+PYTHONPATH is the tree. JOB is a JSON file: `data`, `folder`, and `cases`, a folder's name and
+overrides for each.
+What fedhet.results reads of a run becomes <folder>/<name>.json, and the run folder beside it stays.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+# An editable install would lend its hydra_plugins, which are a namespace package, to another tree.
+TREE = os.environ["PYTHONPATH"]
+sys.path[:] = [one for one in sys.path if one == TREE or not (Path(one) / "fedhet").is_dir()]
+
+import fedhet  # noqa: E402 -- from TREE
+from fedhet import ConfigError  # noqa: E402
+
+
+def main(job: dict[str, Any]) -> None:
+    """Run the configurations of the job that have no result yet."""
+    origin = Path(fedhet.__file__ or "").resolve()
+    if not origin.is_relative_to(Path(TREE).resolve()):
+        raise RuntimeError(f"fedhet was imported from {origin} in place of {TREE}")
+    folder = Path(job["folder"])
+    for name, overrides in job["cases"].items():
+        place = folder / name
+        values = outcome(place, prepared(overrides, job["data"], place))
+        # A later call has its data elsewhere, and may compare with this result.
+        content = json.dumps({"overrides": overrides, **values}).replace(job["data"], "{data}")
+        # The name appears once the content is whole.
+        part = folder / f"{name}.part"
+        part.write_text(content)
+        part.rename(folder / f"{name}.json")
+
+
+def prepared(overrides: Sequence[str], data: str, place: Path) -> list[str]:
+    """Fill in the folders; {first} is that of a run that is made here, before.
+
+    It is in this process's own folder, so that it has the same name in both trees.
+    """
+    first = f"first/{place.name}"
+    if any("{first}" in override for override in overrides):
+        kept = [one for one in overrides if not one.startswith("partition")]
+        fedhet.run([*kept, "partition.clients=5", f"hydra.run.dir='{first}'"])
+    return [one.replace("{data}", data).replace("{first}", first) for one in overrides]
+
+
+def outcome(place: Path, overrides: Sequence[str]) -> dict[str, Any]:
+    """Run a configuration; return how it ended, and what its folder has of it."""
+    try:
+        fedhet.run([*overrides, f"hydra.run.dir='{place}'"])
+        ended, reason = "ran", ""
+    except ConfigError as error:
+        ended, reason = "refused", str(error)
+    except Exception as error:  # noqa: BLE001 -- that of one configuration is its result
+        ended, reason = f"failed: {type(error).__name__}", str(error)
+    found = read(place) if (place / "summary.json").exists() else {}
+    return {"ended": ended, "reason": reason, "values": found}
+
+
+def read(place: Path) -> dict[str, dict[str, Any]]:
+    """Return the values of a run's frames: where they stand -> column -> value.
+
+    The order is that of time: the steps, the clients' scores, and then what the run has as a whole.
+    """
+    results = fedhet.results(str(place))
+    found = {f"step {number}": row for number, row in enumerate(rows(results.rounds), start=1)}
+    for row in rows(results.clients):
+        value = row.pop("value", None)
+        kind = " ".join(f"{row[key]}" for key in row if key not in ("folder", "seed", "round"))
+        found.setdefault(f"clients, round {row['round']}", {})[kind] = value
+    (run,) = rows(results.runs)
+    return {**found, "run": {**run, "problems": len(results.problems)}}
+
+
+def rows(frame: Any) -> list[dict[str, Any]]:
+    """Return a frame's rows without their missing values, which are NaN or None."""
+    return [
+        {key: value for key, value in row.items() if value is not None and value == value}
+        for row in frame.to_dict("records")
+    ]
+
+
+if __name__ == "__main__":
+    main(json.loads(Path(sys.argv[1]).read_text()))

@@ -1,0 +1,60 @@
+"""Every method's weights are, to the last bit, those that hashes.json keeps for this machine.
+
+Processors and libraries differ in their last bits, so the hashes are kept for each kind of machine;
+`python scripts/invariant --hashes` writes those of this one, after a change that should change
+numbers. `python scripts/invariant BASE` compares two trees in ten times as many configurations.
+"""
+
+from __future__ import annotations
+
+import json
+import runpy
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from fedhet.record.results import Run
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "scripts" / "invariant"
+CASES = runpy.run_path(str(SCRIPT / "cases.py"))
+FAST: dict[str, list[str]] = CASES["fast"](*CASES["names_in"](ROOT / "conf"))
+KIND: str = runpy.run_path(str(SCRIPT / "machine.py"))["kind"]()
+KEPT: dict[str, str] | None = json.loads((Path(__file__).parent / "hashes.json").read_text()).get(
+    KIND
+)
+# Where no hashes are kept: methods whose clients keep state, send more than weights, or both.
+BETWEEN_ENGINES = ["fedavg", "scaffold", "fedgmm", "ditto"]
+
+Launch = Callable[..., "Run"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _imported() -> None:
+    """Import what takes long to import, so that no single test's time has it."""
+    slow = ("sklearn.datasets", "sklearn.model_selection", "sklearn.mixture", "pyarrow.parquet")
+    for name in ("fedhet.job", *slow, "torch._dynamo"):  # the last one is imported by torch's Adam
+        import_module(name)
+
+
+def test_hashes_are_kept_for_this_kind_of_machine() -> None:
+    if KEPT is None:
+        pytest.skip(f"no hashes are kept for {KIND}; engines are compared instead")
+
+
+@pytest.mark.parametrize("name", FAST if KEPT is not None else BETWEEN_ENGINES)
+def test_the_weights_are_the_same(name: str, launch: Launch) -> None:
+    found = launch(*FAST[name]).summary["weights_sha256"]
+    if KEPT is None:
+        again = launch(*FAST[name], "engine.workers=2").summary["weights_sha256"]
+        assert found == again, "one and two processes compute different weights"
+        return
+    assert name in KEPT, "no hash is kept of it: `python scripts/invariant --hashes` adds it"
+    assert found == KEPT[name], (
+        f"{name} computes other weights than before. If it should: `python scripts/invariant"
+        " --hashes`, and say why in the commit"
+    )
