@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from maths.cases import named_case
 from torch import Tensor
 from torch.nn import functional
 
@@ -52,15 +53,16 @@ def test_contrast_at_a_tiny_temperature_is_finite() -> None:
 
 
 # ---- FedNTD
-@pytest.mark.parametrize("tau", [1.0, 3.0])
-def test_distillation_by_its_definition(tau: float) -> None:
-    losses = not_true_distillation(LOGITS, GLOBAL, Y, tau)
-    for i, y in enumerate(Y.tolist()):
-        others = [c for c in range(5) if c != y]
-        p, q = ([math.exp(float(t[i, c]) / tau) for c in others] for t in (GLOBAL, LOGITS))
-        p, q = [v / sum(p) for v in p], [v / sum(q) for v in q]
-        expected = tau**2 * sum(a * math.log(a / b) for a, b in zip(p, q, strict=True))
-        assert float(losses[i]) == pytest.approx(expected, rel=1e-12)
+def test_distillation_by_its_definition() -> None:
+    for tau in [1.0, 3.0]:
+        with named_case(tau):
+            losses = not_true_distillation(LOGITS, GLOBAL, Y, tau)
+            for i, y in enumerate(Y.tolist()):
+                others = [c for c in range(5) if c != y]
+                p, q = ([math.exp(float(t[i, c]) / tau) for c in others] for t in (GLOBAL, LOGITS))
+                p, q = [v / sum(p) for v in p], [v / sum(q) for v in q]
+                expected = tau**2 * sum(a * math.log(a / b) for a, b in zip(p, q, strict=True))
+                assert float(losses[i]) == pytest.approx(expected, rel=1e-12)
 
 
 def test_distillation_leaves_the_label_free() -> None:
@@ -84,15 +86,16 @@ def test_two_classes_leave_nothing_to_distil_and_one_is_refused() -> None:
 
 
 # ---- FedROD
-@pytest.mark.parametrize("gamma", [1.0, 0.5])
-def test_balanced_softmax_by_its_definition(gamma: float) -> None:
+def test_balanced_softmax_by_its_definition() -> None:
     """-log(n_y^gamma e^{l_y} / sum_c n_c^gamma e^{l_c}); a class without samples is left out."""
-    counts = torch.tensor([7, 1, 30, 2, 4, 0])
-    logits = draw(6, 6)
-    logits[:, 5] = 50
-    weighted = counts**gamma * logits.exp()
-    expected = -(weighted[range(6), Y] / weighted.sum(1)).log()
-    torch.testing.assert_close(balanced_softmax(logits, Y, counts, gamma), expected)
+    for gamma in [1.0, 0.5]:
+        with named_case(gamma):
+            counts = torch.tensor([7, 1, 30, 2, 4, 0])
+            logits = draw(6, 6)
+            logits[:, 5] = 50
+            weighted = counts**gamma * logits.exp()
+            expected = -(weighted[range(6), Y] / weighted.sum(1)).log()
+            torch.testing.assert_close(balanced_softmax(logits, Y, counts, gamma), expected)
 
 
 def test_balanced_softmax_reduces_to_cross_entropy() -> None:

@@ -36,7 +36,7 @@ def test_a_loss_that_is_not_finite_is_reported() -> None:
         next(epochs)
 
 
-@pytest.mark.parametrize("patience", [3, 1000])
+@pytest.mark.parametrize("patience", [3, pytest.param(1000, marks=pytest.mark.slow)])
 def test_the_local_made_is_that_of_the_epoch_with_the_lowest_held_out_loss(patience: int) -> None:
     """The same epochs are run again, all of them.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from maths.cases import named_case
 
 from fedhet.maths import fedgmm as maths
 from fedhet.maths.fedgmm import Mixture
@@ -45,21 +46,18 @@ def test_samples_are_clipped_and_repeat_with_the_stream() -> None:
 COUNTS = torch.tensor([[5, 0, 2, 9], [0, 0, 0, 0], [1, 1, 1, 1]])
 
 
-@pytest.mark.parametrize(
-    ("target", "expected"),
-    [
+def test_generated_samples_bring_every_class_to_the_target() -> None:
+    cases = [
         ("client_max", [[9] * 4, [0] * 4, [1] * 4]),
         ("global_max", [[9] * 4] * 3),
         (3, [[5, 3, 3, 9], [3] * 4, [3] * 4]),
         (0, COUNTS.tolist()),
-    ],
-)
-def test_generated_samples_bring_every_class_to_the_target(
-    target: str | int, expected: list[list[int]]
-) -> None:
-    everything = torch.ones(4, dtype=torch.bool)
-    generated = maths.generate_counts(COUNTS, everything, target, 9)
-    assert (generated + COUNTS).tolist() == expected
+    ]
+    for target, expected in cases:
+        with named_case(target, expected):
+            everything = torch.ones(4, dtype=torch.bool)
+            generated = maths.generate_counts(COUNTS, everything, target, 9)
+            assert (generated + COUNTS).tolist() == expected
 
 
 def test_nothing_is_generated_without_a_mixture() -> None:
@@ -68,18 +66,17 @@ def test_nothing_is_generated_without_a_mixture() -> None:
     assert generated.tolist() == [4, 0, 7, 0]
 
 
-@pytest.mark.parametrize(
-    ("counts", "target"),
-    [
+def test_bad_counts_and_targets_are_reported() -> None:
+    cases = [
         ([3, -1], "client_max"),
         ([3.0, 1.0], "client_max"),
         ([3, 1], "max"),
         ([3, 1], -1),
         ([3, 1], True),
         ([3, 1], 2.5),
-    ],
-)
-def test_bad_counts_and_targets_are_reported(counts: list[int], target: object) -> None:
-    available = torch.ones(2, dtype=torch.bool)
-    with pytest.raises(ValueError, match=r"counts \[|target="):
-        maths.generate_counts(torch.tensor(counts), available, target, 3)  # type: ignore[arg-type]
+    ]
+    for counts, target in cases:
+        with named_case(counts, target):
+            available = torch.ones(2, dtype=torch.bool)
+            with pytest.raises(ValueError, match=r"counts \[|target="):
+                maths.generate_counts(torch.tensor(counts), available, target, 3)  # type: ignore[arg-type]

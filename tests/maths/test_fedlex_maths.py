@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from maths.cases import named_case
 from torch import Tensor
 
 from fedhet.maths.fedlex import (
@@ -22,6 +23,8 @@ from fedhet.trees import Tree
 
 SHAPES = {"w": (4, 3), "b": (3,), "k": (2, 2, 2)}
 NAN, INF = float("nan"), float("inf")
+SCOPES = ["tensor", "model"]
+ORDERS = ["normalise_then_mean", "mean_then_normalise"]
 
 
 def draw(seed: int, explorers: int = 5) -> list[Tree]:
@@ -50,30 +53,30 @@ def test_deviation() -> None:
     assert d["a"].dtype == torch.float64
 
 
-@pytest.mark.parametrize(
-    ("final", "dtype"), [(NAN, torch.float64), (INF, torch.float64), (1e25, torch.float32)]
-)
-def test_a_diverged_exploration_is_reported(final: float, dtype: torch.dtype) -> None:
+def test_a_diverged_exploration_is_reported() -> None:
     """Also if only the square overflows, in the type that is sent."""
-    start = {"a": torch.zeros(2), "b": torch.zeros(2)}
-    end = {"a": torch.ones(2), "b": torch.tensor([0.0, final])}
-    with pytest.raises(ValueError, match=r"'b'.*diverged"):
-        deviation(start, end, dtype)
+    for final, dtype in [(NAN, torch.float64), (INF, torch.float64), (1e25, torch.float32)]:
+        with named_case(final, dtype):
+            start = {"a": torch.zeros(2), "b": torch.zeros(2)}
+            end = {"a": torch.ones(2), "b": torch.tensor([0.0, final])}
+            with pytest.raises(ValueError, match=r"'b'.*diverged"):
+                deviation(start, end, dtype)
 
 
-@pytest.mark.parametrize("scope", ["tensor", "model"])
-def test_the_equation_read_literally(scope: str) -> None:
-    explorers = draw(0)
-    expected: dict[str, Any] = {name: np.zeros(shape) for name, shape in SHAPES.items()}
-    for d in explorers:
-        whole = np.concatenate([t.numpy().ravel() for t in d.values()])
-        for name, t in d.items():
-            values = t.numpy() if scope == "tensor" else whole
-            low, high = values.min(), values.max()
-            expected[name] += (t.numpy() - low) / (high - low) / len(explorers)
-    guidance = global_guidance(explorers, scope=scope)
-    for name in SHAPES:
-        np.testing.assert_allclose(guidance[name], expected[name], rtol=1e-12)
+def test_the_equation_read_literally() -> None:
+    for scope in SCOPES:
+        with named_case(scope):
+            explorers = draw(0)
+            expected: dict[str, Any] = {name: np.zeros(shape) for name, shape in SHAPES.items()}
+            for d in explorers:
+                whole = np.concatenate([t.numpy().ravel() for t in d.values()])
+                for name, t in d.items():
+                    values = t.numpy() if scope == "tensor" else whole
+                    low, high = values.min(), values.max()
+                    expected[name] += (t.numpy() - low) / (high - low) / len(explorers)
+            guidance = global_guidance(explorers, scope=scope)
+            for name in SHAPES:
+                np.testing.assert_allclose(guidance[name], expected[name], rtol=1e-12)
 
 
 def test_minima_and_maxima_over_each_explorer_or_over_all() -> None:
@@ -93,42 +96,43 @@ def test_minima_and_maxima_over_each_explorer_or_over_all() -> None:
     assert_close(global_guidance([first], minmax="all"), global_guidance([first]))
 
 
-@pytest.mark.parametrize("scope", ["tensor", "model"])
-def test_over_all_explorers_the_mean_may_come_first(scope: str) -> None:
+def test_over_all_explorers_the_mean_may_come_first() -> None:
     """The range is the same for all, so G = (mean D - min) / (max - min)."""
-    explorers = draw(4)
-    guidance = global_guidance(explorers, scope=scope, minmax="all")
-    whole = np.concatenate([t.numpy().ravel() for d in explorers for t in d.values()])
-    for name in SHAPES:
-        stacked = np.stack([d[name].numpy() for d in explorers])
-        values = stacked if scope == "tensor" else whole
-        low, high = values.min(), values.max()
-        expected = (stacked.mean(0) - low) / (high - low)
-        np.testing.assert_allclose(guidance[name], expected, rtol=1e-10, atol=1e-15)
+    for scope in SCOPES:
+        with named_case(scope):
+            explorers = draw(4)
+            guidance = global_guidance(explorers, scope=scope, minmax="all")
+            whole = np.concatenate([t.numpy().ravel() for d in explorers for t in d.values()])
+            for name in SHAPES:
+                stacked = np.stack([d[name].numpy() for d in explorers])
+                values = stacked if scope == "tensor" else whole
+                low, high = values.min(), values.max()
+                expected = (stacked.mean(0) - low) / (high - low)
+                np.testing.assert_allclose(guidance[name], expected, rtol=1e-10, atol=1e-15)
 
 
-@pytest.mark.parametrize("minmax", ["explorer", "all"])
-def test_the_range_of_a_mean_is_its_own(minmax: str) -> None:
+def test_the_range_of_a_mean_is_its_own() -> None:
     """In the authors' order there is one D, so both readings are the same."""
-    guidance = global_guidance(draw(5), order="mean_then_normalise", minmax=minmax)
-    assert_close(guidance, global_guidance(draw(5), order="mean_then_normalise"))
+    for minmax in ["explorer", "all"]:
+        with named_case(minmax):
+            guidance = global_guidance(draw(5), order="mean_then_normalise", minmax=minmax)
+            assert_close(guidance, global_guidance(draw(5), order="mean_then_normalise"))
 
 
-@pytest.mark.parametrize("order", ["normalise_then_mean", "mean_then_normalise"])
-@pytest.mark.parametrize("scope", ["tensor", "model"])
-@pytest.mark.parametrize("seed", range(3))
-def test_bounds_and_permutation(seed: int, scope: str, order: str) -> None:
-    explorers = draw(seed)
-    before = [{name: t.clone() for name, t in d.items()} for d in explorers]
-    guidance = global_guidance(explorers, scope=scope, order=order)
-    assert all(float(g.min()) >= 0 and float(g.max()) <= 1 for g in guidance.values())
-    assert_close(guidance, global_guidance(explorers[::-1], scope=scope, order=order))
-    one = global_guidance(explorers[:1], scope=scope, order=order)
-    extremes = {float(bound) for t in one.values() for bound in t.aminmax()}
-    assert extremes >= {0.0, 1.0}
-    assert_close(one, global_guidance(explorers[:1] * 3, scope=scope, order=order))
-    for d, old in zip(explorers, before, strict=True):  # the arguments are left unchanged
-        assert all(torch.equal(d[name], old[name]) for name in d)
+def test_bounds_and_permutation() -> None:
+    for order, scope, seed in itertools.product(ORDERS, SCOPES, range(3)):
+        with named_case(order, scope, seed):
+            explorers = draw(seed)
+            before = [{name: t.clone() for name, t in d.items()} for d in explorers]
+            guidance = global_guidance(explorers, scope=scope, order=order)
+            assert all(float(g.min()) >= 0 and float(g.max()) <= 1 for g in guidance.values())
+            assert_close(guidance, global_guidance(explorers[::-1], scope=scope, order=order))
+            one = global_guidance(explorers[:1], scope=scope, order=order)
+            extremes = {float(bound) for t in one.values() for bound in t.aminmax()}
+            assert extremes >= {0.0, 1.0}
+            assert_close(one, global_guidance(explorers[:1] * 3, scope=scope, order=order))
+            for d, old in zip(explorers, before, strict=True):
+                assert all(torch.equal(d[name], old[name]) for name in d)  # left unchanged
 
 
 def test_every_tensor_spans_zero_to_one_in_the_authors_order() -> None:
@@ -148,25 +152,25 @@ def test_an_explorers_scale_does_not_matter_before_the_mean() -> None:
     assert float((by_mean[0] - by_mean[1]).abs().max()) > 0.1
 
 
-@pytest.mark.parametrize("value", [0.0, 3.0, 1e-30])
-def test_a_constant_tensor_is_neutral_for_its_explorer(value: float) -> None:
+def test_a_constant_tensor_is_neutral_for_its_explorer() -> None:
     """Also a one-element tensor; 1 + 1e-13 counts as constant, 1 + 1e-11 does not."""
-    first = {"a": torch.full((3,), value), "one": torch.tensor([7.0])}
-    second = {"a": torch.tensor([0.0, 1.0, 4.0]), "one": torch.tensor([0.0])}
-    guidance = global_guidance([first, second])
-    assert guidance["a"].tolist() == [0.5, 0.625, 1.0] and guidance["one"].tolist() == [1.0]
-    for spread, expected in ((1e-13, [1.0, 1.0]), (1e-11, [0.0, 1.0])):
-        d = {"a": torch.tensor([1.0, 1.0 + spread], dtype=torch.float64)}
-        assert global_guidance([d])["a"].tolist() == expected
+    for value in [0.0, 3.0, 1e-30]:
+        with named_case(value):
+            first = {"a": torch.full((3,), value), "one": torch.tensor([7.0])}
+            second = {"a": torch.tensor([0.0, 1.0, 4.0]), "one": torch.tensor([0.0])}
+            guidance = global_guidance([first, second])
+            assert guidance["a"].tolist() == [0.5, 0.625, 1.0] and guidance["one"].tolist() == [1.0]
+            for spread, expected in ((1e-13, [1.0, 1.0]), (1e-11, [0.0, 1.0])):
+                d = {"a": torch.tensor([1.0, 1.0 + spread], dtype=torch.float64)}
+                assert global_guidance([d])["a"].tolist() == expected
 
 
-@pytest.mark.parametrize("rescale", ["none", "mean1"])
-@pytest.mark.parametrize("order", ["normalise_then_mean", "mean_then_normalise"])
-@pytest.mark.parametrize("scope", ["tensor", "model"])
-def test_the_mask_is_one_where_nothing_moves(scope: str, order: str, rescale: str) -> None:
+def test_the_mask_is_one_where_nothing_moves() -> None:
     still = [{name: torch.zeros(shape) for name, shape in SHAPES.items()}] * 3
-    mask = adjusted(global_guidance(still, scope=scope, order=order), rescale, 0.3)
-    assert all(torch.equal(g, torch.ones_like(g)) for g in mask.values())
+    for rescale, order, scope in itertools.product(["none", "mean1"], ORDERS, SCOPES):
+        with named_case(rescale, order, scope):
+            mask = adjusted(global_guidance(still, scope=scope, order=order), rescale, 0.3)
+            assert all(torch.equal(g, torch.ones_like(g)) for g in mask.values())
 
 
 def test_rescaling_and_the_floor() -> None:
@@ -196,9 +200,8 @@ def test_a_tensor_whose_mask_is_zero_throughout_is_rescaled_to_one() -> None:
     assert adjusted(guidance, "mean1", 0.25)["b"].tolist() == [1.0, 1.0]
 
 
-@pytest.mark.parametrize(
-    ("participants", "options", "expected"),
-    [
+def test_whose_deviations_count() -> None:
+    cases = [
         ([4, 2, 0], {"first": True}, [7, 2, 5]),
         ([4, 2, 0], {"first": False}, [2]),
         # in the order of the explorers, not in that of the participants
@@ -208,12 +211,10 @@ def test_a_tensor_whose_mask_is_zero_throughout_is_rescaled_to_one() -> None:
         ([0, 1], {"first": False, "empty": "all"}, [7, 2, 5]),
         ([2, 1], {"first": False, "empty": "all"}, [2]),
         ([2, 1], {"first": False, "refresh": "all"}, [7, 2, 5]),
-    ],
-)
-def test_whose_deviations_count(
-    participants: list[int], options: dict[str, Any], expected: list[int] | None
-) -> None:
-    assert contributors([7, 2, 5], participants, **options) == expected
+    ]
+    for participants, options, expected in cases:
+        with named_case(participants, options, expected):
+            assert contributors([7, 2, 5], participants, **options) == expected
 
 
 def test_masks() -> None:
@@ -241,9 +242,8 @@ def test_a_masked_step_is_exact_at_zero_and_one() -> None:
 GOOD = {"a": torch.tensor([0.0, 1.0])}
 
 
-@pytest.mark.parametrize(
-    ("deviations", "options", "message"),
-    [
+def test_bad_input_is_reported() -> None:
+    cases = [
         ([], {}, "0 explorers"),
         ([{}], {}, "0 tensors"),
         ([GOOD, {"a": torch.tensor([0.0, NAN])}], {}, "explorer 1, tensor 'a'"),
@@ -253,10 +253,7 @@ GOOD = {"a": torch.tensor([0.0, 1.0])}
         ([GOOD], {"scope": "layer"}, "scope='layer'"),
         ([GOOD], {"order": "mean"}, "order='mean'"),
         ([GOOD], {"minmax": "each"}, "minmax='each'"),
-    ],
-)
-def test_bad_input_is_reported(
-    deviations: Sequence[dict[str, Tensor]], options: dict[str, str], message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        global_guidance(deviations, **options)
+    ]
+    for deviations, options, message in cases:
+        with named_case(deviations, options, message), pytest.raises(ValueError, match=message):
+            global_guidance(deviations, **options)

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from maths.cases import named_case
 from torch import Tensor
 
 from fedhet.maths.fednorm import contribution, similarity
@@ -24,63 +25,69 @@ def draw(
     return z if signed else z.abs(), nu / nu.sum(), float(0.1 + 2 * torch.rand((), generator=g))
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_the_equations_read_literally(seed: int) -> None:
+def test_the_equations_read_literally() -> None:
     """Loops over clients, in the paper's notation.
 
     T is large enough that the naive exponentials do not overflow.
     """
-    z, nu, temperature = draw(seed, signed=bool(seed % 2))
-    clients = len(nu)
-    s = np.ones((clients, clients))
-    for r in range(clients):
-        for p in range(clients):
-            if r != p:  # eq. 3, 4
-                lengths = float(z[r] @ z[r]) ** 0.5 * float(z[p] @ z[p]) ** 0.5
-                s[r, p] = float(z[r] @ z[p]) / lengths
-    e = [math.exp(sum(s[q, p] for p in range(clients)) / temperature) for q in range(clients)]
-    # eq. 8
-    factors = [sum(e[q] for q in range(clients) if q != r) / sum(e) for r in range(clients)]
-    dot = sum(factors[r] * float(nu[r]) for r in range(clients))
-    weights = [factors[r] * float(nu[r]) / dot for r in range(clients)]  # eq. 7
-    actual = contribution(z, nu, temperature)
-    np.testing.assert_allclose(actual.similarity, s, rtol=1e-12, atol=1e-12)
-    np.testing.assert_allclose(actual.factors, factors, rtol=1e-10)
-    np.testing.assert_allclose(actual.weights, weights, rtol=1e-10)
+    for seed in SEEDS:
+        with named_case(seed):
+            z, nu, temperature = draw(seed, signed=bool(seed % 2))
+            clients = len(nu)
+            s = np.ones((clients, clients))
+            for r in range(clients):
+                for p in range(clients):
+                    if r != p:  # eq. 3, 4
+                        lengths = float(z[r] @ z[r]) ** 0.5 * float(z[p] @ z[p]) ** 0.5
+                        s[r, p] = float(z[r] @ z[p]) / lengths
+            e = [
+                math.exp(sum(s[q, p] for p in range(clients)) / temperature) for q in range(clients)
+            ]
+            # eq. 8
+            factors = [sum(e[q] for q in range(clients) if q != r) / sum(e) for r in range(clients)]
+            dot = sum(factors[r] * float(nu[r]) for r in range(clients))
+            weights = [factors[r] * float(nu[r]) / dot for r in range(clients)]  # eq. 7
+            actual = contribution(z, nu, temperature)
+            np.testing.assert_allclose(actual.similarity, s, rtol=1e-12, atol=1e-12)
+            np.testing.assert_allclose(actual.factors, factors, rtol=1e-10)
+            np.testing.assert_allclose(actual.weights, weights, rtol=1e-10)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_bounds(seed: int) -> None:
-    z, nu, temperature = draw(seed, signed=True)
-    _, factors, weights = contribution(z, nu, temperature)
-    assert float(factors.sum()) == pytest.approx(len(nu) - 1, rel=1e-12)
-    assert (factors >= 0).all() and (factors <= 1).all()
-    assert float(weights.sum()) == pytest.approx(1, rel=1e-12)
-    total_variation = float((weights - nu).abs().sum()) / 2
-    assert total_variation <= float(nu.max()) + 1e-12
-    uniform = contribution(z, torch.ones_like(nu), temperature)
-    assert float(uniform.weights.max()) <= 1 / (len(nu) - 1) + 1e-12
+def test_bounds() -> None:
+    for seed in SEEDS:
+        with named_case(seed):
+            z, nu, temperature = draw(seed, signed=True)
+            _, factors, weights = contribution(z, nu, temperature)
+            assert float(factors.sum()) == pytest.approx(len(nu) - 1, rel=1e-12)
+            assert (factors >= 0).all() and (factors <= 1).all()
+            assert float(weights.sum()) == pytest.approx(1, rel=1e-12)
+            total_variation = float((weights - nu).abs().sum()) / 2
+            assert total_variation <= float(nu.max()) + 1e-12
+            uniform = contribution(z, torch.ones_like(nu), temperature)
+            assert float(uniform.weights.max()) <= 1 / (len(nu) - 1) + 1e-12
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_scales_of_latents_and_of_host_weights_do_not_matter(seed: int) -> None:
-    z, nu, temperature = draw(seed, signed=True)
-    scales = torch.logspace(-150, 150, len(nu), dtype=torch.float64)
-    plain = contribution(z, nu, temperature)
-    scaled = contribution(z * scales[:, None], 1e3 * nu, temperature)
-    torch.testing.assert_close(scaled.similarity, plain.similarity, rtol=0, atol=1e-12)
-    torch.testing.assert_close(scaled.weights, plain.weights, rtol=1e-10, atol=0)
+def test_scales_of_latents_and_of_host_weights_do_not_matter() -> None:
+    for seed in SEEDS:
+        with named_case(seed):
+            z, nu, temperature = draw(seed, signed=True)
+            scales = torch.logspace(-150, 150, len(nu), dtype=torch.float64)
+            plain = contribution(z, nu, temperature)
+            scaled = contribution(z * scales[:, None], 1e3 * nu, temperature)
+            torch.testing.assert_close(scaled.similarity, plain.similarity, rtol=0, atol=1e-12)
+            torch.testing.assert_close(scaled.weights, plain.weights, rtol=1e-10, atol=0)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_permuting_the_clients_permutes_the_weights(seed: int) -> None:
-    z, nu, temperature = draw(seed)
-    order = torch.randperm(len(nu), generator=torch.Generator().manual_seed(seed))
-    plain = contribution(z, nu, temperature)
-    permuted = contribution(z[order], nu[order], temperature)
-    torch.testing.assert_close(permuted.weights, plain.weights[order], rtol=1e-12, atol=0)
-    expected = plain.similarity[order][:, order]
-    torch.testing.assert_close(permuted.similarity, expected, rtol=0, atol=1e-14)
+def test_permuting_the_clients_permutes_the_weights() -> None:
+    for seed in SEEDS:
+        with named_case(seed):
+            z, nu, temperature = draw(seed)
+            order = torch.randperm(len(nu), generator=torch.Generator().manual_seed(seed))
+            plain = contribution(z, nu, temperature)
+            permuted = contribution(z[order], nu[order], temperature)
+            torch.testing.assert_close(permuted.weights, plain.weights[order], rtol=1e-12, atol=0)
+            expected = plain.similarity[order][:, order]
+            torch.testing.assert_close(permuted.similarity, expected, rtol=0, atol=1e-14)
 
 
 def test_a_host_weight_of_zero_stays_zero() -> None:
@@ -113,19 +120,22 @@ def test_one_and_two_participants() -> None:
     assert alone.weights.tolist() == [1.0] and alone.factors.tolist() == [0.0]
 
 
-@pytest.mark.parametrize("clients", [2, 5, 50])
-def test_rounding_does_not_choose_among_equally_central_clients(clients: int) -> None:
+def test_rounding_does_not_choose_among_equally_central_clients() -> None:
     """Two clients, or clients whose latents have one direction, keep the host's weights.
 
     This holds at any temperature.
     """
-    for seed in range(50):
-        z, nu, _ = draw(seed, clients, d=1 + 4 * seed, signed=True)
-        if clients > 2:
-            z = z[:1] * torch.linspace(0.1, 3, clients, dtype=torch.float64)[:, None]
-        s = similarity(z)
-        assert torch.equal(s, s.T)
-        torch.testing.assert_close(contribution(z, nu, 1e-9).weights, nu, rtol=1e-12, atol=0)
+    for clients in [2, 5, 50]:
+        with named_case(clients):
+            for seed in range(50):
+                z, nu, _ = draw(seed, clients, d=1 + 4 * seed, signed=True)
+                if clients > 2:
+                    z = z[:1] * torch.linspace(0.1, 3, clients, dtype=torch.float64)[:, None]
+                s = similarity(z)
+                assert torch.equal(s, s.T)
+                torch.testing.assert_close(
+                    contribution(z, nu, 1e-9).weights, nu, rtol=1e-12, atol=0
+                )
 
 
 def test_a_difference_above_rounding_still_counts_at_a_tiny_temperature() -> None:
@@ -170,9 +180,8 @@ NAN, INF = float("nan"), float("inf")
 GOOD = torch.ones(3, 2)
 
 
-@pytest.mark.parametrize(
-    ("z", "nu", "temperature", "message"),
-    [
+def test_bad_input_is_reported() -> None:
+    cases = [
         (torch.tensor([[1.0], [NAN], [1.0]]), torch.ones(3), 1.0, r"\[1\]"),
         (torch.tensor([[1.0], [1.0], [-INF]]), torch.ones(3), 1.0, r"\[2\]"),
         (GOOD, torch.zeros(3), 1.0, "not all zero"),
@@ -185,8 +194,7 @@ GOOD = torch.ones(3, 2)
         (GOOD, torch.ones(3), -1.0, "temperature=-1"),
         (GOOD, torch.ones(3), INF, "temperature=inf"),
         (GOOD, torch.ones(3), NAN, "temperature=nan"),
-    ],
-)
-def test_bad_input_is_reported(z: Tensor, nu: Tensor, temperature: float, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        contribution(z, nu, temperature)
+    ]
+    for z, nu, temperature, message in cases:
+        with named_case(z, nu, temperature, message), pytest.raises(ValueError, match=message):
+            contribution(z, nu, temperature)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from maths.cases import named_case
 
 from fedhet import trees
 from fedhet.maths.fednova import Term, combine, normaliser
@@ -21,56 +22,61 @@ def moved(steps: int, momentum: float = 0.0, eta_mu: float = 0.0) -> float:
     return distance
 
 
-@pytest.mark.parametrize("steps", [0, 1, 2, 7, 50])
-@pytest.mark.parametrize(
-    "kind",
-    [{}, {"momentum": 0.5}, {"momentum": 0.9}, {"eta_mu": 0.01}, {"eta_mu": 0.7}, {"eta_mu": 1.5}],
-    ids=str,
-)
-def test_it_is_the_distance_under_a_constant_gradient(steps: int, kind: dict[str, float]) -> None:
-    assert normaliser(steps, **kind) == pytest.approx(moved(steps, **kind), rel=1e-12)
+def test_it_is_the_distance_under_a_constant_gradient() -> None:
+    for steps in [0, 1, 2, 7, 50]:
+        for kind in [
+            {},
+            {"momentum": 0.5},
+            {"momentum": 0.9},
+            {"eta_mu": 0.01},
+            {"eta_mu": 0.7},
+            {"eta_mu": 1.5},
+        ]:
+            with named_case(steps, kind):
+                assert normaliser(steps, **kind) == pytest.approx(moved(steps, **kind), rel=1e-12)
 
 
-@pytest.mark.parametrize("steps", [1, 10, 5000])
-@pytest.mark.parametrize("eta_mu", [1e-12, 1e-15, 1e-17, 1e-300])
-def test_a_proximal_term_that_vanishes_is_plain_sgd(steps: int, eta_mu: float) -> None:
+def test_a_proximal_term_that_vanishes_is_plain_sgd() -> None:
     """tau - tau (tau - 1) eta_mu/2 + ..., without loss of digits in 1 - (1 - eta_mu)^tau."""
-    assert normaliser(steps, eta_mu=eta_mu) == pytest.approx(steps, rel=max(1e-12, steps * eta_mu))
+    for steps in [1, 10, 5000]:
+        for eta_mu in [1e-12, 1e-15, 1e-17, 1e-300]:
+            with named_case(steps, eta_mu):
+                assert normaliser(steps, eta_mu=eta_mu) == pytest.approx(
+                    steps, rel=max(1e-12, steps * eta_mu)
+                )
 
 
-@pytest.mark.parametrize("steps", [1, 10, 999, 4096])
-@pytest.mark.parametrize("short", [1e-5, 1e-8, 1e-16])
-def test_momentum_near_one_is_the_triangular_number(steps: int, short: float) -> None:
+def test_momentum_near_one_is_the_triangular_number() -> None:
     """With rho = 1 - short, the sum over j of (1 - rho^j)/(1 - rho) is expanded in short.
 
     Each term is j - j (j - 1)/2 short + ...; the sum is tau (tau + 1)/2 - (tau^3 - tau)/6 short
     + ...
     """
-    expected = steps * (steps + 1) / 2 - (steps**3 - steps) / 6 * short
-    actual = normaliser(steps, momentum=1 - short)
-    assert actual == pytest.approx(expected, rel=max(1e-12, (steps * short) ** 2))
+    for steps in [1, 10, 999, 4096]:
+        for short in [1e-5, 1e-8, 1e-16]:
+            with named_case(steps, short):
+                expected = steps * (steps + 1) / 2 - (steps**3 - steps) / 6 * short
+                actual = normaliser(steps, momentum=1 - short)
+                assert actual == pytest.approx(expected, rel=max(1e-12, (steps * short) ** 2))
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
+def test_it_is_zero_without_a_step_and_only_then() -> None:
+    """By this, `combine` recognises the clients to leave out."""
+    cases = [
         {"momentum": 1 - 2.0**-53},
         {"eta_mu": 5e-324},
         {"eta_mu": 1 - 2.0**-53},
         {"eta_mu": 1.0},
         {"eta_mu": 2 - 2.0**-52},
-    ],
-    ids=str,
-)
-def test_it_is_zero_without_a_step_and_only_then(kind: dict[str, float]) -> None:
-    """By this, `combine` recognises the clients to leave out."""
-    assert normaliser(0, **kind) == 0
-    assert all(normaliser(steps, **kind) > 0 for steps in range(1, 60))
+    ]
+    for kind in cases:
+        with named_case(kind):
+            assert normaliser(0, **kind) == 0
+            assert all(normaliser(steps, **kind) > 0 for steps in range(1, 60))
 
 
-@pytest.mark.parametrize(
-    ("kind", "message"),
-    [
+def test_what_has_no_formula_is_refused() -> None:
+    cases = [
         ({"steps": -1}, "steps=-1"),
         ({"steps": 2.5}, "steps=2.5"),
         ({"steps": 3, "momentum": 1.0}, "momentum=1"),
@@ -78,11 +84,10 @@ def test_it_is_zero_without_a_step_and_only_then(kind: dict[str, float]) -> None
         ({"steps": 3, "eta_mu": -0.1}, "lr mu=-0.1"),
         ({"steps": 3, "momentum": 0.9, "eta_mu": 0.1}, "no agreed formula"),
         ({"steps": 3, "momentum": float("nan")}, "momentum=nan"),
-    ],
-)
-def test_what_has_no_formula_is_refused(kind: dict[str, float], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        normaliser(**kind)  # type: ignore[arg-type]
+    ]
+    for kind, message in cases:
+        with named_case(kind, message), pytest.raises(ValueError, match=message):
+            normaliser(**kind)  # type: ignore[arg-type]
 
 
 def terms(a: list[float], weights: list[float]) -> list[Term]:
@@ -93,16 +98,15 @@ def terms(a: list[float], weights: list[float]) -> list[Term]:
     ]
 
 
-@pytest.mark.parametrize(
-    "weights", [[3.0, 8.0, 5.0], [0.1, 0.7, 0.2]], ids=["integers", "fractions"]
-)
-@pytest.mark.parametrize("a", [7.0, 10 / 3], ids=str)
-def test_equal_work_is_the_weighted_mean_bit_for_bit(weights: list[float], a: float) -> None:
-    given = terms([a] * 3, weights)
-    combined, tau_eff = combine(given)
-    mean = trees.mean((term.change, term.weight) for term in given)
-    assert torch.equal(combined["x"], mean["x"])
-    assert tau_eff == a
+def test_equal_work_is_the_weighted_mean_bit_for_bit() -> None:
+    for weights in [[3.0, 8.0, 5.0], [0.1, 0.7, 0.2]]:
+        for a in [7.0, 10 / 3]:
+            with named_case(weights, a):
+                given = terms([a] * 3, weights)
+                combined, tau_eff = combine(given)
+                mean = trees.mean((term.change, term.weight) for term in given)
+                assert torch.equal(combined["x"], mean["x"])
+                assert tau_eff == a
 
 
 def test_only_ratios_of_weights_count_and_the_order_does_not() -> None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 import torch
-from torch import Tensor
+from maths.cases import named_case
 from torch.nn import functional
 
 from fedhet.maths import fedpcl as maths
@@ -13,40 +12,42 @@ from fedhet.maths import fedpcl as maths
 KNOWN = torch.tensor([True, True, False, True])
 
 
-@pytest.mark.parametrize("denominator", maths.DENOMINATORS)
-def test_losses_by_loops(denominator: str) -> None:
+def test_losses_by_loops() -> None:
     draw = np.random.default_rng(0)
     z = functional.normalize(torch.from_numpy(draw.normal(size=(5, 3)))).numpy()
     y = np.array([0, 1, 3, 3, 0])
     mean = draw.normal(size=(4, 3))
     sets = draw.normal(size=(2, 4, 3))
 
-    def term(b: int, rows: np.ndarray) -> float:
+    def term(b: int, rows: np.ndarray, denominator: str) -> float:
         s = rows @ z[b] / 0.2
         classes = [c for c in (0, 1, 3) if denominator == "all" or c != y[b]]
         return float(-s[y[b]] + np.log(np.exp(s[classes]).sum()))
 
-    expected = [term(b, mean) + np.mean([term(b, rows) for rows in sets]) for b in range(5)]
     tensors = [torch.from_numpy(a) for a in (z, y, mean, sets)]
-    losses = maths.losses(*tensors, KNOWN, 0.2, denominator)  # type: ignore[call-arg, arg-type]
-    np.testing.assert_allclose(losses, expected, rtol=1e-12)
+    for denominator in maths.DENOMINATORS:
+        with named_case(denominator):
+            expected = [
+                term(b, mean, denominator) + np.mean([term(b, rows, denominator) for rows in sets])
+                for b in range(5)
+            ]
+            losses = maths.losses(*tensors, KNOWN, 0.2, denominator)  # type: ignore[call-arg, arg-type]
+            np.testing.assert_allclose(losses, expected, rtol=1e-12)
 
 
-@pytest.mark.parametrize("denominator", maths.DENOMINATORS)
-@pytest.mark.parametrize(
-    "known",
-    [KNOWN, torch.tensor([True, False, False, False]), torch.zeros(4, dtype=torch.bool)],
-    ids=str,
-)
-def test_unknown_classes_have_neither_loss_nor_gradient(denominator: str, known: Tensor) -> None:
-    scores = torch.randn(2, 4, 4, generator=torch.Generator().manual_seed(0)).requires_grad_()
-    losses = maths.contrast(scores, torch.arange(4), known, denominator)
-    (grad,) = torch.autograd.grad(losses.sum(), scores)
-    contrasted = known & (known.sum() > 1)
-    assert torch.isfinite(losses).all() and torch.isfinite(grad).all()
-    assert torch.equal(losses != 0, contrasted.expand(2, 4))
-    assert torch.equal(grad.abs().sum((0, 2)) > 0, contrasted)
-    assert not grad[..., ~known].any()
+def test_unknown_classes_have_neither_loss_nor_gradient() -> None:
+    for denominator in maths.DENOMINATORS:
+        for known in [KNOWN, torch.tensor([1, 0, 0, 0]).bool(), torch.zeros(4).bool()]:
+            with named_case(denominator, known):
+                draws = torch.Generator().manual_seed(0)
+                scores = torch.randn(2, 4, 4, generator=draws).requires_grad_()
+                losses = maths.contrast(scores, torch.arange(4), known, denominator)
+                (grad,) = torch.autograd.grad(losses.sum(), scores)
+                contrasted = known & (known.sum() > 1)
+                assert torch.isfinite(losses).all() and torch.isfinite(grad).all()
+                assert torch.equal(losses != 0, contrasted.expand(2, 4))
+                assert torch.equal(grad.abs().sum((0, 2)) > 0, contrasted)
+                assert not grad[..., ~known].any()
 
 
 def test_rows_are_classes_so_perfect_features_have_almost_no_loss() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from maths.cases import named_case
 from torch import Tensor
 
 from fedhet.maths.fedsa import Options, aggregate_tensor
@@ -18,21 +19,24 @@ def similarities(seed: int, clients: int = 9, levels: int = 6) -> Tensor:
     return upper + upper.T + torch.eye(clients).double()
 
 
-@pytest.mark.parametrize("threshold", ["at_full", "always"])
-@pytest.mark.parametrize("S", [1, 2, 4, 12])
-@pytest.mark.parametrize("seed", range(8))
-def test_every_client_is_in_one_cluster_or_in_none(seed: int, S: int, threshold: str) -> None:
-    sim = similarities(seed)
-    clusters, rest = cluster(sim, Options(S=S, sim_t=0.5, threshold=threshold))
-    assert sorted([k for members in clusters for k in members] + rest) == list(range(len(sim)))
-    assert len(clusters) <= S and all(len(members) > 1 for members in clusters)
-    if threshold == "always":
-        for members in clusters:
-            for k in members:
-                others = [m for m in members if m != k]
-                assert float(sim[k, others].max()) > 0.5
-    elif len(clusters) < S:
-        assert not rest
+def test_every_client_is_in_one_cluster_or_in_none() -> None:
+    for threshold in ["at_full", "always"]:
+        for S in [1, 2, 4, 12]:
+            for seed in range(8):
+                with named_case(threshold, S, seed):
+                    sim = similarities(seed)
+                    clusters, rest = cluster(sim, Options(S=S, sim_t=0.5, threshold=threshold))
+                    assert sorted([k for members in clusters for k in members] + rest) == list(
+                        range(len(sim))
+                    )
+                    assert len(clusters) <= S and all(len(members) > 1 for members in clusters)
+                    if threshold == "always":
+                        for members in clusters:
+                            for k in members:
+                                others = [m for m in members if m != k]
+                                assert float(sim[k, others].max()) > 0.5
+                    elif len(clusters) < S:
+                        assert not rest
 
 
 def test_rounding_does_not_break_ties() -> None:
@@ -65,7 +69,7 @@ def test_a_threshold_that_no_pair_exceeds_gives_the_uniform_mean() -> None:
     assert torch.equal(unclustered.w, aggregate_tensor(W, Options(cv_t=1)).w)
 
 
-@pytest.mark.parametrize("sim", [torch.ones(2, 3), torch.ones(3), torch.full((2, 2), float("nan"))])
-def test_bad_similarities_are_reported(sim: Tensor) -> None:
-    with pytest.raises(ValueError, match="square matrix of finite values"):
-        cluster(sim, Options())
+def test_bad_similarities_are_reported() -> None:
+    for sim in [torch.ones(2, 3), torch.ones(3), torch.full((2, 2), float("nan"))]:
+        with named_case(sim), pytest.raises(ValueError, match="square matrix of finite values"):
+            cluster(sim, Options())

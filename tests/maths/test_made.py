@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
+from maths.cases import named_case
 from torch import Tensor
 
 from fedhet.maths import feddisk
@@ -34,17 +36,18 @@ def uniform(*shape: int, seed: int) -> Tensor:
     return torch.rand(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize("kind", ["even", "random"])
-@pytest.mark.parametrize(("dim", "hidden"), SIZES)
-def test_masks_read_literally(dim: int, hidden: int, kind: str) -> None:
-    mask = mask_of(dim, hidden, kind)
-    m = mask.degrees.tolist()
-    assert all(1 <= degree <= max(dim - 1, 1) for degree in m)
-    if kind == "even":
-        assert m == [1 + math.floor(k * (dim - 1) / hidden) for k in range(hidden)]
-    for k, d in itertools.product(range(hidden), range(1, dim + 1)):
-        assert mask.m1[k, d - 1] == (m[k] >= d)
-        assert mask.m2[d - 1, k] == (d > m[k])
+def test_masks_read_literally() -> None:
+    for kind in ["even", "random"]:
+        for dim, hidden in SIZES:
+            with named_case(kind, dim, hidden):
+                mask = mask_of(dim, hidden, kind)
+                m = mask.degrees.tolist()
+                assert all(1 <= degree <= max(dim - 1, 1) for degree in m)
+                if kind == "even":
+                    assert m == [1 + math.floor(k * (dim - 1) / hidden) for k in range(hidden)]
+                for k, d in itertools.product(range(hidden), range(1, dim + 1)):
+                    assert mask.m1[k, d - 1] == (m[k] >= d)
+                    assert mask.m2[d - 1, k] == (d > m[k])
 
 
 def test_even_degrees_use_every_degree_equally_often() -> None:
@@ -52,31 +55,40 @@ def test_even_degrees_use_every_degree_equally_often() -> None:
     assert counts.tolist() == [10] * 7
 
 
-@pytest.mark.parametrize(("dim", "hidden"), [(0, 4), (4, 0), (-1, 2)])
-def test_impossible_sizes_are_refused(dim: int, hidden: int) -> None:
-    with pytest.raises(ValueError, match=f"{dim} inputs and {hidden} hidden"):
-        feddisk.masks(dim, hidden)
+def test_impossible_sizes_are_refused() -> None:
+    for dim, hidden in [(0, 4), (4, 0), (-1, 2)]:
+        with (
+            named_case(dim, hidden),
+            pytest.raises(ValueError, match=f"{dim} inputs and {hidden} hidden"),
+        ):
+            feddisk.masks(dim, hidden)
 
 
-@pytest.mark.parametrize("kind", ["even", "random"])
-@pytest.mark.parametrize(("dim", "hidden"), SIZES)
-def test_the_jacobian_is_strictly_lower_triangular(dim: int, hidden: int, kind: str) -> None:
+def test_the_jacobian_is_strictly_lower_triangular() -> None:
     """Output d depends on x_<d only, and on all of them if there are enough hidden units."""
-    mask, weights = mask_of(dim, hidden, kind), made(dim, hidden)
-    weights["b1"] = weights["b1"].abs() + 10  # all ReLUs are active: every path has a derivative
-    jacobian = torch.autograd.functional.jacobian(
-        lambda v: feddisk.logits(weights, mask, v[None])[0], uniform(dim, seed=1)
-    )
-    assert torch.count_nonzero(jacobian.triu()) == 0
-    assert torch.equal(jacobian != 0, mask.m2 @ mask.m1 != 0)
-    if hidden >= dim and kind == "even":
-        assert torch.count_nonzero(jacobian) == dim * (dim - 1) // 2
+    for kind in ["even", "random"]:
+        for dim, hidden in SIZES:
+            with named_case(kind, dim, hidden):
+                mask, weights = mask_of(dim, hidden, kind), made(dim, hidden)
+                # All ReLUs are active: every path has a derivative.
+                weights["b1"] = weights["b1"].abs() + 10
+                logits = partial(feddisk.logits, weights, mask)
+                jacobian = torch.autograd.functional.jacobian(
+                    logits, uniform(1, dim, seed=1)
+                ).squeeze((0, 2))
+                assert torch.count_nonzero(jacobian.triu()) == 0
+                assert torch.equal(jacobian != 0, mask.m2 @ mask.m1 != 0)
+                if hidden >= dim and kind == "even":
+                    assert torch.count_nonzero(jacobian) == dim * (dim - 1) // 2
 
 
-@pytest.mark.parametrize(("dim", "hidden"), SIZES[:-1])
-def test_it_is_a_normalised_density(dim: int, hidden: int) -> None:
-    total = (-feddisk.nll(made(dim, hidden), feddisk.masks(dim, hidden), cube(dim))).exp().sum()
-    assert float(total) == pytest.approx(1, rel=1e-12)
+def test_it_is_a_normalised_density() -> None:
+    for dim, hidden in SIZES[:-1]:
+        with named_case(dim, hidden):
+            total = (
+                (-feddisk.nll(made(dim, hidden), feddisk.masks(dim, hidden), cube(dim))).exp().sum()
+            )
+            assert float(total) == pytest.approx(1, rel=1e-12)
 
 
 def test_the_first_output_is_a_constant_and_soft_targets_give_cross_entropies() -> None:
@@ -87,15 +99,18 @@ def test_the_first_output_is_a_constant_and_soft_targets_give_cross_entropies() 
     torch.testing.assert_close(feddisk.nll(weights, mask, x), expected)
 
 
-@pytest.mark.parametrize("kind", ["even", "random"])
-@pytest.mark.parametrize(("dim", "hidden"), SIZES)
-def test_sampling_is_the_definition_step_by_step(dim: int, hidden: int, kind: str) -> None:
-    weights, mask = made(dim, hidden), mask_of(dim, hidden, kind)
-    uniforms = uniform(40, dim, seed=2)
-    x = torch.full_like(uniforms, 0.3)  # entries that are not drawn yet must not matter
-    for d in range(dim):
-        x[:, d] = (uniforms[:, d] < feddisk.logits(weights, mask, x).sigmoid()[:, d]).double()
-    assert torch.equal(feddisk.sample(weights, mask, uniforms), x)
+def test_sampling_is_the_definition_step_by_step() -> None:
+    for kind in ["even", "random"]:
+        for dim, hidden in SIZES:
+            with named_case(kind, dim, hidden):
+                weights, mask = made(dim, hidden), mask_of(dim, hidden, kind)
+                uniforms = uniform(40, dim, seed=2)
+                x = torch.full_like(uniforms, 0.3)  # entries that are not drawn yet must not matter
+                for d in range(dim):
+                    x[:, d] = (
+                        uniforms[:, d] < feddisk.logits(weights, mask, x).sigmoid()[:, d]
+                    ).double()
+                assert torch.equal(feddisk.sample(weights, mask, uniforms), x)
 
 
 def test_samples_follow_the_density() -> None:
@@ -109,10 +124,11 @@ def test_samples_follow_the_density() -> None:
     assert ((shares - p).abs() < 5 * (p * (1 - p) / n).sqrt()).all()
 
 
-@pytest.mark.parametrize("value", [-0.01, 1.01, math.nan, math.inf])
-def test_pixels_outside_the_unit_interval_are_refused(value: float) -> None:
-    x = torch.rand(3, 4)
-    feddisk.check_pixels(x)
-    x[1, 2] = value
-    with pytest.raises(ValueError, match=r"\[0, 1\]"):
-        feddisk.check_pixels(x)
+def test_pixels_outside_the_unit_interval_are_refused() -> None:
+    for value in [-0.01, 1.01, math.nan, math.inf]:
+        with named_case(value):
+            x = torch.rand(3, 4)
+            feddisk.check_pixels(x)
+            x[1, 2] = value
+            with pytest.raises(ValueError, match=r"\[0, 1\]"):
+                feddisk.check_pixels(x)

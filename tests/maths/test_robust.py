@@ -12,6 +12,7 @@ from flwr.server.strategy.aggregate import (
     aggregate_median,
     aggregate_trimmed_avg,
 )
+from maths.cases import named_case
 
 from fedhet.maths import robust
 
@@ -43,15 +44,16 @@ def test_the_trimmed_mean_by_hand() -> None:
     assert robust.trimmed_mean(hundred, 0.29).item() == pytest.approx(sum(middle) / 42)
 
 
-@pytest.mark.parametrize("k", [1, 2, 3, 6, 7])
-def test_flower_says_the_same(k: int) -> None:
-    values = drawn(k)
-    expected = aggregate_median(results(values))
-    np.testing.assert_array_equal(robust.median(values), expected[0])
-    for share in (0.0, 0.2, 0.4):
-        expected = aggregate_trimmed_avg(results(values), share)
-        trimmed = robust.trimmed_mean(values, share)
-        np.testing.assert_allclose(trimmed, expected[0], rtol=1e-14, atol=1e-15)
+def test_flower_says_the_same() -> None:
+    for k in [1, 2, 3, 6, 7]:
+        with named_case(k):
+            values = drawn(k)
+            expected = aggregate_median(results(values))
+            np.testing.assert_array_equal(robust.median(values), expected[0])
+            for share in (0.0, 0.2, 0.4):
+                expected = aggregate_trimmed_avg(results(values), share)
+                trimmed = robust.trimmed_mean(values, share)
+                np.testing.assert_allclose(trimmed, expected[0], rtol=1e-14, atol=1e-15)
 
 
 def test_the_order_does_not_matter_bit_for_bit() -> None:
@@ -81,15 +83,16 @@ def test_the_updates_of_equal_clients_are_at_no_distance() -> None:
     assert robust.krum_scores(robust.squared_distances(values), 1)[:4].tolist() == [0] * 4
 
 
-@pytest.mark.parametrize(("k", "attackers"), [(5, 1), (7, 2), (9, 1), (10, 3)])
-def test_flower_selects_the_same(k: int, attackers: int) -> None:
-    values = drawn(k)
-    order = robust.krum_scores(robust.squared_distances(values), attackers).argsort()
-    assert torch.equal(
-        values[order[0]], torch.from_numpy(aggregate_krum(results(values), attackers, 0)[0])
-    )
-    (several,) = aggregate_krum(results(values), attackers, 3)
-    np.testing.assert_allclose(values[order[:3]].mean(0), several, rtol=1e-14, atol=1e-15)
+def test_flower_selects_the_same() -> None:
+    for k, attackers in [(5, 1), (7, 2), (9, 1), (10, 3)]:
+        with named_case(k, attackers):
+            values = drawn(k)
+            order = robust.krum_scores(robust.squared_distances(values), attackers).argsort()
+            assert torch.equal(
+                values[order[0]], torch.from_numpy(aggregate_krum(results(values), attackers, 0)[0])
+            )
+            (several,) = aggregate_krum(results(values), attackers, 3)
+            np.testing.assert_allclose(values[order[:3]].mean(0), several, rtol=1e-14, atol=1e-15)
 
 
 def test_krum_refuses_too_few() -> None:

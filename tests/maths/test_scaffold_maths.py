@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
+from maths.cases import named_case
 from torch import Tensor
 
 from fedhet.maths.scaffold import control_change, correction
@@ -15,15 +15,16 @@ def draw(n: int, seed: int) -> Tensor:
     return torch.randn(n, 4, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-@pytest.mark.parametrize("steps", [1, 7])
-def test_option_ii_is_the_mean_of_the_visited_gradients(steps: int) -> None:
+def test_option_ii_is_the_mean_of_the_visited_gradients() -> None:
     """After y <- y - lr (g - c_i + c) with arbitrary gradients, c_i+ must be their mean."""
-    c, c_i, x = draw(3, 0)
-    gradients, lr, y = draw(steps, 1), 0.03, x
-    for g in gradients:
-        y = y - lr * (g + correction(c, c_i))
-    c_plus = c_i + control_change(c, y - x, steps * lr)
-    torch.testing.assert_close(c_plus, gradients.mean(0), rtol=1e-10, atol=1e-10)
+    for steps in [1, 7]:
+        with named_case(steps):
+            c, c_i, x = draw(3, 0)
+            gradients, lr, y = draw(steps, 1), 0.03, x
+            for g in gradients:
+                y = y - lr * (g + correction(c, c_i))
+            c_plus = c_i + control_change(c, y - x, steps * lr)
+            torch.testing.assert_close(c_plus, gradients.mean(0), rtol=1e-10, atol=1e-10)
 
 
 def test_the_correction_vanishes_if_the_client_has_the_servers_control() -> None:

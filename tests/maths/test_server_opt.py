@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
 import torch
+from maths.cases import named_case
 from torch import Tensor
 
 from fedhet.errors import ConfigError
@@ -28,15 +28,16 @@ def walk(optimizer: ServerOptimizer, moves: Tensor) -> list[Tensor]:
     return out
 
 
-@pytest.mark.parametrize("nesterov", [False, True])
-def test_fedavgm_is_torch_sgd_on_the_pseudo_gradient(nesterov: bool) -> None:
-    w = torch.nn.Parameter(X.clone())
-    reference = torch.optim.SGD([w], lr=0.3, momentum=0.8, nesterov=nesterov)
-    values = walk(FedAvgM(lr=0.3, beta=0.8, nesterov=nesterov), deltas())
-    for value, move in zip(values, deltas(), strict=True):
-        w.grad = -move
-        reference.step()
-        torch.testing.assert_close(value, w.detach(), rtol=1e-12, atol=1e-12)
+def test_fedavgm_is_torch_sgd_on_the_pseudo_gradient() -> None:
+    for nesterov in [False, True]:
+        with named_case(nesterov):
+            w = torch.nn.Parameter(X.clone())
+            reference = torch.optim.SGD([w], lr=0.3, momentum=0.8, nesterov=nesterov)
+            values = walk(FedAvgM(lr=0.3, beta=0.8, nesterov=nesterov), deltas())
+            for value, move in zip(values, deltas(), strict=True):
+                w.grad = -move
+                reference.step()
+                torch.testing.assert_close(value, w.detach(), rtol=1e-12, atol=1e-12)
 
 
 def test_fedadam_is_adam_without_bias_correction() -> None:
@@ -84,18 +85,18 @@ def test_the_first_step_is_bounded() -> None:
     assert float(moved.abs().min()) == pytest.approx(bound, rel=1e-5)
 
 
-@pytest.mark.parametrize("sign", [1.0, -1.0])
-@pytest.mark.parametrize("kind", ["momentum", "adam", "yogi", "adagrad"])
-def test_the_server_moves_in_the_direction_of_the_clients(kind: str, sign: float) -> None:
+def test_the_server_moves_in_the_direction_of_the_clients() -> None:
     """With a wrong sign, a server optimiser would climb instead of descending."""
-    optimizer = FedAvgM() if kind == "momentum" else FedOpt(kind=kind)
-    for value in walk(optimizer, sign * torch.ones(3, 3, dtype=torch.float64)):
-        assert (sign * (value - X) > 0).all()
+    for sign in [1.0, -1.0]:
+        for kind in ["momentum", "adam", "yogi", "adagrad"]:
+            with named_case(sign, kind):
+                optimizer = FedAvgM() if kind == "momentum" else FedOpt(kind=kind)
+                for value in walk(optimizer, sign * torch.ones(3, 3, dtype=torch.float64)):
+                    assert (sign * (value - X) > 0).all()
 
 
-@pytest.mark.parametrize(
-    ("cls", "options"),
-    [
+def test_bad_options_are_reported() -> None:
+    cases = [
         (FedAvgM, {"lr": 0}),
         (FedAvgM, {"lr": float("nan")}),
         (FedAvgM, {"beta": 1.0}),
@@ -107,8 +108,10 @@ def test_the_server_moves_in_the_direction_of_the_clients(kind: str, sign: float
         (FedOpt, {"kind": "adam", "beta2": -1}),
         (FedOpt, {"kind": "adam", "v0": -1}),
         (FedOpt, {"kind": "adam", "lr": -1}),
-    ],
-)
-def test_bad_options_are_reported(cls: type, options: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=rf"server_opt\.{list(options)[-1]}="):
-        cls(**options)
+    ]
+    for cls, options in cases:
+        with (
+            named_case(cls, options),
+            pytest.raises(ConfigError, match=rf"server_opt\.{list(options)[-1]}="),
+        ):
+            cls(**options)

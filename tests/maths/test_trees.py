@@ -8,6 +8,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from maths.cases import named_case
 
 from fedhet import trees
 
@@ -15,27 +16,31 @@ F32 = {"a": torch.tensor([[1.0, 2.0]]), "b": torch.tensor(3.0)}
 F64 = trees.map(torch.Tensor.double, F32)
 
 
-@pytest.mark.parametrize("new", [F32, F64], ids=["float32", "float64"])
-def test_a_difference_changes_neither_tree_however_often_it_is_read(new: trees.Tree) -> None:
-    held = trees.map(torch.clone, new)
-    base = trees.map(lambda t: torch.full_like(t, 0.25), new)
-    difference = trees.Difference(new, base)
-    for _ in range(2):
-        for name in new:
-            expected = (held[name] - 0.25).double()
-            torch.testing.assert_close(difference[name], expected, rtol=0, atol=0)
-            assert difference[name].dtype == torch.float64
-    assert all(torch.equal(new[name], held[name]) and (base[name] == 0.25).all() for name in new)
-    assert list(difference) == ["a", "b"] and len(difference) == 2
+def test_a_difference_changes_neither_tree_however_often_it_is_read() -> None:
+    for new in [F32, F64]:
+        with named_case(new):
+            held = trees.map(torch.clone, new)
+            base = trees.map(lambda t: torch.full_like(t, 0.25), new)
+            difference = trees.Difference(new, base)
+            for _ in range(2):
+                for name in new:
+                    expected = (held[name] - 0.25).double()
+                    torch.testing.assert_close(difference[name], expected, rtol=0, atol=0)
+                    assert difference[name].dtype == torch.float64
+            assert all(
+                torch.equal(new[name], held[name]) and (base[name] == 0.25).all() for name in new
+            )
+            assert list(difference) == ["a", "b"] and len(difference) == 2
 
 
-@pytest.mark.parametrize("tree", [F32, F64], ids=["float32", "float64"])
-def test_means_and_sums_do_not_change_their_trees(tree: trees.Tree) -> None:
-    held = trees.map(torch.clone, tree)
-    trees.mean([(tree, 2.0), (tree, 3.0)])
-    trees.add(tree, tree, 0.5)
-    trees.cast(tree, tree)
-    assert all(torch.equal(tree[name], held[name]) for name in tree)
+def test_means_and_sums_do_not_change_their_trees() -> None:
+    for tree in [F32, F64]:
+        with named_case(tree):
+            held = trees.map(torch.clone, tree)
+            trees.mean([(tree, 2.0), (tree, 3.0)])
+            trees.add(tree, tree, 0.5)
+            trees.cast(tree, tree)
+            assert all(torch.equal(tree[name], held[name]) for name in tree)
 
 
 def test_a_difference_of_float32_is_exact_in_float64() -> None:
@@ -113,11 +118,11 @@ def test_a_mean_needs_a_positive_total() -> None:
         trees.mean((F32, w) for w in (0.0, 0.0))
 
 
-@pytest.mark.parametrize("bad", [-1.0, -1e-300, float("nan"), float("inf")])
-def test_a_negative_or_infinite_weight_is_refused(bad: float) -> None:
+def test_a_negative_or_infinite_weight_is_refused() -> None:
     """Also if the total would be positive."""
-    with pytest.raises(ValueError, match=f"the weight {bad}; "):
-        trees.mean((F32, w) for w in (2.0, bad))
+    for bad in [-1.0, -1e-300, float("nan"), float("inf")]:
+        with named_case(bad), pytest.raises(ValueError, match=f"the weight {bad}; "):
+            trees.mean((F32, w) for w in (2.0, bad))
 
 
 def test_a_mean_of_nothing_is_refused() -> None:
@@ -125,15 +130,16 @@ def test_a_mean_of_nothing_is_refused() -> None:
         trees.mean([])
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-def test_first_nonfinite_returns_the_tensors_name(bad: float) -> None:
-    huge = torch.full((4,), 3e38)  # finite, though its sum is not
-    counter = torch.tensor(5)
-    assert trees.first_nonfinite({"huge": huge, "n": counter}) is None
-    assert (
-        trees.first_nonfinite({"fine": huge, "n": counter, "bad": torch.tensor([1.0, bad])})
-        == "bad"
-    )
+def test_first_nonfinite_returns_the_tensors_name() -> None:
+    for bad in [float("nan"), float("inf"), -float("inf")]:
+        with named_case(bad):
+            huge = torch.full((4,), 3e38)  # finite, though its sum is not
+            counter = torch.tensor(5)
+            assert trees.first_nonfinite({"huge": huge, "n": counter}) is None
+            assert (
+                trees.first_nonfinite({"fine": huge, "n": counter, "bad": torch.tensor([1.0, bad])})
+                == "bad"
+            )
 
 
 def test_the_hash_is_over_slot_name_dtype_shape_and_bytes() -> None:

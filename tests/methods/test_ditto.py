@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from maths.cases import named_case
 from methods.by_hand import (
     DATA,
     EPOCHS,
@@ -34,10 +35,15 @@ from fedhet.methods.ditto import PERSONAL, Ditto
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fednorm import FedNormPlugin
 from fedhet.methods.fedprox import FedProxPlugin
+from fedhet.plugin import Plugin
 from fedhet.task import ClientData, Task
 
 __all__ = ["case"]
 Federation = Callable[..., Any]
+
+
+def with_plugins() -> list[Plugin]:
+    return [FedNormPlugin(temperature=0.05), FedProxPlugin(mu=0.5)]
 
 
 def personal(run: Any, pid: int) -> Weights:
@@ -69,11 +75,10 @@ def test_by_hand(case: Callable[..., Case], lam: float, epochs: int) -> None:
             same(personal(running.run, k) or first, v[k])
 
 
-@pytest.mark.parametrize("buffers", ["average", "local", "frozen"])
 @pytest.mark.parametrize(
-    "plugins",
-    [list, lambda: [FedNormPlugin(temperature=0.05), FedProxPlugin(mu=0.5)]],
-    ids=["alone", "plugins"],
+    ("plugins", "buffers"),
+    [(list, "average"), (with_plugins, "local"), (with_plugins, "frozen")],
+    ids=["average", "local", "frozen"],
 )
 def test_the_global_model_is_fedavgs(federation: Federation, plugins: Any, buffers: str) -> None:
     """Bit for bit, and so is what clients keep for it; evaluation moves neither, nor any v_k."""
@@ -195,12 +200,13 @@ def test_plugins_stay_out_of_the_personal_model(federation: Federation) -> None:
         same(personal(pulled, pid), personal(plain, pid))
 
 
-@pytest.mark.parametrize(
-    "options", [{"lam": -0.1}, {"lam": True}, {"plocal_epochs": 0}, {"plocal_epochs": 1.5}]
-)
-def test_bad_options_are_named(federation: Federation, options: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=rf"method\.{next(iter(options))}="):
-        federation(toy_task(), Ditto, options=options)
+def test_bad_options_are_named(federation: Federation) -> None:
+    for options in [{"lam": -0.1}, {"lam": True}, {"plocal_epochs": 0}, {"plocal_epochs": 1.5}]:
+        with (
+            named_case(options),
+            pytest.raises(ConfigError, match=rf"method\.{next(iter(options))}="),
+        ):
+            federation(toy_task(), Ditto, options=options)
 
 
 def test_the_personal_training_is_independent_of_the_global_one(federation: Federation) -> None:

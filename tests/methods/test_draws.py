@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
+from maths.cases import named_case
 from methods.plugs import Spy
 
 from fedhet import phases
@@ -86,20 +86,16 @@ def test_batches_differ_by_client_step_and_seed(federation: Callable[..., Any]) 
     assert len(drawn) == 2 * 3 * 4 == len(set(drawn.values()))
 
 
-@pytest.mark.parametrize(
-    ("cls", "plugins"),
-    [
+def test_cohorts_and_batches_are_the_same_for_every_method(federation: Callable[..., Any]) -> None:
+    cases = [
         (Scaffold, ()),
         (FedAvg, (FedNormPlugin,)),
         (FedAvg, (FedProxPlugin,)),
         (WarmFedAvg, ()),
-    ],
-    ids=["scaffold", "fednorm", "fedprox", "warm-up"],
-)
-def test_cohorts_and_batches_are_the_same_for_every_method(
-    federation: Callable[..., Any], cls: type, plugins: Any
-) -> None:
-    assert batches(federation, cls, plugins) == batches(federation, FedAvg)
+    ]
+    for cls, plugins in cases:
+        with named_case(cls, plugins):
+            assert batches(federation, cls, plugins) == batches(federation, FedAvg)
 
 
 def test_cohorts_follow_the_seed_and_the_step() -> None:
@@ -132,19 +128,18 @@ def test_every_client_is_drawn_equally_often() -> None:
     assert all(abs(n - 800) < 110 for n in counts)
 
 
-@pytest.mark.parametrize(
-    ("size", "fraction", "expected"),
-    [
+def test_cohort_sizes() -> None:
+    cases = [
         (None, 0.5, 4),
         (None, 0.01, 1),
         (1.0, 0.1, 8),
         (0.25, 1.0, 2),
         (3, 1.0, 3),
         (20, 0.5, 8),
-    ],
-)
-def test_cohort_sizes(size: int | float | None, fraction: float, expected: int) -> None:
-    assert len(phases.sample_cohort([5] * 8, size, fraction, 0, "train", 1)) == expected
+    ]
+    for size, fraction, expected in cases:
+        with named_case(size, fraction, expected):
+            assert len(phases.sample_cohort([5] * 8, size, fraction, 0, "train", 1)) == expected
 
 
 def test_initial_weights_follow_the_seed_alone(federation: Callable[..., Any]) -> None:

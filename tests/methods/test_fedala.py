@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from maths.cases import named_case
 from methods.by_hand import same
 from methods.plugs import noisy
 from methods.readouts import arrays, client_state, step_and_replies
@@ -26,11 +27,14 @@ from fedhet.plugin import Plugin
 Federation = Callable[..., Any]
 
 
-@pytest.mark.parametrize("buffers", ["average", "local", "frozen"])
+def with_plugins() -> list[Plugin]:
+    return [FedNormPlugin(temperature=0.05), FedProxPlugin(mu=0.5)]
+
+
 @pytest.mark.parametrize(
-    "plugins",
-    [list, lambda: [FedNormPlugin(temperature=0.05), FedProxPlugin(mu=0.5)]],
-    ids=["alone", "plugins"],
+    ("plugins", "buffers"),
+    [(list, "average"), (with_plugins, "local"), (with_plugins, "frozen")],
+    ids=["average", "local", "frozen"],
 )
 def test_eta_0_is_fedavg(federation: Federation, plugins: Any, buffers: str) -> None:
     """Bit for bit, although A_k = 1 is learnt each time in train mode."""
@@ -92,21 +96,20 @@ def test_two_clients_that_alternate_keep_their_own(federation: Federation) -> No
     assert not np.array_equal(before[0][WEIGHTS]["head.weight"], before[1][WEIGHTS]["head.weight"])
 
 
-@pytest.mark.parametrize(
-    ("p", "modules"),
-    [
+def test_p_counts_layers(federation: Federation) -> None:
+    """A weight and its bias are one layer; statistics are not mixed."""
+    cases = [
         (1, ["head"]),
         (2, ["body.1", "head"]),
         (3, ["body.0", "body.1", "head"]),
         (9, ["body.0", "body.1", "head"]),
         ("all", ["body.0", "body.1", "head"]),
-    ],
-)
-def test_p_counts_layers(federation: Federation, p: int | str, modules: list[str]) -> None:
-    """A weight and its bias are one layer; statistics are not mixed."""
-    run = federation(toy_task(norm=True), FedALA, options={"p": p}).run()
-    expected = [f"{module}.{name}" for module in modules for name in ("weight", "bias")]
-    assert list(client_state(run, 0, LOCAL)) == expected
+    ]
+    for p, modules in cases:
+        with named_case(p, modules):
+            run = federation(toy_task(norm=True), FedALA, options={"p": p}).run()
+            expected = [f"{module}.{name}" for module in modules for name in ("weight", "bias")]
+            assert list(client_state(run, 0, LOCAL)) == expected
 
 
 def test_evaluation_leaves_no_trace(federation: Federation) -> None:
@@ -213,9 +216,8 @@ def test_nothing_of_it_travels(federation: Federation) -> None:
     assert packed[FedALA] == packed[FedAvg]
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
+def test_bad_options_are_named(federation: Federation) -> None:
+    cases = [
         {"eta": -1},
         {"s": 0},
         {"s": 101},
@@ -224,9 +226,11 @@ def test_nothing_of_it_travels(federation: Federation) -> None:
         {"p": 1.5},
         {"threshold": -0.1},
         {"max_epochs": 0},
-    ],
-)
-def test_bad_options_are_named(federation: Federation, options: dict[str, Any]) -> None:
-    alternative = "or all" if "p" in options else ""
-    with pytest.raises(ConfigError, match=rf"method\.{next(iter(options))}=.*{alternative}"):
-        federation(toy_task(), FedALA, options=options)
+    ]
+    for options in cases:
+        with named_case(options):
+            alternative = "or all" if "p" in options else ""
+            with pytest.raises(
+                ConfigError, match=rf"method\.{next(iter(options))}=.*{alternative}"
+            ):
+                federation(toy_task(), FedALA, options=options)

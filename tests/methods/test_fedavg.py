@@ -31,7 +31,9 @@ def test_by_hand(case: Callable[..., Case]) -> None:
 
 
 @pytest.mark.parametrize(
-    "local", [{}, {"momentum": 0.9, "weight_decay": 0.01}], ids=["plain", "momentum"]
+    "local",
+    [pytest.param({}, marks=pytest.mark.slow), {"momentum": 0.9, "weight_decay": 0.01}],
+    ids=["plain", "momentum"],
 )
 def test_one_client_is_plain_sgd(launch: Callable[..., Any], local: dict[str, float]) -> None:
     """A loop of torch.optim.SGD over the same batches gives the same bits.
@@ -103,6 +105,7 @@ def test_the_example_has_the_same_bits(
         assert not torch.equal(t, start[name]), name
 
 
+@pytest.mark.slow
 def test_the_example_runs_by_itself(tmp_path: Path) -> None:
     """It learns the digits without fedhet, which it does not import."""
     script = EXAMPLES / "fedavg.py"

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from maths.cases import named_case
 from methods.by_hand import (
     DATA,
     EPOCHS,
@@ -98,8 +99,9 @@ def test_fine_tuning_by_hand(
                 assert metrics[f"test.{view}.accuracy"] == pytest.approx(accuracy)
 
 
-@pytest.mark.parametrize("part", ["full", "head", "body"])
-@pytest.mark.parametrize("buffers", ["average", "local", "frozen"])
+@pytest.mark.parametrize(
+    ("part", "buffers"), [("full", "average"), ("head", "local"), ("body", "frozen")]
+)
 def test_evaluation_leaves_no_trace(federation: Federation, part: str, buffers: str) -> None:
     """Weights and client state are the same in every round with and without evaluation."""
     how = {
@@ -248,20 +250,22 @@ class FunctionHead(nn.Linear):
         return z
 
 
-@pytest.mark.parametrize(
-    "model", [lambda: Headless(nn.Linear(4, 2)), lambda: FunctionHead(4, 2)], ids=["none", "method"]
-)
-def test_a_model_without_a_head_is_refused(federation: Federation, model: Any) -> None:
-    with pytest.raises(ConfigError, match=r"fedbabu.*module `head`.*(Headless|FunctionHead)"):
-        federation(replace(toy_task(), model=model), FedBABU)
+def test_a_model_without_a_head_is_refused(federation: Federation) -> None:
+    for model in [lambda: Headless(nn.Linear(4, 2)), lambda: FunctionHead(4, 2)]:
+        with (
+            named_case(model),
+            pytest.raises(ConfigError, match=r"fedbabu.*module `head`.*(Headless|FunctionHead)"),
+        ):
+            federation(replace(toy_task(), model=model), FedBABU)
 
 
-@pytest.mark.parametrize(
-    "options", [{"finetune_epochs": -1}, {"finetune_epochs": 1.5}, {"finetune": "last"}]
-)
-def test_bad_options_are_named(federation: Federation, options: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=rf"method\.{next(iter(options))}="):
-        federation(toy_task(), FedBABU, options=options)
+def test_bad_options_are_named(federation: Federation) -> None:
+    for options in [{"finetune_epochs": -1}, {"finetune_epochs": 1.5}, {"finetune": "last"}]:
+        with (
+            named_case(options),
+            pytest.raises(ConfigError, match=rf"method\.{next(iter(options))}="),
+        ):
+            federation(toy_task(), FedBABU, options=options)
 
 
 def test_a_parameter_that_the_model_froze_stays_frozen(federation: Federation) -> None:

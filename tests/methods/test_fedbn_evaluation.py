@@ -107,7 +107,7 @@ def test_a_global_model_can_be_fine_tuned(
 
 
 def test_without_a_global_model_fine_tuning_is_refused(federation: Federation) -> None:
-    message = r"eval\.finetune_epochs=5: method=fedbn has no global model"
+    message = r"eval\.finetune_epochs=5: method=fedbn"
     with pytest.raises(ConfigError, match=message):
         federation(toy_task(norm=True), FedBN, finetune_epochs=5)
 
@@ -128,9 +128,8 @@ def test_without_batch_norm_it_is_fedavg(
     assert view_losses(bn) == view_losses(avg)
     assert bn.strategy.evaluates == avg.strategy.evaluates
     assert global_scores(bn.strategy) == global_scores(avg.strategy)
-    assert [record.getMessage() for record in caplog.records] == [
-        "fedbn: the model ToyModel has no batch norm, so this is FedAvg"
-    ]
+    (record,) = caplog.records
+    assert "fedbn: the model ToyModel has no batch norm" in record.getMessage()
 
 
 def test_through_the_application(launch: Callable[..., Any]) -> None:

@@ -44,8 +44,8 @@ def test_only_the_made_and_the_classifier_travel(launch: Make) -> None:
     [
         ("fedavg", [], 0, 0),
         ("feddisk", LINES, 3, 3 * MADE),
-        ("feddiskab", LINES, 0, 0),
-        ("fedgmm", [], 2, 0),
+        pytest.param("feddiskab", LINES, 0, 0, marks=pytest.mark.slow),
+        pytest.param("fedgmm", [], 2, 0, marks=pytest.mark.slow),
         ("fedlex", ["plugin.fedlex.e_exp=1"], 1, 0),
     ],
     ids=["fedavg", "feddisk", "feddiskab", "fedgmm", "fedlex"],

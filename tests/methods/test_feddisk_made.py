@@ -89,7 +89,7 @@ def test_a_loss_that_is_no_number_is_refused_from_small_clients_too(federation: 
         replies[-1].extras["feddisk.val"] = float("nan")
         return replies
 
-    failure = r"client 0 failed in phase 'feddisk\.density'.*'feddisk\.val' is nan"
+    failure = r"client 0 .*feddisk\.density.*'feddisk\.val' is nan"
     with pytest.raises(RunFailed, match=failure):
         federation(toy_task(), FedAvg, plugins=plugins(min_samples=13)).step(alter=invent)
 

@@ -33,7 +33,9 @@ def test_weights_of_one_are_the_host_bit_for_bit(federation: Make, cls: type) ->
     ("one", "other"),
     [
         (["method=feddisk"], ["method=fedavg", "plugin=[feddisk]"]),
-        (["method=feddisk"], ["method=feddisk", "engine.workers=2"]),
+        pytest.param(
+            ["method=feddisk"], ["method=feddisk", "engine.workers=2"], marks=pytest.mark.slow
+        ),
     ],
     ids=["plugin", "workers"],
 )
@@ -59,12 +61,14 @@ def test_every_option_changes_the_result(federation: Make) -> None:
     ]
     sha256 = set()
     for change in changes:
-        run = federation(toy_task(), FedAvg, plugins=plugins(**change), rounds=2, epochs=2).run()
+        run = federation(toy_task(), FedAvg, plugins=plugins(**change)).run()
         sha256.add(run.sha256)
     assert len(sha256) == len(changes)
 
 
-@pytest.mark.parametrize("ratio", ["sampled", "outputs", "raw"])
+@pytest.mark.parametrize(
+    "ratio", ["sampled", *(pytest.param(r, marks=pytest.mark.slow) for r in ("outputs", "raw"))]
+)
 def test_it_composes_and_repeats(federation: Make, ratio: str) -> None:
     def both() -> list[Plugin]:
         return [*plugins(ratio=ratio)(), FedNormPlugin()]

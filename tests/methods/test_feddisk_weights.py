@@ -34,7 +34,7 @@ def test_a_kind_that_is_rare_here_and_common_elsewhere_gets_more_weight(
         assert 1.7 < rare < 3.5
 
 
-@pytest.mark.parametrize("ratio", ["sampled", "raw"])
+@pytest.mark.parametrize("ratio", [pytest.param("sampled", marks=pytest.mark.slow), "raw"])
 def test_identical_clients_have_weights_near_one(federation: Make, ratio: str) -> None:
     x = kinds(50, 50, 0)
     trained = plugins(**{**TRAINED, "clf_lr": 0.01}, ratio=ratio)
@@ -149,7 +149,7 @@ def test_samples_that_another_plugin_adds_have_weight_one(federation: Make) -> N
     n = client.num_examples
     weights = plugin.sample_weights(Samples(torch.zeros(n + 3, 4), torch.zeros(n + 3)))
     assert torch.equal(weights, torch.cat([kept(run, client.pid), torch.ones(3)]))
-    with pytest.raises(ValueError, match=f"trains on {n - 1} samples, but has weights for {n}"):
+    with pytest.raises(ValueError, match=f"{n - 1} samples.* weights for {n}"):
         plugin.sample_weights(Samples(torch.zeros(n - 1, 4), torch.zeros(n - 1)))
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from maths.cases import named_case
 from methods.small_generator import SMALL
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -39,11 +40,16 @@ def test_without_its_terms_it_is_fedavg(federation: Callable[..., Any], norm: bo
         assert all(torch.equal(t, on.model[name]) for name, t in plain.model.items()) is (step == 1)
 
 
-def test_engines_agree_and_the_generator_is_recorded(launch: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("workers", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_the_generator_is_recorded_and_workers_agree(
+    launch: Callable[..., Any], workers: bool
+) -> None:
     options = [f"method.{key}={value}" for key, value in SMALL.items()]
     lines = ["method=fedgen", "rounds=2", "eval.every=2", *options]
-    run, parallel = (launch(*lines, *more, task=toy_task()) for more in ([], ["engine.workers=2"]))
-    assert run.summary["weights_sha256"] == parallel.summary["weights_sha256"]
+    run = launch(*lines, task=toy_task())
+    if workers:
+        parallel = launch(*lines, "engine.workers=2", task=toy_task())
+        assert run.summary["weights_sha256"] == parallel.summary["weights_sha256"]
     up, down = (run.summary["bytes"][way] for way in ("up", "down"))
     tree = load_file(run.dir / "generator.safetensors")
     # once to each of four clients
@@ -61,24 +67,26 @@ def test_clients_are_trained_one_by_one_and_eagerly(federation: Callable[..., An
     assert not client._plain_loss(True)
 
 
-@pytest.mark.parametrize(
-    "counts",
-    [
+def test_bad_counts_are_the_clients_failure(federation: Callable[..., Any]) -> None:
+    cases = [
         None,
         torch.tensor([12.0, 0.0]),
         torch.tensor([12]),
         torch.tensor([13, -1]),
         torch.tensor([6, 7]),
-    ],
-)
-def test_bad_counts_are_the_clients_failure(federation: Callable[..., Any], counts: Any) -> None:
-    def falsify(plan: list[Broadcast], replies: list[Any]) -> list[Any]:
-        replies[-1].extras[COUNTS] = counts
-        return replies
+    ]
+    for counts in cases:
+        with named_case(counts):
 
-    message = r"client 0 failed.*fedgen.counts.*2 whole numbers >= 0 with a sum of at most 12"
-    with pytest.raises(RunFailed, match=message):
-        federation(toy_task(), FedGen, options=SMALL).step(alter=falsify)
+            def falsify(
+                plan: list[Broadcast], replies: list[Any], counts: Any = counts
+            ) -> list[Any]:
+                replies[-1].extras[COUNTS] = counts
+                return replies
+
+            message = r"client 0 .*fedgen.counts.*2 whole numbers >= 0.*at most 12"
+            with pytest.raises(RunFailed, match=message):
+                federation(toy_task(), FedGen, options=SMALL).step(alter=falsify)
 
 
 def test_a_generator_that_diverges_stops_the_run(federation: Callable[..., Any]) -> None:
@@ -92,22 +100,15 @@ class NoFeatures(nn.Module):
         self.head = nn.Linear(4, 2)
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [{"model": lambda: nn.Sequential(nn.Linear(4, 2))}, {"model": NoFeatures}],
-    ids=["no head", "no features"],
-)
-def test_an_unsuitable_model_is_refused(
-    federation: Callable[..., Any], changes: dict[str, Any]
-) -> None:
-    message = r"method=fedgen .*features\(x\).*`head`; this is \w+$"
-    with pytest.raises(ConfigError, match=message):
-        federation(replace(toy_task(), **changes), FedGen)
+def test_an_unsuitable_model_is_refused(federation: Callable[..., Any]) -> None:
+    for model in (lambda: nn.Sequential(nn.Linear(4, 2)), NoFeatures):
+        message = rf"method=fedgen .*features\(x\).*`head`.* {type(model()).__name__}"
+        with named_case(model), pytest.raises(ConfigError, match=message):
+            federation(replace(toy_task(), model=model), FedGen)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
+def test_bad_options_are_named(federation: Callable[..., Any]) -> None:
+    cases = [
         {"lam": -1},
         {"kl": -1},
         {"decay": 0},
@@ -120,12 +121,13 @@ def test_an_unsuitable_model_is_refused(
         {"server_steps": -1},
         {"server_lr": 0},
         {"server_batch_size": 1},
-    ],
-    ids=str,
-)
-def test_bad_options_are_named(federation: Callable[..., Any], options: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=rf"method\.{next(iter(options))}="):
-        federation(toy_task(), FedGen, options=options)
+    ]
+    for options in cases:
+        with (
+            named_case(options),
+            pytest.raises(ConfigError, match=rf"method\.{next(iter(options))}="),
+        ):
+            federation(toy_task(), FedGen, options=options)
 
 
 def test_norm_clip_shortens_the_heads_too(

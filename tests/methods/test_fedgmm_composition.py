@@ -99,10 +99,10 @@ def test_augmented_counts_need_a_host_that_weighs_by_samples(federation: Launch)
             toy_task(), cls, plugins=lambda: [FedGMMPlugin(agg_count="augmented")], options=options
         )
 
-    refusal = r"refuses method=scaffold with plugin.fedgmm.agg_count=augmented.*agg_count=original"
+    refusal = r"method=scaffold .*fedgmm.agg_count=augmented.*agg_count=original"
     with pytest.raises(ConfigError, match=refusal):
         build(Scaffold)  # it weighs its participants equally
-    with pytest.raises(ConfigError, match=r"method=fedsa refuses plugin 'fedgmm'.*=samples"):
+    with pytest.raises(ConfigError, match=r"method=fedsa .*'fedgmm'.*=samples"):
         build(FedSA)  # its merge ignores the weights
     build(FedSA, client_weighting="samples")
     for cls in (FedNova, SGDM, FedBABU, FedSGD):

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from maths.cases import named_case
 from methods.fedgmm_task import CLASSES, COUNTS_BY_CLIENT, DATA, kept, task
 from sklearn.mixture import GaussianMixture
 
@@ -36,7 +37,7 @@ def test_missing_and_thin_mixtures_are_reported_once(
         report = run.strategy.reports()["fedgmm"]
         run.run()
     lines = [record.getMessage() for record in caplog.records]
-    privacy = "privacy: 5 of 5 mixtures have fewer than 10 samples per component"
+    privacy = "privacy: 5 of 5 mixtures have fewer than 10 samples"
     assert sum("mixture of the classes [3]" in line for line in lines) == 1
     assert sum(privacy in line for line in lines) == 1
     assert report["thin"] == report["components"] == 5
@@ -95,9 +96,9 @@ BAD: dict[str, tuple[Change, str]] = {
     "negative": (in_mixtures("var", (0, 0), -1.0), "class 0: the smallest variance is -1.0"),
     "weights": (in_mixtures("pi", 0, 0.9), "class 0: the weights .* sum to 1"),
     "nan": (in_mixtures("mu", (1, 1), float("nan")), "class 1: mu holds NaN"),
-    "dimension": (narrower, "class 0: the components have 3 dimensions; expected: 4"),
+    "dimension": (narrower, "class 0: .*3 dimensions; expected: 4"),
     "label": (in_mixtures("label", 0, 7), "class 7; classes go from 0 to 3"),
-    "more": (more_components, "class 0: 2 components of 2 samples; expected: at most 1"),
+    "more": (more_components, "class 0: 2 components .*at most 1"),
     "lacking": (fewer_components, "class 0: 2 samples and no mixture"),
     "lengths": (lambda extras: extras[MIXTURES].update(pi=torch.ones(9)), r"pi \(K,\)"),
     "shapes": (lambda extras: extras[MIXTURES].update(pi=torch.tensor(1.0)), r"pi \(K,\)"),
@@ -106,7 +107,7 @@ BAD: dict[str, tuple[Change, str]] = {
     "missing": (lambda extras: extras.pop(MIXTURES), "'fedgmm.mixtures' is missing"),
     "no tree": (
         lambda extras: extras.update({MIXTURES: torch.zeros(2)}),
-        "'fedgmm.mixtures' is a torch.float32 tensor.*a tree of tensors is expected",
+        "'fedgmm.mixtures' is a torch.float32 tensor.*tree",
     ),
     "counts": (
         lambda extras: extras.update({COUNTS: torch.tensor([2, 6, 0, 0])}),
@@ -120,12 +121,13 @@ BAD: dict[str, tuple[Change, str]] = {
 }
 
 
-@pytest.mark.parametrize("how", BAD)
-def test_a_bad_upload_is_that_clients_failure(fedgmm: Launch, how: str) -> None:
-    change, reason = BAD[how]
-    failure = rf"client 1 failed in phase 'fedgmm.fit', step 1: .*{reason}"
-    with pytest.raises(RunFailed, match=failure):
-        fedgmm(options={"components": 5}).step(alter=altered(1, change))
+def test_a_bad_upload_is_that_clients_failure(fedgmm: Launch) -> None:
+    for how in BAD:
+        with named_case(how):
+            change, reason = BAD[how]
+            failure = rf"client 1 .*'fedgmm.fit', step 1: .*{reason}"
+            with pytest.raises(RunFailed, match=failure):
+                fedgmm(options={"components": 5}).step(alter=altered(1, change))
 
 
 def test_a_skipped_upload_is_left_out_of_the_mixtures(fedgmm: Launch) -> None:
@@ -149,46 +151,44 @@ def test_a_client_that_missed_share_does_not_train(fedgmm: Launch) -> None:
     run = fedgmm(on_failure="skip", rounds=2).run(alter=away)
     failures = run.strategy.current.failures
     assert [(f.pid, f.phase, f.step) for f in failures] == [(1, "train", 2)]
-    reason = "no generated samples: phase 'fedgmm.share' has not reached it"
-    assert reason in failures[0].cause
+    assert "phase 'fedgmm.share'" in failures[0].cause
 
 
-@pytest.mark.parametrize("number", [-1, 3.7])
-def test_a_bad_number_of_generated_samples_is_refused(fedgmm: Launch, number: float) -> None:
-    run = fedgmm()
-    run.step()
-    failure = rf"client 0 failed in phase 'fedgmm.share', step 1: .*'fedgmm.generated' is {number}"
-    with pytest.raises(RunFailed, match=failure):
-        run.step(alter=altered(0, lambda extras: extras.update({GENERATED: number})))
+def test_a_bad_number_of_generated_samples_is_refused(fedgmm: Launch) -> None:
+    for number in [-1, 3.7]:
+        run = fedgmm()
+        run.step()
+        alter = altered(0, partial(dict.update, **{GENERATED: number}))
+        failure = rf"client 0 .*'fedgmm.share', step 1: .*'fedgmm.generated' is {number}"
+        with named_case(number), pytest.raises(RunFailed, match=failure):
+            run.step(alter=alter)
 
 
 # ---- data
 PIXELS = r"pixels in \[0, 1\], but client 1 has others$"  # and no value of them
 
 
-@pytest.mark.parametrize(
-    ("data", "reason"),
-    [
+def test_bad_samples_are_named(fedgmm: Launch) -> None:
+    cases = [
         ({"c1": (DATA[1][0] * 3, DATA[1][1])}, PIXELS),
         ({"c1": (DATA[1][0] * np.nan, DATA[1][1])}, PIXELS),
         ({"c1": (DATA[1][0], DATA[1][1] + 3)}, "labels 0 to 3; client 1 has .* with others$"),
         ({"c1": (DATA[1][0], DATA[1][1] - 1)}, "labels 0 to 3; client 1 has .* with others$"),
         ({"c1": (DATA[1][0], DATA[1][1] + 0.5)}, "labels 0 to 3; client 1 has a torch.float64"),
-    ],
-    ids=["high", "nan", "label", "negative label", "no label"],
-)
-def test_bad_samples_are_named(fedgmm: Launch, data: dict[str, Any], reason: str) -> None:
-    failure = rf"client 1 failed in phase 'fedgmm.fit', step 1: .*{reason}"
-    with pytest.raises(RunFailed, match=failure):
-        fedgmm(task(**data)).step()
+    ]
+    for data, reason in cases:
+        with named_case(data, reason):
+            failure = rf"client 1 .*'fedgmm.fit', step 1: .*{reason}"
+            with pytest.raises(RunFailed, match=failure):
+                fedgmm(task(**data)).step()
 
 
 def test_too_large_mixtures_are_refused(fedgmm: Launch) -> None:
     """A client's own: 2 components of 8 + 4 (2 * 4 + 1) bytes; those of all: 5."""
-    own = r"client 2 .*mixtures of this client are 2 components of 4 pixels.*max_payload_mb=8e-05"
+    own = r"client 2 .*this client are 2 components of 4 .*max_payload_mb=8e-05"
     with pytest.raises(RunFailed, match=own):
         fedgmm(options={"max_payload_mb": 80e-6}).step()
-    of_all = r"mixtures of all clients are 5 components of 4 pixels.*max_payload_mb=0.0002"
+    of_all = r"all clients are 5 components of 4 .*max_payload_mb=0.0002"
     with pytest.raises(RunFailed, match=of_all):
         fedgmm(options={"max_payload_mb": 200e-6}).step()
     run = fedgmm(options={"max_payload_mb": 220e-6})
@@ -218,9 +218,8 @@ def test_a_task_without_classes_is_refused(fedgmm: Launch) -> None:
 # ---- options
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
+def test_bad_options_are_named() -> None:
+    cases = [
         ("components", 0),
         ("reg_covar", 0.0),
         ("psi", 1.0),
@@ -233,8 +232,7 @@ def test_a_task_without_classes_is_refused(fedgmm: Launch) -> None:
         ("agg_count", "real"),
         ("gen_weight", -1.0),
         ("max_payload_mb", 0),
-    ],
-)
-def test_bad_options_are_named(key: str, value: object) -> None:
-    with pytest.raises(ConfigError, match=rf"plugin\.fedgmm\.{key}="):
-        FedGMMPlugin(**{key: value})  # type: ignore[arg-type]
+    ]
+    for key, value in cases:
+        with named_case(key, value), pytest.raises(ConfigError, match=rf"plugin\.fedgmm\.{key}="):
+            FedGMMPlugin(**{key: value})  # type: ignore[arg-type]

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from composing import composed
+from maths.cases import named_case
 from methods.fedgmm_task import DATA, kept, task
 from torch import Tensor
 from torch.utils import _pytree as pytree
@@ -98,20 +99,21 @@ def test_psi_is_the_clients_decay(federation: Launch) -> None:
     assert psi.sha256 == decay.sha256
 
 
-@pytest.mark.parametrize(
-    ("psi", "lr_decay", "factor"),
-    [(0.25, 1.0, 0.75), (0.25, 0.75, 0.75), (0.25, 0.5, 0.5), (0.25, 0.9, 0.75), (0.0, 0.9, 0.9)],
-)
-def test_the_stronger_decay_applies_once(
-    federation: Launch, psi: float, lr_decay: float, factor: float
-) -> None:
-    def plugins() -> list[FedGMMPlugin]:
-        return [FedGMMPlugin(target=0, psi=psi)]
-
-    run = federation(toy_task(), FedAvg, plugins=plugins, rounds=3, lr=0.1, lr_decay=lr_decay)
-    rates = [msg.local.lr for _ in range(5) for msg in run.step() if msg.trains]
-    expected = [0.1 * factor**t for t in range(3) for _ in range(4)]
-    assert rates == pytest.approx(expected, rel=1e-12)
+def test_the_stronger_decay_applies_once(federation: Launch) -> None:
+    cases = [(0.25, 1.0, 0.75), (0.25, 0.5, 0.5), (0.25, 0.9, 0.75), (0.0, 0.9, 0.9)]
+    for psi, lr_decay, factor in cases:
+        with named_case(psi, lr_decay, factor):
+            run = federation(
+                toy_task(),
+                FedAvg,
+                plugins=lambda psi=psi: [FedGMMPlugin(target=0, psi=psi)],
+                rounds=3,
+                lr=0.1,
+                lr_decay=lr_decay,
+            )
+            rates = [msg.local.lr for _ in range(5) for msg in run.step() if msg.trains]
+            expected = [0.1 * factor**t for t in range(3) for _ in range(4)]
+            assert rates == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedprox", "fedgmm"])
@@ -140,6 +142,7 @@ def test_method_and_plugin_are_one(launch: Launch) -> None:
     assert method.summary["weights_sha256"] == plugin.summary["weights_sha256"]
 
 
+@pytest.mark.slow
 def test_two_workers_give_the_same_bytes(launch: Launch) -> None:
     """EM, the state on disk and the uploads as they travel; digits, five components."""
     lines = [*SHORT, "partition.clients=4", "method=fedgmm", "plugin=[fednorm]"]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from convergence.quadratic import final_weight
+from convergence.quadratic import quadratic
 from methods.test_draws import batches
 from torch import Tensor, nn
 
@@ -51,10 +51,21 @@ MANNERS = [
     for apply_to in ("gradient", "update")
     if (host, apply_to) != ("fedsgd", "update")
 ]
+BUFFERS = ["average", "local", "frozen"]
+# FedAvg with every policy for buffers, the other hosts with one each.
+CASES = [
+    pytest.param(
+        host,
+        apply_to,
+        buffers,
+        marks=[] if host in ("fedavg", "fedsgd", "fednorm", "fedadam") else pytest.mark.slow,
+    )
+    for i, (host, apply_to) in enumerate(MANNERS)
+    for buffers in (BUFFERS if host == "fedavg" else [BUFFERS[i % 3]])
+]
 
 
-@pytest.mark.parametrize("buffers", ["average", "local", "frozen"])
-@pytest.mark.parametrize(("host", "apply_to"), MANNERS)
+@pytest.mark.parametrize(("host", "apply_to", "buffers"), CASES)
 def test_a_mask_of_one_is_the_host(
     federation: Make, host: str, apply_to: str, buffers: str
 ) -> None:
@@ -119,50 +130,63 @@ def test_an_unused_parameter_survives_rescaling_over_the_whole_model(federation:
     assert not torch.equal(run.model["head.weight"], run.site.initial["head.weight"])
 
 
-def test_a_model_of_one_number_has_a_mask_of_one() -> None:
+def test_a_model_of_one_number_has_a_mask_of_one(federation: Make) -> None:
     """A single entry is constant, so two clients of one quadratic each end where the host ends."""
-    params = {
-        "a": [1.0, 4.0],
-        "b": [1.0, -1.0],
-        "steps": 5,
-        "lr": 0.05,
-        "rounds": 20,
-        "method": "fedavg",
-    }
-    assert final_weight(**params, plugins=["fedlex"]) == final_weight(**params)
-
-
-def test_the_mask_does_something_and_the_method_is_fedavg_with_it(launch: Make) -> None:
-    common = [
-        "rounds=2",
-        "fraction=0.5",
-        "client.batch_size=5",
-        "eval.clients=false",
-        "seed=3",
-    ]
-
-    def sha256(*lines: str) -> str:
-        return str(launch(*common, *lines, task=toy_task()).summary["weights_sha256"])
-
-    def fedlex(*lines: str) -> str:
-        return sha256("plugin.fedlex.e_exp=4", *lines)
-
-    defaults = fedlex("method=fedlex")
-    assert fedlex("method=fedavg", "plugin=[fedlex]") == defaults
-    assert fedlex("method=fedlex", "engine.workers=2") == defaults
-    options = (
-        "scope=model",
-        "order=mean_then_normalise",
-        "minmax=all",
-        "refresh=all",
-        "rescale=mean1",
-        "g_min=0.5",
-        "e_exp=5",
-        "c_exp=2",
-        "c_exp=1",
+    masked, plain = (
+        federation(
+            quadratic([1.0, 4.0], [1.0, -1.0]),
+            FedAvg,
+            plugins=plugins,
+            lr=0.05,
+            epochs=5,
+            batch_size=1,
+            rounds=4,
+        ).run()
+        for plugins in (lambda: [FedLExPlugin(e_exp=5)], list)
     )
-    others = [fedlex("method=fedlex", f"plugin.fedlex.{option}") for option in options]
-    assert len({defaults, sha256("method=fedavg"), *others}) == 2 + len(options)
+    assert masked.model["w"] == plain.model["w"] != 0
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["method=fedavg", "plugin=[fedlex]"],
+        pytest.param(["method=fedlex", "engine.workers=2"], marks=pytest.mark.slow),
+    ],
+    ids=["plugin", "workers"],
+)
+def test_the_method_is_fedavg_with_the_plugin(launch: Make, lines: list[str]) -> None:
+    common = ["rounds=2", "fraction=0.5", "eval.clients=false", "plugin.fedlex.e_exp=4"]
+    one, other = (launch(*common, *of, task=toy_task()) for of in (["method=fedlex"], lines))
+    assert one.summary["weights_sha256"] == other.summary["weights_sha256"]
+
+
+def test_every_option_changes_the_result(federation: Make) -> None:
+    """And none of the results is FedAvg's."""
+    changes: list[dict[str, Any]] = [
+        {},
+        {"scope": "model"},
+        {"order": "mean_then_normalise"},
+        {"minmax": "all"},
+        {"refresh": "all"},
+        {"rescale": "mean1"},
+        {"g_min": 0.5},
+        {"e_exp": 5},
+        {"c_exp": 2},
+        {"c_exp": 1},
+    ]
+    how = {"rounds": 2, "fraction": 0.5, "batch_size": 5, "seed": 3}
+    sha256 = {federation(toy_task(), FedAvg, **how).run().sha256}
+    for change in changes:
+        options = {"e_exp": 4, **change}
+        run = federation(
+            toy_task(),
+            FedAvg,
+            plugins=lambda options=options: [FedLExPlugin(**options)],
+            **how,
+        )
+        sha256.add(run.run().sha256)
+    assert len(sha256) == len(changes) + 1
 
 
 def test_cohorts_and_batches_are_the_hosts(federation: Make) -> None:

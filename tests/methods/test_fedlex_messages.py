@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from maths.cases import named_case
 
 from fedhet.data.toy import toy_task
 from fedhet.methods.fedavg import FedAvg
@@ -16,9 +17,9 @@ from fedhet.methods.fedlex import D, FedLExPlugin, G
 Make = Callable[..., Any]
 
 
-@pytest.mark.parametrize(
-    ("c_exp", "clients", "expected"),
-    [
+def test_how_many_explore(federation: Make, caplog: pytest.LogCaptureFixture) -> None:
+    """A share is rounded up; a count above the number of clients is capped, with a warning."""
+    cases = [
         (1, 4, 1),
         (3, 4, 3),
         (20, 4, 4),
@@ -27,22 +28,22 @@ Make = Callable[..., Any]
         (0.1, 30, 3),
         (1e-9, 4, 1),
         (1e-11, 4, 1),
-    ],
-)
-def test_how_many_explore(
-    federation: Make, caplog: pytest.LogCaptureFixture, c_exp: float, clients: int, expected: int
-) -> None:
-    """A share is rounded up; a count above the number of clients is capped, with a warning."""
-
-    def plugins() -> list[FedLExPlugin]:
-        return [FedLExPlugin(c_exp=c_exp)]
-
-    run = federation(toy_task(clients), FedAvg, plugins=plugins, rounds=1, fraction=0.5)
-    with caplog.at_level(logging.WARNING, "fedhet"):
-        assert len(run.strategy.plan(1)) == expected
-    warning = "plugin.fedlex.c_exp=20, but only 4 clients with data: all of them explore"
-    lines = [record.getMessage() for record in caplog.records]
-    assert lines == ([warning] if c_exp == 20 else [])
+    ]
+    for c_exp, clients, expected in cases:
+        with named_case(c_exp, clients, expected):
+            run = federation(
+                toy_task(clients),
+                FedAvg,
+                plugins=lambda c_exp=c_exp: [FedLExPlugin(c_exp=c_exp)],
+                rounds=1,
+                fraction=0.5,
+            )
+            caplog.clear()
+            with caplog.at_level(logging.WARNING, "fedhet"):
+                assert len(run.strategy.plan(1)) == expected
+            lines = [record.getMessage() for record in caplog.records]
+            assert len(lines) == (c_exp == 20)
+            assert all("plugin.fedlex.c_exp=20" in line and "4 clients" in line for line in lines)
 
 
 @pytest.mark.parametrize(

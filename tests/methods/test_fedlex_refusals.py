@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from maths.cases import named_case
 
 from fedhet.data.toy import toy_task
 from fedhet.errors import ConfigError, RunFailed
@@ -45,34 +46,36 @@ BAD: dict[str, tuple[Change, str]] = {
     ),
     "lacking": (lambda u: u.extras[D].pop("head.bias"), "missing.*head.bias"),
     "none": (lambda u: u.extras.pop(D), f"'{D}' is missing"),
-    "no tree": (lambda u: u.extras.update({D: torch.zeros(3)}), "a tree of 4 tensors is expected"),
+    "no tree": (lambda u: u.extras.update({D: torch.zeros(3)}), "tree of 4 tensors"),
 }
 
 
-@pytest.mark.parametrize(("change", "reason"), BAD.values(), ids=BAD)
-def test_a_bad_deviation(federation: Make, change: Change, reason: str) -> None:
+def test_a_bad_deviation(federation: Make) -> None:
+
     def plugins() -> list[FedLExPlugin]:
         return [FedLExPlugin(e_exp=2)]
 
-    failure = rf"client 2 failed in phase 'fedlex.explore', step 1: .*{reason}"
-    with pytest.raises(RunFailed, match=failure):
-        federation(toy_task(), FedAvg, plugins=plugins).step(damaged(2, change))
-    run = federation(toy_task(), FedAvg, plugins=plugins, on_failure="skip", rounds=2)
-    run.step(damaged(2, change))
-    assert [(f.pid, f.phase) for f in run.strategy.current.failures] == [(2, "fedlex.explore")]
-    run.step()
-    assert run.strategy.reports()["fedlex"]["pids"].tolist() == [3, 1, 0]
+    for name, (change, reason) in BAD.items():
+        with named_case(name):
+            failure = rf"client 2 .*'fedlex.explore', step 1: .*{reason}"
+            with pytest.raises(RunFailed, match=failure):
+                federation(toy_task(), FedAvg, plugins=plugins).step(damaged(2, change))
+            run = federation(toy_task(), FedAvg, plugins=plugins, on_failure="skip", rounds=2)
+            run.step(damaged(2, change))
+            (failed,) = run.strategy.current.failures
+            assert (failed.pid, failed.phase) == (2, "fedlex.explore")
+            run.step()
+            assert run.strategy.reports()["fedlex"]["pids"].tolist() == [3, 1, 0]
 
 
 def test_a_diverged_exploration_names_its_client(federation: Make) -> None:
-    failure = r"client 3 failed in phase 'fedlex.explore', step 1: ValueError: .*tensor '.*diverged"
+    failure = r"client 3 .*'fedlex.explore', step 1: .*tensor '.*diverged"
     with pytest.raises(RunFailed, match=failure):
         federation(toy_task(), FedAvg, plugins=lambda: [FedLExPlugin(e_exp=2)], lr=1e30).step()
 
 
-@pytest.mark.parametrize(
-    ("option", "reason"),
-    [
+def test_bad_options_are_named() -> None:
+    cases = [
         ({"c_exp": 0}, ">= 1"),
         ({"c_exp": 1.5}, "<= 1"),
         ({"c_exp": 0.0}, "> 0"),
@@ -87,20 +90,19 @@ def test_a_diverged_exploration_names_its_client(federation: Make) -> None:
         ({"apply_to": "x"}, "gradient, update"),
         ({"rescale": "x"}, "mean1"),
         ({"g_min": 1.0}, "< 1"),
-    ],
-    ids=str,
-)
-def test_bad_options_are_named(option: dict[str, Any], reason: str) -> None:
-    with pytest.raises(ConfigError, match=rf"plugin\.fedlex\.{next(iter(option))}=.*{reason}"):
-        FedLExPlugin(**option)
+    ]
+    for option, reason in cases:
+        with (
+            named_case(option, reason),
+            pytest.raises(ConfigError, match=rf"plugin\.fedlex\.{next(iter(option))}=.*{reason}"),
+        ):
+            FedLExPlugin(**option)
 
 
 def test_refusals(federation: Make) -> None:
-    refusal = "method=scaffold refuses plugin 'fedlex': it changes the steps"
+    refusal = r"method=scaffold .*'fedlex': it changes the steps"
     with pytest.raises(ConfigError, match=refusal):
         federation(toy_task(), Scaffold, plugins=lambda: [FedLExPlugin()])
-    with pytest.raises(
-        ConfigError, match="method=fedsgd refuses plugin 'fedlex': it acts on local"
-    ):
+    with pytest.raises(ConfigError, match=r"method=fedsgd .*'fedlex': it acts on local"):
         federation(toy_task(), FedSGD, plugins=lambda: [FedLExPlugin(apply_to="update")])
     federation(toy_task(), FedSGD, plugins=lambda: [FedLExPlugin()])

@@ -88,11 +88,7 @@ def test_two_participants_are_logged_once(
     with caplog.at_level(logging.INFO, "fedhet"):
         federation(toy_task(clients), FedNorm, plugins=lambda: [FedNormPlugin()], rounds=3).run()
     lines = [record.getMessage() for record in caplog.records]
-    line = (
-        "fednorm: with two participants its weights are the host's, so it does nothing in such"
-        " rounds"
-    )
-    assert [text for text in lines if "two participants" in text] == times * [line]
+    assert sum("fednorm: with two participants" in text for text in lines) == times
 
 
 @pytest.mark.parametrize("z_when", ["after_training", "before_training"])

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from convergence.quadratic import LocalSteps, final_weight, quadratic
+from maths.cases import named_case
 from methods.by_hand import DATA, LR, SIZES, Case, V, Weights, each, gradient, mean, same, task
 from methods.plugs import Fixed
 
@@ -112,6 +113,7 @@ def converged(problem: dict[str, Any], steps: Any, **more: Any) -> float:
     return final_weight(**problem, steps=steps, method="fednova", **more)
 
 
+@pytest.mark.slow
 def test_the_proximal_normaliser_needs_mu() -> None:
     """mean_steps and normalised agree for plain SGD, and differ under the proximal term."""
     for mu, equal in ((0.0, True), (0.9, False)):
@@ -128,22 +130,23 @@ def test_the_proximal_normaliser_needs_mu() -> None:
         assert (limits[0] == limits[1]) is equal
 
 
-@pytest.mark.parametrize("mu", [1e-11, 1e-16])
-def test_a_tiny_mu_is_plain_sgd(federation: Federation, mu: float) -> None:
+def test_a_tiny_mu_is_plain_sgd(federation: Federation) -> None:
     """lr mu is 1e-12 and 1e-17: the clients neither gain nor lose weight."""
-    tiny, plain = (
-        federation(
-            task(),
-            FedNova,
-            plugins=lambda mu=mu: [LocalSteps(TAUS), FedProxPlugin(mu=mu)],
-            rounds=2,
-        ).run()
-        for mu in (mu, 0.0)
-    )
-    same(
-        {name: t.numpy() for name, t in tiny.model.items()},
-        {name: t.numpy() for name, t in plain.model.items()},
-    )
+    for mu in [1e-11, 1e-16]:
+        with named_case(mu):
+            tiny, plain = (
+                federation(
+                    task(),
+                    FedNova,
+                    plugins=lambda mu=mu: [LocalSteps(TAUS), FedProxPlugin(mu=mu)],
+                    rounds=2,
+                ).run()
+                for mu in (mu, 0.0)
+            )
+            same(
+                {name: t.numpy() for name, t in tiny.model.items()},
+                {name: t.numpy() for name, t in plain.model.items()},
+            )
 
 
 def limit(a: Any, b: Any, steps: Any, lr: float, mu: float = 0.0) -> float:
@@ -156,11 +159,14 @@ def limit(a: Any, b: Any, steps: Any, lr: float, mu: float = 0.0) -> float:
     return float(np.average(b, weights=(1 - (1 - lr * (a + mu)) ** steps) * a / (a + mu) / norm))
 
 
-@pytest.mark.parametrize("plugins", [[], ["fednorm"]], ids=["alone", "fednorm"])
 @pytest.mark.parametrize(
-    ("problem", "steps"),
-    [(TWO, 10), (TWO, [3, 30]), (FIVE, STEPS_OF_FIVE)],
-    ids=["equal", "two", "five"],
+    ("problem", "steps", "plugins"),
+    [
+        pytest.param(FIVE, STEPS_OF_FIVE, [], id="five"),
+        pytest.param(FIVE, STEPS_OF_FIVE, ["fednorm"], id="fednorm", marks=pytest.mark.slow),
+        pytest.param(TWO, [3, 30], [], id="two", marks=pytest.mark.slow),
+        pytest.param(TWO, 10, [], id="equal", marks=pytest.mark.slow),
+    ],
 )
 def test_it_reaches_its_own_limit(problem: dict[str, Any], steps: Any, plugins: list[str]) -> None:
     w = converged(problem, steps, plugins=plugins, rounds=40, fraction=1.0, seed=0)
@@ -171,12 +177,14 @@ def test_it_reaches_its_own_limit(problem: dict[str, Any], steps: Any, plugins: 
         assert expected == pytest.approx(-0.379757, abs=1e-6)  # FedAvg's
 
 
+@pytest.mark.slow
 def test_the_limit_with_a_proximal_term() -> None:
     mu = {"plugin.fedprox.mu": 0.9}
     w = converged(FIVE, STEPS_OF_FIVE, plugins=["fedprox"], rounds=60, method_args=mu)
     assert w == pytest.approx(limit(**FIVE, steps=STEPS_OF_FIVE, mu=0.9), abs=1e-9)
 
 
+@pytest.mark.slow
 def test_the_limit_under_fixed_weights(federation: Federation) -> None:
     """The weights v are in both sums.
 
@@ -216,18 +224,22 @@ def test_a_client_without_a_step_is_left_out(federation: Federation) -> None:
         federation(toy_task(), FedNova, plugins=lambda: [LocalSteps([0] * 4)]).step()
 
 
-@pytest.mark.parametrize(
-    ("steps", "message"),
-    [(-1, ">= 0"), (1.5, "whole number"), (float("nan"), "finite"), ("3", "finite")],
-)
-def test_bad_steps_name_client_and_extra(federation: Federation, steps: Any, message: str) -> None:
-    with pytest.raises(RunFailed, match=rf"client 2 .*'fednova\.steps'.*{message}"):
-        federation(toy_task(), FedNova).step(claiming(steps, 2))
+def test_bad_steps_name_client_and_extra(federation: Federation) -> None:
+    for steps, message in [
+        (-1, ">= 0"),
+        (1.5, "whole number"),
+        (float("nan"), "finite"),
+        ("3", "finite"),
+    ]:
+        with (
+            named_case(steps, message),
+            pytest.raises(RunFailed, match=rf"client 2 .*'fednova\.steps'.*{message}"),
+        ):
+            federation(toy_task(), FedNova).step(claiming(steps, 2))
 
 
-@pytest.mark.parametrize(
-    ("how", "message"),
-    [
+def test_what_has_no_normaliser_is_refused(federation: Federation) -> None:
+    cases = [
         ({"local": {"optimizer": "adam"}}, "client.optimizer=adam.*SGD"),
         (
             {"local": {"momentum": 0.9}, "plugins": lambda: [FedProxPlugin(mu=0.1)]},
@@ -235,13 +247,10 @@ def test_bad_steps_name_client_and_extra(federation: Federation, steps: Any, mes
         ),
         ({"plugins": lambda: [FedProxPlugin(mu=30.0)]}, r"lr mu=3.*\[0, 2\)"),
         ({"options": {"tau_eff": "sum"}}, "method.tau_eff=sum"),
-    ],
-)
-def test_what_has_no_normaliser_is_refused(
-    federation: Federation, how: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ConfigError, match=message):
-        federation(toy_task(), FedNova, **how)
+    ]
+    for how, message in cases:
+        with named_case(how, message), pytest.raises(ConfigError, match=message):
+            federation(toy_task(), FedNova, **how)
 
 
 def test_momentum_with_mu_zero_is_allowed(federation: Federation) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from maths.cases import named_case
 from methods.by_hand import EPOCHS, LR, SIZES, Weights, each, mean, same
 from methods.readouts import arrays, client_state, copied
 from methods.three_classes import CLASSES, DATA, backward, error, logits, softmax, task
@@ -149,10 +150,13 @@ def test_a_task_without_two_classes_is_refused_at_the_start(federation: Federati
         federation(replace(task(), classes=1), FedAvg, plugins=ntd())
 
 
-@pytest.mark.parametrize("options", [{"beta": -1}, {"beta": True}, {"tau": 0}])
-def test_bad_options_are_named(options: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=rf"plugin\.fedntd\.{next(iter(options))}="):
-        FedNTDPlugin(**options)
+def test_bad_options_are_named() -> None:
+    for options in [{"beta": -1}, {"beta": True}, {"tau": 0}]:
+        with (
+            named_case(options),
+            pytest.raises(ConfigError, match=rf"plugin\.fedntd\.{next(iter(options))}="),
+        ):
+            FedNTDPlugin(**options)
 
 
 def test_clients_are_not_vectorized(federation: Federation) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from maths.cases import named_case
 from torch import nn
 
 from fedhet import trees
@@ -97,12 +98,15 @@ def test_the_loss_falls(federation: Callable[..., Any]) -> None:
     assert means[-1] < means[0] - 0.02
 
 
-def test_engines_agree(launch: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("workers", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_prototypes_are_recorded_and_workers_agree(
+    launch: Callable[..., Any], workers: bool
+) -> None:
     lines = ["method=fedpcl", "rounds=2", "eval.every=2"]
-    run, parallel = (
-        launch(*lines, *more, task=toy_task(norm=True)) for more in ([], ["engine.workers=2"])
-    )
-    assert run.summary["weights_sha256"] == parallel.summary["weights_sha256"]
+    run = launch(*lines, task=toy_task(norm=True))
+    if workers:
+        parallel = launch(*lines, "engine.workers=2", task=toy_task(norm=True))
+        assert run.summary["weights_sha256"] == parallel.summary["weights_sha256"]
     assert run.summary["accuracy"]["last"] is None
     assert (run.dir / "prototypes.safetensors").exists()
 
@@ -112,34 +116,34 @@ def test_clients_are_trained_one_by_one(federation: Callable[..., Any]) -> None:
     assert "FedPCLClient has its own train" in str(obstacle(run.client(), run.strategy.local))
 
 
-@pytest.mark.parametrize(
-    ("own", "client", "sent"),
-    [(10.0, None, 10.0), (10.0, 0.5, 0.5), (None, None, None), (2.0, None, 2.0)],
-)
-def test_clip(
-    federation: Callable[..., Any], own: float | None, client: float | None, sent: float | None
-) -> None:
-    run = federation(toy_task(), FedPCL, options={"clip": own}, local={"clip": client})
-    assert {msg.local.clip for msg in run.step()} == {sent}
+def test_clip(federation: Callable[..., Any]) -> None:
+    for own, client, sent in [
+        (10.0, None, 10.0),
+        (10.0, 0.5, 0.5),
+        (None, None, None),
+        (2.0, None, 2.0),
+    ]:
+        with named_case(own, client, sent):
+            run = federation(toy_task(), FedPCL, options={"clip": own}, local={"clip": client})
+            assert {msg.local.clip for msg in run.step()} == {sent}
 
 
-@pytest.mark.parametrize(
-    "extra",
-    [
+def test_bad_prototypes_are_the_clients_failure(federation: Callable[..., Any]) -> None:
+    cases = [
         None,
         {"mean": torch.zeros(2, 3)},
         {"mean": torch.zeros(2, 4), "has": torch.ones(2, dtype=torch.bool)},
         {"mean": torch.full((2, 3), float("nan")), "has": torch.ones(2, dtype=torch.bool)},
-    ],
-    ids=range(4),
-)
-def test_bad_prototypes_are_the_clients_failure(federation: Callable[..., Any], extra: Any) -> None:
-    def falsify(plan: list[Any], replies: list[Any]) -> list[Any]:
-        replies[-1].extras = {} if extra is None else {PROTOTYPES: extra}
-        return replies
+    ]
+    for extra in cases:
+        with named_case(extra):
 
-    with pytest.raises(RunFailed, match=r"client 0 failed in phase 'collect'.*fedpcl.prototypes"):
-        federation(toy_task(), FedPCL).step(alter=falsify)
+            def falsify(plan: list[Any], replies: list[Any], extra: Any = extra) -> list[Any]:
+                replies[-1].extras = {} if extra is None else {PROTOTYPES: extra}
+                return replies
+
+            with pytest.raises(RunFailed, match=r"client 0 .*'collect'.*fedpcl.prototypes"):
+                federation(toy_task(), FedPCL).step(alter=falsify)
 
 
 def test_what_needs_a_global_model_is_refused(federation: Callable[..., Any]) -> None:
@@ -156,24 +160,23 @@ class NoFeatures(nn.Module):
         self.head = nn.Linear(4, 2)
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [{"model": lambda: nn.Sequential(nn.Linear(4, 2))}, {"model": NoFeatures}],
-    ids=["no head", "no features"],
-)
-def test_an_unsuitable_model_is_refused(
-    federation: Callable[..., Any], changes: dict[str, Any]
-) -> None:
-    message = r"method=fedpcl .*features\(x\).*`head`; this is \w+$"
-    with pytest.raises(ConfigError, match=message):
-        federation(replace(toy_task(), **changes), FedPCL)
+def test_an_unsuitable_model_is_refused(federation: Callable[..., Any]) -> None:
+    for model in (lambda: nn.Sequential(nn.Linear(4, 2)), NoFeatures):
+        message = rf"method=fedpcl .*features\(x\).*`head`.* {type(model()).__name__}"
+        with named_case(model), pytest.raises(ConfigError, match=message):
+            federation(replace(toy_task(), model=model), FedPCL)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{"tau": 0}, {"clip": 0}, {"denominator": "own"}, {"renormalise": 1}, {"unseen": "own"}],
-    ids=str,
-)
-def test_bad_options_are_named(federation: Callable[..., Any], options: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=rf"method\.{next(iter(options))}="):
-        federation(toy_task(), FedPCL, options=options)
+def test_bad_options_are_named(federation: Callable[..., Any]) -> None:
+    for options in [
+        {"tau": 0},
+        {"clip": 0},
+        {"denominator": "own"},
+        {"renormalise": 1},
+        {"unseen": "own"},
+    ]:
+        with (
+            named_case(options),
+            pytest.raises(ConfigError, match=rf"method\.{next(iter(options))}="),
+        ):
+            federation(toy_task(), FedPCL, options=options)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from convergence.quadratic import final_weight
+from maths.cases import named_case
 from methods.by_hand import DATA, LR, SIZES, Case, V, each, gradient, mean, same, task
 from methods.plugs import Fixed, Half, Spy
 from torch import Tensor
@@ -194,8 +195,13 @@ def test_terms_without_a_gradient_at_x_are_refused(
         federation(toy_task(), FedSGD, plugins=lambda: [own()])
 
 
-@pytest.mark.parametrize("plugins", [[], ["fednorm"]], ids=str)
-@pytest.mark.parametrize("steps", [3, [2, 5, 9, 7, 3]], ids=str)
+@pytest.mark.parametrize(
+    ("plugins", "steps"),
+    [
+        pytest.param([], [2, 5, 9, 7, 3], id="alone"),
+        pytest.param(["fednorm"], 3, id="fednorm", marks=pytest.mark.slow),
+    ],
+)
 def test_it_reaches_the_optimum_of_the_quadratic(plugins: list[str], steps: Any) -> None:
     """Whatever the number of local steps, of which it takes none."""
     a = [1.0, 4.0, 2.0, 0.5, 3.0]
@@ -214,29 +220,29 @@ def test_bytes(launch: Callable[..., Any]) -> None:
     }
 
 
-@pytest.mark.parametrize("extra", ["fedsgd.g", "fedsgd.buffers"])
-def test_the_tensors_that_a_server_receives_are_checked(federation: Federation, extra: str) -> None:
-    def broken(plan: list[Any], replies: list[Any]) -> list[Any]:
-        tree = {
-            name: torch.full_like(t, float("inf")) if t.is_floating_point() else t
-            for name, t in replies[2].extras[extra].items()
-        }
-        extras = {**replies[2].extras, extra: tree}
-        return [*replies[:2], replace(replies[2], extras=extras), *replies[3:]]
+def test_the_tensors_that_a_server_receives_are_checked(federation: Federation) -> None:
+    for extra in ["fedsgd.g", "fedsgd.buffers"]:
+        with named_case(extra):
 
-    with pytest.raises(RunFailed, match=rf"client 1 .*'{extra}'.*infinite"):
-        federation(toy_task(norm=True), FedSGD).step(broken)
+            def broken(plan: list[Any], replies: list[Any], extra: str = extra) -> list[Any]:
+                tree = {
+                    name: torch.full_like(t, float("inf")) if t.is_floating_point() else t
+                    for name, t in replies[2].extras[extra].items()
+                }
+                extras = {**replies[2].extras, extra: tree}
+                return [*replies[:2], replace(replies[2], extras=extras), *replies[3:]]
+
+            with pytest.raises(RunFailed, match=rf"client 1 .*'{extra}'.*infinite"):
+                federation(toy_task(norm=True), FedSGD).step(broken)
 
 
-@pytest.mark.parametrize(
-    ("how", "message"),
-    [
+def test_bad_settings_are_named(federation: Federation) -> None:
+    cases = [
         ({"local": {"momentum": 0.5}}, r"client\.momentum=0\.5.*server_opt"),
         ({"local": {"optimizer": "adam"}}, r"client\.optimizer=adam.*server_opt"),
         ({"options": {"batches": 2}}, r"method\.batches=2.*full, 1"),
         ({"options": {"chunk": 0}}, r"method\.chunk=0"),
-    ],
-)
-def test_bad_settings_are_named(federation: Federation, how: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        federation(toy_task(), FedSGD, **how)
+    ]
+    for how, message in cases:
+        with named_case(how, message), pytest.raises(ConfigError, match=message):
+            federation(toy_task(), FedSGD, **how)

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from maths.cases import named_case
 from methods.plugs import Explore
 from omegaconf import OmegaConf
 
+from fedhet import trees
 from fedhet.config import catalogue
 from fedhet.config.targets import find_target
 from fedhet.data.toy import toy_task
@@ -20,7 +22,7 @@ from fedhet.methods.fednova import FedNova
 from fedhet.methods.fedsgd import FedSGD
 from fedhet.methods.scaffold import Scaffold
 from fedhet.methods.sgdm import SGDM
-from fedhet.strategy import FedStrategy
+from fedhet.server_opt import FedAvgM
 
 HOSTS = {
     "fednova": ["method=fednova"],
@@ -48,7 +50,10 @@ SMALLER = [
 @pytest.mark.parametrize(
     "plugins", [*SMALLER, ["fednorm", "fedprox"]], ids=lambda names: "+".join(names) or "alone"
 )
-@pytest.mark.parametrize("host", HOSTS)
+@pytest.mark.parametrize(
+    "host",
+    [pytest.param(host, marks=[] if host == "sgdm" else pytest.mark.slow) for host in HOSTS],
+)
 def test_same_bytes_with_one_worker_and_two(
     launch: Callable[..., Any], host: str, plugins: list[str]
 ) -> None:
@@ -89,15 +94,16 @@ def test_no_two_are_the_same(launch: Callable[..., Any]) -> None:
     assert len(hashes) == len(lines)
 
 
-@pytest.mark.parametrize("host", ["fednova", "sgdm", "fedbabu", "fedsgd"])
-def test_server_momentum_comes_last(launch: Callable[..., Any], host: str) -> None:
+def test_server_momentum_comes_last(federation: Callable[..., Any]) -> None:
     """beta = 0 at rate 1 is the host alone; otherwise it changes what the host proposes."""
-    hashes = []
-    for more in ([], ["server_opt=fedavgm", "server_opt.beta=0"], ["server_opt=fedavgm"]):
-        run = launch(*COMMON, *HOSTS[host], "eval.clients=false", *more, task=toy_task())
-        hashes.append(run.summary["weights_sha256"])
-    alone, without_momentum, with_momentum = hashes
-    assert alone == without_momentum != with_momentum
+    how = {"rounds": 3, "fraction": 0.75, "epochs": 2, "batch_size": 5}
+    for host in (FedNova, SGDM, FedBABU, FedSGD):
+        with named_case(host.name):
+            alone, without_momentum, with_momentum = (
+                trees.sha256({"": federation(toy_task(), host, server_opt=opt, **how).run().model})
+                for opt in (None, FedAvgM(beta=0), FedAvgM())
+            )
+            assert alone == without_momentum != with_momentum
 
 
 @pytest.mark.parametrize(
@@ -139,19 +145,19 @@ METHODS = {name: find_target(node.get("method", node)) for name, node in CONFIGU
 WRAPPERS = [cls for cls in METHODS.values() if cls.requires]
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_a_method_requires_the_plugin_that_its_configuration_lists(name: str) -> None:
-    defaults = CONFIGURATIONS[name].get("defaults", [])
-    required = METHODS[name].requires
-    assert (f"/plugin/{required}" in defaults) is bool(required)
-    assert sum(str(entry).startswith("/plugin/") for entry in defaults) == bool(required)
+def test_a_method_requires_the_plugin_that_its_configuration_lists() -> None:
+    for name in METHODS:
+        with named_case(name):
+            defaults = CONFIGURATIONS[name].get("defaults", [])
+            required = METHODS[name].requires
+            assert (f"/plugin/{required}" in defaults) is bool(required)
+            assert sum(str(entry).startswith("/plugin/") for entry in defaults) == bool(required)
 
 
-@pytest.mark.parametrize("cls", WRAPPERS, ids=lambda cls: cls.name)
-def test_a_method_without_its_plugin_is_refused(
-    federation: Callable[..., Any], cls: type[FedStrategy]
-) -> None:
+def test_a_method_without_its_plugin_is_refused(federation: Callable[..., Any]) -> None:
     """It would be FedAvg; the error names the plug-in and the file that lists it."""
-    message = rf"method={cls.name} .*'{cls.requires}'.*conf/method/{cls.name}\.yaml"
-    with pytest.raises(ConfigError, match=message):
-        federation(toy_task(), cls)
+    for cls in WRAPPERS:
+        with named_case(cls.name):
+            message = rf"method={cls.name} .*'{cls.requires}'.*conf/method/{cls.name}\.yaml"
+            with pytest.raises(ConfigError, match=message):
+                federation(toy_task(), cls)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
+from maths.cases import named_case
 from torch import nn
 
 from fedhet.messages import LocalSettings
@@ -31,24 +30,25 @@ def reference(params: list[nn.Parameter], local: LocalSettings) -> torch.optim.O
     )
 
 
-@pytest.mark.parametrize("options", SETTINGS, ids=str)
-def test_same_bits_as_torch(options: dict[str, Any]) -> None:
-    local = LocalSettings(lr=0.07, **options)
-    draws = torch.Generator().manual_seed(0)
-    start = [torch.randn(shape, generator=draws) for shape in [(7, 5), (7,), ()]]
-    ours, theirs = ([nn.Parameter(t.clone()) for t in start] for _ in range(2))
-    optimizer = make(local, ours)
-    expected = reference(theirs, local)
-    for _ in range(25):
-        grads = [torch.randn(t.shape, generator=draws) for t in start]
-        for p, g in zip(theirs, grads, strict=True):
-            p.grad = g.clone()
-        if local.clip is not None:
-            nn.utils.clip_grad_norm_(theirs, local.clip)
-        expected.step()
-        with torch.no_grad():
-            optimizer.step([g.clone() for g in grads])
-        assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+def test_same_bits_as_torch() -> None:
+    for options in SETTINGS:
+        with named_case(options):
+            local = LocalSettings(lr=0.07, **options)
+            draws = torch.Generator().manual_seed(0)
+            start = [torch.randn(shape, generator=draws) for shape in [(7, 5), (7,), ()]]
+            ours, theirs = ([nn.Parameter(t.clone()) for t in start] for _ in range(2))
+            optimizer = make(local, ours)
+            expected = reference(theirs, local)
+            for _ in range(25):
+                grads = [torch.randn(t.shape, generator=draws) for t in start]
+                for p, g in zip(theirs, grads, strict=True):
+                    p.grad = g.clone()
+                if local.clip is not None:
+                    nn.utils.clip_grad_norm_(theirs, local.clip)
+                expected.step()
+                with torch.no_grad():
+                    optimizer.step([g.clone() for g in grads])
+                assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
 
 def test_an_unknown_optimiser_is_named() -> None:

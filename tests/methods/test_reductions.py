@@ -12,12 +12,12 @@ from fedhet.data.toy import toy_task
 Launch = Callable[..., Any]
 COMMON = [
     "seed=1",
-    "rounds=3",
+    "rounds=2",
     "fraction=0.75",
-    "client.epochs=2",
+    "client.epochs=1",
     "client.batch_size=5",
     "client.lr=0.1",
-    "eval.every=3",
+    "eval.every=2",
     "eval.clients=false",
 ]
 
@@ -26,19 +26,24 @@ def weights_sha256(launch: Launch, overrides: list[str]) -> str:
     return launch(*COMMON, *overrides, task=toy_task()).summary["weights_sha256"]
 
 
+FAST = [
+    (["method=fedprox", "plugin.fedprox.mu=0"], ["method=fedavg"]),
+    (["method=fednorm"], ["method=fedavg", "plugin=[fednorm]"]),
+    (["method=fedavgm", "server_opt.beta=0"], ["method=fedavg"]),
+]
+SLOW = [
+    (["method=fedprox"], ["method=fedavg", "plugin=[fedprox]"]),
+    (["method=fedavgm"], ["method=fedavg", "server_opt=fedavgm"]),
+    (["method=fedadam"], ["method=fedavg", "server_opt=fedadam"]),
+    (["method=fedyogi"], ["method=fedavg", "server_opt=fedyogi"]),
+    (["method=fedadagrad"], ["method=fedavg", "server_opt=fedadagrad"]),
+    (["method=scaffold", "plugin=[fedprox]", "plugin.fedprox.mu=0"], ["method=scaffold"]),
+]
+
+
 @pytest.mark.parametrize(
     ("one", "other"),
-    [
-        (["method=fedprox", "plugin.fedprox.mu=0"], ["method=fedavg"]),
-        (["method=fedavgm", "server_opt.beta=0"], ["method=fedavg"]),
-        (["method=fednorm"], ["method=fedavg", "plugin=[fednorm]"]),
-        (["method=fedprox"], ["method=fedavg", "plugin=[fedprox]"]),
-        (["method=fedavgm"], ["method=fedavg", "server_opt=fedavgm"]),
-        (["method=fedadam"], ["method=fedavg", "server_opt=fedadam"]),
-        (["method=fedyogi"], ["method=fedavg", "server_opt=fedyogi"]),
-        (["method=fedadagrad"], ["method=fedavg", "server_opt=fedadagrad"]),
-        (["method=scaffold", "plugin=[fedprox]", "plugin.fedprox.mu=0"], ["method=scaffold"]),
-    ],
+    [*FAST, *(pytest.param(*pair, marks=pytest.mark.slow) for pair in SLOW)],
     ids=lambda overrides: "+".join(overrides),
 )
 def test_same_bytes(launch: Launch, one: list[str], other: list[str]) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from maths.cases import named_case
 from methods.by_hand import (
     DATA,
     EPOCHS,
@@ -186,25 +187,29 @@ def test_one_client_is_sgd(federation: Federation) -> None:
         torch.testing.assert_close(ours.model[name], expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [("momentum", 0.9), ("weight_decay", 0.1), ("clip", 1.0), ("optimizer", "adam")],
-)
-def test_option_ii_needs_plain_sgd(federation: Federation, key: str, value: Any) -> None:
+def test_option_ii_needs_plain_sgd(federation: Federation) -> None:
     """The message names the way out, option I, which takes any optimiser."""
-    message = rf"client\.{key}={value}.*plain SGD.*method\.control=gradient"
-    with pytest.raises(ConfigError, match=message):
-        federation(toy_task(), Scaffold, local={key: value})
-    how = {"local": {key: value}, "options": {"control": "gradient"}, "rounds": 2}
-    federation(toy_task(), Scaffold, **how).run()
+    for key, value in [
+        ("momentum", 0.9),
+        ("weight_decay", 0.1),
+        ("clip", 1.0),
+        ("optimizer", "adam"),
+    ]:
+        with named_case(key, value):
+            message = rf"client\.{key}={value}.*plain SGD.*method\.control=gradient"
+            with pytest.raises(ConfigError, match=message):
+                federation(toy_task(), Scaffold, local={key: value})
+            how = {"local": {key: value}, "options": {"control": "gradient"}, "rounds": 2}
+            federation(toy_task(), Scaffold, **how).run()
 
 
-@pytest.mark.parametrize(
-    "options", [{"lr_g": 0}, {"lr_g": float("nan")}, {"control_weights": "mean"}]
-)
-def test_bad_options_are_named(federation: Federation, options: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=rf"method\.{next(iter(options))}="):
-        federation(toy_task(), Scaffold, options=options)
+def test_bad_options_are_named(federation: Federation) -> None:
+    for options in [{"lr_g": 0}, {"lr_g": float("nan")}, {"control_weights": "mean"}]:
+        with (
+            named_case(options),
+            pytest.raises(ConfigError, match=rf"method\.{next(iter(options))}="),
+        ):
+            federation(toy_task(), Scaffold, options=options)
 
 
 def test_strategy_and_client_stay_short() -> None:

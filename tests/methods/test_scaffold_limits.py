@@ -13,12 +13,17 @@ from methods.plugs import Fixed
 from fedhet.methods.scaffold import Scaffold
 
 Federation = Callable[..., Any]
-OPTIONS = pytest.mark.parametrize("control", ["steps", "gradient"])
 
 
 @pytest.mark.parametrize("fraction", [pytest.param(1.0, marks=pytest.mark.matrix), 0.5])
-@pytest.mark.parametrize("extra", [{}, {"client.momentum": 0.5}], ids=["plain", "momentum"])
-@pytest.mark.parametrize("plugins", [[], ["fednorm"]], ids=["alone", "fednorm"])
+@pytest.mark.parametrize(
+    ("extra", "plugins"),
+    [
+        pytest.param({"client.momentum": 0.5}, [], id="momentum"),
+        pytest.param({}, [], id="plain", marks=pytest.mark.slow),
+        pytest.param({}, ["fednorm"], id="fednorm", marks=pytest.mark.slow),
+    ],
+)
 def test_option_i_reaches_the_optimum(
     fraction: float, extra: dict[str, float], plugins: list[str]
 ) -> None:
@@ -37,8 +42,15 @@ def test_option_i_reaches_the_optimum(
     assert w == pytest.approx(-0.6, abs=1e-9)
 
 
-@OPTIONS
-@pytest.mark.parametrize("fraction", [1.0, 0.5])
+@pytest.mark.parametrize(
+    ("control", "fraction"),
+    [
+        ("steps", 1.0),
+        ("gradient", 1.0),
+        pytest.param("steps", 0.5, marks=pytest.mark.slow),
+        pytest.param("gradient", 0.5, marks=pytest.mark.slow),
+    ],
+)
 def test_fixed_weights_move_the_limit(
     federation: Federation, monkeypatch: pytest.MonkeyPatch, control: str, fraction: float
 ) -> None:
@@ -74,7 +86,8 @@ def test_fixed_weights_move_the_limit(
     assert abs(expected - unweighted) > 0.05
 
 
-@OPTIONS
+@pytest.mark.slow
+@pytest.mark.parametrize("control", ["steps", "gradient"])
 def test_random_cohorts_stay_about_that_limit(federation: Federation, control: str) -> None:
     """With any three of six clients w_j depends on the others, so x does not settle.
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from convergence.quadratic import final_weight
+from maths.cases import named_case
 from methods.by_hand import DATA, EPOCHS, LR, SIZES, Case, V, Weights, each, gradient, mean, same
 from methods.plugs import Fixed
 from torch import nn
@@ -150,7 +151,11 @@ def limit(a: list[float], b: list[float], steps: int, lr: float, gamma: float) -
     return float(fixed_point[0])
 
 
-@pytest.mark.parametrize("plugins", [[], ["fednorm"]], ids=["alone", "fednorm"])
+@pytest.mark.parametrize(
+    "plugins",
+    [[], pytest.param(["fednorm"], marks=pytest.mark.slow)],
+    ids=["alone", "fednorm"],
+)
 def test_it_reaches_its_limit_on_the_quadratic(plugins: list[str]) -> None:
     problem = {
         "a": [1.0, 4.0, 2.0, 0.5, 3.0],
@@ -206,16 +211,14 @@ def test_bytes(launch: Callable[..., Any]) -> None:
         assert run.summary["bytes"] == {"up": expected, "down": expected}
 
 
-@pytest.mark.parametrize(
-    ("how", "message"),
-    [
+def test_bad_settings_are_named(federation: Federation) -> None:
+    cases = [
         ({"local": {"momentum": 0.5}}, r"client\.momentum=0\.5.*method\.gamma"),
         ({"local": {"optimizer": "adam"}}, r"client\.optimizer=adam"),
         ({"options": {"gamma": 1.0}}, r"method\.gamma=1\.0"),
         ({"options": {"gamma": -0.1}}, r"method\.gamma=-0\.1"),
         ({"options": {"momentum_state": "kept"}}, r"method\.momentum_state=kept"),
-    ],
-)
-def test_bad_settings_are_named(federation: Federation, how: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        federation(toy_task(), SGDM, **how)
+    ]
+    for how, message in cases:
+        with named_case(how, message), pytest.raises(ConfigError, match=message):
+            federation(toy_task(), SGDM, **how)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from maths.cases import named_case
 from models.configured import layer, size
 from torch import nn
 
@@ -21,35 +22,41 @@ def no_values() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("no_values")
-@pytest.mark.parametrize(("cls", "published"), [(ResNet18, 11_689_512), (ResNet34, 21_797_672)])
-def test_sizes_of_resnet(cls: type[Classifier], published: int) -> None:
+def test_sizes_of_resnet() -> None:
     """The sizes that torchvision publishes, with another stem and another number of classes."""
-    for norm in ("batch", "group"):  # both have a scale and a shift per channel
-        expected = published - 64 * 3 * (49 - 9) - layer(512, 1000) + layer(512, 10)
-        assert size(cls(shape=(3, 32, 32), classes=10, norm=norm)) == expected
-    imagenet = cls(shape=(3, 32, 32), classes=1000, norm="batch", stem="imagenet")
-    assert size(imagenet) == published
+    for cls, published in [(ResNet18, 11_689_512), (ResNet34, 21_797_672)]:
+        with named_case(cls, published):
+            for norm in ("batch", "group"):  # both have a scale and a shift per channel
+                expected = published - 64 * 3 * (49 - 9) - layer(512, 1000) + layer(512, 10)
+                assert size(cls(shape=(3, 32, 32), classes=10, norm=norm)) == expected
+            imagenet = cls(shape=(3, 32, 32), classes=1000, norm="batch", stem="imagenet")
+            assert size(imagenet) == published
 
 
 @pytest.mark.usefixtures("no_values")
-@pytest.mark.parametrize("stem", ["cifar", "imagenet"])
-@pytest.mark.parametrize("norm", ["batch", "group"])
-def test_sizes_of_mobilenet(norm: str, stem: str) -> None:
-    published = 3_504_872
-    model = MobileNetV2(shape=(3, 32, 32), classes=10, norm=norm, stem=stem, dropout=0.2)
-    assert size(model) == published - layer(1280, 1000) + layer(1280, 10)
+def test_sizes_of_mobilenet() -> None:
+    for stem in ["cifar", "imagenet"]:
+        for norm in ["batch", "group"]:
+            with named_case(stem, norm):
+                published = 3_504_872
+                model = MobileNetV2(
+                    shape=(3, 32, 32), classes=10, norm=norm, stem=stem, dropout=0.2
+                )
+                assert size(model) == published - layer(1280, 1000) + layer(1280, 10)
 
 
 @pytest.mark.usefixtures("no_values")
-@pytest.mark.parametrize("channels", [3, 1])
-@pytest.mark.parametrize(("norm", "published"), [("none", 138_357_544), ("batch", 138_365_992)])
-def test_sizes_of_vgg16(norm: str, published: int, channels: int) -> None:
-    shape = (channels, 32, 32)
-    model = VGG16(shape=shape, classes=10, hidden=[512, 128], norm=norm, dropout=0.5)
-    connected = layer(512 * 49, 4096) + layer(4096, 4096) + layer(4096, 1000)
-    convolutions = published - connected - (3 - channels) * 9 * 64
-    assert size(model) == convolutions + layer(512, 512) + layer(512, 128) + layer(128, 10)
-    assert model.head.in_features == 128  # FedNorm's latents
+def test_sizes_of_vgg16() -> None:
+    for channels in [3, 1]:
+        for norm, published in [("none", 138_357_544), ("batch", 138_365_992)]:
+            with named_case(channels, norm, published):
+                shape = (channels, 32, 32)
+                model = VGG16(shape=shape, classes=10, hidden=[512, 128], norm=norm, dropout=0.5)
+                connected = layer(512 * 49, 4096) + layer(4096, 4096) + layer(4096, 1000)
+                convolutions = published - connected - (3 - channels) * 9 * 64
+                head = layer(512, 512) + layer(512, 128) + layer(128, 10)
+                assert size(model) == convolutions + head
+                assert model.head.in_features == 128  # FedNorm's latents
 
 
 def test_vgg16_computes_what_torchvisions_layers_compute() -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torchvision
+from maths.cases import named_case
 from models.configured import layer, size
 from models.small_nets import cut, net
 from torch import nn
@@ -52,16 +52,15 @@ def convolution() -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(3, 2, 3), nn.Flatten(), nn.Linear(8, 3))
 
 
-NOT_CUT = "is not, as training requires, features followed by a linear layer with 3 outputs"
+NOT_CUT = "is not, .*features followed by a linear layer with 3 outputs"
 
 
-@pytest.mark.parametrize(
-    ("whole", "shape", "message"),
-    [
+def test_what_is_refused() -> None:
+    cases = [
         (
             lambda: nn.Sequential(nn.Conv2d(3, 3, 4), nn.Flatten()),
             (3, 4, 4),
-            "has no linear layer, so it has no head",
+            "has no linear layer",
         ),
         (lambda: _Scaled(*net(3)), (3, 4, 4), NOT_CUT),
         (lambda: _TwoOutputs(*net(3)), (3, 4, 4), NOT_CUT),
@@ -77,18 +76,17 @@ NOT_CUT = "is not, as training requires, features followed by a linear layer wit
         (
             convolution,
             (1, 4, 4),
-            r"does not take images \(C, H, W\) = \(1, 4, 4\): "
-            r".*\[2, 3, 3, 3\].*to have 3 channels, but got 1",
+            r"does not take images .*\(1, 4, 4\): .*3 channels, but got 1",
         ),
-        (convolution, (3, 2, 4), r"does not take images \(C, H, W\) = \(3, 2, 4\): "),
+        (convolution, (3, 2, 4), r"does not take images .*\(3, 2, 4\): "),
         (lambda: net(3), (80,), r"takes images \(C, H, W\).*\(80,\)"),
-    ],
-)
-def test_what_is_refused(
-    whole: Callable[[], nn.Module], shape: tuple[int, ...], message: str
-) -> None:
-    with pytest.raises(ConfigError, match=f"^model: .*lib/net {message}"):
-        cut(whole(), shape=shape)
+    ]
+    for whole, shape, message in cases:
+        with (
+            named_case(whole, shape, message),
+            pytest.raises(ConfigError, match=f"^model: .*lib/net {message}"),
+        ):
+            cut(whole(), shape=shape)
 
 
 def test_torchvision_by_name() -> None:
@@ -100,13 +98,10 @@ def test_torchvision_by_name() -> None:
     whole = torchvision.models.get_model(SMALL, num_classes=7)
     x = torch.randn(2, 3, 32, 32)
     assert torch.equal(model.eval()(x), whole.eval()(x))
-    message = (
-        rf"^model: torchvision/{SMALL} does not take images"
-        r" \(C, H, W\) = \(1, 28, 28\): .*3 channels"
-    )
+    message = rf"^model: torchvision/{SMALL} .*\(1, 28, 28\): .*3 channels"
     with pytest.raises(ConfigError, match=message):
         Torchvision(shape=(1, 28, 28), classes=7, name=SMALL)
-    message = r"^model\.name=resnet17 is not allowed \(did you mean resnet1"
+    message = r"^model\.name=resnet17 .*did you mean resnet1"
     with pytest.raises(ConfigError, match=message):
         Torchvision(shape=(3, 32, 32), classes=7, name="resnet17")
 
@@ -117,12 +112,12 @@ def test_timm_by_name() -> None:
     x = torch.randn(2, 1, 32, 32)
     assert torch.equal(model(x), model.head(model.features(x)))
     assert model(x).shape == (2, 7)
-    message = r"timm/vit_tiny_patch16_224 does not take images \(C, H, W\) = \(3, 32, 32\): .*224"
+    message = r"timm/vit_tiny_patch16_224 .*\(3, 32, 32\): .*224"
     with pytest.raises(ConfigError, match=message):
         Timm(shape=(3, 32, 32), classes=7, name="vit_tiny_patch16_224")
     # timm would fetch the first of these from the internet.
     for name in ("hf-hub:timm/resnet18", "resnet17"):
-        with pytest.raises(ConfigError, match=rf"^model\.name={name}: timm has no such model"):
+        with pytest.raises(ConfigError, match=rf"^model\.name={name}: timm has no"):
             Timm(shape=(3, 32, 32), classes=7, name=name)
 
 
@@ -150,9 +145,8 @@ def test_both_spellings_give_the_same_settings() -> None:
     assert check_overrides(sweep, sweep=True) == sweep
 
 
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
+def test_wrong_spellings() -> None:
+    cases = [
         ("model=torchvision", "^model.name has no default; write model.name=<value>"),
         (
             "model=torchvison/resnet18",
@@ -162,8 +156,7 @@ def test_both_spellings_give_the_same_settings() -> None:
         ("model=timm/", "unknown model|cannot read"),
         ("model=torchvision/a/b", "unknown model 'torchvision/a/b'"),
         ("dataset=torchvision/a", "unknown dataset"),
-    ],
-)
-def test_wrong_spellings(override: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        compose([override])
+    ]
+    for override, message in cases:
+        with named_case(override, message), pytest.raises(ConfigError, match=message):
+            compose([override])

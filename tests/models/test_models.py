@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from maths.cases import named_case
 from models.configured import CONF, layer, model_of, size
 from torch import nn
 
@@ -25,18 +26,17 @@ SMALLEST = {"cnn": 4, "femnist_cnn": 4, "fedlex_cnn": 6, "feddisk_cnn": 16}
 SHAPES = [(1, 28, 28), (3, 32, 32), (1, 64, 64), (1, 8, 8), (2, 9, 13)]
 # `make test-all` tries these models with every shape, and in a round.
 LARGE = ("resnet34", "vgg16", "mobilenet_v2")
+RESIDUAL = [("resnet18", shape) for shape in SHAPES[:2]]
 
 
-def marks(slow: bool) -> list[pytest.MarkDecorator]:
-    return [pytest.mark.matrix] if slow else []
+def marks(name: str, shape: tuple[int, ...] = (1, 28, 28)) -> list[pytest.MarkDecorator]:
+    if shape == (1, 64, 64) or (name in LARGE and shape != (1, 28, 28)):
+        return [pytest.mark.matrix]
+    return [pytest.mark.slow] if name in LARGE or (name, shape) in RESIDUAL else []
 
 
 FITS = [
-    pytest.param(
-        name,
-        shape,
-        marks=marks(shape == (1, 64, 64) or (name in LARGE and shape != (1, 28, 28))),
-    )
+    pytest.param(name, shape, marks=marks(name, shape))
     for name in NAMES
     for shape in SHAPES
     if min(shape[1:]) >= SMALLEST.get(name, 1)
@@ -66,37 +66,50 @@ def test_every_model_fits_every_shape(name: str, shape: tuple[int, int, int]) ->
         assert parameter.grad is not None and parameter.grad.abs().sum() > 0, key
 
 
-@pytest.mark.parametrize("name", TABLES)
-def test_tables_have_no_channels(name: str) -> None:
-    assert model_of(name, (5,), 3)(torch.randn(4, 5)).shape == (4, 3)
+def test_tables_have_no_channels() -> None:
+    for name in TABLES:
+        with named_case(name):
+            assert model_of(name, (5,), 3)(torch.randn(4, 5)).shape == (4, 3)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in TABLES])
-def test_image_models_refuse_other_data_and_images_that_are_too_small(name: str) -> None:
-    smallest = SMALLEST.get(name, 1)
-    refused: list[tuple[int, ...]] = [(80,), (28, 28), (1, smallest - 1, 28), (3, 28, smallest - 1)]
-    for shape in refused:
-        message = (
-            rf"^model: the .* takes images \(C, H, W\) of at least {smallest}x{smallest} pixels;"
-            rf" .*{re.escape(str(shape))}$"
-        )
-        with pytest.raises(ConfigError, match=message):
-            model_of(name, shape, 10)
-    if smallest > 1:
-        model = model_of(name, (1, smallest, smallest + 3), 10).eval()
-        assert model(torch.zeros(1, 1, smallest, smallest + 3)).shape == (1, 10)
+def test_image_models_refuse_other_data_and_images_that_are_too_small() -> None:
+    for name in [name for name in NAMES if name not in TABLES]:
+        with named_case(name):
+            smallest = SMALLEST.get(name, 1)
+            for shape in ((80,), (28, 28), (1, smallest - 1, 28), (3, 28, smallest - 1)):
+                message = rf"^model: .* at least {smallest}x{smallest} .*{re.escape(str(shape))}"
+                with pytest.raises(ConfigError, match=message):
+                    model_of(name, shape, 10)
+            if smallest > 1:
+                model = model_of(name, (1, smallest, smallest + 3), 10).eval()
+                assert model(torch.zeros(1, 1, smallest, smallest + 3)).shape == (1, 10)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_same_seed_same_weights(name: str) -> None:
-    trees = []
-    for _ in range(2):
-        torch.manual_seed(3)
-        trees.append(model_of(name, (1, 16, 16), 4).state_dict())
-    assert all(torch.equal(a, b) for a, b in zip(trees[0].values(), trees[1].values(), strict=True))
+@pytest.mark.parametrize(
+    "names",
+    [
+        [name for name in NAMES if name not in LARGE],
+        pytest.param(LARGE, marks=pytest.mark.slow),
+    ],
+    ids=["small", "large"],
+)
+def test_same_seed_same_weights(names: list[str]) -> None:
+    for name in names:
+        trees = []
+        for _ in range(2):
+            torch.manual_seed(3)
+            trees.append(model_of(name, (1, 16, 16), 4).state_dict())
+        with named_case(name):
+            one, other = (tree.values() for tree in trees)
+            assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=marks(name in LARGE)) for name in NAMES])
+A_ROUND = {**dict.fromkeys(LARGE, pytest.mark.matrix), "resnet18": pytest.mark.slow}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=A_ROUND.get(name, [])) for name in NAMES]
+)
 def test_a_round_of_fedavg(name: str, federation: Callable[..., Any]) -> None:
     """One batch at each of two clients changes the head and leaves every tensor finite."""
     draw = torch.Generator().manual_seed(0)
@@ -125,22 +138,24 @@ def test_published_sizes() -> None:
         assert size(FedLExCNN(shape=shape, classes=10)) == 1_663_370
 
 
-@pytest.mark.parametrize(
-    ("channels", "side", "classes", "expected"),
-    [(128, 28, 62, 447_406), (32, 32, 2, 39_442), (16, 28, 10, 11_178)],
-)
-def test_sizes_of_feddisks_network(channels: int, side: int, classes: int, expected: int) -> None:
+def test_sizes_of_feddisks_network() -> None:
     """The paper's table: 447,000 for FEMNIST, 39,000 for chest X-rays, 12,000 for MNIST."""
-    model = FedDiskCNN(shape=(1, side, side), classes=classes, channels=channels)
-    pixels = {28: 4, 32: 5}[side] ** 2
-    assert size(model) == expected
-    assert expected == (
-        layer(1, channels, 25)
-        + layer(channels, channels, 25)
-        + 2 * 2 * channels
-        + layer(channels * pixels, 16)
-        + layer(16, classes)
-    )
+    for channels, side, classes, expected in [
+        (128, 28, 62, 447_406),
+        (32, 32, 2, 39_442),
+        (16, 28, 10, 11_178),
+    ]:
+        with named_case(channels, side, classes, expected):
+            model = FedDiskCNN(shape=(1, side, side), classes=classes, channels=channels)
+            pixels = {28: 4, 32: 5}[side] ** 2
+            assert size(model) == expected
+            assert expected == (
+                layer(1, channels, 25)
+                + layer(channels, channels, 25)
+                + 2 * 2 * channels
+                + layer(channels * pixels, 16)
+                + layer(16, classes)
+            )
 
 
 def test_an_mlp_without_hidden_layers_is_logistic_regression() -> None:
@@ -168,9 +183,8 @@ def test_impossible_settings_of_an_mlp() -> None:
             MLP(shape=(1, 8, 8), classes=10, hidden=hidden)
 
 
-@pytest.mark.parametrize(
-    ("name", "key", "value"),
-    [
+def test_impossible_settings() -> None:
+    cases = [
         ("resnet18", "norm", "layer"),
         ("resnet34", "stem", "none"),
         ("mobilenet_v2", "norm", "none"),
@@ -184,8 +198,10 @@ def test_impossible_settings_of_an_mlp() -> None:
         ("mlp", "hidden", None),
         ("cnn", "hidden", 0),
         ("feddisk_cnn", "channels", 1.5),
-    ],
-)
-def test_impossible_settings(name: str, key: str, value: Any) -> None:
-    with pytest.raises(ConfigError, match=rf"^model\.{re.escape(key)}="):
-        model_of(name, (3, 32, 32), 10, **{key.partition("[")[0]: value})
+    ]
+    for name, key, value in cases:
+        with (
+            named_case(name, key, value),
+            pytest.raises(ConfigError, match=rf"^model\.{re.escape(key)}="),
+        ):
+            model_of(name, (3, 32, 32), 10, **{key.partition("[")[0]: value})
