@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pandas
+from composing import composed
 from sklearn.datasets import load_digits
 
-from fedhet import config
 from fedhet.data.local.data import LocalData
 
 SHORT = ["method=fedavg", "rounds=2", "client.epochs=1"]
@@ -42,7 +42,7 @@ def write_digits(folder: Path) -> list[str]:
 
 
 def data_of(*overrides: str) -> LocalData:
-    return LocalData.simulated(config.compose(list(overrides)).cfg, "local")
+    return LocalData.simulated(composed(*overrides).cfg, "local")
 
 
 def write_tables(folder: Path) -> list[str]:

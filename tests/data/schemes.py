@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from composing import composed
 
-from fedhet import config
 from fedhet.data.listed import Listed
 from fedhet.data.partition import Dirichlet, Iid, Natural, Pathological, Quantity, Shards
 from fedhet.data.run_data import RunData
@@ -60,7 +60,7 @@ def saved_scheme(name: str | Path, **keys: Any) -> Saved:
 
 def run_data(*overrides: str) -> RunData:
     """The data of a run with these overrides."""
-    return RunData.of(config.compose(list(overrides)).cfg)
+    return RunData.of(composed(*overrides).cfg)
 
 
 def labels(classes: int = 10, each: int = 60) -> np.ndarray:

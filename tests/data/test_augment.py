@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from composing import composed
 from data.image_data import save_image
 from torch import nn
 
-import fedhet
 from fedhet.data import Dataset, Normalize
 from fedhet.data.augment import PADDING, CropFlip, augmentation
 from fedhet.messages import Broadcast, LocalSettings, Update
@@ -19,6 +19,7 @@ from fedhet.plugin import Plugin
 from fedhet.site import Site
 from fedhet.state import MemoryStore
 from fedhet.task import ClientData, Samples, Task
+from fedhet.testing import run_quietly
 
 MEAN, STD = (0.49, 0.48, 0.44), (0.247, 0.243, 0.261)
 RANDOM = torch.Generator().manual_seed(0)
@@ -227,8 +228,8 @@ AUGMENT = "dataset.augment=crop_flip"
 
 def digest(tmp_path: Path, *overrides: str, folder: str) -> str:
     """The weights' digest of a run."""
-    places = [f"data_dir={tmp_path}", f"hydra.run.dir={tmp_path / folder}"]
-    return fedhet.run([*RUN, *places, *overrides]).summary["weights_sha256"]
+    settings = composed(*RUN, f"data_dir={tmp_path}", *overrides)
+    return run_quietly(settings, tmp_path / folder).summary["weights_sha256"]
 
 
 @pytest.mark.usefixtures("image_folder")

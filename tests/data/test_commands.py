@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -53,11 +54,8 @@ def test_a_name_is_kept(cache_dir: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "noise 0.0, not" in capsys.readouterr().err
     assert path.read_bytes() == before
     assert main(["partition", "--name", "../mine"]) == 2
-    assert "--name ../mine: a name consists of letters" in capsys.readouterr().err
-    message = (
-        "neither a run folder, nor a partition.json, nor a saved name; saved names are: two-each"
-    )
-    with pytest.raises(ConfigError, match=message):
+    assert "--name ../mine: " in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="saved names are: two-each"):
         saved_scheme("two_each")
     assert saved.read("two-each")[0] == path
 
@@ -93,7 +91,8 @@ def test_export_leaves_out_empty_parts_and_unknown_clients(
     capsys.readouterr()
     for client in ("10", "-1"):
         assert main(["export", f"--client={client}", "--out", str(tmp_path)]) == 2
-        assert f"--client {client}: the partition has the clients 0 to 9" in capsys.readouterr().err
+        error = capsys.readouterr().err
+        assert f"--client {client}: " in error and "0 to 9" in error
 
 
 # ---- describe
@@ -153,13 +152,10 @@ def test_owners_are_named(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        (
-            "partition.clients=2000",
-            "partition.clients=2000: more clients than samples allow; there are only 1437 samples",
-        ),
-        ("partition=natural", "partition=natural: these data do not name the owners"),
-        ("partition.noise=-1", "partition.noise=-1: must be a number >= 0"),
-        ("partition=saved", "partition.name=None: give a saved name"),
+        ("partition.clients=2000", r"partition\.clients=2000: .*1437 samples"),
+        ("partition=natural", "partition=natural: .*owners"),
+        ("partition.noise=-1", r"partition\.noise=-1: .*>= 0"),
+        ("partition=saved", r"partition\.name=None: .*saved name"),
         ("nonsense=1", "unknown setting 'nonsense'"),
     ],
 )
@@ -168,7 +164,7 @@ def test_wrong_settings_are_reported_in_one_line(
 ) -> None:
     assert main(["describe", override]) == 2
     output = capsys.readouterr().err
-    assert output.startswith(f"error: {message}") and output.count("\n") == 1
+    assert re.match(f"error: {message}", output) and output.count("\n") == 1
 
 
 def test_an_unknown_command_exits() -> None:

@@ -116,6 +116,7 @@ def test_wrong_owners(owners: list[int], message: str) -> None:
 # ---- the yaml files and the imports
 
 
+@pytest.mark.slow
 def test_importing_is_light() -> None:
     code = (
         "import sys, fedhet.data.images, fedhet.data.commands.download\n"

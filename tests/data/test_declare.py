@@ -11,16 +11,21 @@ from data.local_files import SHORT, data_of, write_digits, write_tables
 import fedhet
 from fedhet import config
 from fedhet.data.__main__ import main
+from fedhet.data.local.data import LocalData
 from fedhet.data.run_data import RunData
 
 
-def declared(capsys: pytest.CaptureFixture[str], folder: Path, *arguments: str) -> list[str]:
-    """The overrides by which a run uses the printed experiment."""
-    assert main(["declare", *arguments]) == 0
+def declared(
+    capsys: pytest.CaptureFixture[str], folder: Path, file: str, *arguments: str
+) -> LocalData:
+    """The data of a run with the printed experiment, whose site has the file."""
+    assert main(["declare", str(folder / file), *arguments]) == 0
     (folder / "conf" / "experiment").mkdir(parents=True)
     text = capsys.readouterr().out
     (folder / "conf" / "experiment" / "own.yaml").write_text(text)
-    return ["experiment=own", "dataset.sites=[a]", f"data_dir={folder}"]
+    lines = ["experiment=own", "dataset.sites=[a]", f"data_dir={folder}"]
+    # By Hydra, which finds the experiment of this test.
+    return LocalData.simulated(config.compose([*lines, f"dataset.files={{a:{file}}}"]).cfg, "local")
 
 
 def test_a_printed_declaration_is_met_by_its_file(
@@ -28,8 +33,7 @@ def test_a_printed_declaration_is_met_by_its_file(
 ) -> None:
     monkeypatch.setenv("FEDHET_CONF", str(tmp_path / "conf"))
     write_digits(tmp_path)
-    lines = declared(capsys, tmp_path, str(tmp_path / "a.npz"))
-    data = data_of(*lines, "dataset.files={a:a.npz}")
+    data = declared(capsys, tmp_path, "a.npz")
     assert (data.dataset.shape, data.dataset.x.dtype) == ((1, 8, 8), torch.uint8)
     assert data.dataset.classes == tuple("0123456789") and data.clients.sizes == [80]
 
@@ -43,17 +47,10 @@ def test_a_printed_declaration_of_a_table(
 ) -> None:
     monkeypatch.setenv("FEDHET_CONF", str(tmp_path / "conf"))
     write_tables(tmp_path)
-    lines = declared(capsys, tmp_path, str(tmp_path / "a.csv"), "--label", label)
-    data = data_of(*lines, "dataset.files={a:a.csv}")
-    assert data.dataset.target == {"price": "number", "old": "class"}[label]
-    assert (
-        data.dataset.shape == (3,)
-        and data.dataset.outputs
-        == {
-            "price": ("price",),
-            "old": ("0", "1"),
-        }[label]
-    )
+    data = declared(capsys, tmp_path, "a.csv", "--label", label).dataset
+    expected = {"price": ("number", ("price",)), "old": ("class", ("0", "1"))}
+    assert (data.target, data.outputs) == expected[label]
+    assert data.shape == (3,)
 
 
 def test_a_printed_declaration_of_chosen_columns(
@@ -63,12 +60,11 @@ def test_a_printed_declaration_of_chosen_columns(
     monkeypatch.setenv("FEDHET_CONF", str(tmp_path / "conf"))
     rows = [f"p{n},{n % 7},{n / 3},{n % 2}" for n in range(20)]
     (tmp_path / "a.csv").write_text("\n".join(["patient,age,height,old", *rows]) + "\n")
-    table = (str(tmp_path / "a.csv"), "--label", "old")
-    assert main(["declare", *table]) == 2
+    assert main(["declare", str(tmp_path / "a.csv"), "--label", "old"]) == 2
     assert "'p0'; expected finite numbers; " in (error := capsys.readouterr().err)
     assert "--features" in error
-    lines = declared(capsys, tmp_path, *table, "--features", "height", "--features", "age")
-    data = data_of(*lines, "dataset.files={a:a.csv}")
+    chosen = ("--label", "old", "--features", "height", "--features", "age")
+    data = declared(capsys, tmp_path, "a.csv", *chosen)
     assert data.dataset.columns == ("height", "age")
 
 

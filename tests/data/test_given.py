@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from composing import composed
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -20,6 +21,7 @@ from fedhet.data.toy import ToyModel, toy_task
 from fedhet.errors import ConfigError, DataError
 from fedhet.site import Site
 from fedhet.task import ClientData, Samples, Task
+from fedhet.testing import run_quietly
 
 LINES = ["method=fedavg", "rounds=1"]
 X = torch.linspace(0, 1, 24).reshape(6, 4)
@@ -36,7 +38,7 @@ def given(*clients: ClientData, **other: Any) -> Task:
 
 
 def run(folder: Path, task: Task, *lines: str) -> fedhet.Run:
-    return fedhet.run([*LINES, *lines, f"hydra.run.dir={folder / 'run'}"], task=task)
+    return run_quietly(composed(*LINES, *lines), folder / "run", task)
 
 
 def refused(folder: Path, error: type[Exception], message: str, task: Task, *lines: str) -> None:
@@ -70,10 +72,10 @@ CRITERIA: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize(("criterion", "message"), CRITERIA.values(), ids=CRITERIA)
-@pytest.mark.parametrize("n", [6, 1])  # of one sample, a mean and a loss per sample look alike
-def test_a_criterion_is_per_sample(tmp_path: Path, criterion: Any, message: str, n: int) -> None:
-    task = given(criterion=criterion, clients=[ClientData((X[:n], Y[:n]))])
-    refused(tmp_path, ConfigError, f"client 0, train, the criterion .*{message}", task)
+def test_a_criterion_is_per_sample(tmp_path: Path, criterion: Any, message: str) -> None:
+    for n in (6, 1):  # of one sample, a mean and a loss per sample look alike
+        task = given(criterion=criterion, clients=[ClientData((X[:n], Y[:n]))])
+        refused(tmp_path, ConfigError, f"client 0, train, the criterion .*{message}", task)
 
 
 def test_targets_that_would_be_broadcast(tmp_path: Path) -> None:
@@ -106,10 +108,14 @@ DATA: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize(("data", "message"), DATA.values(), ids=DATA)
-@pytest.mark.parametrize("part", ["train", "val", "test", None])
-def test_data_errors_name_client_part_and_sample(
-    tmp_path: Path, data: Any, message: str, part: str | None
-) -> None:
+def test_data_errors_name_the_sample(tmp_path: Path, data: Any, message: str) -> None:
+    refused(tmp_path, DataError, f"^client 1, train.*{message}", given(ClientData(data)))
+
+
+@pytest.mark.parametrize("part", ["val", "test", None])
+@pytest.mark.parametrize("kind", ["out of range", "NaN"])
+def test_data_errors_name_the_part(tmp_path: Path, kind: str, part: str | None) -> None:
+    data, message = DATA[kind]
     if part is None:
         task, place = given(test=data), "the global test set"
     else:

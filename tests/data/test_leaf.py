@@ -153,7 +153,7 @@ WRONG = [
     (
         "shakespeare",
         set_y(""),
-        r"row 2: expected 80 characters and the next one, not str of length 80 and str of length 0",
+        r"row 2: expected 80 characters .*length 80 and str of length 0",
     ),
     ("shakespeare", set_y("@"), r"row 2: the character '@'"),
     ("shakespeare", set_y(3), r"row 2: .* and 3"),
@@ -202,8 +202,5 @@ def test_users_without_samples_and_broken_files(tmp_path: Path) -> None:
     path.unlink()
     with pytest.raises(DataError, match=r"train contains no \*\.json"):
         load("femnist", tmp_path)
-    message = (
-        r"(?s)data not found.*shakespeare with train, test\. Make it with LEAF's preprocess\.sh"
-    )
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(DataError, match=r"(?s)not found.*shakespeare with train, test\."):
         load("shakespeare", tmp_path)

@@ -114,17 +114,21 @@ def test_what_is_stated_stays(tmp_path: Path) -> None:
 
 
 def test_a_run_is_that_with_the_numbers_given(tmp_path: Path, launch: Callable[..., Any]) -> None:
-    run = [*table(tmp_path).split(), "model=mlp", "rounds=2", "partition.clients=3", SPLIT]
+    run = [*table(tmp_path).split(), "model=mlp", "rounds=1", "partition.clients=3", SPLIT]
     auto = launch(*run)
     record = json.loads((Path(auto.dir) / "partition.json").read_text())["normalised"]
     mean, std = measured(run_data(*run))
     assert record == {"mean": pytest.approx(mean), "std": pytest.approx(std)}
     given = launch(*run, *(f"dataset.{key}={record[key]}" for key in record))
-    parallel = launch(*run, "engine.workers=2")
-    weights = [one.summary["weights_sha256"] for one in (auto, given, parallel)]
-    assert weights == [weights[0]] * 3
     saved = launch(*run[:-2], "partition=saved", f"partition.name={auto.dir}")
-    assert saved.summary["weights_sha256"] == weights[0]
+    assert len({one.summary["weights_sha256"] for one in (auto, given, saved)}) == 1
+
+
+@pytest.mark.slow
+def test_two_workers_give_the_same_bytes(tmp_path: Path, launch: Callable[..., Any]) -> None:
+    run = [*table(tmp_path).split(), "model=mlp", "rounds=2", "partition.clients=3", SPLIT]
+    one, two = (launch(*run, f"engine.workers={n}") for n in (1, 2))
+    assert one.summary["weights_sha256"] == two.summary["weights_sha256"]
 
 
 def test_describe_and_export_state_them(

@@ -75,7 +75,7 @@ def test_tokens(tmp_path: Path) -> None:
     assert transform(data) is None
     labels = np.array([0, 0, 1, 2])
     write(tmp_path, x_train=tokens, y_train=labels, x_test=tokens[:2], y_test=np.array([1, 0]))
-    message = "training sample 1 has the token 3; tokens are class numbers, 0 to 2"
+    message = "training sample 1 has the token 3; .* 0 to 2"
     with pytest.raises(DataError, match=message):
         load("npz", tmp_path, text=True, classes=3)
     assert not load("npz", tmp_path, classes=3).text
@@ -169,7 +169,7 @@ WRONG: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (
         {"y_train": np.array([None] * 4)},
         {},
-        r"data.npz is damaged, or not an npz file of numbers and text: Object arrays",
+        r"data\.npz is damaged.*: Object arrays",
     ),
 ]
 

@@ -23,7 +23,7 @@ CONF = Path(__file__).parents[2] / "conf" / "partition"
 
 
 @pytest.mark.parametrize("kind", SCHEMES)
-@pytest.mark.parametrize("clients", [1, 7, 10, 30])
+@pytest.mark.parametrize("clients", [1, 7, 30])
 def test_every_sample_has_one_client(kind: type[DrawnScheme], clients: int) -> None:
     y = labels(each=63)
     partition = make(kind, clients=clients).assign(y, seed=3)
@@ -104,6 +104,7 @@ def test_checking_settings_imports_nothing_heavy() -> None:
     assert result.stdout.strip() == "set()"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", SCHEMES)
 def test_ten_thousand_clients(kind: type[DrawnScheme]) -> None:
     y = np.random.default_rng(0).permutation(labels(each=6000))

@@ -15,48 +15,47 @@ IMPOSSIBLE = [
     (
         Iid,
         {"clients": 101, "min_size": 0},
-        "partition.clients=101: more clients than samples allow; .* only 100 samples",
+        r"partition\.clients=101: .* only 100 samples",
     ),
     (
         Iid,
         {"clients": 10, "min_size": 11},
-        "partition.clients=10 with partition.min_size=11: more clients than samples allow; they"
-        " would need 110 samples, and there are 100",
+        r"partition\.clients=10 with partition\.min_size=11: .* 110 samples, .* 100",
     ),
-    (
+    pytest.param(
         Dirichlet,
         {"clients": 20, "alpha": 0.01, "min_size": 3},
-        "partition.clients=20: more clients than samples allow; none of 50,000 draws gives each of"
-        " them partition.min_size=3 of the 100 samples in 10 classes .*partition.alpha=0.01.*, and"
-        " the smallest client got [012] at best. Fewer partition.clients would help,"
-        " or a smaller partition.min_size or a larger partition.alpha",
+        r"partition\.clients=20: .* 50,000 draws .*partition\.min_size=3 of the 100 samples in 10"
+        r" classes .*partition\.alpha=0\.01.* got [012] at best\. .*smaller partition\.min_size or"
+        r" a larger partition\.alpha",
+        marks=pytest.mark.slow,
     ),
     (Pathological, {"classes": 11}, "partition.classes=11: the data have only 10 classes"),
     (
         Pathological,
         {"classes": 9, "clients": 50},
-        "partition.classes=9: 50 clients would need 450 samples, .* but there are 100",
+        r"partition\.classes=9: 50 clients .* 450 samples, .* 100",
     ),
     (
         Pathological,
         {"classes": 1, "clients": 15, "min_size": 6},
-        "partition.clients=15: .* the draw does not give each of them partition.min_size=6 of the"
-        " 100 samples .*, and the smallest client got 5 at best. Fewer partition.clients",
+        r"partition\.clients=15: .* the draw .*partition\.min_size=6 of the 100 samples .* got 5 at"
+        r" best\. Fewer partition\.clients",
     ),
     (
         Shards,
         {"shards": 11},
-        "partition.shards=11: 10 clients would need 110 shards of 100 samples",
+        r"partition\.shards=11: 10 clients .* 110 shards of 100 samples",
     ),
     (
         Quantity,
         {"sizes": "square"},
-        "partition Quantity of 100 samples is impossible .*sizes=square.*: .* not greater",
+        "Quantity of 100 samples is impossible .*sizes=square.*: .* not greater",
     ),
     (
         Quantity,
         {"sizes": "exponential", "clients": 100},
-        "partition Quantity of 100 samples is impossible",
+        "Quantity of 100 samples is impossible .*sizes=exponential",
     ),
     (
         Quantity,

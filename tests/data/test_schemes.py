@@ -73,7 +73,9 @@ def test_dirichlet_limits() -> None:
     assert np.median(skewed.max(0)) > 990  # one client has nearly all of a class
 
 
-@pytest.mark.parametrize("alpha", [0.3, 1.0, 5.0])
+@pytest.mark.parametrize(
+    "alpha", [0.3, *(pytest.param(alpha, marks=pytest.mark.slow) for alpha in (1.0, 5.0))]
+)
 def test_dirichlet_shares_have_the_variance_of_the_distribution(alpha: float) -> None:
     y, clients = labels(classes=300, each=200), 10
     shares = counts(y, make(Dirichlet, alpha=alpha, min_size=0).assign(y, seed=0)) / 200
@@ -87,7 +89,7 @@ def test_dirichlet_is_drawn_again_until_all_have_enough(caplog: pytest.LogCaptur
     y = labels()
     partitions = [make(Dirichlet, alpha=0.1, min_size=8).assign(y, seed) for seed in range(5)]
     assert min(sizes(partition).min() for partition in partitions) >= 8
-    assert "times until every client had min_size=8 samples" in caplog.text
+    assert "min_size=8 samples" in caplog.text
 
 
 # ---- quantity skew

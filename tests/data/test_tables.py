@@ -125,9 +125,7 @@ def test_wrong_test_files_are_named(tmp_path: Path, form: str) -> None:
     truncated = (tmp_path / "whole.parquet").read_bytes()[:-20]
     keys = {"label": "kind", "owner": "town", "test": f"test.{form}"}
     save(frame(5).assign(kind="c"), tmp_path / f"test.{form}")
-    message = (
-        rf"test\.{form}, column 'kind', row 0: label 'c'; expected one of the classes \['a', 'b'\]"
-    )
+    message = rf"test\.{form}, column 'kind', row 0: label 'c'; .*classes \['a', 'b'\]"
     with pytest.raises(DataError, match=message):
         load(form, tmp_path, **keys)
     for content in (b"", b"PAR1", truncated):

@@ -47,7 +47,7 @@ def served(folder: Path | None, handler: type[Health] = Health) -> Iterator[int]
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             context.load_cert_chain(folder / "server.pem", folder / "server.key")
             server.socket = context.wrap_socket(server.socket, server_side=True)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         try:
             yield server.server_port
         finally:

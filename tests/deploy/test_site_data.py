@@ -14,7 +14,6 @@ from fedhet.cli import main
 def test_the_data_of_a_run(kit: Path, capsys: Printed) -> None:
     edit(kit / "sites/a/site.toml", "data", "")
     assert at_site(kit, capsys, "dataset=digits", "--disk=0", "partition.clients=3") == {}
-    assert at_site(kit, capsys, "--disk=0", "dataset=digits") == {}
     found = at_site(kit, capsys, "dataset=npz", f"dataset.file={kit / 'nothing.npz'}")
     assert list(found) == ["data"] and "nothing.npz" in found["data"]
 

@@ -98,7 +98,7 @@ def test_a_disconnected_node_is_ended(
     with caplog.at_level(logging.WARNING, "fedhet.deploy"):
         assert watch(tmp_path, node, ask, *words) == 1
     assert ask.asked == 1 + supervisor.PATIENCE
-    assert "for the server it is offline (3 of 3)" in caplog.text
+    assert "offline (3 of 3)" in caplog.text
     assert gone(tmp_path)
 
 

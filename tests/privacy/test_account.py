@@ -99,7 +99,7 @@ def test_without_noise_nothing_is_recorded(launch: Launch) -> None:
 def test_a_run_beyond_the_budget_does_not_begin(launch: Launch, tmp_path: Path) -> None:
     lines = ["method=fedavg", "privacy.noise=1", *LINES]
     budget = f"privacy.budget={epsilon(1.0, DELTA, 3)}"
-    with pytest.raises(ConfigError, match=r"spent after 3 of the run's 5 rounds: .* use fewer"):
+    with pytest.raises(ConfigError, match=r"spent after 3 of the run's 5 rounds"):
         launch(*lines, budget, "rounds=5", task=toy_task())
     assert not list(tmp_path.iterdir())
     run = launch(*lines, budget, "rounds=3", task=toy_task())
@@ -206,6 +206,7 @@ def test_the_count_is_beside_the_states_and_never_goes_back(kind: str, tmp_path:
 
 
 # ---- runs
+@pytest.mark.slow
 @pytest.mark.parametrize("line", ["method=fednorm", "method=fedgmm"])
 def test_a_run_that_was_killed_has_the_same_epsilon(line: str) -> None:
     given = [*LINES, "rounds=2", "fraction=.5", "privacy.noise=1", "privacy.budget=100"]

@@ -80,8 +80,9 @@ class Around(FedAvg):
         return self.strategy.evaluate(server_round, parameters)
 
 
-@pytest.mark.parametrize("rounds", [1, 2])
-@pytest.mark.parametrize("between", [lambda strategy: strategy, Around], ids=["", "between"])
+@pytest.mark.parametrize(
+    ("between", "rounds"), [(lambda strategy: strategy, 1), (Around, 2)], ids=["", "between"]
+)
 @pytest.mark.parametrize(("wrapper", "how"), WRAPPERS)
 def test_a_strategy_around_a_method(
     wrapper: Any, how: dict[str, Any], between: Any, rounds: int
@@ -122,7 +123,7 @@ def test_noise_of_a_mod_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     reply = reply_through(monkeypatch, LocalDpMod(1.0, 1.0, 1.0, 1e-5))
     assert isinstance(reply, Failure)
     assert reply.reason == "corrupt"
-    assert "does not have the digest in the header" in reply.cause
+    assert "digest" in reply.cause
 
 
 @pytest.mark.parametrize(

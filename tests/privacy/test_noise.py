@@ -198,13 +198,13 @@ def told(federation: Federation, client: type[Speaking], extra: Any, releases: i
 @pytest.mark.parametrize(
     ("extra", "problem"),
     [
-        (3, "'own.x' is an? int.*which Gaussian noise cannot cover; nothing was sent"),
-        ("many", "'own.x' is .*which Gaussian noise cannot cover"),
-        (True, "'own.x' is .*which Gaussian noise cannot cover"),
-        (torch.arange(3), "'own.x' is .*which Gaussian noise cannot cover"),
-        ({"n": torch.arange(3)}, "'own.x.n' is .*which Gaussian noise cannot cover"),
-        (0.5, "2 releases, of which the server accounts for 1: set `releases`"),
-        (torch.zeros(2), "2 releases, of which the server accounts for 1: set `releases`"),
+        (3, r"'own\.x' is an? int.*noise cannot cover; nothing was sent"),
+        ("many", r"'own\.x' is .*noise cannot cover"),
+        (True, r"'own\.x' is .*noise cannot cover"),
+        (torch.arange(3), r"'own\.x' is .*noise cannot cover"),
+        ({"n": torch.arange(3)}, r"'own\.x\.n' is .*noise cannot cover"),
+        (0.5, "2 releases, .* 1: set `releases`"),
+        (torch.zeros(2), "2 releases, .* 1: set `releases`"),
     ],
     ids=str,
 )
@@ -223,4 +223,4 @@ def test_what_is_public_or_counted_is_sent(federation: Federation) -> None:
     assert isinstance(number, float)
     assert number != 0.5
     reply = told(federation, Infinite, 0.5, 1)
-    assert "the change of the weights cannot be sent: its norm is inf" in reply.cause
+    assert "weights cannot be sent: its norm is inf" in reply.cause

@@ -24,9 +24,9 @@ from fedhet.state import MemoryStore
 METHODS = catalogue.choices("method")
 PLUGINS = catalogue.choices("plugin")
 REFUSED = {
-    "feddiskab": "plugin feddisk: ratio=raw pools the clients' raw data",
-    "fedgen": "method=fedgen: its clients send exact label counts",
-    "scaffold": "method=scaffold: the server subtracts control variates that it received before",
+    "feddiskab": "plugin feddisk: ratio=raw",
+    "fedgen": "method=fedgen: .*label counts",
+    "scaffold": "method=scaffold: .*control variates",
 }
 
 
@@ -83,7 +83,13 @@ def test_every_plugin_composes(plugin: str) -> None:
     run(shortened("fedavg", plugin))
 
 
-@pytest.mark.parametrize("merge", catalogue.choices("merge"))
+@pytest.mark.parametrize(
+    "merge",
+    [
+        pytest.param(name, marks=() if name in ("mean", "median") else pytest.mark.slow)
+        for name in catalogue.choices("merge")
+    ],
+)
 def test_every_merge_composes(merge: str) -> None:
     """It works on what has been noised, so it costs no epsilon, and still bounds an attacker."""
     lines = ["method=fedavg", "rounds=2", "client.epochs=1", "on_failure=skip", f"merge={merge}"]
@@ -97,9 +103,9 @@ def test_every_merge_composes(merge: str) -> None:
 
 def test_refusals_by_option() -> None:
     augmented = composed("method=fedgmm", "plugin.fedgmm.agg_count=augmented")
-    with pytest.raises(ConfigError, match="agg_count=augmented needs exact counts; use original"):
+    with pytest.raises(ConfigError, match=r"agg_count=augmented .*original"):
         run(augmented)
-    with pytest.raises(ConfigError, match="tell how many samples 'fedgmm' has added"):
+    with pytest.raises(ConfigError, match="samples 'fedgmm' has added"):
         run(composed("method=fednova", "plugin=[fedgmm]"))
 
 
@@ -198,7 +204,7 @@ def test_the_owner_of_a_machine_demands_more(
         _ = job(refused).strategy
     for wrong in ("canary-much", "-17.25", "nan", "inf"):
         monkeypatch.setenv(variable, wrong)
-        with pytest.raises(ConfigError, match=f"^{variable} in the env.* must be a number > 0$"):
+        with pytest.raises(ConfigError, match=f"^{variable} .*number > 0$"):
             _ = job(served).strategy
 
 

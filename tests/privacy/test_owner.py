@@ -10,9 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import composing
 import pytest
 
-from fedhet.config import compose
 from fedhet.data.toy import toy_task
 from fedhet.job import Job
 from fedhet.messages import Failure, Reply
@@ -68,7 +68,8 @@ def test_a_server_that_numbers_its_clients_anew_gets_no_more() -> None:
     for seed in range(3):
         lines = [f"partition.clients={5 + seed}", f"seed={seed}", "eval.clients=false", "rounds=1"]
         budget = f"privacy.budget={epsilon(1.0, DELTA, 3)}"
-        job = Job(compose(["method=fedavg", "privacy.noise=1", budget, *lines]), engine="flwr")
+        settings = composing.composed("method=fedavg", "privacy.noise=1", budget, *lines)
+        job = Job(settings, engine="flwr")
         for msg in job.strategy.plan(1)[seed : seed + 2]:
             client = job.client(store_at_site, {"partition-id": 0, "num-partitions": 1})
             served.append(not refused(client.handle(msg)))

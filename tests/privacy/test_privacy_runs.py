@@ -22,8 +22,21 @@ FEDGEN = [f"method.{name}=4" for name in ("noise_dim", "hidden", "server_steps")
 FEDDISK = ["plugin.feddisk.made_max_rounds=1", "plugin.feddisk.local_max_epochs=1"]
 FEDNORM = ["partition.min_size=2", "partition.clients=25"]
 METHODS = {"fedpcl": [], "fedgmm": [], "fednorm": FEDNORM, "fedgen": FEDGEN, "feddisk": FEDDISK}
+SMALL = ["method=fedpcl", "partition.clients=4", "rounds=1", "client.epochs=1"]
 
 
+@pytest.fixture(scope="module")
+def five() -> str:
+    """The bytes of the small run, whose number of samples is the default, 5."""
+    return sha256(*SMALL)
+
+
+def test_the_number_reaches_the_clients_of_every_engine(five: str) -> None:
+    assert sha256(*SMALL, "engine.workers=2") == sha256_apart(*SMALL) == five
+    assert sha256(*SMALL, "privacy.min_count=0") != five
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_equal_bytes_with_and_without_shared_memory(method: str) -> None:
     run = [f"method={method}", *RUN, *METHODS[method]]
@@ -32,13 +45,13 @@ def test_equal_bytes_with_and_without_shared_memory(method: str) -> None:
     assert default != sha256(*run, "privacy.min_count=0")
 
 
-def test_a_machine_s_floor_reaches_its_clients(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = ["method=fedgen", *RUN, *FEDGEN]
-    twelve = sha256(*run, "privacy.min_count=12")
+def test_a_machine_s_floor_reaches_its_clients(five: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    twelve = sha256(*SMALL, "privacy.min_count=12")
+    assert five != twelve
     monkeypatch.setenv(FLOOR, "12")
-    assert sha256(*run) == sha256_apart(*run, "privacy.min_count=0") == twelve
+    assert sha256(*SMALL) == sha256_apart(*SMALL, "privacy.min_count=0") == twelve
     monkeypatch.setenv(FLOOR, "3")
-    assert sha256(*run, "privacy.min_count=12") == twelve
+    assert sha256(*SMALL, "privacy.min_count=12") == twelve
 
 
 # ---- secrets
@@ -58,14 +71,14 @@ def test_the_environment_is_in_no_message_and_no_file(
 
     monkeypatch.setattr(fedhet.client.FedClient, "handle", look)
     folder = tmp_path / "run"
-    lines = ["method=fedgmm", "rounds=1", "partition.clients=3", f"hydra.run.dir={folder}"]
+    lines = ["method=fedpcl", "rounds=1", "partition.clients=3", f"hydra.run.dir={folder}"]
     with pytest.raises(ConfigError, match=r"oc\.env:FEDHET_CANARY.*write the value itself"):
         fedhet.run([*lines, "data_dir='${oc.env:FEDHET_CANARY}'"])
     assert not folder.exists()
     run = fedhet.run([*lines, "tracker=tensorboard", "data_dir=visible-5a10"])
     written = capfd.readouterr()
     assert CANARY not in written.out + written.err
-    assert len(messages) == 2 * 3 * 4  # fit, share, train and an evaluation of three clients
+    assert len(messages) == 2 * 3 * 3  # collect, train and an evaluation of three clients
     assert CANARY not in str(messages)
     holding = {
         path.name

@@ -62,9 +62,7 @@ def test_a_machine_raises_the_number_and_never_lowers_it(
 @pytest.mark.parametrize("floor", ["", "-17", "2.5", "canary-few"])
 def test_a_floor_that_is_no_number_is_refused(floor: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(FLOOR, floor)
-    with pytest.raises(
-        ConfigError, match=rf"^{FLOOR} in the environment must be a whole number >= 0$"
-    ):
+    with pytest.raises(ConfigError, match=rf"^{FLOOR} .*whole number >= 0$"):
         _ = Job(composed(), given=toy_task()).site
 
 

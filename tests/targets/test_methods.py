@@ -23,12 +23,31 @@ NEEDS_CLASSES = {"fedgen", "fedgmm", "fedntd", "fedpcl", "fedrod"}
 SETTINGS = ["rounds=8", "client.lr=0.2", "client.epochs=2", "client.batch_size=8", "device=cpu"]
 PIECES = [(f"method={name}", name) for name in METHODS]
 PIECES += [(f"method=fedavg plugin=[{name}]", name) for name in PLUGINS]
+# The cheapest that differ in what they do with outputs and targets; the others are slow.
+FAST = {
+    ("number", "method=fedavg"),
+    ("labels", "method=fedavg"),
+    ("number", "method=ditto"),
+    ("labels", "method=moon"),
+    ("labels", "method=feddisk"),
+    ("number", "method=fedrod"),
+    ("labels", "method=fedntd"),
+    ("labels", "method=fedavg plugin=[fedgmm]"),
+}
+CASES = [
+    pytest.param(
+        *(choice, name, target),
+        id=f"{choice}-{target}",
+        marks=() if (target, choice) in FAST else pytest.mark.slow,
+    )
+    for choice, name in PIECES
+    for target in ("number", "labels")
+]
 # Its mask divides the steps by ten to a thousand.
 FASTER = {"fedlex": ["plugin.fedlex.rescale=mean1"]}
 
 
-@pytest.mark.parametrize("target", ["number", "labels"])
-@pytest.mark.parametrize(("choice", "name"), PIECES, ids=[choice for choice, _ in PIECES])
+@pytest.mark.parametrize(("choice", "name", "target"), CASES)
 def test_it_learns_or_refuses(
     choice: str, name: str, target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -200,12 +200,12 @@ def test_the_features_are_the_mean_of_the_tokens() -> None:
     "lines",
     [
         ["method=fednorm"],
-        ["method=scaffold", "client.lr=.2", "rounds=20"],
-        ["method=fedpcl"],
-        ["method=fedavg", "engine.vectorize=2"],
+        pytest.param(["method=scaffold", "client.lr=.2", "rounds=20"], marks=pytest.mark.slow),
+        pytest.param(["method=fedpcl"], marks=pytest.mark.slow),
+        pytest.param(["method=fedavg", "engine.vectorize=2"], marks=pytest.mark.slow),
         ["method=fedavg", "dataset.label=stars", "partition=iid", "client.lr=.1"],
     ],
-    ids=lambda lines: " ".join(lines),
+    ids=" ".join,
 )
 def test_it_learns(folder: Path, launch: Callable[..., Any], lines: list[str]) -> None:
     common = [f"data_dir={folder}", "partition.clients=3", "client.lr=1", "rounds=8"]
@@ -239,6 +239,9 @@ def test_what_reads_no_texts_refuses(
     chosen = [line for line in common if line.partition("=")[0] not in lines[0]]
     with pytest.raises(ConfigError, match=message):
         launch(*LINES[:3], *(["model=text"] if "model" not in lines[0] else []), *chosen, *lines)
+
+
+def test_the_model_of_texts_refuses_numbers(launch: Callable[..., Any]) -> None:
     with pytest.raises(ConfigError, match=r"TextMLP takes texts, \(T,\) token numbers"):
         launch("model=text", "method=fedavg")
 
