@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
+from typing import Any
+
+import pytest
 from composing import composed
 
 from fedhet.config import Config
@@ -27,6 +31,19 @@ SHORT = {
     "feddisk": DENSITY,
     "feddiskab": DENSITY,
 }
+
+
+def slow(*cases: Any) -> list[Any]:
+    """The cases, or tuples of values, as parameters of a test that are marked slow."""
+    return [
+        pytest.param(*(one if isinstance(one, tuple) else [one]), marks=pytest.mark.slow)
+        for one in cases
+    ]
+
+
+def slow_unless(fast: Collection[Any], values: Iterable[Any]) -> list[Any]:
+    """The values as parameters of a test: all but some of them are marked slow."""
+    return [one if one in fast else slow(one)[0] for one in values]
 
 
 def shortened(method: str, plugin: str | None) -> Config:

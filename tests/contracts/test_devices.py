@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 from contracts.runs import rows, validated
-from contracts.short import SHORT, shortened
+from contracts.short import SHORT, shortened, slow, slow_unless
 from contracts.tasks import with_dropout
 from contracts.test_compositions import METHODS, pairs, refusals
 from engines.fast import images
@@ -114,7 +114,11 @@ def check(launch: Launch, lines: list[str], task: Task) -> None:
     assert not found, f"{hint}:\n{found}"
 
 
-@pytest.mark.parametrize("method", METHODS)
+# What has tensors of its own in or around the local training.
+FAST = {"fedala", "feddisk", "fedgen", "fedgmm", "fedpcl", "fedrod", "fedsa", "scaffold", "sgdm"}
+
+
+@pytest.mark.parametrize("method", slow_unless(FAST, METHODS))
 def test_every_method(launch: Launch, method: str) -> None:
     lines = [f"method={method}", *LINES, *SHORT.get(method, []), *FIXED.get(method, [])]
     check(launch, lines, toy_task(3, norm=True))
@@ -152,17 +156,22 @@ GENERATOR = " ".join(SHORT["fedgen"])
     "settings",
     [
         "method=fednova plugin=[fednorm,fedntd,moon] client.momentum=.9",
-        "method=scaffold plugin=[fedgmm] method.control=gradient method.control_weights=uniform",
+        *slow(
+            "method=scaffold plugin=[fedgmm] method.control=gradient method.control_weights=uniform"
+        ),
         "method=ditto server_opt=fedavgm server_opt.nesterov=true client=adam client.clip=.1",
         "method=fedavg buffers=local eval.finetune_epochs=1 client.clip=.1",
-        "method=fedavg buffers=frozen client.steps=7 client.schedule=cosine",
         "method=fedbn method.server_bn=average server_opt=fedyogi",
-        "method=fedala method.p=all method.max_epochs=2 method.threshold=0",
-        "method=fedlex plugin.fedlex.patience=2 plugin.fedlex.e_exp=2 client=adam",
-        "method=fedpcl method.denominator=others method.renormalise=true method.unseen=global",
-        f"method=fedgen method.kl=1 method.ensemble=samples method.noise=uniform {GENERATOR}",
-        f"method=feddisk plugin.feddisk.ratio=outputs plugin.feddisk.binarise=true {DISK}",
-        f"method=feddisk plugin.feddisk.features=conditional plugin.feddisk.masks=random {DISK}",
+        *slow(
+            "method=fedavg buffers=frozen client.steps=7 client.schedule=cosine",
+            "method=fedala method.p=all method.max_epochs=2 method.threshold=0",
+            "method=fedlex plugin.fedlex.patience=2 plugin.fedlex.e_exp=2 client=adam",
+            "method=fedpcl method.denominator=others method.renormalise=true method.unseen=global",
+            f"method=fedgen method.kl=1 method.ensemble=samples method.noise=uniform {GENERATOR}",
+            f"method=feddisk plugin.feddisk.ratio=outputs plugin.feddisk.binarise=true {DISK}",
+            f"method=feddisk plugin.feddisk.features=conditional plugin.feddisk.masks=random"
+            f" {DISK}",
+        ),
     ],
     ids=lambda settings: settings.removesuffix(DISK).removesuffix(GENERATOR),
 )
@@ -204,11 +213,11 @@ def arrays() -> Task:
     [
         (images(augment=CropFlip((-1.0,))), ["method=fedprox"]),
         (texts(), ["method=fedavg", "client=adam"]),
-        (arrays(), ["method=fednorm"]),
-        (with_dropout(), ["method=moon"]),
-        (images(), ["method=sgdm", "engine.channels_last=true"]),
+        *slow((arrays(), ["method=fednorm"])),
+        *slow((with_dropout(), ["method=moon"])),
+        *slow((images(), ["method=sgdm", "engine.channels_last=true"])),
         (toy_task(3), ["method=fedavg", "engine.vectorize=2", "client.clip=.1"]),
-        (toy_task(3), ["method=feddisk", *SHORT["feddisk"], "engine.vectorize=3"]),
+        *slow((toy_task(3), ["method=feddisk", *SHORT["feddisk"], "engine.vectorize=3"])),
     ],
     ids=[
         "augmentation",
@@ -229,7 +238,11 @@ BY_WIRE = {"fedala", "feddisk", "fedgen", "fedgmm", "fedpcl", "scaffold"}
 
 @pytest.mark.parametrize(
     "method",
-    [pytest.param(m, marks=[] if m in BY_WIRE else [pytest.mark.matrix]) for m in METHODS],
+    [
+        *("fedgmm", "fedpcl", "scaffold"),
+        *slow("fedala", "feddisk", "fedgen"),
+        *(pytest.param(m, marks=pytest.mark.matrix) for m in METHODS if m not in BY_WIRE),
+    ],
 )
 def test_messages_and_states_may_come_from_the_cpu(method: str, tmp_path: Path) -> None:
     """As under Flower: what arrives is on the CPU, and states are read from files."""
@@ -264,15 +277,20 @@ def test_a_method_that_mixes_devices_is_told_where(
 @pytest.mark.parametrize(
     ("gradient", "found"),
     [
-        (lambda grads: grads[0].cpu(), r"_to_copy \(pretend:0 -> cpu\)"),
         (lambda grads: grads[0].norm().item(), r"_local_scalar_dense \(pretend:0 -> cpu\)"),
-        (lambda grads: grads[0].norm() > 9 and 1, r"_local_scalar_dense \(pretend:0 -> cpu\)"),
         (lambda grads: grads[0][grads[0] > 9], r"index\.Tensor \(wait\)"),
-        (lambda grads: grads[0][[0, 1]], r"index\.Tensor \(cpu -> pretend:0\)"),
-        (lambda grads: grads[0].copy_(grads[0].cpu()), r"copy_ \(cpu -> pretend:0\)"),
         (lambda grads: torch.ones(3).to(grads[0].device), r"copy_ \(cpu -> pretend:0\)"),
         (lambda grads: torch.ones(3).to(grads[0].device, non_blocking=True), None),
-        (lambda grads: grads[0].mul_(torch.tensor(1.0)), None),
+        *slow(
+            (lambda grads: grads[0].cpu(), r"_to_copy \(pretend:0 -> cpu\)"),
+            (
+                lambda grads: grads[0].norm() > 9 and 1,
+                r"_local_scalar_dense \(pretend:0 -> cpu\)",
+            ),
+            (lambda grads: grads[0][[0, 1]], r"index\.Tensor \(cpu -> pretend:0\)"),
+            (lambda grads: grads[0].copy_(grads[0].cpu()), r"copy_ \(cpu -> pretend:0\)"),
+            (lambda grads: grads[0].mul_(torch.tensor(1.0)), None),
+        ),
     ],
 )
 def test_a_step_that_copies_or_waits_is_found(

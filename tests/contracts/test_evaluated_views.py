@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from contracts.runs import SHORT, validated, without_seconds
+from contracts.short import slow
 
 from fedhet.config import compose
 from fedhet.errors import ConfigError
@@ -14,7 +15,7 @@ from fedhet.errors import ConfigError
 Launch = Callable[..., Any]
 
 
-@pytest.mark.parametrize("buffers", ["average", "local"])
+@pytest.mark.parametrize("buffers", ["average", *slow("local")])
 def test_a_method_with_personal_models_is_evaluated_by_its_shared_weights(
     launch: Launch, buffers: str
 ) -> None:

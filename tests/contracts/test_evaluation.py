@@ -254,9 +254,9 @@ def test_models_that_a_run_does_not_have(
         fedhet.load(run.dir, "best_val")
     assert not caplog.records
     (run.dir / "model.safetensors").unlink()
-    with pytest.raises(ConfigError, match=r"model\.safetensors is missing: the run has not ended"):
+    with pytest.raises(ConfigError, match=r"model\.safetensors is missing"):
         fedhet.load(run.dir)
-    with pytest.raises(ConfigError, match=r"not the folder of a run: summary\.json is missing"):
+    with pytest.raises(ConfigError, match=r"summary\.json is missing"):
         fedhet.load(tmp_path)
     fedhet.load(launch("method=fedpcl", *lines).dir)
     assert "method=fedpcl has no global model" in caplog.text

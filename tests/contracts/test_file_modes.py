@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from contracts.short import slow
 
 import fedhet
 from fedhet.data.toy import toy_task
@@ -21,7 +22,7 @@ def umask() -> Iterator[Callable[[int], int]]:
     os.umask(before)
 
 
-@pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o007, 0o660)])
+@pytest.mark.parametrize(("mask", "mode"), [(0o007, 0o660), *slow((0o022, 0o644))])
 def test_every_file_has_the_same_mode(
     tmp_path: Path, umask: Callable[[int], int], mask: int, mode: int
 ) -> None:

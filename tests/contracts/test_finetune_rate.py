@@ -12,7 +12,7 @@ import torch
 from composing import composed
 from torch import nn
 
-from fedhet.config import catalogue
+from fedhet.config import Config
 from fedhet.data.toy import toy_task
 from fedhet.evaluation import evaluation_messages
 from fedhet.job import Job
@@ -73,20 +73,21 @@ def test_fine_tuning_takes_the_base_rate(
         assert final[pid] == pytest.approx(expected, abs=1e-5)
 
 
-@pytest.mark.parametrize("method", catalogue.choices("method"))
-def test_every_evaluation_is_sent_the_settings_of_the_configuration(method: str) -> None:
+def test_every_evaluation_is_sent_the_settings_of_the_configuration(
+    methods: dict[str, Config],
+) -> None:
     """A method may have set its own (SGDM's momentum, FedPCL's clipping); none is of the round."""
-    job = Job(
-        composed(f"method={method}", "rounds=4", "client.lr=0.5", "client.lr_decay=0.5"),
-        toy_task(),
-    )
-    strategy = job.strategy
-    last = sum(entry.rounds for entry in strategy.timetable)
-    strategy.begin(last)
-    strategy.local = replace(strategy.setting.local, lr=0.0625)
-    sent = [msg.local for msg in evaluation_messages(strategy)]
-    assert sent == [strategy.setting.local] * len(strategy.sizes)
-    assert sent[0].lr == 0.5
+    offenders = []
+    for method in methods:
+        settings = ["rounds=4", "client.lr=0.5", "client.lr_decay=0.5"]
+        strategy = Job(composed(f"method={method}", *settings), toy_task()).strategy
+        last = sum(entry.rounds for entry in strategy.timetable)
+        strategy.begin(last)
+        strategy.local = replace(strategy.setting.local, lr=0.0625)
+        sent = [msg.local for msg in evaluation_messages(strategy)]
+        if sent != [strategy.setting.local] * len(strategy.sizes) or sent[0].lr != 0.5:
+            offenders.append(method)
+    assert not offenders
 
 
 class Slower(Plugin):

@@ -12,10 +12,12 @@ from typing import Any, cast
 
 import pytest
 from contracts.hostile import Federation, skipping
+from contracts.short import slow
 from flwr.common import Code, GetPropertiesRes, Status
 
 import fedhet
 from fedhet.client import FedClient
+from fedhet.data.toy import toy_task
 from fedhet.errors import RunFailed, reason_of
 from fedhet.flower import wire
 from fedhet.flower.apps import client_for
@@ -26,7 +28,7 @@ from fedhet.record import terminal
 from fedhet.setting import ReplyLimits
 
 EVIL = "first\nfedhet: run folder: /forged\r\x1b[2J\x1b]0;title\x07\u202e\ud800[/red]\x85\u2028"
-LONG = EVIL * (50 * 2**20 // len(EVIL))
+LONG = EVIL * (2**20 // len(EVIL))
 CANARY = "canary-51c7e0"
 RUN = ["method=fedavg", "rounds=1", "partition.clients=3", "on_failure=skip", "client.epochs=1"]
 
@@ -61,7 +63,7 @@ def everything(folder: Path) -> dict[str, bytes]:
     return files
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, *slow(2)])
 def test_a_client_s_words_in_a_run(
     workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -97,8 +99,10 @@ def test_names_that_a_client_chooses_are_no_kinds_of_bytes(federation: Federatio
     assert failure.pid == 1 and is_clean(failure.cause)
 
 
-def test_a_table_has_no_markup(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = fedhet.run([*RUN, f"hydra.run.dir={tmp_path}/run"])
+def test_a_table_has_no_markup(
+    launch: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = launch("method=fedavg", "rounds=1", "client.epochs=1", task=toy_task())
     capsys.readouterr()
     kinds = {"up": {"[/red]x": 3, "[bold]y": 4}, "down": {}}
     terminal.print_summary({**run.summary, "bytes": kinds}, run.dir)
@@ -191,7 +195,7 @@ def test_a_server_s_words_in_a_node_s_log(caplog: pytest.LogCaptureFixture) -> N
 
 
 # ---- secrets
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [2, *slow(1)])
 def test_the_environment_is_in_no_file_and_no_message(
     workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

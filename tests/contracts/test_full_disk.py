@@ -10,7 +10,7 @@ import os
 import resource
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +18,7 @@ import pyarrow.parquet
 import pytest
 import safetensors.torch
 import torch
+from contracts.short import slow_unless
 from small_disks import FULL, Disk
 
 import fedhet
@@ -60,12 +61,24 @@ def check_failure(folder: Path, reason: str, *, recorded: bool = True) -> None:
     assert not [path for path in folder.rglob(".*") if "spare" not in path.name]
 
 
+@pytest.mark.parametrize(
+    ("rooms", "files"),
+    [
+        pytest.param(
+            [1, 8, 10, 12, 99],
+            {"summary.json", "fednorm-1.safetensors", "rounds.jsonl", "model.safetensors"},
+            id="few",
+        ),
+        pytest.param(itertools.count(), FILES, id="every", marks=pytest.mark.slow),
+    ],
+)
 def test_whatever_file_does_not_fit_is_named_and_the_run_has_failed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rooms: Iterable[int], files: set[str]
 ) -> None:
+    """The last room is large enough."""
     monkeypatch.setattr("fedhet.record.figures.draw", lambda *args: [])
     named = set()
-    for room in itertools.count():
+    for room in rooms:
         folder = tmp_path / str(room)
         lines = ["method=fedavg", "plugin=[fednorm]", "rounds=1", f"hydra.run.dir={folder}"]
         with pytest.MonkeyPatch.context() as patch:
@@ -82,7 +95,7 @@ def test_whatever_file_does_not_fit_is_named_and_the_run_has_failed(
         # Where there is no room for two files, none was taken for the record of the failure.
         check_failure(folder, caught.reason, recorded=room > 1)
         assert caught.folder == (str(folder) if room > 1 else None)
-    assert named == FILES
+    assert named == files
     assert run.summary["status"] == "ok"
     assert not list(folder.rglob(".*"))  # the room that was taken is given back
 
@@ -146,7 +159,7 @@ def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="mounts a tmpfs")
-@pytest.mark.parametrize("kib", [16, 80, 88, 100, 108])
+@pytest.mark.parametrize("kib", slow_unless([16, 100], [16, 80, 88, 100, 108]))
 def test_a_file_system_that_is_really_full(small_disk: Callable[[int], Path], kib: int) -> None:
     folder = small_disk(kib) / "run"
     lines = ["method=fedavg", "plugin=[fednorm]", "rounds=3", f"hydra.run.dir={folder}"]
@@ -171,6 +184,7 @@ def in_a_process(home: Path, *overrides: str) -> subprocess.CompletedProcess[str
     )
 
 
+@pytest.mark.slow
 def test_a_run_whose_model_does_not_fit_ends_with_one_line(tmp_path: Path) -> None:
     """The data do not fit into the cache either, which is said once and does no harm."""
     run = in_a_process(tmp_path, "method=fedavg", "rounds=1")
@@ -184,8 +198,15 @@ def test_a_run_whose_model_does_not_fit_ends_with_one_line(tmp_path: Path) -> No
     check_failure(tmp_path / "run", reason)
 
 
-@pytest.mark.parametrize("place", ["file/run", "file"])
-@pytest.mark.parametrize(("setting", "flags"), [("hydra.run.dir", []), ("hydra.sweep.dir", ["-m"])])
+@pytest.mark.parametrize(
+    ("setting", "flags", "place"),
+    [
+        ("hydra.run.dir", [], "file/run"),
+        pytest.param("hydra.run.dir", [], "file", marks=pytest.mark.slow),
+        pytest.param("hydra.sweep.dir", ["-m"], "file/run", marks=pytest.mark.slow),
+        ("hydra.sweep.dir", ["-m"], "file"),
+    ],
+)
 def test_a_folder_that_cannot_be_created_is_a_wrong_setting(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], place: str, setting: str, flags: list[str]
 ) -> None:

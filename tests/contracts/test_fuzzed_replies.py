@@ -75,7 +75,8 @@ def mutate(header: Header, draw: random.Random) -> None:
 
 
 CASES = [
-    pytest.param(1000, id="1000"),
+    pytest.param(150, id="150"),
+    pytest.param(1000, id="1000", marks=pytest.mark.slow),
     pytest.param(10_000, id="10000", marks=pytest.mark.matrix),
 ]
 

@@ -26,6 +26,7 @@ from contracts.hostile import (
     skipping,
     without,
 )
+from contracts.short import slow
 from flwr.common import Parameters
 
 from fedhet.admission.fields import clean
@@ -45,25 +46,18 @@ def set_metric(name: str, value: Any) -> Callable[[Header], Any]:
     return lambda header: header["metrics"].update({name: value})
 
 
-FORGED = [
+FORGED: list[Any] = [
     (lambda h: h["names"].pop(), "corrupt"),
-    (set_field("names", None), "unreadable"),
     (set_field("names", 5), "unreadable"),
     (set_field("names", ["a", "a", "b", "c"]), "unreadable"),
-    (set_field("names", [["a"], 2, 3, 4]), "unreadable"),
     (lambda h: h.pop("names"), "unreadable"),
     (lambda h: h.pop("metrics"), "unreadable"),
-    (lambda h: h.pop("keeps"), "unreadable"),
-    (lambda h: h.pop("trees"), "unreadable"),
     (set_field("trees", {"x": 3}), "unreadable"),
     (set_field("behind", ["scaffold.c_plus"]), "corrupt"),
     (set_field("behind", ["x"]), "unreadable"),
-    (set_field("behind", 3), "unreadable"),
     (lambda h: h["trees"]["scaffold.c_plus"].pop(), "corrupt"),
     (set_field("digests", {"": "00"}), "corrupt"),
-    (set_field("digests", 3), "unreadable"),
     (set_field("pid", 99), "replayed"),
-    (set_field("pid", "%100000000000000d"), "replayed"),
     (set_field("pid", True), "replayed"),
     (set_field("round", 7), "replayed"),
     (set_field("step", 7), "replayed"),
@@ -71,8 +65,6 @@ FORGED = [
     (set_field("n", 3), "corrupt"),
     (set_field("metrics", [1]), "unreadable"),
     (set_metric("a", "text"), "wrong content"),
-    (set_metric("a", [1.0]), "wrong content"),
-    (set_metric("a", None), "wrong content"),
     (set_metric("a", float("nan")), "wrong content"),
     (set_metric("a", 10**400), "wrong content"),
     (set_metric("a\x1b[2J", 1.0), "wrong content"),
@@ -82,6 +74,17 @@ FORGED = [
     (lambda h: h["metrics"].update({f"m{i}": 1.0 for i in range(10_000)}), "wrong content"),
     (set_field("keeps", 1), "unreadable"),
     (set_field("failure", 3), "unreadable"),
+    *slow(
+        (set_field("names", None), "unreadable"),
+        (set_field("names", [["a"], 2, 3, 4]), "unreadable"),
+        (lambda h: h.pop("keeps"), "unreadable"),
+        (lambda h: h.pop("trees"), "unreadable"),
+        (set_field("behind", 3), "unreadable"),
+        (set_field("digests", 3), "unreadable"),
+        (set_field("pid", "%100000000000000d"), "replayed"),
+        (set_metric("a", [1.0]), "wrong content"),
+        (set_metric("a", None), "wrong content"),
+    ),
 ]
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from composing import composed
+from contracts.short import SHORT, slow, slow_unless
 
 from fedhet.config import catalogue
 from fedhet.data.toy import toy_task
@@ -28,24 +29,14 @@ Federation = Callable[..., Any]
 LINES = ["rounds=2", "client.lr=0.1", "client.batch_size=5", "fraction=0.75"]
 EPOCHS = 2
 STEPS = EPOCHS * 3  # 12 samples in batches of 5
-SHORT = {
-    "fedgen": ["method.server_steps=2", "method.hidden=8", "method.noise_dim=4"],
-    "fedlex": ["plugin.fedlex.e_exp=2"],
-    "feddisk": [],
-    "feddiskab": [],
-}
-for name in ("feddisk", "feddiskab"):
-    SHORT[name] = [
-        f"plugin.feddisk.{key}=2"
-        for key in ("made_max_rounds", "local_max_epochs", "clf_max_epochs")
-    ]
+# FedGMM's clients train on samples that they have drawn, in numbers that differ, and FedSGD's take
+# no local step. Those that are not slow count steps, train in a loop of their own or train twice.
+METHODS = [name for name in catalogue.choices("method") if name not in ("fedgmm", "fedsgd")]
+FAST = {"ditto", "fedavg", "fedgen", "fednova", "fedpcl", "scaffold"}
 
 
-# FedGMM's clients train on samples that they have drawn, in numbers that differ.
-@pytest.mark.parametrize("method", [m for m in catalogue.choices("method") if m != "fedgmm"])
+@pytest.mark.parametrize("method", slow_unless(FAST, METHODS))
 def test_as_many_steps_as_batches_give_the_bytes_of_epochs(launch: Launch, method: str) -> None:
-    if method == "fedsgd":
-        return
     lines = [f"method={method}", *LINES, *SHORT.get(method, []), "eval.clients=false"]
     epochs, steps = (
         launch(*lines, f"client.epochs={epochs}", *more, task=toy_task(3, equal=True, norm=True))
@@ -159,7 +150,7 @@ def largest_difference(a: Any, b: Any) -> float:
     return max(float((t - b.weights[name]).abs().max()) for name, t in a.weights.items())
 
 
-@pytest.mark.parametrize("steps", [2, 7])
+@pytest.mark.parametrize("steps", [7, *slow(2)])
 def test_vectorised_clients_take_them(
     launch: Launch, monkeypatch: pytest.MonkeyPatch, steps: int
 ) -> None:
@@ -180,7 +171,7 @@ def test_vectorised_clients_take_them(
     assert largest_difference(fewer, vectorised) > 1e-3
 
 
-@pytest.mark.parametrize("steps", [2, 7])
+@pytest.mark.parametrize("steps", [7, *slow(2)])
 def test_compiled_steps_are_counted(
     launch: Launch, monkeypatch: pytest.MonkeyPatch, steps: int
 ) -> None:

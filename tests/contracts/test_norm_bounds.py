@@ -103,11 +103,10 @@ def test_one_or_two_among_clients_that_change_nothing_move_nothing(
         assert moved(run, name) == 0
     if merge.name == "norm_filter":
         assert sorted(failed.pid for failed in run.strategy.current.failures) == changing
-        with pytest.raises(RunFailed, match=r"needs 3 that are not 0 .* on_failure=skip leaves"):
+        with pytest.raises(RunFailed, match=r"needs 3 .*on_failure=skip"):
             after_a_step(federation, merge=merge, alter=sending(values), clients=len(values))
     else:
-        said = f"leaves the weights as they are: {len(changing)} of {len(values)} updates"
-        assert said in caplog.text
+        assert f"{len(changing)} of {len(values)} updates" in caplog.text
 
 
 def test_one_sender_of_an_extra_is_compared_with_nobody(federation: Federation) -> None:

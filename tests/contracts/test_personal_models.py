@@ -16,6 +16,7 @@ import pytest
 import torch
 from composing import composed
 from contracts.runs import validated
+from contracts.short import slow, slow_unless
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -57,6 +58,8 @@ RUNS = {
     "scaffold, stopped": ["eval.finetune_epochs=1", "early_stopping.patience=2", "rounds=9"],
 }
 
+FAST = ["ditto", "fedpcl", "scaffold, stopped"]
+
 
 def overrides(name: str) -> list[str]:
     return [f"method={name.partition(',')[0]}", *DIGITS, *RUNS[name]]
@@ -86,7 +89,7 @@ def second_is_best(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("second_is_best")
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", slow_unless(FAST, RUNS))
 def test_the_loaded_model_is_the_one_that_the_client_evaluated(launch: Launch, name: str) -> None:
     run = launch(*overrides(name))
     again = Job(composed("partition=saved", f"partition.name={run.dir}"))
@@ -125,7 +128,7 @@ def assert_equal_folders(left: Path, right: Path) -> None:
 @pytest.mark.parametrize(
     "engine", ["engine.workers=2", pytest.param("engine=ray", marks=pytest.mark.matrix)]
 )
-@pytest.mark.parametrize("name", ["ditto", "fedpcl"])
+@pytest.mark.parametrize("name", ["fedpcl", *slow("ditto")])
 @pytest.mark.usefixtures("second_is_best")
 def test_every_engine_keeps_the_same_bytes(launch: Launch, name: str, engine: str) -> None:
     here, there = launch(*overrides(name)), launch(*overrides(name), engine)
@@ -162,10 +165,10 @@ def test_a_limit_is_reported_before_the_work(
         FedClient, "train", lambda self, msg: before.append(caplog.text) or train(self, msg)
     )
     one = launch(*lines, f"eval.personal_mb={5 * model / 1e6}", task=validated())
-    assert "the personal models (best_val) are not kept: they can take" in before[0]
+    assert "(best_val) are not kept" in before[0]
     assert one.summary["personal_models"]["kept"] == {"personal": {"last": 2}}
     fedhet.load(one, "personal", client=1, model=toy_task().model())
-    reason = r"no personal models \(best_val\) are kept: they can take .* eval\.personal_mb"
+    reason = r"\(best_val\) are kept.* eval\.personal_mb"
     with pytest.raises(ConfigError, match=reason):
         fedhet.load(one, "best_val", client=1, model=toy_task().model())
     caplog.clear()
@@ -252,15 +255,15 @@ def test_models_that_are_not_there(launch: Launch) -> None:
     ditto = launch("method=ditto", *lines, "on_failure=skip", task=toy_task())
     model = toy_task().model()
     for weights, client, reason in [
-        ("personal", None, "weights=personal are those of one client; name it with client="),
-        ("model", 0, "weights=model is not allowed; choose from: personal, personal_best_val"),
+        ("personal", None, "weights=personal .*client="),
+        ("model", 0, "weights=model .*personal, personal_best_val"),
         ("personal", 99, r"client=99: .*99\.safetensors is missing.*clients are 0 to 3"),
         ("personal", -1, "client=-1 is not allowed"),
-        ("finetuned", 0, r"method=ditto was evaluated by global, personal models only"),
+        ("finetuned", 0, "method=ditto .*global, personal"),
     ]:
         with pytest.raises(ConfigError, match=reason):
             fedhet.load(ditto, weights, client=client, model=model)
-    with pytest.raises(ConfigError, match=r"given as an object; give such an object .*model="):
+    with pytest.raises(ConfigError, match=r"given as an object.*model="):
         fedhet.load(ditto, "personal", client=0)
     unseen = launch("method=ditto", *lines, "eval.clients=false", task=toy_task())
     with pytest.raises(ConfigError, match=r"are kept: eval\.clients=false"):

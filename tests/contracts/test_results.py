@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from contracts.runs import SHORT, rows, validated
+from contracts.short import slow_unless
 
 import fedhet
 from fedhet.errors import ConfigError
@@ -48,16 +50,16 @@ def test_a_run_is_shown_in_one_line(launch: Launch, monkeypatch: pytest.MonkeyPa
 
 
 def test_folders_that_are_no_runs(launch: Launch, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"not the folder of a run: summary\.json is missing"):
+    with pytest.raises(ConfigError, match=r"summary\.json is missing"):
         fedhet.load_run(tmp_path)
     run = launch(*SHORT, task=validated())
-    with pytest.raises(ConfigError, match=r"figure=acuracy is not allowed.*did you mean accuracy"):
+    with pytest.raises(ConfigError, match=r"figure=acuracy .*accuracy"):
         run.plot("acuracy")
     (run.dir / "rounds.jsonl").write_text("")
-    with pytest.raises(ConfigError, match="figure=accuracy: this run has recorded nothing for it"):
+    with pytest.raises(ConfigError, match="figure=accuracy: "):
         run.plot()
     (run.dir / "model.safetensors").unlink()
-    with pytest.raises(ConfigError, match=r"model\.safetensors is missing: the run has not ended"):
+    with pytest.raises(ConfigError, match=r"model\.safetensors is missing"):
         fedhet.load_run(run.dir)
 
 
@@ -139,8 +141,13 @@ def partition(clients: int, classes: int) -> dict[str, Any]:
     return PARTITION | {"clients": clients, "counts": counts.tolist(), "classes": names}
 
 
-@pytest.mark.parametrize("clients", [1, 5, 300])
-@pytest.mark.parametrize("classes", [2, 10, 11, 62, 200])
+@pytest.mark.parametrize(
+    ("clients", "classes"),
+    slow_unless(
+        [(1, 2), (300, 10), (5, 11), (300, 200)],
+        itertools.product([1, 5, 300], [2, 10, 11, 62, 200]),
+    ),
+)
 def test_the_samples_of_any_number_of_clients_and_classes(
     clients: int, classes: int, tmp_path: Path
 ) -> None:

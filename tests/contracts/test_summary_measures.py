@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow.dataset as parquet
 import pytest
 from composing import composed
+from contracts.short import slow
 
 from fedhet.data.toy import toy_task
 from fedhet.errors import ConfigError
@@ -23,15 +24,17 @@ CLASSES = Classes(2)
 KEYS = {"acc_clients_mean", "acc_clients_worst_decile", "acc_last_k", "targets"}
 COMMON = ["rounds=4", "client.lr=0.5", "client.epochs=2", "eval.targets=[.5,.8,1]"]
 EXPLORING = ["method=fedlex", "plugin.fedlex.e_exp=2"]  # with a phase before the training
-METHODS = {
-    "fedavg": ["method=fedavg"],
-    "two workers": ["method=fedavg", "engine.workers=2"],
-    "fedlex": EXPLORING,
-    "fedbn": ["method=fedbn"],
-    "fedpcl": ["method=fedpcl"],
-    "ditto": ["method=ditto"],
-    "local buffers": ["method=scaffold", "buffers=local"],
-}
+RUNS = [
+    ["method=fedavg"],
+    EXPLORING,
+    ["method=fedpcl"],
+    ["method=ditto"],
+    *slow(
+        ["method=fedavg", "engine.workers=2"],
+        ["method=fedbn"],
+        ["method=scaffold", "buffers=local"],
+    ),
+]
 
 
 def rows(run: Any) -> list[dict[str, Any]]:
@@ -47,7 +50,7 @@ def cost(lines: list[dict[str, Any]]) -> tuple[int, float]:
     return sent, spent
 
 
-@pytest.mark.parametrize("overrides", METHODS.values(), ids=METHODS)
+@pytest.mark.parametrize("overrides", RUNS, ids=" ".join)
 def test_every_method_has_them(launch: Launch, overrides: list[str]) -> None:
     """Recomputed from rounds.jsonl and the clients' files."""
     run = launch(*overrides, *COMMON, "eval.last_k=2", task=toy_task(12, norm=True))
