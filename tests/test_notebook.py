@@ -51,6 +51,7 @@ def numbers(outputs: list[Any]) -> list[float]:
     return [float(number) for text in texts for number in re.findall(r"-?\d+\.?\d*", text)]
 
 
+@pytest.mark.slow
 def test_the_stored_outputs_are_real(stored: Outputs, executed: Outputs) -> None:
     assert [kinds(outputs) for outputs in stored] == [kinds(outputs) for outputs in executed]
     for before, now in zip(stored, executed, strict=True):
@@ -59,6 +60,7 @@ def test_the_stored_outputs_are_real(stored: Outputs, executed: Outputs) -> None
     assert sum(len(numbers(outputs)) for outputs in stored) > 50
 
 
+@pytest.mark.slow
 def test_progress_is_one_display_without_widgets(executed: Outputs) -> None:
     """It ends at the last step, and nothing is said on stderr."""
     progress = executed[0][0]
@@ -68,6 +70,7 @@ def test_progress_is_one_display_without_widgets(executed: Outputs) -> None:
     assert not [o for outputs in executed for o in outputs if o.get("name") == "stderr"]
 
 
+@pytest.mark.slow
 def test_a_run_shows_its_table_and_its_figures(executed: Outputs) -> None:
     run = executed[0][1]
     assert len(run.data["text/plain"]) < 250 and "outputs/" in run.data["text/plain"]

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pandas
 import pytest
+import torch
 from PIL import Image
 from sklearn import datasets as published
+from torch import nn
 
 import fedhet
 
@@ -45,6 +48,16 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def onnxruntime() -> ModuleType:
+    """The package, after a first export, which loads what all others need."""
+    missing = "the extra onnx is not installed"
+    pytest.importorskip("onnxscript", reason=missing)
+    module: ModuleType = pytest.importorskip("onnxruntime", reason=missing)
+    torch.onnx.export(nn.Linear(1, 1).eval(), (torch.zeros(1, 1),), dynamo=True, verbose=False)
+    return module
+
+
 def start(folder: Path, data: Path, *overrides: str) -> fedhet.Run:
     return fedhet.run(
         [
@@ -53,6 +66,7 @@ def start(folder: Path, data: Path, *overrides: str) -> fedhet.Run:
             "partition.clients=2",
             "rounds=2",
             "client.lr=.05",
+            "figures=false",
             f"hydra.run.dir={folder}",
             *overrides,
         ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -14,30 +15,27 @@ from fedhet.handover.export import export
 from fedhet.handover.served import Described, Served
 from fedhet.models.build import model_of
 
-onnxruntime = pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
-pytest.importorskip("onnxscript", reason="the extra onnx is not installed")
-
 IMAGES = {"shape": [1, 16, 16], "normalised": {"mean": [0.3], "std": [0.4]}}
 COLOURS = {"shape": [3, 32, 32], "normalised": {"mean": [0.3, 0.4, 0.5], "std": [0.4, 0.3, 0.2]}}
 TABLE = {"shape": [3], "normalised": {"mean": [70.0, 0.0, -3.0], "std": [12.0, 1.0, 0.01]}}
 TEXT = {"shape": [9], "normalised": None, "vocabulary": 4}
-slow = pytest.mark.matrix
+slow, matrix = pytest.mark.slow, pytest.mark.matrix
 FAMILIES = [
-    ("logistic", TABLE),
-    ("mlp", TABLE),
+    pytest.param("logistic", TABLE, marks=slow),
+    pytest.param("mlp", TABLE, marks=slow),
     ("mlp", IMAGES),
-    ("cnn", IMAGES),
-    ("femnist_cnn", IMAGES),
-    ("fedlex_cnn", COLOURS),
-    ("feddisk_cnn", COLOURS),
-    ("resnet18", COLOURS),
+    pytest.param("cnn", IMAGES, marks=slow),
+    pytest.param("femnist_cnn", IMAGES, marks=slow),
+    pytest.param("fedlex_cnn", COLOURS, marks=slow),
+    pytest.param("feddisk_cnn", COLOURS, marks=slow),
+    pytest.param("resnet18", COLOURS, marks=slow),
     ("text", {**TEXT, "vocabulary": 30, "padding": 0}),
-    ("char_lstm", TEXT),
-    pytest.param("vgg16", COLOURS, marks=slow),
-    pytest.param("resnet34", COLOURS, marks=slow),
-    pytest.param("mobilenet_v2", COLOURS, marks=slow),
-    pytest.param("torchvision/efficientnet_b0", COLOURS, marks=slow),
-    pytest.param("timm/convnext_atto", COLOURS, marks=slow),
+    pytest.param("char_lstm", TEXT, marks=slow),
+    pytest.param("vgg16", COLOURS, marks=matrix),
+    pytest.param("resnet34", COLOURS, marks=matrix),
+    pytest.param("mobilenet_v2", COLOURS, marks=matrix),
+    pytest.param("torchvision/efficientnet_b0", COLOURS, marks=matrix),
+    pytest.param("timm/convnext_atto", COLOURS, marks=matrix),
 ]
 
 
@@ -73,7 +71,7 @@ def inputs(about: Described, n: int) -> Tensor:
 
 @pytest.mark.parametrize(("choice", "kind"), FAMILIES)
 def test_onnxruntime_returns_what_torch_returns(
-    tmp_path: Path, choice: str, kind: dict[str, object]
+    onnxruntime: ModuleType, tmp_path: Path, choice: str, kind: dict[str, object]
 ) -> None:
     about = described(tmp_path, kind)
     if "timm" in choice:

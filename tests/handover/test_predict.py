@@ -140,9 +140,7 @@ def test_a_missing_or_a_further_column(
     table_frame.drop(columns="area").to_csv(file, index=False)
     assert "lacks the columns area" in refused(capsys, of_a_table.dir, file)
     table_frame.assign(age=7).to_csv(file, index=False)
-    assert "has the columns age, which this run did not have" in refused(
-        capsys, of_a_table.dir, file
-    )
+    assert "has the columns age" in refused(capsys, of_a_table.dir, file)
     table_frame.assign(area="large").to_csv(file, index=False)
     assert "row 0, column 'area': 'large'" in refused(capsys, of_a_table.dir, file)
     table_frame[:0].to_csv(file, index=False)

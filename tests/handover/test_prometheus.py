@@ -17,7 +17,7 @@ from fedhet.job import Job
 from fedhet.record import prometheus
 from fedhet.state import MemoryStore
 
-LINES = ["method=fedavg", "model=logistic", "partition.clients=3", "rounds=2"]
+LINES = ["method=fedavg", "model=logistic", "partition.clients=3", "rounds=2", "figures=false"]
 
 
 @pytest.fixture(autouse=True)

@@ -188,6 +188,7 @@ print(sorted(heavy & set(sys.modules)))
 """
 
 
+@pytest.mark.slow
 def test_a_run_in_process_loads_neither_ray_nor_flwr_datasets(tmp_path: Path) -> None:
     """It leaves nothing in the working directory but its run folder."""
     assert output(IN_PROCESS_RUN, tmp_path) == "[]"

@@ -17,6 +17,7 @@ from scipy import stats
 
 from fedhet.config.composition import compose
 from fedhet.experiment import cells, definition
+from fedhet.experiment.definition import Experiment
 
 SETTINGS = {"one": "partition.alpha=0.1", "two": ["partition=pathological", "fraction=0.5"]}
 METHODS = {"FedAvg": "method=fedavg", "A": "method=fednorm", "B": "method=fedprox rounds=3"}
@@ -59,10 +60,12 @@ def confirmed(gains: Mapping[str, list[float]]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+@pytest.mark.slow
 def test_the_page_shows_the_runs_that_are_kept(script: Mapping[str, Any]) -> None:
     assert script["main"](["--check"]) == 0
 
 
+@pytest.mark.slow
 def test_another_score_changes_the_page(
     script: Mapping[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -104,17 +107,29 @@ def test_the_confirmation_runs_what_the_trials_found(
 
 
 def test_confirm_yaml_is_written_from_the_search(script: Mapping[str, Any]) -> None:
-    """Its seeds are none of the search's, and every run of it composes."""
     home = ROOT / "conf" / "experiment" / "helps"
     search = pd.read_csv(ROOT / "docs" / "where_it_helps" / "search.csv")
     text = script["confirmation"](search, (home / "search.yaml").read_text(encoding="utf-8"))
     assert (home / "confirm.yaml").read_text(encoding="utf-8") == text
+
+
+@pytest.fixture(scope="module")
+def confirm() -> Experiment:
     experiment = definition.read(["experiment=helps/confirm"])
     assert experiment is not None
-    runs = cells.runs(experiment)
-    seeds = {run.axes["seed"] for run in runs}
+    return experiment
+
+
+def test_the_seeds_of_the_confirmation_are_none_of_the_searchs(confirm: Experiment) -> None:
+    search = pd.read_csv(ROOT / "docs" / "where_it_helps" / "search.csv")
+    seeds = {run.axes["seed"] for run in cells.runs(confirm)}
     assert len(seeds) == 10 and not seeds & {*search["seed"], 1000}
-    for run in runs[:: len(seeds)]:
+
+
+@pytest.mark.slow
+def test_the_runs_of_the_confirmation_compose(confirm: Experiment) -> None:
+    runs = cells.runs(confirm)
+    for run in runs[:: len({run.axes["seed"] for run in runs})]:
         compose(list(run.overrides))
 
 
@@ -133,16 +148,16 @@ def test_runs_of_other_settings_are_not_shown(
     assert "Not run yet." in page.read_text(encoding="utf-8")
 
 
-def test_the_runs_of_confirm_yaml_are_told_by_their_overrides(script: Mapping[str, Any]) -> None:
-    experiment = definition.read(["experiment=helps/confirm"])
-    assert experiment is not None
+def test_the_runs_of_confirm_yaml_are_told_by_their_overrides(
+    script: Mapping[str, Any], confirm: Experiment
+) -> None:
     home = ROOT / "docs" / "where_it_helps"
     rows = [
         {
             "case": run.axes["case"],
-            "overrides": script["own_overrides"](run.overrides, experiment.fixed),
+            "overrides": script["own_overrides"](run.overrides, confirm.fixed),
         }
-        for run in cells.runs(experiment)
+        for run in cells.runs(confirm)
     ]
     assert script["are_of"](pd.read_csv(home / "search.csv"), pd.DataFrame(rows))
 
@@ -157,15 +172,17 @@ def test_the_runs_of_confirm_yaml_are_told_by_their_overrides(script: Mapping[st
     ],
 )
 def test_runs_of_another_experiment_are_refused(
-    script: Mapping[str, Any], tmp_path: Path, record: dict[str, Any], message: str
+    script: Mapping[str, Any],
+    confirm: Experiment,
+    tmp_path: Path,
+    record: dict[str, Any],
+    message: str,
 ) -> None:
-    experiment = definition.read(["experiment=helps/confirm"])
-    assert experiment is not None
     own = {
-        "experiment": experiment.name,
-        "fixed": list(experiment.fixed),
-        "digest": experiment.digest,
-        "axes": experiment.labels,
+        "experiment": confirm.name,
+        "fixed": list(confirm.fixed),
+        "digest": confirm.digest,
+        "axes": confirm.labels,
         "tune": None,
         "cells": [],
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from fedhet import report
 from fedhet.errors import DataError
 
 DEEP = "[" * 100_000
+OUTSIDE = "its folder is not in"
 
 
 @pytest.fixture
@@ -55,28 +57,38 @@ def test_a_file_that_is_nested_without_end_is_damaged(made: Path) -> None:
         fedhet.results(made)
 
 
-@pytest.mark.parametrize(
-    ("entry", "told"),
-    [
-        (7, "it is 7, and no object"),
-        ({"axes": None}, "it has no folder or no axes"),
-        ({"axes": [1]}, "axes is [1]"),
-        ({"folder": 1}, "folder is 1"),
-        ({"overrides": "seed=1"}, "overrides is 'seed=1'"),
-        ({"tuned": 5}, "tuned is 5"),
-        ({"folder": "../../../etc"}, "its folder is not in that of the experiment"),
-        ({"folder": "/etc"}, "its folder is not in that of the experiment"),
-        ({"folder": "."}, "its folder is not in that of the experiment"),
-        ({"folder": "a\0b"}, "its folder is not in that of the experiment"),
-    ],
-)
-def test_a_damaged_cell_is_one_cell_without_a_result(made: Path, entry: Any, told: str) -> None:
+# What is wrong with a cell in experiment.json, and what is told of it.
+CELLS: list[tuple[Any, str]] = [
+    (7, "it is 7, and no object"),
+    ({"axes": None}, "it has no folder or no axes"),
+    ({"axes": [1]}, "axes is [1]"),
+    ({"folder": 1}, "folder is 1"),
+    ({"overrides": "seed=1"}, "overrides is 'seed=1'"),
+    ({"tuned": 5}, "tuned is 5"),
+    ({"folder": "../../../etc"}, OUTSIDE),
+    ({"folder": "/etc"}, OUTSIDE),
+    ({"folder": "."}, OUTSIDE),
+    ({"folder": "a\0b"}, OUTSIDE),
+]
+
+
+def one_cell_for_each(folder: Path, damages: Sequence[Any]) -> Path:
+    """Runs of one method, with a seed for each damage and one more."""
+    axes = {"method": ["A"], "seed": list(range(len(damages) + 1))}
+    return make_experiment(folder, axes, lambda axes: 0.5)
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_damaged_cell_is_one_cell_without_a_result(tmp_path: Path) -> None:
+    made = one_cell_for_each(tmp_path / "made", CELLS)
     cells = json.loads((made / "experiment.json").read_text())["cells"]
-    cells[1] = {**cells[1], **entry} if isinstance(entry, dict) else entry
+    for place, (entry, _) in enumerate(CELLS):
+        cells[place] = {**cells[place], **entry} if isinstance(entry, dict) else entry
     change(made / "experiment.json", cells=cells)
-    written = report.write(made)
-    (reason,) = fedhet.results(made).missing["reason"]
-    assert told in reason and "1 run without a result" in " ".join(written.sentences)
+    reasons = fedhet.results(made).missing["reason"]
+    pairs = zip(reasons, CELLS, strict=True)
+    assert not [(reason, entry) for reason, (entry, told) in pairs if told not in reason]
+    assert "10 runs without a result" in " ".join(report.write(made).sentences)
 
 
 def test_a_link_out_of_the_experiment_is_not_followed(made: Path, tmp_path: Path) -> None:
@@ -84,63 +96,78 @@ def test_a_link_out_of_the_experiment_is_not_followed(made: Path, tmp_path: Path
     inside.rename(tmp_path / "elsewhere")
     inside.symlink_to(tmp_path / "elsewhere")
     (reason,) = fedhet.results(made).missing["reason"]
-    assert reason == "its folder is not in that of the experiment"
+    assert reason.startswith(OUTSIDE)
 
 
-@pytest.mark.parametrize(
-    "entries",
-    [
-        {"accuracy": "abc"},
-        {"accuracy": {"last": "abc"}},
-        {"accuracy": {"last": 10**400}},
-        {"acc_last_k": 3},
-        {"acc_clients_mean": "1"},
-        {"targets": [{}]},
-        {"targets": [{"accuracy": "high"}]},
-        {"targets": 3},
-        {"phases": [{}]},
-        {"seconds": [1]},
-        {"bytes": {"up": 3}},
-        {"memory": {"peak": "much"}},
-        {"personal": {"last": []}},
-        {"plugins": "fednorm"},
-        {"models": 3},
-        {"seed": "one"},
-        {"target": ["class"]},
-        {"failures": 1},
-        {"loss": {}},
-        {"status": 1},
-    ],
-)
-def test_a_damaged_summary_is_one_cell_without_a_result(
-    made: Path, entries: dict[str, Any]
-) -> None:
-    change(made / "cells" / "cell-000" / "summary.json", **entries)
-    (reason,) = fedhet.results(made).missing["reason"]
-    assert reason.startswith(f"summary.json is damaged: {next(iter(entries))} is ")
+SUMMARIES: list[dict[str, Any]] = [
+    {"accuracy": "abc"},
+    {"accuracy": {"last": "abc"}},
+    {"accuracy": {"last": 10**400}},
+    {"acc_last_k": 3},
+    {"acc_clients_mean": "1"},
+    {"targets": [{}]},
+    {"targets": [{"accuracy": "high"}]},
+    {"targets": 3},
+    {"phases": [{}]},
+    {"seconds": [1]},
+    {"bytes": {"up": 3}},
+    {"memory": {"peak": "much"}},
+    {"personal": {"last": []}},
+    {"plugins": "fednorm"},
+    {"models": 3},
+    {"seed": "one"},
+    {"target": ["class"]},
+    {"failures": 1},
+    {"loss": {}},
+    {"status": 1},
+]
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_damaged_summary_is_one_cell_without_a_result(tmp_path: Path) -> None:
+    made = one_cell_for_each(tmp_path / "made", SUMMARIES)
+    for place, entries in enumerate(SUMMARIES):
+        change(made / f"cells/cell-{place:03d}/summary.json", **entries)
+    reasons = fedhet.results(made).missing["reason"]
+    told = [f"summary.json is damaged: {next(iter(entries))} is " for entries in SUMMARIES]
+    pairs = zip(reasons, told, strict=True)
+    assert not [(reason, begin) for reason, begin in pairs if not reason.startswith(begin)]
     report.write(made)
 
 
-@pytest.mark.parametrize(
-    "line", ["3", "[]", '{"acc_global": "high"}', '{"seconds": 3}', '{"bytes": {"up": 1}}', DEEP]
-)
-def test_a_line_of_another_form_ends_the_rounds(made: Path, line: str) -> None:
-    path = made / "cells" / "cell-000" / "rounds.jsonl"
-    path.write_text("\n".join([*path.read_text().splitlines()[:2], line, ""]))
+LINES = ["3", "[]", '{"acc_global": "high"}', '{"seconds": 3}', '{"bytes": {"up": 1}}', DEEP]
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_line_of_another_form_ends_the_rounds(tmp_path: Path) -> None:
+    made = one_cell_for_each(tmp_path / "made", LINES)
+    for place, line in enumerate(LINES):
+        path = made / f"cells/cell-{place:03d}/rounds.jsonl"
+        path.write_text("\n".join([*path.read_text().splitlines()[:2], line, ""]))
     report.write(made)
     found = fedhet.results(made)
-    assert (found.rounds["folder"] == "cells/cell-000").sum() == 2
-    assert found.problems[0].startswith("cells/cell-000/rounds.jsonl is damaged after 2 lines")
+    assert found.rounds.groupby("seed").size().to_list() == [2] * len(LINES) + [4]
+    told = [f"cells/cell-{n:03d}/rounds.jsonl is damaged after 2 lines" for n in range(len(LINES))]
+    pairs = zip(found.problems, told, strict=True)
+    assert not [(problem, begin) for problem, begin in pairs if not problem.startswith(begin)]
 
 
-@pytest.mark.parametrize("counts", [3, [[1], [1, 2]], [["a"]], [1, 2], [[math.inf, "b"]]])
-def test_damaged_counts_of_a_partition_are_told(made: Path, counts: Any) -> None:
-    change(made / "cells" / "cell-000" / "partition.json", counts=counts)
-    assert "partition.json is damaged" in report.write(made).page.read_text()
+@pytest.mark.usefixtures("undrawn")
+def test_damaged_counts_of_a_partition_are_told(tmp_path: Path) -> None:
+    """Of each setting a partition is drawn."""
+    damages: list[Any] = [3, [[1], [1, 2]], [["a"]], [1, 2], [[math.inf, "b"]]]
+    axes = {"method": ["A"], "partition.alpha": list(range(len(damages))), "seed": [0]}
+    made = make_experiment(tmp_path / "made", axes, lambda axes: 0.5)
+    for place, counts in enumerate(damages):
+        change(made / f"cells/cell-{place:03d}/partition.json", counts=counts)
+    page = report.write(made).page.read_text()
+    told = [f"cells/cell-{n:03d}/partition.json is damaged" for n in range(len(damages))]
+    assert not [sentence for sentence in told if sentence not in page]
 
 
-@pytest.mark.parametrize("code", [3, {"commit": [1]}])
-def test_a_damaged_state_of_a_cell_is_told(made: Path, code: Any) -> None:
-    change(made / "cells" / "cell-000" / "cell.json", code=code)
-    assert list(fedhet.results(made).missing["reason"]) == ["cell.json is damaged"]
+@pytest.mark.usefixtures("undrawn")
+def test_a_damaged_state_of_a_cell_is_told(made: Path) -> None:
+    for place, code in enumerate([3, {"commit": [1]}]):
+        change(made / f"cells/cell-{place:03d}/cell.json", code=code)
+    assert list(fedhet.results(made).missing["reason"]) == ["cell.json is damaged"] * 2
     report.write(made)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -39,10 +40,34 @@ def score(axes: Axes) -> float | None:
     return SHIFTS[axes["method"]] + noise(axes)
 
 
+AXES = {"method": list(SHIFTS), "partition.alpha": [0.05, 0.3], "seed": SEEDS}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An experiment that no test changes."""
+    return make_experiment(tmp_path_factory.mktemp("whole") / "made", AXES, score)
+
+
 @pytest.fixture
-def experiment(tmp_path: Path) -> Path:
-    axes = {"method": list(SHIFTS), "partition.alpha": [0.05, 0.3], "seed": SEEDS}
-    return make_experiment(tmp_path / "made", axes, score)
+def experiment(whole: Path, tmp_path: Path) -> Path:
+    """One that a test may change."""
+    return Path(shutil.copytree(whole, tmp_path / "made"))
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, report.Written]:
+    """An experiment with texts that would change a page, with a report whose figures are drawn."""
+    axes = {"method": list(SHIFTS), "partition.alpha": [0.3], "seed": [0, 1, 2]}
+    made = make_experiment(tmp_path_factory.mktemp("hostile") / "made", axes, score)
+    change(made / "experiment.json", title=HOSTILE, command=["experiment=made", HOSTILE])
+    first, second = made / "cells" / "cell-000", made / "cells" / "cell-001"
+    change(first / "environment.json", torch=HOSTILE)
+    change(first / "summary.json", dataset=HOSTILE)
+    (first / "config.yaml").write_text(HOSTILE)
+    change(second / "cell.json", status="failed", reason=HOSTILE)
+    change(second / "summary.json", status="failed")
+    return made, report.write(made)
 
 
 def summary_of(study: Study) -> list[str]:
@@ -65,12 +90,12 @@ class Tags(HTMLParser):
         self.text += data
 
 
-def test_the_table_of_scores_is_that_of_the_summaries(experiment: Path) -> None:
-    table = deciding(Study(results(experiment)))
-    content = json.loads((experiment / "experiment.json").read_text())
+def test_the_table_of_scores_is_that_of_the_summaries(whole: Path) -> None:
+    table = deciding(Study(results(whole)))
+    content = json.loads((whole / "experiment.json").read_text())
     rows = []
     for cell in content["cells"]:
-        summary = json.loads((experiment / cell["folder"] / "summary.json").read_text())
+        summary = json.loads((whole / cell["folder"] / "summary.json").read_text())
         rows.append({**cell["axes"], "score": summary["accuracy"]["last"]})
     groups = pd.DataFrame(rows).groupby(["method", "partition.alpha"])["score"]
     for row, method in zip(table.rows, SHIFTS, strict=True):
@@ -86,9 +111,9 @@ def test_the_table_of_scores_is_that_of_the_summaries(experiment: Path) -> None:
     assert written.loc[("Best", "partition.alpha=0.3"), "count"] == 12
 
 
-def test_the_sentences_follow_from_the_tests(experiment: Path) -> None:
-    told = summary_of(Study(results(experiment)))
-    assert told[0] == "3 methods in 2 settings with 12 seeds, by accuracy (last round)."
+def test_the_sentences_follow_from_the_tests(whole: Path) -> None:
+    told = summary_of(Study(results(whole)))
+    assert told[0].startswith("3 methods in 2 settings with 12 seeds, by accuracy")
     for sentence in told[1:3]:
         assert re.search(r"(Best|Near) is best with 0\.\d{3}", sentence)
         assert f"The difference from {HOSTILE} is real." in sentence
@@ -100,13 +125,13 @@ def test_few_seeds_show_nothing_and_the_report_says_so(tmp_path: Path) -> None:
     study = Study(results(make_experiment(tmp_path / "few", axes, score)))
     assert "is real." not in summary_of(study)[1]
     text = few_pairs(study)
-    assert "with 3 its smallest possible p-value is 0.25" in text
+    assert re.search(r"with 3 .* 0\.25", text)
     assert "it takes 7 seeds" in text  # 3 * 2 / 2^7 = .047
 
 
-def test_a_report_is_whole_and_needs_nothing_else(experiment: Path) -> None:
-    home = experiment / "report"
-    written = report.write(experiment)
+def test_a_report_is_whole_and_needs_nothing_else(hostile: tuple[Path, report.Written]) -> None:
+    made, written = hostile
+    home = made / "report"
     assert written.page == home / "index.html"
     text = written.page.read_text()
     page = Tags(text)
@@ -122,38 +147,29 @@ def test_a_report_is_whole_and_needs_nothing_else(experiment: Path) -> None:
     names = {path.stem for path in (home / "tables").glob("*.csv")}
     assert names == {path.stem for path in (home / "tables").glob("*.tex")}
     assert {"scores", "pairs", "ranks", "all_scores", "seconds", "bytes", "runs"} <= names
-    assert "python -m fedhet experiment=made seed=0,1" in page.text
+    assert "python -m fedhet experiment=made" in page.text
     assert all(re.fullmatch(TABLES, name) for name in names)
     assert all(re.fullmatch(FIGURES, figure.stem) for figure in figures)
     scores = pd.read_csv(home / "tables" / "scores.csv")
     assert set(scores["method"]) == set(SHIFTS)
 
 
-def test_a_second_report_is_equal(experiment: Path, tmp_path: Path) -> None:
-    pages = [report.write(experiment, tmp_path / name).page for name in ("one", "two")]
-    assert pages[0].read_bytes() == pages[1].read_bytes()
+def test_a_second_report_is_equal(hostile: tuple[Path, report.Written], tmp_path: Path) -> None:
+    made, written = hostile
+    assert report.write(made, tmp_path).page.read_bytes() == written.page.read_bytes()
 
 
-def test_nothing_in_a_file_can_change_the_page(experiment: Path) -> None:
-    content = json.loads((experiment / "experiment.json").read_text())
-    change(experiment / "experiment.json", title=HOSTILE, command=[HOSTILE])
-    folder = experiment / content["cells"][0]["folder"]
-    change(folder / "environment.json", torch=HOSTILE)
-    change(folder / "summary.json", dataset=HOSTILE)
-    missing = experiment / content["cells"][1]["folder"]
-    change(missing / "cell.json", status="failed", reason=HOSTILE)
-    change(missing / "summary.json", status="failed")
-    (folder / "config.yaml").write_text(HOSTILE)
-    written = report.write(experiment)
+def test_nothing_in_a_file_can_change_the_page(hostile: tuple[Path, report.Written]) -> None:
+    made, written = hostile
     page = Tags(written.page.read_text())
     assert [tag for tag, _ in page.tags].count("script") == 1
     assert not [a for _, a in page.tags if "onerror" in a]
     assert page.text.count(HOSTILE) > 10
-    markdown = (experiment / "report" / "report.md").read_text()
+    markdown = (made / "report" / "report.md").read_text()
     listing = re.compile(r"^    .*$", re.MULTILINE)
     assert "<img" not in listing.sub("", markdown).replace(r"\<img", "")
     assert "**b**" not in listing.sub("", markdown).replace(r"\*\*b", "")
-    for path in (experiment / "report" / "tables").glob("*.tex"):
+    for path in (made / "report" / "tables").glob("*.tex"):
         assert "\\input" not in path.read_text() and "x_1" not in path.read_text()
 
 
@@ -176,10 +192,7 @@ def test_divergence_is_a_result(experiment: Path) -> None:
     assert row[1].text.startswith(f"{np.mean(values):.3f} ± ")
     assert row[1].text.endswith("(2 diverged)")
     assert study.results.missing.empty
-    assert (
-        "Training diverged, or the loss was infinite at the end: Near in 2 of 24 runs."
-        in summary_of(study)
-    )
+    assert any(sentence.endswith(": Near in 2 of 24 runs.") for sentence in summary_of(study))
 
 
 @pytest.mark.parametrize("metric", ["last", "last_k", "worst"])
@@ -244,8 +257,8 @@ def test_a_target_that_is_never_reached_says_so(experiment: Path) -> None:
     assert texts["partition.alpha=0.05", "Near"] == never
 
 
-def test_folders_without_a_peak_of_memory_say_so(experiment: Path) -> None:
-    assert {row[2].text for row in memory(Study(results(experiment))).rows} == {"not recorded"}
+def test_folders_without_a_peak_of_memory_say_so(whole: Path) -> None:
+    assert {row[2].text for row in memory(Study(results(whole))).rows} == {"not recorded"}
 
 
 def test_mixed_versions_of_the_code_are_named(experiment: Path) -> None:
@@ -266,6 +279,7 @@ def test_another_commit_with_the_same_code_is_no_other_version(tmp_path: Path) -
     assert "version 0.1.0 digest same in 1; version 0.1.0 digest other in 1" in warning
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_nothing_of_an_earlier_report_stays(tmp_path: Path) -> None:
     """With --out, files that no report writes stay."""
     axes = {"method": ["A", "B"], "seed": list(range(6))}

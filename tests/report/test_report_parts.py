@@ -29,10 +29,10 @@ def test_parts_with_other_settings_are_refused(tmp_path: Path) -> None:
     same = ["experiment=made", "rounds=1", "engine=ray", "engine.workers=2"]
     assert len(fedhet.results([first, part(tmp_path / "b", "B", fixed=same)]).runs) == 4
     longer = part(tmp_path / "c", "C", fixed=["experiment=made", "rounds=3"])
-    with pytest.raises(ConfigError, match="rounds is 1 in the first and 3 in the second"):
+    with pytest.raises(ConfigError, match=r"rounds is 1 .* and 3 "):
         fedhet.results([first, longer])
     default = part(tmp_path / "d", "D", fixed=["experiment=made"])
-    with pytest.raises(ConfigError, match="rounds is 1 in the first and not given in the second"):
+    with pytest.raises(ConfigError, match=r"rounds is 1 .* and not given"):
         fedhet.results([first, default])
 
 
@@ -42,7 +42,7 @@ def test_the_command_decides_where_the_fixed_overrides_are_not_recorded(tmp_path
     other = part(tmp_path / "b", "B", command=["experiment=made", "method=B", "rounds=1"])
     assert len(fedhet.results([first, other]).runs) == 4
     change(other / "experiment.json", command=["experiment=made", "rounds=3"])
-    with pytest.raises(ConfigError, match="rounds is 1 in the first and 3 in the second"):
+    with pytest.raises(ConfigError, match=r"rounds is 1 .* and 3 "):
         fedhet.results([first, other])
 
 
@@ -58,7 +58,7 @@ def test_two_results_of_one_run_need_equal_settings(tmp_path: Path) -> None:
     cells = json.loads((other / "experiment.json").read_text())["cells"]
     cells[1]["overrides"].append("client.lr=0.3")
     change(other / "experiment.json", cells=cells)
-    with pytest.raises(ConfigError, match=r"client\.lr is not given in the first and 0\.3"):
+    with pytest.raises(ConfigError, match=r"client\.lr is not given .* and 0\.3"):
         fedhet.results([first, other])
 
 
@@ -134,7 +134,7 @@ def test_parts_that_are_tuned_differently_are_refused(
 ) -> None:
     a = tuned_part(tmp_path / "a", "FedAvg")
     b = tuned_part(tmp_path / "b", "SCAFFOLD", **{name: value})
-    with pytest.raises(ConfigError, match=rf"tune\.{name} is .* in the first and .* in the second"):
+    with pytest.raises(ConfigError, match=rf"tune\.{name} is .* and .* in the second"):
         fedhet.results([a, b])
 
 
@@ -153,14 +153,14 @@ def test_parts_with_other_choices_or_numbers_of_trials_are_refused(tmp_path: Pat
     with pytest.raises(ConfigError, match=r"method=FedAvg .*client\.lr is 0\.1 .* and 0\.01"):
         fedhet.results([a, b])
     change(b / "experiment.json", tuned=[{**entry, "trials": 3} for entry in entries])
-    with pytest.raises(ConfigError, match="the number of trials is 2 in the first and 3"):
+    with pytest.raises(ConfigError, match=r"the number of trials is 2 .* and 3"):
         fedhet.results([a, b])
 
 
 def test_parts_that_are_reported_by_another_score_are_refused(tmp_path: Path) -> None:
     first = part(tmp_path / "a", "A")
     report = {"compare": "method", "metric": "clients", "reference": None}
-    with pytest.raises(ConfigError, match=r"report\.metric is last in the first and clients"):
+    with pytest.raises(ConfigError, match=r"report\.metric is last .* and clients"):
         fedhet.results([first, part(tmp_path / "b", "B", report=report)])
 
 

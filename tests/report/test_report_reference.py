@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -62,35 +63,31 @@ def test_a_reference_without_a_result_leaves_no_rows(tmp_path: Path) -> None:
 
 def test_settings_that_lack_seeds_are_named(tmp_path: Path) -> None:
     counts = {0.1: {"A": 3, "B": 3}, 0.5: {"A": 10, "B": 10}}
-    assert few_pairs(study_of(tmp_path / "made", counts)) == (
-        "Each setting has 3 to 10 seeds. That is too few for Wilcoxon's test in"
-        " partition.alpha=0.1: with 3 its smallest possible p-value is 0.25, and with 1 comparison"
-        " it takes 6 seeds to get below 0.05 after Holm's correction."
-    )
+    text = few_pairs(study_of(tmp_path / "made", counts))
+    told = r"3 to 10 seeds.*partition\.alpha=0\.1: with 3 .* 0\.25, .* 1 comparison .* 6 seeds "
+    assert re.search(told, text) and "partition.alpha=0.5" not in text
 
 
 def test_a_setting_with_fewer_methods_has_fewer_comparisons(tmp_path: Path) -> None:
     """6 seeds are enough for the one comparison of the first setting."""
     counts = {0.1: {"A": 6, "B": 6, "C": 0}, 0.5: {"A": 6, "B": 6, "C": 6}}
     text = few_pairs(study_of(tmp_path / "made", counts))
-    assert text.startswith("Each setting has 6 seeds. That is too few for Wilcoxon's test in")
+    assert text.startswith("Each setting has 6 seeds. That is too few")
     assert "in partition.alpha=0.5: with 6 " in text and "with 3 comparisons it takes 7" in text
 
 
 def test_the_pair_with_the_fewest_seeds_is_what_is_told(tmp_path: Path) -> None:
     """Three methods have 10 seeds; the 5 of the last one force the t-test."""
     study = study_of(tmp_path / "made", {0.1: {"A": 10, "B": 10, "C": 10, "D": 5}})
-    told = "In each setting the pair of methods with the fewest common seeds has 5 seeds. That is"
-    assert few_pairs(study).startswith(told)
-    told = "which the 5 seeds of the pair with the fewest common seeds cannot show."
-    assert told in sentences(study, None)[1]
+    assert "the fewest common seeds has 5 seeds. That is" in few_pairs(study)
+    assert "the 5 seeds of the pair" in sentences(study, None)[1]
 
 
 @pytest.mark.parametrize(
     ("counts", "told"),
     [
-        ({"A": 0, "B": 3}, "No two methods have a result with the same seed"),
-        ({"A": 6, "B": 6}, "Each setting in which two methods share a seed has 6 seeds, which are"),
+        ({"A": 0, "B": 3}, "No two methods"),
+        ({"A": 6, "B": 6}, "Each setting in which two methods share a seed has 6 seeds"),
     ],
 )
 def test_a_setting_without_pairs_is_no_comparison(
@@ -100,11 +97,12 @@ def test_a_setting_without_pairs_is_no_comparison(
     assert few_pairs(study).startswith(told)
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("axes", [{"seed": [0, 1]}, {"seed": [0, 1], "method": ["fedavg"]}])
 def test_seeds_are_not_compared_with_each_other(axes: dict[str, list[Any]], tmp_path: Path) -> None:
     """Folders of earlier versions have the seed as the axis that is compared."""
     recorded = {"compare": "seed", "metric": "last", "reference": "0"}
     made = make_experiment(tmp_path / "made", axes, lambda axes: 0.5, report=recorded)
     told = report.write(made).sentences
-    assert told[0].startswith("1 method in one setting with 2 seeds, by accuracy")
-    assert told[1] == "fedavg has 0.500 ± 0.000; there is nothing to compare it with."
+    assert told[0].startswith("1 method in one setting with 2 seeds")
+    assert told[1].startswith("fedavg has 0.500 ± 0.000; there is nothing to compare")

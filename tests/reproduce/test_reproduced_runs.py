@@ -6,10 +6,13 @@ import csv
 from pathlib import Path
 
 import pytest
+from report.made_runs import make_experiment
 
-from fedhet.errors import DataError
+from fedhet.cli import experiments
+from fedhet.errors import ConfigError, DataError
 from fedhet.experiment import definition
 from fedhet.experiment.cells import Cell
+from fedhet.experiment.definition import Experiment
 from fedhet.reproduce import estimate as estimation
 from fedhet.reproduce import table
 from fedhet.reproduce.command import main
@@ -20,6 +23,40 @@ pytestmark = pytest.mark.usefixtures("own_process")
 HERE = "hydra/launcher=basic"  # in this process
 
 
+def test_the_comparison_follows_the_runs_and_can_be_made_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The runs are made up; the exit code is theirs."""
+
+    def run(experiment: Experiment, flags: list[str]) -> tuple[int, Path]:
+        assert "hydra.sweep.dir=reproductions/fedgmm/figure6/smoke" in experiment.command
+        made = make_experiment(
+            Path("made"),
+            {axis: list(labels) for axis, labels in experiment.labels.items()},
+            lambda axes: 0.5 if axes["method"] == "FedAvg" else 0.6,
+            name=experiment.name,
+            command=list(experiment.command),
+            report={"compare": "method", "metric": "last", "reference": None},
+        )
+        return 3, made
+
+    monkeypatch.setattr(experiments, "run", run)
+    assert main(["fedgmm/figure6", "scale=smoke", "client.lr=0.05"]) == 3
+    lines = table.read_csv(Path("made/report/reproduction.csv"))
+    rounds = {line["method"]: line for line in lines if line["measure"] == "rounds@.75"}
+    assert {name: line["mean"] for name, line in rounds.items()} == {"FedAvg": "5", "FedGMM": "5"}
+    assert rounds["FedGMM"]["verdict"] == NOT_COMPARABLE  # two rounds on digits say nothing
+    page = Path("made/report/reproduction.md").read_text()
+    assert "Changed for these runs: `client.lr=0.05`." in page
+    assert page in capsys.readouterr().out
+
+    assert main(["--verdicts", "made"]) == 0
+    assert page in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="experiment=smoke does not go with a name"):
+        main(["fedgmm/figure6", "experiment=smoke"])
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fedgmm/figure6", "fedlex/figure5", "fedsa/figure7"])
 def test_a_reproduction_runs_and_ends_with_its_comparison(
     name: str, capsys: pytest.CaptureFixture[str]
@@ -41,6 +78,7 @@ def test_a_reproduction_runs_and_ends_with_its_comparison(
     assert page in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_reproduction_without_its_data_ends_before_its_runs(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -51,6 +89,7 @@ def test_a_reproduction_without_its_data_ends_before_its_runs(
     assert not any(Path("reproductions/fedsa/table4/cpu").iterdir())
 
 
+@pytest.mark.slow
 def test_overrides_change_the_runs_and_the_page_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     given = ["fedgmm/figure6", "scale=smoke", "method=FedAvg", "client.lr=0.05", "seed=0,1", HERE]
     assert main([*given, "hydra.sweep.dir='my runs'"]) == 0
@@ -90,12 +129,12 @@ def test_a_run_that_is_not_measured_is_estimated_from_its_method_and_its_setting
 
 
 def test_an_estimate_measures_and_leaves_no_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    given = ["fedgmm/figure6", "scale=smoke", "seed=range(0,4)", "--estimate", "--times", "t.csv"]
-    assert main(given) == 0
+    given = ["fedgmm/figure6", "scale=smoke", "method=FedAvg", "seed=range(0,4)"]
+    assert main([*given, "--estimate", "--times", "t.csv"]) == 0
     out = capsys.readouterr().out
     assert "FedAvg, data=smoke" in out
     assert "2 rounds of " in out
-    assert "8 runs, one after another: " in out
+    assert "4 runs, one after another: " in out
     (row,) = csv.DictReader(Path("t.csv").read_text().splitlines())
-    assert (row["reproduction"], row["scale"], row["runs"]) == ("fedgmm/figure6", "smoke", "8")
+    assert (row["reproduction"], row["scale"], row["runs"]) == ("fedgmm/figure6", "smoke", "4")
     assert not Path("reproductions").exists()
