@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from fake_jobs import install_jobs
 
-from fedhet.config import Config, catalogue
+from fedhet.config import Config, catalogue, composition
+from fedhet.config.bases import Bases
 
 
 @pytest.fixture
@@ -15,6 +16,20 @@ def own_conf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = Path(shutil.copytree(catalogue.CONF, tmp_path / "conf"))
     monkeypatch.setattr(catalogue, "CONF", folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def _bases() -> Bases:
+    return Bases(composition._hydra_config)
+
+
+@pytest.fixture
+def read_once(_bases: Bases, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hydra composes each set of choices once: for tests that change no file.
+
+    Values are set in a copy, as in sweeps; tests/config/test_bases.py compares it with Hydra.
+    """
+    monkeypatch.setattr(composition, "_hydra_config", _bases)
 
 
 @pytest.fixture

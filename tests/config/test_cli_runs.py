@@ -12,10 +12,11 @@ import pytest
 from fake_jobs import failing, install_jobs
 
 from fedhet.cli import main
+from fedhet.cli.errors import report_error
 from fedhet.config import Config
 from fedhet.errors import ConfigError, DataError, RunFailed
 
-pytestmark = pytest.mark.usefixtures("own_process")
+pytestmark = pytest.mark.usefixtures("own_process", "read_once")
 ROOT = Path(__file__).parents[2]
 
 
@@ -53,18 +54,22 @@ def test_a_named_run_folder(jobs: list[Config], tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_run_that_fails(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    error: Exception,
-    code: int,
-    line: str,
+def test_an_error_is_a_line_and_a_code(
+    capsys: pytest.CaptureFixture[str], error: Exception, code: int, line: str
 ) -> None:
-    configs: list[Config] = []
-    install_jobs(monkeypatch, configs, failing(error))
-    assert main.main([]) == code
+    assert report_error(error) == code
     printed = capsys.readouterr()
     assert (printed.out, printed.err) == ("", line)
+
+
+def test_a_run_that_fails(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    configs: list[Config] = []
+    install_jobs(monkeypatch, configs, failing(DataError("no file")))
+    assert main.main([]) == 2
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err) == ("", "error: no file\n")
     # Nothing was recorded, so no empty folder is left.
     assert not Path(configs[0].run_dir).exists()
 
@@ -122,19 +127,10 @@ def test_wrong_names_from_the_shell() -> None:
     assert len(process.stderr.splitlines()) == 1
 
 
-def test_missing_data_from_the_shell(tmp_path: Path) -> None:
+def test_missing_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The line names every place and is meant to be read: nothing in it is escaped."""
-    process = subprocess.run(
-        [sys.executable, "-m", "fedhet", "dataset=mnist", "model=cnn", f"data_dir={tmp_path}"],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert process.returncode == 2
-    (line,) = process.stderr.splitlines()
+    assert main.main(["dataset=shakespeare", f"data_dir={tmp_path}"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: data not found") and "\\n" not in line
-    assert f"looked for {tmp_path}/MNIST with raw/" in line
-    assert f"python -m fedhet.data download mnist --data-dir {tmp_path}" in line
+    assert f"looked for {tmp_path}/shakespeare with train, test" in line
+    assert "github.com/TalwalkarLab/leaf" in line

@@ -45,6 +45,7 @@ def test_a_job_has_the_configuration_that_its_overrides_compose(
     assert all(Path(job.run_dir).parents[2].name == "multirun" for job in configs)
 
 
+@pytest.mark.usefixtures("read_once")
 def test_a_job_of_a_sweep_begins_without_the_objects_of_the_previous_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -59,37 +60,40 @@ def test_a_job_of_a_sweep_begins_without_the_objects_of_the_previous_one(
     install_jobs(monkeypatch, [], job)
     gc.disable()  # it must not depend on when Python collects
     try:
-        assert main.main(["-m", "seed=1,2,3"]) == 0
+        assert main.main(["-m", "seed=1,2"]) == 0
     finally:
         gc.enable()
-    assert len(models) == 3
+    assert len(models) == 2
 
 
+@pytest.mark.usefixtures("read_once")
 def test_job_folders_of_a_sweep_are_short_and_flat(jobs: list[Config]) -> None:
     keys = ("rounds", "fraction", "client.epochs", "client.batch_size")
-    overrides = ["data_dir=/a/b/c", "seed=0,1", *(f"{key}=1" for key in keys)]
+    overrides = ["data_dir=/a/b/c", "seed=1", *(f"{key}=1" for key in keys)]
     assert main.main(["-m", *overrides]) == 0
-    names = [Path(job.run_dir).name for job in jobs]
-    assert [name[0] for name in names] == ["0", "1"]
-    assert max(map(len, names)) <= 80
-    assert len({Path(job.run_dir).parent for job in jobs}) == 1
+    (job,) = jobs
+    folder = Path(job.run_dir)
+    assert folder.name[0] == "0" and len(folder.name) <= 80
+    assert folder.parents[2].name == "multirun"
 
 
+@pytest.mark.usefixtures("read_once")
 def test_a_failing_job_does_not_stop_a_sweep(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     configs: list[Config] = []
     job = failing(RunFailed("diverged"), lambda settings: settings.cfg.seed == 1)
     install_jobs(monkeypatch, configs, job)
-    assert main.main(["-m", "seed=0,1,2"]) == 1
-    assert [settings.cfg.seed for settings in configs] == [0, 1, 2]
+    assert main.main(["-m", "seed=1,2"]) == 1
+    assert [settings.cfg.seed for settings in configs] == [1, 2]
     printed = capsys.readouterr()
-    assert printed.err == "error: diverged\nfailed: job 1: seed=1\n"
+    assert printed.err == "error: diverged\nfailed: job 0: seed=1\n"
     folders = [line for line in printed.out.splitlines() if line.startswith("run folder: ")]
-    assert folders == [f"run folder: {configs[number].run_dir}" for number in (0, 2)]
-    assert "job 2: seed=2" in printed.out
+    assert folders == [f"run folder: {configs[1].run_dir}"]
+    assert "job 1: seed=2" in printed.out
 
 
+@pytest.mark.usefixtures("read_once")
 def test_in_another_process_the_exception_is_raised_again(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -98,25 +102,27 @@ def test_in_another_process_the_exception_is_raised_again(
     install_jobs(monkeypatch, [], job)
     other_pid = property(lambda task: -1, lambda task, value: None)
     monkeypatch.setattr(HydraTask, "pid", other_pid, raising=False)
-    assert main.main(["-m", "seed=0,1"]) == 2
+    assert main.main(["-m", "seed=1"]) == 2
     assert capsys.readouterr().err.endswith("error: no file\n")
 
 
+@pytest.mark.usefixtures("read_once")
 def test_an_optimiser_gets_the_validation_accuracy(
     monkeypatch: pytest.MonkeyPatch, jobs: list[Config]
 ) -> None:
     returned: list[float] = []
     call = HydraTask.__call__
     monkeypatch.setattr(HydraTask, "__call__", lambda task, cfg: returned.append(call(task, cfg)))
-    assert main.main(["-m", "seed=4,2"]) == 0
-    assert returned == [4.0, 2.0]
-    main.main(["seed=0"])  # no client has validation data
+    assert main.main(["-m", "seed=4,0"]) == 0
+    assert returned[0] == 4.0
+    assert math.isnan(returned[1])  # no client has validation data
     install_jobs(monkeypatch, [], failing(RunFailed("diverged")))
     main.main([])
-    assert len(returned) == 4
-    assert all(math.isnan(value) for value in returned[2:])
+    assert len(returned) == 3
+    assert math.isnan(returned[2])
 
 
+@pytest.mark.usefixtures("read_once")
 def test_a_wrong_sweep_runs_nothing(jobs: list[Config], capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["-m", "method=fedavg,fednormm"]) == 2
     assert main.main(["-m", "client.lr=.1,0"]) == 2

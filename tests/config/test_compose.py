@@ -114,12 +114,15 @@ def test_composing_is_safe_in_threads_and_keeps_a_running_hydra() -> None:
     "overrides",
     [
         (),
-        (
-            "method=scaffold",
-            "plugin=[fednorm]",
-            "client.lr=.5",
-            "plugin.fednorm.temperature=.3",
-            "rounds=3",
+        pytest.param(
+            (
+                "method=scaffold",
+                "plugin=[fednorm]",
+                "client.lr=.5",
+                "plugin.fednorm.temperature=.3",
+                "rounds=3",
+            ),
+            marks=pytest.mark.slow,
         ),
         (
             "method=fedadam",
@@ -128,16 +131,22 @@ def test_composing_is_safe_in_threads_and_keeps_a_running_hydra() -> None:
             "eval.clients=false",
             "engine.vectorize=auto",
         ),
-        (
-            "plugin.fedprox.mu=1",
-            "plugin=[fedprox,fednorm]",
-            "method=fednorm",
-            "partition.split=[.5,.25,.25]",
-            "seed=1",
-            "seed=2",
+        pytest.param(
+            (
+                "plugin.fedprox.mu=1",
+                "plugin=[fedprox,fednorm]",
+                "method=fednorm",
+                "partition.split=[.5,.25,.25]",
+                "seed=1",
+                "seed=2",
+            ),
+            marks=pytest.mark.slow,
         ),
         # The plug-in's own settings replace the method's.
-        ("method=feddiskab", "plugin=[feddisk]"),
+        pytest.param(
+            ("method=feddiskab", "plugin=[feddisk]"),
+            marks=pytest.mark.slow,
+        ),
         (
             "method=fedlex",
             "model=cnn",

@@ -24,8 +24,12 @@ def test_counted() -> None:
 
 
 def test_a_federation_of_one_client(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    monkeypatch.setattr("fedhet.record.figures.draw", lambda *args: [])
     assert main.main(["data", "describe", "partition.clients=1", "--out", str(tmp_path)]) == 0
     with caplog.at_level(logging.INFO, "fedhet"):
         run = fedhet.run(

@@ -30,7 +30,7 @@ def bare(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize(
     "arguments",
-    ["-m fedhet", "-m fedhet --help", "-m fedhet --version", "-m fedhet.data describe"],
+    ["-m fedhet", "-m fedhet --help", "-m fedhet.data describe"],
 )
 def test_without_the_environment_one_line_says_how_to_get_it(arguments: str) -> None:
     process = bare(ROOT, *arguments.split())
@@ -65,10 +65,59 @@ def test_with_fedhet_on_the_path_it_works_there_too(tmp_path: Path) -> None:
     assert "usage" in process.stdout
 
 
+def piped(folder: Path, arguments: list[str], reader: str) -> subprocess.CompletedProcess[str]:
+    """Python, whose output goes to the reader; the exit code is Python's."""
+    command = shlex.join([sys.executable, *arguments])
+    return subprocess.run(
+        ["bash", "-c", f"{command} | {reader} > /dev/null; exit ${{PIPESTATUS[0]}}"],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+# Runs without torch: each prints a line when it is complete, as real ones do.
+RUNS = """
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+import fedhet.record
+from fedhet.cli.main import main
+
+def run_job(settings):
+    Path(settings.run_dir, "model.safetensors").touch()
+    print("trained", flush=True)
+    return SimpleNamespace(summary={"validation": None}, dir=Path(settings.run_dir))
+
+sys.modules["fedhet.job"] = SimpleNamespace(run_job=run_job)
+fedhet.record.terminal = SimpleNamespace(log_to_stderr=lambda name: None)
+sys.exit(main(sys.argv[1:]))
+"""
+
+
 @pytest.mark.parametrize(
     ("arguments", "reader"),
     [
-        ("--help method=fedlex plugin=[feddisk]", "head -1"),
+        (["-m", "fedhet", "--help", "method=fedlex", "plugin=[feddisk]"], "head -1"),
+        pytest.param(["-c", RUNS, "seed=0"], "true", marks=pytest.mark.slow),
+        (["-c", RUNS, "-m", "seed=0,1"], "head -1"),
+    ],
+    ids=["help", "run", "sweep"],
+)
+def test_a_reader_may_leave(tmp_path: Path, arguments: list[str], reader: str) -> None:
+    process = piped(tmp_path, arguments, reader)
+    assert (process.returncode, process.stderr) == (0, "")
+    runs = len(list(tmp_path.rglob("model.safetensors")))
+    assert runs == (2 if "seed=0,1" in arguments else int("seed=0" in arguments))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "reader"),
+    [
         ("--list", "head -1"),
         ("data describe", "head -1"),
         ("method=fedavg rounds=1 client.steps=1", "true"),
@@ -77,16 +126,7 @@ def test_with_fedhet_on_the_path_it_works_there_too(tmp_path: Path) -> None:
 )
 def test_a_reader_that_leaves_is_no_error(tmp_path: Path, arguments: str, reader: str) -> None:
     """The program's exit code is 0, and it prints nothing about it; a sweep goes on."""
-    command = f"{shlex.quote(sys.executable)} -m fedhet {arguments}"
-    process = subprocess.run(
-        ["bash", "-c", f"{command} | {reader} > /dev/null; exit ${{PIPESTATUS[0]}}"],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    process = piped(tmp_path, ["-m", "fedhet", *arguments.split()], reader)
     assert process.returncode == 0, process.stderr
     progress = [line for line in process.stderr.splitlines() if not line.startswith("train 1, ")]
     assert progress == []

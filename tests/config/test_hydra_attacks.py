@@ -5,18 +5,22 @@ Nothing may be called, written or truncated, by an override, a file, or a run fr
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from hydra.core.override_parser.types import Override
 
-from fedhet.config import catalogue, check_overrides, compose, targets
+from fedhet.config import catalogue, check_overrides, compose, composition, targets
+from fedhet.config.bases import Bases
 from fedhet.config.targets import find
 from fedhet.errors import ConfigError
 
 CALLBACK = "+hydra.callbacks.x="
 HANDLERS = "+hydra.job_logging.handlers="
-# (what is tried, the override)
-LINES = {
+# what is tried: the override
+CALLS = {
     "walk through logging to os.system": f"{CALLBACK}{{_target_: logging.os.system, command: ls}}",
     "walk to open, which truncates": f"{CALLBACK}{{_target_: logging.io.open, file: v, mode: w}}",
     "handler as callback": f"{CALLBACK}{{_target_: logging.FileHandler, filename: v, mode: w}}",
@@ -44,6 +48,8 @@ LINES = {
     "walk from a launcher": (
         "hydra.launcher._target_=hydra._internal.core_plugins.basic_launcher.log.root.info"
     ),
+}
+WRITES = {
     "handler by walking": f"{HANDLERS}{{a: {{class: logging.os.system, command: ls}}}}",
     "handler that sends": f"{HANDLERS}{{a: {{class: logging.handlers.SocketHandler}}}}",
     "handler that calls a queue": (
@@ -70,14 +76,43 @@ LINES = {
 }
 
 
-@pytest.mark.parametrize("line", LINES.values(), ids=LINES.keys())
+class AllOnce(Bases):
+    """Sets Hydra's own settings in a copy too, but for those that composing reads."""
+
+    def _is_value(self, override: Override) -> bool:
+        key = override.key_or_group
+        own = override.is_hydra_override() and "/" not in key and not key.startswith("hydra.job.")
+        return own or super()._is_value(override)
+
+
+def not_refused(lines: Iterable[str], check: Callable[[str], object]) -> list[str]:
+    found = []
+    for line in lines:
+        with suppress(ConfigError):
+            check(line)
+            found.append(line)
+    return found
+
+
+@pytest.mark.parametrize("lines", [CALLS, WRITES], ids=["calls", "writes"])
 def test_an_override_calls_and_writes_nothing(
-    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lines: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for sweep in (False, True):
-        with pytest.raises(ConfigError):
-            check_overrides([line], sweep=sweep)
+    bases = AllOnce(composition._hydra_config)
+    assert not not_refused(lines.values(), lambda line: compose([line], bases=bases))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sweep", [False, True])
+def test_hydra_calls_and_writes_nothing(
+    sweep: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same, composed by Hydra each time."""
+    monkeypatch.chdir(tmp_path)
+    lines = [*CALLS.values(), *WRITES.values()]
+    assert not not_refused(lines, lambda line: check_overrides([line], sweep=sweep))
     assert not list(tmp_path.iterdir())
 
 
@@ -114,7 +149,21 @@ FILES = {
 }
 
 
-@pytest.mark.parametrize("text", FILES.values(), ids=FILES.keys())
+SIMILAR = (
+    "a log above the run folder",
+    "a log by an attribute",
+    "callbacks that stand elsewhere",
+    "a chain of references",
+)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param(text, id=name, marks=[pytest.mark.slow] * (name in SIMILAR))
+        for name, text in FILES.items()
+    ],
+)
 def test_a_file_calls_and_writes_nothing(own_conf: Path, text: str) -> None:
     (own_conf / "experiment" / "evil.yaml").write_text(f"# @package _global_\n{text}\n")
     with pytest.raises(
@@ -123,12 +172,12 @@ def test_a_file_calls_and_writes_nothing(own_conf: Path, text: str) -> None:
         compose(["experiment=evil"])
 
 
+@pytest.mark.usefixtures("read_once")
 @pytest.mark.parametrize(
     "line",
     [
         "+hydra.job_logging.handlers={a: {class: logging.FileHandler, filename: mine.log}}",
         "hydra/job_logging=default",
-        "hydra/hydra_logging=hydra_debug",
         "+hydra.callbacks.x._target_=hydra.experimental.callbacks.LogJobReturnCallback",
         "hydra.run.dir='out/${now:%Y}/${client.lr}-${seed}-${oc.env:HOME,x}'",
         "hydra.sweep.subdir='${hydra.job.override_dirname}'",
@@ -140,15 +189,13 @@ def test_what_hydra_is_used_for_still_works(line: str) -> None:
 
 
 # ---- fedhet's own `_target_`
+@pytest.mark.usefixtures("read_once")
 @pytest.mark.parametrize(
     "target",
     [
         "fedhet.record.files.append_line",
-        "fedhet.record.files.write_text",
         "fedhet.config.pieces.extend_search_path",
-        "fedhet.cli.main.main",
         "fedhet.state.DiskStore",
-        "fedhet.engines.flwr.end_tree",
         "fedhet.methods.fedavg.FedAvg.client_cls",
         "fedhet.methods.fedavg.FedStrategy",
         "fedhet.config.targets.importlib.import_module",
@@ -164,6 +211,7 @@ def test_a_setting_reaches_only_the_classes_that_files_name(target: str) -> None
         compose([f"server_opt._target_='{target}'"])
 
 
+@pytest.mark.usefixtures("read_once")
 def test_a_function_of_fedhet_writes_no_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no such class"):
         compose(

@@ -54,6 +54,7 @@ def test_a_wheel_has_every_module_and_conf(source: Path) -> None:
     assert names == modules | conf | templates | {"fedhet/py.typed"}
 
 
+@pytest.mark.slow
 def test_the_conf_of_an_installed_wheel_is_found(source: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(build(source, "wheel")) as wheel:
         wheel.extractall(tmp_path)
@@ -72,6 +73,7 @@ def test_the_conf_of_an_installed_wheel_is_found(source: Path, tmp_path: Path) -
     assert process.stdout.strip() == str(tmp_path.resolve() / "fedhet" / "conf")
 
 
+@pytest.mark.slow
 def test_an_editable_install_uses_conf_in_place(source: Path) -> None:
     with zipfile.ZipFile(build(source, "editable")) as wheel:
         files = {name: wheel.read(name).decode() for name in wheel.namelist()}
@@ -80,6 +82,7 @@ def test_an_editable_install_uses_conf_in_place(source: Path) -> None:
     assert not any(name.endswith((".py", ".yaml")) for name in files)
 
 
+@pytest.mark.slow
 def test_a_source_distribution_has_conf(source: Path) -> None:
     archive = build(source, "sdist")
     shutil.unpack_archive(archive, source / "unpacked")

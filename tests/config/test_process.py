@@ -33,6 +33,7 @@ del loud
 """
 
 
+@pytest.mark.slow
 def test_triton_reports_no_leaks_at_the_end(tmp_path: Path) -> None:
     """torch.optim imports it; it reports whatever was not collected as a leak."""
     command = [

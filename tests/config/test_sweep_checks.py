@@ -7,17 +7,16 @@ import pytest
 from fedhet.config import check_overrides
 from fedhet.errors import ConfigError
 
+pytestmark = pytest.mark.usefixtures("read_once")
+
 
 @pytest.mark.parametrize(
     "sweep",
     [
-        ["method=fedavg,fednorm", "plugin=[fedprox],[fedprox,fednorm]", "seed=0,1"],
+        ["method='fedavg','fednorm'", "plugin=[fedprox],[fedprox,fednorm]", "seed=0,1"],
         ["method=choice(fedavg,scaffold)", "client.lr=.1,.2"],
         ["method=glob(fedad*)"],
-        ["seed=range(0,100000)"],
-        ["client.lr=interval(0.1,1)"],
-        ["plugin=fednorm,fedprox"],
-        ["method='fedavg','fednorm'"],
+        ["seed=range(0,100000)", "client.lr=interval(0.1,1)", "plugin=fednorm,fedprox"],
         ["method=fednorm,scaffold", "plugin=[fednorm]", "plugin.fednorm.temperature=.1,1"],
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -77,18 +78,30 @@ def composed() -> DictConfig:
     return compose([]).cfg
 
 
-@pytest.mark.parametrize("key", RANGES)
-def test_ranges(composed: DictConfig, key: str) -> None:
-    cfg = composed.copy()
-    OmegaConf.set_readonly(cfg, False)
-    allowed, refused = RANGES[key]
-    for value in allowed:
-        OmegaConf.update(cfg, key, value)
+def refusal(cfg: DictConfig) -> str:
+    """What `validate` says; empty if it allows all."""
+    try:
         validate(cfg)
-    for value in refused:
-        OmegaConf.update(cfg, key, value)
-        with pytest.raises(ConfigError, match=rf"^{key}(\[\d\])?=.* is not allowed"):
-            validate(cfg)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def test_ranges(composed: DictConfig) -> None:
+    offenders = []
+    for key, (allowed, refused) in RANGES.items():
+        cfg = composed.copy()
+        OmegaConf.set_readonly(cfg, False)
+        for value in allowed:
+            OmegaConf.update(cfg, key, value)
+            if said := refusal(cfg):
+                offenders.append(f"{key}={value} is refused: {said}")
+        for value in refused:
+            OmegaConf.update(cfg, key, value)
+            said = refusal(cfg)
+            if not re.match(rf"{re.escape(key)}(\[\d\])?=.* is not allowed", said):
+                offenders.append(f"{key}={value} is allowed, or not named: {said}")
+    assert not offenders
 
 
 def test_every_setting_without_a_constructor_is_checked(composed: DictConfig) -> None:
@@ -113,14 +126,16 @@ def test_every_setting_without_a_constructor_is_checked(composed: DictConfig) ->
     assert keys - {"engine.name"} == set(RANGES)
 
 
+@pytest.mark.usefixtures("read_once")
 @pytest.mark.parametrize("line", ["budget=5", "clip=.5", "delta=1e-6"])
 def test_settings_of_the_noise_need_noise(line: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["rounds=1", f"privacy.{line}"]) == 2
-    assert "needs privacy.noise > 0, without which it has no effect" in capsys.readouterr().err
+    assert "needs privacy.noise > 0" in capsys.readouterr().err
     for noise in (1e-6, 1, 1e6):
         assert compose([f"privacy.{line}", f"privacy.noise={noise}", "eval.clients=false"])
 
 
+@pytest.mark.usefixtures("read_once")
 @pytest.mark.parametrize("noise", ["1e-200", "1e200"])
 def test_noise_that_the_accountant_cannot_square_is_refused(noise: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"privacy\.noise=1e[-+]200 is not allowed"):
@@ -129,5 +144,5 @@ def test_noise_that_the_accountant_cannot_square_is_refused(noise: str, tmp_path
 
 
 def test_ranges_are_checked_when_composing() -> None:
-    with pytest.raises(ConfigError, match=r"client\.lr=-1 is not allowed; it must be a number > 0"):
+    with pytest.raises(ConfigError, match=r"client\.lr=-1.* > 0"):
         compose(["client.lr=-1"])

@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from fedhet.config import composition
+from fedhet.config.bases import Bases
+
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 Command = Callable[..., subprocess.CompletedProcess[str]]
@@ -54,6 +57,15 @@ def forget(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
     """Let a package be imported anew, now and by the next test."""
     for name in [name for name in sys.modules if name.partition(".")[0] == package]:
         monkeypatch.delitem(sys.modules, name)
+
+
+@pytest.fixture
+def read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hydra composes each set of choices once: for tests that change no file after the first one.
+
+    Values are set in a copy, as in sweeps; tests/config/test_bases.py compares it with Hydra.
+    """
+    monkeypatch.setattr(composition, "_hydra_config", Bases(composition._hydra_config))
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -41,7 +42,7 @@ def test_a_run_names_no_folder(tmp_path: Path, line: str) -> None:
     (tmp_path / "method").mkdir()
     (tmp_path / "method" / "evil.yaml").write_text(FEDAVG)
     for sweep in (False, True):
-        with pytest.raises(ConfigError, match="a run cannot name one"):
+        with pytest.raises(ConfigError, match="cannot name one"):
             check_overrides([line.format(folder=tmp_path)], sweep=sweep)
     with pytest.raises(ConfigError, match="unknown method 'evil'"):
         compose(["method=evil", line.format(folder=tmp_path)])
@@ -53,10 +54,11 @@ def test_an_option_of_the_command_line_is_no_override(tmp_path: Path, line: str)
         compose([line.format(folder=tmp_path)])
 
 
-@pytest.mark.parametrize("name", ["FEDHET_CONF", "FEDHET_TRUST"])
-def test_a_run_changes_no_variable_that_says_what_is_trusted(name: str) -> None:
-    with pytest.raises(ConfigError, match=f"env_set.{name} is not allowed; set"):
-        check_overrides([f"+hydra.job.env_set.{name}=/tmp"])
+@pytest.mark.usefixtures("read_once")
+def test_a_run_changes_no_variable_that_says_what_is_trusted() -> None:
+    for name in ("FEDHET_CONF", "FEDHET_TRUST"):
+        with pytest.raises(ConfigError, match=f"env_set.{name} is not allowed"):
+            check_overrides([f"+hydra.job.env_set.{name}=/tmp"])
 
 
 # (settings of Hydra, what the message says)
@@ -104,17 +106,36 @@ EXPERIMENTS = [(f"# @package _global_\nhydra: {{{text}}}\n", message) for text, 
 @pytest.mark.parametrize(
     ("group", "text", "message"),
     [
-        *(("method", *case) for case in METHODS),
-        *(("experiment", *case) for case in EXPERIMENTS),
+        *(("method", *case) for case in METHODS[:5]),
+        *(("experiment", *EXPERIMENTS[number]) for number in (0, 1, 3, 5)),
     ],
 )
 def test_a_file_on_the_search_path_names_no_other_code(
     conf: Path, group: str, text: str, message: str
 ) -> None:
     (conf / group / "evil.yaml").write_text(text)
-    for sweep in (False, True):
-        with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=message):
+        check_overrides([f"{group}=evil"])
+    assert not Path("owned").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sweep", [False, True])
+@pytest.mark.parametrize(("group", "cases"), [("method", METHODS), ("experiment", EXPERIMENTS)])
+def test_no_file_on_the_search_path_names_other_code(
+    conf: Path, group: str, cases: list[tuple[str, str]], sweep: bool
+) -> None:
+    offenders = []
+    for text, message in cases:
+        (conf / group / "evil.yaml").write_text(text)
+        try:
             check_overrides([f"{group}=evil"], sweep=sweep)
+        except ConfigError as error:
+            if not re.search(message, str(error)):
+                offenders.append((text, str(error)))
+        else:
+            offenders.append((text, "is allowed"))
+    assert not offenders
     assert not Path("owned").exists()
 
 
@@ -151,6 +172,7 @@ def package(site: Path, name: str, target: str) -> None:
     )
 
 
+@pytest.mark.usefixtures("read_once")
 def test_an_entry_point_trusts_its_own_package_only(
     site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -160,7 +182,7 @@ def test_an_entry_point_trusts_its_own_package_only(
     package(site, "honest_pkg", "other_pkg.own.Own")
     package(site, "other_pkg", "other_pkg.own.Own")
     dist_info(site, "honest_pkg", "honest_pkg.conf")
-    message = r"method\._target_=other_pkg\.own\.Own is not trusted; allowed: fedhet.\*, honest_pkg"
+    message = r"method\._target_=other_pkg\.own\.Own is not trusted.*fedhet.\*, honest_pkg"
     with pytest.raises(ConfigError, match=message):
         compose(["method=honest_pkg"])
     with pytest.raises(ConfigError, match=r"honest_pkg\.FedAvg: there is no such class"):
@@ -170,6 +192,7 @@ def test_an_entry_point_trusts_its_own_package_only(
     )
 
 
+@pytest.mark.usefixtures("read_once")
 @pytest.mark.parametrize("value", ["deep_pkg.inner.conf", "deep_pkg.inner:conf"])
 def test_of_a_package_in_a_package_only_the_inner_one_is_trusted(
     site: Path, monkeypatch: pytest.MonkeyPatch, value: str
@@ -189,7 +212,7 @@ def test_an_entry_point_without_a_folder_is_reported(site: Path, value: str) -> 
     (site / "empty_pkg").mkdir()
     (site / "empty_pkg" / "__init__.py").touch()
     dist_info(site, "broken_dist", value)
-    with pytest.raises(ConfigError, match=r"of the installed package broken_dist names no folder"):
+    with pytest.raises(ConfigError, match="broken_dist names no folder"):
         compose([])
 
 

@@ -5,40 +5,41 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from config.fake_jobs import install_jobs
 from own.conftest import Command
 
 import fedhet
-from fedhet.config import check_overrides, compose
+from fedhet.cli import main
+from fedhet.config import Config, check_overrides, compose
 from fedhet.testing import sha256, toy_task
 
 pytestmark = pytest.mark.usefixtures("installed")
 ALONE = ["method=fedavg", "method._target_=feddyn_outside.dyn.FedDyn"]
-FAST = ["rounds=2", "eval.clients=false"]
+FAST = ["rounds=1", "eval.clients=false"]
 
 
+@pytest.mark.usefixtures("read_once")
 def test_its_options_are_those_of_the_constructor() -> None:
     expected = sha256("method=feddyn", "method.alpha=.7", *FAST, task=toy_task())
-    for line in ("method.alpha=.7", "+method.alpha=.7", "++method.alpha=.7"):
-        assert sha256(*ALONE, line, *FAST, task=toy_task()) == expected
+    assert sha256(*ALONE, "method.alpha=.7", *FAST, task=toy_task()) == expected
     assert sha256(*ALONE, *FAST, task=toy_task()) != expected
     settings = compose([*ALONE, "method.alpha=.7"])
+    for line in ("+method.alpha=.7", "++method.alpha=.7"):
+        assert compose([*ALONE, line]).cfg == settings.cfg
     assert settings.overrides == (*ALONE, "method.alpha=.7")  # as a node gets them
     assert compose(settings.overrides).cfg == settings.cfg
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
+@pytest.mark.usefixtures("read_once")
+def test_others_are_refused_with_the_closest_one() -> None:
+    for line, message in (
         ("method.alhpa=1", r"'method.alhpa' \(did you mean method.alpha\?\); method has alpha$"),
-        ("method.setting=1", r"unknown setting 'method.setting'.*; method has alpha$"),
         ("client.alpha=1", r"unknown setting 'client.alpha'.* or method.alpha or"),
         ("method.alpha.x=1", r"unknown setting 'method.alpha.x'.*nothing below it"),
         ("plugin.nope._target_=feddyn_outside.dyn.FedDyn", "unknown plug-in"),
-    ],
-)
-def test_others_are_refused_with_the_closest_one(line: str, message: str) -> None:
-    with pytest.raises(fedhet.ConfigError, match=message):
-        compose([*ALONE, line])
+    ):
+        with pytest.raises(fedhet.ConfigError, match=message):
+            compose([*ALONE, line])
 
 
 def test_without_the_class_there_is_no_such_option() -> None:
@@ -46,6 +47,7 @@ def test_without_the_class_there_is_no_such_option() -> None:
         compose(["method=fedavg", "method.alpha=1"])
 
 
+@pytest.mark.usefixtures("read_once")
 def test_a_sweep_may_vary_option_and_class() -> None:
     lines = [*ALONE, "method.alpha=.1,.2"]
     assert check_overrides(lines, sweep=True) == [*ALONE, "++method.alpha=.1,.2"]
@@ -53,17 +55,30 @@ def test_a_sweep_may_vary_option_and_class() -> None:
     assert check_overrides([ALONE[0], classes], sweep=True) == [ALONE[0], classes]
 
 
-def test_what_it_names_itself_is_recorded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, console: Command
-) -> None:
+def test_what_it_names_itself_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("fedhet.record.figures.draw", lambda *args: [])
     run = fedhet.run([*ALONE, "method.alpha=.7", *FAST], task=toy_task())
     assert run.dir.name.endswith("-feddyn")
     assert run.summary["method"] == "feddyn"
-    done = console(*ALONE, *FAST, "rounds=1", cwd=tmp_path)  # Hydra makes this folder itself
-    assert done.stdout.splitlines()[-1].endswith("-feddyn"), done.stderr
     model = compose(["model=mlp", "model._target_=fedhet.models.Logistic"])
     assert model.choices["model"] == "Logistic"
+
+
+@pytest.mark.slow
+def test_hydra_names_the_folder_after_it(tmp_path: Path, console: Command) -> None:
+    done = console(*ALONE, *FAST, cwd=tmp_path)
+    assert done.stdout.splitlines()[-1].endswith("-feddyn"), done.stderr
+
+
+def test_hydra_names_the_folder_of_a_job_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_process: None
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    configs: list[Config] = []
+    install_jobs(monkeypatch, configs, lambda settings: None)
+    assert main.main(ALONE) == 0
+    assert configs[0].run_dir.endswith("-feddyn")
 
 
 def test_a_class_without_a_name_of_its_own_is_not_fedavg(

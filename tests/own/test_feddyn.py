@@ -16,15 +16,15 @@ from fedhet.testing import check_choice, check_resume, sha256, sha256_apart, toy
 
 pytestmark = pytest.mark.usefixtures("installed")
 RUN = ["method=feddyn", "method.alpha=.3", "partition.clients=4", "rounds=2", "fraction=.75"]
-FAST = ["rounds=3", "client.lr=.1", "client.batch_size=5", "eval.clients=false"]
+FAST = ["rounds=2", "client.lr=.1", "client.batch_size=5", "eval.clients=false"]
 
 
 def test_it_is_the_method_of_the_paper() -> None:
     """Its limit is the optimum of two quadratic clients, whose drift biases FedAvg."""
     problem = {"a": [1.0, 4.0], "b": [1.0, -1.0], "steps": 10, "lr": 0.05}
-    found = final_weight(**problem, method="feddyn", rounds=200, method_args={"alpha": 2.0})
+    found = final_weight(**problem, method="feddyn", rounds=30, method_args={"alpha": 2.0})
     assert found == pytest.approx(-0.6, abs=1e-6)
-    assert final_weight(**problem, method="fedavg", rounds=200) > -0.4
+    assert final_weight(**problem, method="fedavg", rounds=30) > -0.4
 
 
 def test_alpha_0_is_fedavg_with_equal_weights() -> None:
@@ -34,8 +34,12 @@ def test_alpha_0_is_fedavg_with_equal_weights() -> None:
     assert sha256("method=feddyn", *FAST, task=task) != fedavg
 
 
-def test_a_run_that_is_killed_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_is_killed_goes_on() -> None:
     check_resume("method=feddyn", *FAST, task=toy_task())
+
+
+@pytest.mark.slow
+def test_a_memory_that_is_not_named_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(find_target(compose(["method=feddyn"]).cfg.method), "memory", ())
     with pytest.raises(AssertionError, match=r"no attribute 'h'.*lack the name of an attribute"):
         check_resume("method=feddyn", *FAST, task=toy_task())
@@ -45,7 +49,14 @@ def test_its_file_and_its_class_say_the_same() -> None:
     check_choice("method", "feddyn")
 
 
-@pytest.mark.parametrize("plugin", ["fedprox", "fednorm", "fedlex"])
+@pytest.mark.parametrize(
+    "plugin",
+    [
+        "fedprox",
+        pytest.param("fednorm", marks=pytest.mark.slow),
+        pytest.param("fedlex", marks=pytest.mark.slow),
+    ],
+)
 def test_it_takes_plugins(plugin: str) -> None:
     lines = ["method=feddyn", f"plugin=[{plugin}]", *FAST]
     lines += ["plugin.fedlex.e_exp=2"] if plugin == "fedlex" else []
@@ -56,6 +67,7 @@ def test_folder_summary_and_table_name_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("fedhet.record.figures.draw", lambda *args: [])
     run = fedhet.run(["method=feddyn", "method.alpha=.3", *FAST], task=toy_task())
     assert run.dir.name.endswith("-feddyn")
     assert run.summary["method"] == "feddyn"
@@ -63,6 +75,7 @@ def test_folder_summary_and_table_name_it(
     assert "alpha: 0.3" in (run.dir / "config.yaml").read_text()
 
 
+@pytest.mark.slow
 def test_workers_and_the_wire_change_no_byte() -> None:
     expected = sha256(*RUN)
     assert sha256(*RUN, "engine.workers=2") == expected
@@ -102,10 +115,11 @@ def test_three_nodes_change_no_byte(tmp_path: Path) -> None:
     ("lines", "message"),
     [
         (["method=feddin"], r"unknown method 'feddin' \(did you mean feddyn"),
-        (["method=feddyn", "method.alhpa=1"], r"'method.alhpa' \(did you mean method.alpha\?\)"),
-        (["method=feddyn", "method.mu=1"], "method has alpha"),
-        (["plugin=[feddyn]"], "it is a method, and a run has exactly one method"),
-        (["method=feddyn", "server_opt=fedadm"], "did you mean fedadam"),
+        (
+            ["method=feddyn", "method.alhpa=1"],
+            r"'method.alhpa' \(did you mean method.alpha\?\).*method has alpha",
+        ),
+        (["plugin=[feddyn]"], "it is a method"),
     ],
 )
 def test_wrong_names_get_the_closest_one(lines: list[str], message: str) -> None:

@@ -58,6 +58,7 @@ def test_mypy_has_nothing_to_say(project: Path) -> None:
     checked(project, "mypy", "my_pieces", "tests")
 
 
+@pytest.mark.slow
 def test_the_tests_of_a_method_and_a_plugin_pass(project: Path) -> None:
     output = checked(project, "pytest", "-q", "-k", "(method or plugin) and not scaffold")
     assert "13 passed" in output
@@ -143,15 +144,15 @@ def test_a_new_project_is_installable(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "name", "project", "message"),
     [
-        ("method", "FedNew", "new", "'FedNew' cannot be the name of a method: write small letters"),
+        ("method", "FedNew", "new", "'FedNew' cannot be the name of a method"),
         ("model", "a-b", "new", "'a-b' cannot be the name of a model"),
         ("method", "scaffold", "new", "method=scaffold exists already"),
         ("method", "mine", "fedhet", "'fedhet' cannot be one"),
         ("method", "mine", "1st", "'1st' cannot be one"),
-        ("method", "mine", "full", "full is not empty and has no pyproject.toml"),
-        ("method", "mine", "other", r"other/pyproject.toml names no package for pieces; write \["),
+        ("method", "mine", "full", "full is not empty"),
+        ("method", "mine", "other", r"other/pyproject.toml names no package"),
         ("method", "mine", "broken", r"broken/pyproject.toml: Invalid"),
-        ("plugin", "taken", "ours", r"taken.py: already there; choose another name"),
+        ("plugin", "taken", "ours", r"taken.py: already there"),
     ],
 )
 def test_what_it_refuses(

@@ -59,11 +59,11 @@ def test_a_lacking_piece_is_named_with_the_way_to_install_it(
     caplog: pytest.LogCaptureFixture, line: str, piece: str
 ) -> None:
     cause = answer(line).cause
-    assert cause.startswith(f"its node cannot serve this run: {piece}")
-    assert "install its package on each" in cause and "FEDHET_CONF and FEDHET_TRUST" in cause
+    assert f"cannot serve this run: {piece}" in cause
+    assert "FEDHET_CONF" in cause and "FEDHET_TRUST" in cause
     assert cause in caplog.messages
     assert caplog.records[0].exc_info is None
-    with pytest.raises(ConfigError, match=f"{piece}.*install its package on each"):
+    with pytest.raises(ConfigError, match=f"{piece}.*FEDHET_CONF"):
         server_for(context(line))
 
 

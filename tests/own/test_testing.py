@@ -59,9 +59,9 @@ def conf(site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ("Greedy", "client 3 changed the tensors of its message in phase 'train'"),
+        ("Greedy", "client 3 changed the tensors .*phase 'train'"),
         ("Endless", "the state 'faulty.x.x' of client 3 holds NaN or infinite"),
-        ("Failing", "client 3 failed in phase 'train', step 1: OSError: battery"),
+        ("Failing", "client 3 failed .*step 1: OSError: battery"),
     ],
 )
 def test_a_faulty_client(conf: Path, how: str, message: str) -> None:
@@ -106,6 +106,7 @@ def test_the_hash_is_that_of_a_run_and_its_folder_is_removed(
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     lines = ["method=scaffold", "rounds=2", "client.lr=.1", "eval.clients=false"]
-    assert sha256(*lines, task=toy_task()) == sha256_apart(*lines, task=toy_task())
-    assert sha256(*lines, "seed=1", task=toy_task()) != sha256(*lines, task=toy_task())
+    whole = sha256(*lines, task=toy_task())
+    assert sha256_apart(*lines, task=toy_task()) == whole
+    assert sha256(*lines, "seed=1", task=toy_task()) != whole
     assert list(tmp_path.iterdir()) == []

@@ -17,6 +17,7 @@ from fedhet.trackers.base import Tracked
 from fedhet.trackers.mlflow import MLflow
 
 mlflow = pytest.importorskip("mlflow")
+pytestmark = pytest.mark.slow
 
 
 def client(home: Path) -> Any:
@@ -101,4 +102,4 @@ def test_a_server_that_does_not_answer(tmp_path: Path, caplog: pytest.LogCapture
     run = fedhet.run([*LINES, *nobody, f"hydra.run.dir={tmp_path}/run"])
     assert run.summary["status"] == "ok"
     assert not (tmp_path / "run" / "tracker.json").exists()
-    assert caplog.text.count("tracker=mlflow fails, and the run goes on") == 1
+    assert caplog.text.count("tracker=mlflow fails") == 1

@@ -35,9 +35,14 @@ def scalars(folder: Path) -> Steps:
     return dict(sorted(steps.items()))
 
 
-def test_the_whole_run(tmp_path: Path) -> None:
-    lines = [*LINES, "tracker=tensorboard", f"hydra.run.dir={tmp_path}/run"]
-    run = fedhet.run(lines)
+@pytest.fixture(scope="module")
+def tracked(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp("tracked") / "run"
+    return fedhet.run([*LINES, "tracker=tensorboard", f"hydra.run.dir={folder}"])
+
+
+def test_the_whole_run(tracked: Any, plain: Any) -> None:
+    run = tracked
     check(scalars(run.dir), run.dir, FLOAT32)
     found = events(run.dir)
     settings = found.Tensors("settings/text_summary")[0].tensor_proto.string_val[0].decode()
@@ -50,12 +55,12 @@ def test_the_whole_run(tmp_path: Path) -> None:
         height, width = np.shape(imread(run.dir / "figures" / f"{name}.png"))[:2]
         assert (image.height, image.width) == (height, width)
         assert image.encoded_image_string.startswith(b"\x89PNG")
-    plain = fedhet.run([*LINES, f"hydra.run.dir={tmp_path}/plain"])
     for file in [*(run.dir / "tensorboard").iterdir(), run.dir / "tracker.json"]:
         file.unlink()
     check_equal(plain, run, "tracker", ignored=["config.yaml"])
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed(tmp_path: Path) -> None:
     killed(tmp_path / "run", "tracker=tensorboard")
     assert list(scalars(tmp_path / "run")) == [1, 2, 3]

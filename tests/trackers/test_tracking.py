@@ -39,27 +39,36 @@ def run(folder: Path, *lines: str) -> Any:
     return fedhet.run([*LINES, *lines, f"hydra.run.dir={folder}"])
 
 
+@pytest.fixture
+def _no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedhet.record.figures.draw", lambda *args: [])
+
+
 def calls(folder: Path) -> list[tuple[str, Any]]:
     lines = (folder / "listing.jsonl").read_text().splitlines()
     return [(line["call"], line["entry"]) for line in map(json.loads, lines)]
 
 
 def test_it_is_told_everything_as_it_happens(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plain: Any
 ) -> None:
     (tmp_path / "conf" / "tracker").mkdir(parents=True)
     (tmp_path / "conf" / "tracker" / "mine.yaml").write_text(
         "# Mine\n_target_: trackers.listing.Listing\nfails: ''  # where\n"
     )
     monkeypatch.setenv("FEDHET_CONF", str(tmp_path / "conf"))
-    run(tmp_path / "run", "tracker=mine")
-    (_, begun), *steps, (end, ended) = calls(tmp_path / "run")
+    (tmp_path / "alphas").mkdir()
+    (tmp_path / "alphas" / "multirun.yaml").touch()  # a sweep's
+    folder = tmp_path / "alphas" / "run"
+    run(folder, "tracker=mine")
+    (_, begun), *steps, (end, ended) = calls(folder)
+    assert begun["sweep"] == "alphas"
     assert begun["settings"]["client.lr"] == 0.2
     assert begun["settings"]["plugin.fedlex.c_exp"] == 2
     assert (begun["executed"], begun["told"], begun["id"]) == (0, 0, None)
     assert [name for name, _ in steps] == ["step 1", "step 2", "step 3", "step 4"]
     assert [entry["lines"] for _, entry in steps] == [1, 2, 3, 4]
-    check({i: entry["values"] for i, (_, entry) in enumerate(steps, 1)}, tmp_path / "run")
+    check({i: entry["values"] for i, (_, entry) in enumerate(steps, 1)}, folder)
     assert (end, ended["status"]) == ("end", "ok")
     assert {
         "config.yaml",
@@ -69,28 +78,43 @@ def test_it_is_told_everything_as_it_happens(
         "figures/accuracy.png",
         "figures/labels.png",
     } <= set(ended["files"])
-    plain = run(tmp_path / "plain")
-    (tmp_path / "run" / "listing.jsonl").unlink()
-    (tmp_path / "run" / "tracker.json").unlink()
-    check_equal(plain, fedhet.load_run(tmp_path / "run"), "tracker", ignored=["config.yaml"])
+    (folder / "listing.jsonl").unlink()
+    (folder / "tracker.json").unlink()
+    check_equal(plain, fedhet.load_run(folder), "tracker", ignored=["config.yaml"])
 
 
+@pytest.mark.usefixtures("_no_figures")
 @pytest.mark.parametrize("call", ["begin", "step 2", "end"])
 def test_a_failure_costs_the_tracking_alone(
-    tmp_path: Path, call: str, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, call: str, plain: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     tracked = run(tmp_path / "run", OWN, f"tracker.fails={call}")
     warnings = [line.getMessage() for line in caplog.records if "tracker" in line.getMessage()]
     assert len(warnings) == 1
-    assert warnings[0].startswith("tracker=listing fails, and the run goes on without it: ")
+    assert warnings[0].startswith("tracker=listing fails")
     assert "there is unreachable" in warnings[0]
     assert "secret" not in warnings[0]
-    plain = run(tmp_path / "plain")
     for name in ("listing.jsonl", "tracker.json"):
         (tmp_path / "run" / name).unlink(missing_ok=True)
     check_equal(plain, tracked, call, ignored=["config.yaml"])
 
 
+@pytest.mark.usefixtures("_no_figures")
+def test_a_run_that_goes_on_tells_what_was_missed(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    run(folder, OWN, "rounds=1")
+    record = json.loads((folder / "tracker.json").read_text())
+    assert record == {"tracker": "listing", "id": "an id", "steps": 2}
+    # As if the tracker had failed in the second step.
+    (folder / "tracker.json").write_text(json.dumps({**record, "steps": 1}))
+    (folder / "listing.jsonl").unlink()
+    main([f"resume={folder}", "rounds=2"])
+    (_, begun), *steps, _ = calls(folder)
+    assert (begun["executed"], begun["told"], begun["id"]) == (2, 1, "an id")
+    assert [name for name, _ in steps] == ["step 2", "step 3"]
+
+
+@pytest.mark.slow
 def test_a_resumed_run_tells_what_was_missed_and_nothing_twice(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     killed(folder, OWN)
@@ -118,10 +142,17 @@ def test_a_run_that_diverges(tmp_path: Path) -> None:
     assert math.isnan(values["a"])
 
 
-@pytest.mark.parametrize("name", ["tensorboard", "mlflow", "wandb"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "tensorboard",
+        pytest.param("mlflow", marks=pytest.mark.slow),
+        pytest.param("wandb", marks=pytest.mark.slow),
+    ],
+)
 def test_a_missing_package(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tracking, "find_spec", lambda package: None)
-    with pytest.raises(ConfigError, match=rf"needs the package {name}; .*-e '\.\[{name}\]'"):
+    with pytest.raises(ConfigError, match=rf"package {name}; .*-e '\.\[{name}\]'"):
         run(tmp_path / "run", f"tracker={name}")
     assert not (tmp_path / "run").exists()
 
@@ -166,6 +197,7 @@ def test_clients_build_no_tracker(tmp_path: Path) -> None:
     job.recorder.finish("interrupted", reason="the end of the test", strategy=job.strategy)
 
 
+@pytest.mark.slow
 def test_the_runs_of_a_sweep_know_it(tmp_path: Path) -> None:
     lines = ["-m", *LINES[:-2], OWN, "rounds=1,2", f"hydra.sweep.dir={tmp_path}/alphas"]
     assert main(lines) == 0
@@ -186,6 +218,7 @@ def test_the_names_of_groups(tmp_path: Path) -> None:
     assert group_of(sweep_of(sweep / "cells" / "one")) == "first_look"
 
 
+@pytest.mark.usefixtures("_no_figures")
 def test_the_example_of_the_documents(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

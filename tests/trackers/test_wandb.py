@@ -18,6 +18,7 @@ from trackers.following import LINES, Steps, check, killed
 import fedhet
 
 pytest.importorskip("wandb")
+pytestmark = pytest.mark.slow
 BLOCK, HEAD, MAGIC = 2**15, 7, 7  # of a .wandb file: LevelDB's log, after 7 bytes of its own
 
 
