@@ -13,12 +13,14 @@ from fedhet.check import counted
 from fedhet.client import FINETUNE_EPOCHS, KEEP, TRAIN_TOO, evaluated_views
 from fedhet.errors import RunFailed
 from fedhet.messages import EVALUATE, Broadcast, Failure, Reply, Update
-from fedhet.metrics import score
+from fedhet.metrics import FORWARD_BATCH, score
 from fedhet.phases import EarlyStopping
 from fedhet.targets import Target
+from fedhet.task import Samples
 from fedhet.trees import Tree
 
 if TYPE_CHECKING:
+    from fedhet.admission.jumps import Undo
     from fedhet.record.run_folder import Recorder
     from fedhet.strategy import FedStrategy
 
@@ -45,15 +47,48 @@ def run_views(strategy: FedStrategy) -> tuple[str, ...]:
     return (*views, "finetuned") if strategy.setting.finetune_epochs else views
 
 
-def global_scores(strategy: FedStrategy, weights: Tree | None = None) -> dict[str, float]:
-    """Scores of the global model, or of `weights`, on the global test set.
+def global_scores(
+    strategy: FedStrategy, weights: Tree | None = None, most: int | None = None
+) -> dict[str, float]:
+    """Scores of the global model, or of `weights`, on the global test set, or a part of it.
 
     Empty where the task has no such set, or the run no such model.
     """
     site = strategy.site
-    if "global" not in strategy.views or site.test_data is None:
+    if "global" not in strategy.views or (data := site.test_data) is None:
         return {}
-    return score(site.load(weights or strategy.weights["model"]), site.test_data, site.task)
+    some = data if most is None else Samples(data.x[:most], data.y[:most])
+    return score(site.load(weights or strategy.weights["model"]), some, site.task)
+
+
+def sound_scores(strategy: FedStrategy, undo: Undo) -> dict[str, float]:
+    """The scores on the global test set, after the step was undone if its loss is not finite.
+
+    Where no evaluation is due, a part of the set tells whether it is, and there are no scores.
+
+    Raises:
+        RunFailed: one reply has spoilt the step, and `on_failure` is "stop".
+    """
+    if not strategy.due:
+        some = global_scores(strategy, most=FORWARD_BATCH) if undo.possible else {}
+        if not math.isfinite(some.get("loss", 0.0)):
+            undo(strategy.current.failures.append)
+        return {}
+    scores = global_scores(strategy)
+    if not math.isfinite(scores.get("loss", 0.0)) and undo(strategy.current.failures.append):
+        return global_scores(strategy)
+    return scores
+
+
+def mostly_diverged(updates: Sequence[Update], strategy: FedStrategy) -> bool:
+    """Whether most clients' losses by the first view are not finite."""
+    losses = [
+        update.metrics[f"{part}.{strategy.views[0]}.loss"]
+        for update in updates
+        for part in PARTS
+        if f"{part}.{strategy.views[0]}.loss" in update.metrics
+    ]
+    return 2 * sum(not math.isfinite(loss) for loss in losses) > len(losses)
 
 
 def evaluation_moment(strategy: FedStrategy) -> Moment:
@@ -112,12 +147,14 @@ def received(
     asked = [f"{KEEP}.{view}" for view in strategy.views]
     parts = ("train", *PARTS) if strategy.setting.eval_train else PARTS
     scored = [f"{part}.{view}" for part in parts for view in strategy.views]
+    known = strategy.site.task.part_sizes
     updates: list[Update] = []
     failures: list[Failure] = []
     for reply in replies:
         if isinstance(reply, Update):
             try:
-                check_scores(reply, scored, target, asked)
+                sizes = dict(zip(("train", *PARTS), known[reply.pid], strict=True))
+                check_scores(reply, scored, target, asked, sizes)
                 _check_tallies(reply, target)
             except ValueError as error:
                 step = strategy.current.step

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 
@@ -40,7 +42,10 @@ def assess(model: nn.Module, data: Samples, task: Task) -> tuple[Scores, Tally]:
         tally = batch if tally is None else target.join(tally, batch)
     n = len(data)
     tally = {name: value.cpu() for name, value in (tally or {}).items()}
-    return {"loss": float(loss) / n, "n": float(n), **target.scores(tally)}, tally
+    mean = float(loss) / n
+    # The loss of a model that has diverged; without NaN losses can be compared.
+    mean = math.inf if math.isnan(mean) else mean
+    return {"loss": mean, "n": float(n), **target.scores(tally)}, tally
 
 
 def score(model: nn.Module, data: Samples, task: Task) -> Scores:

@@ -8,15 +8,17 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 from fedhet import trees
+from fedhet.admission.jumps import Undo
 from fedhet.evaluation import (
     Selection,
     client_means,
     evaluation_messages,
-    global_scores,
+    mostly_diverged,
     received,
+    sound_scores,
 )
 from fedhet.handover.delivery import deliver
-from fedhet.messages import Broadcast, Failure, Reply
+from fedhet.messages import Broadcast, Failure, Reply, Update
 from fedhet.phases import locate
 from fedhet.process import raise_if_interrupted
 from fedhet.record.personal import PersonalModels
@@ -90,8 +92,11 @@ def run_rounds(
         with clock("step"):
             with clock("broadcast"):
                 plan = strategy.plan(number)
+            undo = Undo(strategy)
             try:
                 strategy.settle(courier.exchange(plan, clock))
+                with clock("evaluate"):
+                    scores = sound_scores(strategy, undo)
             finally:
                 for failure in strategy.current.failures:
                     recorder.failures.append({"round": number, **vars(failure)})
@@ -100,8 +105,11 @@ def run_rounds(
         try:
             if strategy.due:
                 last = locate(strategy.timetable, number + 1) is None
+                keys = {**strategy.site.task.scoring.keys, "loss": "loss"}
+                row |= {f"{key}_global": scores.get(score) for score, key in keys.items()}
                 with clock("evaluate"):
-                    _evaluate(strategy, recorder, personal, evaluate_clients, last, row)
+                    if evaluate_clients:
+                        _evaluate(strategy, recorder, personal, undo, last, row)
         finally:  # the step is done, whatever became of its evaluation
             row["seconds"]["evaluate"] = clock.seconds.get("evaluate", 0.0)
             recorder.step(row, strategy.reports())
@@ -126,6 +134,7 @@ def _row(strategy: FedStrategy, clock: Clock, digest: str) -> dict[str, Any]:
     extras = current.seconds.get("seconds.extras", 0.0)
     waited = seconds.get("clients", 0.0)
     unpacking = seconds.get("upload", 0.0)
+    evaluating = seconds.get("evaluate", 0.0)  # so far, on the server's own data
     share = min(1.0, waited / (train + extras)) if train + extras else 0.0
     return {
         "phase": current.entry.name,
@@ -138,7 +147,7 @@ def _row(strategy: FedStrategy, clock: Clock, digest: str) -> dict[str, Any]:
             "train": share * train,
             "extras": share * extras,
             "upload": unpacking + waited - share * (train + extras),
-            "aggregate": seconds["step"] - seconds["broadcast"] - waited - unpacking,
+            "aggregate": seconds["step"] - seconds["broadcast"] - waited - unpacking - evaluating,
             "evaluate": 0.0,
         },
         "bytes": current.bytes,
@@ -163,28 +172,28 @@ def _evaluate(
     strategy: FedStrategy,
     recorder: Recorder,
     personal: PersonalModels,
-    clients: bool,
+    undo: Undo,
     last: bool,
     row: dict[str, Any],
 ) -> None:
-    """Add the scores on the global test set and, if `clients`, on the clients' data to the row.
+    """Add the scores on the clients' data to the row.
 
     Raises:
         RunFailed: a client failed and on_failure is "stop", or no client succeeded.
     """
-    scores = global_scores(strategy)
-    keys = {**strategy.site.task.scoring.keys, "loss": "loss"}
-    row |= {f"{key}_global": scores.get(score) for score, key in keys.items()}
-    if not clients:
-        return
 
     def report(failure: Failure) -> None:
         row["failures"].append(vars(failure))
         recorder.failures.append({"round": row["round"], **vars(failure)})
 
-    plan = evaluation_messages(strategy)
-    replies = personal.evaluate(plan, last=last)
-    updates = received(replies, strategy, report)
+    def evaluated() -> list[Update]:
+        plan = evaluation_messages(strategy)
+        return received(personal.evaluate(plan, last=last), strategy, report)
+
+    updates = evaluated()
+    if row["loss_global"] is None and mostly_diverged(updates, strategy) and undo(report):
+        row |= {"accepted": 0, "weights_sha256": trees.sha256(strategy.weights)}
+        updates = evaluated()
     recorder.clients(row["round"], {update.pid: update.metrics for update in updates})
     row |= client_means(updates, strategy.views, strategy.site.task.scoring)
     personal.note(row)

@@ -36,6 +36,8 @@ class ReplyLimits:
         max_lost: a run that loses a larger share of its replies is `degraded`.
         join: seconds to wait for nodes at the start.
         min_nodes: after `join` seconds, the run begins if so many nodes have joined; None: all.
+        max_jump: a reply whose weights have changed by more than so many times the median of the
+            last step is refused; None: any change is accepted.
         max_bytes: bytes of a reply from another process beyond twice those of its message.
     """
 
@@ -48,6 +50,7 @@ class ReplyLimits:
     max_lost: float = 0.1
     join: float = 600.0
     min_nodes: int | None = None
+    max_jump: float | None = 1000.0
     max_bytes: int = 2**28
 
     def enough_of(self, clients: int) -> int | None:

@@ -16,6 +16,7 @@ from torch import nn
 
 from fedhet import messages, trees
 from fedhet.admission.gate import accepted
+from fedhet.admission.jumps import Jumps
 from fedhet.admission.outcome import forget_lost, log_failures, needed_versions, registered
 from fedhet.admission.quorum import Quorum
 from fedhet.client import FedClient
@@ -75,7 +76,7 @@ class FedStrategy(FlowerStrategy):
     evaluates: tuple[str, ...] = ("global",)
     personal_names: Sequence[str] | None = None
     memory: ClassVar[tuple[str, ...]] = ("weights", "versions", "state_bytes", "pinned")
-    memory += ("quorum", "evaluation_extras", "account")
+    memory += ("quorum", "jumps", "evaluation_extras", "account")
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting.replies)
@@ -90,6 +91,7 @@ class FedStrategy(FlowerStrategy):
         self.versions: dict[int, int] = {}  # pid -> the round whose client state was accepted
         self.state_bytes: dict[int, int] = {}  # pid -> the size of that state
         self.quorum = Quorum(setting)
+        self.jumps = Jumps(setting)
         self.account = Account(self.site.noise)
         self.pinned: dict[str, dict[int, int]] = {}  # view -> `versions` at its best evaluation
         self.kept_back: dict[int, list[int]] = {}  # pid -> versions that checkpoints need
@@ -167,6 +169,7 @@ class FedStrategy(FlowerStrategy):
         sent = self.sent(phase.slot) if phase.slot else {}
         old = trees.pick(sent, self.mergeable(phase.slot)) if phase.slot else {}
         self.current = Step(index, entry, server_round, step, cohort, sent, old, self.site.device)
+        self.jumps.begin(self.current)
         return True
 
     def mergeable(self, slot: str) -> list[str]:
@@ -236,9 +239,10 @@ class FedStrategy(FlowerStrategy):
             RunFailed: a client failed and on_failure is "stop", or too few clients succeeded.
         """
         current = self.current
-        admitted = accepted(current, replies, self.sizes, self._check, self.setting)
+        admitted = accepted(current, replies, self.sizes, self._check, self.setting, self.jumps)
         updates = self.quorum(current, admitted)
         done = updates is not None and self._merge(self.setting.merge.select(current, updates))
+        self.jumps.end()
         forget_lost(self, current.failures)
         if done or current.step == current.entry.rounds:
             self.end_phase()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -223,6 +224,18 @@ class Task:
                 )
             client.read(pid)
             yield client
+
+    @cached_property
+    def part_sizes(self) -> list[tuple[int, int, int]]:
+        """The numbers of each client's training, validation and test samples.
+
+        `clients` states them as an attribute of this name, or each client is accessed once.
+        """
+        known = getattr(self.clients, "part_sizes", None)
+        return known or [
+            (size, *(0 if part is None else len(part) for part in (client.val, client.test)))
+            for size, client in zip(self.sizes, self.clients, strict=True)
+        ]
 
     @property
     def scoring(self) -> targets.Target:

@@ -12,6 +12,7 @@ from fedhet.errors import Rejected, clean
 from fedhet.messages import LocalSettings
 
 LONGEST_INTEGER = 2**62
+EXACT = 2**53  # every whole number up to this one is a float, too, as files of scores need it
 MOST_METRICS = 1000
 LONGEST_NAME = 200
 # Far more than any training needs. A larger number would only occupy a client without end.
@@ -35,9 +36,9 @@ def read(header: Mapping[str, Any], name: str, kind: type[Any], low: int | None 
 
 
 def number(value: Any) -> float | int | None:
-    """The value if it is a number that fits into a float and is not NaN, else None."""
+    """The value if it is a number that is exactly a float and not NaN, else None."""
     if type(value) is int:
-        return value if abs(value) <= LONGEST_INTEGER else None
+        return value if abs(value) <= EXACT else None
     return value if type(value) is float and not math.isnan(value) else None
 
 

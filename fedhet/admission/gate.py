@@ -12,6 +12,7 @@ from fedhet.messages import Failure, Reply, Update
 from fedhet.replies import Step
 
 if TYPE_CHECKING:
+    from fedhet.admission.jumps import Jumps
     from fedhet.setting import Setting
 
 REFUSED = "refused"  # the kind of all bytes of a reply that has failed a check
@@ -23,6 +24,7 @@ def accepted(
     sizes: Sequence[int],
     check: Callable[[Update], None],
     setting: Setting,
+    jumps: Jumps,
 ) -> Iterator[Update]:
     """The updates that pass every check, completed by the server's part.
 
@@ -35,11 +37,13 @@ def accepted(
         sizes: the number of training samples of each client.
         check: the checks of the method and the plug-ins; raises ValueError.
         setting: the run's `on_failure`, `on_lost_state` and `merge`.
+        jumps: the bound on what a reply may change.
 
     Raises:
         RunFailed: a client failed and `on_failure` is "stop".
     """
-    return setting.merge.admit(step, _checked(step, replies, sizes, check, setting), setting)
+    checked = _checked(step, replies, sizes, check, setting)
+    return setting.merge.admit(step, _near(step, checked, setting, jumps), setting)
 
 
 def _checked(
@@ -64,6 +68,24 @@ def _checked(
             record(step, reply, setting)
         else:
             yield reply
+
+
+def _near(
+    step: Step, updates: Iterable[Update], setting: Setting, jumps: Jumps
+) -> Iterator[Update]:
+    """The updates within the bound; where most are beyond it, the method itself diverges."""
+    far, near = [], 0
+    for update in updates:
+        if jumps.far(update):
+            far.append(update)
+        else:
+            near += 1
+            yield update
+    if len(far) > max(near, 1):
+        yield from far
+        return
+    for update in far:
+        record(step, failure(step, update.pid, jumps.cause(update), "outlier"), setting)
 
 
 def failure(step: Step, pid: int, cause: str, reason: str) -> Failure:

@@ -94,6 +94,7 @@ def _validate_replies(replies: DictConfig) -> None:
     number("replies.max_lost", replies.max_lost, low=0, high=1)
     number("replies.join", replies.join, low=0)
     optional(integer, "replies.min_nodes", replies.min_nodes, low=1)
+    optional(number, "replies.max_jump", replies.max_jump, open_low=1)
     number("replies.max_mb", replies.max_mb, open_low=0)
 
 

@@ -76,12 +76,16 @@ class SiteClients(Sequence[ClientData]):
 
     Args:
         parts: client -> its parts.
-        sizes: the number of each client's training samples; 0 for those that are not known.
+        part_sizes: the numbers of each client's training, validation and test samples; 0 for those
+            that are not known.
     """
 
-    def __init__(self, parts: Mapping[int, Mapping[str, Samples]], sizes: Sequence[int]) -> None:
+    def __init__(
+        self, parts: Mapping[int, Mapping[str, Samples]], part_sizes: Sequence[Sequence[int]]
+    ) -> None:
         self._parts = parts
-        self.sizes = list(sizes)
+        self.part_sizes = [tuple(sizes) for sizes in part_sizes]
+        self.sizes = [train for train, *_ in self.part_sizes]
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -165,9 +169,8 @@ class LocalData:
         test = test_set(declared)
         for key, values in agreed.statistics.items():
             log.info("%s: %s %s, over the sites' training parts", declared.name, key, values)
-        sizes = [train for train, *_ in agreed.sizes]
         dataset = declared.dataset(test=test, agreed=agreed.statistics)
-        return cls(cfg, declared, dataset, SiteClients(parts or {}, sizes), agreed)
+        return cls(cfg, declared, dataset, SiteClients(parts or {}, agreed.sizes), agreed)
 
     @classmethod
     def at_site(
@@ -179,7 +182,8 @@ class LocalData:
     ) -> LocalData:
         """The data of the client `pid`, in a process at its site."""
         declared, _ = declaration(cfg)
-        sizes = [len(parts["train"]) if one == pid else 0 for one in range(len(declared.sites))]
+        sizes = [[0] * len(PARTS) for _ in declared.sites]
+        sizes[pid] = [len(parts[part]) if part in parts else 0 for part in PARTS]
         dataset = declared.dataset(agreed=statistics)
         return cls(cfg, declared, dataset, SiteClients({pid: parts}, sizes), None)
 
