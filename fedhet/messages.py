@@ -113,24 +113,23 @@ class Message:
             raise ValueError(f"extra {name!r} {UNBOUNDED}")
         return value
 
-    def counts(self, name: str, total: int, classes: int) -> Tensor:
-        """The extra `name` as `classes` whole numbers >= 0 whose sum is at most `total`.
+    def counts(self, name: str, total: int, classes: int, least: int = 0) -> Tensor:
+        """The extra `name` as `classes` whole numbers whose sum is `total`.
 
-        It is less where a client suppresses small counts.
+        A client withholds counts below `least`, and more than that if its site wants it: each
+        number is 0 or at least `least`, and so is what their sum lacks.
         """
         value = self._extra(name)
-        if (
-            not isinstance(value, Tensor)
-            or value.is_floating_point()
-            or value.shape != (classes,)
-            or (value < 0).any()
-            or int(value.sum()) > total
-        ):
-            raise ValueError(
-                f"extra {name!r} is {shown(value)}; expected: {counted(classes, 'whole number')} >="
-                f" 0 with a sum of at most {total}"
-            )
-        return value
+        whole = isinstance(value, Tensor) and not value.is_floating_point()
+        if isinstance(value, Tensor) and whole and value.shape == (classes,):
+            rest = total - int(value.sum())
+            told = value[value != 0]
+            if rest >= (least if rest else 0) and bool((told >= max(least, 1)).all()):
+                return value
+        raise ValueError(
+            f"extra {name!r} is {shown(value)}; expected: {counted(classes, 'whole number')} that"
+            f" are 0 or at least {max(least, 1)}, with the sum {total}, or one that lacks as many"
+        )
 
     def tree(self, name: str, like: AnyTree | None = None) -> Tree:
         """The extra `name` as a tree; with `like`, a finite one of its names, shapes and dtypes."""

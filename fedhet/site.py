@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedhet import streams
 from fedhet.errors import ConfigError
@@ -80,6 +81,7 @@ class Site:
         trained: the names of the parameters that are trained.
         shared: the names that travel, in state-dict order.
         mergeable: the names that are both, which merges, plug-ins and server optimisers see.
+        variances: the names of batch norm's running variances, which are >= 0.
         kept: the names that a client keeps for itself.
         local_statistics: whether buffers="local" leaves the shared weights without the
             floating-point buffers that belong to them, so that there is no global model.
@@ -142,6 +144,11 @@ class Site:
         changing = {*self.trained, *(own_buffers if buffers != "frozen" else ())}
         self.shared = [name for name in self._state if name in averaged and scope.shared(name)]
         self.kept = [name for name in self._state if name in changing and name not in self.shared]
+        self.variances = [
+            f"{name}.running_var".lstrip(".")
+            for name, module in self.model.named_modules()
+            if isinstance(module, _BatchNorm) and module.running_var is not None
+        ]
         self.mergeable = [name for name in self.trained if name in self.shared]
         # Those that the scope keeps anyway, such as FedBN's, are the method's own business.
         self.local_statistics = buffers == "local" and any(

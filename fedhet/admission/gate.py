@@ -57,7 +57,7 @@ def _checked(
         if isinstance(reply, Update):
             sizes_up = messages.payload(step.entry.phase.slot, reply.weights, reply.extras)
             try:
-                _complete(step, reply, sizes[reply.pid])
+                _complete(step, reply, sizes[reply.pid], setting.site.variances)
                 check(reply)
                 _refuse_unread(reply)
             except ValueError as error:
@@ -85,7 +85,7 @@ def _near(
         yield from far
         return
     for update in far:
-        record(step, failure(step, update.pid, jumps.cause(update), "outlier"), setting)
+        record(step, failure(step, update.pid, jumps.cause(update.pid), "outlier"), setting)
 
 
 def failure(step: Step, pid: int, cause: str, reason: str) -> Failure:
@@ -104,7 +104,7 @@ def record(step: Step, failed: Failure, setting: Setting) -> None:
         raise RunFailed(str(failed))
 
 
-def _complete(step: Step, update: Update, declared: int) -> None:
+def _complete(step: Step, update: Update, declared: int, variances: Sequence[str]) -> None:
     """Check what every update has against what was sent, and form its `change` and `buffers`."""
     n = update.num_examples
     if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= declared:
@@ -124,6 +124,9 @@ def _complete(step: Step, update: Update, declared: int) -> None:
         raise ValueError("the reply carries weights in a phase that has none")
     update.weights = {name: t.to(step.device) for name, t in update.weights.items()}
     trees.check_like("weights", update.weights, step.sent)
+    for name in variances:
+        if name in update.weights and bool((update.weights[name] < 0).any()):
+            raise ValueError(f"weights {name!r} hold negative values; variances are >= 0")
     update.change = trees.Difference(trees.pick(update.weights, step.old), step.old)
     update.buffers = {name: t for name, t in update.weights.items() if name not in step.old}
 

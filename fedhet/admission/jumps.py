@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from fedhet import trees
 from fedhet.admission.outcome import ends_run
 from fedhet.checkpoint.values import Packer, put_back
 from fedhet.errors import RunFailed
 from fedhet.merging.mean import Mean
+from fedhet.merging.norms import median_of, norms_of
 from fedhet.messages import Failure, Update
 from fedhet.replies import Step
+from fedhet.trees import AnyTree, Difference
 
 if TYPE_CHECKING:
     from fedhet.setting import Setting
@@ -33,16 +34,17 @@ KEPT = ("account", "jumps")  # what a step that is undone has released and measu
 
 
 class Jumps:
-    """Measures by how much the replies of a step have changed the weights.
+    """Measures by how much the replies of a step change what they are about.
 
     Args:
         setting: `replies.max_jump` counts here, for the plain mean: other merges bound what a reply
             can change.
 
     Attributes:
-        limit: the largest norm of a change, as a multiple of the median of the phase's last step;
-            None for no limit.
-        medians: phase -> the median norm of the changes in its last step.
+        limit: the largest norm of a change, or of an extra, as a multiple of the median of the
+            phase's last step; None for no limit.
+        medians: "<phase>: <kind>" -> the median norm of that kind in the phase's last step; 0 where
+            fewer than three replies had one.
         undone: the last round that was undone; -1 for none.
     """
 
@@ -52,7 +54,7 @@ class Jumps:
         self.limit = setting.replies.max_jump if setting.merge.name == Mean.name else None
         self.medians: dict[str, float] = {}
         self.undone = -1
-        self._norms: dict[int, float] = {}
+        self._norms: dict[int, dict[str, float]] = {}
 
     def begin(self, step: Step) -> None:
         """Forget the replies of the step before."""
@@ -60,35 +62,45 @@ class Jumps:
         self._norms = {}
 
     def far(self, update: Update) -> bool:
-        """Whether the reply's change is far larger than those of the phase's last step."""
-        if self.limit is None or not update.weights:
+        """Whether the reply changes something by far more than those of the phase's last step."""
+        if self.limit is None:
             return False
-        norm = self._norms[update.pid] = _norm(update.weights, self._step.sent)
-        usual = self.medians.get(self._step.entry.name, 0.0)
-        return bool(usual) and norm > self.limit * usual
+        self._norms[update.pid] = norms_of(update, self._step.sent, _norm)
+        return bool(self._beyond(update.pid))
 
-    def cause(self, update: Update) -> str:
-        """Why a reply that is far from all others is refused; it does not count in the median."""
-        norm, usual = self._norms.pop(update.pid), self.medians[self._step.entry.name]
+    def _beyond(self, pid: int) -> list[str]:
+        """What is beyond the limit, as `medians` names it."""
+        named = {f"{self._step.entry.name}: {k}": norm for k, norm in self._norms[pid].items()}
+        usual = {name: self.medians.get(name, 0.0) for name in named}
+        limit = self.limit or 0.0
+        return [name for name in named if usual[name] and named[name] > limit * usual[name]]
+
+    def cause(self, pid: int) -> str:
+        """Why a reply is refused; it does not count in the medians any more."""
+        name, *_ = self._beyond(pid)
+        kind = name.removeprefix(f"{self._step.entry.name}: ")
         return (
-            f"its weights have changed by {norm:.3g} (norm), more than {self.limit:g}"
-            f" (replies.max_jump) times {usual:.3g}, the median of the step before"
+            f"the norm of its {kind} is {self._norms.pop(pid)[kind]:.3g}, more than"
+            f" replies.max_jump={self.limit:g} times the median of the last step,"
+            f" {self.medians[name]:.3g}"
         )
 
     def end(self) -> None:
-        """Keep the median of the step."""
-        if self._norms:
-            self.medians[self._step.entry.name] = median(self._norms.values())
+        """Keep the medians of the step."""
+        for kind in {kind for norms in self._norms.values() for kind in norms}:
+            held = (norms[kind] for norms in self._norms.values() if kind in norms)
+            self.medians[f"{self._step.entry.name}: {kind}"] = median_of(held)
 
     def odd(self) -> Failure | None:
         """The failure of the reply with the largest change; None where all replies are alike."""
-        pid = max(self._norms, key=self._norms.__getitem__, default=-1)
-        others = [norm for other, norm in self._norms.items() if other != pid]
-        if not others or not self._norms[pid] > ALIKE * median(others):
+        changes = {pid: max(norms.values(), default=0.0) for pid, norms in self._norms.items()}
+        pid = max(changes, key=changes.__getitem__, default=-1)
+        others = [norm for other, norm in changes.items() if other != pid]
+        if not others or not changes[pid] > ALIKE * median(others):
             return None
         cause = (
-            f"the loss is not finite after this step, in which its weights have changed by"
-            f" {self._norms[pid]:.3g} (norm) and those of the others by {median(others):.3g}"
+            f"the loss is not finite after this step, in which its norm is {changes[pid]:.3g}, and"
+            f" the median of the others {median(others):.3g}"
         )
         return Failure(pid, self._step.entry.name, self._step.step, cause, "outlier")
 
@@ -143,11 +155,9 @@ class Undo:
         return True
 
 
-def _norm(weights: trees.Tree, sent: trees.Tree) -> float:
-    """The norm of the change of all floating tensors, buffers included."""
-    norms = [
-        torch.linalg.vector_norm(t - sent[name], dtype=torch.float64)
-        for name, t in weights.items()
-        if t.is_floating_point()
-    ]
-    return float(torch.stack(norms).norm()) if norms else 0.0
+def _norm(tree: AnyTree) -> float:
+    """As `trees.norm`, in fewer passes: only its order of magnitude matters here."""
+    if isinstance(tree, Difference):
+        tree = {name: tree.new[name] - tree.old[name] for name in tree}
+    norms = [torch.linalg.vector_norm(t, dtype=torch.float64) for t in tree.values()]
+    return float(torch.stack(norms).norm())

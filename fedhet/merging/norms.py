@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from statistics import median
 from typing import TYPE_CHECKING, ClassVar
 
@@ -54,9 +54,9 @@ class NormFilter(Mean):
         if len(received) < LEAST and step.entry.phase.compared:
             yield from received  # the step has too few replies, and changes nothing
             return
-        norms = [_norms(update, step.sent) for update in received]
+        norms = [norms_of(update, step.sent) for update in received]
         medians = {
-            name: _median(one[name] for one in norms if name in one)
+            name: median_of(one[name] for one in norms if name in one)
             for name in {name for one in norms for name in one}
         }
         for update, own in zip(received, norms, strict=True):
@@ -130,7 +130,7 @@ class NormClip(Mean):
     ) -> set[int]:
         """Shorten the changes beyond the bound; return whose they were."""
         norms = [trees.norm(change) for change in changes]
-        bound = self.factor * _median(norms) if bound is None else bound
+        bound = self.factor * median_of(norms) if bound is None else bound
         if not bound and any(norms):
             changing = sum(norm > 0 for norm in norms)
             log.warning(
@@ -146,7 +146,7 @@ class NormClip(Mean):
         return clipped
 
 
-def _median(norms: Iterable[float]) -> float:
+def median_of(norms: Iterable[float]) -> float:
     """The median of the norms that are not 0; 0 if these are too few to be compared.
 
     With the others, a step in which most clients change nothing would bound all of them by 0. One
@@ -169,15 +169,17 @@ def _buffer_change(update: Update, sent: Tree) -> AnyTree:
     return trees.Difference(buffers, trees.pick(sent, buffers))
 
 
-def _norms(update: Update, sent: Tree) -> dict[str, float]:
+def norms_of(
+    update: Update, sent: Tree, norm: Callable[[AnyTree], float] = trees.norm
+) -> dict[str, float]:
     """The norms of what the update carries: of both changes, and of every floating extra."""
-    norms = {"change": trees.norm(update.change)} if update.change else {}
+    norms = {"change": norm(update.change)} if update.change else {}
     if update.weights and floating_buffers(update):
-        norms["buffers"] = trees.norm(_buffer_change(update, sent))
+        norms["buffers"] = norm(_buffer_change(update, sent))
     for name, value in update.extras.items():
         tree = {"": value} if isinstance(value, torch.Tensor) else value
         floating = tree if isinstance(tree, dict) else {}
         floating = {key: t for key, t in floating.items() if t.is_floating_point() and t.numel()}
         if floating:
-            norms[name] = trees.norm(floating)
+            norms[name] = norm(floating)
     return norms

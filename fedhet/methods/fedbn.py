@@ -137,7 +137,11 @@ class FedBN(FedStrategy):
 
     def check(self, update: Update) -> None:
         if self._averages_norms:
-            update.tree(NORMS, like=self._mean_norms)
+            norms = update.tree(NORMS, like=self._mean_norms)
+            if bad := [n for n in self.site.variances if n in norms and (norms[n] < 0).any()]:
+                raise ValueError(
+                    f"extra {NORMS!r}: {bad[0]} has negative values; variances are >= 0"
+                )
 
     def merge(self, updates: Iterator[Update], old: Tree) -> Tree:
         if not self._averages_norms:

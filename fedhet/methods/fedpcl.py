@@ -73,6 +73,7 @@ log = logging.getLogger("fedhet")
 
 SLOT = "prototypes"
 PROTOTYPES = "fedpcl.prototypes"
+ROUNDING = 1e-3  # of a norm in the model's precision
 TAU = "fedpcl.tau"
 DENOMINATOR = "fedpcl.denominator"
 RENORMALISE = "fedpcl.renormalise"
@@ -252,7 +253,12 @@ class FedPCL(FedStrategy):
         }
 
     def check(self, update: Update) -> None:
-        update.tree(PROTOTYPES, like=self.weights[SLOT])
+        means = update.tree(PROTOTYPES, like=self.weights[SLOT])["mean"]
+        if (longest := float(means.norm(dim=1).max())) > 1 + ROUNDING:
+            raise ValueError(
+                f"extra {PROTOTYPES!r} has a prototype of norm {longest:.4g}; means of unit vectors"
+                " have at most 1"
+            )
 
     def merge(self, updates: Iterator[Update], old: Tree) -> Tree:
         """The new prototypes, in both phases; the model slot keeps its value."""

@@ -173,6 +173,8 @@ class ServerHalf(Plugin):
     def _check_weigh(self, update: Update) -> None:
         if ESS not in update.metrics and not self.server.site.noise:
             raise ValueError(f"the reply lacks the metric {ESS!r}")
+        if not 0 <= (share := update.metrics.get(ESS, 0.0)) <= 1 + 1e-6:
+            raise ValueError(f"metric {ESS!r} is {share:g}; a share of the samples is expected")
 
     def _record_effective_sizes(self, updates: Iterator[Update], old: Tree) -> Tree:
         """The merge of `weigh`: record the clients' effective sample sizes; no weights change."""
@@ -225,4 +227,6 @@ def _validation(update: Update) -> float | None:
     """
     if isinstance(update.extras.get(VAL), torch.Tensor) and not len(update.tensor(VAL, ndim=1)):
         return None
-    return update.scalar(VAL)
+    if (loss := update.scalar(VAL)) < 0:
+        raise ValueError(f"extra {VAL!r} is {loss:g}; a negative log-likelihood of bits is >= 0")
+    return loss

@@ -197,7 +197,9 @@ class FedGen(FedStrategy):
         self._label_counts(update)
 
     def _label_counts(self, update: Update) -> Tensor:
-        return update.counts(COUNTS, update.num_examples, self.site.task.classes)
+        return update.counts(
+            COUNTS, update.num_examples, self.site.task.classes, self.site.min_count
+        )
 
     def merge(self, updates: Iterator[Update], old: Tree) -> Tree:
         cohort = list(updates)

@@ -102,7 +102,7 @@ class ClientHalf(Plugin):
         data = self._pixels()
         shape = data.x.shape[1:]
         classes = site.task.classes
-        mixtures = unpack(msg.tree(MIXTURES), math.prod(shape), classes)
+        mixtures = unpack(msg.tree(MIXTURES), math.prod(shape), classes, self.reg_covar)
         lacking = partial(
             maths.generate_counts,
             available=torch.tensor([c in mixtures for c in range(classes)]),

@@ -14,6 +14,7 @@ MIXTURES = "fedgmm.mixtures"
 
 _DIMENSIONS = {"label": 1, "pi": 1, "mu": 2, "var": 2}
 _MB = 10**6
+ROUNDING = 1e-5
 
 
 def pack(mixtures: dict[int, Mixture], d: int) -> Tree:
@@ -30,7 +31,7 @@ def pack(mixtures: dict[int, Mixture], d: int) -> Tree:
     return tree
 
 
-def unpack(tree: Tree, d: int | None, classes: int) -> dict[int, Mixture]:
+def unpack(tree: Tree, d: int | None, classes: int, reg_covar: float) -> dict[int, Mixture]:
     """The inverse of `pack`, with every mixture checked.
 
     The result is on the CPU, where scikit-learn fits mixtures and NumPy draws from them.
@@ -39,6 +40,7 @@ def unpack(tree: Tree, d: int | None, classes: int) -> dict[int, Mixture]:
         tree: the extra as it was received.
         d: the number of pixels; None where it is not known yet.
         classes: the number of classes.
+        reg_covar: what EM adds to each variance.
 
     Raises:
         ValueError: the tree is not one that `pack` makes, or a mixture is not valid; the message
@@ -64,9 +66,24 @@ def unpack(tree: Tree, d: int | None, classes: int) -> dict[int, Mixture]:
         mixtures[c] = Mixture(*(tensors[name][label == c] for name in Mixture._fields))
         try:
             maths.check_mixture(mixtures[c], d)
+            _check_pixels(mixtures[c], reg_covar)
         except ValueError as error:
             raise ValueError(f"extra {MIXTURES!r}, class {c}: {error}") from error
     return mixtures
+
+
+def _check_pixels(mixture: Mixture, reg_covar: float) -> None:
+    """Refuse a mixture that no inputs in [0, 1] have.
+
+    Raises:
+        ValueError: a mean is outside of [0, 1], or a variance above a quarter of the range squared.
+    """
+    low, high = (float(bound) for bound in mixture.mu.aminmax())
+    if low < -ROUNDING or high > 1 + ROUNDING:
+        raise ValueError(f"means from {low:.4g} to {high:.4g}; inputs are in [0, 1]")
+    most, largest = 0.25 + reg_covar, float(mixture.var.max())
+    if largest > most * (1 + ROUNDING):
+        raise ValueError(f"a variance of {largest:.4g}; inputs in [0, 1] have at most {most:.4g}")
 
 
 def checked_size(whose: str, k: int, d: int, max_mb: float) -> float:

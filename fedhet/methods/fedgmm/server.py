@@ -33,6 +33,7 @@ class ServerHalf(Plugin):
     releases = {"fit": 2}
 
     components: int
+    reg_covar: float
     psi: float
     target: str | int
     min_class_samples: int
@@ -108,8 +109,9 @@ class ServerHalf(Plugin):
     def _unpacked(self, update: Update) -> tuple[list[int], dict[int, Mixture]]:
         """A reply's samples by class, and its mixtures by class."""
         classes = self.server.site.task.classes
-        counts = update.counts(COUNTS, update.num_examples, classes)
-        return counts.tolist(), unpack(update.tree(MIXTURES), self._d, classes)
+        least = 0 if self.server.site.noise else self.server.site.min_count
+        counts = update.counts(COUNTS, update.num_examples, classes, least)
+        return counts.tolist(), unpack(update.tree(MIXTURES), self._d, classes, self.reg_covar)
 
     def _pool_mixtures(self, updates: Iterator[Update], old: Tree) -> Tree:
         """The merge of `fit`: concatenate the clients' mixtures of each class.
