@@ -117,14 +117,15 @@ class Message:
         """The extra `name` as `classes` whole numbers whose sum is `total`.
 
         A client withholds counts below `least`, and more than that if its site wants it: each
-        number is 0 or at least `least`, and so is what their sum lacks.
+        number is 0 or at least `least`, and so is what their sum lacks, unless all are withheld.
         """
         value = self._extra(name)
         whole = isinstance(value, Tensor) and not value.is_floating_point()
         if isinstance(value, Tensor) and whole and value.shape == (classes,):
             rest = total - int(value.sum())
             told = value[value != 0]
-            if rest >= (least if rest else 0) and bool((told >= max(least, 1)).all()):
+            withheld = rest == 0 or rest >= least or not len(told)
+            if withheld and rest >= 0 and bool((told >= max(least, 1)).all()):
                 return value
         raise ValueError(
             f"extra {name!r} is {shown(value)}; expected: {counted(classes, 'whole number')} that"

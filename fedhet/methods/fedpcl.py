@@ -254,7 +254,8 @@ class FedPCL(FedStrategy):
 
     def check(self, update: Update) -> None:
         means = update.tree(PROTOTYPES, like=self.weights[SLOT])["mean"]
-        if (longest := float(means.norm(dim=1).max())) > 1 + ROUNDING:
+        longest = float(means.norm(dim=1).max())
+        if longest > 1 + ROUNDING and not self.site.noise:
             raise ValueError(
                 f"extra {PROTOTYPES!r} has a prototype of norm {longest:.4g}; means of unit vectors"
                 " have at most 1"

@@ -28,13 +28,14 @@ def after_a_step(
 
 
 def sending(values: dict[int, float]) -> Alter:
-    """Each client's weights and buffers are what it received, plus a number of its own."""
+    """Each client's weights and buffers are what it received, plus a number; variances stay >= 0."""
 
     def alter(plan: list[Broadcast], replies: list[Any]) -> list[Any]:
         for msg, reply in zip(plan, replies, strict=True):
             for name, t in msg.weights.items():
                 if t.is_floating_point():
-                    reply.weights[name] = t + values[reply.pid]
+                    moved = values[reply.pid]
+                    reply.weights[name] = t + (abs(moved) if "running_var" in name else moved)
         return replies
 
     return alter

@@ -84,7 +84,7 @@ def test_bad_counts_are_the_clients_failure(federation: Callable[..., Any]) -> N
                 replies[-1].extras[COUNTS] = counts
                 return replies
 
-            message = r"client 0 .*fedgen.counts.*2 whole numbers >= 0.*at most 12"
+            message = r"client 0 .*fedgen.counts.*2 whole numbers .*at least 1.*the sum 12"
             with pytest.raises(RunFailed, match=message):
                 federation(toy_task(), FedGen, options=SMALL).step(alter=falsify)
 

@@ -26,7 +26,7 @@ def test_without_noise_it_is_what_was_fitted() -> None:
     shares, tree = content(COUNTS, MIXTURES, 3, 5)
     counts, packed = accepted(shares, tree, 20, 2, 1e-6)
     assert torch.equal(counts, COUNTS)
-    read = unpack(packed, 5, 4)
+    read = unpack(packed, 5, 4, 1e-6)
     assert sorted(read) == [0, 3]
     for c, expected in MIXTURES.items():
         for ours, theirs in zip(read[c], expected, strict=True):
@@ -52,7 +52,7 @@ def test_whatever_the_noise_the_server_gets_valid_mixtures() -> None:
             counts, packed = accepted(shares, tree, 20, 2, 1e-3)
             assert int(counts.sum()) == 20
             assert int(counts.min()) >= 0
-            read = unpack(packed, 5, 4)
+            read = unpack(packed, 5, 4, 1e-6)
             assert sorted(read) == [c for c, n in enumerate(counts.tolist()) if n >= 2]
             for one in read.values():
                 check_mixture(one, 5)

@@ -111,11 +111,11 @@ BAD: dict[str, tuple[Change, str]] = {
     ),
     "counts": (
         lambda extras: extras.update({COUNTS: torch.tensor([2, 6, 0, 0])}),
-        "with a sum of at most 7",
+        "with the sum 7",
     ),
     "negative counts": (
         lambda extras: extras.update({COUNTS: torch.tensor([-2, 9, 0, 0])}),
-        "whole numbers >= 0",
+        "whole numbers",
     ),
     "no counts": (lambda extras: extras.pop(COUNTS), "'fedgmm.counts' is missing"),
 }

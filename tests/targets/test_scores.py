@@ -185,7 +185,8 @@ def update(**changes: Any) -> Update:
 def test_a_wrong_tally_is_the_clients_failure(
     sent: Update, message: str, federation: type[Federation]
 ) -> None:
-    data = ClientData((draws(0, 3, 2), draws(1, 3, 2)))
+    own = (draws(0, 3, 2), draws(1, 3, 2))
+    data = ClientData(own, None, own)
     task = Task(lambda: nn.Linear(2, 2), Number(2).losses, [data, data], None, target="number")
     run = federation(task, FedAvg, on_failure="skip")
     run.strategy.plan(1)
