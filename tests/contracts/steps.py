@@ -28,7 +28,10 @@ def after_a_step(
 
 
 def sending(values: dict[int, float]) -> Alter:
-    """Each client's weights and buffers are what it received, plus a number; variances stay >= 0."""
+    """Each client's weights and buffers are what it received, plus a number of its own.
+
+    To variances its absolute value is added.
+    """
 
     def alter(plan: list[Broadcast], replies: list[Any]) -> list[Any]:
         for msg, reply in zip(plan, replies, strict=True):

@@ -59,6 +59,8 @@ def run(settings: Config, norm: bool = False, clients: int = 4, attacker: int = 
                 change = trees.Difference(reply.weights, msg.weights)
                 reply.weights = trees.add(trees.cast(msg.weights, msg.weights), change, 1000)
                 reply.weights = trees.cast(reply.weights, msg.weights)
+                for name in job.site.variances:
+                    reply.weights[name].abs_()
         strategy.settle(replies)
         number += 1
     for slot, weights in strategy.weights.items():
