@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -11,10 +12,11 @@ from torch import nn
 
 from fedhet import trees
 from fedhet.data.toy import toy_task
-from fedhet.errors import ConfigError
+from fedhet.errors import ConfigError, RunFailed
 from fedhet.evaluation import evaluation_messages
 from fedhet.messages import Broadcast, Update
 from fedhet.methods.fedavg import FedAvg
+from fedhet.methods.fedbn import NORMS, FedBN
 from fedhet.methods.fednorm import FedNormPlugin
 from fedhet.methods.scaffold import Scaffold
 from fedhet.server_opt import FedAvgM, FedOpt, ServerOptimizer
@@ -31,6 +33,20 @@ def listening(heard: list[Update]) -> Callable[[list[Broadcast], list[Any]], lis
         return replies
 
     return alter
+
+
+def test_a_negative_variance_is_refused(federation: Federation) -> None:
+    """Among the weights, and among the extras of FedBN."""
+
+    def falsify(plan: list[Broadcast], replies: list[Any]) -> list[Any]:
+        tree = replies[-1].weights if VAR in replies[-1].weights else replies[-1].extras[NORMS]
+        tree[VAR] = tree[VAR] - 10
+        return replies
+
+    for method, options in ((FedAvg, {}), (FedBN, {"server_bn": "average"})):
+        run = federation(toy_task(norm=True), method, options=options)
+        with pytest.raises(RunFailed, match=rf"client 0 .*{re.escape(VAR)}.*>= 0"):
+            run.step(falsify)
 
 
 @pytest.mark.parametrize(

@@ -84,12 +84,17 @@ def test_without_a_validating_client_all_rounds_are_executed(
     assert phases(run) == {"feddisk.density": 3, "feddisk.weigh": 1, "train": 1}
 
 
-def test_a_loss_that_is_no_number_is_refused_from_small_clients_too(federation: Make) -> None:
+@pytest.mark.parametrize("value", [float("nan"), -0.5])
+def test_a_loss_that_none_can_be_is_refused_from_small_clients_too(
+    federation: Make, value: float
+) -> None:
+    """A negative log-likelihood of bits is a number >= 0."""
+
     def invent(plan: list[Any], replies: list[Any]) -> list[Any]:
-        replies[-1].extras["feddisk.val"] = float("nan")
+        replies[-1].extras["feddisk.val"] = value
         return replies
 
-    failure = r"client 0 .*feddisk\.density.*'feddisk\.val' is nan"
+    failure = rf"client 0 .*feddisk\.density.*'feddisk\.val' is {value}"
     with pytest.raises(RunFailed, match=failure):
         federation(toy_task(), FedAvg, plugins=plugins(min_samples=13)).step(alter=invent)
 

@@ -134,6 +134,7 @@ def test_bad_prototypes_are_the_clients_failure(federation: Callable[..., Any]) 
         {"mean": torch.zeros(2, 3)},
         {"mean": torch.zeros(2, 4), "has": torch.ones(2, dtype=torch.bool)},
         {"mean": torch.full((2, 3), float("nan")), "has": torch.ones(2, dtype=torch.bool)},
+        {"mean": torch.full((2, 3), 0.6), "has": torch.ones(2, dtype=torch.bool)},  # norm 1.04
     ]
     for extra in cases:
         with named_case(extra):

@@ -1,0 +1,54 @@
+"""Every extra that a client sends has a domain, which the page of faults states."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from contracts.short import shortened
+
+from fedhet.admission import gate
+from fedhet.config import catalogue
+from fedhet.data.toy import toy_task
+from fedhet.job import run_job
+from fedhet.messages import Update
+
+PAGE = (Path(__file__).parents[2] / "docs" / "faults.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+def test_the_page_has_every_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: set[str] = set()
+    refuse_unread = gate._refuse_unread
+
+    def noting(update: Update) -> None:
+        sent.update(update.extras)
+        refuse_unread(update)
+
+    monkeypatch.setattr(gate, "_refuse_unread", noting)
+    monkeypatch.setattr("fedhet.record.figures.draw", lambda *args: [])
+    for method in catalogue.choices("method"):
+        run_dir = str(tmp_path / method)
+        settings = replace(shortened(method, None), run_dir=run_dir, run_dir_given=True)
+        run_job(settings, toy_task(4))
+    assert len(sent) > 8
+    assert not [name for name in sorted(sent) if f"`{name}`" not in PAGE]
+
+
+def test_counts_sum_to_what_is_known() -> None:
+    """What their sum lacks is withheld, and so no fewer samples than may be told."""
+
+    def accepted(*counts: int, least: int = 0, total: int = 20) -> bool:
+        update = Update(0, total, extras={"x": torch.tensor(counts)})
+        try:
+            update.counts("x", total, len(counts), least)
+        except ValueError:
+            return False
+        return True
+
+    assert accepted(20, 0) and accepted(12, 8) and accepted(12, 3)
+    assert not accepted(21, 0) and not accepted(21, -1)
+    assert accepted(10, 5, least=5) and not accepted(10, 6, least=5)
+    assert not accepted(16, 4, least=5) and accepted(0, 0, least=50)
