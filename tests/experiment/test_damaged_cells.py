@@ -38,6 +38,17 @@ def test_a_damaged_cell_is_run_again(
     assert json.loads((unknown / "summary.json").read_text())["format"] == 1
 
 
+def test_a_record_that_is_no_object_is_named(
+    write: Write, pretend: Pretend, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(AXES)
+    assert pretend.run() == 0
+    (pretend.folder / "experiment.json").write_text("[]")
+    capsys.readouterr()
+    assert pretend.run() == 2
+    assert "experiment.json is damaged" in capsys.readouterr().err
+
+
 def test_damaged_rounds_of_a_trial_are_named(
     write: Write, pretend: Pretend, capsys: pytest.CaptureFixture[str]
 ) -> None:
