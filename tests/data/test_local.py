@@ -11,11 +11,14 @@ import numpy as np
 import pandas
 import pytest
 import torch
+from composing import composed
 from data.local_files import CUTS, SHORT, data_of, digits, write_digits, write_tables
 from PIL import Image
 
 import fedhet
-from fedhet.errors import ConfigError, DataError
+from fedhet.data.local.data import declaration
+from fedhet.data.local.report import read_statistics
+from fedhet.errors import ConfigError, DataError, Rejected
 from fedhet.privacy.counts import withheld
 
 
@@ -43,6 +46,16 @@ def test_normalisation_is_that_of_all_training_parts_together(tmp_path: Path) ->
     assert data.dataset.std == pytest.approx([pixels.std(correction=0).item()], rel=1e-12)
     given = data_of(*write_digits(tmp_path), "dataset.mean=[.5]")
     assert given.dataset.mean == (0.5,) and given.dataset.std == data.dataset.std
+
+
+def test_the_agreed_statistics_are_of_each_column_and_each_number(tmp_path: Path) -> None:
+    declared, _ = declaration(composed(*write_tables(tmp_path)).cfg)
+    agreed = {"mean": [1.0, 2.0], "std": [1.0, 2.0], "target_mean": [3.0], "target_std": [1.0]}
+    assert read_statistics(declared, agreed) == agreed
+    wrong = {"target_mean": [3.0, 4.0], "mean": [1.0], "std": [0.0, 1.0], "target_std": [0.0]}
+    for key, value in wrong.items():
+        with pytest.raises(Rejected):
+            read_statistics(declared, {**agreed, key: value})
 
 
 @pytest.mark.slow
