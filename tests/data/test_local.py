@@ -16,7 +16,7 @@ from data.local_files import CUTS, SHORT, data_of, digits, write_digits, write_t
 from PIL import Image
 
 import fedhet
-from fedhet.data.local.data import declaration
+from fedhet.data.local.data import LocalData, declaration
 from fedhet.data.local.report import read_statistics
 from fedhet.errors import ConfigError, DataError, Rejected
 from fedhet.privacy.counts import withheld
@@ -46,6 +46,16 @@ def test_normalisation_is_that_of_all_training_parts_together(tmp_path: Path) ->
     assert data.dataset.std == pytest.approx([pixels.std(correction=0).item()], rel=1e-12)
     given = data_of(*write_digits(tmp_path), "dataset.mean=[.5]")
     assert given.dataset.mean == (0.5,) and given.dataset.std == data.dataset.std
+
+
+def test_the_data_of_another_site_are_not_here(tmp_path: Path) -> None:
+    cfg = composed(*write_tables(tmp_path)).cfg
+    here = LocalData.simulated(cfg, "local")
+    assert here.agreed is not None
+    at_a = LocalData.at_site(cfg, 0, here.clients._parts[0], here.agreed.statistics)
+    assert len(at_a.clients[0].train) == at_a.clients.sizes[0] > 0
+    with pytest.raises(DataError, match="client 1"):
+        at_a.clients[1]
 
 
 def test_the_agreed_statistics_are_of_each_column_and_each_number(tmp_path: Path) -> None:
