@@ -125,6 +125,8 @@ def test_a_folder_of_images_may_lack_a_class(tmp_path: Path) -> None:
     assert data.clients[1].train.y.tolist() != [] and set(data.clients[1].train.y.tolist()) == {1}
     with pytest.raises(DataError, match=r"site 'a' does not fit.*class folders \['dog'\]"):
         data_of(*lines, "dataset.classes=[cat,fish]")
+    with pytest.raises(DataError, match=r"a folder of images has classes.*target=labels"):
+        data_of(*lines, "dataset.target=labels")
 
 
 # ---- what does not fit
