@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # Two processes; the tests of a file stay in one of them, because they share what it prepares.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
-FAST := -m "not slow and not matrix" --costs=fail
+FAST := -m "not slow and not matrix"
 # Percent of the lines that `make test` executes at least, in all files and in some packages.
 COVERED := 90:fedhet/* 95:fedhet/*.py 95:fedhet/methods/* 95:fedhet/maths/* 95:fedhet/merging/* \
   95:fedhet/admission/* 70:fedhet/flower/* 70:fedhet/engines/* 70:fedhet/deploy/* \
@@ -39,7 +39,7 @@ test-all: test test-slow  ## all tests; the matrix of engines and deployments ta
 
 coverage: $(READY)  ## which lines the fast tests execute, and whether they are enough
 	$(BIN)/coverage erase
-	$(PYTEST) -m "not slow and not matrix" --cov --cov-report= $(ARGS)
+	$(PYTEST) $(FAST) --cov --cov-report= $(ARGS)
 	$(BIN)/coverage report
 	@set -f; for rule in $(COVERED); do \
 	  printf '%s of %s, at least %s: ' "lines" "$${rule#*:}" "$${rule%%:*}"; \

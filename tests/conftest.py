@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import itertools
 import os
 import signal
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
     from fedhet.task import Task
     from fedhet.testing import Federation
 
+# What runs import when they first need it. Here it belongs to no single test.
+LATE = ("torch._dynamo", "sklearn.mixture", "matplotlib.pyplot", "pyarrow.dataset", "flwr.server")
+LATE += ("sklearn.datasets", "sklearn.model_selection", "pyarrow.parquet", "hydra.core.utils")
+LATE += ("fedhet.job", "fedhet.report.results")
 # Before torch is imported, here and in the processes that tests start.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # A shell's background job ignores interrupts, and so would the processes that tests interrupt.
@@ -41,6 +46,8 @@ def _one_thread() -> None:
     """Compute with one thread, as runs do, so that all results can be compared bit for bit."""
     from fedhet.process import pin_threads
 
+    for name in LATE:
+        importlib.import_module(name)
     pin_threads(1)
     gc.freeze()  # what is imported by now stays, so no collection needs to look at it
 

@@ -67,7 +67,7 @@ class Costs:
             return (yield)
         finally:
             self._depth -= 1
-            self._shared += spent() - began
+            self._shared += max(spent() - began, 0.0)  # a child that was not waited for is gone
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item) -> Iterator[pytest.TestReport]:
@@ -75,7 +75,7 @@ class Costs:
         now = spent()
         shared, self._shared = self._shared, 0.0
         slow = item.get_closest_marker("slow") is not None
-        own = max(now - self._last - shared, 0.0)  # a child that was not waited for is gone
+        own = max(now - self._last - shared, 0.0)
         report.user_properties.append(("costs", (own, shared, slow, time.time())))
         self._last = now
         return report

@@ -12,6 +12,7 @@ from typing import Any
 
 FILE = Path(__file__).with_name("reached.tsv")
 _noted: set[tuple[int, str]] = set()
+_seconds: dict[str, float] = {}  # test -> those of its setup and itself
 
 
 def note(mutant: int) -> None:
@@ -40,9 +41,10 @@ else:
             os.environ["MUTANTS_FIXTURE"] = outer
 
     def pytest_runtest_logreport(report: Any) -> None:
+        _seconds[report.nodeid] = _seconds.get(report.nodeid, 0.0) + report.duration
         if report.when == "call" and report.passed:
             with FILE.open("a") as file:
-                file.write(f"passed\t{report.nodeid}\t{report.duration}\n")
+                file.write(f"passed\t{report.nodeid}\t{_seconds[report.nodeid]}\n")
 
     def pytest_runtest_setup(item: Any) -> None:
         names = [f"uses {item.nodeid}"]

@@ -40,6 +40,7 @@ CALLS = {
     ),
     "no callback, but Hydra's": "+hydra.callbacks.x._target_=hydra.experimental.callbacks.Path",
     "target below the launcher": "+hydra.launcher.inner._target_=hydra.utils.call",
+    "a class outside of logging": "+hydra.sweep.x={class: logging.FileHandler, filename: v}",
     "target elsewhere": "+hydra.sweep.x={_target_: hydra.utils.call}",
     "a sweeper as launcher": (
         "hydra.launcher._target_=hydra._internal.core_plugins.basic_sweeper.BasicSweeper"

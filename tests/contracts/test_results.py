@@ -127,6 +127,12 @@ def test_the_axis_shows_differences() -> None:
     assert 0.4 < low < 0.5 and 0.6 < high < 0.7
 
 
+def test_up_to_sixty_evaluations_have_a_mark_each() -> None:
+    for evaluations, marker in ((60, "o"), (61, "None")):
+        (line, *_) = accuracy_axes(*(0.5 for _ in range(evaluations))).get_lines()
+        assert line.get_marker() == marker
+
+
 def test_the_title_says_method_data_and_partition() -> None:
     text = title(SUMMARY, PARTITION)
     assert text == (
@@ -167,6 +173,7 @@ def test_the_samples_of_any_number_of_clients_and_classes(
         assert axes.get_xticklabels()[0].get_text() == "class 0"
     ticks = [t for t in axes.get_yticks() if -0.5 <= t <= clients - 0.5]
     assert 1 <= len(ticks) <= 40
+    assert axes.get_ylim() == (clients - 0.5, -0.5)  # the first client is at the top
     assert max(picture.get_size_inches()) <= 10
     assert inside(picture)
 

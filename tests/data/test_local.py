@@ -11,11 +11,14 @@ import numpy as np
 import pandas
 import pytest
 import torch
+from composing import composed
 from data.local_files import CUTS, SHORT, data_of, digits, write_digits, write_tables
 from PIL import Image
 
 import fedhet
-from fedhet.errors import ConfigError, DataError
+from fedhet.data.local.data import LocalData, declaration
+from fedhet.data.local.report import read_statistics
+from fedhet.errors import ConfigError, DataError, Rejected
 from fedhet.privacy.counts import withheld
 
 
@@ -43,6 +46,26 @@ def test_normalisation_is_that_of_all_training_parts_together(tmp_path: Path) ->
     assert data.dataset.std == pytest.approx([pixels.std(correction=0).item()], rel=1e-12)
     given = data_of(*write_digits(tmp_path), "dataset.mean=[.5]")
     assert given.dataset.mean == (0.5,) and given.dataset.std == data.dataset.std
+
+
+def test_the_data_of_another_site_are_not_here(tmp_path: Path) -> None:
+    cfg = composed(*write_tables(tmp_path)).cfg
+    here = LocalData.simulated(cfg, "local")
+    assert here.agreed is not None
+    at_a = LocalData.at_site(cfg, 0, here.clients._parts[0], here.agreed.statistics)
+    assert len(at_a.clients[0].train) == at_a.clients.sizes[0] > 0
+    with pytest.raises(DataError, match="client 1"):
+        at_a.clients[1]
+
+
+def test_the_agreed_statistics_are_of_each_column_and_each_number(tmp_path: Path) -> None:
+    declared, _ = declaration(composed(*write_tables(tmp_path)).cfg)
+    agreed = {"mean": [1.0, 2.0], "std": [1.0, 2.0], "target_mean": [3.0], "target_std": [1.0]}
+    assert read_statistics(declared, agreed) == agreed
+    wrong = {"target_mean": [3.0, 4.0], "mean": [1.0], "std": [0.0, 1.0], "target_std": [0.0]}
+    for key, value in wrong.items():
+        with pytest.raises(Rejected):
+            read_statistics(declared, {**agreed, key: value})
 
 
 @pytest.mark.slow
@@ -102,6 +125,8 @@ def test_a_folder_of_images_may_lack_a_class(tmp_path: Path) -> None:
     assert data.clients[1].train.y.tolist() != [] and set(data.clients[1].train.y.tolist()) == {1}
     with pytest.raises(DataError, match=r"site 'a' does not fit.*class folders \['dog'\]"):
         data_of(*lines, "dataset.classes=[cat,fish]")
+    with pytest.raises(DataError, match=r"a folder of images has classes.*target=labels"):
+        data_of(*lines, "dataset.target=labels")
 
 
 # ---- what does not fit

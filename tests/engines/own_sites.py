@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from composing import composed
 from flwr.app import RecordDict
 from flwr.common import Code, Context, GetPropertiesRes, Status, parameters_to_ndarrays
 from flwr.server.client_manager import SimpleClientManager
 from sklearn.datasets import load_digits
 
 import fedhet
-from fedhet import config
 from fedhet.client import DELIVER
 from fedhet.data.local.data import LocalData, declaration
 from fedhet.data.local.report import Agreement
@@ -38,6 +39,7 @@ RUN = [
     "rounds=2",
     "client.epochs=1",
     "client.lr=.05",
+    "figures=false",
 ]
 CUTS = {"a": (0, 100), "b": (100, 250), "c": (250, 300)}
 
@@ -62,6 +64,7 @@ class Node:
         run_config = {"overrides": " ".join(overrides)}
         self.context = Context(1, node_id, node, RecordDict(), run_config)
         self.store = MemoryStore()
+        self.told: dict[str, Any] | None = None  # what it says of itself, if that is known
         self.alter: Callable[[dict[str, Any]], Any] = lambda properties: properties
 
     @property
@@ -70,7 +73,8 @@ class Node:
         return client_for(self.context, self.store).numpy_client
 
     def get_properties(self, ins: Any, timeout: float | None, group_id: int) -> GetPropertiesRes:
-        return GetPropertiesRes(Status(Code.OK, ""), self.alter(self.client.get_properties({})))
+        found = self.client.get_properties({}) if self.told is None else self.told
+        return GetPropertiesRes(Status(Code.OK, ""), self.alter(found))
 
 
 class Deployment:
@@ -79,10 +83,10 @@ class Deployment:
     def __init__(self, folder: Path, *overrides: str, sites: str = "abc", **limits: Any) -> None:
         self.folder = folder
         self.overrides = [*RUN, *overrides]
-        self.cfg = config.compose(self.overrides).cfg
+        self.cfg = composed(*self.overrides).cfg
         self.manager = SimpleClientManager()
-        limits = {"join": 0.0, **limits}
-        self.nodes = SiteNodes(ReplyLimits(**limits), declaration(self.cfg)[0])
+        self._limits = ReplyLimits(**{"join": 0.0, **limits})
+        self.forget()
         for number, site in enumerate(sites, 1):
             self.join(site, number)
 
@@ -91,6 +95,10 @@ class Deployment:
         node = Node(self.folder, number, self.overrides, **given)
         self.manager.clients[node.cid] = node  # type: ignore[assignment]
         return node
+
+    def forget(self) -> None:
+        """As if none of the nodes had joined yet."""
+        self.nodes = SiteNodes(self._limits, declaration(self.cfg)[0])
 
     def agree(self) -> Agreement:
         return self.nodes.agree(self.manager)
@@ -131,8 +139,8 @@ class Sites:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, *overrides: str) -> None:
         self.deployment = Deployment(write_sites(folder), *overrides)
         agreed = self.deployment.agree()
-        lines = [*self.deployment.overrides, f"hydra.run.dir={folder / 'run'}"]
-        settings = config.compose(lines)
+        settings = composed(*self.deployment.overrides)
+        settings = replace(settings, run_dir=str(folder / "run"), run_dir_given=True)
         self.job = Job(settings, engine="flwr", local=LocalData.agreed_on(settings.cfg, agreed))
         self.away: set[int] = set()
         self.models = {pid: folder / f"models-{pid}" for pid in range(3)}

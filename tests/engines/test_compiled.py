@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,12 @@ from fedhet.data.toy import toy_task
 from fedhet.task import Task
 
 Launch = Callable[..., Any]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _imported() -> None:
+    """What torch imports with the first gradient of a function takes a second."""
+    importlib.import_module("torch._dynamo")
 
 
 @pytest.fixture
@@ -30,7 +37,11 @@ def plain_and_compiled(launch: Launch, *lines: str, task: Callable[[], Task]) ->
 @pytest.mark.usefixtures("uncompiled")
 @pytest.mark.parametrize(
     "lines",
-    [["method=fedavg"], ["method=fednorm", *LOCAL], ["method=feddisk", *DENSITY]],
+    [
+        pytest.param(["method=fedavg"], marks=pytest.mark.slow),
+        ["method=fednorm", *LOCAL],
+        pytest.param(["method=feddisk", *DENSITY], marks=pytest.mark.slow),
+    ],
     ids=["fedavg", "fednorm", "feddisk"],
 )
 def test_the_functional_gradient_is_that_of_the_loop(launch: Launch, lines: list[str]) -> None:
@@ -54,7 +65,10 @@ def test_a_gradient_hook_changes_the_compiled_gradient(launch: Launch) -> None:
 
 
 @pytest.mark.usefixtures("uncompiled")
-@pytest.mark.parametrize("finetune", ["full", "head", "body"])
+@pytest.mark.parametrize(
+    "finetune",
+    ["head", *(pytest.param(which, marks=pytest.mark.slow) for which in ("full", "body"))],
+)
 def test_fine_tuning_other_parameters_is_not_compiled(launch: Launch, finetune: str) -> None:
     lines = [
         "eval.clients=true",

@@ -30,6 +30,7 @@ LINES = [
     "client.lr=.1",
     "on_failure=skip",
     "replies.max_lost=1",
+    "figures=false",
 ]
 
 
@@ -113,8 +114,8 @@ def test_a_client_that_hangs(
     )
     lines = [
         *LINES,
-        "replies.deadline=2",
-        "replies.grace=1",
+        "replies.deadline=1",
+        f"replies.grace={2 if how == 'asleep' else 0.5}",  # who is asleep ends by itself
         f"engine.workers={workers}",
         f"hydra.run.dir={tmp_path / 'run'}",
     ]
@@ -124,7 +125,7 @@ def test_a_client_that_hangs(
     rows = [json.loads(line) for line in (run.dir / "rounds.jsonl").read_text().splitlines()]
     assert [(row["accepted"], len(row["cohort"])) for row in rows] == [(4, 5), (5, 5)]
     (failure,) = run.summary["failures"]
-    assert failure["pid"] == 3 and "2 s" in failure["cause"]
+    assert failure["pid"] == 3 and "1 s" in failure["cause"]
     assert run.summary["rejected"] == {failure["reason"]: 1}
     assert failure["reason"] == ("late" if how == "before_training" else "failed")
 
@@ -155,9 +156,7 @@ def test_too_few_replies_change_nothing(federation: Callable[..., Any]) -> None:
     assert changed != before and run.strategy.current.accepted == 3
     run.step(alter=replies_of(0))  # one bad step in a row is allowed again
     assert run.sha256 == changed
-    with pytest.raises(
-        RunFailed, match=r"2 of at least 3 replies accepted \(replies.least\): client"
-    ):
+    with pytest.raises(RunFailed, match=r"2 of at least 3 replies.*replies\.least"):
         run.step(alter=replies_of(2))
 
 
@@ -186,6 +185,7 @@ def test_a_degraded_run_says_so(
 
     monkeypatch.setattr(FedNormPlugin, "prepare", fails)
     lines = ["rounds=1", "eval.clients=false", "on_failure=skip", "client.epochs=1"]
+    lines += ["figures=false", "model.hidden=[8]"]
     assert main([*lines, f"hydra.run.dir={tmp_path / 'a'}"]) == 3
     assert "replies.max_lost" in capfd.readouterr().err
     summary = json.loads((tmp_path / "a" / "summary.json").read_text())

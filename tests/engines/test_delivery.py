@@ -49,9 +49,10 @@ def test_each_site_gets_the_final_model_and_keeps_its_own(
     assert summary["weights_sha256"] == same.summary["weights_sha256"]
     assert summary["delivery"]["clients"] == [0, 1, 2] and not summary["delivery"]["failed"]
     model = (tmp_path / "run" / "model.safetensors").read_bytes()
-    for pid, site in enumerate("abc"):
+    for pid in range(3):
+        assert (sites.home(pid) / "model.safetensors").read_bytes() == model
+    for pid, site in ((0, "a"), (2, "c")):
         home = sites.home(pid)
-        assert (home / "model.safetensors").read_bytes() == model
         x = np.load(tmp_path / f"{site}.npz")["x_train"]
         files = (str(home), str(tmp_path / f"{site}.npz"))
         assert torch.allclose(predicted(capsys, *files), expected(same, x), atol=1e-6)
@@ -81,6 +82,15 @@ def test_without_a_global_model_a_site_keeps_its_own_only(
     x = np.load(tmp_path / "c.npz")["x_train"]
     wanted = expected(same, x, weights="personal", client=2)
     assert torch.allclose(predicted(capsys, str(home), str(tmp_path / "c.npz")), wanted, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_a_site_exports_its_own_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sites = Sites(tmp_path, monkeypatch, "deliver=true", "method=fedpcl")
+    sites.run()
+    home = sites.home(2)
+    x = np.load(tmp_path / "c.npz")["x_train"]
+    wanted = expected(simulated(tmp_path, "method=fedpcl"), x, weights="personal", client=2)
     assert export.main([str(home), "--to", "pt2"]) == 0
     program = torch.export.load(home / "personal.pt2").module()
     assert torch.allclose(program(torch.tensor(x).float()), wanted, atol=1e-6)

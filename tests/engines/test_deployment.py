@@ -101,6 +101,7 @@ def read(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "summary.json").read_text())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "overrides",
     [OVERRIDES, pytest.param(FEDLEX, marks=pytest.mark.matrix)],

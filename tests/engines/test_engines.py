@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
@@ -14,13 +15,14 @@ from unittest.mock import MagicMock
 import psutil
 import pytest
 import torch
+from composing import composed
 from flwr.superlink.grid import InMemoryGrid
 
 import fedhet
 from fedhet.config import compose
 from fedhet.data.toy import toy_task
 from fedhet.engines import simulation
-from fedhet.job import Job
+from fedhet.job import Job, run_job
 
 HERE = Path(__file__).parent
 FEDAVG = ["method=fedavg", "rounds=3"]
@@ -33,7 +35,10 @@ def summary(folder: Path, *overrides: str) -> dict[str, Any]:
     with pytest.MonkeyPatch.context() as patch:
         # Figures take a second of each run.
         patch.setattr("fedhet.record.figures.draw", lambda *args: [])
-        return fedhet.run([*overrides, f"hydra.run.dir={folder}"]).summary
+        if any(line.startswith("engine=") for line in overrides):
+            return fedhet.run([*overrides, f"hydra.run.dir={folder}"]).summary
+        settings = replace(composed(*overrides), run_dir=str(folder), run_dir_given=True)
+        return run_job(settings).summary
 
 
 def same(a: dict[str, Any], b: dict[str, Any]) -> None:
@@ -76,6 +81,7 @@ def faulty(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         "plugin.fednorm._target_=faulty.Faulty",
         "rounds=3",
         "client.epochs=1",
+        "model.hidden=[8]",
     ]
 
 
@@ -261,7 +267,7 @@ def test_ray_looks_for_replies_more_often_than_flower_unless_clients_are_many(
     assert grid.pull_interval == seconds
 
 
-@pytest.mark.parametrize("engine", ["ray", "flwr"])
+@pytest.mark.parametrize("engine", ["ray", pytest.param("flwr", marks=pytest.mark.slow)])
 def test_a_client_that_asks_for_no_gpu_has_none(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -61,6 +61,7 @@ def run_elsewhere(folder: Path, *overrides: str) -> subprocess.Popen[str]:
 WORKERS = ["method=fedavg", "engine.workers=2", "eval.clients=false"]
 
 
+@pytest.mark.slow
 def test_workers_end_silently(tmp_path: Path) -> None:
     with run_elsewhere(tmp_path / "run", *WORKERS, "rounds=2") as process:
         output, errors = process.communicate(timeout=120)
@@ -130,7 +131,7 @@ def test_a_run_restores_the_number_of_threads(tmp_path: Path) -> None:
     torch.set_num_threads(2)
     try:
         folder = f"hydra.run.dir={tmp_path / 'run'}"
-        fedhet.run(["method=fedavg", "rounds=1", folder], task=toy_task())
+        fedhet.run(["method=fedavg", "rounds=1", "figures=false", folder], task=toy_task())
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(1)

@@ -152,7 +152,7 @@ def test_a_reply_in_the_name_of_another_client_is_refused(federation: Callable[.
 
 
 def test_a_run_begins_without_some_nodes_only_if_it_may(federation: Callable[..., Any]) -> None:
-    with pytest.raises(RunFailed, match=r"waited 0 s for nodes with partition-id \[3\]; 3 of 4"):
+    with pytest.raises(RunFailed, match=r"partition-id \[3\].*3 of 4"):
         OnGrid(federation, present=3).step()
     on_grid = OnGrid(federation, present=3, min_nodes=3)
     absent = on_grid.step()[3]
@@ -238,7 +238,7 @@ def test_a_node_that_never_answers_is_named(
     begun.step()
     begun.join(3).lost = 10**9
     assert isinstance(begun.step()[3], Failure)
-    assert "no answer within 0.2 s; the run goes on without it" in caplog.text
+    assert "no answer within 0.2 s" in caplog.text
 
 
 def test_a_backend_that_ends_ends_the_wait_for_an_answer(federation: Callable[..., Any]) -> None:

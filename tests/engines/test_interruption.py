@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,6 +14,8 @@ import pytest
 from foreground import Foreground, last_lines
 
 from fedhet.cli import main as cli
+from fedhet.messages import Broadcast
+from fedhet.methods.fednorm import FedNormPlugin
 from fedhet.server import Clock
 
 HERE = Path(__file__).parent
@@ -32,6 +36,7 @@ def interrupt(run: Foreground, how: str) -> None:
         assert json.loads(line)
 
 
+@pytest.mark.slow
 @SIGNALS
 def test_a_run_with_two_workers(tmp_path: Path, how: str) -> None:
     with Foreground(tmp_path / "run", *ENDLESS, "engine.workers=2") as run:
@@ -40,12 +45,45 @@ def test_a_run_with_two_workers(tmp_path: Path, how: str) -> None:
         interrupt(run, how)
 
 
+@pytest.mark.slow
 def test_workers_that_are_just_being_spawned(tmp_path: Path) -> None:
     """Ctrl-C meets them too, in the middle of their imports."""
     with Foreground(tmp_path / "run", *ENDLESS, "engine.workers=2", "engine.threads=2") as run:
         # The run, a guard, a tracker, and the first worker.
         run.wait_until(lambda: len(run.processes()) > 3)
         interrupt(run, "ctrl-c")
+
+
+@pytest.mark.usefixtures("own_process")
+@pytest.mark.parametrize(("number", "workers"), [(signal.SIGINT, 1), (signal.SIGTERM, 2)])
+def test_the_record_of_an_interrupted_run(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    number: signal.Signals,
+    workers: int,
+) -> None:
+    """In this process: a client sends the signal in step 2, and works on."""
+    here = os.getpid()
+    prepare = FedNormPlugin.prepare
+
+    def interrupting(plugin: FedNormPlugin, msg: Broadcast) -> None:
+        prepare(plugin, msg)
+        if msg.step == 2 and plugin.client.pid == 1:
+            os.kill(here, number)
+            time.sleep(600)
+
+    monkeypatch.setattr(FedNormPlugin, "prepare", interrupting)
+    lines = ["method=fednorm", "rounds=4", "partition.clients=3", "model.hidden=[8]"]
+    folder = tmp_path / "run"
+    assert cli.main([*lines, f"engine.workers={workers}", f"hydra.run.dir={folder}"]) == 130
+    out, err = capfd.readouterr()
+    assert out.endswith(f"run folder: {folder}\n") and err.endswith("\ninterrupted\n")
+    assert "Traceback" not in err
+    summary = json.loads((folder / "summary.json").read_text())
+    assert (summary["status"], summary["reason"]) == ("interrupted", "stopped by the user")
+    assert len((folder / "rounds.jsonl").read_text().splitlines()) == 1
+    assert not multiprocessing.active_children()
 
 
 class Interrupted:

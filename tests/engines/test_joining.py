@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from composing import composed
 from own_sites import Deployment, as_sent, simulated, write_sites
 
-from fedhet import config
 from fedhet.data.local.data import LocalData
 from fedhet.errors import Rejected
 from fedhet.flower import wire
@@ -21,12 +21,12 @@ def folder(tmp_path: Path) -> Path:
     return write_sites(tmp_path)
 
 
-@pytest.mark.parametrize("order", ["abc", "cab"])
+@pytest.mark.parametrize("order", [pytest.param("abc", marks=pytest.mark.slow), "cab"])
 def test_messages_to_the_sites_give_the_bytes_of_a_simulation(folder: Path, order: str) -> None:
     """Whatever the order in which the nodes have joined."""
     deployment = Deployment(folder, sites=order)
     agreed = deployment.agree()
-    settings = config.compose(deployment.overrides)
+    settings = composed(*deployment.overrides)
     job = Job(settings, engine="flwr", local=LocalData.agreed_on(settings.cfg, agreed))
     for step in (1, 2):
         replies = []
@@ -44,7 +44,7 @@ def test_messages_to_the_sites_give_the_bytes_of_a_simulation(folder: Path, orde
 def test_a_message_for_another_site_is_refused(folder: Path) -> None:
     deployment = Deployment(folder)
     agreed = deployment.agree()
-    settings = config.compose(deployment.overrides)
+    settings = composed(*deployment.overrides)
     job = Job(settings, engine="flwr", local=LocalData.agreed_on(settings.cfg, agreed))
     msg = job.strategy.plan(1)[0]
     wrong = next(node for node in deployment.manager.clients.values())
@@ -67,16 +67,14 @@ def test_counts_are_told_only_by_sites_that_allow_it(folder: Path) -> None:
     assert record["reported_counts"]["a"] is None and "counts" not in record
 
 
-@pytest.mark.parametrize(
-    "agreed",
-    [None, {}, {"mean": [0.0] * 64}, {"mean": [0.0] * 64, "std": [0.0] * 64}, "auto"],
-)
-def test_a_site_refuses_a_normalisation_that_is_none(folder: Path, agreed: Any) -> None:
+def test_a_site_refuses_a_normalisation_that_is_none(folder: Path) -> None:
     deployment = Deployment(folder)
-    settings = config.compose(deployment.overrides)
+    settings = composed(*deployment.overrides)
     data = LocalData.agreed_on(settings.cfg, deployment.agree())
     msg = Job(settings, engine="flwr", local=data).strategy.plan(1)[0]
-    sent = as_sent(msg, agreed)
     node: Any = deployment.nodes.proxies([msg.pid], deployment.manager)[msg.pid]
-    with pytest.raises(Rejected, match="agreed normalisation"):
-        node.client.fit(*sent)
+    mean = {"mean": [0.0] * 64}
+    for agreed in (None, {}, mean, {**mean, "std": [0.0] * 64}, "auto"):
+        sent = as_sent(msg, agreed)
+        with pytest.raises(Rejected, match="agreed normalisation"):
+            node.client.fit(*sent)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pandas
 import pytest
+from composing import composed
 from flwr.server.client_manager import SimpleClientManager
 from own_sites import Node, as_sent
 from targets.test_texts import reviews, save_tokenizer
@@ -51,6 +52,7 @@ def lines(tmp_path: Path) -> list[str]:
         *("dataset.text=sentence", "dataset.label=mood", f"dataset.tokenizer={digest}"),
         *("dataset.shape=[6]", "dataset.dtype=int64", f"dataset.vocabulary={VOCABULARY}"),
         *("dataset.padding=1", "model=text", "method=fedavg", "rounds=3", "client.lr=.5"),
+        "figures=false",
         f"data_dir={tmp_path}",
     ]
 
@@ -62,7 +64,7 @@ class Joining:
     """The nodes of both sites."""
 
     def __init__(self, folder: Path, lines: list[str], **second: Any) -> None:
-        self.settings = config.compose(lines)
+        self.settings = composed(*lines)
         self.manager = SimpleClientManager()
         limits = ReplyLimits(join=0.0)
         self.nodes = SiteNodes(limits, declaration(self.settings.cfg)[0])
@@ -176,7 +178,7 @@ def test_a_declaration_that_lacks_something(lines: list[str], change: str, messa
     key = change.partition("=")[0]
     changed = [line for line in lines if not line.startswith(f"{key}=")] + [change]
     with pytest.raises(ConfigError, match=message):
-        declaration(config.compose(changed).cfg)
+        declaration(composed(*changed).cfg)
 
 
 def test_a_printed_declaration_is_met_by_its_file(

@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from foreground import Foreground
+
+import fedhet
+from fedhet.data.toy import toy_task
+from fedhet.messages import Broadcast, Reply
+from fedhet.methods.fedavg import FedAvgClient
 
 HERE = Path(__file__).parent
 SECONDS = 120  # on a busy machine; a quiet one needs one
 ENGINES = pytest.mark.parametrize(
     "engine",
     [
-        ["engine.workers=2"],
+        pytest.param(["engine.workers=2"], marks=pytest.mark.slow),
         pytest.param(["engine=ray"], marks=pytest.mark.matrix),
         pytest.param(["engine=flwr", "engine.workers=2"], marks=pytest.mark.matrix),
     ],
@@ -62,6 +69,44 @@ def wait_for(ready: Callable[[], bool]) -> None:
     deadline = time.monotonic() + SECONDS
     while not ready() and time.monotonic() < deadline:
         time.sleep(0.1)
+
+
+def lives(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
+def test_a_killed_fork_leaves_no_worker_and_no_state(
+    tmp_path: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run in a process that is forked from this one; its clients hang."""
+    began = tmp_path / "began"
+    began.mkdir()
+
+    def hangs(client: FedAvgClient, msg: Broadcast) -> Reply:
+        (began / str(os.getpid())).touch()
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM, signal.SIGTERM])
+        time.sleep(100_000)
+        raise AssertionError
+
+    monkeypatch.setattr(FedAvgClient, "handle", hangs)
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+    lines = ["method=fedavg", "engine.workers=2", f"hydra.run.dir={tmp_path / 'run'}"]
+    pid = os.fork()
+    if pid == 0:
+        try:
+            fedhet.run(lines, task=toy_task(4))
+        finally:
+            os._exit(1)
+    wait_for(lambda: len([*began.iterdir()]) == 2)
+    workers = [int(path.name) for path in began.iterdir()]
+    assert all(map(lives, workers)) and [*scratch.iterdir()]
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    wait_for(lambda: not any(map(lives, workers)) and not [*scratch.iterdir()])
+    assert not any(map(lives, workers)) and not [*scratch.iterdir()]
 
 
 @ENGINES

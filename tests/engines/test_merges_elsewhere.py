@@ -9,6 +9,7 @@ import pytest
 from fedhet.record.results import Run
 
 LINES = ["method=scaffold", "rounds=2", "partition.clients=6", "client.epochs=1", "client.lr=.1"]
+LINES += ["model.hidden=[8]", "eval.clients=false"]
 MERGES = {
     "krum": ["merge=krum", "merge.attackers=1"],
     "norm_filter": [

@@ -32,7 +32,7 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-@pytest.mark.parametrize("address", ["localhost", "local", "ray://localhost:10001", "http://a:1"])
+@pytest.mark.parametrize("address", ["localhost", "ray://localhost:10001"])
 def test_an_address_is_a_host_and_a_port_or_auto(address: str) -> None:
     with pytest.raises(fedhet.ConfigError, match=r"must be auto, or <host>:<port>"):
         fedhet.run(["engine=ray", f"engine.address='{address}'"])
@@ -42,7 +42,9 @@ def test_an_address_is_a_host_and_a_port_or_auto(address: str) -> None:
     ("address", "reason"),
     [
         (f"localhost:{free_port()}", "Connection refused"),
-        ("nowhere.invalid:6379", "not known|No address|resolution"),
+        pytest.param(
+            "nowhere.invalid:6379", "not known|No address|resolution", marks=pytest.mark.slow
+        ),
     ],
     ids=["no-server", "no-host"],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -16,16 +17,22 @@ from fedhet.errors import ConfigError, RunFailed
 Launch = Callable[..., Any]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _imported() -> None:
+    """What torch imports with the first gradient of a function takes a second."""
+    importlib.import_module("torch._dynamo")
+
+
 @pytest.mark.parametrize(
     "lines",
     [
         ["method=fedavg"],
         ["method=fedavg", *LOCAL],
-        ["method=fednorm"],
+        pytest.param(["method=fednorm"], marks=pytest.mark.slow),
         ["method=fedbabu"],
-        ["method=fedsa"],
-        ["method=fedgmm"],
-        ["method=feddisk", *DENSITY],
+        pytest.param(["method=fedsa"], marks=pytest.mark.slow),
+        pytest.param(["method=fedgmm"], marks=pytest.mark.slow),
+        pytest.param(["method=feddisk", *DENSITY], marks=pytest.mark.slow),
         ["method=fedadam", "server_opt.lr=0.01"],
     ],
     ids=lambda lines: lines[0].removeprefix("method=") + ("+local" if LOCAL[0] in lines else ""),
@@ -68,8 +75,8 @@ def test_clients_are_trained_in_groups(launch: Launch, monkeypatch: pytest.Monke
     ("lines", "reason"),
     [
         (["method=scaffold"], "ScaffoldClient has its own train"),
-        (["method=ditto"], "DittoClient has its own train"),
-        (["method=fedala"], "FedALAClient has its own train"),
+        pytest.param(["method=ditto"], "DittoClient has its own train", marks=pytest.mark.slow),
+        pytest.param(["method=fedala"], "FedALAClient has its own train", marks=pytest.mark.slow),
         (["method=fedavg", "plugin=[fedprox]"], "plugin 'fedprox' has the hook gradient"),
         (["method=fedavg", "client=adam"], "client.optimizer=adam"),
     ],

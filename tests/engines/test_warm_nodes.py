@@ -27,6 +27,7 @@ FAULTY = [
 ]
 
 
+@pytest.mark.slow
 def test_runs_with_changed_data_give_the_bytes_of_simulations_with_them(tmp_path: Path) -> None:
     """And no process is left when a SuperExec is killed: its SuperNode ends, too."""
     home = tmp_path / "home"

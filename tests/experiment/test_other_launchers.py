@@ -70,7 +70,7 @@ def test_others_are_refused(line: str) -> None:
     ("setting", "reason"),
     [
         ("num_cpus=0", "hydra.launcher.num_cpus=0"),
-        ("num_gpus=-1", "hydra.launcher.num_gpus=-1"),
+        pytest.param("num_gpus=-1", "hydra.launcher.num_gpus=-1", marks=pytest.mark.slow),
         (
             "address=localhost",
             "hydra.launcher.address=localhost: it must be auto, or <host>:<port>",

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from experiment.mine import SMALL, run
+from experiment.pretend import Pretend
 
-from fedhet import report
 from fedhet.errors import ConfigError
 from fedhet.experiment import cells, definition
 from fedhet.experiment.code import Code
@@ -34,21 +32,16 @@ def read(*lines: str) -> definition.Experiment:
     return experiment
 
 
-def summaries() -> dict[Path, int]:
-    files = Path("experiments/mine/cells").glob("*/summary.json")
-    return {file: file.stat().st_mtime_ns for file in files}
-
-
 def test_a_part_has_all_trials_on_which_its_settings_depend(
-    write: Write, capsys: pytest.CaptureFixture[str]
+    write: Write, pretend: Pretend, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write(TUNED)
-    assert run("axes.partition.alpha=[0.3]", "axes.method=A") == 0
+    assert pretend.run("axes.partition.alpha=[0.3]", "axes.method=A") == 0
     out = capsys.readouterr().out
     # A is tried with two rates on both partitions, and run on one of them.
     assert "experiment mine: 5 of 5 runs are there, 7 more were not asked for" in out
-    recorded: dict[str, Any] = json.loads(Path("experiments/mine/experiment.json").read_text())
-    chosen = {entry["axes"]["method"]: entry["chosen"] for entry in recorded["tuned"]}
+    assert len(pretend.launched) == 5 and not any(" S " in label for label in pretend.launched)
+    chosen = {entry["axes"]["method"]: entry["chosen"] for entry in pretend.record()["tuned"]}
     assert chosen["A"] is not None
     assert chosen["S"] is None
 
@@ -75,6 +68,7 @@ def test_a_tracker_and_figures_leave_a_run_where_it_is(write: Write) -> None:
     assert len({cell.folder for cell in cells.runs(read())}) == 2
 
 
+@pytest.mark.slow
 def test_seeds_alone_are_repetitions_of_one_method(
     write: Write, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -86,25 +80,19 @@ def test_seeds_alone_are_repetitions_of_one_method(
 
 
 def test_without_a_report_the_exit_code_says_so(
-    write: Write, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    write: Write,
+    pretend: Pretend,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     def refused(folder: Path) -> None:
         raise ConfigError(f"{folder} has no page")
 
     write(f"{QUICK}\naxes: {{seed: [0]}}")
-    monkeypatch.setattr(report, "write", refused)
-    assert run() == 1
-    assert "no report: " in capsys.readouterr().err
-
-
-def test_a_run_with_an_unknown_record_is_not_finished(write: Write) -> None:
-    write(f"{QUICK}\naxes: {{seed: [0]}}")
-    assert run() == 0
-    ((file, before),) = summaries().items()
-    file.write_text(json.dumps({**json.loads(file.read_text()), "format": 99}))
-    assert run() == 0
-    assert json.loads(file.read_text())["format"] == 1
-    assert summaries()[file] != before
+    pretend.report = refused
+    assert pretend.run() == 1
+    printed = capsys.readouterr()
+    assert f"no report: {pretend.folder} has no page" in printed.err
+    assert printed.out.splitlines()[-1] == f"run folder: {pretend.folder}"
 
 
 def test_a_checkpoint_outlives_a_commit_and_no_change_of_the_code(

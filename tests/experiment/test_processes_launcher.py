@@ -9,14 +9,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 import pytest
 
 from fedhet.cli import main
 from fedhet.config import resuming
+from fedhet.errors import ConfigError
 from fedhet.launchers import processes
 
 ROOT = Path(__file__).parents[2]
@@ -39,6 +42,82 @@ def cell(folder: Path, name: str) -> Path:
     return found
 
 
+class Swept(NamedTuple):
+    """Two sweeps of one process that starts runs.
+
+    Attributes:
+        home: the folder that holds both.
+        code: the exit code of the first.
+        out: what it printed.
+        err: what it printed to stderr.
+        killed: the exit code of the second, of which a run kills itself.
+        reason: what that printed to stderr.
+    """
+
+    home: Path
+    code: int
+    out: str
+    err: str
+    killed: int
+    reason: str
+
+
+SMALL = ["method=fednorm", "model.hidden=[8]", "client.epochs=1", "partition.clients=4"]
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> Swept:
+    home = tmp_path_factory.mktemp("swept")
+    small = [*ON_PROCESSES, *SMALL, "figures=false"]
+    axes = ["rounds=2,1", "dataset=digits,mnist", "data_dir=/nowhere"]
+    kills = ["plugin.fednorm._target_=faulty.Faulty", "plugin.fednorm.z_when=killed,never"]
+    found: list[Any] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", sys.argv)
+        patch.setenv("HYDRA_FULL_ERROR", "0")
+        patch.setenv("FEDHET_TRUST", "faulty")
+        patch.syspath_prepend(str(ROOT / "tests" / "engines"))
+        patch.chdir(ROOT / "tests" / "engines")
+        for name, lines in (("first", axes), ("second", [*kills, "rounds=2"])):
+            out, err = StringIO(), StringIO()
+            with redirect_stdout(out), redirect_stderr(err):
+                code = main.main([*small, *lines, f"hydra.sweep.dir={home / name}"])
+            found.append((code, out.getvalue(), err.getvalue()))
+    (code, first_out, first_err), (killed, _, reason) = found
+    return Swept(home, code, first_out, first_err, killed, reason)
+
+
+def test_a_sweep_has_the_runs_of_single_runs(swept: Swept, launch: Callable[..., Any]) -> None:
+    folder = swept.home / "first"
+    assert swept.code == 1
+    for number, rounds in ((0, 2), (2, 1)):
+        single = launch(*SMALL, f"rounds={rounds}")
+        done = cell(folder, f"{number}-client")
+        assert read(done)["weights_sha256"] == single.summary["weights_sha256"]
+        assert f"train {rounds}, accuracy" in (done / "log.txt").read_text()
+        failed = cell(folder, f"{number + 1}-client")
+        assert read(failed, "cell.json")["status"] == "failed"
+        assert read(failed, "cell.json")["reason"].startswith("data not found")
+        assert "error: data not found" in (failed / "log.txt").read_text()
+        assert not resuming.is_cell(failed)
+    assert swept.out == f"run folder: {folder}\n"
+    lines = swept.err.splitlines()
+    assert sum(": accuracy 0." in line for line in lines[:4]) == 2
+    assert sum(": failed: data not found" in line for line in lines[:4]) == 2
+    assert [line.partition("]")[0] for line in lines[:4]] == [f"[{n}/4" for n in range(1, 5)]
+    assert [line.split(":")[1] for line in lines[4:]] == [" job 1", " job 3"]
+
+
+def test_a_run_that_is_killed_costs_itself_alone(swept: Swept) -> None:
+    assert swept.killed == 1
+    killed = cell(swept.home / "second", "=killed")
+    assert read(killed, "cell.json")["status"] == "failed"
+    assert "its process was ended by SIGKILL" in read(killed, "cell.json")["reason"]
+    assert "failed: its process was ended by SIGKILL" in swept.reason
+    assert read(cell(swept.home / "second", "=never"))["status"] == "ok"
+
+
+@pytest.mark.slow
 def test_the_runs_are_those_of_single_runs(
     tmp_path: Path, launch: Callable[..., Any], capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -68,12 +147,15 @@ def test_the_runs_are_those_of_single_runs(
     assert numbers == [f" job {number}" for number in (1, 3, 5, 7)]
 
 
-@pytest.mark.parametrize("workers", ["0", "-1", "1.5", "many", "true"])
-def test_a_wrong_number_of_workers(workers: str, capsys: pytest.CaptureFixture[str]) -> None:
-    argv = ["-m", "hydra/launcher=processes", f"hydra.launcher.workers={workers}", "seed=0,1"]
+def test_a_wrong_number_of_workers(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["-m", "hydra/launcher=processes", "hydra.launcher.workers=0", "seed=0,1"]
     assert main.main(argv) == 2
     err = capsys.readouterr().err
-    assert err.startswith("error: hydra.launcher.workers=") and "a whole number >= 1" in err
+    assert err.startswith("error: hydra.launcher.workers=0") and "a whole number >= 1" in err
+    for workers in (0, -1, 1.5, "many", True):
+        with pytest.raises(ConfigError, match="a whole number >= 1"):
+            processes._checked(workers)
+    assert processes._checked(3) == 3
 
 
 def test_where_processes_cannot_be_forked(
@@ -151,6 +233,7 @@ def sweep(tmp_path: Path) -> Iterator[Sweep]:
         running.process.communicate()
 
 
+@pytest.mark.slow
 def test_a_killed_worker_costs_its_run_alone_and_ctrl_c_ends_all(sweep: Sweep) -> None:
     sweep.cells[0].kill()
     sweep.wait(lambda: sweep.trains(2))  # its place is taken by the next
@@ -169,6 +252,7 @@ def test_a_killed_worker_costs_its_run_alone_and_ctrl_c_ends_all(sweep: Sweep) -
     assert "Traceback" not in err
 
 
+@pytest.mark.slow
 def test_no_process_outlives_a_killed_parent(sweep: Sweep) -> None:
     sweep.process.kill()
     sweep.end()

@@ -8,9 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from mine import run
+from experiment.mine import run
+from experiment.pretend import Pretend
 from omegaconf import OmegaConf
 
+from fedhet.config import compose
 from fedhet.errors import ConfigError
 from fedhet.experiment import cells, definition, tuning
 from fedhet.experiment.tuning import Interval
@@ -108,26 +110,44 @@ def check_budget(*lines: str) -> None:
     tuning.check_budget(experiment.tuning, combinations)
 
 
-@pytest.mark.usefixtures("own_process")
-@pytest.mark.parametrize("range_", ["[[8], [4, 4], [2]]", "'[8],[4,4],[2]'"])
-def test_lists_are_tuned(write: Write, range_: str) -> None:
-    """As a list of lists or a sweep; the chosen one is that of the run, and in the report."""
-    write(f"""rounds: 1
+LISTS = ["[[8], [4, 4], [2]]", "'[8],[4,4],[2]'"]  # a list of lists, or a sweep
+TUNED_LISTS = """rounds: 1
 client: {{epochs: 1}}
 partition: {{clients: 3}}
 axes: {{method: [fedavg], seed: [0]}}
-tune: {{space: {{model.hidden: {range_}}}}}""")
+tune: {{space: {{model.hidden: {range}}}}}"""
+
+
+@pytest.mark.usefixtures("own_process")
+@pytest.mark.parametrize("range_", LISTS)
+def test_lists_are_tuned(write: Write, pretend: Pretend, range_: str) -> None:
+    write(TUNED_LISTS.format(range=range_))
+    pretend.rows = lambda cell: [{"acc_val_weighted": len(cell.tuned["model.hidden"])}]
+    assert pretend.run() == 0
+    record = pretend.record()
+    trials = [cell for cell in record["cells"] if cell["kind"] == "trial"]
+    assert [cell["tuned"]["model.hidden"] for cell in trials] == [[8], [4, 4], [2]]
+    assert record["tuned"][0]["chosen"] == {"model.hidden": [4, 4]}
+    (cell,) = (cell for cell in record["cells"] if cell["kind"] == "run")
+    assert compose(cell["overrides"]).cfg.model.hidden == [4, 4]
+
+
+def test_mappings_are_not_tuned(write: Write) -> None:
+    write("axes: {seed: [0]}\ntune: {space: {model: [{hidden: [8]}]}}")
+    with pytest.raises(ConfigError, match=r"tune\.space\.model=.*list"):
+        definition.read(["experiment=mine"])
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("own_process")
+def test_a_list_that_was_chosen_is_in_the_report(write: Write) -> None:
+    write(TUNED_LISTS.format(range=LISTS[1]))
     assert run() == 0
     home = Path("experiments/mine")
     record = json.loads((home / "experiment.json").read_text())
-    trials = [cell for cell in record["cells"] if cell["kind"] == "trial"]
-    assert [cell["tuned"]["model.hidden"] for cell in trials] == [[8], [4, 4], [2]]
     chosen = record["tuned"][0]["chosen"]["model.hidden"]
     (cell,) = (cell for cell in record["cells"] if cell["kind"] == "run")
     config = OmegaConf.load(home / cell["folder"] / "config.yaml")
     assert config.model.hidden == chosen
     shown = str(chosen).replace("[", "\\[").replace("]", "\\]")  # as Markdown writes them
     assert f"| model.hidden | {shown} |" in (home / "report" / "report.md").read_text()
-    with pytest.raises(ConfigError, match="a list of values, or interval"):
-        write("axes: {seed: [0]}\ntune: {space: {model: [{hidden: [8]}]}}")
-        definition.read(["experiment=mine"])

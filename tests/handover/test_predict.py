@@ -55,6 +55,21 @@ def test_a_table_scores_what_the_run_has_measured(
     assert (probabilities.idxmax(axis=1) == "p(" + frame["prediction"] + ")").all()
 
 
+def test_an_input_without_a_finite_output_is_named(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    of_a_table: fedhet.Run,
+    tables: Path,
+) -> None:
+    def diverged(served: object, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        outputs = torch.ones(len(x), 2)
+        outputs[2, 1] = torch.nan
+        return outputs, outputs.argmax(1)
+
+    monkeypatch.setattr("fedhet.handover.predict.predict", diverged)
+    assert f"{tables / 'test.csv'}:2" in refused(capsys, of_a_table.dir, tables / "test.csv")
+
+
 def test_columns_are_found_by_name(
     capsys: pytest.CaptureFixture[str],
     of_a_table: fedhet.Run,

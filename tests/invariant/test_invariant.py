@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import runpy
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,14 +30,6 @@ KEPT: dict[str, str] | None = json.loads((Path(__file__).parent / "hashes.json")
 BETWEEN_ENGINES = ["fedavg", "scaffold", "fedgmm", "ditto"]
 
 Launch = Callable[..., "Run"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _imported() -> None:
-    """Import what takes long to import, so that no single test's time has it."""
-    slow = ("sklearn.datasets", "sklearn.model_selection", "sklearn.mixture", "pyarrow.parquet")
-    for name in ("fedhet.job", *slow, "torch._dynamo"):  # the last one is imported by torch's Adam
-        import_module(name)
 
 
 def test_hashes_are_kept_for_this_kind_of_machine() -> None:

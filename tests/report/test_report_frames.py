@@ -10,6 +10,7 @@ import pytest
 from made_runs import Axes, change, make_experiment, make_run, write
 
 import fedhet
+from fedhet.report.comparisons import families
 from fedhet.report.study import Study
 
 ALPHAS = [0.05, 0.3]
@@ -116,6 +117,12 @@ def test_a_sweep_of_one_method_compares_what_differs(tmp_path: Path) -> None:
         make_run(tmp_path / str(number), [rate], overrides=[f"client.lr={rate}"])
     study = Study(fedhet.results(tmp_path))
     assert study.compare == "client.lr" and study.methods == ["0.1", "0.3"]
+
+
+def test_two_settings_are_compared_together_too(experiment: Path) -> None:
+    together = {"all settings and seeds": "seed in a setting", "all settings": "setting"}
+    found = {name: unit for name, (unit, _) in families(Study(fedhet.results(experiment))).items()}
+    assert len(found) == 4 and found.items() >= together.items()
 
 
 def test_a_damaged_line_ends_the_rounds_and_is_told(experiment: Path) -> None:

@@ -169,3 +169,4 @@ def test_a_pair_without_a_common_block_is_no_comparison() -> None:
     assert [{row.a, row.b} for row in pairs.itertuples()] == [{"a", "b"}, {"a", "c"}]
     assert pairs["wilcoxon"].to_numpy() == pytest.approx([2 * 2 / 2**7] * 2)
     assert statistics.fewest_pairs(table) == 7
+    assert statistics.fewest_pairs(table[["b", "c"]]) == 0

@@ -167,6 +167,7 @@ def test_a_missing_package(tmp_path: Path, name: str, monkeypatch: pytest.Monkey
         (["tracker=tensorbord"], r"unknown tracker 'tensorbord' \(did you mean tensorboard\?\)"),
         (["tracker._target_=trackers.following.killed"], "does not fit"),
         (["tracker._target_=fedhet.record.start.start"], "there is no such class"),
+        (["tracker._target_=fedhet.merging.mean.Mean"], r"fedhet\.merging\.mean\.Mean.*Tracker"),
     ],
 )
 def test_wrong_settings(tmp_path: Path, lines: list[str], message: str) -> None:

@@ -1,0 +1,96 @@
+"""The experiment `mine` without training: its cells are recorded as if they had been run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedhet import report
+from fedhet.cli import experiments, main
+from fedhet.cli.launch import HydraTask
+from fedhet.data.findable import Source
+from fedhet.errors import RunFailed, has_diverged
+from fedhet.experiment import progress
+from fedhet.experiment.cells import Cell
+from fedhet.experiment.folder import EXPERIMENT, recorded
+from fedhet.record.files import write_json
+from fedhet.record.run_folder import FORMAT
+
+DIVERGED = "client 1: weights, tensor 'a': holds NaN or infinite values"
+Rows = list[dict[str, Any]]
+
+
+class Pretend:
+    """The command line, but for Hydra, the training and the report's page.
+
+    Attributes:
+        folder: the experiment's folder.
+        launched: the labels of the cells that the last command has launched, in their order.
+        sought: the data that it has looked for.
+        find: looks for them.
+        report: writes the report.
+        fails: the reason for which a cell fails, or None; it may raise what it likes.
+        about: what the summary of a cell has in addition.
+        rows: the lines of its rounds.jsonl.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.launched: list[str] = []
+        self.sought: list[Source] = []
+        self.report: Callable[[Path], Any] = lambda folder: report.Written(
+            folder / "report" / "index.html", []
+        )
+        self.find: Callable[[Sequence[Source]], None] = lambda sources: None
+        self.fails: Callable[[Cell], str | None] = lambda cell: None
+        self.about: Callable[[Cell], dict[str, Any]] = lambda cell: {}
+        self.rows: Callable[[Cell], Rows] = lambda cell: [{"acc_val_weighted": 0.5}]
+
+    def run(self, *lines: str) -> int:
+        """Run the experiment with these overrides, and return the exit code."""
+        self.launched, self.sought = [], []
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(experiments, "apply_hydra", self._apply)
+            patch.setattr(report, "write", self.report)
+            return main.main(["experiment=mine", "hydra/launcher=basic", *lines])
+
+    def record(self) -> dict[str, Any]:
+        """The content of experiment.json."""
+        content: dict[str, Any] = json.loads((self.folder / EXPERIMENT).read_text())
+        return content
+
+    def written(self) -> dict[str, int]:
+        """The cells that are there, each with the time of its summary in ns."""
+        files = sorted(self.folder.glob("cells/*/summary.json"))
+        return {file.parent.name: file.stat().st_mtime_ns for file in files}
+
+    def _apply(self, task: HydraTask, flags: object, lines: object, *, setting: str) -> None:
+        def started(path: Path, total: int, done: int) -> None:
+            task.started = path
+
+        def find(sources: Sequence[Source]) -> None:
+            self.sought.extend(sources)
+            self.find(sources)
+
+        assert task.experiment is not None
+        task.outcome = progress.run(task.experiment, self.folder, self._launch, started, find)
+
+    def _launch(self, cells: Sequence[Cell]) -> None:
+        for cell in cells:
+            self.launched.append(cell.label)
+            folder = self.folder / cell.folder
+            with suppress(RunFailed), recorded(folder):
+                reason = self.fails(cell)
+                if reason is None or has_diverged(reason):
+                    rows = "".join(f"{json.dumps(row)}\n" for row in self.rows(cell))
+                    (folder / "rounds.jsonl").write_text(rows)
+                    status = "failed" if reason else "ok"
+                    about = {"format": FORMAT, "status": status, **self.about(cell)}
+                    write_json(folder / "summary.json", about)
+                if reason is not None:
+                    raise RunFailed(reason)
