@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+LOWEST := .venv-lowest
 # Two processes; the tests of a file stay in one of them, because they share what it prepares.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 FAST := -m "not slow and not matrix"
@@ -12,7 +13,7 @@ COVERED := 90:fedhet/* 95:fedhet/*.py 95:fedhet/methods/* 95:fedhet/maths/* 95:f
   95:fedhet/admission/* 70:fedhet/flower/* 70:fedhet/engines/* 70:fedhet/deploy/* \
   70:fedhet/launchers/*
 
-.PHONY: help run test test-slow test-all coverage check docs bench figures clean
+.PHONY: help run test test-slow test-all test-lowest coverage check docs bench figures clean
 
 help:  ## print this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -37,6 +38,11 @@ test-slow: $(READY)  ## the other tests, but for the matrix of engines; about tw
 test-all: test test-slow  ## all tests; the matrix of engines and deployments takes an hour
 	$(BIN)/python -m pytest -m matrix $(addprefix tests/,$(ONLY)) $(ARGS)
 
+test-lowest:  ## the fast tests with the oldest dependencies allowed, in .venv-lowest (6 GB)
+	mkdir -p $(LOWEST)
+	sed -nE 's/^([a-z0-9-]+)>=([0-9.]+).*/\1==\2/p' requirements.txt > $(LOWEST)/constraints.txt
+	PIP_CONSTRAINT=$(CURDIR)/$(LOWEST)/constraints.txt $(MAKE) test VENV=$(LOWEST)
+
 coverage: $(READY)  ## which lines the fast tests execute, and whether they are enough
 	$(BIN)/coverage erase
 	$(PYTEST) $(FAST) --cov --cov-report= $(ARGS)
@@ -47,10 +53,11 @@ coverage: $(READY)  ## which lines the fast tests execute, and whether they are 
 	    || failed=yes; \
 	done; test -z "$$failed"
 
-check: $(READY)  ## check the formatting, lint with ruff, and check types with mypy
+check: $(READY)  ## check formatting, lint with ruff, check types with mypy, and dependencies' bounds
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/python scripts/known_holes.py
 
 bench: $(READY)  ## run the benchmarks
 	$(BIN)/python scripts/bench $(ARGS)
@@ -62,4 +69,4 @@ docs: $(READY)  ## generate docs/methods.md from the docstrings, conf/ and docs/
 	$(BIN)/python scripts/methods_page.py
 
 clean:  ## remove the environment and the caches; keep runs and data
-	rm -rf $(VENV) .coverage* .pytest_cache .mypy_cache .ruff_cache build *.egg-info
+	rm -rf $(VENV) $(LOWEST) .coverage* .pytest_cache .mypy_cache .ruff_cache build *.egg-info

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import torch
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+TOGETHER_SECONDS = 1.0  # after a signal has ended one process of a run, in which it may end the run
 PR_SET_PDEATHSIG = 1  # of Linux's prctl
 STDERR = 2  # the file descriptor; Ray replaces sys.stderr
 

@@ -26,7 +26,7 @@ from typing import Any
 import safetensors.torch
 
 from fedhet.checkpoint.values import Node
-from fedhet.record.files import save_tensors, unwritable, write_text
+from fedhet.record.files import save_tensors, sync, unwritable, write_text
 from fedhet.state import HASH_BYTES, DiskStore
 from fedhet.trees import Tree
 
@@ -104,6 +104,7 @@ class CheckpointFolder:
         tensors: Tree,
         needs: Needs,
         load: Callable[[int, int], Tree | None] | None,
+        room: int,
     ) -> None:
         """Write a checkpoint, and remove all but the last two.
 
@@ -114,9 +115,11 @@ class CheckpointFolder:
             tensors: the tensors of it.
             needs: the clients' states that belong to it.
             load: returns one of these; None where they are at their sites.
+            room: the bytes that the run itself still needs on this disk.
 
         Raises:
-            WriteError: it cannot be written; the earlier ones are as they were.
+            WriteError: it cannot be written, or leaves less room; the earlier ones are as they
+                were.
             ValueError: a state is missing.
         """
         folder = self.home / f"{round:06d}"
@@ -132,6 +135,8 @@ class CheckpointFolder:
             if self._best.exists():
                 _link(self._best, part / BEST)
             self._seal(part, {"round": round, "about": about, "states": states})
+            if (left := shutil.disk_usage(part).free) < room:
+                raise OSError(f"it leaves {left} bytes; the run's own files may need {room}")
             part.replace(folder)
             self._kept[round] = Checkpoint(folder, round, about, states)
             sync(self.home)
@@ -263,15 +268,6 @@ def sha256(path: Path, size: int | None = None, skip: int = 0) -> str:
 def _stated_hash(path: Path) -> str:
     with path.open("rb") as file:
         return file.read(HASH_BYTES).hex()
-
-
-def sync(path: Path) -> None:
-    """Put a file, or the names in a folder, on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _link(source: Path, target: Path) -> None:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from fedhet.strategy import FedStrategy
 
 log = logging.getLogger("fedhet")
+# Bytes that a run may still need beside its final models, and a new best one while it has the old.
+RECORDS = 2**20
 
 
 class Checkpoints:
@@ -125,6 +127,7 @@ class Checkpoints:
                 packer.tensors,
                 self._needs(),
                 self._store.load if self._store else None,
+                RECORDS + 2 * sum(map(trees.nbytes, self._strategy.weights.values())),
             )
         except (OSError, TypeError, ValueError) as error:
             log.warning("round %d has no checkpoint: %s", current.round, error)

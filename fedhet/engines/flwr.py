@@ -17,13 +17,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import psutil
 
 from fedhet.checkpoint.reopened import check_run
 from fedhet.config import pieces
@@ -44,7 +42,6 @@ STATES = "states"  # in the run folder: what the clients remember, while the run
 LOOK_SECONDS = 0.1  # between two looks at the run folder
 LAST_SECONDS = 1.0  # for the last lines of a log that is cut off
 FINISH_SECONDS = 300.0  # how long it may draw figures and give a tracker its files
-END_SECONDS = 10.0  # how long a process may take to end before it is killed
 SUPERLINK = '[superlink]\ndefault = "local"\n[superlink.local]\naddress = ":local:"\n'
 
 
@@ -74,7 +71,8 @@ def run(job: Job) -> Path:
         home = Path(stack.enter_context(temporary))
         environment = {**_environment(home, folder), **temporary.environment}
         stack.enter_context(_interruption_recorded(folder))
-        stack.enter_context(_processes_ended(temporary, environment, recorded_end))
+        # At once, because Flower's and Ray's own ends take up to a minute and then leave some.
+        stack.callback(temporary.end_processes)
         (home / "config.toml").write_text(SUPERLINK)
         run_config = home / "run.toml"
         run_config.write_text(run_entries, encoding="utf-8")
@@ -85,7 +83,8 @@ def run(job: Job) -> Path:
             "--run-config",
             str(run_config),
         ]
-        run_id = _submit(["run", str(app), "local", *options], environment, recorded_end)
+        command = ["run", str(app), "local", *options]
+        run_id = _submit(command, environment, recorded_end, temporary.end_processes)
         if not (end := recorded_end()):
             status, details = _status(run_id, environment)
             end = {"reason": f"Flower reports {status}: {details}"}
@@ -153,8 +152,19 @@ def _flwr(arguments: list[str]) -> list[str]:
     return [str(Path(sys.executable).parent / "flwr"), *arguments]
 
 
-def _submit(arguments: list[str], environment: dict[str, str], recorded_end: End) -> str:
+def _submit(
+    arguments: list[str],
+    environment: dict[str, str],
+    recorded_end: Callable[[], object],
+    end_processes: Callable[[], None],
+) -> str:
     """Submit the run, copy its log to stderr until it ends, and return its id.
+
+    Args:
+        arguments: of `flwr`.
+        environment: its environment.
+        recorded_end: whether the run folder has the end of the run.
+        end_processes: kills the command and all that it has started.
 
     Raises:
         RunFailed: Flower did not accept the run.
@@ -180,7 +190,7 @@ def _submit(arguments: list[str], environment: dict[str, str], recorded_end: End
                     break
         finally:
             if copy.is_alive():
-                process.kill()
+                end_processes()  # all of them: while one holds the pipe, it cannot be closed
                 copy.join(LAST_SECONDS)
     run_id = re.search(r"Successfully started run (\d+)", "".join(log))
     if not run_id or (process.returncode and ended == inf):
@@ -258,39 +268,3 @@ def _interruption_recorded(folder: Path) -> Iterator[None]:
             ended = {"status": "interrupted", "reason": "stopped by the user"}
             LastingJson(folder / "summary.json").write_last({**summary, **ended})
         raise
-
-
-# ---- the processes
-@contextmanager
-def _processes_ended(
-    temporary: TemporaryFolder, environment: dict[str, str], recorded_end: End
-) -> Iterator[None]:
-    """At the end, stop the SuperLink that `flwr run` has started, and all that belongs to it.
-
-    A server app that has not recorded the end of the run may still do so.
-    """
-    try:
-        yield
-    finally:
-        port = environment["FLWR_LOCAL_SUPERLINK_HTTP_API_PORT"]
-        for process in psutil.process_iter(["cmdline"]):
-            line = process.info["cmdline"] or []
-            superlink = any("flower-superlink" in part for part in line) and port in line
-            if superlink and not recorded_end():
-                end_tree(process)
-        temporary.end_processes()
-
-
-def end_tree(process: psutil.Process) -> None:
-    """Ask a process and its descendants to end; kill those that do not."""
-    try:
-        family = [process, *process.children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return
-    for member in family:
-        try:
-            member.terminate()
-        except psutil.NoSuchProcess:
-            continue
-    for member in psutil.wait_procs(family, timeout=END_SECONDS)[1]:
-        member.kill()

@@ -63,12 +63,18 @@ def _guard(folder: str) -> None:
 
 
 def _end_users(folder: str) -> None:
+    """Kill the folder's processes until there are none: one may just have started another."""
     import psutil  # here, so that a guard takes little time and memory
 
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):  # it has ended meanwhile, or is another user's
-            if process.environ().get(TAG) == folder:
-                process.kill()
+    deadline = time.monotonic() + SECONDS
+    found = True
+    while found and time.monotonic() < deadline:
+        found = False
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):  # it has ended meanwhile, or is another user's
+                if process.environ().get(TAG) == folder:
+                    process.kill()
+                    found = True
 
 
 if __name__ == "__main__":

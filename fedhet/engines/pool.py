@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 from fedhet.engines.shared import Reader, Writer
 from fedhet.engines.worker import work
 from fedhet.messages import Broadcast, Failure, Reply, payload
-from fedhet.process import signals_deferred, thread_names
+from fedhet.process import TOGETHER_SECONDS, signals_deferred, thread_names
 from fedhet.server import Clock
 from fedhet.state import DiskStore
 
@@ -182,8 +183,10 @@ class PoolCourier:
             with clock("upload"):
                 reply = self._receive(connection)
         except (EOFError, OSError):
-            msg = plan[position]
-            cause = f"its worker process died (exit code {self._remove(connection)})"
+            msg, code = plan[position], self._remove(connection)
+            if code == -signal.SIGTERM:  # as of a batch system, which sends it to us too
+                time.sleep(TOGETHER_SECONDS)
+            cause = f"its worker process died (exit code {code})"
             reply = Failure(msg.pid, msg.phase, msg.step, cause)
             connection = self._start()
         exchange.hold(position, reply)

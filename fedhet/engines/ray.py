@@ -10,7 +10,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,10 +29,6 @@ if TYPE_CHECKING:
     from flwr.common import Context
 
     from fedhet.job import Job
-
-# A worker that has died on this machine starts again, and a message that it met meanwhile is served
-# once more. In a cluster it could wait without end for a machine that is lost.
-RESTARTED = {"max_restarts": -1, "max_task_retries": 1}
 
 
 def run(job: Job) -> Path:
@@ -55,11 +51,8 @@ def run(job: Job) -> Path:
         Simulation(
             _client_fn(job.config),
             len(job.task.sizes),
-            resources={
-                "num_cpus": engine.num_cpus,
-                "num_gpus": engine.num_gpus,
-                **(RESTARTED if engine.address is None else {}),
-            },
+            resources={"num_cpus": engine.num_cpus, "num_gpus": engine.num_gpus},
+            replaced=engine.address is None,  # elsewhere that could wait for a machine that is lost
             init_args=init_args,
             nodes=job.strategy.nodes,
         ) as simulation,
@@ -78,7 +71,8 @@ def ray_arguments(address: str | None) -> Iterator[dict[str, Any]]:
         path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
         temporary = TemporaryFolder("fedhet-ray-")
         variables = {"PYTHONPATH": path, **temporary.environment}
-        with temporary as folder:
+        with temporary as folder, ExitStack() as stack:
+            stack.callback(temporary.end_processes)  # one that a signal has met ends in seconds
             yield {
                 "address": "local",  # not one that RAY_ADDRESS or an earlier `ray start` names
                 "include_dashboard": False,

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from fedhet.engines.contexts import PassingStates
 from fedhet.errors import RunFailed
 from fedhet.flower.nodes import Nodes
+from fedhet.process import TOGETHER_SECONDS
 
 if TYPE_CHECKING:
     from flwr.client import Client
@@ -43,6 +44,7 @@ class Simulation:
         client_fn: what each client's process calls for a message.
         clients: their number.
         resources: `num_cpus` and `num_gpus` of each.
+        replaced: whether a client's process that has died is replaced.
         init_args: the arguments of `ray.init`.
         nodes: learns when no node will answer any more.
 
@@ -56,12 +58,14 @@ class Simulation:
         clients: int,
         *,
         resources: dict[str, float],
+        replaced: bool,
         init_args: dict[str, Any],
         nodes: Nodes,
     ) -> None:
         self._client_fn = client_fn
         self._clients = clients
         self._resources = resources
+        self._replaced = replaced
         self._init_args = init_args
         self._nodes = nodes
         self.states = PassingStates()
@@ -141,7 +145,7 @@ class Simulation:
             if not self._served.is_set():
                 ray.init(**self._init_args)  # Flower then does not start Ray in its own way
             if not self._served.is_set():
-                with _own_backend(self._actors, self.states):
+                with _own_backend(self._actors, self.states, self._served, self._replaced):
                     run_simulation(
                         self._server_app(),
                         ClientApp(client_fn=self._client_fn),
@@ -176,11 +180,14 @@ class Simulation:
 
 # ---- Flower's ways
 @contextmanager
-def _own_backend(actors: list[Any], states: PassingStates) -> Iterator[None]:
+def _own_backend(
+    actors: list[Any], states: PassingStates, served: threading.Event, replaced: bool
+) -> Iterator[None]:
     """Let Flower serve messages by the actors, the clients' processes, that it puts into the list.
 
     Flower's own backend gives further messages to an actor that is lost, which fails them all. And
-    in the end it asks each actor to terminate, which each logs; Ray ends them anyway.
+    in the end it asks each actor to terminate, which each logs; Ray ends them anyway. Ray itself
+    could restart an actor, but would then serve its message again, even where the run is ending.
     """
     import ray
     from flwr.server.superlink.fleet.vce.backend import raybackend
@@ -195,16 +202,22 @@ def _own_backend(actors: list[Any], states: PassingStates) -> Iterator[None]:
 
         def process_message(self, message: Any, context: Any) -> tuple[Any, Any]:
             actor = self._take()
-            lost = False
             try:
                 client = str(context.node_config["partition-id"])
                 states.sending(context)
                 _, *answer = ray.get(actor.run.remote(self.app_fn, message, client, context))
             except ray.exceptions.RayActorError:
-                lost = "max_restarts" not in self.client_resources
+                # What has ended the actor may also end the run, which has then not failed.
+                if served.wait(TOGETHER_SECONDS) or not replaced:
+                    actors.remove(actor)
+                    actor = None
+                else:
+                    ray.kill(actor)  # it may be just out of reach
+                    actors[actors.index(actor)] = actor = self.pool.create_actor_fn()
                 raise
             finally:
-                actors.remove(actor) if lost else self.idle.put(actor)
+                if actor is not None:
+                    self.idle.put(actor)
             states.received(answer[1])
             return answer[0], answer[1]
 

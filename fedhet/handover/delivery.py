@@ -27,7 +27,6 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from fedhet import trees
-from fedhet.checkpoint.folder import sync
 from fedhet.client import DELIVER, FINETUNE_EPOCHS, FedClient, evaluated_views
 from fedhet.errors import ConfigError
 from fedhet.evaluation import evaluation_messages, evaluation_moment
@@ -37,6 +36,7 @@ from fedhet.record.files import (
     fitting,
     read_tensors,
     save_tensors,
+    sync,
     unwritable,
     write_json,
     write_text,

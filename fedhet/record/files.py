@@ -84,6 +84,15 @@ def _plain(value: Any) -> Any:
     return [_plain(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
+def sync(path: Path) -> None:
+    """Put a file, or the names in a folder, on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def save_tensors(path: Path, tree: Tree) -> None:
     """Write a safetensors file with the mode that every new file has here.
 
@@ -176,7 +185,7 @@ class LastingJson:
             raise unwritable(self._path, error) from error
 
     def write_last(self, value: Any) -> None:
-        """Write the file into the room that was taken for it.
+        """Write the file into the room that was taken for it, and put it on the disk.
 
         Raises:
             WriteError: the file cannot be written; it is as it was.
@@ -188,6 +197,8 @@ class LastingJson:
             with self._spare.open("r+b") as file:
                 file.write(as_json(value, indent=1).encode())
                 file.truncate()
+            sync(self._spare)
             self._spare.replace(self._path)
+            sync(self._path.parent)
         except OSError as error:
             raise unwritable(self._path, error) from error

@@ -24,6 +24,8 @@ from fedhet.record.files import (
     append_line,
     as_json,
     save_tensors,
+    sync,
+    unwritable,
     write_json,
     write_text,
     written,
@@ -222,7 +224,7 @@ class Recorder:
             RunFailed: the run has ended well, but a file cannot be written.
         """
         well = status == "ok"
-        problem = self._save_weights(strategy)
+        problem = self._save_weights(strategy, lasting=well)
         if problem and well:
             status, reason = "failed", problem
         elif problem and problem != reason:
@@ -247,13 +249,23 @@ class Recorder:
         if problem and well:
             raise RunFailed(problem, str(self.folder))
 
-    def _save_weights(self, strategy: FedStrategy) -> str | None:
-        """Save the final weights, or return why that is not possible."""
+    def _save_weights(self, strategy: FedStrategy, *, lasting: bool) -> str | None:
+        """Save the final weights, or return why that is not possible.
+
+        If they are lasting, they and the other models are on the disk before summary.json says so.
+        """
         try:
             for slot, tree in strategy.weights.items():
                 save_tensors(self.folder / f"{slot}.safetensors", tree)
+            if lasting:
+                personal = (self.folder / "personal").rglob("*")
+                models = self.folder.glob("*.safetensors")
+                for path in (*models, *personal, self.folder / "rounds.jsonl", self.folder):
+                    sync(path)
         except WriteError as error:
             return str(error)
+        except OSError as error:
+            return str(unwritable(path, error))
         return None
 
     def _record_end(self, **entries: Any) -> str | None:

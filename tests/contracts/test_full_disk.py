@@ -8,10 +8,12 @@ import json
 import logging
 import os
 import resource
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet
@@ -28,6 +30,7 @@ from fedhet.data.toy import toy_task
 from fedhet.engines import shared
 from fedhet.errors import WriteError
 from fedhet.messages import Update
+from fedhet.record.files import LastingJson
 from fedhet.state import DiskStore
 
 # What a run writes before its figures, except for a Parquet file: where that does not fit, the
@@ -221,6 +224,58 @@ def test_from_python_too(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(fedhet.ConfigError, match="file/run cannot be created"):
         fedhet.run([f"hydra.run.dir={tmp_path}/file/run"], task=toy_task())
+
+
+# ---- what is on the disk when a run says that it has ended well
+def test_a_run_that_has_ended_well_is_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the power fails afterwards, what summary.json speaks of is there."""
+    lasting: set[str] = set()
+    ended: list[set[str]] = []
+    fsync, replace = os.fsync, Path.replace
+
+    def synced(descriptor: int) -> None:
+        lasting.add(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
+        fsync(descriptor)
+
+    def replaced(self: Path, target: Path) -> Path:
+        lasting.discard(str(target))
+        if str(self) in lasting:
+            lasting.add(str(target))
+        return replace(self, target)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(Path, "replace", replaced)
+    write_last = LastingJson.write_last
+
+    def last(self: LastingJson, value: Any) -> None:
+        ended.append(set(lasting))
+        write_last(self, value)
+        ended.append(set(lasting))
+
+    monkeypatch.setattr(LastingJson, "write_last", last)
+    folder = tmp_path / "run"
+    run = fedhet.run(["method=ditto", "rounds=2", f"hydra.run.dir={folder}"], task=toy_task())
+    assert run.summary["status"] == "ok"
+    before, after = ended
+    names = {str(path) for path in folder.rglob("*.safetensors")}
+    assert names | {str(folder), str(folder / "rounds.jsonl")} <= before
+    assert {str(folder / "summary.json"), str(folder)} <= after
+
+
+@pytest.mark.parametrize("free", [2**20, 2**30])
+def test_a_checkpoint_leaves_the_room_that_the_run_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, free: int
+) -> None:
+    """On a disk with so many free bytes once a checkpoint is written."""
+    usage = shutil.disk_usage(tmp_path)._replace(free=free)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    lines = ["method=fedavg", "rounds=2", "checkpoint.every=0", f"hydra.run.dir={tmp_path / 'run'}"]
+    assert fedhet.run(lines, task=toy_task()).summary["status"] == "ok"
+    written = list((tmp_path / "run" / "checkpoints").glob("0*"))
+    assert len(written) == (2 if free == 2**30 else 0)
+    assert ("it leaves 1048576 bytes" in caplog.text) == (free == 2**20)
 
 
 # ---- other files of a run

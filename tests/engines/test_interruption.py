@@ -6,15 +6,28 @@ import json
 import multiprocessing
 import os
 import signal
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
+import psutil
 import pytest
+import ray
+from flwr.server.superlink.fleet.vce.backend import raybackend
 from foreground import Foreground, last_lines
 
 from fedhet.cli import main as cli
-from fedhet.messages import Broadcast
+from fedhet.client import FedClient
+from fedhet.config import compose
+from fedhet.data.toy import toy_task
+from fedhet.engines import flwr, pool, simulation
+from fedhet.engines.guard import TAG, TemporaryFolder
+from fedhet.engines.pool import PoolCourier
+from fedhet.job import Job
+from fedhet.messages import Broadcast, Reply
 from fedhet.methods.fednorm import FedNormPlugin
 from fedhet.server import Clock
 
@@ -166,10 +179,97 @@ def test_a_run_for_which_ray_is_just_being_started(tmp_path: Path, how: str, pro
 
 
 @pytest.mark.matrix
-def test_a_run_through_flwr_run(tmp_path: Path) -> None:
+def test_a_signal_that_meets_rays_workers_before_the_run(
+    tmp_path: Path, endless_client: list[str]
+) -> None:
+    """As from a batch system, which sends it to all processes: no message is served again."""
+    with Foreground(tmp_path / "run", *endless_client) as run:
+        run.wait_until(lambda: any((tmp_path / "began").iterdir()))
+        for process in run.processes():
+            if "ClientAppActor" in " ".join(process.cmdline()):
+                process.terminate()
+        run.wait_until(lambda: "A worker died" in run.output)
+        run.terminate()
+        assert run.end() == 130, run.output
+        assert "retried" not in run.output
+        summary = json.loads((run.folder / "summary.json").read_text())
+        assert (summary["status"], summary["reason"]) == ("interrupted", "stopped by the user")
+
+
+@pytest.mark.parametrize("interrupted", [True, False])
+@pytest.mark.parametrize("replaced", [True, False])
+def test_an_actor_that_dies_is_replaced_unless_the_run_is_interrupted(
+    monkeypatch: pytest.MonkeyPatch, interrupted: bool, replaced: bool
+) -> None:
+    """Its message fails, and is not served again. The actors are mocks, as is Ray."""
+    served = threading.Event()
+    old, new = Mock(), Mock()
+
+    def dead(*args: object) -> None:
+        if interrupted:
+            served.set()
+        raise ray.exceptions.RayActorError
+
+    monkeypatch.setattr(simulation, "TOGETHER_SECONDS", 0.01)
+    monkeypatch.setattr(ray, "get", dead)
+    monkeypatch.setattr(ray, "kill", lambda actor: None)
+    actors: list[Mock] = []
+    with simulation._own_backend(actors, Mock(), served, replaced):
+        backend: Any = object.__new__(raybackend.RayBackend)
+        monkeypatch.setattr(raybackend.RayBackend.__base__, "build", lambda *args: None)
+        backend.pool, backend.app_fn = Mock(pool=[old]), None
+        backend.pool.create_actor_fn.return_value = new
+        backend.build(None)
+    with pytest.raises(ray.exceptions.RayActorError):
+        backend.process_message(None, Mock(node_config={"partition-id": 0}))
+    old.run.remote.assert_called_once()
+    new.run.remote.assert_not_called()
+    assert actors == ([new] if replaced and not interrupted else [])
+    assert backend.idle.qsize() == len(actors)
+
+
+def terminate_worker(self: FedClient, msg: Broadcast) -> Reply:
+    os.kill(os.getpid(), signal.SIGTERM)
+    raise AssertionError
+
+
+def test_a_signal_that_meets_a_worker_before_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As from a batch system, which sends it to all processes."""
+    monkeypatch.setattr(FedClient, "handle", terminate_worker)
+    monkeypatch.setattr(pool.time, "sleep", lambda seconds: signal.raise_signal(signal.SIGINT))
+    job = Job(compose(["method=fedavg"]), toy_task(2))
+    with PoolCourier(1, job, tmp_path) as courier, pytest.raises(KeyboardInterrupt):
+        list(courier.exchange(job.strategy.plan(1), Clock()))
+
+
+@pytest.mark.timeout(60)
+def test_what_flwr_run_has_started_ends_although_it_does_not_listen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Such as a daemon that holds the pipe of `flwr run`, and ignores that it is to end."""
+    monkeypatch.setattr(flwr, "_flwr", lambda arguments: arguments)
+    deaf = ["bash", "-c", "trap '' TERM; sleep 600 & echo started; wait"]
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    temporary = TemporaryFolder("fedhet-test-")
+    with temporary as folder:
+        environment = {**os.environ, **temporary.environment}
+        with pytest.raises(KeyboardInterrupt):
+            flwr._submit(deaf, environment, interrupted, temporary.end_processes)
+        variables = [process.info["environ"] or {} for process in psutil.process_iter(["environ"])]
+        assert folder not in [some.get(TAG) for some in variables]
+
+
+@pytest.mark.matrix
+@SIGNALS
+def test_a_run_through_flwr_run(tmp_path: Path, how: str) -> None:
     with Foreground(tmp_path / "run", *ENDLESS, "engine=flwr", "engine.workers=2") as run:
         run.wait_until(run.has_rounds)
-        run.press_ctrl_c()
+        run.press_ctrl_c() if how == "ctrl-c" else run.terminate()
         assert run.end() == 130, run.output
         assert "Traceback" not in run.output
         summary = json.loads((run.folder / "summary.json").read_text())

@@ -15,6 +15,7 @@ from fedhet.data.moments import Moments, joined, moments
 from fedhet.errors import DataError, Rejected
 from fedhet.privacy.counts import withheld
 from fedhet.task import Samples
+from fedhet.trees import LARGEST
 
 MIN_COUNT = 10  # a site reports no smaller number of samples of a class, unless it says otherwise
 MOST_SAMPLES = 10**12
@@ -154,21 +155,22 @@ def _check_moments(declared: Declaration, site: str, train: int, found: Any) -> 
         one = found[name]
         good = good and isinstance(one, dict) and set(one) == {"count", "mean", "squares"}
         good = good and type(one["count"]) is int and one["count"] == count
-        good = good and _numbers(one["mean"], columns) and _numbers(one["squares"], columns)
+        good = good and _numbers(one["mean"], columns)
+        good = good and _numbers(one["squares"], columns, count * LARGEST**2)
         good = good and min(one["squares"]) >= 0
     if not good:
         raise Rejected(
             "wrong content",
-            f"site {site!r}: the moments of its training samples are not finite numbers for each"
-            " column or channel",
+            f"site {site!r}: the moments of its training samples are not numbers, those of values"
+            f" of at most {LARGEST:g}, for each column or channel",
         )
 
 
-def _numbers(values: Any, count: int) -> bool:
+def _numbers(values: Any, count: int, most: float = LARGEST) -> bool:
     return (
         isinstance(values, list)
         and len(values) == count
-        and all(type(value) is float and math.isfinite(value) for value in values)
+        and all(type(value) is float and abs(value) <= most for value in values)
     )
 
 
@@ -214,7 +216,7 @@ def read_statistics(declared: Declaration, value: Any) -> dict[str, list[float]]
     """The agreed statistics as a site receives them.
 
     Raises:
-        Rejected: they are not finite numbers in the place of those that are "auto".
+        Rejected: they are not numbers of at most LARGEST in the place of those that are "auto".
     """
     good = isinstance(value, dict) and set(value) == set(declared.auto)
     for key in declared.auto if good else ():
