@@ -10,6 +10,7 @@ from typing import Any
 import pandas as pd
 
 from fedhet.errors import clean
+from fedhet.experiment.code import short
 from fedhet.report.document import NOTHING, Entry, Section, Table, number, plain
 from fedhet.report.folders import DIVERGED, FAILED, FINISHED, Cell, Values
 from fedhet.report.study import Study
@@ -102,17 +103,18 @@ def _text(value: Any) -> str:
 
 
 def mixed_code(study: Study) -> list[str]:
-    """A warning if the runs were made by several versions of the code.
+    """A warning if the runs and trials were made by several versions of the code.
 
     Commits do not count: another one may have the same code.
     """
+    trials = [cell for cell in study.results.source.cells if cell.trial and cell.counts]
     versions = Counter(
         " ".join(
-            f"{name} {str(cell.code[name])[:9]}"
+            f"{name} {short(cell.code[name])}"
             for name in ("version", "digest")
             if cell.code.get(name)
         )
-        for cell in study.cells
+        for cell in [*study.cells, *trials]
         if cell.code
     )
     kinds: Counter[str] = Counter()
@@ -121,7 +123,8 @@ def mixed_code(study: Study) -> list[str]:
     for counts in (versions, kinds):
         if len(counts) > 1:
             told = "; ".join(f"{clean(name)} in {count}" for name, count in counts.items())
-            return [f"The runs were made by different versions of the code: {told}."]
+            what = "runs and trials" if trials else "runs"
+            return [f"The {what} were made by different versions of the code: {told}."]
     return []
 
 

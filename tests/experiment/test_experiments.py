@@ -16,7 +16,7 @@ from experiment.mine import SMALL, run, written
 
 import fedhet
 from fedhet.cli import main
-from fedhet.experiment.code import Code
+from fedhet.experiment import code
 
 pytestmark = pytest.mark.usefixtures("own_process")
 Write = Callable[..., None]
@@ -129,8 +129,9 @@ def test_other_code_is_never_mixed_in_unseen(
     write(TWO)
     assert run("seed=0") == 0
     before = written()
-    other = Code("0.0.9", "f" * 40, "0123456789abcdef")
-    monkeypatch.setattr(Code, "current", lambda: other)
+    monkeypatch.setattr(code, "digest", lambda: "0123456789abcdef")
+    monkeypatch.setattr(code, "_commit", lambda: "f" * 40)
+    monkeypatch.setattr(code, "_version", lambda package: "0.0.9")
     assert run() == 2
     err = capsys.readouterr().err
     assert "2 of the 4 runs were made by other code" in err
@@ -243,7 +244,7 @@ def test_a_refused_command_changes_nothing(write: Write, monkeypatch: pytest.Mon
     assert run() == 0
     before = record()
     assert before["tuned"]
-    monkeypatch.setattr(Code, "current", lambda: Code("0.0.9", None, "0123456789abcdef"))
+    monkeypatch.setattr(code, "digest", lambda: "0123456789abcdef")
     assert run() == 2
     assert record() == before
 
