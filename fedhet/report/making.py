@@ -11,12 +11,12 @@ import pandas as pd
 
 from fedhet.errors import clean
 from fedhet.experiment.code import short
+from fedhet.experiment.tuning import FEWEST_OF_A_GRID
 from fedhet.report.document import NOTHING, Entry, Section, Table, number, plain
 from fedhet.report.folders import DIVERGED, FAILED, FINISHED, Cell, Values
 from fedhet.report.study import Study
 
 LONGEST_CONFIG = 40_000
-FEWEST_OF_A_GRID = 2  # values, of which none lies inside
 
 
 def making_section(study: Study) -> Section:
@@ -146,6 +146,27 @@ def _empty(value: Any) -> bool:
     return value is None or (isinstance(value, float) and value != value)
 
 
+def methods_table(study: Study) -> Table | None:
+    """What each method was run with, where the methods differ; None if they do not."""
+    own: dict[str, dict[str, Any]] = {}
+    for cell in study.cells:
+        method = study.place(cell)[0]
+        before = own.get(method, cell.overrides).items()
+        own[method] = {k: v for k, v in before if cell.overrides.get(k) == v}
+    shared = set.intersection(*(set(lines.items()) for lines in own.values()))
+    data = [
+        (method, " ".join(f"{k}={v}" for k, v in lines.items() if (k, v) not in shared))
+        for method, lines in own.items()
+    ]
+    if not any(text for _, text in data):
+        return None
+    heads = [study.compare, "settings"]
+    rows = [[Entry(method), Entry(clean(text))] for method, text in data]
+    caption = "The settings of each method that it has in all of its runs, and others have not."
+    frame = pd.DataFrame(data, columns=heads)
+    return Table("methods", "What the methods were run with", caption, heads, rows, frame)
+
+
 def tuning_table(study: Study) -> Table | None:
     """The tuned values by method and setting; None if nothing was tuned."""
     experiment = study.results.source.experiment
@@ -191,8 +212,8 @@ def tuning_table(study: Study) -> Table | None:
     caption = (
         "The values that were tuned, chosen by the score on the clients' validation data, never by"
         " test data, with seeds that are not reported. A value at the edge of its grid may not be"
-        " the best one. Of an interval and of a single value it is not known whether a better one"
-        " lies beyond; names have no edge. Trials that were interrupted, or whose records are"
+        " the best one. Of an interval, and of one or two values, it is not known whether a better"
+        " one lies beyond; names have no edge. Trials that were interrupted, or whose records are"
         " damaged, count as not run."
     )
     return Table("tuned", "Tuned values", caption, heads, rows, pd.DataFrame(data))
