@@ -29,6 +29,10 @@ class UnknownChoice(ConfigError):
     """A group has no choice of this name on this machine."""
 
 
+class OtherCode(ConfigError):
+    """The code is not that with which the experiment began."""
+
+
 class DataError(ValueError):
     """A data file is missing or damaged.
 

@@ -276,7 +276,7 @@ class Selection:
             self._recorder.keep_best(self._strategy)
         current = self._strategy.current
         if self._stop and self._stop(value) and current.step < current.entry.rounds:
-            log.info(
+            log.warning(  # the level that a run shows
                 "training stops after round %d: %s in a row without a better validation",
                 current.step,
                 counted(self._stop.stale, "evaluation"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -10,8 +11,9 @@ from fedhet.cli.errors import DEGRADED, FAILED, report_error, say
 from fedhet.cli.launch import HydraTask, apply_hydra, launch, warm
 from fedhet.config import resuming
 from fedhet.config.lines import key_of
-from fedhet.errors import ConfigError, clean
+from fedhet.errors import ConfigError, OtherCode, clean
 from fedhet.experiment import definition
+from fedhet.experiment.code import Code
 from fedhet.experiment.definition import Experiment
 from fedhet.experiment.folder import count
 
@@ -50,7 +52,7 @@ def run(experiment: Experiment, flags: list[str]) -> tuple[int, Path]:
     own = [f"{key}={value}" for key, value in presets.items() if key not in keys]
     flags = [flag for flag in flags if flag not in ("-m", "--multirun")]
     print(f"experiment {experiment.name}: checking its runs", file=sys.stderr)
-    task = HydraTask(experiment)
+    task = HydraTask(experiment, Code.current())
     overrides = [f"experiment={experiment.name}", *own, *given]
     warm(overrides)
     try:
@@ -61,6 +63,12 @@ def run(experiment: Experiment, flags: list[str]) -> tuple[int, Path]:
             print("interrupted; the report of what is there follows", file=sys.stderr)
             _report(experiment, task)
         raise
+    except OtherCode:
+        if experiment.on_other_code != "rerun":
+            raise
+        print("the code has changed: the command starts again, with the new one", file=sys.stderr)
+        sys.stdout.flush()
+        os.execv(sys.executable, sys.orig_argv)
     outcome, folder = task.outcome, task.started
     assert outcome is not None and folder is not None  # the sweeper has set them
     reported = _report(experiment, task)

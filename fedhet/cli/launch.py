@@ -21,7 +21,7 @@ from fedhet.cli.errors import DEGRADED, FAILED, drop_output, report_error, say
 
 # Composition by name: a launcher's process, which unpickles HydraTask, needs its resolvers.
 from fedhet.config import catalogue, composition, resuming
-from fedhet.errors import ConfigError, RunFailed, uncreatable
+from fedhet.errors import ConfigError, OtherCode, RunFailed, uncreatable
 from fedhet.experiment import folder as cell_folder
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from fedhet.config import Config
+    from fedhet.experiment.code import Code
     from fedhet.experiment.definition import Experiment
     from fedhet.experiment.progress import Outcome
     from fedhet.record.results import Run
@@ -147,13 +148,15 @@ class HydraTask:
         failures: the names of the jobs that failed.
         degraded: whether a job has lost more replies than it was allowed.
         experiment: the experiment to which the jobs belong, or None.
+        made_by: the code with which it began.
         started: its folder, as soon as it has one.
         outcome: what has become of it, at its end.
         heard_of: the errors of jobs that a launcher has run in other processes.
     """
 
-    def __init__(self, experiment: Experiment | None = None) -> None:
+    def __init__(self, experiment: Experiment | None = None, made_by: Code | None = None) -> None:
         self.experiment = experiment
+        self.made_by = made_by
         self.started: Path | None = None
         self.outcome: Outcome | None = None
         self.pid = os.getpid()
@@ -193,7 +196,8 @@ class HydraTask:
         try:
             settings = composition.from_hydra_job(cfg)
             if resuming.is_cell(output_dir):
-                with cell_folder.recorded(output_dir):
+                keep = self.experiment is None or self.experiment.on_other_code == "keep"
+                with cell_folder.recorded(output_dir, any_code=keep):
                     run = _run(cell_folder.as_cell(settings, output_dir))
             else:
                 run = _run(settings)
@@ -204,6 +208,11 @@ class HydraTask:
         except BrokenPipeError:  # the run is complete, and a sweep goes on
             drop_output()
             return NAN
+        except OtherCode:
+            folder = None
+            if os.getpid() != self.pid:
+                raise
+            return NAN  # as all that follow: the experiment tells it once
         except Exception as error:
             folder = Path(error.folder) if isinstance(error, RunFailed) and error.folder else None
             if os.getpid() != self.pid:

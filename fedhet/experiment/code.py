@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import subprocess
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -25,9 +26,7 @@ class Code:
         version: that of the package fedhet.
         commit: the commit of the repository to which its files belong; None if there is none, as
             for a package that is installed inside of somebody's repository.
-        digest: 16 hex digits of fedhet's source files, of conf/ and the folders of one's own pieces
-            without their experiments, of the source files of the packages whose classes a
-            configuration may name, and of the versions of torch, NumPy and scikit-learn.
+        digest: that of the files, as `digest` computes it.
     """
 
     version: str
@@ -36,13 +35,8 @@ class Code:
 
     @classmethod
     def current(cls) -> Code:
-        """That of this process."""
-        state = hashlib.sha256()
-        for name, path in _files():
-            content = path.read_bytes()
-            state.update(f"{name}\0{len(content)}\0".encode() + content)
-        state.update(" ".join(map(_version, _PACKAGES)).encode())
-        return cls(_version("fedhet"), _commit(), state.hexdigest()[:16])
+        """That of the files as they are now."""
+        return cls(_version("fedhet"), _commit(), digest())
 
     def record(self) -> dict[str, Any]:
         """The entries in a record."""
@@ -57,7 +51,41 @@ class Code:
         """The entries as a user reads them."""
         commit = record.get("commit")
         at = f" at commit {commit[:7]}" if isinstance(commit, str) else ""
-        return f"fedhet {record.get('version')}{at}, code {str(record.get('digest'))[:8]}"
+        return f"fedhet {record.get('version')}{at}, code {short(record.get('digest'))}"
+
+
+def digest() -> str:
+    """Compute the digest of the code on the disk, without git: a run does so twice.
+
+    Returns:
+        16 hex digits of fedhet's source files, of conf/ and the folders of one's own pieces without
+        their experiments, of the source files of the packages whose classes a configuration may
+        name, and of the versions of torch, NumPy and scikit-learn.
+    """
+    state = hashlib.sha256()
+    for name, path in _files():
+        with suppress(FileNotFoundError):  # removed since the folder was listed
+            content = path.read_bytes()
+            state.update(f"{name}\0{len(content)}\0".encode() + content)
+    state.update(" ".join(map(_version, _PACKAGES)).encode())
+    return state.hexdigest()[:16]
+
+
+def joined(record: Mapping[str, Any], found: str) -> dict[str, Any]:
+    """The record of a run that was begun with one code and has found another digest on its way.
+
+    A process imports modules when it needs them, so that the run may have used parts of both. Its
+    digest names both, and equals that of no code.
+    """
+    began = str(record.get("digest"))
+    if found == began or short(found) in began.split("+"):
+        return dict(record)
+    return {**record, "commit": None, "digest": f"{short(began)}+{short(found)}"}
+
+
+def short(digest: object) -> str:
+    """The digest, or those that it joins, as users read it."""
+    return "+".join(part[:8] for part in str(digest).split("+"))
 
 
 def _files() -> Iterator[tuple[str, Path]]:

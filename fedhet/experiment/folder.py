@@ -2,7 +2,7 @@
 
 experiment.json   the axes, what was tuned, and every cell
 cells/<name>/     the run folder of a cell, and in it
-  cell.json       whether it is running, finished or failed, and which code ran it
+  cell.json       whether it is running, finished or failed, and the code that its process found
   log.txt         what its process has printed, if it had one of its own
 report/           the report
 """
@@ -23,7 +23,8 @@ from fedhet.config import composition
 from fedhet.config.composition import Config
 from fedhet.config.lines import key_of, value_of
 from fedhet.config.resuming import CELL
-from fedhet.errors import ConfigError, DataError, has_diverged, reason_of
+from fedhet.errors import ConfigError, DataError, OtherCode, has_diverged, reason_of
+from fedhet.experiment import code as code_files
 from fedhet.experiment.cells import Cell
 from fedhet.experiment.code import Code
 from fedhet.experiment.definition import Experiment
@@ -36,6 +37,10 @@ POOLED = "partition.pool_test"
 TEST_KNOWN = (
     "The clients' own test parts are drawn anew with each seed, so that some of their samples were"
     " training or validation data of the trials; the choice saw no test score."
+)
+CHOOSE = (
+    "Choose on_other_code=keep to keep what other code has made, on_other_code=rerun to run it"
+    " again, or another folder by hydra.sweep.dir=<folder>"
 )
 REASONS = {
     None: "it has not been run",
@@ -84,9 +89,7 @@ class ExperimentFolder:
             theirs = states[other[0]].get("code", {})
             raise ConfigError(
                 f"{self.path}: {len(other)} of the {len(cells)} runs were made by other code"
-                f" ({Code.text(theirs)}; now {Code.text(self._code.record())}). Choose"
-                " on_other_code=keep to keep them, on_other_code=rerun to run them again, or"
-                " another folder by hydra.sweep.dir=<folder>"
+                f" ({Code.text(theirs)}; now {Code.text(self._code.record())}). {CHOOSE}"
             )
         kept = self._experiment.on_other_code == "keep"
         return [c for c in cells if c not in finished or (c in other and not kept)]
@@ -109,6 +112,29 @@ class ExperimentFolder:
                 shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True, exist_ok=True)
             _write_cell(folder, WAITING, self._code.record())
+
+    def refuse_change(self, cells: Sequence[Cell]) -> None:
+        """Refuse that the code has changed while these cells were to run.
+
+        Raises:
+            OtherCode: some of them were not run, or not by the experiment's code alone, and the
+                setting is not "keep".
+        """
+        now = Code.current()
+        if self._experiment.on_other_code == "keep" or now.digest == self._code.digest:
+            return
+        states = [_state(self.path / cell.folder) for cell in cells]
+        whole = [
+            self._code.is_that_of(state.get("code", {}))
+            for state in states
+            if state.get("status") == FINISHED
+        ]
+        if left := len(cells) - sum(whole):
+            raise OtherCode(
+                f"{self.path}: the code has changed while the experiment ran"
+                f" ({Code.text(self._code.record())}; now {Code.text(now.record())}), and {left} of"
+                f" the last {len(cells)} runs were not made by the first alone. {CHOOSE}"
+            )
 
     def missing_reasons(self, cells: Sequence[Cell]) -> dict[Cell, str]:
         """Return the cells that are not there, each with the reason."""
@@ -218,21 +244,38 @@ def as_cell(settings: Config, folder: Path) -> Config:
 
 
 @contextmanager
-def recorded(folder: Path) -> Iterator[None]:
-    """Keep cell.json while the block runs the cell."""
+def recorded(folder: Path, *, any_code: bool) -> Iterator[None]:
+    """Keep cell.json while the block runs the cell.
+
+    Args:
+        folder: the cell's, in whose cell.json is the experiment's code.
+        any_code: whether it may run with other code.
+
+    Raises:
+        OtherCode: it may not, and the files have changed, or this machine has others.
+    """
     code = _read(folder / CELL).get("code", {})
-    _write_cell(folder, RUNNING, code)
+    found = code_files.joined(code, code_files.digest())
+    if found != code and not any_code:
+        reason = f"its process has found other code ({Code.text(code)}; now {Code.text(found)})"
+        _write_cell(folder, WAITING, code, reason)
+        raise OtherCode(reason)
+
+    def ends(status: str, reason: str | None = None) -> None:
+        _write_cell(folder, status, code_files.joined(found, code_files.digest()), reason)
+
+    _write_cell(folder, RUNNING, found)
     try:
         yield
     except Exception as error:
         reason = reason_of(error)
         # That a method diverges is a result, which the same run would have again.
-        _write_cell(folder, FINISHED if has_diverged(reason) else FAILED, code, reason)
+        ends(FINISHED if has_diverged(reason) else FAILED, reason)
         raise
     except BaseException:
-        _write_cell(folder, WAITING, code, "it was interrupted")
+        ends(WAITING, "it was interrupted")
         raise
-    _write_cell(folder, FINISHED, code)
+    ends(FINISHED)
 
 
 def record_failure(folder: Path, reason: str) -> None:

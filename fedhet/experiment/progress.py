@@ -47,7 +47,12 @@ class Outcome:
 
 
 def run(
-    experiment: Experiment, path: Path, launch: Launch, started: Started, find_data: Find
+    experiment: Experiment,
+    path: Path,
+    code: Code,
+    launch: Launch,
+    started: Started,
+    find_data: Find,
 ) -> Outcome:
     """Run the cells of an experiment that are not there yet.
 
@@ -57,12 +62,14 @@ def run(
     Args:
         experiment: the experiment.
         path: its folder, which is created if it does not exist.
+        code: the code with which the command began, before it imported what runs need.
         launch: runs cells.
         started: is told when the first cell is about to start.
         find_data: looks for the data of the cells that are missing, before any of them starts.
 
     Raises:
         ConfigError: a cell's settings are wrong, or the folder cannot be used; nothing was run.
+        OtherCode: the code has changed meanwhile; no more was run.
         DataError: data are missing; nothing was run.
     """
     if experiment.tuning:
@@ -80,7 +87,7 @@ def run(
         raise uncreatable("hydra.sweep.dir", path, error) from error
     lock = Lock(path, "experiment")
     try:
-        return _Progress(experiment, path, launch).run(started, find)
+        return _Progress(experiment, path, code, launch).run(started, find)
     finally:
         lock.release()
 
@@ -88,9 +95,9 @@ def run(
 class _Progress:
     """An experiment whose folder is locked."""
 
-    def __init__(self, experiment: Experiment, path: Path, launch: Launch) -> None:
+    def __init__(self, experiment: Experiment, path: Path, code: Code, launch: Launch) -> None:
         self._experiment = experiment
-        self._folder = ExperimentFolder(path, experiment, Code.current())
+        self._folder = ExperimentFolder(path, experiment, code)
         self._launch = launch
         self._trials = cells.trials(experiment)
 
@@ -135,6 +142,7 @@ class _Progress:
         if todo:
             self._folder.prepare(todo)
             self._launch(todo)
+            self._folder.refuse_change(todo)
 
 
 def _choose(

@@ -15,6 +15,8 @@ from typing import Any
 
 from fedhet.errors import ConfigError
 
+FEWEST_OF_A_GRID = 3  # values: of fewer, none lies inside
+
 
 @dataclass(frozen=True)
 class Interval:
@@ -165,10 +167,13 @@ def best(scores: Mapping[int, Sequence[float | None]]) -> tuple[int, float] | No
 
 
 def at_the_edge(point: Point, space: Space) -> list[str]:
-    """The settings of which an outermost value was chosen: a better one may lie beyond it."""
+    """The settings of which an outermost value was chosen: a better one may lie beyond it.
+
+    Of fewer than three values each is an outermost one, which tells nothing.
+    """
 
     def edge(key: str, values: Any) -> bool:
-        numbers = not isinstance(values, Interval) and len(values) > 1
+        numbers = not isinstance(values, Interval) and len(values) >= FEWEST_OF_A_GRID
         numbers = numbers and all(type(value) in (int, float) for value in values)
         return numbers and point[key] in (min(values), max(values))
 

@@ -34,12 +34,12 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from fedhet.cli.errors import error_line, report_error
 from fedhet.config import composition
 from fedhet.config.bases import Bases
-from fedhet.errors import ConfigError, DataError, RunFailed, WriteError, uncreatable
+from fedhet.errors import ConfigError, DataError, OtherCode, RunFailed, WriteError, uncreatable
 from fedhet.experiment.folder import record_failure
 
 log = logging.getLogger("fedhet")
 LOG = "log.txt"  # in a run folder: what its process has printed
-_TRAVELS = (ConfigError, DataError, WriteError, RunFailed)
+_TRAVELS = (ConfigError, OtherCode, DataError, WriteError, RunFailed)
 
 
 @dataclass
@@ -194,8 +194,10 @@ class Jobs:
         lines = filter_overrides(self.overrides[position])
         return " ".join(line.lstrip("+") for line in lines) or "the defaults"
 
-    def ended(self, position: int, done: JobReturn | None, problem: str = "") -> str:
+    def ended(self, position: int, done: JobReturn | None, problem: str = "") -> str | None:
         """Note how a job has ended, and return why it has failed, or "".
+
+        None if it has found other code and has not begun, which the experiment tells for all.
 
         Args:
             position: the job's, in this batch.
@@ -210,6 +212,8 @@ class Jobs:
             done.return_value = RunFailed(problem, str(folder) if folder else None)
         failed = done.status == JobStatus.FAILED
         self.returns[position] = done = FailedJob(**vars(done)) if failed else done
+        if failed and isinstance(done._return_value, OtherCode):
+            return None
         reason = error_line(done._return_value) if failed else ""
         if failed:
             self._record(position, reason)
@@ -226,13 +230,14 @@ class Jobs:
             log.warning("%s", error)
 
     def results(self) -> list[JobReturn]:
-        """How the jobs have ended, in their order; the task is told so, too."""
+        """How the jobs that were started have ended, in their order; the task is told so, too."""
         heard = getattr(self.task, "heard", None)
-        for position in range(len(self)):
+        every = sorted(self.returns.items())
+        for position, done in every:
             name = f"job {self.first + position}: {self.label(position)}"
             if heard:
-                heard(name, self.returns[position], self.folders.get(position))
-        return [self.returns[position] for position in range(len(self))]
+                heard(name, done, self.folders.get(position))
+        return [done for _, done in every]
 
 
 def why(code: int | None) -> str:

@@ -65,7 +65,10 @@ def launch(jobs: Jobs, workers: int | None = None) -> list[JobReturn]:
                     else:
                         running.discard(position)
                         problem = jobs.ended(position, *message)
-                        watch.ends(jobs.folders.get(position), jobs.label(position), problem)
+                        if problem is None:
+                            waiting.clear()
+                        else:
+                            watch.ends(jobs.folders.get(position), jobs.label(position), problem)
                 raise_if_interrupted()
         except BaseException:
             zygote.interrupt(running)

@@ -98,8 +98,9 @@ def _run_all(
                 except ray.exceptions.RayError as error:
                     first = str(error).strip().partition("\n")[0]
                     problem = f"Ray has lost it: {type(error).__name__}: {first}"
-                problem = jobs.ended(position, done, problem)
-                watch.ends(jobs.folders[position], jobs.label(position), problem)
+                told = jobs.ended(position, done, problem)
+                if told is not None:
+                    watch.ends(jobs.folders[position], jobs.label(position), told)
             raise_if_interrupted()
     except BaseException:
         for ref in running:

@@ -83,6 +83,7 @@ def summarise(
             {"name": entry.name, "rounds": executed.count(entry.name)}
             for entry in strategy.timetable
         ],
+        "stopped_early": _stopped_early(strategy),
         "models": list(strategy.views),
         "target": target.name,
         "score": target.score() or None,
@@ -105,6 +106,16 @@ def summarise(
         "degraded": lost_share(rows) > strategy.setting.replies.max_lost,
         "weights_sha256": trees.sha256(strategy.weights),
     }
+
+
+def _stopped_early(strategy: FedStrategy) -> dict[str, Any] | None:
+    """The round after which the training has ended before its last one, and why; None if not."""
+    for entry in strategy.timetable:
+        if entry.phase.evaluate and entry.rounds < entry.phase.rounds:
+            patience = counted(strategy.setting.patience or 0, "evaluation")
+            reason = f"early_stopping.patience: {patience} in a row without a better validation"
+            return {"round": entry.rounds, "planned": entry.phase.rounds, "reason": reason}
+    return None
 
 
 def lost_share(rows: Sequence[Row]) -> float:

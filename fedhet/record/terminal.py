@@ -193,6 +193,8 @@ def summary_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
         total, largest = readable_size(state["bytes"]), readable_size(state["largest"])
         rows.append(("stored by the clients", f"{total} in total, the largest {largest}"))
     rows += privacy_spent(summary)
+    if stopped := summary.get("stopped_early"):
+        rows.append(("stopped early", f"after round {stopped['round']}: {stopped['reason']}"))
     if summary["failures"]:
         rows.append(("failed clients", str(len(summary["failures"]))))
     return rows

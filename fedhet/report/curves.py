@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator
 
 from fedhet.check import counted
 from fedhet.record.deciding import OWN_MODELS
-from fedhet.report.document import FigureFile
+from fedhet.report.document import FigureFile, joined
 from fedhet.report.study import Study
 from fedhet.report.style import (
     add_legend,
@@ -39,6 +39,7 @@ def curves(study: Study, folder: Path) -> list[FigureFile]:
     for x, label in AXES.items():
         for name, settings in pages(_known(study, points), f"curves-by-{x}"):
             legend = legend_height(study.methods)
+            ranges, same = _ranges(points, settings)
             picture, grid = panels(settings, legend=legend)
             for axes, setting in zip(grid, settings, strict=True):
                 here = points[points["setting"] == setting]
@@ -62,7 +63,7 @@ def curves(study: Study, folder: Path) -> list[FigureFile]:
                         axes.fill_between(own[x], low, high, color=look.color, alpha=0.14, lw=0)
                 axes.set_xlabel(label, fontsize=8)
                 axes.grid(alpha=0.3)
-                axes.set_ylim(*_limits(here))
+                axes.set_ylim(*ranges[setting])
                 if x == "round":
                     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
             for axes in grid[:: columns_of(len(grid))]:
@@ -72,6 +73,7 @@ def curves(study: Study, folder: Path) -> list[FigureFile]:
                 f"{study.title.capitalize()} by {label}: mean over seeds, with a band of one"
                 " standard deviation. A curve ends where the first of its seeds ends."
             )
+            caption += _late(points) + ("" if same else " The panels' ranges of scores differ.")
             alt = (
                 f"Curves of {study.title} by {label}, one for each of"
                 f" {counted(len(study.methods), 'method')}, in"
@@ -137,6 +139,29 @@ def _scores(study: Study, rounds: pd.DataFrame) -> pd.Series:
 
 def _known(study: Study, points: pd.DataFrame) -> list[str]:
     return [name for name in study.settings if (points["setting"] == name).any()]
+
+
+def _late(points: pd.DataFrame) -> str:
+    """A sentence about the methods whose training begins after other phases; "" without any."""
+    first = points.groupby("method", sort=False)["number"].min()
+    late = first[first > first.min()].items()
+    told = joined([f"that of {method} at round {number}" for method, number in late])
+    why = "Rounds before the training count too, and have no score, so that some curves begin later"
+    return f" {why}: {told}." if told else ""
+
+
+def _ranges(
+    points: pd.DataFrame, settings: Sequence[str]
+) -> tuple[dict[str, Sequence[float]], bool]:
+    """The range of each panel, and whether it is the same: where all of them have a part in common.
+
+    Scores of an easy and of a hard data set, which are far apart, would be flat lines in one range.
+    """
+    own = {name: _limits(points[points["setting"] == name]) for name in settings}
+    lows, highs = zip(*own.values(), strict=True)
+    if max(lows) >= min(highs):
+        return own, False
+    return dict.fromkeys(settings, (min(lows), max(highs))), True
 
 
 def _limits(points: pd.DataFrame) -> Sequence[float]:

@@ -11,7 +11,10 @@ from fedhet.report.statistics import (
     NOT_SHOWN,
     REAL,
     Ranking,
+    couples,
+    enough,
     fewest_pairs,
+    pairs_needed,
 )
 from fedhet.report.study import ALL, SCORES, Study, paired
 
@@ -30,9 +33,13 @@ RULE = (
 def sentences(study: Study, ranking: Ranking | None) -> list[str]:
     """The summary, a sentence or a few for each subject."""
     found = [_score(study)]
-    found += [_winner(study, setting) for setting in study.settings]
-    if ranking is not None and len(study.settings) > 1:
-        found.append(_ranks(ranking, len(study.means(study.metric)) < FEWEST_SETTINGS))
+    undecided = _undecided(study)
+    found += [_winner(study, setting, told=setting in undecided) for setting in study.settings]
+    if undecided:
+        found.append(_too_few(study, undecided))
+    of_seeds = len(study.means(study.metric)) < FEWEST_SETTINGS
+    if ranking is not None and len(study.settings) > 1 and not (undecided and of_seeds):
+        found.append(_ranks(ranking, of_seeds))
     found += _divergence(study)
     found += _gaps(study)
     return [text for text in found if text]
@@ -50,7 +57,36 @@ def _score(study: Study) -> str:
     return f"{methods} {what} in {where} with {many}, by {study.title} ({SCORES[study.metric]})."
 
 
-def _winner(study: Study, setting: str) -> str:
+def _undecided(study: Study) -> dict[str, int]:
+    """The settings with too few seeds to show any difference from the best -> seeds needed."""
+    needed = {}
+    for setting in study.settings:
+        blocks = study.blocks(study.metric, setting).dropna(axis=1, how="all")
+        family = couples(blocks)
+        too_few = family and not enough(min(family.values()), len(family))
+        means = paired(blocks).mean()
+        if too_few and means.notna().all():
+            verdicts = against_best(blocks, str(means.idxmax()))
+            if set(verdicts.values()) == {NOT_SHOWN}:
+                needed[setting] = pairs_needed(len(family))
+    return needed
+
+
+def _too_few(study: Study, needed: dict[str, int]) -> str:
+    """One sentence for all of these settings."""
+    seeds = [fewest_pairs(study.blocks(study.metric, setting)) for setting in needed]
+    few = " to ".join(str(n) for n in dict.fromkeys((min(seeds), max(seeds))))
+    where = "" if len(needed) == len(study.settings) else f" in {joined(list(needed))}"
+    most = max(needed.values())
+    what = "method" if study.compare == "method" else f"value of {study.compare}"
+    return (
+        f"{few} seed{'' if few == '1' else 's'} cannot decide which {what} is best{where}:"
+        f" that takes at least {most} (seed=range(0,{most}))."
+    )
+
+
+def _winner(study: Study, setting: str, *, told: bool) -> str:
+    """The best method of a setting; `told`: that nothing is shown about the others is told once."""
     blocks = study.blocks(study.metric, setting).dropna(axis=1, how="all")
     where = "" if setting == ALL else f"{setting}: "
     if blocks.empty:
@@ -71,8 +107,8 @@ def _winner(study: Study, setting: str) -> str:
         opening = f"{where}{joined(tied)} are best with the same mean, {score}."
     else:
         opening = f"{where}{best} is best with {score}."
-    if len(blocks) < 2:
-        return f"{opening} One seed cannot show which differences are real."
+    if told:
+        return opening
     verdicts = {name: v for name, v in against_best(blocks, best).items() if name not in tied}
     groups = {
         kind: [

@@ -10,12 +10,13 @@ from typing import Any
 import pandas as pd
 
 from fedhet.errors import clean
+from fedhet.experiment.code import short
+from fedhet.experiment.tuning import FEWEST_OF_A_GRID
 from fedhet.report.document import NOTHING, Entry, Section, Table, number, plain
 from fedhet.report.folders import DIVERGED, FAILED, FINISHED, Cell, Values
 from fedhet.report.study import Study
 
 LONGEST_CONFIG = 40_000
-FEWEST_OF_A_GRID = 2  # values, of which none lies inside
 
 
 def making_section(study: Study) -> Section:
@@ -102,17 +103,18 @@ def _text(value: Any) -> str:
 
 
 def mixed_code(study: Study) -> list[str]:
-    """A warning if the runs were made by several versions of the code.
+    """A warning if the runs and trials were made by several versions of the code.
 
     Commits do not count: another one may have the same code.
     """
+    trials = [cell for cell in study.results.source.cells if cell.trial and cell.counts]
     versions = Counter(
         " ".join(
-            f"{name} {str(cell.code[name])[:9]}"
+            f"{name} {short(cell.code[name])}"
             for name in ("version", "digest")
             if cell.code.get(name)
         )
-        for cell in study.cells
+        for cell in [*study.cells, *trials]
         if cell.code
     )
     kinds: Counter[str] = Counter()
@@ -121,7 +123,8 @@ def mixed_code(study: Study) -> list[str]:
     for counts in (versions, kinds):
         if len(counts) > 1:
             told = "; ".join(f"{clean(name)} in {count}" for name, count in counts.items())
-            return [f"The runs were made by different versions of the code: {told}."]
+            what = "runs and trials" if trials else "runs"
+            return [f"The {what} were made by different versions of the code: {told}."]
     return []
 
 
@@ -141,6 +144,27 @@ def missing_table(study: Study) -> Table | None:
 
 def _empty(value: Any) -> bool:
     return value is None or (isinstance(value, float) and value != value)
+
+
+def methods_table(study: Study) -> Table | None:
+    """What each method was run with, where the methods differ; None if they do not."""
+    own: dict[str, dict[str, Any]] = {}
+    for cell in study.cells:
+        method = study.place(cell)[0]
+        before = own.get(method, cell.overrides).items()
+        own[method] = {k: v for k, v in before if cell.overrides.get(k) == v}
+    shared = set.intersection(*(set(lines.items()) for lines in own.values()))
+    data = [
+        (method, " ".join(f"{k}={v}" for k, v in lines.items() if (k, v) not in shared))
+        for method, lines in own.items()
+    ]
+    if not any(text for _, text in data):
+        return None
+    heads = [study.compare, "settings"]
+    rows = [[Entry(method), Entry(clean(text))] for method, text in data]
+    caption = "The settings of each method that it has in all of its runs, and others have not."
+    frame = pd.DataFrame(data, columns=heads)
+    return Table("methods", "What the methods were run with", caption, heads, rows, frame)
 
 
 def tuning_table(study: Study) -> Table | None:
@@ -188,8 +212,8 @@ def tuning_table(study: Study) -> Table | None:
     caption = (
         "The values that were tuned, chosen by the score on the clients' validation data, never by"
         " test data, with seeds that are not reported. A value at the edge of its grid may not be"
-        " the best one. Of an interval and of a single value it is not known whether a better one"
-        " lies beyond; names have no edge. Trials that were interrupted, or whose records are"
+        " the best one. Of an interval, and of one or two values, it is not known whether a better"
+        " one lies beyond; names have no edge. Trials that were interrupted, or whose records are"
         " damaged, count as not run."
     )
     return Table("tuned", "Tuned values", caption, heads, rows, pd.DataFrame(data))

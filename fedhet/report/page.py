@@ -26,7 +26,10 @@ TEMPLATES = Path(__file__).parent / "templates"
 PAGE = "index.html"
 OWN = "report"
 # The names, without their ends, of all tables and figures that a report may have.
-TABLES = "scores|all_scores|pairs|ranks|targets|seconds|bytes|memory|tuned|missing|runs|environment"
+TABLES = (
+    "scores|all_scores|pairs|ranks|targets|seconds|bytes|memory|methods|tuned|missing|runs"
+    "|environment"
+)
 FIGURES = (
     "wins|critical-distance|(curves-by-(round|megabytes|seconds)|clients|labels)(-[0-9]+)?"
     r"|tuning-[\w-]+"
@@ -98,9 +101,12 @@ def compose(found: Results, pictures: Path) -> Document:
         )
     tuning = Section("Tuning", figures=figures.tuning_response(study, pictures))
     tuned = making.tuning_table(study)
-    tuning.tables += [tuned] if tuned else []
+    tuning.tables += [table for table in (making.methods_table(study), tuned) if table]
     if not tuned:
-        tuning.paragraphs.append("Nothing was tuned: all settings are those given or the defaults.")
+        tuning.paragraphs.append(
+            "These runs had no trials before them: their settings are those that the file or the"
+            " command line of the experiment gives, and the defaults."
+        )
     gaps = Section("What is missing")
     missing = making.missing_table(study)
     gaps.tables += [missing] if missing else []

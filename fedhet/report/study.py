@@ -65,6 +65,11 @@ class Study:
         if self.reference is not None:
             chosen("reference", self.reference, self.methods)
         self._others = [axis for axis in axes if axis != self.compare]
+        short = [axis.rpartition(".")[2] for axis in self._others]
+        self._names = {
+            axis: name if short.count(name) == 1 else axis
+            for axis, name in zip(self._others, short, strict=True)
+        }
         self.settings: dict[str, Values] = {}
         for cell in results.cells:
             if cell.axes:
@@ -80,9 +85,9 @@ class Study:
         self._choose_metric()
 
     def setting_of(self, axes: Values) -> str:
-        """The name of the setting that a run belongs to."""
+        """The name of the setting that a run belongs to, such as "alpha = 0.05"."""
         part = self._part(axes)
-        return ", ".join(f"{axis}={value}" for axis, value in part.items()) or ALL
+        return ", ".join(f"{self._names[axis]} = {value}" for axis, value in part.items()) or ALL
 
     def _part(self, axes: Values) -> Values:
         return {axis: axes[axis] for axis in self._others if axis in axes}

@@ -117,7 +117,7 @@ def columns_of(count: int) -> int:
 
 
 def distinguished(settings: Sequence[str]) -> list[str]:
-    """Settings such as "dataset=mnist, clients=20" without the parts that all of them have."""
+    """Settings such as "dataset = mnist, clients = 20" without the parts that all of them have."""
     parts = [setting.split(", ") for setting in settings]
     shared = set.intersection(*map(set, parts)) if len(parts) > 1 else set()
     return [", ".join(p for p in own if p not in shared) or ", ".join(own) for own in parts]

@@ -79,7 +79,12 @@ class ExperimentSweeper(Sweeper):
                 count += len(batch)
 
             self._task.outcome = progress.run(
-                self._task.experiment, folder, launch, started, self._find_data
+                self._task.experiment,
+                folder,
+                self._task.made_by,
+                launch,
+                started,
+                self._find_data,
             )
         return self._task.outcome
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -66,7 +67,9 @@ def test_the_loss_decides_where_there_is_no_accuracy() -> None:
     assert judged.ended
 
 
-def test_the_best_model_by_validation_is_kept(launch: Launch) -> None:
+def test_the_best_model_by_validation_is_kept(
+    launch: Launch, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
     """The rate is far too large: validation gets worse, so the last model is not the best one."""
     lines = ["method=fedavg", "client.lr=3"]
     run = launch(*lines, "rounds=8", "early_stopping.patience=3", task=validated())
@@ -74,8 +77,15 @@ def test_the_best_model_by_validation_is_kept(launch: Launch) -> None:
     best = max(recorded, key=lambda row: row["acc_val_weighted"])
     assert len(recorded) == best["step"] + 3 < 8
     assert run.summary["phases"] == [{"name": "train", "rounds": len(recorded)}]
+    stopped = run.summary["stopped_early"]
+    assert (stopped["round"], stopped["planned"]) == (len(recorded), 8)
+    assert "early_stopping.patience: 3 evaluations in a row" in stopped["reason"]
+    (line,) = [r for r in caplog.records if r.levelno >= logging.WARNING]  # which Python prints
+    assert f"stops after round {len(recorded)}: 3 evaluations in a row" in line.getMessage()
+    assert f"after round {len(recorded)}: early_stopping" in capsys.readouterr().out
     kept = safetensors.torch.load_file(run.dir / "best_val.safetensors")
     shorter = launch(*lines, f"rounds={best['step']}", task=validated())
+    assert shorter.summary["stopped_early"] is None
     assert trees.sha256({"model": kept}) == shorter.summary["weights_sha256"]
     assert run.summary["accuracy"] == {
         "last": recorded[-1]["acc_global"],

@@ -18,8 +18,8 @@ from experiment.pretend import DIVERGED, Pretend
 
 import fedhet
 from fedhet import report
+from fedhet.experiment import code
 from fedhet.experiment.cells import Cell
-from fedhet.experiment.code import Code
 
 pytestmark = pytest.mark.usefixtures("own_process")
 Write = Callable[..., None]
@@ -208,8 +208,9 @@ def test_other_code_is_never_mixed_in_unseen(
     write(TWO)
     assert pretend.run("seed=0") == 0
     before, record = pretend.written(), pretend.record()
-    other = Code("0.0.9", "f" * 40, "0123456789abcdef")
-    monkeypatch.setattr(Code, "current", lambda: other)
+    monkeypatch.setattr(code, "digest", lambda: "0123456789abcdef")
+    monkeypatch.setattr(code, "_commit", lambda: "f" * 40)
+    monkeypatch.setattr(code, "_version", lambda package: "0.0.9")
     assert pretend.run() == 2
     err = capsys.readouterr().err
     assert "2 of the 4 runs were made by other code" in err

@@ -62,8 +62,9 @@ def test_an_outermost_value_is_told() -> None:
         "optimizer": ("sgd", "adam"),
         "x": Interval(0, 1, False),
         "one": (1,),
+        "two": (1, 2),
     }
-    point = {"lr": 0.1, "mu": 0.2, "optimizer": "sgd", "x": 0.0, "one": 1}
+    point = {"lr": 0.1, "mu": 0.2, "optimizer": "sgd", "x": 0.0, "one": 1, "two": 2}
     assert tuning.at_the_edge(point, space) == ["lr"]
 
 

@@ -69,7 +69,7 @@ def test_ranks_over_few_settings_say_that_seeds_are_the_blocks(
 ) -> None:
     shifts = {"A": 0.8, "B": 0.5, "C": 0.2}
     alphas = [0.1 * (i + 1) for i in range(settings)]
-    axes = {"method": list(shifts), "partition.alpha": alphas, "seed": [0, 1, 2]}
+    axes = {"method": list(shifts), "partition.alpha": alphas, "seed": [*range(7)]}
 
     def score(axes: Axes) -> float:
         return float(shifts[axes["method"]] + 0.01 * axes["seed"])
@@ -86,8 +86,8 @@ def test_the_command_is_printed_with_its_flags_and_without_the_part() -> None:
 
 
 def test_the_edge_is_known_of_grids_only(tmp_path: Path) -> None:
-    space = {"grid": [1, 2, 3], "end": [1, 2], "range": {"low": 0.1, "high": 1, "log": True}}
-    space |= {"single": [1], "name": ["a", "b"]}
+    space = {"grid": [1, 2, 3], "end": [0, 1, 2], "range": {"low": 0.1, "high": 1, "log": True}}
+    space |= {"single": [1], "two": [1, 2], "name": ["a", "b", "c"]}
     tune: dict[str, Any] = {"space": space, "own": {"A": {"mine": [1, 2, 3]}}}
     chosen = dict.fromkeys([*space, "mine", "other"], 2)
     entry = {"axes": {"method": "A"}, "chosen": chosen, "at_the_edge": ["end"], "validation": 0.5}
@@ -98,6 +98,7 @@ def test_the_edge_is_known_of_grids_only(tmp_path: Path) -> None:
     assert table is not None
     assert {row[2].text: row[4].text for row in table.rows} == {
         **{"grid": "no", "end": "yes", "range": "not known", "single": "not known"},
+        **{"two": "not known"},
         **{"name": "–", "mine": "no", "other": "not known"},
     }
 

@@ -64,8 +64,8 @@ def test_a_reference_without_a_result_leaves_no_rows(tmp_path: Path) -> None:
 def test_settings_that_lack_seeds_are_named(tmp_path: Path) -> None:
     counts = {0.1: {"A": 3, "B": 3}, 0.5: {"A": 10, "B": 10}}
     text = few_pairs(study_of(tmp_path / "made", counts))
-    told = r"3 to 10 seeds.*partition\.alpha=0\.1: with 3 .* 0\.25, .* 1 comparison .* 6 seeds "
-    assert re.search(told, text) and "partition.alpha=0.5" not in text
+    told = r"3 to 10 seeds.*alpha = 0\.1: with 3 .* 0\.25, .* 1 comparison .* 6 seeds "
+    assert re.search(told, text) and "alpha = 0.5" not in text
 
 
 def test_a_setting_with_fewer_methods_has_fewer_comparisons(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_a_setting_with_fewer_methods_has_fewer_comparisons(tmp_path: Path) -> N
     counts = {0.1: {"A": 6, "B": 6, "C": 0}, 0.5: {"A": 6, "B": 6, "C": 6}}
     text = few_pairs(study_of(tmp_path / "made", counts))
     assert text.startswith("Each setting has 6 seeds. That is too few")
-    assert "in partition.alpha=0.5: with 6 " in text and "with 3 comparisons it takes 7" in text
+    assert "in alpha = 0.5: with 6 " in text and "with 3 comparisons it takes 7" in text
 
 
 def test_the_pair_with_the_fewest_seeds_is_what_is_told(tmp_path: Path) -> None:
