@@ -78,13 +78,15 @@ class Pretend:
             self.find(sources)
 
         assert task.experiment is not None
-        task.outcome = progress.run(task.experiment, self.folder, self._launch, started, find)
+        task.outcome = progress.run(
+            task.experiment, self.folder, task.made_by, self._launch, started, find
+        )
 
     def _launch(self, cells: Sequence[Cell]) -> None:
         for cell in cells:
             self.launched.append(cell.label)
             folder = self.folder / cell.folder
-            with suppress(RunFailed), recorded(folder):
+            with suppress(RunFailed), recorded(folder, any_code=False):
                 reason = self.fails(cell)
                 if reason is None or has_diverged(reason):
                     rows = "".join(f"{json.dumps(row)}\n" for row in self.rows(cell))
