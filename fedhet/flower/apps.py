@@ -32,6 +32,7 @@ from fedhet.flower.server import FedServer
 from fedhet.flower.turns import take_turn
 from fedhet.job import Job, try_settings
 from fedhet.messages import Broadcast, Failure
+from fedhet.privacy.limits import Limits
 from fedhet.process import pin_threads
 from fedhet.record import terminal
 from fedhet.server import Observer
@@ -86,7 +87,7 @@ def client_for(
     """
     own, node = None, context.node_config
     try:
-        own = OwnData.of(node)
+        limits, own = Limits.of(node), OwnData.of(node)
         if own is not None:
             settings = _settings(_overrides(context))
             site = _prepared_sites.get((_overrides(context), own, store))
@@ -108,7 +109,7 @@ def client_for(
     try:
         if make_job is None:
             _settings(_overrides(context))
-        job = make_job() if make_job else _cached_job(_overrides(context))
+        job = make_job() if make_job else _cached_job(_overrides(context), limits)
         client = job.client(store, {**properties, "data": job.data_digest})
     except (ConfigError, DataError, ImportError, OSError) as error:
         reason = _refused(node, error, simulated=make_job is not None)
@@ -146,9 +147,9 @@ def _settings(overrides: tuple[str, ...]) -> config.Config:
 
 
 @lru_cache(maxsize=1)
-def _cached_job(overrides: tuple[str, ...]) -> Job:
+def _cached_job(overrides: tuple[str, ...], limits: Limits) -> Job:
     """The job of this process, so that it loads data and model once for all its messages."""
-    return Job(config.cached(overrides), engine="flwr")
+    return Job(config.cached(overrides), engine="flwr", limits=limits)
 
 
 # The site of the process that forks a run's clients; each of them serves one message with it.
@@ -175,7 +176,7 @@ def prepare(context: Context, store: Store | Callable[[str], Store]) -> None:
     pin_threads(1)
     own = OwnData.of(context.node_config)
     if own is None:
-        _cached_job(overrides).prepare()
+        _cached_job(overrides, Limits.of(context.node_config)).prepare()
     else:
         _prepared_sites[overrides, own, store] = SiteClient(settings, own, store)
 

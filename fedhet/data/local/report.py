@@ -16,7 +16,6 @@ from fedhet.errors import DataError, Rejected
 from fedhet.privacy.counts import withheld
 from fedhet.task import Samples
 
-MIN_COUNT = 10  # a site reports no smaller number of samples of a class, unless it says otherwise
 MOST_SAMPLES = 10**12
 
 
