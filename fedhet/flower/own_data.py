@@ -163,7 +163,7 @@ class SiteClient(wire.WireClient):
         """What the server is told of the site's data."""
         own = self._own
         told = self._least if own.shares else None
-        return Report.of(self._declared, own.site, self._parts, min_count=told)
+        return Report.of(self._declared, own.site, self._parts, min_count=told, least=self._least)
 
     def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:
         return {**self._hosted, "report": json.dumps(self.report.as_dict())}

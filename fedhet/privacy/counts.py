@@ -82,7 +82,7 @@ def counts_few(values: np.ndarray, least: int) -> list[bool]:
 
 def _counts_few(column: np.ndarray, least: int) -> bool:
     found, counts = np.unique(column, return_counts=True)
-    kinds = [column != value for value in found[counts.argmax() :][:1]]
+    kinds = [column != found[counts.argmax()]]
     if len(found) <= 3:
         kinds += [column == value for value in found]
     return any(kind.reshape(len(column), -1).any(1).sum() < least for kind in kinds)

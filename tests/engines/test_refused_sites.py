@@ -165,6 +165,8 @@ MOMENTS = {"count": 80 * 1, "mean": [0.0] * 64, "squares": [0.0] * 64}
         reporting({"moments": {"x": {**MOMENTS, "mean": [float("nan")] * 64}}}),
         reporting({"moments": {"x": {**MOMENTS, "squares": [-1.0] * 64}}}),
         reporting({"moments": {"x": {**MOMENTS, "squares": ["1"] * 64}}}),
+        reporting({"moments": {"x": {**MOMENTS, "mean": [None] * 64}}}),
+        reporting({"moments": {"x": {**MOMENTS, "mean": None, "squares": None}}}),
         reporting({"more": 1}),
     ],
 )
