@@ -14,6 +14,7 @@ import numpy as np
 from fedhet.check import boolean
 from fedhet.client import FedClient
 from fedhet.config import Config, cached
+from fedhet.data.files import confined
 from fedhet.data.local.data import LocalData, declaration, is_local, own_parts
 from fedhet.data.local.declaration import Declaration
 from fedhet.data.local.reading import SiteFiles
@@ -93,9 +94,11 @@ def named_paths(node_config: Mapping[str, Any]) -> list[Path]:
 def refused(node_config: Mapping[str, Any], error: Exception, reason: str) -> str:
     """What the server learns of an error here: no values of samples, and no folders."""
     if isinstance(error, UntoldError):
+        site = node_config.get("site")
+        unfit = f"site {site!r} does" if site else "the data of this node do"
         return (
-            f"site {node_config.get('site')!r} does not fit the declaration: a file cannot be"
-            " read, or a sample is not as declared; the SuperNode's own log says which"
+            f"{unfit} not fit the declaration: a file cannot be read, or a sample is not as"
+            " declared; the SuperNode's own log says which"
         )
     return told(reason, named_paths(node_config))
 
@@ -173,7 +176,8 @@ class SiteClient(wire.WireClient):
         cfg = self._settings.cfg
         data = LocalData.at_site(cfg, self.pid, self._parts, statistics)
         job = Job(self._settings, engine="flwr", local=data, limits=self._own.limits)
-        client = measured(job.client(self._store, self._hosted), self.pid)
+        with confined():  # the model's file of weights, which the run names
+            client = measured(job.client(self._store, self._hosted), self.pid)
         client.paths = self._own.files.named
         client.site_name = self._own.site
         return client
