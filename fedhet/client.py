@@ -33,7 +33,6 @@ from fedhet.trees import AnyTree
 log = logging.getLogger("fedhet")
 Result = TypeVar("Result")
 UNSHARED = "client.kept"  # state: tensors that are trained here and never shared
-FINETUNE_EPOCHS = "eval.finetune_epochs"  # extra: epochs of the view "finetuned"
 TRAIN_TOO = "eval.train"  # extra: the training data are evaluated as well
 KEEP = "eval.keep"  # extra: the views, joined by commas, whose models the reply is to carry
 DELIVER = "eval.deliver"  # extra: the site is to keep the models; the digest of the global one
@@ -45,7 +44,7 @@ def evaluated_views(views: Iterable[str], site: Site) -> dict[str, str]:
     Without a global model, "global" becomes "personal": the shared weights with the client's own
     statistics. A method's own "personal" view takes precedence, unless eval.personal=false.
     """
-    names = [name for name in views if site.scores_personal or name != "personal"]
+    names = [name for name in views if site.evaluations.personal or name != "personal"]
     if not site.local_statistics:
         return {name: name for name in names}
     if "personal" in names:
@@ -256,21 +255,32 @@ class FedClient(LocalTraining, wire.WireClient):
         """Score every view on the client's own data; nothing is changed.
 
         Where the server asks for models, the reply has what they differ in from the received one.
-        `visit` is given each view's name and its model.
+
+        Args:
+            visit: is given each view's name and its model, where the reply with all the scores
+                stays at the site. None: the reply has what the site tells of them.
+
+        Raises:
+            ValueError: the server asks for what the run's settings here do not have.
         """
-        if self.site.noise and visit is None:  # else the scores stay at the site
-            raise ValueError("privacy.noise: no scores leave a client; set eval.clients=false")
+        site, telling = self.site, visit is None
+        if telling:
+            self._check_asked()
+            if not site.limits.evaluate:
+                return Update(self.pid, self.num_examples)
         kept = self.msg.text(KEEP).split(",") if KEEP in self.msg.extras else []
         if kept and not self.site.simulated:
             raise ValueError("the server asks for personal models, which never leave their site")
         own, given = self.site.task.clients[self.pid], self.views(self.msg)
         views = {name: given[own] for name, own in evaluated_views(given, self.site).items()}
-        if FINETUNE_EPOCHS in self.msg.extras:
+        if site.evaluations.finetune_epochs and telling:
             views["finetuned"] = lambda: self._finetuned(given["global"]())
         held_out = {"val": own.val, "test": own.test}
         parts = {part: self.site.prepared(s) for part, s in held_out.items() if s is not None}
         if TRAIN_TOO in self.msg.extras and self.num_examples >= self.site.min_count:
             parts["train"] = self.site.train_data(self.pid)
+        least = site.limits.min_test if telling else 0
+        parts = {part: samples for part, samples in parts.items() if len(samples) >= least}
         metrics: dict[str, float] = {}
         models: Extras = {}
         tallies: Extras = {}
@@ -278,8 +288,12 @@ class FedClient(LocalTraining, wire.WireClient):
             model = build()
             for part, samples in parts.items():
                 scores, tally = assess(model, samples, self.site.task)
-                metrics |= {f"{part}.{view}.{name}": value for name, value in scores.items()}
-                tallies[f"{part}.{view}"] = tally
+                if least:
+                    scores, tally = self.site.task.scoring.told(tally, samples.y, site.min_count)
+                if scores:
+                    scores |= {"n": float(len(samples))}
+                    metrics |= {f"{part}.{view}.{name}": value for name, value in scores.items()}
+                    tallies[f"{part}.{view}"] = tally
             if visit:
                 visit(view, model)
             if view in kept:
@@ -288,6 +302,17 @@ class FedClient(LocalTraining, wire.WireClient):
         extras = {**models, **(tallies if self.site.task.scoring.pooled else {})}
         return Update(self.pid, self.num_examples, metrics=metrics, extras=extras)
 
+    def _check_asked(self) -> None:
+        asked = self.site.evaluations
+        if self.site.noise:
+            raise ValueError("privacy.noise: no scores leave a client; set eval.clients=false")
+        if not asked.clients:
+            raise ValueError("the server asks for scores, and the run has eval.clients=false")
+        if TRAIN_TOO in self.msg.extras and not asked.train:
+            raise ValueError(
+                "the server asks for training scores, and the run has eval.train=false"
+            )
+
     def _finetuned(self, model: nn.Module) -> nn.Module:
         """The model after plain training on the client's own data, without method or plug-ins.
 
@@ -295,6 +320,6 @@ class FedClient(LocalTraining, wire.WireClient):
         """
         plain = LocalTraining(self.site)
         plain.receive(self.msg)
-        epochs = self.msg.integer(FINETUNE_EPOCHS)
+        epochs = self.site.evaluations.finetune_epochs
         plain.train_model(model, self.site.train_data(self.pid), epochs=epochs, hooks=False)
         return model

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from fedhet.admission.outcome import ends_run, forget_lost, log_failures
 from fedhet.admission.scores import check_scores
 from fedhet.check import counted
-from fedhet.client import FINETUNE_EPOCHS, KEEP, TRAIN_TOO, evaluated_views
+from fedhet.client import KEEP, TRAIN_TOO, evaluated_views
 from fedhet.errors import RunFailed
 from fedhet.messages import EVALUATE, Broadcast, Failure, Reply, Update
 from fedhet.metrics import FORWARD_BATCH, score
@@ -44,7 +44,7 @@ def run_views(strategy: FedStrategy) -> tuple[str, ...]:
     "finetuned" where the run asks for it.
     """
     views = tuple(evaluated_views(strategy.evaluates, strategy.site))
-    return (*views, "finetuned") if strategy.setting.finetune_epochs else views
+    return (*views, "finetuned") if strategy.site.evaluations.finetune_epochs else views
 
 
 def global_scores(
@@ -111,11 +111,8 @@ def evaluation_messages(strategy: FedStrategy, moment: Moment | None = None) -> 
     They carry the configuration's settings of local training, not those of the step: a rate that
     has been lowered for the training must not weaken an evaluation that fine-tunes.
     """
-    train = {TRAIN_TOO: 1} if strategy.setting.eval_train and moment is None else {}
+    train = {TRAIN_TOO: 1} if strategy.site.evaluations.train and moment is None else {}
     moment = moment or evaluation_moment(strategy)
-    extras = {**moment["extras"], **train}
-    if strategy.setting.finetune_epochs:
-        extras[FINETUNE_EPOCHS] = strategy.setting.finetune_epochs
     msg = Broadcast(
         phase=EVALUATE,
         step=moment["step"],
@@ -123,7 +120,7 @@ def evaluation_messages(strategy: FedStrategy, moment: Moment | None = None) -> 
         local=strategy.setting.local,
         slot="model",
         weights=moment["weights"],
-        extras=extras,
+        extras={**moment["extras"], **train},
         plugins=strategy.digests,
         experiment=strategy.experiment,
     )
@@ -145,7 +142,7 @@ def received(
     """
     target = strategy.site.task.scoring
     asked = [f"{KEEP}.{view}" for view in strategy.views]
-    parts = ("train", *PARTS) if strategy.setting.eval_train else PARTS
+    parts = ("train", *PARTS) if strategy.site.evaluations.train else PARTS
     scored = [f"{part}.{view}" for part in parts for view in strategy.views]
     known = strategy.site.task.part_sizes
     updates: list[Update] = []
@@ -268,7 +265,7 @@ class Selection:
             if self._stop:
                 raise RunFailed(
                     f"early_stopping.patience={self._stop.patience}: no client has validation"
-                    " samples; see partition.split"
+                    " samples, or its site tells no score of them; see partition.split"
                 )
             return
         if value < self._best:

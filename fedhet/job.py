@@ -29,7 +29,7 @@ from fedhet.messages import LocalSettings
 from fedhet.models.build import build_model
 from fedhet.plugin import Plugin
 from fedhet.privacy import account
-from fedhet.privacy.counts import least_count
+from fedhet.privacy.limits import UNLIMITED, Limits, least_count
 from fedhet.privacy.noise import Noise
 from fedhet.process import choose_device, pinned_threads
 from fedhet.record import terminal
@@ -38,7 +38,7 @@ from fedhet.record.run_folder import Recorder
 from fedhet.record.start import start
 from fedhet.server import Observer
 from fedhet.setting import ReplyLimits, Setting, check_cohorts
-from fedhet.site import Site, Speed
+from fedhet.site import Evaluations, Site, Speed
 from fedhet.state import Store
 from fedhet.strategy import FedStrategy
 from fedhet.task import Task
@@ -57,12 +57,14 @@ class Job:
         given: a task that replaces the configured dataset, partition and model, or None.
         engine: what carries the messages: local, ray or flwr.
         local: what this process has of the sites' own data, where that is not in the configuration.
+        limits: what the node of this process allows it to tell.
     """
 
     config: Config
     given: Task | None = None
     engine: str = "local"
     local: LocalData | None = None
+    limits: Limits = UNLIMITED
 
     def __getstate__(self) -> dict[str, Any]:
         # A spawned worker receives the configuration and builds the parts itself.
@@ -129,8 +131,11 @@ class Job:
             scope=self._strategy_cls.scope,
             simulated=self.engine != "flwr",
             noise=Noise.from_config(cfg.privacy),
-            min_count=least_count(cfg.privacy.min_count),
-            scores_personal=cfg.eval.personal,
+            min_count=least_count(cfg.privacy.min_count, self.limits),
+            limits=self.limits,
+            evaluations=Evaluations(
+                cfg.eval.clients, cfg.eval.train, cfg.eval.finetune_epochs, cfg.eval.personal
+            ),
             speed=Speed(cfg.engine.compile, cfg.engine.amp, cfg.engine.channels_last),
         )
 
@@ -190,8 +195,6 @@ class Job:
             on_lost_state=cfg.on_lost_state,
             replies=ReplyLimits.from_config(cfg.replies),
             eval_every=cfg.eval.every,
-            eval_train=cfg.eval.train,
-            finetune_epochs=cfg.eval.finetune_epochs,
             personal_mb=cfg.eval.personal_mb,
             last_k=cfg.eval.last_k,
             targets=[float(target) for target in cfg.eval.targets],

@@ -83,9 +83,6 @@ class Setting:
             next step; with "stop" that is a failure like others.
         replies: which replies are accepted, and how long they are awaited.
         eval_every: evaluate every so many rounds, and after the last.
-        eval_train: clients evaluate on their training data too.
-        finetune_epochs: if > 0, also evaluate the global model after so many epochs on a client's
-            own data.
         personal_mb: what the clients' personal models may take in the run folder, in MB; None: any
             size.
         last_k: summary.json has the mean score of the last so many evaluations.
@@ -108,8 +105,6 @@ class Setting:
     on_lost_state: str = "stop"
     replies: ReplyLimits = ReplyLimits()
     eval_every: int = 1
-    eval_train: bool = False
-    finetune_epochs: int = 0
     personal_mb: float | None = 200.0
     last_k: int = 5
     targets: Sequence[float] = ()
@@ -163,12 +158,12 @@ def check_composition(method: FedStrategy) -> None:
     merge = method.setting.merge
     if reason := refused.get(merge.name) or _unfit_merge(method):
         raise ConfigError(f"method={method.name} refuses merge={merge.name}: {reason}")
-    epochs = method.setting.finetune_epochs
+    epochs = method.site.evaluations.finetune_epochs
     if epochs and "global" not in method.evaluates:
         raise ConfigError(
             f"eval.finetune_epochs={epochs}: method={method.name} has no global model to fine-tune"
         )
-    if not method.site.scores_personal and "global" not in method.evaluates:
+    if not method.site.evaluations.personal and "global" not in method.evaluates:
         raise ConfigError(
             f"eval.personal=false: method={method.name} has personal models only; use true"
         )

@@ -16,6 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedhet import streams
 from fedhet.errors import ConfigError
+from fedhet.privacy.limits import UNLIMITED, Limits
 from fedhet.privacy.noise import OFF, Noise
 from fedhet.task import Samples, Task
 from fedhet.trees import AnyTree, Tree
@@ -47,6 +48,24 @@ class Speed:
 
 
 @dataclass(frozen=True)
+class Evaluations:
+    """What clients evaluate in a run (`eval` in conf/config.yaml).
+
+    Attributes:
+        clients: whether they evaluate on their own data at all.
+        train: whether they do so on their training data too.
+        finetune_epochs: if > 0, the global model is also evaluated after so many epochs on a
+            client's own data.
+        personal: whether a method's own view "personal" is evaluated.
+    """
+
+    clients: bool = True
+    train: bool = False
+    finetune_epochs: int = 0
+    personal: bool = True
+
+
+@dataclass(frozen=True)
 class Scope:
     """Which parameters and buffers a client trains, and which it shares, by name.
 
@@ -72,7 +91,8 @@ class Site:
             `flwr run` they may be real ones.
         noise: what is done to the clients' replies.
         min_count: clients send no statistic of fewer samples.
-        scores_personal: whether a method's own view "personal" is evaluated.
+        limits: what the node of this process allows it to tell, whatever the run says.
+        evaluations: what clients evaluate.
         speed: how the local steps are computed.
 
     Attributes:
@@ -102,7 +122,8 @@ class Site:
         simulated: bool = True,
         noise: Noise = OFF,
         min_count: int = 0,
-        scores_personal: bool = True,
+        limits: Limits = UNLIMITED,
+        evaluations: Evaluations = Evaluations(),
         speed: Speed = Speed(),
     ) -> None:
         self.task = task
@@ -111,7 +132,8 @@ class Site:
         self.simulated = simulated
         self.noise = noise
         self.min_count = min_count
-        self.scores_personal = scores_personal
+        self.limits = limits
+        self.evaluations = evaluations
         self.speed = speed
         self.frozen_norms = buffers == "frozen"
         with self.seeded("init"):

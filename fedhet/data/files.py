@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from glob import escape
 from pathlib import Path
 
@@ -13,6 +15,36 @@ from fedhet.errors import ConfigError, DataError
 # A folder under data_dir, and the names or glob patterns of what it must contain.
 Layout = tuple[str, Sequence[str]]
 SITE_HINT = "Name the site's file in dataset.files"
+DATA_DIR = "FEDHET_DATA_DIR"
+_confined = ContextVar("confined", default=False)
+
+
+class NotFound(DataError):
+    """There is no such file, or a run may not name it; the message has nothing of any file."""
+
+
+@contextmanager
+def confined() -> Iterator[None]:
+    """Let settings, which come from another machine, name no file but those in FEDHET_DATA_DIR."""
+    token = _confined.set(True)
+    try:
+        yield
+    finally:
+        _confined.reset(token)
+
+
+def permitted(path: Path) -> Path:
+    """The path that a setting names.
+
+    Raises:
+        NotFound: the settings are `confined`, and it is not in FEDHET_DATA_DIR.
+    """
+    base = os.environ.get(DATA_DIR)
+    inside = base and path.is_relative_to(Path(base).expanduser().absolute())
+    if _confined.get() and (".." in path.parts or not inside):
+        where = "below its FEDHET_DATA_DIR" if base else "in its FEDHET_DATA_DIR, which is not set"
+        raise NotFound(f"{path}: of the files of this machine a run names only those {where}")
+    return path
 
 
 def cache_root() -> Path:
@@ -33,17 +65,19 @@ def find_folder(data_dir: str, layouts: Sequence[Layout], hint: str) -> Path:
 
     Raises:
         ConfigError: the folder is not text.
-        DataError: no place matches a layout; the message lists the places and what was expected
-            in each.
+        NotFound: no place matches a layout; the message lists the places and what was expected in
+            each.
     """
     for folder, _ in layouts:
         check.text("dataset.folder", folder)
-    places = [(root / folder, names) for root in roots(data_dir) for folder, names in layouts]
+    places = [
+        (permitted(root / folder), names) for root in roots(data_dir) for folder, names in layouts
+    ]
     for place, names in places:
         if place.is_dir() and all(any(place.glob(name)) for name in names):
             return place
     wanted = [f"{place} with {', '.join(names)}" if names else place for place, names in places]
-    raise DataError(
+    raise NotFound(
         f"data not found (data_dir={data_dir!r}): looked for {'; '.join(map(str, wanted))}."
         f" {hint}, or set data_dir or FEDHET_DATA_DIR"
     )
@@ -67,6 +101,8 @@ def find_path(data_dir: str, name: str, hint: str) -> Path:
     """The file or folder of this name, absolute or under `data_dir`; see `find_folder`."""
     path = Path(name)
     contents = [escape(path.name)] if path.name else []  # "." and "/" have no name
+    for root in roots(data_dir):
+        permitted(root / name)
     return find_folder(data_dir, [(str(path.parent), contents)], hint) / path.name
 
 
@@ -76,12 +112,12 @@ def roots(data_dir: str) -> list[Path]:
     if path.is_absolute():
         return [path]
     roots = []
-    if environment := os.environ.get("FEDHET_DATA_DIR"):
+    if environment := os.environ.get(DATA_DIR):
         base = Path(environment).expanduser().absolute()
         roots.append(base / path)
         if data_dir == "data":
             roots.append(base)
-    return [*roots, Path.cwd() / path]
+    return roots if roots and _confined.get() else [*roots, Path.cwd() / path]
 
 
 def download_hint(dataset: str, data_dir: str) -> str:

@@ -14,7 +14,7 @@ from fedhet import check
 from fedhet.data.array_cache import Arrays, signature
 from fedhet.data.arrays import assemble, dataset_arrays
 from fedhet.data.dataset import Dataset, Statistic
-from fedhet.data.files import find_path
+from fedhet.data.files import find_path, permitted
 from fedhet.data.hf_columns import class_names, frame_of, image_column, raw_images
 from fedhet.data.tables.data_frames import (
     arrays_of_frames,
@@ -126,7 +126,9 @@ def _find(data_dir: str, path: str) -> Path:
         from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
         try:
-            return Path(snapshot_download(path, repo_type="dataset", local_files_only=True))
+            return permitted(
+                Path(snapshot_download(path, repo_type="dataset", local_files_only=True))
+            )
         except (HFValidationError, LocalEntryNotFoundError):
             raise missing from None
 

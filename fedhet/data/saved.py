@@ -13,6 +13,7 @@ import numpy as np
 
 from fedhet.check import counted
 from fedhet.data import partition_cache
+from fedhet.data.files import permitted
 from fedhet.data.scheme import Partition, Scheme, labels_digest
 from fedhet.errors import ConfigError, DataError
 
@@ -76,7 +77,7 @@ def _find(name: str) -> Path:
     places = [path_of(name)] if _NAME.fullmatch(name) else []
     for path in (*places, given / "partition.json", given):
         if path.is_file():
-            return path
+            return path if path in places else permitted(path.absolute())
     saved = sorted(path.stem for path in partition_cache.folder().glob("*.json"))
     raise ConfigError(
         f"partition.name={name}: neither a run folder, nor a partition.json, nor a saved name;"

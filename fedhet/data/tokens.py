@@ -13,7 +13,7 @@ import numpy as np
 
 from fedhet import check
 from fedhet.data.array_cache import Arrays, signature
-from fedhet.data.files import roots
+from fedhet.data.files import permitted, roots
 from fedhet.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -70,7 +70,8 @@ class Texts:
             folders = [beside, beside / "tokenizer"]
         else:
             named = Path(tokenizer).expanduser()
-            folders = [*(root / named for root in roots(data_dir)), beside / named]
+            places = (*roots(data_dir), beside)
+            folders = [permitted(place / named) for place in places]
         advice = (
             "dataset.tokenizer names its folder, which save_pretrained of Hugging Face's"
             " transformers writes, or the file that Tokenizer.save of its tokenizers writes"

@@ -16,6 +16,7 @@ from fedhet import check
 from fedhet.deploy.certificates import check_host
 from fedhet.errors import ConfigError, DataError
 from fedhet.flower.turns import QUEUE
+from fedhet.privacy.limits import MIN_COUNT, MIN_TEST
 
 PLACEHOLDER = "/path/to/the/data"
 CONNECTION = "fedhet"  # the name of a connection in Flower's config.toml
@@ -75,7 +76,9 @@ class Site:
         val, test: absolute paths of further data, for validation and testing; "": there are none.
         tokenizer: the absolute path of that of its texts; "": the one beside the data, if any.
         share_counts: whether it reports how many samples of each class it has.
-        min_count: counts below this are not reported.
+        evaluate: whether the server is told scores of the site's data.
+        min_count: no statistic of fewer samples is told.
+        min_test: no score of fewer samples is told; 0: all scores are told as they are.
         node: "fedhet" for `deploy node`, or "flower-supernode".
     """
 
@@ -91,7 +94,9 @@ class Site:
     test: str = ""
     tokenizer: str = ""
     share_counts: bool = False
-    min_count: int = 10
+    evaluate: bool = True
+    min_count: int = MIN_COUNT
+    min_test: int = MIN_TEST
     node: str = NODES[0]
 
     def __post_init__(self) -> None:
@@ -101,7 +106,8 @@ class Site:
         check.integer(f"{file}: sites", self.sites, low=1)
         check.integer(f"{file}: number", self.number, low=0, high=self.sites - 1)
         check.integer(f"{file}: port", self.port, low=1, high=65535)
-        check.integer(f"{file}: min-count", self.min_count, low=1)
+        check.integer(f"{file}: min-count", self.min_count, low=0)
+        check.integer(f"{file}: min-test", self.min_test, low=0)
         check.one_of(f"{file}: node", self.node, NODES)
         paths = self.paths
         for name, path in paths.items():
@@ -122,13 +128,18 @@ class Site:
     @property
     def node_config(self) -> dict[str, str | int | bool]:
         """What the SuperNode is told; of a site with data of its own, nothing of the others."""
+        limits: dict[str, str | int | bool] = {
+            "evaluate": self.evaluate,
+            "min-count": self.min_count,
+            "min-test": self.min_test,
+        }
         if not self.data:
-            return {"partition-id": self.number, "num-partitions": self.sites}
+            return {"partition-id": self.number, "num-partitions": self.sites, **limits}
         return {
             "site": self.site,
             **{name: path for name, path in self.paths.items() if path},
             "share-counts": self.share_counts,
-            "min-count": self.min_count,
+            **limits,
         }
 
     @property

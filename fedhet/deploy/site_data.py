@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fedhet import config
+from fedhet.data.files import confined
 from fedhet.data.local.data import declaration, is_local, test_set
 from fedhet.data.local.report import Report
 from fedhet.data.run_data import RunData
@@ -30,7 +31,8 @@ def compared(place: Site, overrides: Sequence[str]) -> str:
             f"dataset=local is a run on data of each site's own, and {place.folder / 'site.toml'}"
             ' has data = "": write their absolute path'
         )
-    return _shared(settings)
+    with confined():
+        return _shared(settings)
 
 
 def at_server(overrides: Sequence[str]) -> str:

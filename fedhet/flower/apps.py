@@ -10,6 +10,7 @@ import logging
 import os
 import shlex
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -20,8 +21,10 @@ from flwr.server import ServerAppComponents, ServerConfig
 from fedhet import config
 from fedhet.config import pieces
 from fedhet.config.resuming import RESUME, is_resumption
+from fedhet.data.files import NotFound, confined
 from fedhet.data.local.data import LocalData, is_local
 from fedhet.data.local.report import Agreement
+from fedhet.data.local.untold import UntoldError
 from fedhet.errors import SUBMITTED, ConfigError, DataError, UnknownChoice, clean
 from fedhet.experiment import definition
 from fedhet.flower import wire
@@ -32,6 +35,7 @@ from fedhet.flower.server import FedServer
 from fedhet.flower.turns import take_turn
 from fedhet.job import Job, try_settings
 from fedhet.messages import Broadcast, Failure
+from fedhet.privacy.limits import Limits
 from fedhet.process import pin_threads
 from fedhet.record import terminal
 from fedhet.server import Observer
@@ -86,7 +90,7 @@ def client_for(
     """
     own, node = None, context.node_config
     try:
-        own = OwnData.of(node)
+        limits, own = Limits.of(node), OwnData.of(node)
         if own is not None:
             settings = _settings(_overrides(context))
             site = _prepared_sites.get((_overrides(context), own, store))
@@ -108,8 +112,9 @@ def client_for(
     try:
         if make_job is None:
             _settings(_overrides(context))
-        job = make_job() if make_job else _cached_job(_overrides(context))
-        client = job.client(store, {**properties, "data": job.data_digest})
+        job = make_job() if make_job else _cached_job(_overrides(context), limits)
+        with nullcontext() if make_job else _foreign():
+            client = job.client(store, {**properties, "data": job.data_digest})
     except (ConfigError, DataError, ImportError, OSError) as error:
         reason = _refused(node, error, simulated=make_job is not None)
         client = Refusal(reason, {**properties, "problem": reason})
@@ -146,9 +151,28 @@ def _settings(overrides: tuple[str, ...]) -> config.Config:
 
 
 @lru_cache(maxsize=1)
-def _cached_job(overrides: tuple[str, ...]) -> Job:
-    """The job of this process, so that it loads data and model once for all its messages."""
-    return Job(config.cached(overrides), engine="flwr")
+def _cached_job(overrides: tuple[str, ...], limits: Limits) -> Job:
+    """The job of this process, so that it loads data and model once for all its messages.
+
+    Raises:
+        UntoldError: the data cannot be read, or are not as the run's settings say; of a missing
+            file that is told.
+    """
+    job = Job(config.cached(overrides), engine="flwr", limits=limits)
+    try:
+        if not is_local(job.config.cfg):
+            with _foreign():
+                _ = job.data_digest
+    except NotFound:
+        raise
+    except (ConfigError, DataError, OSError) as error:
+        raise UntoldError(str(error)) from error
+    return job
+
+
+def _foreign() -> AbstractContextManager[None]:
+    """What a run from another machine may read; engine=flwr submits those of this one."""
+    return nullcontext() if SUBMITTED in os.environ else confined()
 
 
 # The site of the process that forks a run's clients; each of them serves one message with it.
@@ -175,7 +199,8 @@ def prepare(context: Context, store: Store | Callable[[str], Store]) -> None:
     pin_threads(1)
     own = OwnData.of(context.node_config)
     if own is None:
-        _cached_job(overrides).prepare()
+        with _foreign():
+            _cached_job(overrides, Limits.of(context.node_config)).prepare()
     else:
         _prepared_sites[overrides, own, store] = SiteClient(settings, own, store)
 

@@ -11,13 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from fedhet.check import integer
+from fedhet.check import boolean
 from fedhet.client import FedClient
 from fedhet.config import Config, cached
+from fedhet.data.files import confined
 from fedhet.data.local.data import LocalData, declaration, is_local, own_parts
 from fedhet.data.local.declaration import Declaration
 from fedhet.data.local.reading import SiteFiles
-from fedhet.data.local.report import MIN_COUNT, Report, read_statistics
+from fedhet.data.local.report import Report, read_statistics
 from fedhet.data.local.scheme import Sites
 from fedhet.data.local.untold import UntoldError
 from fedhet.data.tokens import FILE as TOKENIZER
@@ -26,14 +27,14 @@ from fedhet.flower import wire
 from fedhet.flower.metered import measured
 from fedhet.flower.telling import told
 from fedhet.job import Job
-from fedhet.privacy.counts import least_count
+from fedhet.privacy.limits import UNLIMITED, Limits, least_count
 from fedhet.privacy.noise import Noise
 from fedhet.state import Store
 from fedhet.task import Samples
 
 EXAMPLE = """--node-config 'site="a" data="/path/of/its/data"'"""
 _PATHS = ("data", "val", "test", "tokenizer")
-_KEYS = ("site", *_PATHS, "share-counts", "min-count")
+_KEYS = ("site", *_PATHS, "share-counts")
 
 
 @dataclass(frozen=True)
@@ -43,12 +44,14 @@ class OwnData:
     Attributes:
         site: the site's name.
         files: where its data are.
-        min_count: the smallest number of samples of a class that it reports; None: it reports none.
+        shares: whether it reports how many samples of each class it has.
+        limits: what it tells at most.
     """
 
     site: str
     files: SiteFiles
-    min_count: int | None = None
+    shares: bool = False
+    limits: Limits = UNLIMITED
 
     @classmethod
     def of(cls, node_config: Mapping[str, Any]) -> OwnData | None:
@@ -70,11 +73,8 @@ class OwnData:
         for key, path in paths.items():
             if not path.is_absolute():
                 raise ConfigError(f"node config: {key}={str(path)!r} must be an absolute path")
-        shares = given.get("share-counts", False)
-        if not isinstance(shares, bool):
-            raise ConfigError(f"node config: share-counts={shares!r} must be true or false")
-        least = integer("node config: min-count", given.get("min-count", MIN_COUNT), low=1)
-        return cls(given["site"], SiteFiles(**paths), least_count(least) if shares else None)
+        shares = boolean("node config: share-counts", given.get("share-counts", False))
+        return cls(given["site"], SiteFiles(**paths), shares, Limits.of(node_config))
 
     def number(self, overrides: tuple[str, ...]) -> int | None:
         """The client that the site is in a run; None where the run does not declare it."""
@@ -94,9 +94,11 @@ def named_paths(node_config: Mapping[str, Any]) -> list[Path]:
 def refused(node_config: Mapping[str, Any], error: Exception, reason: str) -> str:
     """What the server learns of an error here: no values of samples, and no folders."""
     if isinstance(error, UntoldError):
+        site = node_config.get("site")
+        unfit = f"site {site!r} does" if site else "the data of this node do"
         return (
-            f"site {node_config.get('site')!r} does not fit the declaration: a file cannot be"
-            " read, or a sample is not as declared; the SuperNode's own log says which"
+            f"{unfit} not fit the declaration: a file cannot be read, or a sample is not as"
+            " declared; the SuperNode's own log says which"
         )
     return told(reason, named_paths(node_config))
 
@@ -135,7 +137,7 @@ class SiteClient(wire.WireClient):
                 f"privacy.noise={noise.multiplier:g}: what a site reports of its data has no noise;"
                 f" give {' and '.join(self._declared.auto)} as numbers in place of 'auto'"
             )
-        if noise and own.min_count is not None:
+        if noise and own.shares:
             raise ConfigError(
                 f"privacy.noise={noise.multiplier:g}: what a site reports of its data has no noise;"
                 f" start the SuperNode of site {own.site!r} without share-counts=true"
@@ -147,10 +149,10 @@ class SiteClient(wire.WireClient):
         self._parts: dict[str, Samples] = own_parts(
             self._declared, scheme, cfg.seed, own.site, own.files
         )
-        least = least_count(cfg.privacy.min_count)
-        if self._declared.auto and len(self._parts["train"]) < least:
+        self._least = least_count(cfg.privacy.min_count, own.limits)
+        if self._declared.auto and len(self._parts["train"]) < self._least:
             raise DataError(
-                f"site {own.site!r} has fewer than privacy.min_count={least} training samples, and"
+                f"site {own.site!r} has fewer than min_count={self._least} training samples, and"
                 f" would report their mean and spread: give {' and '.join(self._declared.auto)} as"
                 " numbers, with which no site reports any"
             )
@@ -163,7 +165,8 @@ class SiteClient(wire.WireClient):
     def report(self) -> Report:
         """What the server is told of the site's data."""
         own = self._own
-        return Report.of(self._declared, own.site, self._parts, min_count=own.min_count)
+        told = self._least if own.shares else None
+        return Report.of(self._declared, own.site, self._parts, min_count=told, least=self._least)
 
     def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:
         return {**self._hosted, "report": json.dumps(self.report.as_dict())}
@@ -172,8 +175,9 @@ class SiteClient(wire.WireClient):
         statistics = read_statistics(self._declared, wire.agreed(carried))
         cfg = self._settings.cfg
         data = LocalData.at_site(cfg, self.pid, self._parts, statistics)
-        job = Job(self._settings, engine="flwr", local=data)
-        client = measured(job.client(self._store, self._hosted), self.pid)
+        job = Job(self._settings, engine="flwr", local=data, limits=self._own.limits)
+        with confined():  # the model's file of weights, which the run names
+            client = measured(job.client(self._store, self._hosted), self.pid)
         client.paths = self._own.files.named
         client.site_name = self._own.site
         return client

@@ -27,7 +27,7 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from fedhet import trees
-from fedhet.client import DELIVER, FINETUNE_EPOCHS, FedClient, evaluated_views
+from fedhet.client import DELIVER, FedClient, evaluated_views
 from fedhet.errors import ConfigError
 from fedhet.evaluation import evaluation_messages, evaluation_moment
 from fedhet.messages import Broadcast, Failure, Reply, Update
@@ -96,8 +96,7 @@ def deliver(
 
 
 def _offer(msg: Broadcast, digest: str) -> Broadcast:
-    others = {name: value for name, value in msg.extras.items() if name != FINETUNE_EPOCHS}
-    return replace(msg, extras={**others, DELIVER: digest})
+    return replace(msg, extras={**msg.extras, DELIVER: digest})
 
 
 # ---- the node

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedhet import check
+from fedhet.data.files import permitted
 from fedhet.errors import ConfigError
 from fedhet.models.base import Classifier, image_shape, trial_output
 
@@ -177,7 +178,7 @@ def _library_name(name: str, head: str) -> str:
 
 
 def _read(file: str) -> dict[str, Tensor]:
-    path = Path(file).expanduser().absolute()
+    path = permitted(Path(file).expanduser().absolute())
     if not path.is_file():
         raise ConfigError(f"model.weights={file}: there is no file {path}; nothing is downloaded")
     try:

@@ -1,44 +1,16 @@
-"""The smallest number of samples of which a client sends a statistic."""
+"""Counts and other statistics of few samples, which a client does not tell."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from fedhet.errors import ConfigError
-
 if TYPE_CHECKING:
     from fedhet.client import FedClient
-
-FLOOR = "FEDHET_MIN_COUNT"
-
-
-def least_count(configured: int) -> int:
-    """Return the smallest number of samples of which this machine's clients send a statistic.
-
-    It is `privacy.min_count`, or what the machine's owner has set in the environment variable
-    FEDHET_MIN_COUNT if that is more: a run can raise the number, but not lower it.
-
-    Args:
-        configured: the run's `privacy.min_count`.
-
-    Raises:
-        ConfigError: the variable is no whole number >= 0.
-    """
-    text = os.environ.get(FLOOR)
-    if text is None:
-        return configured
-    try:
-        own = int(text)
-    except ValueError:
-        own = -1
-    if own < 0:  # a server gets this text, and so it is without the value
-        raise ConfigError(f"{FLOOR} in the environment must be a whole number >= 0")
-    return max(configured, own)
 
 
 def told_size(client: FedClient) -> float:
@@ -77,3 +49,40 @@ def suppressed(counts: Tensor, least: int) -> Tensor:
     """
     hidden = torch.tensor(withheld(counts.tolist(), least), dtype=torch.bool, device=counts.device)
     return counts.masked_fill(hidden, 0)
+
+
+def coarse(counts: Tensor, samples: int, least: int) -> Tensor:
+    """Return counts of some samples in steps that tell of no few of them.
+
+    Of the samples that are counted and the others, the smaller number is rounded down to a multiple
+    of `least`: fewer than `least` look like none, and the one number tells what the other does.
+
+    Args:
+        counts: integers from 0 to `samples`.
+        samples: how many there are.
+        least: the smallest number that is told; with 0 or 1 the counts stay as they are.
+    """
+    fewer = torch.minimum(counts, samples - counts)
+    told = fewer - fewer % max(1, least)
+    return torch.where(2 * counts <= samples, told, samples - told)
+
+
+def counts_few(values: np.ndarray, least: int) -> list[bool]:
+    """Return of which columns the moments tell how many samples have a value, if these are few.
+
+    Count, mean and squares describe fewer than `least` samples if all others have the same value.
+    They are three equations, which determine how often each of up to three values occurs.
+
+    Args:
+        values: (n, C, ...), the samples.
+        least: the smallest number of samples that is told.
+    """
+    return [_counts_few(column, least) for column in np.moveaxis(values, 1, 0)]
+
+
+def _counts_few(column: np.ndarray, least: int) -> bool:
+    found, counts = np.unique(column, return_counts=True)
+    kinds = [column != found[counts.argmax()]]
+    if len(found) <= 3:
+        kinds += [column == value for value in found]
+    return any(kind.reshape(len(column), -1).any(1).sum() < least for kind in kinds)

@@ -87,7 +87,7 @@ class PersonalModels:
                 self._refuse(view, which, "eval.clients=false")
             elif not self._strategy.site.simulated:
                 self._refuse(view, which, "under engine=flwr they stay at their clients' sites")
-            elif view == "personal" and not self._strategy.site.scores_personal:
+            elif view == "personal" and not self._strategy.site.evaluations.personal:
                 # They are the shared weights, and would be read as the method's own models.
                 self._refuse(view, which, "eval.personal=false")
             elif limit == 0:

@@ -29,6 +29,7 @@ class Target(ABC):
         pooled: whether clients send their tallies, so that a score of several clients is that of
             all their samples together. Where it is false, the mean that is weighted by the samples
             is that already.
+        optional: what a tally may lack.
         outputs: the number of the model's outputs for a sample.
     """
 
@@ -36,6 +37,7 @@ class Target(ABC):
     title: ClassVar[str] = ""
     keys: ClassVar[dict[str, str]] = {}
     pooled: ClassVar[bool] = True
+    optional: ClassVar[frozenset[str]] = frozenset()
 
     outputs: int
 
@@ -81,11 +83,25 @@ class Target(ABC):
 
     def join(self, first: Tally, second: Tally) -> Tally:
         """The tally of two sets of samples together."""
-        return {name: value + second[name] for name, value in first.items()}
+        return {name: value + second[name] for name, value in first.items() if name in second}
 
     def joined(self, tallies: Sequence[Tally]) -> Tally:
         """The tally of all sets of samples together."""
         return reduce(self.join, tallies)
+
+    def told(self, tally: Tally, y: Tensor, least: int) -> tuple[Scores, Tally]:
+        """What a site tells of a tally, so that no model makes it a count of few samples.
+
+        Args:
+            tally: what the scores of a set of samples are computed from.
+            y: the targets of these samples.
+            least: the smallest number of samples that is told.
+
+        Returns:
+            The scores, without the loss, and the tally, if the target is `pooled`; both are empty
+            where nothing is told.
+        """
+        return {}, {}
 
     def layout(self) -> Tally:
         """A tally of this task, for its names, shapes and types."""
@@ -98,11 +114,11 @@ class Target(ABC):
             ValueError: it is not one of this task.
         """
         expected = self.layout()
-        if not isinstance(tally, dict) or set(tally) != set(expected):
+        if not isinstance(tally, dict) or set(tally) | self.optional != set(expected):
             names = sorted(tally) if isinstance(tally, dict) else type(tally).__name__
             raise ValueError(f"a tally of {names}; expected {sorted(expected)}")
-        for name, like in expected.items():
-            value = tally[name]
+        for name, value in tally.items():
+            like = expected[name]
             if not isinstance(value, Tensor) or (value.shape, value.dtype) != (
                 like.shape,
                 like.dtype,

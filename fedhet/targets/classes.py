@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fedhet.privacy.counts import coarse
 from fedhet.targets.base import Scores, Tally, Target
 
 
@@ -51,6 +52,15 @@ class Classes(Target):
         confusion = tally["confusion"]
         accuracy = float(confusion.diag().sum()) / int(confusion.sum())
         return {"accuracy": accuracy, "f1": macro_f1(confusion)}
+
+    def told(self, tally: Tally, y: Tensor, least: int) -> tuple[Scores, Tally]:
+        """The accuracy, of a coarse number of right predictions.
+
+        The loss and F1 of a model that predicts the same for all samples have the exact counts of
+        the classes in them.
+        """
+        right = coarse(tally["confusion"].diag().sum(), len(y), least)
+        return {"accuracy": int(right) / len(y)}, {}
 
 
 class NextCharacter(Classes):

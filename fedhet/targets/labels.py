@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fedhet.privacy.counts import coarse
 from fedhet.targets.base import Scores, Tally, Target, rows, whole
 
 
@@ -59,6 +60,12 @@ class Labels(Target):
                 "f1_macro": float((2 * hits[present] / either[present]).mean()),
             }
         return scores | {"subset_accuracy": int(tally["exact"]) / int(tally["samples"])}
+
+    def told(self, tally: Tally, y: Tensor, least: int) -> tuple[Scores, Tally]:
+        """The scores of coarse counts; rounding keeps their order, so that no hit is too many."""
+        samples = {"samples": tally["samples"]}
+        told = {name: coarse(value, len(y), least) for name, value in tally.items()} | samples
+        return self.scores(told), told
 
     def layout(self) -> Tally:
         count = torch.zeros((), dtype=torch.int64)

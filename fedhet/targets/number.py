@@ -10,6 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from fedhet.privacy.counts import counts_few
 from fedhet.targets.base import Scores, Tally, Target, rows, whole
 
 
@@ -28,6 +29,7 @@ class Number(Target):
     name: ClassVar[str] = "number"
     title: ClassVar[str] = "R2"
     keys: ClassVar[dict[str, str]] = {"r2": "r2", "mae": "mae", "rmse": "rmse"}
+    optional: ClassVar[frozenset[str]] = frozenset({"absolute"})
 
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
@@ -68,14 +70,26 @@ class Number(Target):
         n = int(tally["samples"])
         # The error of a model that has diverged; without NaN the scores can be compared.
         squared = tally["squared"].nan_to_num(nan=math.inf, posinf=math.inf)
-        absolute = tally["absolute"].nan_to_num(nan=math.inf, posinf=math.inf)
         varies = tally["variation"] > 0
         scores = {}
         if varies.any():
             r2 = 1 - squared[varies] / tally["variation"][varies]
             scores["r2"] = float(r2.mean())
-        mae = float(absolute.mean()) / n
-        return scores | {"mae": mae, "rmse": float((squared / n).sqrt().mean())}
+        if "absolute" in tally:
+            absolute = tally["absolute"].nan_to_num(nan=math.inf, posinf=math.inf)
+            scores["mae"] = float(absolute.mean()) / n
+        return scores | {"rmse": float((squared / n).sqrt().mean())}
+
+    def told(self, tally: Tally, y: Tensor, least: int) -> tuple[Scores, Tally]:
+        """R2 and RMSE; nothing of numbers whose mean and variation tell a count of few samples.
+
+        The absolute errors of constant predictions are the whole distribution of y; the squared
+        ones are its mean and variation, which are told anyway.
+        """
+        if any(counts_few(y.reshape(len(y), -1).cpu().numpy(), least)):
+            return {}, {}
+        told = {name: value for name, value in tally.items() if name not in self.optional}
+        return self.scores(told), told
 
     def layout(self) -> Tally:
         each = torch.zeros(self.outputs, dtype=torch.float64)
@@ -85,7 +99,8 @@ class Number(Target):
     def check(self, tally: object) -> Tally:
         checked = super().check(tally)
         given = torch.cat([checked["mean"], checked["variation"]])
-        sums = torch.cat([checked[name] for name in ("absolute", "squared", "variation")])
+        names = ("absolute", "squared", "variation")
+        sums = torch.cat([checked[name] for name in names if name in checked])
         if checked["samples"] < 1 or not given.isfinite().all() or (sums < 0).any():
             raise ValueError("a tally without samples, or whose sums are not finite and >= 0")
         return checked

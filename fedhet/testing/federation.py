@@ -55,6 +55,7 @@ class Federation:
         min_count: the smallest number of samples of which a client sends a statistic.
         buffers: what becomes of buffers: "average", "local" or "frozen".
         noise: what is done to the clients' replies (privacy.noise).
+        site: further arguments of `fedhet.site.Site`, such as `evaluations`.
         options: the method's own options, such as {"lr_g": 0.5}.
         lr: the learning rate of the first round.
         epochs: local epochs.
@@ -81,6 +82,7 @@ class Federation:
         buffers: str = "average",
         noise: Noise = OFF,
         min_count: int = 0,
+        site: dict[str, Any] | None = None,
         options: dict[str, Any] | None = None,
         lr: float = 0.1,
         epochs: int = 1,
@@ -97,6 +99,7 @@ class Federation:
             scope=cls.scope,
             noise=noise,
             min_count=min_count,
+            **site or {},
         )
         settings = LocalSettings(lr=lr, epochs=epochs, batch_size=batch_size, **local or {})
         built_with = Setting(self.site, settings, plugins=plugins(), **setting)

@@ -20,6 +20,7 @@ from fedhet.messages import Broadcast
 from fedhet.methods.fedala import FedALA
 from fedhet.methods.fedavg import FedAvg
 from fedhet.plugin import Plugin
+from fedhet.site import Evaluations
 
 LOWERED = {
     "cosine": ["client.schedule=cosine"],
@@ -100,7 +101,13 @@ class Slower(Plugin):
 
 
 def test_a_plugin_schedules_training_alone(federation: Callable[..., Any]) -> None:
-    run = federation(toy_task(), FedAvg, plugins=lambda: [Slower()], lr=0.4, finetune_epochs=1)
+    run = federation(
+        toy_task(),
+        FedAvg,
+        plugins=lambda: [Slower()],
+        lr=0.4,
+        site={"evaluations": Evaluations(finetune_epochs=1)},
+    )
     (trained, *_) = run.step()
     assert (trained.local.lr, trained.local.epochs) == (pytest.approx(0.004), 7)
     assert {msg.local for msg in evaluation_messages(run.strategy)} == {run.strategy.setting.local}

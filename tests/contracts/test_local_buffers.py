@@ -27,6 +27,7 @@ from fedhet.job import Job
 from fedhet.messages import Update
 from fedhet.methods.fedavg import FedAvg
 from fedhet.record.terminal import print_summary
+from fedhet.site import Evaluations
 from fedhet.state import MemoryStore
 
 Launch = Callable[..., Any]
@@ -138,7 +139,12 @@ def test_clients_evaluate_the_shared_weights_with_their_statistics(federation: F
 def test_what_is_fine_tuned_is_what_the_client_has(federation: Federation) -> None:
     """By hand, in full batches: the statistics follow the training, and nothing else changes."""
     run = federation(
-        toy_task(norm=True), FedAvg, buffers="local", batch_size=99, finetune_epochs=3, rounds=2
+        toy_task(norm=True),
+        FedAvg,
+        buffers="local",
+        batch_size=99,
+        site={"evaluations": Evaluations(finetune_epochs=3)},
+        rounds=2,
     )
     run.step()
     before = run.sha256

@@ -23,6 +23,7 @@ from fedhet.methods.fednova import FedNova
 from fedhet.methods.scaffold import Scaffold
 from fedhet.plugin import Plugin
 from fedhet.server import Clock
+from fedhet.site import Evaluations
 
 Launch = Callable[..., Any]
 Federation = Callable[..., Any]
@@ -201,7 +202,10 @@ def test_what_counts_epochs_of_its_own_is_unaffected(federation: Federation) -> 
         own, other = (run.store.load(pid, 1) for run in (alone, limited))
         assert all(torch.equal(t, other[name]) for name, t in own.items() if PERSONAL in name)
 
-    for cls, how in ((FedBABU, {}), (FedAvg, {"finetune_epochs": 3})):
+    for cls, how in (
+        (FedBABU, {}),
+        (FedAvg, {"site": {"evaluations": Evaluations(finetune_epochs=3)}}),
+    ):
         scores = []
         for local in ({}, {"steps": 1}):
             run = federation(toy_task(), cls, local=local, rounds=2, **how)

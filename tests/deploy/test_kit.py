@@ -18,11 +18,12 @@ from flwr.common.config import parse_config_args
 
 from fedhet.cli import main
 from fedhet.data.local.reading import SiteFiles
-from fedhet.data.local.report import MIN_COUNT
 from fedhet.deploy import certificates, folders, tls
 from fedhet.flower.own_data import OwnData
+from fedhet.privacy.limits import MIN_COUNT, MIN_TEST, Limits
 
 HOST = "server.example.org"
+DEFAULT = Limits(True, MIN_COUNT, MIN_TEST)
 
 
 def deploy(*arguments: object) -> int:
@@ -114,9 +115,12 @@ def test_a_site_knows_its_name_and_data_or_its_number(kit: Path) -> None:
         assert place.server == f"{HOST}:8000"
         config = node_config(place)
         assert config.items() >= {"site": name, "data": folders.PLACEHOLDER}.items()
-        assert OwnData.of(config) == OwnData(name, SiteFiles(Path(folders.PLACEHOLDER)))
+        assert OwnData.of(config) == OwnData(
+            name, SiteFiles(Path(folders.PLACEHOLDER)), limits=DEFAULT
+        )
         shared = node_config(replace(place, data=""))
-        assert shared == {"partition-id": number, "num-partitions": 3}
+        assert shared.items() >= {"partition-id": number, "num-partitions": 3}.items()
+        assert "site" not in shared and Limits.of(shared) == DEFAULT
 
 
 def test_a_site_says_what_else_it_has_and_tells(own: Path) -> None:
@@ -125,20 +129,24 @@ def test_a_site_says_what_else_it_has_and_tells(own: Path) -> None:
     text = text.replace('val = ""', 'val = "/v"').replace('test = ""', 'test = "/t"')
     text = text.replace('tokenizer = ""', 'tokenizer = "/k"')
     text = text.replace("share-counts = false", "share-counts = true")
-    file.write_text(text.replace("min-count = 10", "min-count = 25"))
+    text = text.replace("evaluate = true", "evaluate = false")
+    text = text.replace("min-count = 5", "min-count = 25").replace("min-test = 20", "min-test = 40")
+    file.write_text(text)
     files = SiteFiles(Path("/my data/x.csv"), Path("/v"), Path("/t"), Path("/k"))
     found = OwnData.of(node_config(folders.read(file.parent)))
-    assert found == OwnData("a", files, min_count=25)
+    assert found == OwnData("a", files, True, Limits(False, 25, 40))
 
 
 def test_a_site_of_an_earlier_version_reports_no_counts(own: Path) -> None:
     file = own / "sites/a/site.toml"
-    new = ("val", "test", "tokenizer", "share-counts", "min-count", "node =")
+    new = ("val", "test", "tokenizer", "share-counts", "evaluate", "min-", "node =")
     rows = [row for row in file.read_text().splitlines() if not row.startswith(new)]
     file.write_text("\n".join(rows))
     place = folders.read(file.parent)
-    assert OwnData.of(node_config(place)) == OwnData("a", SiteFiles(Path(folders.PLACEHOLDER)))
-    assert isinstance(place, folders.Site) and place.min_count == MIN_COUNT
+    assert OwnData.of(node_config(place)) == OwnData(
+        "a", SiteFiles(Path(folders.PLACEHOLDER)), limits=DEFAULT
+    )
+    assert isinstance(place, folders.Site)
 
 
 def test_the_operators_connection_names_server_and_authority(kit: Path) -> None:
@@ -272,7 +280,9 @@ def test_a_name_that_is_taken_cannot_be_added(
         ('val = "relative"', "must be an absolute path"),
         ('data = ""\ntest = "/t"', 'with data = ""'),
         ("share-counts = 1", "share-counts = 1: must be true or false"),
-        ("min-count = 0", "min-count=0"),
+        ("min-count = -1", "min-count=-1"),
+        ("min-test = -1", "min-test=-1"),
+        ("evaluate = 1", "evaluate = 1: must be true or false"),
         ('server = "server"', "must be host:port"),
         ("port = 0", "port=0"),
         ("ports = 1", "ports"),

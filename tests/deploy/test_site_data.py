@@ -28,7 +28,8 @@ def test_the_data_of_a_site_beside_the_declaration_of_a_run(kit: Path, capsys: P
     edit(kit / "sites/a/site.toml", "min-count", 1)
     with served(kit / "server") as port:
         edit(kit / "sites/a/site.toml", "server", f"localhost:{port}")
-        main.main(["deploy", "check", str(kit / "sites/a"), *LOCAL, "partition.split=[1,0,0]"])
+        run = [*LOCAL, "partition.split=[1,0,0]", "privacy.min_count=1"]
+        main.main(["deploy", "check", str(kit / "sites/a"), *run])
     line = next(row for row in capsys.readouterr().out.splitlines() if " data: " in row)
     assert line.endswith(
         "8 training, 0 validation, 0 test samples; counts of classes: 4, 4; mean and squares of"

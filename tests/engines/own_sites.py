@@ -91,7 +91,12 @@ class Deployment:
             self.join(site, number)
 
     def join(self, site: str, number: int, **node_config: Any) -> Node:
-        given = {"site": site, "data": str(self.folder / f"{site}.npz"), **node_config}
+        given = {
+            "site": site,
+            "data": str(self.folder / f"{site}.npz"),
+            "min_test": 0,
+            **node_config,
+        }
         node = Node(self.folder, number, self.overrides, **given)
         self.manager.clients[node.cid] = node  # type: ignore[assignment]
         return node

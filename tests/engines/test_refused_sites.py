@@ -126,7 +126,9 @@ def test_a_run_that_would_cut_a_site_s_file_into_shares(folder: Path) -> None:
         {"site": "a"},
         {"site": "a", "data": "here.npz"},
         {"site": "a", "data": "/data", "share-counts": "yes"},
-        {"site": "a", "data": "/data", "min-count": 0},
+        {"site": "a", "data": "/data", "min-count": -1},
+        {"site": "a", "data": "/data", "min-test": "all"},
+        {"site": "a", "data": "/data", "evaluate": 1},
         {"site": 1, "data": "/data"},
     ],
 )
@@ -161,6 +163,8 @@ REPORTS = [
     reporting({"moments": {"x": {**MOMENTS, "mean": [float("nan")] * 64}}}),
     reporting({"moments": {"x": {**MOMENTS, "squares": [-1.0] * 64}}}),
     reporting({"moments": {"x": {**MOMENTS, "squares": ["1"] * 64}}}),
+    reporting({"moments": {"x": {**MOMENTS, "mean": [None] * 64}}}),
+    reporting({"moments": {"x": {**MOMENTS, "mean": None, "squares": None}}}),
     reporting({"more": 1}),
 ]
 

@@ -20,6 +20,7 @@ from fedhet.evaluation import evaluation_messages, global_scores
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fedbn import FedBN
 from fedhet.methods.fednorm import FedNormPlugin
+from fedhet.site import Evaluations
 
 Federation = Callable[..., Any]
 STATISTICS = ["body.1.running_mean", "body.1.running_var"]
@@ -98,7 +99,11 @@ def test_a_global_model_can_be_fine_tuned(
     federation: Federation, norm: bool, server_bn: str
 ) -> None:
     run = federation(
-        toy_task(norm=norm), FedBN, options={"server_bn": server_bn}, finetune_epochs=5, lr=0.5
+        toy_task(norm=norm),
+        FedBN,
+        options={"server_bn": server_bn},
+        site={"evaluations": Evaluations(finetune_epochs=5)},
+        lr=0.5,
     )
     run.step()
     losses, *_ = view_losses(run)
@@ -109,7 +114,7 @@ def test_a_global_model_can_be_fine_tuned(
 def test_without_a_global_model_fine_tuning_is_refused(federation: Federation) -> None:
     message = r"eval\.finetune_epochs=5: method=fedbn"
     with pytest.raises(ConfigError, match=message):
-        federation(toy_task(norm=True), FedBN, finetune_epochs=5)
+        federation(toy_task(norm=True), FedBN, site={"evaluations": Evaluations(finetune_epochs=5)})
 
 
 @pytest.mark.parametrize("server_bn", ["none", "average"])

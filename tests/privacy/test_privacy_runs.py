@@ -12,7 +12,7 @@ import fedhet
 from fedhet.errors import ConfigError
 from fedhet.flower import wire
 from fedhet.messages import Broadcast, Reply, Update
-from fedhet.privacy.counts import FLOOR
+from fedhet.privacy.limits import FLOOR
 from fedhet.testing import sha256, sha256_apart
 
 CANARY = "canary-9d04b1"

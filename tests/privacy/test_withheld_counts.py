@@ -12,7 +12,8 @@ from fedhet.data.toy import toy_task
 from fedhet.errors import ConfigError
 from fedhet.flower.own_data import OwnData
 from fedhet.job import Job
-from fedhet.privacy.counts import FLOOR, suppressed, withheld
+from fedhet.privacy.counts import suppressed, withheld
+from fedhet.privacy.limits import FLOOR
 
 
 @pytest.mark.parametrize(
@@ -66,10 +67,15 @@ def test_a_floor_that_is_no_number_is_refused(floor: str, monkeypatch: pytest.Mo
         _ = Job(composed(), given=toy_task()).site
 
 
-@pytest.mark.parametrize(("floor", "least"), [("5", 10), ("20", 20)])
-def test_the_floor_holds_for_the_counts_that_a_site_reports(
-    floor: str, least: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("run", "site", "machine", "least"),
+    [(0, {}, "0", 5), (7, {}, "3", 7), (0, {"min-count": 9}, "3", 9), (0, {}, "20", 20)],
+)
+def test_a_run_raises_the_number_of_a_site_and_never_lowers_it(
+    run: int, site: dict[str, int], machine: str, least: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(FLOOR, floor)
-    own = OwnData.of({"site": "a", "data": "/a.csv", "share-counts": True})
-    assert own and own.min_count == least
+    monkeypatch.setenv(FLOOR, machine)
+    own = OwnData.of({"site": "a", "data": "/a.csv", **site})
+    assert own
+    job = Job(composed(f"privacy.min_count={run}"), given=toy_task(), limits=own.limits)
+    assert job.site.min_count == least

@@ -28,6 +28,7 @@ from fedhet.data.local.untold import located
 from fedhet.data.run_data import described
 from fedhet.errors import ConfigError, DataError
 from fedhet.merging.mean import Mean
+from fedhet.privacy.limits import least_count
 from fedhet.task import ClientData, Samples
 
 log = logging.getLogger("fedhet.data")
@@ -151,8 +152,9 @@ class LocalData:
         for pid, site in enumerate(declared.sites):
             path = find_path(declared.data_dir, files[site], SITE_HINT)
             parts[pid] = own_parts(declared, scheme, cfg.seed, site, SiteFiles(path))
+        least = least_count(cfg.privacy.min_count)
         reports = [
-            Report.of(declared, site, parts[pid], min_count=0)
+            Report.of(declared, site, parts[pid], min_count=0, least=least)
             for pid, site in enumerate(declared.sites)
         ]
         return cls.agreed_on(cfg, Agreement.of(declared, reports), parts)

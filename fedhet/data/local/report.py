@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -9,15 +10,16 @@ from typing import Any
 
 import numpy as np
 
+from fedhet.data.array_cache import Arrays
 from fedhet.data.local.declaration import STATISTICS, Declaration
 from fedhet.data.local.reading import PARTS
 from fedhet.data.moments import Moments, joined, moments
 from fedhet.errors import DataError, Rejected
-from fedhet.privacy.counts import withheld
+from fedhet.privacy.counts import counts_few, withheld
 from fedhet.task import Samples
 from fedhet.trees import LARGEST
 
-MIN_COUNT = 10  # a site reports no smaller number of samples of a class, unless it says otherwise
+log = logging.getLogger("fedhet.data")
 MOST_SAMPLES = 10**12
 
 
@@ -31,7 +33,8 @@ class Report:
         sizes: the numbers of training, validation and test samples.
         counts: of each class or label over all parts, None for one that is not told; or None.
         moments: of "x", the inputs, and "y", the numbers to predict, on the training part: count,
-            mean and squares (`fedhet.data.moments.Moments`), as far as a statistic is "auto".
+            mean and squares (`fedhet.data.moments.Moments`), as far as a statistic is "auto". Mean
+            and squares of a column that would tell a count of few samples are None.
     """
 
     site: str
@@ -48,6 +51,7 @@ class Report:
         parts: Mapping[str, Samples],
         *,
         min_count: int | None,
+        least: int,
     ) -> Report:
         """The report of a site with these parts.
 
@@ -56,27 +60,20 @@ class Report:
             site: its name.
             parts: its samples.
             min_count: the smallest count of a class that it tells; None: it tells none.
+            least: the smallest number of samples that its moments tell of.
         """
         counts = None
         if min_count is not None and declared.target != "number":
             exact = np.sum([declared.counts(part.y.numpy()) for part in parts.values()], axis=0)
             hidden = withheld(exact.tolist(), min_count)
             counts = [None if h else n for h, n in zip(hidden, exact.tolist(), strict=True)]
-        needed = {"x" if key in STATISTICS[:2] else "y" for key in declared.auto}
-        measured = {name: moments([getattr(parts["train"], name).numpy()]) for name in needed}
+        needed = sorted({"x" if key in STATISTICS[:2] else "y" for key in declared.auto})
         return cls(
             site,
             declared.digest,
             [len(parts[part]) if part in parts else 0 for part in PARTS],
             counts,
-            {
-                name: {
-                    "count": found.count,
-                    "mean": found.mean.tolist(),
-                    "squares": found.squares.tolist(),
-                }
-                for name, found in sorted(measured.items())
-            },
+            {name: _told(getattr(parts["train"], name).numpy(), least) for name in needed},
         )
 
     def as_dict(self) -> dict[str, Any]:
@@ -111,6 +108,15 @@ class Report:
         _check_counts(declared, site, sizes, value["counts"])
         _check_moments(declared, site, sizes[0], value["moments"])
         return cls(**value)
+
+
+def _told(samples: np.ndarray, least: int) -> dict[str, Any]:
+    found, few = moments([samples]), counts_few(samples, least)
+    mean, squares = (
+        [None if hidden else value for value, hidden in zip(values.tolist(), few, strict=True)]
+        for values in (found.mean, found.squares)
+    )
+    return {"count": found.count, "mean": mean, "squares": squares}
 
 
 def check_sizes(declared: Declaration, site: str, sizes: Iterable[int]) -> None:
@@ -155,9 +161,14 @@ def _check_moments(declared: Declaration, site: str, train: int, found: Any) -> 
         one = found[name]
         good = good and isinstance(one, dict) and set(one) == {"count", "mean", "squares"}
         good = good and type(one["count"]) is int and one["count"] == count
-        good = good and _numbers(one["mean"], columns)
-        good = good and _numbers(one["squares"], columns, count * LARGEST**2)
-        good = good and min(one["squares"]) >= 0
+        good = good and all(isinstance(one[key], list) for key in ("mean", "squares"))
+        pairs = list(zip(one["mean"], one["squares"], strict=False)) if good else []
+        good = good and len(one["mean"]) == len(one["squares"]) == columns
+        good = good and all(
+            _number(mean) and _number(squares, count * LARGEST**2) and squares >= 0
+            for mean, squares in pairs
+            if (mean, squares) != (None, None)
+        )
     if not good:
         raise Rejected(
             "wrong content",
@@ -166,12 +177,12 @@ def _check_moments(declared: Declaration, site: str, train: int, found: Any) -> 
         )
 
 
-def _numbers(values: Any, count: int, most: float = LARGEST) -> bool:
-    return (
-        isinstance(values, list)
-        and len(values) == count
-        and all(type(value) is float and abs(value) <= most for value in values)
-    )
+def _numbers(values: Any, count: int) -> bool:
+    return isinstance(values, list) and len(values) == count and all(map(_number, values))
+
+
+def _number(value: Any, most: float = LARGEST) -> bool:
+    return type(value) is float and abs(value) <= most
 
 
 @dataclass(frozen=True)
@@ -199,17 +210,39 @@ class Agreement:
             if not wanted:
                 continue
             parts = [report.moments[name] for report in reports if report is not None]
-            arrays = joined(
-                Moments(part["count"], np.array(part["mean"]), np.array(part["squares"]))
-                for part in parts
-            ).arrays
-            statistics |= {key: arrays[key.removeprefix("target_")].tolist() for key in wanted}
+            size = declared.shape_of_sample[0] if name == "x" else len(declared.outputs)
+            columns = [_agreed(parts, column) for column in range(size)]
+            if untold := [column for column, found in enumerate(columns) if found is None]:
+                log.warning(
+                    "%s: %s are 0 and 1 for the columns or channels %s; no site tells those,"
+                    " which would tell how many samples have a rare value (privacy.min_count)",
+                    *(declared.name, " and ".join(wanted), untold),
+                )
+            arrays = {
+                "mean": [0.0 if one is None else float(one["mean"]) for one in columns],
+                "std": [1.0 if one is None else float(one["std"]) for one in columns],
+            }
+            statistics |= {key: arrays[key.removeprefix("target_")] for key in wanted}
         return cls(tuple(reports), statistics)
 
     @property
     def sizes(self) -> list[list[int]]:
         """Each site's numbers of training, validation and test samples."""
         return [[0] * len(PARTS) if one is None else one.sizes for one in self.reports]
+
+
+def _agreed(parts: Sequence[Mapping[str, Any]], column: int) -> Arrays | None:
+    """Mean and std of a column, of the sites that tell them; None if none does.
+
+    Raises:
+        DataError: there is no training sample.
+    """
+    told = [
+        Moments(part["count"], np.array(part["mean"][column]), np.array(part["squares"][column]))
+        for part in parts
+        if part["mean"][column] is not None
+    ]
+    return joined(told).arrays if told or not parts else None
 
 
 def read_statistics(declared: Declaration, value: Any) -> dict[str, list[float]]:
