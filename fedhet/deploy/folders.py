@@ -46,11 +46,15 @@ class Server:
         check_host(f"{self.folder / 'server.toml'}: listen", self.listen)
 
     @property
+    def port(self) -> int:
+        """Of the SuperLink."""
+        return split_address("server", self.server)[1]
+
+    @property
     def command(self) -> list[str]:
         """The SuperLink and its options."""
-        _, port = split_address("server", self.server)
         return [
-            *("flower-superlink", "--host", self.listen, "--port", str(port)),
+            *("flower-superlink", "--host", self.listen, "--port", str(self.port)),
             *("--ssl-ca-certfile", str(self.folder / "ca.crt")),
             *("--ssl-certfile", str(self.folder / "server.pem")),
             *("--ssl-keyfile", str(self.folder / "server.key")),

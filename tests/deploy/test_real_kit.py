@@ -7,16 +7,17 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import psutil
 import pytest
 from engines.real_sites import ROOT, Sites, free_ports, wait_for
 
 from fedhet.cli import main
 from fedhet.deploy import superlink
 
-pytestmark = [pytest.mark.deployment, pytest.mark.matrix]
+pytestmark = [pytest.mark.deployment, pytest.mark.matrix, pytest.mark.slow]
 
 
 @contextmanager
@@ -46,38 +47,77 @@ def deploy(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int,
     return code, capsys.readouterr().out
 
 
-def test_the_kit_starts_a_deployment_that_trains(
+@pytest.fixture
+def made(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+) -> Iterator[Path]:
+    """A deployment of one site, whose server is running."""
     monkeypatch.setenv("COLUMNS", "200")
     out = tmp_path / "deploy"
     port, node_port = free_ports(2)
     options = ["--server=localhost", f"--port={port}", f"--out={out}"]
     assert deploy(capsys, "init", "--sites=a", *options)[0] == 0
-    server, site = out / "server", out / "sites/a"
-    for file in (server / "server.toml", site / "site.toml"):
+    for file in (out / "server/server.toml", out / "sites/a/site.toml"):
         text = file.read_text().replace("/var/lib/fedhet", str(file.parent / "state"))
         text = text.replace("0.0.0.0", "127.0.0.1").replace("/path/to/the/data", "")
         file.write_text(text.replace("port = 9094", f"port = {node_port}"))
-    with running(server):
+    with running(out / "server"):
         wait_for(lambda: Sites.listening(port), "the SuperLink")
-        assert deploy(capsys, "check", server, "--disk=0")[0] == 0
-        code, table = deploy(capsys, "status", out)
-        assert code == 1 and "not registered" in table
-        code, printed = deploy(capsys, "register", out)
-        number = superlink.read_ids(out)["a"]
-        assert code == 0 and printed == f"registered: a, node id {number}\n"
-        assert deploy(capsys, "register", out) == (0, "all sites are registered\n")
-        with running(site):
-            wait_for(lambda: superlink.nodes(out / "operator")[0].status == "online", "the node")
-            assert deploy(capsys, "status", out)[0] == 0
-            code, lines = deploy(capsys, "check", site, "--disk=0", "dataset=digits")
-            assert code == 0, lines
-            overrides = "rounds=1 partition.clients=2 eval.clients=false hydra.run.dir=run"
-            config = ["--run-config", f"overrides='{overrides}'"]
-            superlink.flwr(out / "operator", "run", str(ROOT), "fedhet", *config)
-            wait_for(lambda: superlink.status(out).runs[0][1].startswith("finished"), "the run")
-            assert superlink.status(out).runs[0][1].startswith("finished:completed")
-            assert (server / "state/run/summary.json").exists()
-        code, table = deploy(capsys, "status", out)
-        assert code == 1 and "offline" in table and number in table
+        yield out
+
+
+def test_the_kit_starts_a_deployment_that_trains(
+    made: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, server, site = made, made / "server", made / "sites/a"
+    assert deploy(capsys, "check", server, "--disk=0")[0] == 0
+    code, table = deploy(capsys, "status", out)
+    assert code == 1 and "not registered" in table
+    code, printed = deploy(capsys, "register", out)
+    number = superlink.read_ids(out)["a"]
+    assert code == 0 and printed == f"registered: a, node id {number}\n"
+    assert deploy(capsys, "register", out) == (0, "all sites are registered\n")
+    with running(site):
+        wait_for(lambda: online(out), "the node")
+        assert deploy(capsys, "status", out)[0] == 0
+        code, lines = deploy(capsys, "check", site, "--disk=0", "dataset=digits")
+        assert code == 0, lines
+        overrides = "rounds=1 partition.clients=2 eval.clients=false hydra.run.dir=run"
+        config = ["--run-config", f"overrides='{overrides}'"]
+        superlink.flwr(out / "operator", "run", str(ROOT), "fedhet", *config)
+        wait_for(lambda: superlink.status(out).runs[0][1].startswith("finished"), "the run")
+        assert superlink.status(out).runs[0][1].startswith("finished:completed")
+        assert (server / "state/run/summary.json").exists()
+    code, table = deploy(capsys, "status", out)
+    assert code == 1 and "offline" in table and number in table
+
+
+def online(out: Path) -> bool:
+    return superlink.nodes(out / "operator")[0].status == "online"
+
+
+def processes(folder: Path) -> list[str]:
+    """Those of the server or the site in a folder."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):  # ended meanwhile, or another user's
+            if process.environ().get("FEDHET_STATE_DIR") == str(folder / "state"):
+                found.append(" ".join(process.cmdline()))
+    return found
+
+
+def test_a_killed_site_leaves_no_process_and_is_admitted_again(
+    made: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At once its restart is refused: for the SuperLink the killed SuperNode is still there."""
+    site = made / "sites/a"
+    deploy(capsys, "register", made)
+    with running(site) as watcher:
+        wait_for(lambda: online(made), "the node")
+        assert processes(site)
+        watcher.kill()
+        wait_for(lambda: not processes(site), "the end of the site's processes")
+    with running(site) as watcher:
+        wait_for(lambda: "SuperNode ID" in (site / "log").read_text(), "the node")
+        assert watcher.poll() is None
+        assert "it is tried again until" in (site / "log").read_text()
