@@ -12,9 +12,11 @@ from typing import NoReturn
 from fedhet import check
 from fedhet.deploy import certificates, checks, folders, kit, superlink, supervisor
 from fedhet.errors import ConfigError
+from fedhet.flower.code import digest
 from fedhet.record import terminal
 
 PORT = 8000
+APP = Path(__file__).parents[2]  # fedhet's source
 
 
 class _Parser(argparse.ArgumentParser):
@@ -44,6 +46,13 @@ def main(argv: Sequence[str]) -> int:
     init.add_argument("--add", metavar="C,D", help="add sites to the deployment in --out")
     init.add_argument("--renew", action="store_true", help="make a new server certificate")
     init.set_defaults(call=_init)
+
+    init.add_argument("--app", type=Path, default=APP, help="what is run; default: fedhet's source")
+
+    app = commands.add_parser("code", help="print the digest of the app; let sites execute it")
+    app.add_argument("folder", type=Path, nargs="?", help="that of a site or of the deployment")
+    app.add_argument("--app", type=Path, default=APP, help="default: fedhet's source")
+    app.set_defaults(call=_code)
 
     register = commands.add_parser("register", help="tell the SuperLink the sites' keys")
     register.add_argument("folder", type=Path, nargs="?", default=Path("deploy"))
@@ -96,6 +105,7 @@ def _init(args: argparse.Namespace) -> int:
         certificates.check_host("--server", args.server),
         check.integer("--port", port, low=1, high=65535),
         kit.check_sites("--sites", args.sites.split(",")),
+        digest(args.app),
     )
     kit.create(args.out, deployment)
     for name in ("operator", "server", *(f"sites/{site}" for site in deployment.sites)):
@@ -113,6 +123,14 @@ def _add(out: Path, names: Sequence[str]) -> int:
         "the other sites need nothing new if they have data of their own; without, each writes"
         f" sites = {len(now.sites)} into its site.toml and starts again"
     )
+    return 0
+
+
+def _code(args: argparse.Namespace) -> int:
+    found = digest(args.app)
+    for file in kit.renew_code(args.folder, found) if args.folder else ():
+        print(f"written: {file}")
+    print(found)
     return 0
 
 

@@ -14,7 +14,7 @@ from string import Template
 from typing import NamedTuple
 
 from fedhet.deploy import certificates
-from fedhet.deploy.folders import PLACEHOLDER, connection, versions
+from fedhet.deploy.folders import PLACEHOLDER, change, connection, versions
 from fedhet.errors import ConfigError, DataError
 from fedhet.record.files import unwritable, write_json, write_text
 
@@ -29,11 +29,13 @@ class Deployment(NamedTuple):
         host: by which sites and operators reach the server.
         port: the server's port.
         sites: the names of the sites; the place of a name is its number.
+        code: the digest of the app that the sites execute.
     """
 
     host: str
     port: int
     sites: tuple[str, ...]
+    code: str
 
     @property
     def address(self) -> str:
@@ -105,10 +107,8 @@ def add(out: Path, names: Sequence[str]) -> Deployment:
     for name in names:
         _write_site(out, now, name)
     for name in before.sites:
-        settings = out / "sites" / name / "site.toml"
-        if settings.exists():  # the operator may have deleted what was handed over
-            text = settings.read_text(encoding="utf-8")
-            write_text(settings, re.sub(r"(?m)^sites = \d+", f"sites = {len(now.sites)}", text))
+        if (settings := out / "sites" / name / "site.toml").exists():  # else it was handed over
+            change(settings, "sites", len(now.sites))
     _write_record(out / "operator", now)  # last: without it, the same command can be repeated
     return now
 
@@ -131,6 +131,26 @@ def renew(out: Path) -> str:
     return expires
 
 
+def renew_code(folder: Path, digest: str) -> list[Path]:
+    """Let a site, or the sites of a deployment that are not handed over, execute another app.
+
+    Returns:
+        The files that were written.
+
+    Raises:
+        DataError: the folder is neither, or damaged.
+        WriteError: a file cannot be written.
+    """
+    if (folder / "site.toml").exists():
+        files = [folder / "site.toml"]
+    else:
+        _write_record(folder / "operator", read_record(folder)._replace(code=digest))
+        files = sorted(folder.glob("sites/*/site.toml"))
+    for file in files:
+        change(file, "code", digest)
+    return files
+
+
 def read_record(out: Path) -> Deployment:
     """Read what a deployment consists of.
 
@@ -140,7 +160,8 @@ def read_record(out: Path) -> Deployment:
     path = out / "operator" / "deployment.json"
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        return Deployment(content["host"], int(content["port"]), tuple(content["sites"]))
+        host, sites = content["host"], tuple(content["sites"])
+        return Deployment(host, int(content["port"]), sites, str(content.get("code", "")))
     except FileNotFoundError as error:
         raise DataError(
             f"{out} is no deployment: {path} is missing; make one with `python -m fedhet deploy"
@@ -218,6 +239,7 @@ def _write_site(out: Path, deployment: Deployment, name: str) -> None:
         "site": name,
         "number": str(number),
         "sites": str(len(deployment.sites)),
+        "code": deployment.code,
         "role": "site",
         "title": f"site {name}",
         "memory": "",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from engines.real_sites import ROOT, Sites, free_ports, wait_for
 
 from fedhet.cli import main
 from fedhet.deploy import superlink
+from fedhet.flower.code import digest
 
 pytestmark = [pytest.mark.deployment, pytest.mark.matrix, pytest.mark.slow]
 
@@ -67,7 +69,7 @@ def made(
 
 
 def test_the_kit_starts_a_deployment_that_trains(
-    made: Path, capsys: pytest.CaptureFixture[str]
+    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out, server, site = made, made / "server", made / "sites/a"
     assert deploy(capsys, "check", server, "--disk=0")[0] == 0
@@ -88,6 +90,18 @@ def test_the_kit_starts_a_deployment_that_trains(
         wait_for(lambda: superlink.status(out).runs[0][1].startswith("finished"), "the run")
         assert superlink.status(out).runs[0][1].startswith("finished:completed")
         assert (server / "state/run/summary.json").exists()
+
+        # and no other code: the operator submits a copy with a change
+        app = tmp_path / "app"
+        shutil.copytree(ROOT, app, ignore=lambda *_: {".git", "tests", "docs"})
+        (app / "client_app.py").write_text(f"{(app / 'client_app.py').read_text()}\n")
+        config[-1] = config[-1].replace("=run", "=other")
+        superlink.flwr(out / "operator", "run", str(app), "fedhet", *config)
+        wait_for(lambda: superlink.status(out).runs[0][1].startswith("finished"), "the run")
+        run, said, *_ = superlink.status(out).runs[0]
+        assert said.startswith("finished:failed") and "this site executes the app" in said
+        log = superlink.flwr(out / "operator", "log", run, "fedhet", "--show")
+        assert f"the app of this run has the SHA-256 {digest(app)}" in log
     code, table = deploy(capsys, "status", out)
     assert code == 1 and "offline" in table and number in table
 
