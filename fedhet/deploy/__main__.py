@@ -58,6 +58,15 @@ def main(argv: Sequence[str]) -> int:
     register.add_argument("folder", type=Path, nargs="?", default=Path("deploy"))
     register.set_defaults(call=_register)
 
+    for name, call, text in (
+        ("remove", _remove, "revoke a site's key, and take the site out of the deployment"),
+        ("renew", _renew, "revoke a site's key, and make and register a new one"),
+    ):
+        changed = commands.add_parser(name, help=text)
+        changed.add_argument("site", help="its name")
+        changed.add_argument("folder", type=Path, nargs="?", default=Path("deploy"))
+        changed.set_defaults(call=call)
+
     looked = commands.add_parser("check", help="check a server or a site, on its machine")
     looked.add_argument("folder", type=Path, help="that of the server or the site")
     looked.add_argument("overrides", nargs="*", help="of a run, whose data are then read")
@@ -140,6 +149,28 @@ def _register(args: argparse.Namespace) -> int:
         print(f"registered: {site}, node id {number}")
     if not new:
         print("all sites are registered")
+    return 0
+
+
+def _remove(args: argparse.Namespace) -> int:
+    kit.read_site(args.folder, args.site)  # before anything is revoked
+    superlink.revoke(args.folder, args.site)
+    now = kit.remove(args.folder, args.site)
+    print(f"revoked: the key of {args.site}; {args.folder / 'sites' / args.site} can be deleted")
+    print(
+        "the other sites need nothing new if they have data of their own; without, each writes its"
+        f" number ({', '.join(f'{site} {n}' for n, site in enumerate(now.sites))}) and"
+        f" sites = {len(now.sites)} into its site.toml and starts again"
+    )
+    return 0
+
+
+def _renew(args: argparse.Namespace) -> int:
+    kit.read_site(args.folder, args.site)
+    superlink.revoke(args.folder, args.site)
+    print(f"written: {kit.renew_key(args.folder, args.site)}")
+    _register(args)
+    print("next: copy node.key to the site, and start it again")
     return 0
 
 

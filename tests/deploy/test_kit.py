@@ -226,7 +226,11 @@ def test_a_site_executes_the_app_of_the_operator_and_no_other(
     other = capsys.readouterr().out.splitlines()[-1]
     before = (own / "sites/b/site.toml").read_text()
     assert other != written and f'code = "{other}"\n' in (site / "site.toml").read_text()
+    for folder in ("server", "sites/b"):
+        (own / folder / "versions.json").write_text('{"fedhet": "0.0.1"}')
     assert deploy("code", own, "--app", app) == 0
+    for folder in ("server", "sites/b"):
+        assert folders.read_versions(own / folder) == folders.versions()
     assert (own / "sites/b/site.toml").read_text() == before.replace(written, other)
     assert deploy("init", "--add", "d", "--out", own) == 0
     assert folders.read(own / "sites/d").command[6] == other

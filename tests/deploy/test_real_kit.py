@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from engines.real_sites import ROOT, Sites, free_ports, wait_for
+from engines.real_sites import ROOT, Sites, free_ports, rounds, wait_for
 
 from fedhet.cli import main
 from fedhet.deploy import superlink
@@ -49,17 +49,24 @@ def deploy(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int,
     return code, capsys.readouterr().out
 
 
-@pytest.fixture
+@pytest.fixture(params=["a"])
 def made(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Path]:
-    """A deployment of one site, whose server is running."""
+    """A deployment, of one site unless more are named, whose server is running."""
     monkeypatch.setenv("COLUMNS", "200")
     out = tmp_path / "deploy"
-    port, node_port = free_ports(2)
+    sites = request.param.split(",")
+    port, *node_ports = free_ports(1 + len(sites))
     options = ["--server=localhost", f"--port={port}", f"--out={out}"]
-    assert deploy(capsys, "init", "--sites=a", *options)[0] == 0
-    for file in (out / "server/server.toml", out / "sites/a/site.toml"):
+    assert deploy(capsys, "init", f"--sites={request.param}", *options)[0] == 0
+    settings = [out / "sites" / site / "site.toml" for site in sites]
+    for file, node_port in zip(
+        [*settings, out / "server/server.toml"], [*node_ports, 0], strict=True
+    ):
         text = file.read_text().replace("/var/lib/fedhet", str(file.parent / "state"))
         text = text.replace("0.0.0.0", "127.0.0.1").replace("/path/to/the/data", "")
         file.write_text(text.replace("port = 9094", f"port = {node_port}"))
@@ -135,3 +142,48 @@ def test_a_killed_site_leaves_no_process_and_is_admitted_again(
         wait_for(lambda: "SuperNode ID" in (site / "log").read_text(), "the node")
         assert watcher.poll() is None
         assert "it is tried again until" in (site / "log").read_text()
+
+
+@pytest.mark.parametrize("made", ["a,b"], indirect=True)
+def test_sites_get_new_keys_and_leave_while_a_run_goes_on(
+    made: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sites = {name: made / "sites" / name for name in "ab"}
+    run = made / "server/state/run"
+    deploy(capsys, "register", made)
+    old = superlink.read_ids(made)["b"]
+
+    def failed() -> set[int]:
+        """Of the newest step."""
+        return {one["pid"] for row in rounds(run)[-1:] for one in row["failures"]}
+
+    def states() -> dict[str, str]:
+        return {site: status for site, status, *_ in superlink.status(made).sites}
+
+    with running(sites["a"]):
+        with running(sites["b"]) as old_node:
+            wait_for(lambda: set(states().values()) == {"online"}, "the nodes")
+            overrides = (
+                "rounds=100000 on_failure=skip replies.deadline=60 replies.bad_steps=9"
+                " partition.clients=2 eval.clients=false hydra.run.dir=run"
+            )
+            config = ["--run-config", f"overrides='{overrides}'"]
+            superlink.flwr(made / "operator", "run", str(ROOT), "fedhet", *config)
+            wait_for(lambda: rounds(run), "a round")
+            code, printed = deploy(capsys, "renew", "b", made)
+            assert code == 0 and "registered: b" in printed
+            assert superlink.read_ids(made)["b"] != old
+            wait_for(lambda: failed() == {1}, "the end of what the old key may do")
+            assert old_node.poll() is None
+        with running(sites["b"]):
+            wait_for(lambda: rounds(run) and not failed(), "the site's return with its new key")
+            assert states() == {"a": "online", "b": "online"}
+            assert deploy(capsys, "remove", "b", made)[0] == 0
+            assert states() == {"a": "online"}
+            wait_for(lambda: failed() == {1}, "the end of what the key may do")
+        with running(sites["b"]):
+            log = sites["b"] / "log"
+            wait_for(lambda: "Exit Code: 305" in log.read_text(), "the refusal")
+        assert superlink.status(made).runs[0][1].startswith("running")
+        steps = len(rounds(run))
+        wait_for(lambda: len(rounds(run)) > steps, "another round")
