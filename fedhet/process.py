@@ -185,15 +185,20 @@ def exit_after(seconds: float | None) -> Iterator[None]:
         faulthandler.cancel_dump_traceback_later()
 
 
-def end_with_parent() -> None:
-    """Let this process, which multiprocessing has started, be killed when its parent ends.
+def end_with_parent(parent: int | None = None) -> None:
+    """Let this process be killed when the thread that has started it ends.
 
-    That reaches it also while it hangs. On Linux only; elsewhere it ends at its next message.
+    That reaches it also while it hangs, and holds for the program that it becomes. On Linux only;
+    elsewhere a process of multiprocessing ends at its next message.
+
+    Args:
+        parent: the id of its parent; None: multiprocessing has started it, and knows.
     """
-    parent = multiprocessing.parent_process()
+    if parent is None and (started_by := multiprocessing.parent_process()):
+        parent = started_by.pid
     if sys.platform == "linux" and parent is not None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent.pid:  # it has ended before
+        if os.getppid() != parent:  # it has ended before
             os._exit(1)
 
 

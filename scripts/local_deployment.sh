@@ -29,7 +29,7 @@ while (($#)); do
     --nodes) nodes=${2:-}; shift ;;
     --site) sites+=("${2:-}"); shift ;;
     --keep) keep=true ;;
-    --warm) supernode=(python -m fedhet deploy node) ;;
+    --warm) supernode=(python -m fedhet deploy node --code any) ;;
     -h | --help) sed -n '2,/^set /s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit ;;
     -*) die 2 "unknown option $1; allowed are --nodes, --site, --warm, --keep and --help" ;;
     *) break ;;

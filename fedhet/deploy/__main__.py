@@ -12,9 +12,11 @@ from typing import NoReturn
 from fedhet import check
 from fedhet.deploy import certificates, checks, folders, kit, superlink, supervisor
 from fedhet.errors import ConfigError
+from fedhet.flower.code import digest
 from fedhet.record import terminal
 
 PORT = 8000
+APP = Path(__file__).parents[2]  # fedhet's source
 
 
 class _Parser(argparse.ArgumentParser):
@@ -45,9 +47,25 @@ def main(argv: Sequence[str]) -> int:
     init.add_argument("--renew", action="store_true", help="make a new server certificate")
     init.set_defaults(call=_init)
 
+    init.add_argument("--app", type=Path, default=APP, help="what is run; default: fedhet's source")
+
+    app = commands.add_parser("code", help="print the digest of the app; let sites execute it")
+    app.add_argument("folder", type=Path, nargs="?", help="that of a site or of the deployment")
+    app.add_argument("--app", type=Path, default=APP, help="default: fedhet's source")
+    app.set_defaults(call=_code)
+
     register = commands.add_parser("register", help="tell the SuperLink the sites' keys")
     register.add_argument("folder", type=Path, nargs="?", default=Path("deploy"))
     register.set_defaults(call=_register)
+
+    for name, call, text in (
+        ("remove", _remove, "revoke a site's key, and take the site out of the deployment"),
+        ("renew", _renew, "revoke a site's key, and make and register a new one"),
+    ):
+        changed = commands.add_parser(name, help=text)
+        changed.add_argument("site", help="its name")
+        changed.add_argument("folder", type=Path, nargs="?", default=Path("deploy"))
+        changed.set_defaults(call=call)
 
     looked = commands.add_parser("check", help="check a server or a site, on its machine")
     looked.add_argument("folder", type=Path, help="that of the server or the site")
@@ -96,6 +114,7 @@ def _init(args: argparse.Namespace) -> int:
         certificates.check_host("--server", args.server),
         check.integer("--port", port, low=1, high=65535),
         kit.check_sites("--sites", args.sites.split(",")),
+        digest(args.app),
     )
     kit.create(args.out, deployment)
     for name in ("operator", "server", *(f"sites/{site}" for site in deployment.sites)):
@@ -116,12 +135,42 @@ def _add(out: Path, names: Sequence[str]) -> int:
     return 0
 
 
+def _code(args: argparse.Namespace) -> int:
+    found = digest(args.app)
+    for file in kit.renew_code(args.folder, found) if args.folder else ():
+        print(f"written: {file}")
+    print(found)
+    return 0
+
+
 def _register(args: argparse.Namespace) -> int:
     new = superlink.register(args.folder)
     for site, number in new.items():
         print(f"registered: {site}, node id {number}")
     if not new:
         print("all sites are registered")
+    return 0
+
+
+def _remove(args: argparse.Namespace) -> int:
+    kit.read_site(args.folder, args.site)  # before anything is revoked
+    superlink.revoke(args.folder, args.site)
+    now = kit.remove(args.folder, args.site)
+    print(f"revoked: the key of {args.site}; {args.folder / 'sites' / args.site} can be deleted")
+    print(
+        "the other sites need nothing new if they have data of their own; without, each writes its"
+        f" number ({', '.join(f'{site} {n}' for n, site in enumerate(now.sites))}) and"
+        f" sites = {len(now.sites)} into its site.toml and starts again"
+    )
+    return 0
+
+
+def _renew(args: argparse.Namespace) -> int:
+    kit.read_site(args.folder, args.site)
+    superlink.revoke(args.folder, args.site)
+    print(f"written: {kit.renew_key(args.folder, args.site)}")
+    _register(args)
+    print("next: copy node.key to the site, and start it again")
     return 0
 
 

@@ -7,10 +7,13 @@ import shutil
 import socket
 import ssl
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
+
+import psutil
 
 from fedhet.deploy import certificates, tls
 from fedhet.deploy.folders import (
@@ -152,22 +155,22 @@ def _server_certificate(place: Server) -> str:
 
 # ---- the network
 def _server_port(place: Server) -> str:
-    _, port = split_address("server", place.server)
-    if not _listening(port):
+    port = place.port
+    if not (process := holder(port)):
         with socket.create_server((place.listen, port)):
             return f"{port} is free on {place.listen}"
     try:
         status = tls.ask("127.0.0.1", port, place.folder / "ca.crt").status
     except (OSError, http.client.HTTPException) as error:
         raise _Failed(
-            f"{port} is taken by another program, or by a SuperLink with another certificate"
+            f"{port} is held by {process}, another program or a SuperLink with another certificate"
             f" ({error}): end it, or choose another port"
         ) from error
     return f"{port} is that of a SuperLink, which answers with {status}"
 
 
 def _node_port(port: int) -> str:
-    if not _listening(port):
+    if not (process := holder(port)):
         return f"{port} is free on 127.0.0.1"
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=tls.SECONDS)
     try:
@@ -178,13 +181,21 @@ def _node_port(port: int) -> str:
         pass
     finally:
         connection.close()
-    raise _Failed(f"{port} is taken by another program: name another `port` in site.toml")
+    raise _Failed(f"{port} is held by {process}: end it, or name another `port` in site.toml")
 
 
-def _listening(port: int) -> bool:
+def holder(port: int) -> str:
+    """Which process listens on a port of this machine; "" if none does."""
     with socket.socket() as probe:
         probe.settimeout(tls.SECONDS)
-        return probe.connect_ex(("127.0.0.1", port)) == 0
+        if probe.connect_ex(("127.0.0.1", port)):
+            return ""
+    with suppress(psutil.Error):  # it is hidden, or has ended meanwhile
+        for one in psutil.net_connections("tcp"):
+            if one.status == psutil.CONN_LISTEN and one.laddr.port == port and one.pid:
+                line = " ".join(psutil.Process(one.pid).cmdline())
+                return f"process {one.pid} ({clean(line, 100)})"
+    return "a process of another user"
 
 
 def _server(place: Site) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import sys
 import tomllib
 from dataclasses import MISSING, dataclass, fields
@@ -15,8 +16,10 @@ from typing import Any
 from fedhet import check
 from fedhet.deploy.certificates import check_host
 from fedhet.errors import ConfigError, DataError
+from fedhet.flower import code
 from fedhet.flower.turns import QUEUE
 from fedhet.privacy.limits import MIN_COUNT, MIN_TEST
+from fedhet.record.files import write_text
 
 PLACEHOLDER = "/path/to/the/data"
 CONNECTION = "fedhet"  # the name of a connection in Flower's config.toml
@@ -47,11 +50,15 @@ class Server:
         check_host(f"{self.folder / 'server.toml'}: listen", self.listen)
 
     @property
+    def port(self) -> int:
+        """Of the SuperLink."""
+        return split_address("server", self.server)[1]
+
+    @property
     def command(self) -> list[str]:
         """The SuperLink and its options."""
-        _, port = split_address("server", self.server)
         return [
-            *("flower-superlink", "--host", self.listen, "--port", str(port)),
+            *("flower-superlink", "--host", self.listen, "--port", str(self.port)),
             *("--ssl-ca-certfile", str(self.folder / "ca.crt")),
             *("--ssl-certfile", str(self.folder / "server.pem")),
             *("--ssl-keyfile", str(self.folder / "server.key")),
@@ -79,7 +86,8 @@ class Site:
         evaluate: whether the server is told scores of the site's data.
         min_count: no statistic of fewer samples is told.
         min_test: no score of fewer samples is told; 0: all scores are told as they are.
-        node: "fedhet" for `deploy node`, or "flower-supernode".
+        node: "fedhet" for `deploy node`, or "flower-supernode", which cannot check the code.
+        code: the digest of the app that it executes, or "any".
     """
 
     folder: Path
@@ -98,6 +106,7 @@ class Site:
     min_count: int = MIN_COUNT
     min_test: int = MIN_TEST
     node: str = NODES[0]
+    code: str = ""
 
     def __post_init__(self) -> None:
         file = self.folder / "site.toml"
@@ -109,6 +118,12 @@ class Site:
         check.integer(f"{file}: min-count", self.min_count, low=0)
         check.integer(f"{file}: min-test", self.min_test, low=0)
         check.one_of(f"{file}: node", self.node, NODES)
+        code.checked(f"{file}: code", self.code)
+        if self.node != NODES[0] and self.code != code.ANY:
+            raise ConfigError(
+                f'{file}: node = "{self.node}" with code = "{self.code}": Flower\'s own SuperNode'
+                f' cannot check what it executes; write node = "{NODES[0]}", or code = "{code.ANY}"'
+            )
         paths = self.paths
         for name, path in paths.items():
             if path and not Path(path).is_absolute():
@@ -150,7 +165,7 @@ class Site:
             f"{name}={json.dumps(value, ensure_ascii=False)}"
             for name, value in self.node_config.items()
         )
-        own = [sys.executable, "-m", "fedhet", "deploy", "node"]
+        own = [sys.executable, "-m", "fedhet", "deploy", "node", "--code", self.code]
         return [
             *(own if self.node == NODES[0] else ["flower-supernode"]),
             *("--superlink", self.server),
@@ -210,6 +225,22 @@ def read(folder: Path) -> Server | Site:
     if not content["state"].is_absolute():
         raise ConfigError(f'{file}: state = "{content["state"]}": must be an absolute path')
     return cls(folder, **{name.replace("-", "_"): value for name, value in content.items()})
+
+
+def change(file: Path, key: str, value: str | int) -> None:
+    """Give a key of a site.toml another value, and leave the file's comments.
+
+    Raises:
+        DataError: the file cannot be read.
+        WriteError: it cannot be written.
+    """
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise DataError(f"{file} cannot be read: {error}") from error
+    line = f"{key} = {json.dumps(value)}"
+    text, found = re.subn(rf"(?m)^{key} *=[^#\n]*?(?= *(#|$))", line, text)
+    write_text(file, text if found else f"{text.rstrip()}\n{line}\n")
 
 
 def connection(address: str, ca: Path) -> str:

@@ -13,8 +13,9 @@ from pathlib import Path
 from string import Template
 from typing import NamedTuple
 
+from fedhet import check
 from fedhet.deploy import certificates
-from fedhet.deploy.folders import PLACEHOLDER, connection, versions
+from fedhet.deploy.folders import PLACEHOLDER, change, connection, versions
 from fedhet.errors import ConfigError, DataError
 from fedhet.record.files import unwritable, write_json, write_text
 
@@ -29,11 +30,13 @@ class Deployment(NamedTuple):
         host: by which sites and operators reach the server.
         port: the server's port.
         sites: the names of the sites; the place of a name is its number.
+        code: the digest of the app that the sites execute.
     """
 
     host: str
     port: int
     sites: tuple[str, ...]
+    code: str
 
     @property
     def address(self) -> str:
@@ -105,12 +108,45 @@ def add(out: Path, names: Sequence[str]) -> Deployment:
     for name in names:
         _write_site(out, now, name)
     for name in before.sites:
-        settings = out / "sites" / name / "site.toml"
-        if settings.exists():  # the operator may have deleted what was handed over
-            text = settings.read_text(encoding="utf-8")
-            write_text(settings, re.sub(r"(?m)^sites = \d+", f"sites = {len(now.sites)}", text))
+        if (settings := out / "sites" / name / "site.toml").exists():  # else it was handed over
+            change(settings, "sites", len(now.sites))
     _write_record(out / "operator", now)  # last: without it, the same command can be repeated
     return now
+
+
+def remove(out: Path, site: str) -> Deployment:
+    """Take a site out of a deployment, and return it as it is now; its folder stays.
+
+    Raises:
+        ConfigError: there is no such site.
+        DataError: the folder is no deployment, or damaged.
+        WriteError: a file cannot be written.
+    """
+    before = read_site(out, site)
+    now = before._replace(sites=tuple(name for name in before.sites if name != site))
+    (out / "operator" / "keys" / f"{site}.pub").unlink(missing_ok=True)
+    for number, name in enumerate(now.sites):
+        if (settings := out / "sites" / name / "site.toml").exists():  # else it was handed over
+            change(settings, "number", number)
+            change(settings, "sites", len(now.sites))
+    _write_record(out / "operator", now)
+    return now
+
+
+def renew_key(out: Path, site: str) -> Path:
+    """Write a new key for a site, and return the file with the private one.
+
+    Raises:
+        ConfigError: there is no such site.
+        DataError: the folder is no deployment, or damaged.
+        WriteError: a file cannot be written.
+    """
+    read_site(out, site)
+    folder = out / "sites" / site
+    folder.mkdir(parents=True, exist_ok=True)  # what was handed over may have been deleted
+    (folder / "node.key").unlink(missing_ok=True)
+    _write_key(out, folder, site)
+    return folder / "node.key"
 
 
 def renew(out: Path) -> str:
@@ -131,6 +167,31 @@ def renew(out: Path) -> str:
     return expires
 
 
+def renew_code(folder: Path, digest: str) -> list[Path]:
+    """Let a site, or the sites of a deployment that are not handed over, execute another app.
+
+    In a deployment, the versions that `deploy check` demands are then those of the operator now.
+
+    Returns:
+        The files that were written.
+
+    Raises:
+        DataError: the folder is neither, or damaged.
+        WriteError: a file cannot be written.
+    """
+    if (folder / "site.toml").exists():
+        files = [folder / "site.toml"]
+    else:
+        _write_record(folder / "operator", read_record(folder)._replace(code=digest))
+        files = sorted(folder.glob("sites/*/site.toml"))
+        for file in (folder / "server" / "server.toml", *files):
+            if file.exists():  # else it was handed over
+                write_json(file.with_name("versions.json"), versions())
+    for file in files:
+        change(file, "code", digest)
+    return files
+
+
 def read_record(out: Path) -> Deployment:
     """Read what a deployment consists of.
 
@@ -140,7 +201,8 @@ def read_record(out: Path) -> Deployment:
     path = out / "operator" / "deployment.json"
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        return Deployment(content["host"], int(content["port"]), tuple(content["sites"]))
+        host, sites = content["host"], tuple(content["sites"])
+        return Deployment(host, int(content["port"]), sites, str(content.get("code", "")))
     except FileNotFoundError as error:
         raise DataError(
             f"{out} is no deployment: {path} is missing; make one with `python -m fedhet deploy"
@@ -148,6 +210,25 @@ def read_record(out: Path) -> Deployment:
         ) from error
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{path} is damaged: {type(error).__name__}: {error}") from error
+
+
+def read_site(out: Path, site: str) -> Deployment:
+    """Read the deployment that a site is of.
+
+    Raises:
+        ConfigError: there is no such site.
+        DataError: the folder is no deployment, or damaged.
+    """
+    found = read_record(out)
+    check.one_of(f"{out}: site", site, found.sites)
+    return found
+
+
+def _write_key(out: Path, folder: Path, site: str) -> None:
+    """Write a new key of a site into its folder, and the public one for the operator."""
+    private, public = certificates.new_node_key(site)
+    certificates.write_private(folder / "node.key", private)
+    write_text(out / "operator" / "keys" / f"{site}.pub", public.decode())
 
 
 def _write_record(operator: Path, deployment: Deployment) -> None:
@@ -212,12 +293,12 @@ def _write_pages(out: Path, deployment: Deployment, expires: str) -> None:
 
 def _write_site(out: Path, deployment: Deployment, name: str) -> None:
     """Write the folder of one site, and its public key for the operator."""
-    private, public = certificates.new_node_key(name)
     number = deployment.sites.index(name)
     words = _words(deployment) | {
         "site": name,
         "number": str(number),
         "sites": str(len(deployment.sites)),
+        "code": deployment.code,
         "role": "site",
         "title": f"site {name}",
         "memory": "",
@@ -227,12 +308,11 @@ def _write_site(out: Path, deployment: Deployment, name: str) -> None:
         "more": "      - ${FEDHET_DATA:?the path in site.toml}:${FEDHET_DATA}:ro\n",
     }
     with _whole(out / "sites" / name) as folder:
-        certificates.write_private(folder / "node.key", private)
+        _write_key(out, folder, name)
         shutil.copyfile(out / "operator" / "ca.crt", folder / "ca.crt")
         _write_common(folder, words)
         write_text(folder / "site.toml", _filled("site.toml", words))
         write_text(folder / "README.md", _filled("README.site", words))
-        write_text(out / "operator" / "keys" / f"{name}.pub", public.decode())
 
 
 def _write_common(folder: Path, words: Mapping[str, str]) -> None:

@@ -137,6 +137,21 @@ def register(out: Path) -> dict[str, str]:
     return new
 
 
+def revoke(out: Path, site: str) -> None:
+    """Let the SuperLink refuse a site's key from now on, also in the runs in progress.
+
+    Raises:
+        DataError: the folder is no deployment, or damaged.
+        RunFailed: the SuperLink cannot be reached.
+    """
+    home = out / "operator"
+    ids = dict(read_ids(out))
+    number = ids.pop(site, None)
+    if number in {node.id for node in nodes(home)}:
+        flwr(home, "supernode", "unregister", str(number), CONNECTION)
+    write_json(home / "nodes.json", ids)
+
+
 def read_ids(out: Path) -> Mapping[str, str]:
     """The node ids of the registered sites.
 

@@ -14,20 +14,29 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import partial
 from typing import NoReturn
 
-from fedhet.deploy import folders, superlink
+from fedhet.deploy import checks, folders, superlink
 from fedhet.deploy.folders import BIN, Server, Site
 from fedhet.errors import RunFailed
+from fedhet.process import end_with_parent
 from fedhet.record.files import unwritable, write_text
 
 log = logging.getLogger("fedhet.deploy")
 EVERY = 60.0  # seconds between two looks
 PATIENCE = 3  # looks in a row that do not find the node, before it is ended
 END_SECONDS = 20.0  # for a SuperNode to end after SIGTERM
+# Two heartbeats and a little more: so long the SuperLink takes a killed SuperNode for connected.
+REFUSED_SECONDS = 75.0
+PAUSE_SECONDS = 5.0  # before a SuperNode that was refused is started again
 _ID = re.compile(r"SuperNode ID: (\d+)")
+_REFUSED = "Exit Code: 305"  # Flower's, of a SuperNode that cannot connect
 
 
 def run(place: Server | Site, every: float = EVERY) -> int:
@@ -39,8 +48,14 @@ def run(place: Server | Site, every: float = EVERY) -> int:
 
     Raises:
         WriteError: the folder for the state cannot be used.
-        RunFailed: the program cannot be started.
+        RunFailed: its port is held, or the program cannot be started.
     """
+    if process := checks.holder(place.port):
+        key = "`server` in server.toml" if isinstance(place, Server) else "`port` in site.toml"
+        raise RunFailed(
+            f"{place.folder}: port {place.port} is held by {process}: end it, or name another as"
+            f" {key}"
+        )
     variables = folders.environment(place)
     home = place.state / "flwr"
     try:
@@ -75,7 +90,8 @@ def supervise(
 ) -> int:
     """Run a SuperNode until it ends, or until it is alive but not online for too long.
 
-    While the SuperLink cannot be asked, nothing happens: a SuperNode reconnects without help.
+    While the SuperLink cannot be asked, nothing happens: a SuperNode reconnects without help. One
+    that the SuperLink refuses is started again for `REFUSED_SECONDS`.
 
     Args:
         command: the SuperNode's command line.
@@ -89,6 +105,26 @@ def supervise(
     Raises:
         RunFailed: it cannot be started.
     """
+    until = datetime.now() + timedelta(seconds=REFUSED_SECONDS)
+    while True:
+        code, refused = _supervise_once(command, variables, ask, every)
+        if not refused or datetime.now() > until:
+            return code
+        log.warning(
+            "the server refuses the SuperNode: one with this key was killed and still counts as"
+            " connected, for a minute, or the operator has not registered the key; it is tried"
+            f" again until {until:%H:%M:%S}"
+        )
+        time.sleep(PAUSE_SECONDS)
+
+
+def _supervise_once(
+    command: Sequence[str],
+    variables: Mapping[str, str],
+    ask: Callable[[], Mapping[str, str]],
+    every: float,
+) -> tuple[int, bool]:
+    """The exit code of one SuperNode, and whether it has ended because it could not connect."""
     try:
         process = subprocess.Popen(
             [str(BIN / command[0]), *command[1:]],
@@ -99,18 +135,22 @@ def supervise(
             text=True,
             errors="replace",
             start_new_session=True,
+            preexec_fn=partial(end_with_parent, os.getpid()),
         )
     except OSError as error:
         raise RunFailed(f"{BIN / command[0]} cannot be started: {error.strerror}") from error
-    ids: list[str] = []
-    threading.Thread(target=_pass_on, args=(process, ids), daemon=True).start()
+    said = _Said()
+    reader = threading.Thread(target=_pass_on, args=(process, said), daemon=True)
+    reader.start()
     missed = 0
     try:
         while True:
             with suppress(subprocess.TimeoutExpired):
-                return process.wait(every)
+                code = process.wait(every)
+                reader.join(1)  # for its last lines
+                return code, said.refused
             try:
-                status = ask().get(ids[-1] if ids else "", "unknown")
+                status = ask().get(said.id, "unknown")
             except RunFailed as error:
                 log.warning("the server cannot be asked whether this site is online: %s", error)
                 missed = 0
@@ -123,17 +163,31 @@ def supervise(
                 )
             if missed == PATIENCE:
                 log.error("the SuperNode is ended, so that its supervisor starts it again")
-                return 1
+                return 1, False
     finally:
         _end(process)
 
 
-def _pass_on(process: subprocess.Popen[str], ids: list[str]) -> None:
-    """Print what the SuperNode prints, and note its id, which it logs when it has connected."""
+@dataclass
+class _Said:
+    """What a SuperNode has printed.
+
+    Attributes:
+        id: Flower's number of it, which it logs when it has connected.
+        refused: whether it could not connect.
+    """
+
+    id: str = ""
+    refused: bool = False
+
+
+def _pass_on(process: subprocess.Popen[str], said: _Said) -> None:
+    """Print what the SuperNode prints, and note what matters."""
     assert process.stdout is not None
     for line in process.stdout:
         if found := _ID.search(line):
-            ids.append(found[1])
+            said.id = found[1]
+        said.refused |= _REFUSED in line and not said.id
         with suppress(OSError):
             sys.stdout.write(line)
             sys.stdout.flush()

@@ -27,7 +27,7 @@ from fedhet.data.local.report import Agreement
 from fedhet.data.local.untold import UntoldError
 from fedhet.errors import SUBMITTED, ConfigError, DataError, UnknownChoice, clean
 from fedhet.experiment import definition
-from fedhet.flower import wire
+from fedhet.flower import code, wire
 from fedhet.flower.joining import JoiningServer, SiteNodes
 from fedhet.flower.metered import measured
 from fedhet.flower.own_data import EXAMPLE, OwnData, SiteClient, declared_elsewhere, refused
@@ -205,9 +205,16 @@ def prepare(context: Context, store: Store | Callable[[str], Store]) -> None:
         _prepared_sites[overrides, own, store] = SiteClient(settings, own, store)
 
 
-def server_for(context: Context) -> ServerAppComponents:
-    """The server of a run under `flwr run`; the first and last lines of its log name the folder."""
+def server_for(context: Context, app: Path | None = None) -> ServerAppComponents:
+    """The server of a run under `flwr run`; the last line of its log names the run folder.
+
+    Args:
+        context: Flower's context of the run.
+        app: the app's folder, whose digest is logged first: sites may demand another one.
+    """
     terminal.log_to_stderr()
+    if app is not None:
+        log.info("the app of this run has the SHA-256 %s", code.digest(app))
     # Flower sets its lines apart by empty ones; at the end of a run nothing else would follow.
     logging.getLogger("flwr").addFilter(_says_something)
     try:

@@ -91,8 +91,8 @@ class SiteNodes(Nodes):
         except RecursionError as error:
             raise ValueError("its report is unreadable") from error
 
-    def _names(self, partitions: Iterable[int]) -> str:
-        return f"the sites {[self._declared.sites[pid] for pid in sorted(partitions)]}"
+    def names(self, pids: Iterable[int]) -> str:
+        return f"the sites {[self._declared.sites[pid] for pid in sorted(pids)]}"
 
     def _check_bound(self, pid: int, report: Report, proxy: ClientProxy) -> None:
         """Refuse another node for a site, or other data of it.

@@ -46,6 +46,7 @@ class Nodes:
         self._by_partition: dict[int, ClientProxy] = {}
         self._asked: set[str] = set()
         self._opening: set[str] = set()
+        self._joined: set[int] = set()  # partitions, also of nodes that have left
         self._total = 0
         self._begun = False
         self.ended: str | None = None
@@ -63,6 +64,12 @@ class Nodes:
         if len(known) < max(1, self._total) or any(p.cid not in present for p in known.values()):
             self._gather(manager)
         return {pid: known.get(pid % self._total) for pid in pids}
+
+    def absence(self, pid: int) -> str:
+        """Why no node hosts the client."""
+        if pid % self._total in self._joined:
+            return "its node had joined, and is not connected any more"
+        return "its node has not joined"
 
     def opens_parcels(self, proxy: ClientProxy) -> bool:
         """Whether the node's client app has the mod that opens parcels (parcels.py)."""
@@ -84,7 +91,7 @@ class Nodes:
                 self._go_on_without(missing)
                 return
             status = (
-                f"waiting for nodes; {self._names(self._by_partition)} of {self._total or '?'} have"
+                f"waiting for nodes; {self.names(self._by_partition)} of {self._total or '?'} have"
                 " joined"
             )
             if status != last_status:
@@ -104,17 +111,17 @@ class Nodes:
         joined = len(self._by_partition)
         if self.limits.min_nodes is None or joined < self.limits.min_nodes:
             needed = "all" if self.limits.min_nodes is None else self.limits.min_nodes
-            awaited = self._names(missing) if missing else "nodes"
+            awaited = self.names(missing) if missing else "nodes"
             raise RunFailed(
                 f"waited {self.limits.join:g} s for {awaited}; {joined} of"
                 f" {self._total or 'an unknown number'} have joined"
                 f" (replies.join={self.limits.join:g}, replies.min_nodes: {needed})"
             )
-        log.warning("the run begins without %s", self._names(missing))
+        log.warning("the run begins without %s", self.names(missing))
 
-    def _names(self, partitions: Iterable[int]) -> str:
-        """The nodes with these numbers, for messages."""
-        return f"nodes with partition-id {sorted(partitions)}"
+    def names(self, pids: Iterable[int]) -> str:
+        """The nodes that host these clients, for messages."""
+        return f"nodes with partition-id {sorted({pid % self._total for pid in pids})}"
 
     def _ask_new(self, manager: ClientManager) -> None:
         """Enter the nodes that are new, and forget those that have left.
@@ -142,6 +149,7 @@ class Nodes:
                 if not self._begun:
                     raise RunFailed(problem) from error
                 log.warning("%s; the run goes on without it", problem)
+        self._joined.update(self._by_partition)
 
     def _answers(self, nodes: dict[str, ClientProxy]) -> dict[str, GetPropertiesRes | str]:
         """The nodes' properties by node id, or why a node does not report them.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Iterator
@@ -28,10 +29,12 @@ from fedhet.setting import ReplyLimits
 from fedhet.state import Store
 from fedhet.strategy import FedStrategy
 
+log = logging.getLogger("fedhet")
 # Seconds between two looks for replies: often in a simulation; over HTTP less and less often.
 NEAR_SECONDS = 0.02
 LOOKS_PER_SECOND = 5000  # of a simulation, whose looks cost the more, the more clients there are
 FAR_SECONDS = (0.1, 1.0)
+PATIENCE = 180.0  # seconds of a step after which the log says who is missing; then twice as many
 
 
 @dataclass
@@ -43,16 +46,19 @@ class Exchange:
         held: client -> its reply, whose turn has not come.
         began: when they were sent, on the monotonic clock.
         seconds: how long the replies are awaited; None for any time.
+        limits: the settings that this follows from, for messages.
         enough: after so many replies the others are awaited for `grace` seconds only.
     """
 
     asked: dict[str, tuple[Broadcast, int]]
     seconds: float | None
+    limits: str
     enough: int | None
     grace: float
     held: dict[int, Reply] = field(default_factory=dict)
     began: float = field(default_factory=time.monotonic)
     arrived: int = 0
+    patience: float = field(default_factory=lambda: PATIENCE)
     closing: float | None = None
 
     def hold(self, reply: Reply) -> None:
@@ -71,8 +77,15 @@ class Exchange:
                 "not awaited",
             )
         if self.seconds is not None and now > self.began + self.seconds:
-            return f"no reply within {self.seconds:g} s", "late"
+            return f"no reply within {self.seconds:g} s ({self.limits})", "late"
         return None
+
+    def missing(self) -> list[int]:
+        """The clients that have not replied, when it is time to say so."""
+        if time.monotonic() - self.began < self.patience:
+            return []
+        self.patience *= 2
+        return sorted(msg.pid for msg, _ in self.asked.values())
 
 
 class FlowerCourier:
@@ -92,6 +105,7 @@ class FlowerCourier:
         self.store = store
         self._nodes = strategy.nodes
         self._limits = strategy.setting.replies
+        self._begun = False
 
     def exchange(self, plan: list[Broadcast], clock: Clock) -> Iterator[Reply]:
         with clock("broadcast"):
@@ -99,7 +113,8 @@ class FlowerCourier:
         looks = count()
         for msg in plan:
             if msg.pid in absent:
-                yield Failure(msg.pid, msg.phase, msg.step, "its node has not joined", "no reply")
+                cause = self._nodes.absence(msg.pid)
+                yield Failure(msg.pid, msg.phase, msg.step, cause, "no reply")
                 continue
             while msg.pid not in exchange.held and not (verdict := exchange.verdict):
                 if self._nodes.ended is not None:
@@ -107,6 +122,15 @@ class FlowerCourier:
                 with clock("upload"):
                     found = self._look(grid, exchange)
                 if not found:
+                    if not _near(grid) and (missing := exchange.missing()):
+                        log.info(
+                            "waiting for the replies of clients %s, on %s, for %.0f s",
+                            *(
+                                missing,
+                                self._nodes.names(missing),
+                                time.monotonic() - exchange.began,
+                            ),
+                        )
                     with clock("clients"):
                         time.sleep(_pause(grid, len(plan), next(looks)))
                 else:
@@ -134,7 +158,13 @@ class FlowerCourier:
                 message.content = parcel(message.content)
             messages.append(message)
             sent.append((msg, proxy.node_id))
-        awaited = _awaited_seconds(self._limits, [node for _, node in sent])
+        if not (self._begun or _near(grid)) and self._limits.deadline is None:
+            log.info(
+                "replies.deadline=null: a step waits for a client that does not reply, twelve hours"
+                " at most"
+            )
+        self._begun = True
+        awaited, why = _awaited(self._limits, [node for _, node in sent])
         if awaited is not None:  # else a node that was cut off works off all that it has missed
             for message in messages:
                 message.metadata.ttl = awaited + SYSTEM_TIME_TOLERANCE
@@ -143,6 +173,7 @@ class FlowerCourier:
         exchange = Exchange(
             asked,
             awaited,
+            why,
             self._limits.enough_of(len(plan)),
             self._limits.grace,
         )
@@ -215,12 +246,14 @@ def _result(msg: Broadcast, reply: Message) -> FitRes | EvaluateRes:
     return recorddict_compat.recorddict_to_fitres(content, keep_input=False)
 
 
-def _awaited_seconds(limits: ReplyLimits, nodes: list[int]) -> float | None:
-    """How long replies are awaited: a node serves its clients one after another."""
+def _awaited(limits: ReplyLimits, nodes: list[int]) -> tuple[float | None, str]:
+    """How long replies are awaited, and why: a node serves its clients one after another."""
     if limits.deadline is None:
-        return None
+        return None, ""
     most = max((nodes.count(node) for node in set(nodes)), default=0)
-    return limits.deadline * most + limits.grace
+    times = f" for each of its {most} clients" if most > 1 else ""
+    why = f"replies.deadline={limits.deadline:g}{times}, and replies.grace={limits.grace:g}"
+    return limits.deadline * most + limits.grace, why
 
 
 def _near(grid: Grid | None) -> bool:

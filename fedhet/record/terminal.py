@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -55,8 +55,13 @@ def step_line(row: Row) -> str:
     if "privacy" in row:
         parts.append(f"epsilon {row['privacy']['epsilon']:.4g}")
     if row["failures"]:
-        parts.append(f"{counted(len(row['failures']), 'client')} failed")
+        parts.append(f"{_failed(row['failures'])} failed")
     return ", ".join(parts)
+
+
+def _failed(failures: Sequence[Mapping[str, Any]]) -> str:
+    """How many clients have failed: one that neither trains nor evaluates is one."""
+    return counted(len({failure["pid"] for failure in failures}), "client")
 
 
 def log_step(row: Row) -> None:
@@ -196,7 +201,8 @@ def summary_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
     if stopped := summary.get("stopped_early"):
         rows.append(("stopped early", f"after round {stopped['round']}: {stopped['reason']}"))
     if summary["failures"]:
-        rows.append(("failed clients", str(len(summary["failures"]))))
+        failures = summary["failures"]
+        rows.append(("failed replies", f"{len(failures)}, of {_failed(failures)}"))
     return rows
 
 

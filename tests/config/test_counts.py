@@ -42,7 +42,7 @@ def test_a_federation_of_one_client(
             "acc_global": None,
             "acc_clients_mean": None,
             "loss_global": None,
-            "failures": [{}],
+            "failures": [{"pid": 0, "phase": phase} for phase in ("train", "evaluate")],
             "cohort": [0],
             "seconds": {},
         }

@@ -75,7 +75,7 @@ def test_the_servers_port_is_its_own(kit: Path, capsys: Printed) -> None:
     with served(None) as port:
         edit(kit / "server/server.toml", "server", f"localhost:{port}")
         found = failed(kit / "server", capsys)
-    assert list(found) == ["port"] and "taken by another program" in found["port"]
+    assert list(found) == ["port"] and "held by process" in found["port"]
 
 
 # ---- a site
@@ -152,7 +152,7 @@ def test_the_nodes_port_is_its_own(kit: Path, capsys: Printed) -> None:
     with served(None, type("Other", (Health,), {"status": 404})) as port:
         edit(kit / "sites/a/site.toml", "port", port)
         found = at_site(kit, capsys)
-    assert list(found) == ["port"] and "taken by another program" in found["port"]
+    assert list(found) == ["port"] and "held by process" in found["port"]
 
 
 @pytest.mark.parametrize("package", ["python", "torch", "flwr", "fedhet"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import ssl
 import subprocess
@@ -14,11 +15,13 @@ from pathlib import Path
 import pytest
 import yaml
 from cryptography import x509
+from engines.real_sites import ROOT
 from flwr.common.config import parse_config_args
 
 from fedhet.cli import main
 from fedhet.data.local.reading import SiteFiles
 from fedhet.deploy import certificates, folders, tls
+from fedhet.flower.code import digest
 from fedhet.flower.own_data import OwnData
 from fedhet.privacy.limits import MIN_COUNT, MIN_TEST, Limits
 
@@ -210,6 +213,50 @@ def test_a_site_can_be_added(own: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert json.loads((own / "operator/deployment.json").read_text())["sites"] == list("abcd")
 
 
+def test_a_site_executes_the_app_of_the_operator_and_no_other(
+    own: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site = own / "sites/a"
+    written = tomllib.loads((site / "site.toml").read_text())["code"]
+    command = folders.read(site).command
+    assert command[command.index("--code") + 1] == written
+    assert deploy("code") == 0
+    assert capsys.readouterr().out == f"{written}\n"
+    app = tmp_path / "app"
+    app.mkdir()
+    for name in ("pyproject.toml", "server_app.py", "client_app.py"):
+        shutil.copyfile(ROOT / name, app / name)
+    for part in ("fedhet", "conf"):
+        shutil.copytree(ROOT / part, app / part, copy_function=shutil.copyfile)
+    assert digest(app) == written  # other dates and modes
+    (app / "client_app.py").write_text((app / "client_app.py").read_text() + "\n")
+    assert deploy("code", site, "--app", app) == 0
+    other = capsys.readouterr().out.splitlines()[-1]
+    before = (own / "sites/b/site.toml").read_text()
+    assert other != written and f'code = "{other}"\n' in (site / "site.toml").read_text()
+    for folder in ("server", "sites/b"):
+        (own / folder / "versions.json").write_text('{"fedhet": "0.0.1"}')
+    assert deploy("code", own, "--app", app) == 0
+    for folder in ("server", "sites/b"):
+        assert folders.read_versions(own / folder) == folders.versions()
+    assert (own / "sites/b/site.toml").read_text() == before.replace(written, other)
+    assert deploy("init", "--add", "d", "--out", own) == 0
+    assert folders.read(own / "sites/d").command[6] == other
+    assert deploy("code", tmp_path) == 2 and deploy("code", "--app", own) == 2
+
+
+def test_the_code_of_a_site_of_an_earlier_version_is_asked_for_and_written(
+    own: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = own / "sites/a/site.toml"
+    file.write_text(re.sub("(?m)^code = .*\n", "", file.read_text()))
+    assert deploy("check", file.parent) == 2 and "code=''" in capsys.readouterr().err
+    assert deploy("code", file.parent) == 0
+    assert folders.read(file.parent) == replace(
+        folders.read(own / "sites/b"), folder=file.parent, site="a", number=0
+    )
+
+
 def test_the_certificate_can_be_renewed(own: Path) -> None:
     before = x509.load_pem_x509_certificate((own / "server/server.pem").read_bytes())
     assert deploy("init", "--renew", "--out", own) == 0
@@ -286,6 +333,8 @@ def test_a_name_that_is_taken_cannot_be_added(
         ('server = "server"', "must be host:port"),
         ("port = 0", "port=0"),
         ("ports = 1", "ports"),
+        ("code = 'all'", "code='all'"),
+        ('node = "flower-supernode"', "cannot check what it executes"),
         ("a =", "cannot be read"),
     ],
 )

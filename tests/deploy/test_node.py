@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,8 +11,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from flwr.app import Message, RecordDict
 from flwr.supercore.constant import TaskType
 from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResult
+from flwr.supercore.task_identity import TaskIdentity
 
 from fedhet.deploy.node import (
     executor,
@@ -127,6 +130,63 @@ def test_the_usage_names_the_command(
     assert printed.startswith("usage: python -m fedhet deploy node ["), printed
 
 
+def a_loop(pull: Any = None, insert: Any = None) -> Any:
+    """What the node needs of Flower's module."""
+    return SimpleNamespace(
+        start_client_internal=None,
+        _push_messages=None,
+        _pull_and_store_message=pull,
+        _insert_message=insert,
+    )
+
+
+@pytest.mark.parametrize("code", [[], ["--code=all"], [f"--code={'A' * 64}"]])
+def test_a_node_does_not_start_unless_it_is_said_what_it_executes(
+    code: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        supernode.main(["--insecure", *code])
+    error = capsys.readouterr().err
+    assert "--code" in error and (not code or "SHA-256" in error)
+
+
+@pytest.mark.parametrize("app", [b"the app", b"another app"])
+def test_an_app_of_another_digest_reaches_nothing(
+    app: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Flower's loop gets it from `get_fab`, and unpacks it afterwards."""
+    with monkeypatch.context() as server:  # a SuperNode has no such identity
+        for name in ("_task_id", "_run_id", "_node_id"):
+            server.setattr(TaskIdentity, name, 12)
+        message = Message(RecordDict(), 7, "train", group_id="1")
+    vars(message.metadata)["_message_id"] = "m"
+    replies: list[Message] = []
+    unpacked: list[bytes] = []
+
+    def pull(receive: Any, get_fab: Any, **_: Any) -> int | None:
+        if receive() is None:
+            return None
+        unpacked.append(get_fab("claimed", 12).content)
+        return 12
+
+    loop = a_loop(pull, lambda reply, *_: replies.append(reply))
+    supernode.Launcher(loop, hashlib.sha256(b"the app").hexdigest())
+    given = {
+        "receive": lambda: (message, "tree"),
+        "get_fab": lambda *_: SimpleNamespace(content=app),
+        "state": None,
+        "object_store": None,
+    }
+    assert loop._pull_and_store_message(**given) == 12
+    assert loop._pull_and_store_message(**given | {"receive": lambda: None}) is None
+    if app == b"the app":
+        assert (unpacked, replies) == ([app], [])
+    else:
+        (reply,) = replies
+        assert not unpacked and hashlib.sha256(app).hexdigest() in reply.error.reason
+        assert reply.metadata.reply_to_message_id == "m"
+
+
 def test_a_superexec_that_has_just_ended_ends_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
     class Ended(Exception):
         pass
@@ -136,8 +196,7 @@ def test_a_superexec_that_has_just_ended_ends_the_node(monkeypatch: pytest.Monke
 
     ends = "import os, time; os.close(0); print(flush=True); time.sleep(.5); os._exit(3)"
     monkeypatch.setattr(supernode, "flwr_exit", flwr_exit)
-    loop: Any = SimpleNamespace(start_client_internal=None, _push_messages=None)
-    started = supernode.Launcher(loop)
+    started = supernode.Launcher(a_loop(), "any")
     with subprocess.Popen(
         [sys.executable, "-c", ends], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
     ) as process:

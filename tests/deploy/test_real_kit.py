@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import psutil
 import pytest
-from engines.real_sites import ROOT, Sites, free_ports, wait_for
+from engines.real_sites import ROOT, Sites, free_ports, rounds, wait_for
 
 from fedhet.cli import main
 from fedhet.deploy import superlink
+from fedhet.flower.code import digest
 
-pytestmark = [pytest.mark.deployment, pytest.mark.matrix]
+pytestmark = [pytest.mark.deployment, pytest.mark.matrix, pytest.mark.slow]
 
 
 @contextmanager
@@ -46,38 +49,141 @@ def deploy(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int,
     return code, capsys.readouterr().out
 
 
-def test_the_kit_starts_a_deployment_that_trains(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture(params=["a"])
+def made(
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Path]:
+    """A deployment, of one site unless more are named, whose server is running."""
     monkeypatch.setenv("COLUMNS", "200")
     out = tmp_path / "deploy"
-    port, node_port = free_ports(2)
+    sites = request.param.split(",")
+    port, *node_ports = free_ports(1 + len(sites))
     options = ["--server=localhost", f"--port={port}", f"--out={out}"]
-    assert deploy(capsys, "init", "--sites=a", *options)[0] == 0
-    server, site = out / "server", out / "sites/a"
-    for file in (server / "server.toml", site / "site.toml"):
+    assert deploy(capsys, "init", f"--sites={request.param}", *options)[0] == 0
+    settings = [out / "sites" / site / "site.toml" for site in sites]
+    for file, node_port in zip(
+        [*settings, out / "server/server.toml"], [*node_ports, 0], strict=True
+    ):
         text = file.read_text().replace("/var/lib/fedhet", str(file.parent / "state"))
         text = text.replace("0.0.0.0", "127.0.0.1").replace("/path/to/the/data", "")
         file.write_text(text.replace("port = 9094", f"port = {node_port}"))
-    with running(server):
+    with running(out / "server"):
         wait_for(lambda: Sites.listening(port), "the SuperLink")
-        assert deploy(capsys, "check", server, "--disk=0")[0] == 0
-        code, table = deploy(capsys, "status", out)
-        assert code == 1 and "not registered" in table
-        code, printed = deploy(capsys, "register", out)
-        number = superlink.read_ids(out)["a"]
-        assert code == 0 and printed == f"registered: a, node id {number}\n"
-        assert deploy(capsys, "register", out) == (0, "all sites are registered\n")
-        with running(site):
-            wait_for(lambda: superlink.nodes(out / "operator")[0].status == "online", "the node")
-            assert deploy(capsys, "status", out)[0] == 0
-            code, lines = deploy(capsys, "check", site, "--disk=0", "dataset=digits")
-            assert code == 0, lines
-            overrides = "rounds=1 partition.clients=2 eval.clients=false hydra.run.dir=run"
+        yield out
+
+
+def test_the_kit_starts_a_deployment_that_trains(
+    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, server, site = made, made / "server", made / "sites/a"
+    assert deploy(capsys, "check", server, "--disk=0")[0] == 0
+    code, table = deploy(capsys, "status", out)
+    assert code == 1 and "not registered" in table
+    code, printed = deploy(capsys, "register", out)
+    number = superlink.read_ids(out)["a"]
+    assert code == 0 and printed == f"registered: a, node id {number}\n"
+    assert deploy(capsys, "register", out) == (0, "all sites are registered\n")
+    with running(site):
+        wait_for(lambda: online(out), "the node")
+        assert deploy(capsys, "status", out)[0] == 0
+        code, lines = deploy(capsys, "check", site, "--disk=0", "dataset=digits")
+        assert code == 0, lines
+        overrides = "rounds=1 partition.clients=2 eval.clients=false hydra.run.dir=run"
+        config = ["--run-config", f"overrides='{overrides}'"]
+        superlink.flwr(out / "operator", "run", str(ROOT), "fedhet", *config)
+        wait_for(lambda: superlink.status(out).runs[0][1].startswith("finished"), "the run")
+        assert superlink.status(out).runs[0][1].startswith("finished:completed")
+        assert (server / "state/run/summary.json").exists()
+
+        # and no other code: the operator submits a copy with a change
+        app = tmp_path / "app"
+        shutil.copytree(ROOT, app, ignore=lambda *_: {".git", "tests", "docs"})
+        (app / "client_app.py").write_text(f"{(app / 'client_app.py').read_text()}\n")
+        config[-1] = config[-1].replace("=run", "=other")
+        superlink.flwr(out / "operator", "run", str(app), "fedhet", *config)
+        wait_for(lambda: superlink.status(out).runs[0][1].startswith("finished"), "the run")
+        run, said, *_ = superlink.status(out).runs[0]
+        assert said.startswith("finished:failed") and "this site executes the app" in said
+        log = superlink.flwr(out / "operator", "log", run, "fedhet", "--show")
+        assert f"the app of this run has the SHA-256 {digest(app)}" in log
+    code, table = deploy(capsys, "status", out)
+    assert code == 1 and "offline" in table and number in table
+
+
+def online(out: Path) -> bool:
+    return superlink.nodes(out / "operator")[0].status == "online"
+
+
+def processes(folder: Path) -> list[str]:
+    """Those of the server or the site in a folder."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):  # ended meanwhile, or another user's
+            if process.environ().get("FEDHET_STATE_DIR") == str(folder / "state"):
+                found.append(" ".join(process.cmdline()))
+    return found
+
+
+def test_a_killed_site_leaves_no_process_and_is_admitted_again(
+    made: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At once its restart is refused: for the SuperLink the killed SuperNode is still there."""
+    site = made / "sites/a"
+    deploy(capsys, "register", made)
+    with running(site) as watcher:
+        wait_for(lambda: online(made), "the node")
+        assert processes(site)
+        watcher.kill()
+        wait_for(lambda: not processes(site), "the end of the site's processes")
+    with running(site) as watcher:
+        wait_for(lambda: "SuperNode ID" in (site / "log").read_text(), "the node")
+        assert watcher.poll() is None
+        assert "it is tried again until" in (site / "log").read_text()
+
+
+@pytest.mark.parametrize("made", ["a,b"], indirect=True)
+def test_sites_get_new_keys_and_leave_while_a_run_goes_on(
+    made: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sites = {name: made / "sites" / name for name in "ab"}
+    run = made / "server/state/run"
+    deploy(capsys, "register", made)
+    old = superlink.read_ids(made)["b"]
+
+    def failed() -> set[int]:
+        """Of the newest step."""
+        return {one["pid"] for row in rounds(run)[-1:] for one in row["failures"]}
+
+    def states() -> dict[str, str]:
+        return {site: status for site, status, *_ in superlink.status(made).sites}
+
+    with running(sites["a"]):
+        with running(sites["b"]) as old_node:
+            wait_for(lambda: set(states().values()) == {"online"}, "the nodes")
+            overrides = (
+                "rounds=100000 on_failure=skip replies.deadline=60 replies.bad_steps=9"
+                " partition.clients=2 eval.clients=false hydra.run.dir=run"
+            )
             config = ["--run-config", f"overrides='{overrides}'"]
-            superlink.flwr(out / "operator", "run", str(ROOT), "fedhet", *config)
-            wait_for(lambda: superlink.status(out).runs[0][1].startswith("finished"), "the run")
-            assert superlink.status(out).runs[0][1].startswith("finished:completed")
-            assert (server / "state/run/summary.json").exists()
-        code, table = deploy(capsys, "status", out)
-        assert code == 1 and "offline" in table and number in table
+            superlink.flwr(made / "operator", "run", str(ROOT), "fedhet", *config)
+            wait_for(lambda: rounds(run), "a round")
+            code, printed = deploy(capsys, "renew", "b", made)
+            assert code == 0 and "registered: b" in printed
+            assert superlink.read_ids(made)["b"] != old
+            wait_for(lambda: failed() == {1}, "the end of what the old key may do")
+            assert old_node.poll() is None
+        with running(sites["b"]):
+            wait_for(lambda: rounds(run) and not failed(), "the site's return with its new key")
+            assert states() == {"a": "online", "b": "online"}
+            assert deploy(capsys, "remove", "b", made)[0] == 0
+            assert states() == {"a": "online"}
+            wait_for(lambda: failed() == {1}, "the end of what the key may do")
+        with running(sites["b"]):
+            log = sites["b"] / "log"
+            wait_for(lambda: "Exit Code: 305" in log.read_text(), "the refusal")
+        assert superlink.status(made).runs[0][1].startswith("running")
+        steps = len(rounds(run))
+        wait_for(lambda: len(rounds(run)) > steps, "another round")

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
+import socket
 import stat
+import subprocess
 import sys
 import threading
 import time
@@ -14,12 +17,17 @@ from pathlib import Path
 import psutil
 import pytest
 
-from fedhet.deploy import supervisor
+from fedhet.deploy import folders, supervisor
 from fedhet.errors import RunFailed
 
 NODE = """#!{python}
 import pathlib, signal, subprocess, sys, time
 pathlib.Path(sys.argv[1], "pid").write_text(str(__import__("os").getpid()))
+if "refused" in sys.argv:
+    tries = pathlib.Path(sys.argv[1], "tries")
+    tries.write_text(tries.read_text() + "." if tries.exists() else ".")
+    if len(tries.read_text()) < 3:
+        sys.exit("ERROR :     Exit Code: 305")
 if "deaf" in sys.argv:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 if "nameless" not in sys.argv:
@@ -134,6 +142,51 @@ def test_ctrl_c_ends_the_node(node: str, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         supervisor.supervise([node, str(tmp_path)], os.environ, ask, every=0.1)
     assert gone(tmp_path)
+
+
+def test_a_node_is_killed_with_its_supervisor(node: str, tmp_path: Path) -> None:
+    """Also one that ignores signals."""
+    watching = f"""
+import os
+from pathlib import Path
+from fedhet.deploy import supervisor
+supervisor.BIN = Path({str(tmp_path)!r})
+supervisor.supervise([{node!r}, {str(tmp_path)!r}, "deaf"], os.environ, dict)
+"""
+    with subprocess.Popen([sys.executable, "-c", watching]) as watcher:
+        assert wait_until((tmp_path / "child").exists)
+        watcher.send_signal(signal.SIGKILL)
+    psutil.Process(int((tmp_path / "child").read_text())).kill()  # which knows nothing of this
+    assert gone(tmp_path)
+
+
+def test_a_node_that_is_refused_is_started_again(
+    node: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(supervisor, "PAUSE_SECONDS", 0.05)
+    words = ("refused", "ends")
+    with caplog.at_level(logging.WARNING, "fedhet.deploy"):
+        assert watch(tmp_path, node, SuperLink(tmp_path), *words, every=120) == 7
+    assert (tmp_path / "tries").read_text() == "..."
+    assert caplog.text.count("it is tried again until ") == 2
+
+
+def test_a_node_that_is_refused_for_too_long_ends(
+    node: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "REFUSED_SECONDS", -1)
+    assert watch(tmp_path, node, SuperLink(tmp_path), "refused", every=120) == 1
+    assert (tmp_path / "tries").read_text() == "."
+
+
+@pytest.mark.parametrize("folder", ["server", "sites/a"])
+def test_a_held_port_is_told_with_the_process_that_holds_it(kit: Path, folder: str) -> None:
+    place = folders.read(kit / folder)
+    with (
+        socket.create_server(("127.0.0.1", place.port)),
+        pytest.raises(RunFailed, match=f"{place.port} is held by process {os.getpid()}"),
+    ):
+        supervisor.run(place)
 
 
 def test_a_program_that_is_missing_is_one_error(tmp_path: Path) -> None:

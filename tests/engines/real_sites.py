@@ -44,6 +44,7 @@ class Sites:
         home: a folder for logs, databases and clients' states.
         nodes: the number of SuperNodes.
         tls: the options of the SuperLink, and those of a SuperNode; without TLS "--insecure".
+        code: what sites that are `warm` execute.
         connection: the lines of Flower's config.toml that name how to reach the SuperLink.
         variables: further variables for the processes.
 
@@ -63,6 +64,7 @@ class Sites:
         variables: Mapping[str, str] | None = None,
         configs: Sequence[str] | None = None,
         warm: bool = False,
+        code: str = "any",
     ) -> None:
         self.home = home
         self.count = nodes
@@ -86,7 +88,7 @@ class Sites:
         self.nodes: dict[int, subprocess.Popen[bytes]] = {}
         self.through: dict[int, int] = {}
         if warm:
-            self.node_command = [sys.executable, "-m", "fedhet", "deploy", "node"]
+            self.node_command = [sys.executable, "-m", "fedhet", "deploy", "node", "--code", code]
             path = self.environment.get("PYTHONPATH", "")
             self.environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), path])
 

@@ -6,6 +6,7 @@ whose nodes serve messages with real clients.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +23,7 @@ from fedhet.flower import server as flower_server
 from fedhet.messages import Failure, Update
 from fedhet.methods.scaffold import Scaffold
 from fedhet.server import Clock
+from fedhet.setting import ReplyLimits
 
 
 @pytest.fixture(autouse=True)
@@ -76,6 +78,7 @@ def test_a_reply_after_the_deadline_is_not_awaited(federation: Callable[..., Any
     on_grid.grid.schedule = {1: 10**9}
     replies = on_grid.step()
     assert isinstance(replies[1], Failure) and replies[1].reason == "late"
+    assert replies[1].cause == "no reply within 1 s (replies.deadline=1, and replies.grace=0)"
     on_grid.grid.schedule = {}
     replies = on_grid.step()
     assert not [reply for reply in replies.values() if isinstance(reply, Failure)]
@@ -99,6 +102,38 @@ def test_a_message_expires_when_its_reply_is_not_awaited_any_more(
     without = OnGrid(federation)
     without.step()
     assert min(without.grid.lives) > 3600
+
+
+@pytest.mark.parametrize(
+    ("nodes", "expected"),
+    [
+        ([7, 8], (50, "replies.deadline=40, and replies.grace=10")),
+        ([7, 7, 8], (90, "replies.deadline=40 for each of its 2 clients, and replies.grace=10")),
+    ],
+)
+def test_how_long_a_reply_is_awaited_is_said_by_the_settings(
+    nodes: list[int], expected: tuple[float, str]
+) -> None:
+    assert flower_server._awaited(ReplyLimits(deadline=40.0), nodes) == expected
+
+
+@pytest.mark.parametrize("deadline", [None, 60.0])
+def test_the_log_says_that_a_run_waits_for_any_time_and_for_whom(
+    federation: Callable[..., Any],
+    deadline: float | None,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(flower_server, "PATIENCE", 0.02)
+    on_grid = OnGrid(federation, deadline=deadline)
+    on_grid.grid.schedule = {1: 600, 3: 600}
+    with caplog.at_level(logging.INFO, "fedhet"):
+        on_grid.step()
+        on_grid.step()
+    assert caplog.text.count("replies.deadline=null") == (deadline is None)
+    assert "waiting for the replies of clients [1, 3], on nodes with partition-id [1, 3]" in (
+        caplog.text
+    )
 
 
 def test_enough_replies_end_a_step(federation: Callable[..., Any]) -> None:
@@ -159,6 +194,9 @@ def test_a_run_begins_without_some_nodes_only_if_it_may(federation: Callable[...
     assert isinstance(absent, Failure) and absent.cause == "its node has not joined"
     on_grid.join(3)  # it comes in time for the second round
     assert isinstance(on_grid.step()[3], Update)
+    on_grid.leave(3)
+    left = on_grid.step()[3]
+    assert isinstance(left, Failure) and "is not connected any more" in left.cause
 
 
 def test_a_node_that_comes_back_under_another_id_is_known_again(
