@@ -47,6 +47,7 @@ RANGES = {
     "replies.max_lost": ([0, 1], [-0.1, 1.1, None]),
     "replies.join": ([0, 600], [-1, None]),
     "replies.min_nodes": ([None, 1], [0, 1.5]),
+    "replies.max_jump": ([1.5, 1000, None], [1, -3]),
     "replies.max_mb": ([0.1, 256], [0, None]),
     "checkpoint.every": ([None, 0, 0.5, 60], [-1, "often"]),
     "early_stopping.patience": ([None, 1], [0, 2.5]),

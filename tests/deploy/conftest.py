@@ -3,13 +3,29 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 from deploy.checking import edit, free_port
+from flwr.cli import build
 
 from fedhet.cli import main
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _packed_once() -> Iterator[None]:
+    """Pack this repository as an app only once: it takes five seconds, and many commands do it."""
+    pack = build.build_fab_from_disk
+    known = {ROOT: pack(ROOT)}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            build, "build_fab_from_disk", lambda app: known.get(Path(app)) or pack(Path(app))
+        )
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import multiprocessing
 import os
 import signal
@@ -77,6 +78,7 @@ def test_the_record_of_an_interrupted_run(
     workers: int,
 ) -> None:
     """In this process: a client sends the signal in step 2, and works on."""
+    monkeypatch.setattr(logging.getLogger("fedhet"), "handlers", [])  # of other tests' streams
     here = os.getpid()
     prepare = FedNormPlugin.prepare
 

@@ -102,7 +102,7 @@ def test_a_sweep_has_the_runs_of_single_runs(swept: Swept, launch: Callable[...,
         assert not resuming.is_cell(failed)
     assert swept.out == f"run folder: {folder}\n"
     lines = swept.err.splitlines()
-    assert sum(": accuracy 0." in line for line in lines[:4]) == 2
+    assert sum(": failed" not in line for line in lines[:4]) == 2
     assert sum(": failed: data not found" in line for line in lines[:4]) == 2
     assert [line.partition("]")[0] for line in lines[:4]] == [f"[{n}/4" for n in range(1, 5)]
     assert [line.split(":")[1] for line in lines[4:]] == [" job 1", " job 3"]
