@@ -135,7 +135,9 @@ class Batch:
 
 def as_ours(error: Exception) -> Exception:
     """The error in a form that every process can read."""
-    return error if type(error) in _TRAVELS else RunFailed(error_line(error))
+    if type(error) in _TRAVELS:
+        return error
+    return DataError(str(error)) if isinstance(error, DataError) else RunFailed(error_line(error))
 
 
 class FailedJob(JobReturn):
