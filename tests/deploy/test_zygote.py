@@ -179,6 +179,7 @@ def test_a_process_with_threads_forks_no_clients(running: Running) -> None:
     assert running.launch(7, "second")[1] == running.process.pid
 
 
+@pytest.mark.slow
 def test_runs_that_take_turns_do_not_take_the_template_from_each_other(running: Running) -> None:
     running.launch(7, "first")
     running.launch_until(7, lambda parent: parent != running.process.pid)
