@@ -37,10 +37,10 @@ def run(overrides: Sequence[str] = (), *, task: Task | None = None) -> Run:
         RunFailed: the run ended with status "failed"; `error.folder` holds what it recorded.
     """
     # Before torch is imported, so that a misspelled name is reported immediately.
-    settings = config.compose(list(overrides))
+    settings = config.compose(overrides)
     from fedhet.experiment import definition
 
-    definition.refuse(list(overrides))
+    definition.refuse(overrides)
     from fedhet.job import run_job
 
     return run_job(settings, task)

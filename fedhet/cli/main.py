@@ -34,8 +34,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with interruptible():
             return _main(sys.argv[1:] if argv is None else argv)
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+    except KeyboardInterrupt as error:
+        if not error.args:  # it has not been told
+            print("interrupted", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
         drop_output()

@@ -33,6 +33,7 @@ from fedhet.config import (
     validation,
 )
 from fedhet.config.bases import Bases
+from fedhet.config.lines import key_of
 from fedhet.config.targets import check_targets
 from fedhet.errors import ConfigError, UnknownChoice
 
@@ -183,6 +184,18 @@ def _hydra_config(texts: Sequence[str]) -> DictConfig:
         return cfg
 
 
+def _refuse_own_plugin(method: str, lines: Sequence[str]) -> None:
+    """Refuse a plug-in that the method brings anyway, as if it could act twice."""
+    own = {name for group, name in catalogue.brought("method", method) if group == "plugin"}
+    for override in overrides.parse([line for line in lines if key_of(line) == "plugin"]):
+        value = override.value()
+        if isinstance(value, list) and (twice := own.intersection(map(str, value))):
+            raise ConfigError(
+                f"{override.input_line!r} names the plug-in {min(twice)!r} twice, because"
+                f" method={method} brings it; it acts once in a run"
+            )
+
+
 def _checked(cfg: DictConfig, hydra: Any, run_dir: str) -> Config:
     choices = {
         str(group): str(name)
@@ -203,6 +216,7 @@ def _checked(cfg: DictConfig, hydra: Any, run_dir: str) -> Config:
     given: Any = OmegaConf.to_container(hydra.overrides)  # as written: reading one resolves it
     run_dir_given = any(line.startswith("hydra.run.dir=") for line in given["hydra"])
     lines = tuple(line.lstrip("+") for line in given["task"])
+    _refuse_own_plugin(choices["method"], lines)
     names = {
         group: _name(cfg.get(group), group, choice, lines) for group, choice in choices.items()
     }

@@ -1,0 +1,81 @@
+"""What people write first, and what they are told to write instead."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedhet
+from fedhet.cli import main
+from fedhet.config import composition
+from fedhet.data.toy import toy_task
+from fedhet.errors import ConfigError
+from fedhet.experiment import progress
+
+
+@pytest.mark.parametrize("given", ["method=fedavg", {"method": "fedavg"}, [1], None])
+def test_overrides_are_a_list_of_texts(given: Any) -> None:
+    with pytest.raises(ConfigError, match="overrides must be a list of texts, such as .* not "):
+        fedhet.run(given)
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("device=cuda:3", "choose this GPU by device=cuda, with CUDA_VISIBLE_DEVICES=3"),
+        ("device=gpu", "choose from: auto, cpu, cuda"),
+        ("plugin=[fedprox]", r"'fedprox' twice, because method=fedprox brings it"),
+    ],
+)
+def test_a_setting_names_what_to_use_instead(line: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        composition.compose(["method=fedprox", line])
+    assert composition.compose(["method=fedprox", "plugin=[fednorm]"]).plugins[0] == "fedprox"
+
+
+def test_the_commands_of_a_deployment(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    init = ["deploy", "init", "--sites", "a", "--out", str(tmp_path / "out")]
+    assert main.main([*init, "--server", "host.example.org:9092"]) == 2
+    told = "--server host.example.org:9092: write --server host.example.org --port 9092"
+    assert told in capsys.readouterr().err
+    assert main.main(["deploy", "check", str(tmp_path / "gone")]) == 2
+    assert f"{tmp_path / 'gone'} does not exist" in capsys.readouterr().err
+    assert main.main(["deploy", "check", str(tmp_path)]) == 2
+    assert "neither site.toml nor server.toml" in capsys.readouterr().err
+
+
+def test_labels_of_a_regression_say_why_not(launch: Callable[..., Any]) -> None:
+    run = launch("method=fedavg", "rounds=1", task=toy_task(2, target="number"))
+    with pytest.raises(ConfigError, match="figure=labels: .* by class, and this run learns number"):
+        run.plot("labels")
+
+
+@pytest.mark.usefixtures("own_process")
+@pytest.mark.parametrize("kind", ["trial", "run"])
+def test_ctrl_c_is_told_in_one_line(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The report is announced only if there is a run for it."""
+
+    def stopped(
+        experiment: Any, path: Path, code: Any, launch: Any, started: Any, find: Any
+    ) -> Any:
+        folder = path / "cells" / "one"
+        folder.mkdir(parents=True)
+        cells = [{"folder": "cells/one", "kind": kind, "axes": {}}]
+        (path / "experiment.json").write_text(json.dumps({"cells": cells, "axes": {}}))
+        (folder / "cell.json").write_text('{"status": "finished", "code": {}}')
+        (folder / "summary.json").write_text('{"format": 1, "status": "ok"}')
+        (folder / "rounds.jsonl").touch()
+        started(path, 1, 0)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(progress, "run", stopped)
+    assert main.main(["experiment=first_look", "hydra/launcher=basic"]) == 130
+    told = [line for line in capsys.readouterr().err.splitlines() if "interrupted" in line]
+    follows = "; the report of what is there follows" if kind == "run" else ""
+    assert told == [f"interrupted{follows}"]
