@@ -19,6 +19,7 @@ from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
@@ -33,7 +34,6 @@ from fedhet.config import (
     validation,
 )
 from fedhet.config.bases import Bases
-from fedhet.config.lines import key_of
 from fedhet.config.targets import check_targets
 from fedhet.errors import ConfigError, UnknownChoice
 
@@ -139,6 +139,7 @@ def check_overrides(lines: Sequence[str], *, sweep: bool = False) -> list[str]:
         ConfigError: as `compose` does; for a sweep it names the first run that is wrong.
     """
     parsed = overrides.parse(lines)
+    refuse_own_plugin(parsed)
     runs = overrides.of_sweep_runs(parsed) if sweep else [overrides.of_single_run(parsed)]
     bases = of_sweep() if sweep else None
     for run in runs:
@@ -149,6 +150,23 @@ def check_overrides(lines: Sequence[str], *, sweep: bool = False) -> list[str]:
                 raise
             raise ConfigError(f"{error} (in the sweep's run {' '.join(run)})") from error
     return overrides.as_texts(parsed)
+
+
+def refuse_own_plugin(parsed: Sequence[Override]) -> None:
+    """Refuse a plug-in that the one method of the command brings anyway, as if it acted twice.
+
+    A sweep over methods may have one `plugin=[...]` for all of them.
+    """
+    given = {each.key_or_group: each for each in parsed if not each.is_sweep_override()}
+    if not {"method", "plugin"} <= given.keys():
+        return
+    method, plugins = (given[key].value() for key in ("method", "plugin"))
+    own = {name for group, name in catalogue.brought("method", str(method)) if group == "plugin"}
+    if twice := own.intersection(map(str, plugins if isinstance(plugins, list) else [plugins])):
+        raise ConfigError(
+            f"{given['plugin'].input_line!r} names the plug-in {min(twice)!r} twice, because"
+            f" method={method} brings it; it acts once in a run"
+        )
 
 
 def raw(lines: Sequence[str]) -> DictConfig:
@@ -184,18 +202,6 @@ def _hydra_config(texts: Sequence[str]) -> DictConfig:
         return cfg
 
 
-def _refuse_own_plugin(method: str, lines: Sequence[str]) -> None:
-    """Refuse a plug-in that the method brings anyway, as if it could act twice."""
-    own = {name for group, name in catalogue.brought("method", method) if group == "plugin"}
-    for override in overrides.parse([line for line in lines if key_of(line) == "plugin"]):
-        value = override.value()
-        if isinstance(value, list) and (twice := own.intersection(map(str, value))):
-            raise ConfigError(
-                f"{override.input_line!r} names the plug-in {min(twice)!r} twice, because"
-                f" method={method} brings it; it acts once in a run"
-            )
-
-
 def _checked(cfg: DictConfig, hydra: Any, run_dir: str) -> Config:
     choices = {
         str(group): str(name)
@@ -216,7 +222,6 @@ def _checked(cfg: DictConfig, hydra: Any, run_dir: str) -> Config:
     given: Any = OmegaConf.to_container(hydra.overrides)  # as written: reading one resolves it
     run_dir_given = any(line.startswith("hydra.run.dir=") for line in given["hydra"])
     lines = tuple(line.lstrip("+") for line in given["task"])
-    _refuse_own_plugin(choices["method"], lines)
     names = {
         group: _name(cfg.get(group), group, choice, lines) for group, choice in choices.items()
     }
