@@ -270,5 +270,5 @@ def test_trials_show_their_validation_score(
     assert run("seed=0", "method=fedavg") == 0
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("[")]
     assert [line.partition("]")[0] for line in lines] == ["[1/3", "[2/3", "[3/3"]
-    assert all("trial" in line and ": validation accuracy " in line for line in lines[:2])
-    assert ": accuracy " in lines[2]
+    assert all("trial" in line and "] validation accuracy " in line for line in lines[:2])
+    assert "] accuracy " in lines[2]
