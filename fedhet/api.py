@@ -36,11 +36,15 @@ def run(overrides: Sequence[str] = (), *, task: Task | None = None) -> Run:
         DataError: data are missing or damaged, or the task's samples are; nothing was run.
         RunFailed: the run ended with status "failed"; `error.folder` holds what it recorded.
     """
-    # Before torch is imported, so that a misspelled name is reported immediately.
-    settings = config.compose(list(overrides))
+    # Before torch is imported, so that what is wrong is reported immediately.
+    settings = config.compose(overrides)
     from fedhet.experiment import definition
 
-    definition.refuse(list(overrides))
+    definition.refuse(overrides)
+    if task is None:
+        from fedhet.config.targets import instantiate
+
+        instantiate(settings.cfg.partition)
     from fedhet.job import run_job
 
     return run_job(settings, task)

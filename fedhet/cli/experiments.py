@@ -60,8 +60,11 @@ def run(experiment: Experiment, flags: list[str]) -> tuple[int, Path]:
     except KeyboardInterrupt:
         if task.started is not None:
             process.forget_interruptions()  # another one ends the report too
-            print("interrupted; the report of what is there follows", file=sys.stderr)
-            _report(experiment, task)
+            some = count(task.started, kind="run")[0] > 0
+            told = "interrupted" + ("; the report of what is there follows" if some else "")
+            print(told, file=sys.stderr)
+            _report(experiment, task, write=some)
+            raise KeyboardInterrupt(told) from None
         raise
     except OtherCode:
         if experiment.on_other_code != "rerun":
@@ -76,8 +79,8 @@ def run(experiment: Experiment, flags: list[str]) -> tuple[int, Path]:
     return code, folder
 
 
-def _report(experiment: Experiment, task: HydraTask) -> bool:
-    """Say which cells are missing, and write the report of those that are there, if it can be.
+def _report(experiment: Experiment, task: HydraTask, *, write: bool = True) -> bool:
+    """Say which cells are missing, and `write` the report of those that are there, if it can be.
 
     Returns:
         Whether there is a report.
@@ -93,6 +96,9 @@ def _report(experiment: Experiment, task: HydraTask) -> bool:
     else:
         there, every = count(folder)
         say(f"experiment {experiment.name}: stopped; {there} of {every} runs are there")
+    if not write:
+        say(f"run folder: {folder}")
+        return False
     with process.imports():
         from fedhet import report
     try:

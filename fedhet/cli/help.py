@@ -73,13 +73,8 @@ def help_text() -> str:
     return "\n".join(parts)
 
 
-def list_text(rows: Sequence[tuple[str, str, str | None]]) -> str:
-    """Return what --list prints.
-
-    Args:
-        rows: (method, plug-in, reason why they cannot be combined, or None).
-    """
-    refused = [(f"{method} + {plugin}", reason) for method, plugin, reason in rows if reason]
+def pieces_text() -> str:
+    """Return what --list prints at once: the methods and the plug-ins."""
     parts = [
         "methods: method=<name>",
         columns(_titles("method")),
@@ -87,6 +82,18 @@ def list_text(rows: Sequence[tuple[str, str, str | None]]) -> str:
         "plug-ins: plugin=[<name>,...]",
         columns(_titles("plugin")),
         "",
+    ]
+    return "\n".join(parts)
+
+
+def combinations_text(rows: Sequence[tuple[str, str, str | None]]) -> str:
+    """Return the rest of what --list prints.
+
+    Args:
+        rows: (method, plug-in, reason why they cannot be combined, or None).
+    """
+    refused = [(f"{method} + {plugin}", reason) for method, plugin, reason in rows if reason]
+    parts = [
         "combinations: + possible, - refused, = the method's own",
         columns(_matrix(rows)),
         "",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,13 +15,13 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import JobStatus
 from hydra.types import RunMode
-from omegaconf import OmegaConf
 
 from fedhet import process
 from fedhet.cli.errors import DEGRADED, FAILED, drop_output, report_error, say
 
 # Composition by name: a launcher's process, which unpickles HydraTask, needs its resolvers.
 from fedhet.config import catalogue, composition, resuming
+from fedhet.config.targets import instantiate
 from fedhet.errors import ConfigError, OtherCode, RunFailed, uncreatable
 from fedhet.experiment import folder as cell_folder
 
@@ -57,12 +58,15 @@ def launch(overrides: list[str], flags: list[str], *, sweep: bool) -> int:
         return resume(overrides)
     if sweep:
         warm(overrides)
-    overrides = composition.check_overrides(overrides, sweep=sweep)
+    checked = composition.check_overrides(overrides, sweep=sweep)
+    overrides = [composition.named_by_what_varies(overrides), *checked] if sweep else checked
     task = HydraTask()
     apply_hydra(task, flags, overrides, setting="hydra.sweep.dir" if sweep else "hydra.run.dir")
     if sweep:
         for failure in task.failures:
             print(f"failed: {failure}", file=sys.stderr)  # the reason was printed when it failed
+        if task.sweep is not None:
+            say(f"to compare the runs: python -m fedhet report {shlex.quote(str(task.sweep))}")
     code = FAILED if sweep and task.failures else task.code
     return code or (DEGRADED if task.degraded else 0)
 
@@ -121,6 +125,7 @@ def resume(overrides: list[str]) -> int:
 
 
 def _run(settings: Config) -> Run:
+    instantiate(settings.cfg.partition)  # refuses its settings before torch and data are loaded
     _prepare_process()
     from fedhet.job import run_job
     from fedhet.record import terminal
@@ -151,6 +156,7 @@ class HydraTask:
         made_by: the code with which it began.
         started: its folder, as soon as it has one.
         outcome: what has become of it, at its end.
+        sweep: the folder of the sweep, as soon as one of its jobs has ended well.
         heard_of: the errors of jobs that a launcher has run in other processes.
     """
 
@@ -163,6 +169,7 @@ class HydraTask:
         self.code = 0
         self.failures: list[str] = []
         self.degraded = False
+        self.sweep: Path | None = None
         self.heard_of: list[Exception] = []
 
     def __getstate__(self) -> dict[str, Any]:
@@ -174,6 +181,7 @@ class HydraTask:
             self.heard_of.append(job._return_value)
             self.failures.append(name)
         elif folder is not None:
+            self.sweep = folder.parent
             summary = json.loads((folder / "summary.json").read_text())
             if summary.get("degraded"):
                 self.degraded = True
@@ -188,8 +196,7 @@ class HydraTask:
         hydra_config = HydraConfig.get()
         output_dir = Path(hydra_config.runtime.output_dir)
         folder: Path | None = output_dir
-        task: Any = OmegaConf.to_container(hydra_config.overrides.task)  # not resolved
-        name = " ".join(line.lstrip("+") for line in task) or "the defaults"
+        name = composition.job_label(hydra_config)
         if hydra_config.mode == RunMode.MULTIRUN:
             name = f"job {hydra_config.job.num}: {name}"
             say(name)
@@ -202,6 +209,8 @@ class HydraTask:
             else:
                 run = _run(settings)
             folder = run.dir
+            if hydra_config.mode == RunMode.MULTIRUN:
+                self.sweep = output_dir.parent
             self.degraded |= _is_degraded(run, name)
             validation = run.summary["validation"]
             return NAN if validation is None else float(validation)

@@ -34,8 +34,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with interruptible():
             return _main(sys.argv[1:] if argv is None else argv)
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+    except KeyboardInterrupt as error:
+        if not error.args:  # it has not been told
+            print("interrupted", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
         drop_output()
@@ -56,16 +57,28 @@ def _main(argv: Sequence[str]) -> int:
     elif args.version:
         print(_version())
     elif args.list:
-        with process.imports():
-            from fedhet.cli.compatibility import compatibility
-
-        print(help.list_text(compatibility()))
+        _list(args.overrides)
     else:
         from fedhet.cli.experiments import start
 
         flags = [arg for arg in argv if arg not in args.overrides]
         return start(args.overrides, flags, sweep=args.multirun)
     return 0
+
+
+def _list(words: Sequence[str]) -> None:
+    """Print the pieces, and then which of them fit, which takes seconds."""
+    if words:
+        raise ConfigError(
+            f"--list {' '.join(words)}: it lists all methods and plug-ins, and takes nothing else;"
+            " --help method, or --help method=<name>, tells more"
+        )
+    print(help.pieces_text(), flush=True)
+    print("building each method with each plug-in, to see which fit ...", file=sys.stderr)
+    with process.imports():
+        from fedhet.cli.compatibility import compatibility
+
+    print(help.combinations_text(compatibility()))
 
 
 def _find_packages_here() -> None:

@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
         print(f"written: {path}")
     choice = CHOICES[args.kind].format(kind=args.kind, name=args.name)
     print(
-        f"\nnext:\n  pip install -e {project}\n  python -m fedhet {choice}\n"
+        f"\nnext:\n  pip install -e {project} pytest\n  python -m fedhet {choice}\n"
         f"  python -m pytest {project}"
     )
     return 0

@@ -19,6 +19,7 @@ from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
@@ -33,11 +34,13 @@ from fedhet.config import (
     validation,
 )
 from fedhet.config.bases import Bases
+from fedhet.config.lines import key_of
 from fedhet.config.targets import check_targets
 from fedhet.errors import ConfigError, UnknownChoice
 
 HYDRA_VERSION = "1.3"
 # What the file of an experiment says of the experiment itself; a single run has none of them.
+_FIXED = "hydra.job.config.override_dirname.exclude_keys"
 EXPERIMENT_KEYS = ("axes", "tune", "report", "scale", "scales", "on_other_code", "paper")
 _LOCK = threading.Lock()  # Hydra's state is one object per process
 
@@ -138,6 +141,7 @@ def check_overrides(lines: Sequence[str], *, sweep: bool = False) -> list[str]:
         ConfigError: as `compose` does; for a sweep it names the first run that is wrong.
     """
     parsed = overrides.parse(lines)
+    refuse_own_plugin(parsed)
     runs = overrides.of_sweep_runs(parsed) if sweep else [overrides.of_single_run(parsed)]
     bases = of_sweep() if sweep else None
     for run in runs:
@@ -148,6 +152,42 @@ def check_overrides(lines: Sequence[str], *, sweep: bool = False) -> list[str]:
                 raise
             raise ConfigError(f"{error} (in the sweep's run {' '.join(run)})") from error
     return overrides.as_texts(parsed)
+
+
+def named_by_what_varies(lines: Sequence[str]) -> str:
+    """Return the override by which the names of a sweep's jobs leave out what all of them have."""
+    fixed = [each.key_or_group for each in overrides.parse(lines) if not each.is_sweep_override()]
+    return f"{_FIXED}={interpolations.literal(fixed)}"
+
+
+def job_label(hydra: Any, lines: Sequence[str] | None = None) -> str:
+    """Return what a job overrides, for people: in a sweep only what varies in it.
+
+    Args:
+        hydra: Hydra's own settings, of the job or of its sweep.
+        lines: the overrides of the job; None: as `hydra` has them.
+    """
+    task: Any = lines or OmegaConf.to_container(hydra.overrides.task)  # not resolved
+    fixed = hydra.job.config.override_dirname.exclude_keys
+    varied = [line for line in task if key_of(line) not in fixed]
+    return " ".join(line.lstrip("+") for line in varied or task) or "the defaults"
+
+
+def refuse_own_plugin(parsed: Sequence[Override]) -> None:
+    """Refuse a plug-in that the one method of the command brings anyway, as if it acted twice.
+
+    A sweep over methods may have one `plugin=[...]` for all of them.
+    """
+    given = {each.key_or_group: each for each in parsed if not each.is_sweep_override()}
+    if not {"method", "plugin"} <= given.keys():
+        return
+    method, plugins = (given[key].value() for key in ("method", "plugin"))
+    own = {name for group, name in catalogue.brought("method", str(method)) if group == "plugin"}
+    if twice := own.intersection(map(str, plugins if isinstance(plugins, list) else [plugins])):
+        raise ConfigError(
+            f"{given['plugin'].input_line!r} names the plug-in {min(twice)!r} twice, because"
+            f" method={method} brings it; it acts once in a run"
+        )
 
 
 def raw(lines: Sequence[str]) -> DictConfig:

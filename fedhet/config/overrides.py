@@ -35,8 +35,11 @@ def parse(
         ConfigError: a text is not an override, it names an unknown choice of a group, or it changes
             where choices are looked for.
     """
-    if isinstance(lines, str):
-        raise ConfigError(f"the overrides are a list of texts, not one text: write [{lines!r}]")
+    if not isinstance(lines, list | tuple) or not all(isinstance(line, str) for line in lines):
+        raise ConfigError(
+            f"overrides must be a list of texts, such as ['method=scaffold', 'rounds=5'], not"
+            f" {lines!r}"
+        )
     parsed = [_parse_one(line) for line in lines]
     groups = catalogue.groups()
     for override in parsed:

@@ -19,7 +19,8 @@ CELL = "cell.json"  # in the folders of an experiment's runs, and of a sweep's t
 
 def is_resumption(lines: Sequence[str]) -> bool:
     """Whether the overrides name a run to go on with."""
-    return not isinstance(lines, str) and any(line.startswith(_OVERRIDE) for line in lines)
+    is_list = isinstance(lines, list | tuple)  # else overrides.parse will refuse it
+    return is_list and any(str(line).startswith(_OVERRIDE) for line in lines)
 
 
 def is_cell(folder: Path) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any
@@ -51,6 +52,11 @@ def _validate_run(cfg: DictConfig) -> None:
     integer("rounds", cfg.rounds, low=1)
     number("fraction", cfg.fraction, open_low=0, high=1)
     text("data_dir", cfg.data_dir)
+    if re.fullmatch(r"cuda:\d+", str(cfg.device)):
+        raise ConfigError(
+            f"device={cfg.device} is not allowed; choose this GPU by device=cuda, with"
+            f" CUDA_VISIBLE_DEVICES={cfg.device[5:]} in the environment"
+        )
     one_of("device", cfg.device, ("auto", "cpu", "cuda"))
     one_of("on_failure", cfg.on_failure, ("stop", "skip"))
     one_of("on_lost_state", cfg.on_lost_state, ("stop", "restart"))

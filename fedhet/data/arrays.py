@@ -113,6 +113,13 @@ def assemble(
     target, reason = arrays["target"].tolist() if "target" in arrays else ("class", "")
     if reason:
         log.info("%s: dataset.target=%s: %s", name, target, reason)
+    if target == "class" and len(arrays["classes"]) == 1:
+        log.warning(
+            "%s: all samples are of the one class %r, so that every model is right: its label is"
+            " probably another one",
+            name,
+            arrays["classes"].tolist()[0],
+        )
     return Dataset(
         name,
         x,

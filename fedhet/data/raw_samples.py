@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import numpy as np
 
 from fedhet.errors import DataError
+
+
+def place(source: str, row: int) -> str:
+    """Where a sample is, for messages.
+
+    Args:
+        source: the file, with what chooses the column in it.
+        row: counted from 0, without a header. Of a csv file it is told as editors count.
+    """
+    is_csv = re.search(r"\.csv($|, column)", source)
+    return f"{source}, row {row + 2} (the header is row 1)" if is_csv else f"{source}, row {row}"
 
 
 @dataclass(frozen=True)
@@ -46,7 +58,7 @@ class RawSamples:
             missing = np.isnan(self.owners)
             if missing.any():
                 raise DataError(
-                    f"{self.x_source}, row {int(missing.argmax())}: its owner is nan; each sample"
+                    f"{place(self.x_source, int(missing.argmax()))}: its owner is nan; each sample"
                     " needs an owner"
                 )
         if not len(self.x):

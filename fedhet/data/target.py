@@ -8,7 +8,7 @@ import numpy as np
 
 from fedhet import check
 from fedhet.data.array_cache import Arrays
-from fedhet.data.raw_samples import RawSamples
+from fedhet.data.raw_samples import RawSamples, place
 from fedhet.errors import ConfigError, DataError
 
 # `dataset.classes`: the classes' labels, their number, or None for the labels in the data.
@@ -135,7 +135,7 @@ def _numbers(samples: RawSamples) -> np.ndarray:
     if not finite.all():
         row = int(finite.argmin())
         raise DataError(
-            f"{samples.y_source}, row {row}: {y[row].tolist()}; dataset.target=number expects"
+            f"{place(samples.y_source, row)}: {y[row].tolist()}; dataset.target=number expects"
             " finite numbers"
         )
     return numbers
@@ -162,8 +162,8 @@ def _label_sets(samples: RawSamples) -> np.ndarray | list[list[str]]:
     if wrong.any():
         row = int(wrong.argmax())
         raise DataError(
-            f"{samples.y_source}, row {row}: {y[row].tolist()}; dataset.target=labels expects zeros"
-            " and ones, or lists of labels"
+            f"{place(samples.y_source, row)}: {y[row].tolist()}; dataset.target=labels expects"
+            " zeros and ones, or lists of labels"
         )
     return y.astype(np.float32)
 
@@ -238,7 +238,7 @@ def _plain_labels(samples: RawSamples) -> np.ndarray:
         if wrong.any():
             row = int(wrong.argmax())
             raise DataError(
-                f"{samples.y_source}, row {row}: label {labels[row]}; expected a class: a whole"
+                f"{place(samples.y_source, row)}: label {labels[row]}; expected a class: a whole"
                 " number or text"
             )
     return labels.astype(np.int64 if labels.dtype.kind in "iuf" else np.str_)
@@ -265,7 +265,7 @@ def _class_numbers(
         if rows is None and labels.dtype.kind in "iu":
             hint = "; dataset.target=number predicts their values"
         raise DataError(
-            f"{source}, row {row}: label {labels[first].item()!r}; expected one of the classes"
+            f"{place(source, row)}: label {labels[first].item()!r}; expected one of the classes"
             f" {names[:10].tolist()}{more}{hint}"
         )
     order = np.argsort(names)

@@ -95,6 +95,9 @@ def main(argv: Sequence[str]) -> int:
 
 def _init(args: argparse.Namespace) -> int:
     new = {"--sites": args.sites, "--server": args.server}
+    host, colon, port = (args.server or "").rpartition(":")
+    if colon and port.isdigit() and ":" not in host:
+        raise ConfigError(f"--server {args.server}: write --server {host} --port {port}")
     changes = {"--add": args.add, "--renew": args.renew or None}
     chosen = [name for name, value in changes.items() if value is not None]
     if chosen and (given := [name for name, v in (new | {"--port": args.port}).items() if v]):

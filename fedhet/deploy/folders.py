@@ -204,8 +204,9 @@ def read(folder: Path) -> Server | Site:
     cls: type[Server | Site] = Site if (folder / "site.toml").exists() else Server
     file = folder / ("site.toml" if cls is Site else "server.toml")
     if not file.exists():
+        what = "has neither site.toml nor server.toml" if folder.is_dir() else "does not exist"
         raise DataError(
-            f"{folder} has neither site.toml nor server.toml; name a folder that `python -m fedhet"
+            f"{folder} {what}; name a folder that `python -m fedhet"
             " deploy init` has written for a site or for the server"
         )
     try:

@@ -193,8 +193,7 @@ class Jobs:
 
     def label(self, position: int) -> str:
         """What a job overrides, for people."""
-        lines = filter_overrides(self.overrides[position])
-        return " ".join(line.lstrip("+") for line in lines) or "the defaults"
+        return composition.job_label(self.config.hydra, filter_overrides(self.overrides[position]))
 
     def ended(self, position: int, done: JobReturn | None, problem: str = "") -> str | None:
         """Note how a job has ended, and return why it has failed, or "".

@@ -117,7 +117,7 @@ class Cell:
     def line(self) -> str:
         """How it has ended, in words."""
         if self.status == "ok":
-            return f"{self.label}: {self.score() or 'ok'} ({self.seconds:.1f} s)"
+            return f"{self.score() or 'ok'} ({self.seconds:.1f} s): {self.label}"
         return f"{self.label}: {self.status}: {clean(self.reason)}"
 
 
@@ -215,8 +215,8 @@ class Watch:
             if cell.row and cell.row["phase"] != "train":
                 step = f"{cell.row['phase']} {cell.row['step']}"
             grid.add_row(
+                *(Text(text, no_wrap=True) for text in (cell.score(), step, _time(cell.seconds))),
                 Text(cell.label, overflow="ellipsis", no_wrap=True),
-                *(Text(text, no_wrap=True) for text in (step, cell.score(), _time(cell.seconds))),
             )
         if len(running) > room:
             grid.add_row(Text(f"and {len(running) - room} more"))

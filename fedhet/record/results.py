@@ -15,6 +15,7 @@ from fedhet.errors import ConfigError
 from fedhet.record.files import read_tensors
 from fedhet.record.summary import headline, method_name
 from fedhet.record.terminal import summary_rows
+from fedhet.targets import Classes
 from fedhet.trees import Tree
 
 if TYPE_CHECKING:
@@ -81,7 +82,10 @@ class Run:
         else:
             picture = accuracy(self.summary, self._steps, partition)
         if picture is None:
-            raise ConfigError(f"figure={figure}: this run has recorded nothing for it")
+            why = "this run has recorded nothing for it"
+            if figure == "labels" and self.summary.get("target", Classes.name) != Classes.name:
+                why = f"it counts samples by class, and this run learns {self.summary['target']}"
+            raise ConfigError(f"figure={figure}: {why}")
         return picture
 
     @property

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from fedhet.report.found import run_folders
+
 
 class Written(NamedTuple):
     """A report that has been written.
@@ -31,6 +33,8 @@ def write(folder: Path | str | Sequence[Path | str], out: Path | str | None = No
             different experiments.
         WriteError: a file cannot be written.
     """
-    from fedhet.report.page import write_report  # matplotlib and scipy take a second
+    for each in [folder] if isinstance(folder, str | Path) else folder:
+        run_folders(Path(each))
+    from fedhet.report.page import write_report  # torch, pandas and matplotlib take seconds
 
     return write_report(folder, out)

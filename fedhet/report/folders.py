@@ -15,10 +15,9 @@ from fedhet.errors import ConfigError, DataError, clean, has_diverged
 from fedhet.record.run_folder import FORMAT, RUNNING
 from fedhet.record.summary import method_name
 from fedhet.report import checked
+from fedhet.report.found import EXPERIMENT, SUMMARY, no_runs, run_folders
 
 Values = dict[str, Any]
-EXPERIMENT = "experiment.json"
-SUMMARY = "summary.json"
 # Overrides that the method's label already tells.
 OF_THE_LABEL = ("method", "plugin", "server_opt", "merge")
 FINISHED, DIVERGED, FAILED = "finished", "diverged", "failed"
@@ -83,23 +82,15 @@ def read_one(folder: Path) -> Source:
         ConfigError: it has no runs.
         DataError: its experiment.json is damaged.
     """
-    if not folder.is_dir():
-        raise ConfigError(f"{folder} is not a folder")
+    found = run_folders(folder)
     if (folder / EXPERIMENT).exists():
         experiment = _experiment(folder / EXPERIMENT)
         cells = [_cell(folder, *entry) for entry in enumerate(experiment["cells"])]
     else:
-        if inner := sorted(path.parent.name for path in folder.rglob(EXPERIMENT)):
-            raise ConfigError(
-                f"{folder} holds the experiments {', '.join(inner)}; name one of them"
-            )
         experiment = {}
-        found = sorted(path.parent for path in folder.rglob(SUMMARY))
         cells = [_found(path, _shown(path, folder)) for path in found]
     if not cells:
-        raise ConfigError(
-            f"{folder} has no runs: neither {EXPERIMENT} nor a folder with a {SUMMARY}"
-        )
+        raise ConfigError(no_runs(folder))
     return Source([folder], experiment, cells)
 
 

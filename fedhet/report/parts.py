@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from fedhet.errors import ConfigError, DataError, clean
-from fedhet.report.folders import EXPERIMENT, NOT_RUN, Cell, Source, Values, parsed, read_one
+from fedhet.report.folders import NOT_RUN, Cell, Source, Values, parsed, read_one
+from fedhet.report.found import EXPERIMENT
 
 # Overrides that change how or where runs are made, or what is made of them, but no result.
 NO_RESULT = ("engine", "figures", "title", "on_other_code", "tracker")

@@ -78,6 +78,25 @@ def test_job_folders_of_a_sweep_are_short_and_flat(jobs: list[Config]) -> None:
 
 
 @pytest.mark.usefixtures("read_once")
+def test_names_of_jobs_have_what_varies_alone(
+    jobs: list[Config], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """So that they differ where a name ends."""
+    keys = ("rounds", "fraction", "client.epochs", "client.batch_size")
+    same = ["method=fedavg", "data_dir=/a/b/c", *(f"{key}=1" for key in keys)]
+    assert main.main(["-m", *same, "client.lr=.1,.2", "seed=0,1"]) == 0
+    names = [Path(job.run_dir).name for job in jobs]
+    assert names == [
+        *("0-client.lr=0.1,seed=0", "1-client.lr=0.1,seed=1"),
+        *("2-client.lr=0.2,seed=0", "3-client.lr=0.2,seed=1"),
+    ]
+    out = capsys.readouterr().out.splitlines()
+    assert "job 3: client.lr=0.2 seed=1" in out
+    home = Path(jobs[0].run_dir).parent
+    assert out[-1] == f"to compare the runs: python -m fedhet report {home}"
+
+
+@pytest.mark.usefixtures("read_once")
 def test_a_failing_job_does_not_stop_a_sweep(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -76,11 +76,15 @@ def test_labels_are_sorted_as_numbers(tmp_path: Path) -> None:
 # ---- wrong data
 
 CELLS = [
-    ("age", "x", r"train\.csv, row 3, column 'age': 'x'; expected finite numbers"),
-    ("age", "", r"row 3, column 'age': nan; expected finite numbers"),
-    ("age", "inf", r"row 3, column 'age': inf"),
-    ("kind", "", r"row 3, column 'kind': the cell is empty"),
-    ("town", "", r"row 3, column 'town': the cell is empty"),
+    (
+        "age",
+        "x",
+        r"csv, row 5 \(the header is row 1\), column 'age': 'x'; expected finite",
+    ),
+    ("age", "", r"row 5 .*, column 'age': the cell is empty, .*; fill it in, or leave .* out$"),
+    ("age", "inf", r"row 5 .*, column 'age': inf"),
+    ("kind", "", r"row 5 .*, column 'kind': the cell is empty"),
+    ("town", "", r"row 5 .*, column 'town': the cell is empty"),
 ]
 
 
@@ -91,6 +95,26 @@ def test_wrong_cells_are_named(tmp_path: Path, column: str, value: str, message:
     save(data, tmp_path / "train.csv")
     with pytest.raises(DataError, match=message):
         load("csv", tmp_path, label="kind", owner="town")
+
+
+@pytest.mark.parametrize(("mark", "told"), [(";", "';'"), ("\t", r"'\\t'")])
+def test_another_separator_is_named(tmp_path: Path, mark: str, told: str) -> None:
+    (tmp_path / "train.csv").write_text("a,b,y\n1,2,0\n3,4,1\n".replace(",", mark))
+    message = rf"train\.csv .*: its columns are separated by {told}; commas are expected"
+    with pytest.raises(DataError, match=message):
+        load("csv", tmp_path, label="y")
+
+
+def test_a_single_class_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    save(frame().assign(kind="a"), tmp_path / "train.csv")
+    for _ in range(2):  # also from the cache
+        caplog.clear()
+        load("csv", tmp_path, label="kind", owner="town")
+        assert "all samples are of the one class 'a'" in caplog.text
+    caplog.clear()
+    save(frame(), tmp_path / "train.csv")
+    load("csv", tmp_path, label="kind", owner="town")
+    assert not caplog.records
 
 
 def test_a_column_that_is_named_twice_is_refused(tmp_path: Path) -> None:
@@ -125,7 +149,7 @@ def test_wrong_test_files_are_named(tmp_path: Path, form: str) -> None:
     truncated = (tmp_path / "whole.parquet").read_bytes()[:-20]
     keys = {"label": "kind", "owner": "town", "test": f"test.{form}"}
     save(frame(5).assign(kind="c"), tmp_path / f"test.{form}")
-    message = rf"test\.{form}, column 'kind', row 0: label 'c'; .*classes \['a', 'b'\]"
+    message = rf"test\.{form}, column 'kind', row \d.*: label 'c'; .*classes \['a', 'b'\]"
     with pytest.raises(DataError, match=message):
         load(form, tmp_path, **keys)
     for content in (b"", b"PAR1", truncated):

@@ -72,7 +72,7 @@ def test_a_line_when_a_cell_ends(watch: live.Watch, tmp_path: Path, output: io.S
     watch.look()
     assert output.getvalue().splitlines() == [
         "[2/3] cell b: failed: client 3 failed\\x1b[2J",
-        "[3/3] cell a: accuracy 0.9556 (2.1 s)",
+        "[3/3] accuracy 0.9556 (2.1 s): cell a",
     ]
     watch.look()
     watch.ends(tmp_path / "a", "cell a", "")
@@ -113,7 +113,7 @@ def test_what_lay_there_before_does_not_count(tmp_path: Path, output: io.StringI
     watch.look()
     folder.ends()
     watch.look()
-    assert output.getvalue() == "[1/1] a: accuracy 0.2000 (2.1 s)\n"
+    assert output.getvalue() == "[1/1] accuracy 0.2000 (2.1 s): a\n"
 
 
 def test_a_launcher_tells_what_folders_cannot(tmp_path: Path, output: io.StringIO) -> None:

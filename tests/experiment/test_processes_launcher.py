@@ -138,9 +138,10 @@ def test_the_runs_are_those_of_single_runs(
             assert read(failed, "cell.json")["reason"].startswith("data not found")
             assert "error: data not found" in (failed / "log.txt").read_text()
             assert not resuming.is_cell(failed)  # so it may go on with other rounds
-    assert out == f"run folder: {folder}\n"
+    told = f"to compare the runs: python -m fedhet report {folder}"
+    assert out == f"run folder: {folder}\n{told}\n"
     lines = err.splitlines()
-    assert sum(": accuracy 0." in line for line in lines[:8]) == 4
+    assert sum("] accuracy 0." in line for line in lines[:8]) == 4
     assert sum(": failed: data not found" in line for line in lines[:8]) == 4
     assert [line.partition("]")[0] for line in lines[:8]] == [f"[{n}/8" for n in range(1, 9)]
     numbers = [line.split(":")[1] for line in lines[8:]]

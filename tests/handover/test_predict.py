@@ -157,7 +157,9 @@ def test_a_missing_or_a_further_column(
     table_frame.assign(age=7).to_csv(file, index=False)
     assert "has the columns age" in refused(capsys, of_a_table.dir, file)
     table_frame.assign(area="large").to_csv(file, index=False)
-    assert "row 0, column 'area': 'large'" in refused(capsys, of_a_table.dir, file)
+    assert "row 2 (the header is row 1), column 'area': 'large'" in refused(
+        capsys, of_a_table.dir, file
+    )
     table_frame[:0].to_csv(file, index=False)
     assert "contains no rows" in refused(capsys, of_a_table.dir, file)
 

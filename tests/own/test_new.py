@@ -115,7 +115,7 @@ def test_it_is_a_command(
         "fedhet-fed-new/tests/test_fed_new.py",
     ]
     assert all(Path(path).is_file() for path in written)
-    assert "pip install -e fedhet-fed-new\n  python -m fedhet method=fed_new\n" in out
+    assert "pip install -e fedhet-fed-new pytest\n  python -m fedhet method=fed_new\n" in out
     forget(monkeypatch, "fedhet_fed_new")
     monkeypatch.syspath_prepend(tmp_path / "fedhet-fed-new")
     monkeypatch.setenv("FEDHET_TRUST", "fedhet_fed_new")

@@ -14,7 +14,7 @@ from fedhet.data.array_cache import Arrays, signature
 from fedhet.data.arrays import assemble, dataset_arrays
 from fedhet.data.dataset import Dataset, Statistic
 from fedhet.data.files import find_file
-from fedhet.data.raw_samples import RawSamples
+from fedhet.data.raw_samples import RawSamples, place
 from fedhet.data.target import Classes
 from fedhet.data.tokens import Texts
 from fedhet.errors import ConfigError, DataError
@@ -115,6 +115,9 @@ def _read_csv(path: Path) -> pandas.DataFrame:
         warnings.simplefilter("error", pandas.errors.ParserWarning)
         header = pandas.read_csv(path, header=None, nrows=1, dtype=str, index_col=False).iloc[0]
         # pandas would rename the second column to "<name>.1": the label would become a feature
+        other = next((mark for mark in ";\t|" if len(header) == 1 and mark in str(header[0])), None)
+        if other:
+            raise ValueError(f"its columns are separated by {other!r}; commas are expected")
         if header.duplicated().any():
             column = header[header.duplicated()].iloc[0]
             raise ValueError(f"it names the column {column!r} twice")
@@ -240,8 +243,14 @@ def numeric_columns(frame: pandas.DataFrame, columns: Sequence[str], source: str
         if not finite.all():
             row = int(finite.argmin())
             (value,) = frame[column].iloc[[row]].tolist()
+            where = f"{place(source, row)}, column {column!r}"
+            if frame[column].isna().iloc[row]:
+                raise DataError(
+                    f"{where}: the cell is empty, or says that its value is missing; fill it in,"
+                    " or leave the row or the column out"
+                )
             raise DataError(
-                f"{source}, row {row}, column {column!r}: {repr(value)[:60]}; expected finite"
+                f"{where}: {repr(value)[:60]}; expected finite"
                 " numbers; dataset.features chooses the columns, dataset.text one of texts"
                 " (--features and --text of `data declare`)"
             )
@@ -270,7 +279,7 @@ def column_values(
     missing = frame[column].isna().to_numpy()
     if missing.any():
         raise DataError(
-            f"{source}, row {int(missing.argmax())}, column {column!r}: the cell is empty;"
+            f"{place(source, int(missing.argmax()))}, column {column!r}: the cell is empty;"
             " expected a value"
         )
     values = frame[column].to_numpy()
@@ -279,7 +288,7 @@ def column_values(
         for row, value in enumerate(values):
             if isinstance(value, dict) or (are_lists[row] and not (lists and all(are_lists))):
                 raise DataError(
-                    f"{source}, row {row}, column {column!r}: {value}; expected a number or text"
+                    f"{place(source, row)}, column {column!r}: {value}; expected a number or text"
                 )
     return values
 
@@ -293,5 +302,5 @@ def text_values(frame: pandas.DataFrame, column: str, source: str) -> list[str]:
     values = column_values(frame, column, source).tolist()
     for row, value in enumerate(values):
         if not isinstance(value, str):
-            raise DataError(f"{source}, row {row}, column {column!r}: {value!r}; expected a text")
+            raise DataError(f"{place(source, row)}, column {column!r}: {value!r}; expected a text")
     return values

@@ -1,0 +1,121 @@
+"""What people write first, and what they are told to write instead."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedhet
+from fedhet.cli import main
+from fedhet.config import composition
+from fedhet.data.toy import toy_task
+from fedhet.errors import ConfigError
+from fedhet.experiment import progress
+
+
+@pytest.mark.parametrize("given", ["method=fedavg", {"method": "fedavg"}, [1], None])
+def test_overrides_are_a_list_of_texts(given: Any) -> None:
+    with pytest.raises(ConfigError, match=r"overrides must be a list of texts, such as .* not "):
+        fedhet.run(given)
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("device=cuda:3", "choose this GPU by device=cuda, with CUDA_VISIBLE_DEVICES=3"),
+        ("device=gpu", "choose from: auto, cpu, cuda"),
+        ("plugin=[fedprox]", r"'fedprox' twice, because method=fedprox brings it"),
+    ],
+)
+def test_a_setting_names_what_to_use_instead(line: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        composition.check_overrides(["method=fedprox", line])
+    composition.check_overrides(["method=fedprox,fedavg", "plugin=[fedprox]"], sweep=True)
+
+
+def test_the_commands_of_a_deployment(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    init = ["deploy", "init", "--sites", "a", "--out", str(tmp_path / "out")]
+    assert main.main([*init, "--server", "host.example.org:9092"]) == 2
+    told = "--server host.example.org:9092: write --server host.example.org --port 9092"
+    assert told in capsys.readouterr().err
+    assert main.main(["deploy", "check", str(tmp_path / "gone")]) == 2
+    assert f"{tmp_path / 'gone'} does not exist" in capsys.readouterr().err
+    assert main.main(["deploy", "check", str(tmp_path)]) == 2
+    assert "neither site.toml nor server.toml" in capsys.readouterr().err
+
+
+def test_labels_of_a_regression_say_why_not(launch: Callable[..., Any]) -> None:
+    run = launch("method=fedavg", "rounds=1", task=toy_task(2))
+    run.plot("labels")
+    (run.dir / "partition.json").write_text("{}")  # as a regression's, which counts nothing
+    run.summary["target"] = "number"
+    with pytest.raises(ConfigError, match=r"=labels: .* by class, and this run learns number"):
+        run.plot("labels")
+
+
+def test_what_is_wrong_is_told_before_anything_heavy_is_imported(tmp_path: Path) -> None:
+    """`--list` takes seconds, but begins with what needs none, and refuses what it would ignore."""
+    commands = [["--list", "method"], ["partition.alpha=-1"], ["report", str(tmp_path)]]
+    code = (
+        "import sys; from fedhet.cli import main;"
+        f"print([main.main(argv) for argv in {commands}]);"
+        "print([name for name in ('torch', 'pandas', 'matplotlib') if name in sys.modules])"
+    )
+    here = Path(fedhet.__file__).parents[1]
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=here, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "[2, 2, 2]\n[]\n"
+    first, second, third = done.stderr.splitlines()
+    assert "--list method: " in first and "takes nothing else" in first
+    assert "partition.alpha=-1: must be a number > 0" in second and "has no runs" in third
+
+
+def test_a_list_begins_at_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told: list[str] = []
+
+    def compatibility() -> list[tuple[str, str, str | None]]:
+        printed = capsys.readouterr()
+        told.extend([printed.out, printed.err])
+        return [("fedavg", "fedprox", None)]
+
+    monkeypatch.setattr("fedhet.cli.compatibility.compatibility", compatibility)
+    assert main.main(["--list"]) == 0
+    assert "scaffold" in told[0] and "combinations" not in told[0]
+    assert "to see which fit" in told[1]
+    assert "combinations" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("own_process")
+@pytest.mark.parametrize("kind", ["trial", "run"])
+def test_ctrl_c_is_told_in_one_line(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The report is announced only if there is a run for it."""
+
+    def stopped(
+        experiment: Any, path: Path, code: Any, launch: Any, started: Any, find: Any
+    ) -> Any:
+        folder = path / "cells" / "one"
+        folder.mkdir(parents=True)
+        cells = [{"folder": "cells/one", "kind": kind, "axes": {}}]
+        (path / "experiment.json").write_text(json.dumps({"cells": cells, "axes": {}}))
+        (folder / "cell.json").write_text('{"status": "finished", "code": {}}')
+        (folder / "summary.json").write_text('{"format": 1, "status": "ok"}')
+        (folder / "rounds.jsonl").touch()
+        started(path, 1, 0)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(progress, "run", stopped)
+    assert main.main(["experiment=first_look", "hydra/launcher=basic"]) == 130
+    told = [line for line in capsys.readouterr().err.splitlines() if "interrupted" in line]
+    follows = "; the report of what is there follows" if kind == "run" else ""
+    assert told == [f"interrupted{follows}"]
