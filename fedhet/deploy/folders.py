@@ -16,7 +16,7 @@ from fedhet import check
 from fedhet.deploy.certificates import check_host
 from fedhet.errors import ConfigError, DataError
 from fedhet.flower.turns import QUEUE
-from fedhet.privacy.limits import MIN_COUNT, MIN_TEST
+from fedhet.privacy.limits import MAX_MODEL, MIN_COUNT, MIN_TEST
 
 PLACEHOLDER = "/path/to/the/data"
 CONNECTION = "fedhet"  # the name of a connection in Flower's config.toml
@@ -79,6 +79,7 @@ class Site:
         evaluate: whether the server is told scores of the site's data.
         min_count: no statistic of fewer samples is told.
         min_test: no score of fewer samples is told; 0: all scores are told as they are.
+        max_model: no larger model is built, in MB; 0: any is.
         node: "fedhet" for `deploy node`, or "flower-supernode".
     """
 
@@ -97,6 +98,7 @@ class Site:
     evaluate: bool = True
     min_count: int = MIN_COUNT
     min_test: int = MIN_TEST
+    max_model: int = MAX_MODEL
     node: str = NODES[0]
 
     def __post_init__(self) -> None:
@@ -108,6 +110,7 @@ class Site:
         check.integer(f"{file}: port", self.port, low=1, high=65535)
         check.integer(f"{file}: min-count", self.min_count, low=0)
         check.integer(f"{file}: min-test", self.min_test, low=0)
+        check.integer(f"{file}: max-model", self.max_model, low=0)
         check.one_of(f"{file}: node", self.node, NODES)
         paths = self.paths
         for name, path in paths.items():
@@ -132,6 +135,7 @@ class Site:
             "evaluate": self.evaluate,
             "min-count": self.min_count,
             "min-test": self.min_test,
+            "max-model": self.max_model,
         }
         if not self.data:
             return {"partition-id": self.number, "num-partitions": self.sites, **limits}
