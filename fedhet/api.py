@@ -161,8 +161,11 @@ def read_config(folder: Path) -> Any:
     from omegaconf import OmegaConf
     from yaml import YAMLError
 
+    from fedhet.config.aliases import unfolded
+
     file = folder / "config.yaml"
     try:
+        unfolded(file.read_text(encoding="utf-8"))
         config = OmegaConf.load(file)
     except FileNotFoundError as error:
         raise ConfigError(f"{folder} is not the folder of a run: {file.name} is missing") from error

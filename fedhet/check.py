@@ -15,6 +15,10 @@ from typing import TypeVar
 from fedhet.errors import ConfigError
 
 T = TypeVar("T")
+# Far more than any training needs. A larger number would only occupy a client without end.
+MOST_EPOCHS = 100_000
+MOST_STEPS = 10**9
+MOST_SAMPLES = 10**9
 
 
 def number(

@@ -57,7 +57,7 @@ class Job:
         given: a task that replaces the configured dataset, partition and model, or None.
         engine: what carries the messages: local, ray or flwr.
         local: what this process has of the sites' own data, where that is not in the configuration.
-        limits: what the node of this process allows it to tell.
+        limits: what the node of this process allows the run.
     """
 
     config: Config
@@ -88,7 +88,7 @@ class Job:
         scale = target_scale(dataset)
         target = targets.make(dataset.target, len(dataset.outputs), *(scale or ()))
         task = Task(
-            model=lambda: build_model(self.config.cfg.model, dataset),
+            model=lambda: build_model(self.config.cfg.model, dataset, self.limits.max_model),
             criterion=target.losses,
             clients=configured.clients,
             test=dataset.test,

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedhet import trees
-from fedhet.check import counted
+from fedhet.check import MOST_EPOCHS, counted
 from fedhet.errors import clean
 from fedhet.trees import LARGEST, UNBOUNDED, AnyTree, Tree, kind, shown
 
@@ -99,6 +99,12 @@ class Message:
         if value < low or value != int(value):
             raise ValueError(f"extra {name!r} is {value}; a whole number >= {low} is expected")
         return int(value)
+
+    def epochs(self, name: str, low: int = 0) -> int:
+        """The extra `name` as a number of epochs, which ends at some time."""
+        if (value := self.integer(name, low)) > MOST_EPOCHS:
+            raise ValueError(f"extra {name!r} is {value}; at most {MOST_EPOCHS} epochs are trained")
+        return value
 
     def tensor(self, name: str, ndim: int | None = None) -> Tensor:
         """The extra `name` as a finite floating tensor, of `ndim` dimensions if that is given."""

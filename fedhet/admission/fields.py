@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
+from fedhet.check import MOST_EPOCHS, MOST_SAMPLES, MOST_STEPS
 from fedhet.errors import Rejected, clean
 from fedhet.messages import LocalSettings
 
@@ -15,10 +16,6 @@ LONGEST_INTEGER = 2**62
 EXACT = 2**53  # every whole number up to this one is a float, too, as files of scores need it
 MOST_METRICS = 1000
 LONGEST_NAME = 200
-# Far more than any training needs. A larger number would only occupy a client without end.
-MOST_EPOCHS = 100_000
-MOST_STEPS = 10**9
-MOST_SAMPLES = 10**9
 
 
 def read(header: Mapping[str, Any], name: str, kind: type[Any], low: int | None = None) -> Any:

@@ -18,6 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from fedhet.checkpoint.folder import BEST, ROUNDS, Checkpoint, CheckpointFolder, remove_parts
 from fedhet.checkpoint.steps import continued, put_nonfinite
+from fedhet.config.aliases import unfolded
 from fedhet.errors import ConfigError
 from fedhet.phases import Entry
 from fedhet.record.files import as_json
@@ -97,6 +98,7 @@ def check_run(folder: Path, cfg: DictConfig, partition: Mapping[str, Any], given
 def _recorded_config(folder: Path) -> dict[str, Any]:
     """The configuration of the run so far."""
     try:
+        unfolded((folder / "config.yaml").read_text(encoding="utf-8"))
         settings = OmegaConf.to_container(OmegaConf.load(folder / "config.yaml"))
     except (OSError, yaml.YAMLError, OmegaConfBaseException):
         settings = None

@@ -16,6 +16,7 @@ from omegaconf import OmegaConf
 
 from fedhet.check import did_you_mean
 from fedhet.config import pieces
+from fedhet.config.aliases import unfolded
 from fedhet.errors import ConfigError
 
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -109,7 +110,7 @@ def _target(group: str, path: Path) -> str | None:
     # Every run asks for all of them: libyaml reads a file in a tenth of OmegaConf's time.
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        settings = loader(path.read_text(encoding="utf-8")).get_single_data()
+        settings = loader(unfolded(path.read_text(encoding="utf-8"))).get_single_data()
     except (yaml.YAMLError, OSError):
         settings = None
     if not isinstance(settings, dict):
@@ -292,6 +293,7 @@ def _check_layout(folder: Path) -> None:
 
 def _load(path: Path) -> dict[str, Any]:
     try:
+        unfolded(path.read_text(encoding="utf-8"))
         loaded: Any = OmegaConf.to_container(OmegaConf.load(path))
     except (yaml.YAMLError, OSError) as error:
         raise ConfigError(f"{path}: {' '.join(str(error).split())}") from error

@@ -9,7 +9,19 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from fedhet.check import boolean, did_you_mean, each, integer, number, one_of, optional, text
+from fedhet.check import (
+    MOST_EPOCHS,
+    MOST_SAMPLES,
+    MOST_STEPS,
+    boolean,
+    did_you_mean,
+    each,
+    integer,
+    number,
+    one_of,
+    optional,
+    text,
+)
 from fedhet.config import catalogue
 from fedhet.errors import ConfigError
 
@@ -68,7 +80,7 @@ def _validate_run(cfg: DictConfig) -> None:
     boolean("eval.clients", cfg.eval.clients)
     boolean("eval.train", cfg.eval.train)
     boolean("eval.personal", cfg.eval.personal)
-    integer("eval.finetune_epochs", cfg.eval.finetune_epochs, low=0)
+    integer("eval.finetune_epochs", cfg.eval.finetune_epochs, low=0, high=MOST_EPOCHS)
     optional(number, "eval.personal_mb", cfg.eval.personal_mb, low=0)
     integer("eval.last_k", cfg.eval.last_k, low=1)
     each(number, "eval.targets", cfg.eval.targets, open_low=0, high=1)
@@ -135,9 +147,9 @@ def _validate_privacy(cfg: DictConfig) -> None:
 def _validate_client(client: DictConfig) -> None:
     one_of("client.optimizer", client.optimizer, ("sgd", "adam"))
     number("client.lr", client.lr, open_low=0)
-    integer("client.epochs", client.epochs, low=1)
-    optional(integer, "client.steps", client.steps, low=1)
-    integer("client.batch_size", client.batch_size, low=1)
+    integer("client.epochs", client.epochs, low=1, high=MOST_EPOCHS)
+    optional(integer, "client.steps", client.steps, low=1, high=MOST_STEPS)
+    integer("client.batch_size", client.batch_size, low=1, high=MOST_SAMPLES)
     number("client.momentum", client.momentum, low=0, open_high=1)
     number("client.weight_decay", client.weight_decay, low=0)
     number("client.lr_decay", client.lr_decay, open_low=0, high=1)

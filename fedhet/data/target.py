@@ -18,6 +18,7 @@ CHOICES = ("class", "number", "labels", "next_char")  # of `dataset.target`
 # than so many samples each.
 _MOST_CLASSES = 20
 _FEWEST_SAMPLES = 5
+_MOST_NAMES = 1_000_000  # of classes that are given by their number
 
 
 def encoded(
@@ -216,7 +217,8 @@ def _zeros_and_ones(
 def class_names(classes: int | Sequence[str]) -> np.ndarray:
     """The names that the setting `dataset.classes` fixes."""
     if isinstance(classes, int):
-        return np.arange(check.integer("dataset.classes", classes, low=1)).astype(np.str_)
+        count = check.integer("dataset.classes", classes, low=1, high=_MOST_NAMES)
+        return np.arange(count).astype(np.str_)
     if isinstance(classes, str) or not classes or len(set(map(str, classes))) < len(classes):
         raise ConfigError(
             f"dataset.classes={classes}: must be null, a number of classes, or a list of distinct"

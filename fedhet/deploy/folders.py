@@ -18,7 +18,7 @@ from fedhet.deploy.certificates import check_host
 from fedhet.errors import ConfigError, DataError
 from fedhet.flower import code
 from fedhet.flower.turns import QUEUE
-from fedhet.privacy.limits import MIN_COUNT, MIN_TEST
+from fedhet.privacy.limits import MAX_MODEL, MIN_COUNT, MIN_TEST
 from fedhet.record.files import write_text
 
 PLACEHOLDER = "/path/to/the/data"
@@ -86,6 +86,7 @@ class Site:
         evaluate: whether the server is told scores of the site's data.
         min_count: no statistic of fewer samples is told.
         min_test: no score of fewer samples is told; 0: all scores are told as they are.
+        max_model: no larger model is built, in MB; 0: any is.
         node: "fedhet" for `deploy node`, or "flower-supernode", which cannot check the code.
         code: the digest of the app that it executes, or "any".
     """
@@ -105,6 +106,7 @@ class Site:
     evaluate: bool = True
     min_count: int = MIN_COUNT
     min_test: int = MIN_TEST
+    max_model: int = MAX_MODEL
     node: str = NODES[0]
     code: str = ""
 
@@ -117,6 +119,7 @@ class Site:
         check.integer(f"{file}: port", self.port, low=1, high=65535)
         check.integer(f"{file}: min-count", self.min_count, low=0)
         check.integer(f"{file}: min-test", self.min_test, low=0)
+        check.integer(f"{file}: max-model", self.max_model, low=0)
         check.one_of(f"{file}: node", self.node, NODES)
         code.checked(f"{file}: code", self.code)
         if self.node != NODES[0] and self.code != code.ANY:
@@ -147,6 +150,7 @@ class Site:
             "evaluate": self.evaluate,
             "min-count": self.min_count,
             "min-test": self.min_test,
+            "max-model": self.max_model,
         }
         if not self.data:
             return {"partition-id": self.number, "num-partitions": self.sites, **limits}

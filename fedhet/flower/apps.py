@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from flwr.server.client_manager import ClientManager
 
 log = logging.getLogger("fedhet")
+LONGEST_OVERRIDES = 100_000  # characters
 
 
 class Refusal(wire.WireClient):
@@ -88,18 +89,20 @@ def client_for(
     Raises:
         ConfigError: the node was started without partition-id or num-partitions.
     """
+    overrides: tuple[str, ...] = ()
     own, node = None, context.node_config
     try:
         limits, own = Limits.of(node), OwnData.of(node)
+        overrides = _overrides(context)
         if own is not None:
-            settings = _settings(_overrides(context))
-            site = _prepared_sites.get((_overrides(context), own, store))
+            settings = _settings(overrides)
+            site = _prepared_sites.get((overrides, own, store))
             site = site or SiteClient(settings, own, store)
             return site.to_client()
     except (ConfigError, DataError, ImportError, OSError) as error:
         reason = _refused(node, error, simulated=False)
         client: wire.WireClient = Refusal(reason, {"problem": reason})
-        number = own.number(_overrides(context)) if own else None
+        number = own.number(overrides) if own else None
         return (client if number is None else measured(client, number)).to_client()
     try:
         properties = {key: int(node[key]) for key in ("partition-id", "num-partitions")}
@@ -111,8 +114,8 @@ def client_for(
         ) from error
     try:
         if make_job is None:
-            _settings(_overrides(context))
-        job = make_job() if make_job else _cached_job(_overrides(context), limits)
+            _settings(overrides)
+        job = make_job() if make_job else _cached_job(overrides, limits)
         with nullcontext() if make_job else _foreign():
             client = job.client(store, {**properties, "data": job.data_digest})
     except (ConfigError, DataError, ImportError, OSError) as error:
@@ -146,7 +149,10 @@ def tell(message: Message, context: Context, call: Callable[..., Message]) -> Me
 
 def _settings(overrides: tuple[str, ...]) -> config.Config:
     settings = config.cached(overrides)
-    pin_threads(settings.cfg.engine.threads)
+    threads, cores = settings.cfg.engine.threads, os.cpu_count() or 1
+    if threads > cores:
+        raise ConfigError(f"engine.threads={threads}: this node has {cores} cores, and no more")
+    pin_threads(threads)
     return settings
 
 
@@ -298,8 +304,17 @@ def _server(
 
 
 def _overrides(context: Context) -> tuple[str, ...]:
-    """The overrides in the run config, which is one string."""
-    return tuple(shlex.split(str(context.run_config.get("overrides", ""))))
+    """The overrides in the run config, which is one string.
+
+    Raises:
+        ConfigError: it is so long that reading it would take minutes.
+    """
+    text = str(context.run_config.get("overrides", ""))
+    if len(text) > LONGEST_OVERRIDES:
+        raise ConfigError(
+            f"the run's overrides have {len(text)} characters; at most {LONGEST_OVERRIDES} are read"
+        )
+    return tuple(shlex.split(text))
 
 
 def _explained(error: Exception) -> str:

@@ -27,6 +27,7 @@ from torch import Tensor
 from fedhet import trees
 from fedhet.errors import Rejected
 from fedhet.messages import Extra, Extras, check_extras
+from fedhet.record.files import check_header
 from fedhet.trees import AnyTree, Tree
 
 HEADER = "fedhet"
@@ -287,6 +288,7 @@ def _unwrap(tree: Tree) -> Tensor | Tree:
 
 def _decode(name: str, value: bytes, tree_names: Mapping[str, list[str]]) -> Tensor | Tree:
     try:
+        check_header(value[:8])
         tree = safetensors.torch.load(value)
     except Exception as error:
         raise Rejected("corrupt", f"extra {name!r} is damaged: {error}") from error

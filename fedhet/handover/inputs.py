@@ -16,7 +16,7 @@ from fedhet.data.images.image_files import read_images
 from fedhet.data.local.texts import declared_texts
 from fedhet.data.tables.data_frames import SUFFIXES as TABLES
 from fedhet.data.tables.data_frames import numeric_columns, read_frame, text_values
-from fedhet.data.tables.npz_file import DAMAGE, numeric_inputs, token_numbers
+from fedhet.data.tables.npz_file import DAMAGE, check_arrays, numeric_inputs, token_numbers
 from fedhet.data.tokens import Texts
 from fedhet.errors import ConfigError, DataError
 from fedhet.handover.served import Described
@@ -209,7 +209,9 @@ def _array(about: Described, file: Path, array: str | None) -> np.ndarray:
     try:
         with np.load(file) as arrays:
             names = list(arrays.files)
-            x = arrays[_chosen(about, file, names, array)]
+            name = _chosen(about, file, names, array)
+            check_arrays(arrays, [name])
+            x = arrays[name]
     except (ConfigError, DataError):
         raise
     except DAMAGE as error:

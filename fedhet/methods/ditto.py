@@ -65,7 +65,7 @@ class DittoClient(FedClient):
         self._anchors = [msg.weights[name] for name in site.trained]
         model = site.load(self._personal_weights())
         data = site.train_data(self.pid)
-        self.train_model(model, data, epochs=msg.integer(EPOCHS), hooks=False)
+        self.train_model(model, data, epochs=msg.epochs(EPOCHS), hooks=False)
         self._anchors = None
         return site.read([*site.shared, *site.kept])
 

@@ -124,7 +124,7 @@ class FedALAClient(FedClient):
         weights = self.state.get(WEIGHTS)
         if weights is None:
             weights = {name: torch.ones_like(local[name]) for name in top}
-            epochs = msg.integer(EPOCHS, low=1)
+            epochs = msg.epochs(EPOCHS, low=1)
         else:
             epochs = 1
         with self.site.seeded("fedala", msg.phase, msg.step, msg.pid):

@@ -52,7 +52,7 @@ class FedBABUClient(FedClient):
     def _fine_tuned(self, msg: Broadcast) -> nn.Module:
         """The site's model after fine-tuning; the next `load` overwrites it, head included."""
         site = self.site
-        epochs = msg.integer(EPOCHS)
+        epochs = msg.epochs(EPOCHS)
         part = msg.text(PART)
         model = site.load(self.start(msg))
         head = {name: p for name, p in model.named_parameters() if name.startswith(HEAD)}

@@ -10,6 +10,7 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
+from fedhet import trees
 from fedhet.config.targets import find_target, instantiate
 from fedhet.errors import ConfigError
 from fedhet.models.base import trial_output
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from fedhet.data.dataset import Dataset
 
 
-def build_model(node: DictConfig, dataset: Dataset) -> nn.Module:
+def build_model(node: DictConfig, dataset: Dataset, most: int = 0) -> nn.Module:
     """Build what the group `model` of a configuration names.
 
     Its constructor gets the settings of the group and, as keyword arguments, `shape`, that of one
@@ -26,9 +27,15 @@ def build_model(node: DictConfig, dataset: Dataset) -> nn.Module:
     parameters also gets `vocabulary`, the number of tokens, and `padding`, the token that fills up
     short texts, or None.
 
+    Args:
+        node: the settings of the group.
+        dataset: what the model is trained on.
+        most: the largest size that is built, in MB of parameters and buffers; 0: any.
+
     Raises:
-        ConfigError: the constructor does not take these arguments, or the model does not read such
-            samples; or a model of your own is no module with one number for each output.
+        ConfigError: the model is larger; or the constructor does not take these arguments, or the
+            model does not read such samples; or a model of your own is no module with one number
+            for each output.
     """
     shape, outputs = dataset.shape, len(dataset.outputs)
     what = f"a sample of {dataset.name} is {shape}, {dataset.x.dtype}"
@@ -40,6 +47,8 @@ def build_model(node: DictConfig, dataset: Dataset) -> nn.Module:
             f" with {dataset.vocabulary} tokens, and has {outputs} outputs (target="
             f"{dataset.target}); model=text takes such texts"
         )
+    if most:
+        _check_size(node, most, shape, outputs, dataset.vocabulary, dataset.padding)
     model = _build(node, shape, outputs, dataset.vocabulary, dataset.padding)
     reads_text = getattr(model, "text", dataset.text)
     if reads_text != dataset.text:
@@ -87,6 +96,22 @@ def _build(
             " torch.nn.Module"
         )
     return model
+
+
+def _check_size(node: DictConfig, most: int, *about: Any) -> None:
+    """Refuse a model that is too large, before its memory is taken."""
+    try:
+        with torch.device("meta"):
+            changes: dict[str, Any] = {"weights": None} if "weights" in node else {}
+            model = _build(node, *about, **changes)
+    except NotImplementedError:
+        return  # some of torchvision and timm need values; their sizes are those of their names
+    size = trees.nbytes(model.state_dict()) / 1e6
+    if size > most:
+        raise ConfigError(
+            f"model: {size:.0f} MB of parameters and buffers; this node builds at most max-model"
+            f"={most} MB, as its site.toml or node config says"
+        )
 
 
 def _asks_for_vocabulary(node: DictConfig) -> bool:

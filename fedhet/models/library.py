@@ -15,6 +15,7 @@ from fedhet import check
 from fedhet.data.files import permitted
 from fedhet.errors import ConfigError
 from fedhet.models.base import Classifier, image_shape, trial_output
+from fedhet.record.files import read_tensors
 
 log = logging.getLogger("fedhet")
 
@@ -183,9 +184,7 @@ def _read(file: str) -> dict[str, Tensor]:
         raise ConfigError(f"model.weights={file}: there is no file {path}; nothing is downloaded")
     try:
         if path.suffix == ".safetensors":
-            import safetensors.torch
-
-            return safetensors.torch.load_file(path)
+            return read_tensors(path)
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         raise ConfigError(f"model.weights={file} is not readable: {_first_line(error)}") from error

@@ -1,4 +1,4 @@
-"""What a machine and its node allow a run to tell of samples; imports neither torch nor Flower."""
+"""What a machine and its node allow a run; imports neither torch nor Flower."""
 
 from __future__ import annotations
 
@@ -13,22 +13,25 @@ from fedhet.errors import ConfigError
 FLOOR = "FEDHET_MIN_COUNT"
 MIN_COUNT = 5  # of a node with data of its own that says nothing else
 MIN_TEST = 20  # with MIN_COUNT, an accuracy of so many samples has five values at least
+MAX_MODEL = 1000  # MB: 250 million weights
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a node's own operator allows it to tell, whatever a run says; by default anything.
+    """What a node's own operator allows a run, whatever that says; by default anything.
 
     Attributes:
         evaluate: whether scores leave it.
         min_count: the least `privacy.min_count`.
         min_test: the least number of samples of which scores leave it, which are coarse then (see
             `Target.told`); 0: scores of any number of samples, as they are.
+        max_model: the largest model that it builds, in MB of parameters and buffers; 0: any.
     """
 
     evaluate: bool = True
     min_count: int = 0
     min_test: int = 0
+    max_model: int = 0
 
     @classmethod
     def of(cls, node_config: Mapping[str, Any]) -> Limits:
@@ -37,7 +40,7 @@ class Limits:
         Raises:
             ConfigError: a value is not allowed.
         """
-        own = cls(True, MIN_COUNT, MIN_TEST) if "site" in node_config else cls()
+        own = cls(True, MIN_COUNT, MIN_TEST, MAX_MODEL) if "site" in node_config else cls()
         given = [
             node_config.get(name.replace("_", "-"), value) for name, value in vars(own).items()
         ]
@@ -45,6 +48,7 @@ class Limits:
             boolean("node config: evaluate", given[0]),
             integer("node config: min-count", given[1], low=0),
             integer("node config: min-test", given[2], low=0),
+            integer("node config: max-model", given[3], low=0),
         )
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from fedhet.trees import Tree
 
 SPARE_BYTES = 2**16
+LARGEST_HEADER = 2**20  # of a safetensors file; a ResNet-152 has 100,000 bytes
 
 
 def unwritable(path: Path, error: Exception) -> WriteError:
@@ -111,6 +112,19 @@ def save_tensors(path: Path, tree: Tree) -> None:
         part.chmod(mode)
 
 
+def check_header(start: bytes) -> None:
+    """Refuse a safetensors file whose names would take more time and memory than its values.
+
+    Args:
+        start: its first 8 bytes, the size of its header.
+
+    Raises:
+        ValueError: the header is larger than that of any model.
+    """
+    if (size := int.from_bytes(start, "little")) > LARGEST_HEADER:
+        raise ValueError(f"its header has {size} bytes; at most {LARGEST_HEADER} are read")
+
+
 def read_tensors(path: Path) -> Tree:
     """Read a safetensors file.
 
@@ -120,8 +134,10 @@ def read_tensors(path: Path) -> Tree:
     import safetensors.torch
 
     try:
+        with path.open("rb") as file:
+            check_header(file.read(8))
         return safetensors.torch.load_file(path)
-    except (OSError, SafetensorError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise DataError(f"{path} is damaged, or cannot be read: {error}") from error
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from fedhet.config.aliases import unfolded
 from fedhet.record.summary import method_name
 from fedhet.report.folders import OF_THE_LABEL, Cell
 
@@ -50,7 +51,7 @@ def differing(cells: Sequence[Cell]) -> dict[str, list[Any]]:
 def _configured(cell: Cell, name: str) -> Any:
     """The value that a setting had without an override, from the run's config.yaml."""
     try:
-        node = yaml.safe_load((cell.folder / "config.yaml").read_text(encoding="utf-8"))
+        node = yaml.safe_load(unfolded((cell.folder / "config.yaml").read_text(encoding="utf-8")))
         for part in name.split("."):
             node = node[part]
     except (OSError, yaml.YAMLError, KeyError, TypeError):

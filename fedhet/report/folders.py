@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from fedhet.config.aliases import unfolded
 from fedhet.config.lines import key_of, value_of
 from fedhet.config.resuming import CELL
 from fedhet.errors import ConfigError, DataError, clean, has_diverged
@@ -165,7 +166,7 @@ def _found(folder: Path, name: str) -> Cell:
     """A run folder that no experiment names."""
     cell = Cell(folder, name, FINISHED, None, summary={}, overrides={})
     try:
-        lines = yaml.safe_load((folder / "overrides.yaml").read_text(encoding="utf-8"))
+        lines = yaml.safe_load(unfolded((folder / "overrides.yaml").read_text(encoding="utf-8")))
         cell.overrides = parsed(lines if isinstance(lines, list) else [])
     except (OSError, ValueError, yaml.YAMLError):
         cell.reason = "overrides.yaml is missing or damaged"  # summary.json tells enough

@@ -23,10 +23,10 @@ from fedhet.data.local.reading import SiteFiles
 from fedhet.deploy import certificates, folders, tls
 from fedhet.flower.code import digest
 from fedhet.flower.own_data import OwnData
-from fedhet.privacy.limits import MIN_COUNT, MIN_TEST, Limits
+from fedhet.privacy.limits import MAX_MODEL, MIN_COUNT, MIN_TEST, Limits
 
 HOST = "server.example.org"
-DEFAULT = Limits(True, MIN_COUNT, MIN_TEST)
+DEFAULT = Limits(True, MIN_COUNT, MIN_TEST, MAX_MODEL)
 
 
 def deploy(*arguments: object) -> int:
@@ -133,16 +133,17 @@ def test_a_site_says_what_else_it_has_and_tells(own: Path) -> None:
     text = text.replace('tokenizer = ""', 'tokenizer = "/k"')
     text = text.replace("share-counts = false", "share-counts = true")
     text = text.replace("evaluate = true", "evaluate = false")
+    text = text.replace("max-model = 1000", "max-model = 70")
     text = text.replace("min-count = 5", "min-count = 25").replace("min-test = 20", "min-test = 40")
     file.write_text(text)
     files = SiteFiles(Path("/my data/x.csv"), Path("/v"), Path("/t"), Path("/k"))
     found = OwnData.of(node_config(folders.read(file.parent)))
-    assert found == OwnData("a", files, True, Limits(False, 25, 40))
+    assert found == OwnData("a", files, True, Limits(False, 25, 40, 70))
 
 
 def test_a_site_of_an_earlier_version_reports_no_counts(own: Path) -> None:
     file = own / "sites/a/site.toml"
-    new = ("val", "test", "tokenizer", "share-counts", "evaluate", "min-", "node =")
+    new = ("val", "test", "tokenizer", "share-counts", "evaluate", "min-", "max-", "node =")
     rows = [row for row in file.read_text().splitlines() if not row.startswith(new)]
     file.write_text("\n".join(rows))
     place = folders.read(file.parent)
@@ -329,6 +330,7 @@ def test_a_name_that_is_taken_cannot_be_added(
         ("share-counts = 1", "share-counts = 1: must be true or false"),
         ("min-count = -1", "min-count=-1"),
         ("min-test = -1", "min-test=-1"),
+        ("max-model = -1", "max-model=-1"),
         ("evaluate = 1", "evaluate = 1: must be true or false"),
         ('server = "server"', "must be host:port"),
         ("port = 0", "port=0"),

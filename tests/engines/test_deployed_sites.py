@@ -40,7 +40,7 @@ def test_sites_with_data_of_their_own_give_the_bytes_of_a_simulation(tmp_path: P
         "dataset.label=digit",
         "early_stopping.patience=5",
     ]
-    configs = [f'site="{site}" data="{path}"' for site, path in files.items()]
+    configs = [f'site="{site}" data="{path}" min-test=0' for site, path in files.items()]
     with Sites(home, 3, configs=configs[::-1]) as sites:
         run = sites.submit(*declared, "deliver=true", f"hydra.run.dir={folder}")
         assert sites.wait_end(run) == "finished:completed"

@@ -15,6 +15,7 @@ from fedhet.data.arrays import assemble, dataset_arrays
 from fedhet.data.dataset import Dataset, Statistic
 from fedhet.data.files import find_file
 from fedhet.data.raw_samples import RawSamples, place
+from fedhet.data.tables.npz_file import check_memory
 from fedhet.data.target import Classes
 from fedhet.data.tokens import Texts
 from fedhet.errors import ConfigError, DataError
@@ -97,6 +98,10 @@ def read_frame(path: Path) -> pandas.DataFrame:
 
     try:
         if path.suffix == ".parquet":
+            from pyarrow.parquet import read_metadata
+
+            about = read_metadata(path)  # runs of equal values take no room in the file
+            check_memory(4 * about.num_rows * about.num_columns)  # as float32
             return pandas.read_parquet(path)
         return _read_csv(path)
     # KeyError and TypeError come from damaged metadata

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import psutil
 
 from fedhet import check
 from fedhet.data.array_cache import Arrays, signature
@@ -23,6 +26,10 @@ from fedhet.errors import ConfigError, DataError
 _STATISTICS = ("mean", "std", "target_mean", "target_std")
 _TOKENS = ("vocabulary", "padding")
 DESCRIPTIVE = ("target", "classes", "numbers", *_STATISTICS, *_TOKENS)
+_HEADERS: dict[tuple[int, int], Any] = {
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+}
 # What np.load raises for a damaged file, or for one that contains objects.
 DAMAGE = (
     OSError,
@@ -183,15 +190,45 @@ def load_arrays(
                         f"{path} has no array {array!r} (dataset.{key}); it has"
                         f" {', '.join(file.files)}"
                     )
-            descriptive = {key: file[key] for key in DESCRIPTIVE if key in file.files}
+            descriptive = [key for key in DESCRIPTIVE if key in file.files]
             wanted = {**names, **present}
-            return descriptive | {key: file[array] for key, array in wanted.items()}
+            check_arrays(file, {*wanted.values(), *descriptive})
+            arrays = {key: file[array] for key, array in wanted.items()}
+            return {key: file[key] for key in descriptive} | arrays
     except DataError:
         raise
     except DAMAGE as error:
         raise DataError(
             f"{path} is damaged, or not an npz file of numbers and text: {error}"
         ) from error
+
+
+def check_arrays(file: np.lib.npyio.NpzFile, names: Iterable[str]) -> None:
+    """Refuse arrays that claim more memory than there is: a small file can stand for any size.
+
+    Raises:
+        ValueError: it says how much they claim.
+    """
+    claimed, archive = 0, file.zip
+    assert archive is not None
+    for name in names:
+        with archive.open(name if name in archive.NameToInfo else f"{name}.npy") as member:
+            version = np.lib.format.read_magic(member)
+            if version not in _HEADERS:
+                raise ValueError(f"array {name!r} is of numpy's format {version}")
+            shape, _, dtype = _HEADERS[version](member)
+            claimed += math.prod(shape) * dtype.itemsize
+    check_memory(claimed)
+
+
+def check_memory(claimed: int) -> None:
+    """Refuse data that need more bytes than this machine has memory.
+
+    Raises:
+        ValueError: it says how many.
+    """
+    if claimed > (most := psutil.virtual_memory().total):
+        raise ValueError(f"its content takes {claimed} bytes; this machine has {most} of memory")
 
 
 def check_descriptive(key: str, values: np.ndarray, path: Path) -> None:

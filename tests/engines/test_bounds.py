@@ -1,0 +1,185 @@
+"""What would take all memory or all time of a machine is refused in a line, before it does."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import time
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+import pyarrow
+import pyarrow.parquet
+import pytest
+import torch
+import yaml
+from own_sites import RUN, Deployment, Node, as_sent, write_sites
+
+from fedhet import api, config
+from fedhet.config.aliases import unfolded
+from fedhet.data.run_data import RunData
+from fedhet.data.tables import npz_file
+from fedhet.data.tables.data_frames import read_frame
+from fedhet.data.toy import toy_task
+from fedhet.errors import ConfigError, DataError, Rejected
+from fedhet.flower.encoding import _decode
+from fedhet.job import Job
+from fedhet.messages import Message
+from fedhet.models.build import build_model
+from fedhet.record.files import read_tensors
+
+
+def problem(*lines: str, **node_config: Any) -> str:
+    node = Node(Path(), 1, list(lines), partition_id=0, num_partitions=2, **node_config)
+    return str(node.client.get_properties({}).get("problem", ""))
+
+
+SHARED = ("dataset=digits", "partition.clients=2")
+
+
+def test_a_run_asks_for_no_more_threads_than_a_node_has_cores() -> None:
+    reason = problem(*SHARED, f"engine.threads={(os.cpu_count() or 1) + 1}")
+    assert reason.endswith(f"this node has {os.cpu_count()} cores, and no more")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "client.epochs=100001",
+        "client.steps=1000000001",
+        "client.batch_size=1000000001",
+        "eval.finetune_epochs=100001",
+        "dataset=npz dataset.classes=1000001 dataset.file=x.npz",
+    ],
+)
+def test_numbers_that_no_training_needs(line: str, tmp_path: Path) -> None:
+    x, y = np.ones((2, 2)), [0, 1]
+    np.savez(tmp_path / "x.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+    key, _, value = line.split(" ")[-2 if " " in line else 0].partition("=")
+    with pytest.raises(ConfigError, match=rf"^{key}={value} .*<= 1000*(, or null)?$"):
+        settings = config.compose([*line.split(" "), f"data_dir={tmp_path}"])
+        RunData.of(settings.cfg)
+
+
+@pytest.mark.parametrize("epochs", [100_000, 100_001])
+def test_epochs_that_a_message_asks_for(epochs: int) -> None:
+    msg = Message(extras={"ditto.epochs": epochs})
+    if epochs <= 100_000:
+        assert msg.epochs("ditto.epochs") == epochs
+        return
+    with pytest.raises(ValueError, match=r"'ditto\.epochs' is 100001; at most 100000"):
+        msg.epochs("ditto.epochs")
+
+
+def test_a_model_that_is_too_large_for_a_node_is_not_built() -> None:
+    """This one would take 40 TB."""
+    began = time.monotonic()
+    reason = problem(*SHARED, "model=mlp", "model.hidden=[10000000,1000000]", max_model=100)
+    assert "40" in reason and "at most max-model=100 MB" in reason
+    assert time.monotonic() - began < 30
+    assert not problem(*SHARED, "model=mlp", "model.hidden=[100]", max_model=1)
+
+
+def test_a_site_has_such_a_limit_by_default(tmp_path: Path) -> None:
+    large = "model.hidden=[10000,100000]"
+    deployment = Deployment(write_sites(tmp_path), "model=mlp", large)
+    settings = config.compose([*RUN, "model=mlp"])
+    msg = Job(settings, engine="local", given=toy_task()).strategy.plan(1)[0]
+    node: Any = next(iter(deployment.manager.clients.values()))
+    with pytest.raises(ConfigError, match="max-model=1000 MB"):
+        node.client.fit(*as_sent(msg, deployment.agree().statistics))
+
+
+def test_measuring_a_model_draws_no_random_number() -> None:
+    data = Job(config.compose(["dataset=digits"]))._data.dataset
+    node = config.compose(["model=mlp"]).cfg.model
+    models = []
+    for most in (0, 100):
+        torch.manual_seed(0)
+        models.append(build_model(node, data, most).state_dict())  # type: ignore[arg-type]
+    assert all(torch.equal(t, models[1][name]) for name, t in models[0].items())
+
+
+def test_overrides_of_a_megabyte_are_not_parsed() -> None:
+    began = time.monotonic()
+    reason = problem(*SHARED, f"data_dir={'x' * 2**20}")
+    assert "overrides have 104" in reason and "at most 100000 are read" in reason
+    assert time.monotonic() - began < 5
+
+
+# ---- files
+def bomb(path: Path) -> None:
+    """A small npz file with an array that claims 8 PB."""
+    header = io.BytesIO()
+    described = {"descr": "<f8", "fortran_order": False, "shape": (10**15,)}
+    np.lib.format.write_array_header_1_0(header, described)
+    with zipfile.ZipFile(path, "w") as file:
+        for name in ("x_train", "y_train", "x_test", "y_test"):
+            file.writestr(f"{name}.npy", header.getvalue())
+
+
+def test_an_npz_file_that_claims_more_than_the_memory(tmp_path: Path) -> None:
+    bomb(tmp_path / "bomb.npz")
+    with pytest.raises(DataError, match="takes 16000000000000000 bytes; this machine has"):
+        npz_file.load_arrays(tmp_path / "bomb.npz", {"x_train": "x_train", "y_train": "y_train"})
+
+
+def test_a_parquet_file_that_claims_more_than_the_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Equal values take no room: the columns of this file of 10 KB take 8 MB."""
+    column = pyarrow.DictionaryArray.from_arrays(np.zeros(10**6, np.int8), ["a"])
+    table = pyarrow.table({"x": column, "y": column})
+    pyarrow.parquet.write_table(table, tmp_path / "t.parquet")
+    assert (tmp_path / "t.parquet").stat().st_size < 10_000
+    monkeypatch.setattr("psutil.virtual_memory", lambda: pandas.Series({"total": 10**6}))
+    with pytest.raises(DataError, match="takes 8000000 bytes; this machine has 1000000"):
+        read_frame(tmp_path / "t.parquet")
+
+
+def many_names() -> bytes:
+    """A safetensors file of a million names without values."""
+    one = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
+    header = json.dumps({str(i): one for i in range(50_000)}).encode()
+    return len(header).to_bytes(8, "little") + header
+
+
+def test_a_safetensors_file_of_many_names(tmp_path: Path) -> None:
+    (tmp_path / "t.safetensors").write_bytes(many_names())
+    with pytest.raises(DataError, match=r"header has .* at most 1048576 are read"):
+        read_tensors(tmp_path / "t.safetensors")
+    with pytest.raises(Rejected, match="at most 1048576 are read"):
+        _decode("extra", many_names(), {})
+
+
+LAUGHS = "a: &a0 [x, x]\n" + "".join(
+    f"b{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 10)
+)
+
+
+@pytest.mark.parametrize("text", [LAUGHS, "a: &a [*a]", "a: " + "[" * 10**5 + "*a"])
+def test_aliases_that_multiply_a_file(text: str) -> None:
+    with pytest.raises(yaml.YAMLError):
+        unfolded(text)
+    assert unfolded("a: &a [1, 2]\nb: *a\nc: '*'") == "a: &a [1, 2]\nb: *a\nc: '*'"
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda folder: api.read_config(folder),
+        lambda folder: config.catalogue._load(folder / "config.yaml"),
+    ],
+    ids=["run folder", "piece"],
+)
+def test_a_settings_file_of_such_aliases_is_one_error(
+    tmp_path: Path, read: Callable[[Path], Any]
+) -> None:
+    (tmp_path / "config.yaml").write_text("method: fedavg\n" + LAUGHS)
+    with pytest.raises((DataError, ConfigError), match="with its aliases it has more than 1000000"):
+        read(tmp_path)
