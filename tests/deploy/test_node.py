@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -118,6 +119,21 @@ def test_a_flower_with_other_clients_is_refused(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(f"{module}.pull_task_input", lambda client: client)
     with pytest.raises(RunFailed, match=rf"{module}.pull_task_input has no 'return message, "):
         superexec.main()
+
+
+@pytest.mark.parametrize("name", ["flwr.superlink.main", "flwr.supernode.main"])
+def test_flowers_servers_do_not_describe_themselves(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = importlib.import_module(name)
+    monkeypatch.setattr(module, "FastAPI", module.FastAPI)  # is put back
+
+    def paths() -> set[str]:
+        return {getattr(route, "path", "") for route in module.create_app().routes}
+
+    assert {"/docs", "/openapi.json"} <= paths()
+    shape.without_docs(name)
+    assert not {"/docs", "/openapi.json"} & paths()
 
 
 @pytest.mark.parametrize("options", [["--help"], ["--no-such-option"]])
