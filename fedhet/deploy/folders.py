@@ -57,7 +57,7 @@ class Server:
     def command(self) -> list[str]:
         """The SuperLink and its options."""
         return [
-            *(sys.executable, "-m", "fedhet.deploy.link"),
+            *(sys.executable, "-m", "fedhet", "deploy", "link", str(self.state)),
             *("--host", self.listen, "--port", str(self.port)),
             *("--ssl-ca-certfile", str(self.folder / "ca.crt")),
             *("--ssl-certfile", str(self.folder / "server.pem")),
