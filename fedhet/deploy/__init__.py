@@ -11,11 +11,16 @@ def main(argv: Sequence[str]) -> int:
     Args:
         argv: the arguments after `deploy`.
     """
-    # A SuperNode runs for months and needs no torch, which the other commands import.
+    # These run for months and need no torch, which the other commands import.
     if argv and argv[0] == "node":
         from fedhet.deploy.node import supernode
 
         supernode.main(argv[1:])
+        return 0
+    if argv and argv[0] == "link":
+        from fedhet.deploy import link
+
+        link.main(argv[1:])
         return 0
     from fedhet.deploy import __main__ as commands
 

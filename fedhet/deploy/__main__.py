@@ -82,6 +82,7 @@ def main(argv: Sequence[str]) -> int:
     status.add_argument("folder", type=Path, nargs="?", default=Path("deploy"))
     status.set_defaults(call=_status)
 
+    commands.add_parser("link", help="a SuperLink without /docs: its folder, and its options")
     commands.add_parser("node", help="a SuperNode with short rounds; options of flower-supernode")
 
     if not argv or argv[0] not in commands.choices:

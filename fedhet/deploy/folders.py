@@ -58,7 +58,8 @@ class Server:
     def command(self) -> list[str]:
         """The SuperLink and its options."""
         return [
-            *("flower-superlink", "--host", self.listen, "--port", str(self.port)),
+            *(sys.executable, "-m", "fedhet", "deploy", "link", str(self.state)),
+            *("--host", self.listen, "--port", str(self.port)),
             *("--ssl-ca-certfile", str(self.folder / "ca.crt")),
             *("--ssl-certfile", str(self.folder / "server.pem")),
             *("--ssl-keyfile", str(self.folder / "server.key")),

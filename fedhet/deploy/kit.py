@@ -85,6 +85,7 @@ def create(out: Path, deployment: Deployment) -> None:
         _write_record(operator, deployment)
         root = out.absolute() / "operator" / "ca.crt"
         write_text(operator / "config.toml", connection(deployment.address, root))
+        write_text(operator / "run.toml", _filled("run.toml", _run_words(deployment)))
         expires = _write_server_certificate(new / "server", authority, deployment.host)
         _write_server(new, deployment, expires)
         for name in deployment.sites:
@@ -260,6 +261,17 @@ def _words(deployment: Deployment) -> dict[str, str]:
         "python": ".".join(map(str, sys.version_info[:2])),
         "placeholder": PLACEHOLDER,
     }
+
+
+def _run_words(deployment: Deployment) -> dict[str, str]:
+    """What a run merges by: the filter takes its bound from the norms of three updates or more."""
+    if len(deployment.sites) < 3:
+        return {"merge": "# From three sites on, add merge=norm_filter.", "filter": ""}
+    text = (
+        "# Updates far longer than the others are refused; on the sites' own data, that needs\n"
+        "# dataset.max_samples=<the most samples that you expect of a site>."
+    )
+    return {"merge": text, "filter": " merge=norm_filter"}
 
 
 def _write_server_certificate(folder: Path, authority: certificates.Authority, host: str) -> str:

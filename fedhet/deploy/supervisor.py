@@ -64,7 +64,7 @@ def run(place: Server | Site, every: float = EVERY) -> int:
         raise unwritable(home, error) from error
     log.info("starting: %s", " ".join(place.command))
     if isinstance(place, Server):
-        _become(place.command, variables, place)
+        _become(place.command, variables)
     write_text(home / "config.toml", folders.connection(place.server, place.folder / "ca.crt"))
 
     def online() -> Mapping[str, str]:
@@ -73,10 +73,9 @@ def run(place: Server | Site, every: float = EVERY) -> int:
     return supervise(place.command, variables, online, every)
 
 
-def _become(command: Sequence[str], variables: Mapping[str, str], place: Server) -> NoReturn:
+def _become(command: Sequence[str], variables: Mapping[str, str]) -> NoReturn:
     """Let the SuperLink take the place of this process."""
     try:
-        os.chdir(place.state)  # below which a relative hydra.run.dir is
         os.execve(BIN / command[0], list(command), variables)
     except OSError as error:
         raise RunFailed(f"{BIN / command[0]} cannot be started: {error.strerror}") from error

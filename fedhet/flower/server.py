@@ -34,6 +34,8 @@ log = logging.getLogger("fedhet")
 NEAR_SECONDS = 0.02
 LOOKS_PER_SECOND = 5000  # of a simulation, whose looks cost the more, the more clients there are
 FAR_SECONDS = (0.1, 1.0)
+# Beyond the deadline, for a node's first message in a run: it imports, and reads the site's data.
+START_SECONDS = 120.0
 PATIENCE = 180.0  # seconds of a step after which the log says who is missing; then twice as many
 
 
@@ -106,6 +108,7 @@ class FlowerCourier:
         self._nodes = strategy.nodes
         self._limits = strategy.setting.replies
         self._begun = False
+        self._started: set[int] = set()  # nodes that were sent a message of this run
 
     def exchange(self, plan: list[Broadcast], clock: Clock) -> Iterator[Reply]:
         with clock("broadcast"):
@@ -164,7 +167,10 @@ class FlowerCourier:
                 " at most"
             )
         self._begun = True
-        awaited, why = _awaited(self._limits, [node for _, node in sent])
+        nodes = [node for _, node in sent]
+        start = not (_near(grid) or self._started.issuperset(nodes))
+        awaited, why = _awaited(self._limits, nodes, start)
+        self._started.update(nodes)
         if awaited is not None:  # else a node that was cut off works off all that it has missed
             for message in messages:
                 message.metadata.ttl = awaited + SYSTEM_TIME_TOLERANCE
@@ -246,14 +252,23 @@ def _result(msg: Broadcast, reply: Message) -> FitRes | EvaluateRes:
     return recorddict_compat.recorddict_to_fitres(content, keep_input=False)
 
 
-def _awaited(limits: ReplyLimits, nodes: list[int]) -> tuple[float | None, str]:
-    """How long replies are awaited, and why: a node serves its clients one after another."""
+def _awaited(limits: ReplyLimits, nodes: list[int], start: bool) -> tuple[float | None, str]:
+    """How long replies are awaited, and why: a node serves its clients one after another.
+
+    Args:
+        limits: the run's.
+        nodes: for each message, its node.
+        start: whether it is the first message of one of them.
+    """
     if limits.deadline is None:
         return None, ""
     most = max((nodes.count(node) for node in set(nodes)), default=0)
     times = f" for each of its {most} clients" if most > 1 else ""
     why = f"replies.deadline={limits.deadline:g}{times}, and replies.grace={limits.grace:g}"
-    return limits.deadline * most + limits.grace, why
+    seconds = limits.deadline * most + limits.grace
+    if start:
+        seconds, why = seconds + START_SECONDS, f"{why}, and {START_SECONDS:g} s to start"
+    return seconds, why
 
 
 def _near(grid: Grid | None) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 import ssl
 import subprocess
@@ -18,6 +19,7 @@ from cryptography import x509
 from engines.real_sites import ROOT
 from flwr.common.config import parse_config_args
 
+from fedhet import config
 from fedhet.cli import main
 from fedhet.data.local.reading import SiteFiles
 from fedhet.deploy import certificates, folders, tls
@@ -168,8 +170,34 @@ def test_units_and_compose_files_start_the_folder_again_after_a_minute(kit: Path
         assert start.endswith(f"-m fedhet deploy run /opt/fedhet/{role}")
         service = yaml.safe_load((folder / "compose.yaml").read_text())["services"][role]
         assert service["restart"] == "always"
+        assert service["read_only"] and service["cap_drop"] == ["ALL"]
+        assert service["user"].startswith("${FEDHET_USER:?")  # Docker ends without it
+        assert service["security_opt"] == ["no-new-privileges:true"]
         assert service["command"] == f"python -m fedhet deploy run /{role}"
         assert f".:/{role}:ro" in service["volumes"]
+
+
+@pytest.mark.parametrize("folder", ["server", "sites/b"])
+def test_a_unit_has_no_rights_that_it_does_not_need(kit: Path, folder: str) -> None:
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("systemd-analyze is not installed")
+    unit = str(kit / folder / "fedhet.service")
+    at_most = ["--offline=yes", "--threshold=30"]  # 3.0 of 10
+    done = subprocess.run(
+        ["systemd-analyze", "security", *at_most, unit], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("sites", ["a,b", "a,b,c"])
+def test_a_run_of_the_kit_goes_on_where_a_site_fails(tmp_path: Path, sites: str) -> None:
+    out = tmp_path / "deploy"
+    assert deploy("init", "--sites", sites, "--server", HOST, "--out", out) == 0
+    written = tomllib.loads((out / "operator/run.toml").read_text())
+    overrides = shlex.split(written["overrides"])
+    cfg = config.compose([*overrides, f"partition.clients={len(sites.split(','))}"]).cfg
+    assert cfg.on_failure == "skip" and cfg.replies.deadline and cfg.replies.bad_steps >= 1
+    assert ("merge=norm_filter" in overrides) == (sites == "a,b,c")
 
 
 @pytest.mark.parametrize("folder", ["server", "sites/b"])

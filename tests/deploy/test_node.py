@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,13 +17,14 @@ from flwr.supercore.constant import TaskType
 from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResult
 from flwr.supercore.task_identity import TaskIdentity
 
+from fedhet.deploy import link
 from fedhet.deploy.node import (
     executor,
     shape,
     superexec,
     supernode,
 )
-from fedhet.errors import RunFailed
+from fedhet.errors import ConfigError, RunFailed, WriteError
 
 SECONDS = 60  # on a busy machine; a quiet one needs a hundredth
 
@@ -118,6 +120,38 @@ def test_a_flower_with_other_clients_is_refused(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(f"{module}.pull_task_input", lambda client: client)
     with pytest.raises(RunFailed, match=rf"{module}.pull_task_input has no 'return message, "):
         superexec.main()
+
+
+@pytest.mark.parametrize("name", ["flwr.superlink.main", "flwr.supernode.main"])
+def test_flowers_servers_do_not_describe_themselves(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = importlib.import_module(name)
+    monkeypatch.setattr(module, "FastAPI", module.FastAPI)  # is put back
+
+    def paths() -> set[str]:
+        return {getattr(route, "path", "") for route in module.create_app().routes}
+
+    assert {"/docs", "/openapi.json"} <= paths()
+    shape.without_docs(name)
+    assert not {"/docs", "/openapi.json"} & paths()
+
+
+def test_the_superlink_starts_in_its_folder_with_flowers_options(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = importlib.import_module("flwr.superlink.main")
+    monkeypatch.setattr(module, "FastAPI", module.FastAPI)  # these are put back
+    monkeypatch.setattr(sys, "argv", [])
+    monkeypatch.setenv("FLWR_DISABLE_UPDATE_CHECK", "1")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "state").mkdir()
+    with pytest.raises(SystemExit):
+        link.main([str(tmp_path / "state"), "--help"])
+    assert Path.cwd() == tmp_path / "state" and "--enable-supernode-auth" in capsys.readouterr().out
+    for wrong in ([], ["no such folder", "--help"]):
+        with pytest.raises((ConfigError, WriteError), match="folder"):
+            link.main(wrong)
 
 
 @pytest.mark.parametrize("options", [["--help"], ["--no-such-option"]])

@@ -32,6 +32,7 @@ def _flower(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("_task_id", 1), ("_run_id", 1), ("_node_id", 1)):
         monkeypatch.setattr(TaskIdentity, name, value)
     monkeypatch.setattr(flower_server, "FAR_SECONDS", (0.001, 0.001))
+    monkeypatch.setattr(flower_server, "START_SECONDS", 0.25)
 
 
 def test_the_weights_are_those_of_clients_in_this_process(federation: Callable[..., Any]) -> None:
@@ -78,7 +79,7 @@ def test_a_reply_after_the_deadline_is_not_awaited(federation: Callable[..., Any
     on_grid.grid.schedule = {1: 10**9}
     replies = on_grid.step()
     assert isinstance(replies[1], Failure) and replies[1].reason == "late"
-    assert replies[1].cause == "no reply within 1 s (replies.deadline=1, and replies.grace=0)"
+    assert "replies.deadline=1, and replies.grace=0, and 0.25 s to start" in replies[1].cause
     on_grid.grid.schedule = {}
     replies = on_grid.step()
     assert not [reply for reply in replies.values() if isinstance(reply, Failure)]
@@ -98,23 +99,30 @@ def test_a_message_expires_when_its_reply_is_not_awaited_any_more(
     """A node that was cut off would otherwise work off all that it has missed, and stay late."""
     on_grid = OnGrid(federation, deadline=30.0, grace=10.0)
     on_grid.step()
-    assert on_grid.grid.lives == [45.0] * 4  # five seconds more, in case of another clock
+    on_grid.step()
+    # The start does not count; five seconds more, in case of another clock.
+    assert on_grid.grid.lives == [45.25] * 4 + [45.0] * 4
     without = OnGrid(federation)
     without.step()
     assert min(without.grid.lives) > 3600
 
 
 @pytest.mark.parametrize(
-    ("nodes", "expected"),
+    ("nodes", "start", "expected"),
     [
-        ([7, 8], (50, "replies.deadline=40, and replies.grace=10")),
-        ([7, 7, 8], (90, "replies.deadline=40 for each of its 2 clients, and replies.grace=10")),
+        ([7, 8], False, (50, "replies.deadline=40, and replies.grace=10")),
+        ([7, 8], True, (50.25, "replies.deadline=40, and replies.grace=10, and 0.25 s to start")),
+        (
+            [7, 7, 8],
+            False,
+            (90, "replies.deadline=40 for each of its 2 clients, and replies.grace=10"),
+        ),
     ],
 )
 def test_how_long_a_reply_is_awaited_is_said_by_the_settings(
-    nodes: list[int], expected: tuple[float, str]
+    nodes: list[int], start: bool, expected: tuple[float, str]
 ) -> None:
-    assert flower_server._awaited(ReplyLimits(deadline=40.0), nodes) == expected
+    assert flower_server._awaited(ReplyLimits(deadline=40.0), nodes, start) == expected
 
 
 @pytest.mark.parametrize("deadline", [None, 60.0])

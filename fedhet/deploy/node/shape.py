@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+from functools import partial
 from types import ModuleType
 
 from flwr.supercore.version import package_version
@@ -27,8 +28,21 @@ def flower_module(name: str, **expected: tuple[str, ...]) -> ModuleType:
         source = inspect.getsource(found) if inspect.isfunction(found) else ""
         if missing := [part for part in parts if part not in source]:
             raise RunFailed(
-                f"flwr {package_version} is not the one that `deploy node` is made for:"
-                f" {name}.{function} has no {missing[0]!r}; start flower-supernode instead, with"
-                ' node = "flower-supernode" in site.toml'
+                f"flwr {package_version} is not the one that `deploy` is made for:"
+                f" {name}.{function} has no {missing[0]!r}; install the version of versions.json,"
+                " or start Flower's own program"
             )
     return module
+
+
+def without_docs(name: str) -> None:
+    """Let a server of Flower describe its API to nobody: no /docs, no /openapi.json.
+
+    Args:
+        name: of its module, which makes the server.
+
+    Raises:
+        RunFailed: it makes it in another way.
+    """
+    module = flower_module(name, create_app=("= FastAPI(", 'docs_url="/docs"'))
+    vars(module)["FastAPI"] = partial(module.FastAPI, openapi_url=None)

@@ -26,7 +26,7 @@ from flwr.supercore.address import resolve_bind_address
 from flwr.supercore.exit import ExitCode, flwr_exit
 from flwr.supercore.tls import get_client_tls_args
 
-from fedhet.deploy.node.shape import flower_module
+from fedhet.deploy.node.shape import flower_module, without_docs
 from fedhet.errors import ConfigError
 from fedhet.flower import code
 
@@ -175,6 +175,7 @@ def main(options: Sequence[str]) -> None:
     args = parser.parse_args(list(options))
     if args.isolation == "process":
         raise ConfigError("--isolation process: `deploy node` starts the clients' processes itself")
+    without_docs("flwr.supernode.main")
     sys.argv = ["flower-supernode", *options]
     vars(command).update(
         start_client_internal=Launcher(loop, args.code).start_client_internal,

@@ -1,0 +1,42 @@
+"""`deploy link`: Flower's SuperLink, which does not describe its API to whoever reaches it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedhet.deploy.node.shape import flower_module, without_docs
+from fedhet.errors import ConfigError
+from fedhet.record.files import unwritable
+
+
+def main(options: Sequence[str]) -> None:
+    """Run a SuperLink.
+
+    Args:
+        options: the folder below which a relative hydra.run.dir is, and those of flower-superlink.
+
+    Raises:
+        ConfigError: the folder is missing.
+        RunFailed: this version of Flower has another SuperLink.
+        WriteError: the folder cannot be used.
+    """
+    if not options:
+        raise ConfigError(
+            "the folder is missing: deploy link FOLDER, then flower-superlink's options"
+        )
+    folder, *options = options
+    command = flower_module(
+        "flwr.superlink.cli.flower_superlink",
+        flower_superlink=("_run_superlink_http_api(",),
+        _run_superlink_http_api=("= create_app(",),
+    )
+    without_docs("flwr.superlink.main")
+    try:
+        os.chdir(folder)  # not before fedhet is imported, which may lie in the working directory
+    except OSError as error:
+        raise unwritable(Path(folder), error) from error
+    sys.argv = ["flower-superlink", *options]
+    command.flower_superlink()
