@@ -309,7 +309,7 @@ NEW = ("init", "--server", HOST, "--sites")
         ((*NEW, "a,,b"), "'' cannot be the name of a site"),
         ((*NEW, "a,A"), "two sites 'A'"),
         (("init", "--sites", "a", "--server", "https://x"), "--server 'https://x'"),
-        (("init", "--sites", "a", "--server", "x:8000"), "--server 'x:8000'"),
+        (("init", "--sites", "a", "--server", "x:8000"), "--server x --port 8000"),
         ((*NEW, "a", "--port", "0"), "--port=0"),
         ((*NEW, "a", "--port", "many"), "many"),
         (("init", "--add", "d", "--server", HOST), "--add with --server"),

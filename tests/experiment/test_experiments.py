@@ -261,7 +261,7 @@ def test_an_interrupted_experiment_reports_and_goes_on(
     printed = capsys.readouterr()
     assert "experiment mine: stopped; 1 of 4 runs are there" in printed.out
     assert printed.out.splitlines()[-1] == f"run folder: {pretend.folder}"
-    assert printed.err.endswith("interrupted\n")
+    assert printed.err.splitlines()[-1].startswith("interrupted; the report")
     stopped = pretend.folder / "cells" / pretend.record()["cells"][1]["folder"].partition("/")[2]
     assert json.loads((stopped / "cell.json").read_text())["status"] == "waiting"
     pretend.fails = lambda cell: None

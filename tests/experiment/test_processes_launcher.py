@@ -92,15 +92,16 @@ def test_a_sweep_has_the_runs_of_single_runs(swept: Swept, launch: Callable[...,
     assert swept.code == 1
     for number, rounds in ((0, 2), (2, 1)):
         single = launch(*SMALL, f"rounds={rounds}")
-        done = cell(folder, f"{number}-client")
+        done = cell(folder, f"{number}-dataset")
         assert read(done)["weights_sha256"] == single.summary["weights_sha256"]
         assert f"train {rounds}, accuracy" in (done / "log.txt").read_text()
-        failed = cell(folder, f"{number + 1}-client")
+        failed = cell(folder, f"{number + 1}-dataset")
         assert read(failed, "cell.json")["status"] == "failed"
         assert read(failed, "cell.json")["reason"].startswith("data not found")
         assert "error: data not found" in (failed / "log.txt").read_text()
         assert not resuming.is_cell(failed)
-    assert swept.out == f"run folder: {folder}\n"
+    told = f"to compare the runs: python -m fedhet report {folder}"
+    assert swept.out == f"run folder: {folder}\n{told}\n"
     lines = swept.err.splitlines()
     assert sum(": failed" not in line for line in lines[:4]) == 2
     assert sum(": failed: data not found" in line for line in lines[:4]) == 2
