@@ -295,7 +295,14 @@ class FedStrategy(FlowerStrategy):
         """Whether an evaluation follows the step in progress."""
         return is_due(self)
 
-    # ---- what is recorded
+    # ---- what outlasts a step, and what is recorded
+    @property
+    def parts(self) -> dict[str, object]:
+        """What has a `memory` that outlasts a step, by name."""
+        optimizer = self.setting.server_opt
+        parts: dict[str, object] = {f"plugin.{plugin.name}": plugin for plugin in self.plugins}
+        return {"method": self, **parts, **({"server_opt": optimizer} if optimizer else {})}
+
     def reports(self) -> dict[str, Report]:
         """What method, plug-ins and merge report, by name; what is empty is left out."""
         pieces: list[Reporting] = [self, *self.active, self.setting.merge]

@@ -166,6 +166,11 @@ def first_nonfinite(tree: AnyTree) -> str | None:
     return next((name for name, t in floating.items() if not torch.isfinite(t).all()), None)
 
 
+def first_negative(tree: AnyTree) -> str | None:
+    """Return the first name whose tensor contains a negative value, or None."""
+    return next((name for name in tree if bool((tree[name] < 0).any())), None)
+
+
 def first_unbounded(tree: AnyTree) -> str | None:
     """Return the first name whose tensor holds a NaN or a number beyond LARGEST, or None."""
     numbers = {n: tree[n] for n in tree if tree[n].dtype != torch.bool and tree[n].numel()}

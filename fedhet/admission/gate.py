@@ -124,9 +124,9 @@ def _complete(step: Step, update: Update, declared: int, variances: Sequence[str
         raise ValueError("the reply carries weights in a phase that has none")
     update.weights = {name: t.to(step.device) for name, t in update.weights.items()}
     trees.check_like("weights", update.weights, step.sent)
-    for name in variances:
-        if name in update.weights and bool((update.weights[name] < 0).any()):
-            raise ValueError(f"weights {name!r} hold negative values; variances are >= 0")
+    held = trees.pick(update.weights, [name for name in variances if name in update.weights])
+    if bad := trees.first_negative(held):
+        raise ValueError(f"weights {bad!r} hold negative values; variances are >= 0")
     update.change = trees.Difference(trees.pick(update.weights, step.old), step.old)
     update.buffers = {name: t for name, t in update.weights.items() if name not in step.old}
 

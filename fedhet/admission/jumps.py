@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
+from fedhet.admission.gate import failure
 from fedhet.admission.outcome import ends_run
 from fedhet.checkpoint.values import Packer, put_back
 from fedhet.errors import RunFailed
@@ -43,7 +44,7 @@ class Jumps:
     Attributes:
         limit: the largest norm of a change, or of an extra, as a multiple of the median of the
             phase's last step; None for no limit.
-        medians: "<phase>: <kind>" -> the median norm of that kind in the phase's last step; 0 where
+        medians: phase -> kind -> the median norm of that kind in the phase's last step; 0 where
             fewer than three replies had one.
         undone: the last round that was undone; -1 for none.
     """
@@ -52,7 +53,7 @@ class Jumps:
 
     def __init__(self, setting: Setting) -> None:
         self.limit = setting.replies.max_jump if setting.merge.name == Mean.name else None
-        self.medians: dict[str, float] = {}
+        self.medians: dict[str, dict[str, float]] = {}
         self.undone = -1
         self._norms: dict[int, dict[str, float]] = {}
 
@@ -69,27 +70,29 @@ class Jumps:
         return bool(self._beyond(update.pid))
 
     def _beyond(self, pid: int) -> list[str]:
-        """What is beyond the limit, as `medians` names it."""
-        named = {f"{self._step.entry.name}: {k}": norm for k, norm in self._norms[pid].items()}
-        usual = {name: self.medians.get(name, 0.0) for name in named}
-        limit = self.limit or 0.0
-        return [name for name in named if usual[name] and named[name] > limit * usual[name]]
+        """The kinds that are beyond the limit."""
+        norms = self._norms[pid]
+        limits = {kind: (self.limit or 0.0) * usual for kind, usual in self._usual.items()}
+        return [kind for kind in norms if limits.get(kind) and norms[kind] > limits[kind]]
+
+    @property
+    def _usual(self) -> dict[str, float]:
+        return self.medians.setdefault(self._step.entry.name, {})
 
     def cause(self, pid: int) -> str:
         """Why a reply is refused; it does not count in the medians any more."""
-        name, *_ = self._beyond(pid)
-        kind = name.removeprefix(f"{self._step.entry.name}: ")
+        kind, *_ = self._beyond(pid)
         return (
             f"the norm of its {kind} is {self._norms.pop(pid)[kind]:.3g}, more than"
             f" replies.max_jump={self.limit:g} times the median of the last step,"
-            f" {self.medians[name]:.3g}"
+            f" {self._usual[kind]:.3g}"
         )
 
     def end(self) -> None:
         """Keep the medians of the step."""
         for kind in {kind for norms in self._norms.values() for kind in norms}:
             held = (norms[kind] for norms in self._norms.values() if kind in norms)
-            self.medians[f"{self._step.entry.name}: {kind}"] = median_of(held)
+            self._usual[kind] = median_of(held)
 
     def odd(self) -> Failure | None:
         """The failure of the reply with the largest change; None where all replies are alike."""
@@ -102,7 +105,7 @@ class Jumps:
             f"the loss is not finite after this step, in which its norm is {changes[pid]:.3g}, and"
             f" the median of the others {median(others):.3g}"
         )
-        return Failure(pid, self._step.entry.name, self._step.step, cause, "outlier")
+        return failure(self._step, pid, cause, "outlier")
 
 
 class Undo:
@@ -118,14 +121,11 @@ class Undo:
     def __init__(self, strategy: FedStrategy) -> None:
         setting = strategy.setting
         self._strategy = strategy
-        self._parts: dict[str, object] = {"method": strategy}
-        self._parts |= {f"plugin.{plugin.name}": plugin for plugin in strategy.plugins}
-        if setting.server_opt is not None:
-            self._parts["server_opt"] = setting.server_opt
         self.possible = strategy.jumps.limit is not None and strategy.current.entry.phase.evaluate
         packer = Packer()
         if self.possible and setting.on_failure == "skip":
-            self._before = {name: packer.memory(part, name) for name, part in self._parts.items()}
+            parts = strategy.parts.items()
+            self._before = {name: packer.memory(part, name) for name, part in parts}
             for name in KEPT:
                 del self._before["method"][name]
         self._tensors = {name: t.clone() for name, t in packer.tensors.items()}
@@ -148,7 +148,7 @@ class Undo:
         if ends_run(failed, strategy.setting):
             raise RunFailed(str(failed))
         log.warning("round %d is undone: %s", strategy.current.round, failed)
-        for name, part in self._parts.items():
+        for name, part in strategy.parts.items():
             put_back(part, self._before[name], self._tensors, strategy.site.device, name)
         strategy.current.accepted = 0
         strategy.jumps.undone = strategy.current.round

@@ -68,10 +68,7 @@ class Checkpoints:
         """
         self._strategy = strategy
         self._store = store
-        self._parts = {"method": strategy, **others}
-        self._parts |= {f"plugin.{plugin.name}": plugin for plugin in strategy.plugins}
-        if strategy.setting.server_opt is not None:
-            self._parts["server_opt"] = strategy.setting.server_opt
+        self._parts = {**strategy.parts, **others}
         found, self._found = self._found, None
         if found is None:
             return 0

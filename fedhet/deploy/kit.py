@@ -108,9 +108,7 @@ def add(out: Path, names: Sequence[str]) -> Deployment:
             raise ConfigError(f"--add: {out / 'sites' / name} exists already; choose another name")
     for name in names:
         _write_site(out, now, name)
-    for name in before.sites:
-        if (settings := out / "sites" / name / "site.toml").exists():  # else it was handed over
-            change(settings, "sites", len(now.sites))
+    _renumber(out, now)
     _write_record(out / "operator", now)  # last: without it, the same command can be repeated
     return now
 
@@ -126,12 +124,17 @@ def remove(out: Path, site: str) -> Deployment:
     before = read_site(out, site)
     now = before._replace(sites=tuple(name for name in before.sites if name != site))
     (out / "operator" / "keys" / f"{site}.pub").unlink(missing_ok=True)
-    for number, name in enumerate(now.sites):
-        if (settings := out / "sites" / name / "site.toml").exists():  # else it was handed over
-            change(settings, "number", number)
-            change(settings, "sites", len(now.sites))
+    _renumber(out, now)
     _write_record(out / "operator", now)
     return now
+
+
+def _renumber(out: Path, now: Deployment) -> None:
+    """Tell the sites that are not handed over yet their numbers, and how many there are."""
+    for number, name in enumerate(now.sites):
+        if (settings := out / "sites" / name / "site.toml").exists():
+            change(settings, "number", number)
+            change(settings, "sites", len(now.sites))
 
 
 def renew_key(out: Path, site: str) -> Path:

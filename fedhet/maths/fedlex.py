@@ -104,7 +104,7 @@ def global_guidance(
                 f"explorer {explorer} has the tensors {list(d)[:3]} ...;"
                 f" the first explorer has {list(deviations[0])[:3]} ..."
             )
-        if bad := trees.first_nonfinite(d) or first_negative(d):
+        if bad := trees.first_nonfinite(d) or trees.first_negative(d):
             raise ValueError(
                 f"explorer {explorer}, tensor {bad!r}: deviations must be finite and >= 0"
             )
@@ -115,11 +115,6 @@ def global_guidance(
         bounds = ranges(deviations, scope)
         return trees.mean((normalised(d, bounds), 1.0) for d in deviations)
     return trees.mean((normalised(d, ranges([d], scope)), 1.0) for d in deviations)
-
-
-def first_negative(d: AnyTree) -> str | None:
-    """Return the first name whose tensor contains a negative value, or None."""
-    return next((name for name in d if bool((d[name] < 0).any())), None)
 
 
 def adjusted(guidance: AnyTree, rescale: str = "none", g_min: float = 0.0) -> Tree:

@@ -138,10 +138,10 @@ class FedBN(FedStrategy):
     def check(self, update: Update) -> None:
         if self._averages_norms:
             norms = update.tree(NORMS, like=self._mean_norms)
-            if bad := [n for n in self.site.variances if n in norms and (norms[n] < 0).any()]:
-                raise ValueError(
-                    f"extra {NORMS!r}: {bad[0]} has negative values; variances are >= 0"
-                )
+            if bad := trees.first_negative(
+                {n: norms[n] for n in self.site.variances if n in norms}
+            ):
+                raise ValueError(f"extra {NORMS!r}: {bad} has negative values; variances are >= 0")
 
     def merge(self, updates: Iterator[Update], old: Tree) -> Tree:
         if not self._averages_norms:

@@ -187,7 +187,7 @@ class FedLExPlugin(Plugin):
             update.extras[D] = trees.map(lambda t: t.clamp(min=0), update.tree(D))
 
     def _check_deviation(self, update: Update) -> None:
-        if bad := maths.first_negative(update.tree(D, self._expected)):
+        if bad := trees.first_negative(update.tree(D, self._expected)):
             raise ValueError(
                 f"extra {D!r}, tensor {bad!r}: holds negative values; deviations are >= 0"
             )

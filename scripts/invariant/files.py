@@ -51,26 +51,16 @@ def _table(images: np.ndarray, labels: np.ndarray) -> pd.DataFrame:
 
 
 def _write_arrays(folder: Path, images: np.ndarray, labels: np.ndarray, owners: np.ndarray) -> None:
-    test = slice(TRAIN, TRAIN + TEST)
-    np.savez(
-        folder / "images.npz",
-        x_train=images[:TRAIN],
-        y_train=labels[:TRAIN],
-        x_test=images[test],
-        y_test=labels[test],
-        owner=np.array(owners, dtype="U2"),
-    )
+    owner = np.array(owners, dtype="U2")
+    _write_split(folder / "images.npz", images, labels, owner=owner)
     # As a text, an image is its sums of rows and columns, 0 to 8, and what follows is its digit.
     tokens = np.rint(np.concatenate([images.sum(axis=1), images.sum(axis=2)], axis=1))
-    tokens = tokens.astype(np.int64)
-    np.savez(
-        folder / "text.npz",
-        x_train=tokens[:TRAIN],
-        y_train=labels[:TRAIN],
-        x_test=tokens[test],
-        y_test=labels[test],
-        vocabulary=np.int64(10),
-    )
+    _write_split(folder / "text.npz", tokens.astype(np.int64), labels, vocabulary=np.int64(10))
+
+
+def _write_split(path: Path, x: np.ndarray, y: np.ndarray, **more: np.ndarray | np.int64) -> None:
+    test = slice(TRAIN, TRAIN + TEST)
+    np.savez(path, x_train=x[:TRAIN], y_train=y[:TRAIN], x_test=x[test], y_test=y[test], **more)
 
 
 def _write_images(folder: Path, images: np.ndarray, labels: np.ndarray) -> None:

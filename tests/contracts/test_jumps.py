@@ -66,7 +66,7 @@ def test_a_change_is_compared_with_the_median_of_the_step_before(
     """The learning rate is tiny, so that all steps change the weights alike."""
     run = federation(toy_task(4), FedAvg, rounds=2, lr=1e-6, on_failure="skip")
     run.step()
-    assert set(run.strategy.jumps.medians) == {"train: change"}
+    assert set(run.strategy.jumps.medians["train"]) == {"change"}
     run.step(scaled(factor))
     assert run.strategy.current.accepted == accepted
     assert [failure.pid for failure in run.strategy.current.failures] == [2] * (4 - accepted)
@@ -87,7 +87,7 @@ def test_the_first_step_and_a_limit_of_null_accept_any_change(
 def test_a_step_in_which_nothing_moves_is_no_bound(federation: Callable[..., Any]) -> None:
     run = federation(toy_task(4), FedAvg, rounds=2, lr=0.0)
     run.step()
-    assert run.strategy.jumps.medians == {"train: change": 0.0}
+    assert run.strategy.jumps.medians == {"train": {"change": 0.0}}
     run.step(lambda plan, replies: replies)
     assert run.strategy.current.accepted == 4
 

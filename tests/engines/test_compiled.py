@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -14,12 +13,6 @@ from fedhet.data.toy import toy_task
 from fedhet.task import Task
 
 Launch = Callable[..., Any]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _imported() -> None:
-    """What torch imports with the first gradient of a function takes a second."""
-    importlib.import_module("torch._dynamo")
 
 
 @pytest.fixture
