@@ -249,7 +249,7 @@ def test_a_killed_worker_costs_its_run_alone_and_ctrl_c_ends_all(sweep: Sweep) -
     for seed in (1, 2):
         ended = read(cell(sweep.folder, f"seed={seed}"))
         assert (ended["status"], ended["reason"]) == ("interrupted", "stopped by the user")
-    assert "[1/3] seed=0 rounds=100000: failed: its process was ended by SIGKILL" in err
+    assert "[1/3] seed=0: failed: its process was ended by SIGKILL" in err
     assert err.endswith("interrupted\n")
     assert "Traceback" not in err
 
