@@ -7,7 +7,7 @@ with process.imports():
     from flwr.common import Context
 
     from fedhet.flower import apps, parcels
-    from fedhet.state import store_at_site
+    from fedhet.stores import store_at_site
 
 
 def client_fn(context: Context) -> Client:

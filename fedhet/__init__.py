@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fedhet import report
     from fedhet.api import load, load_run, run
-    from fedhet.errors import ConfigError, DataError, RunFailed
+    from fedhet.core.errors import ConfigError, DataError, RunFailed
+    from fedhet.core.task import ClientData, Samples, Task
     from fedhet.record.results import Run
     from fedhet.report.results import results
-    from fedhet.task import ClientData, Samples, Task
 
 # Names are resolved on first use, so that `import fedhet` stays instant and a misspelled setting is
 # reported before torch is imported.
@@ -28,12 +28,12 @@ _MODULES = {
     "load_run": "fedhet.api",
     "results": "fedhet.report.results",
     "Run": "fedhet.record.results",
-    "Task": "fedhet.task",
-    "ClientData": "fedhet.task",
-    "Samples": "fedhet.task",
-    "ConfigError": "fedhet.errors",
-    "DataError": "fedhet.errors",
-    "RunFailed": "fedhet.errors",
+    "Task": "fedhet.core.task",
+    "ClientData": "fedhet.core.task",
+    "Samples": "fedhet.core.task",
+    "ConfigError": "fedhet.core.errors",
+    "DataError": "fedhet.core.errors",
+    "RunFailed": "fedhet.core.errors",
 }
 __all__ = [
     "ClientData",

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedhet import config
-from fedhet.check import one_of
-from fedhet.errors import ConfigError, DataError
+from fedhet.core.check import one_of
+from fedhet.core.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from torch.nn import Module
 
+    from fedhet.core.task import Task
     from fedhet.record.results import Run
-    from fedhet.task import Task
 
 log = logging.getLogger("fedhet")
 GLOBAL = ("model", "best_val")  # weights that `load` knows, of the global model

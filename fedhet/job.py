@@ -13,35 +13,35 @@ from typing import Any, cast
 
 import torch
 
-from fedhet import targets
-from fedhet.client import FedClient
 from fedhet.config import Config
 from fedhet.config.targets import find_target, instantiate
+from fedhet.core import targets
+from fedhet.core.client import FedClient
+from fedhet.core.errors import ConfigError, RunFailed, reason_of
+from fedhet.core.limits import UNLIMITED, Limits, least_count
+from fedhet.core.loop import Observer
+from fedhet.core.messages import LocalSettings
+from fedhet.core.noise import Noise
+from fedhet.core.plugin import Plugin
+from fedhet.core.setting import ReplyLimits, Setting, check_cohorts
+from fedhet.core.state import Store
+from fedhet.core.strategy import FedStrategy
+from fedhet.core.task import Task
+from fedhet.core.workspace import Evaluations, Site, Speed
 from fedhet.data.augment import augmentation
 from fedhet.data.federation import target_scale, transform
 from fedhet.data.given import check_settings, check_task, partition_record
 from fedhet.data.local.data import LocalData, check_merge, is_local
 from fedhet.data.run_data import RunData
 from fedhet.data.toy import toy_task
-from fedhet.errors import ConfigError, RunFailed, reason_of
 from fedhet.handover import delivery
-from fedhet.messages import LocalSettings
 from fedhet.models.build import build_model
-from fedhet.plugin import Plugin
 from fedhet.privacy import account
-from fedhet.privacy.limits import UNLIMITED, Limits, least_count
-from fedhet.privacy.noise import Noise
 from fedhet.process import choose_device, pinned_threads
 from fedhet.record import terminal
 from fedhet.record.results import Run
 from fedhet.record.run_folder import Recorder
 from fedhet.record.start import start
-from fedhet.server import Observer
-from fedhet.setting import ReplyLimits, Setting, check_cohorts
-from fedhet.site import Evaluations, Site, Speed
-from fedhet.state import Store
-from fedhet.strategy import FedStrategy
-from fedhet.task import Task
 from fedhet.trackers.tracking import tracker_of
 
 log = logging.getLogger("fedhet")

@@ -14,10 +14,10 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
-from fedhet.errors import ConfigError
+from fedhet.core.errors import ConfigError
+from fedhet.core.interruptions import raise_if_interrupted
 
 if TYPE_CHECKING:
     import torch
@@ -26,26 +26,6 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 TOGETHER_SECONDS = 1.0  # after a signal has ended one process of a run, in which it may end the run
 PR_SET_PDEATHSIG = 1  # of Linux's prctl
 STDERR = 2  # the file descriptor; Ray replaces sys.stderr
-
-
-_interruptions: list[int] = []  # the signals that `interrupt` has taken
-
-
-def interrupt(number: int, frame: FrameType | None) -> NoReturn:
-    """Handle a signal like Ctrl-C, and remember it."""
-    _interruptions.append(number)
-    raise KeyboardInterrupt
-
-
-def forget_interruptions() -> None:
-    """End a command: its signals do not concern what this process does next."""
-    _interruptions.clear()
-
-
-def raise_if_interrupted() -> None:
-    """Raise KeyboardInterrupt where a signal has come but the work goes on all the same."""
-    if _interruptions:
-        raise KeyboardInterrupt
 
 
 @contextmanager
@@ -100,72 +80,6 @@ def pinned_threads(threads: int) -> Iterator[None]:
             yield
     finally:
         torch.set_num_threads(before)
-
-
-class _Expired(BaseException):
-    """The time is over. It is no Exception, so that the work itself does not catch it."""
-
-
-@contextmanager
-def time_limit(seconds: float | None) -> Iterator[None]:
-    """End the block after so many seconds; None for no limit.
-
-    In the main thread, this also interrupts a call that waits. In another thread, Python gets to it
-    when the current call returns.
-
-    Raises:
-        TimeoutError: the block took longer.
-    """
-    if seconds is None:
-        yield
-        return
-    limit = _alarm if threading.current_thread() is threading.main_thread() else _thread_timer
-    try:
-        with limit(seconds):
-            yield
-    except _Expired:
-        raise TimeoutError(f"the work took longer than {seconds:g} s, its deadline") from None
-
-
-@contextmanager
-def _alarm(seconds: float) -> Iterator[None]:
-    def expire(*_: object) -> None:
-        raise _Expired
-
-    before = signal.signal(signal.SIGALRM, expire)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-
-
-@contextmanager
-def _thread_timer(seconds: float) -> Iterator[None]:
-    ident = ctypes.c_ulong(threading.get_ident())
-    raise_in_thread = ctypes.pythonapi.PyThreadState_SetAsyncExc
-    lock = threading.Lock()
-    done = False
-
-    def expire() -> None:
-        with lock:
-            if not done:
-                raise_in_thread(ident, ctypes.py_object(_Expired))
-
-    timer = threading.Timer(seconds, expire)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-        with lock:
-            done = True
-        # An exception that is under way arrives in this loop at the latest. To withdraw it instead
-        # would make Python 3.11 spin for ever where the thread is traced, by coverage for example.
-        for _ in range(2):
-            pass
 
 
 @contextmanager

@@ -104,7 +104,7 @@ import sys
 from pathlib import Path
 
 from fedhet import config
-from fedhet.errors import ConfigError
+from fedhet.core.errors import ConfigError
 
 
 def quoted(text):

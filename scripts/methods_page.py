@@ -28,7 +28,7 @@ from fedhet.config import catalogue  # noqa: E402
 COMMAND = "python scripts/methods_page.py"
 PAGE = ROOT / "docs" / "methods.md"
 NOTES = ROOT / "docs" / "methods"
-SERVER_OPT = "fedhet.server_opt"
+SERVER_OPT = "fedhet.core.server_opt"
 HEADER = f"""\
 # Methods
 

@@ -35,21 +35,21 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this checkout
 
 from fedhet import config
 from fedhet.cli.errors import report_error
-from fedhet.client import FedClient
+from fedhet.core.client import FedClient
+from fedhet.core.messages import Failure, Update
+from fedhet.core.metrics import chunks
+from fedhet.core.phases import locate
+from fedhet.core.task import Samples
 from fedhet.job import Job
 from fedhet.maths import feddisk
-from fedhet.messages import Failure, Update
 from fedhet.methods.feddisk.client import ClientHalf
 from fedhet.methods.feddisk.server import SLOT
 from fedhet.methods.fedgen import COUNTS
 from fedhet.methods.fedgmm.mixtures import MIXTURES
 from fedhet.methods.fednorm import Z
 from fedhet.methods.fedpcl import PROTOTYPES
-from fedhet.metrics import chunks
-from fedhet.phases import locate
 from fedhet.process import pinned_threads
-from fedhet.state import MemoryStore
-from fedhet.task import Samples
+from fedhet.stores import MemoryStore
 
 TOLERANCE = 1e-3
 

@@ -21,8 +21,8 @@ from fedhet.config import pieces
 pytest_plugins = ["costs"]
 
 if TYPE_CHECKING:
+    from fedhet.core.task import Task
     from fedhet.record.results import Run
-    from fedhet.task import Task
     from fedhet.testing import Federation
 
 # What runs import when they first need it. Here it belongs to no single test.

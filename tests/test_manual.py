@@ -15,21 +15,21 @@ from typing import Any
 import pytest
 import torch
 
-import fedhet.messages
-from fedhet import trees
-from fedhet.client import FedClient
+import fedhet.core.messages
+from fedhet.core import trees
+from fedhet.core.client import FedClient
+from fedhet.core.errors import ConfigError
+from fedhet.core.evaluation import evaluation_messages
+from fedhet.core.messages import Broadcast, LocalSettings, Message, Update
+from fedhet.core.phases import Phase
+from fedhet.core.plugin import Plugin
+from fedhet.core.setting import Setting
+from fedhet.core.state import ClientState
+from fedhet.core.strategy import FedStrategy
+from fedhet.core.training import Batch, LocalTraining
+from fedhet.core.workspace import Site
 from fedhet.data.toy import toy_task
-from fedhet.errors import ConfigError
-from fedhet.evaluation import evaluation_messages
 from fedhet.flower.strategy import FlowerStrategy
-from fedhet.messages import Broadcast, LocalSettings, Message, Update
-from fedhet.phases import Phase
-from fedhet.plugin import Plugin
-from fedhet.setting import Setting
-from fedhet.site import Site
-from fedhet.state import ClientState
-from fedhet.strategy import FedStrategy
-from fedhet.training import Batch, LocalTraining
 
 PAGE = (Path(__file__).parents[1] / "docs" / "extending.md").read_text(encoding="utf-8")
 MANUAL = PAGE[PAGE.index("## What a run calls, in order") : PAGE.index("## Inside or outside")]
@@ -222,7 +222,7 @@ def test_every_block_is_python() -> None:
 
 def functions(code: str) -> dict[str, Any]:
     """The functions that a block defines, with the names that the manual uses."""
-    names: dict[str, Any] = {**vars(fedhet.messages), "trees": trees, "Phase": Phase}
+    names: dict[str, Any] = {**vars(fedhet.core.messages), "trees": trees, "Phase": Phase}
     names |= {"FedClient": FedClient, "FedStrategy": FedStrategy, "super": super}
     names |= {"Iterator": Iterator, "Tensor": torch.Tensor, "Tree": dict}
     before = set(names)

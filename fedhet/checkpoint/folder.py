@@ -25,10 +25,10 @@ from typing import Any
 
 import safetensors.torch
 
-from fedhet.checkpoint.values import Node
+from fedhet.core.memory import Node
+from fedhet.core.trees import Tree
 from fedhet.record.files import save_tensors, sync, unwritable, write_text
-from fedhet.state import HASH_BYTES, DiskStore
-from fedhet.trees import Tree
+from fedhet.stores import HASH_BYTES, DiskStore
 
 FORMAT = 1
 KEPT = 2

@@ -19,8 +19,8 @@ from omegaconf.errors import OmegaConfBaseException
 from fedhet.checkpoint.folder import BEST, ROUNDS, Checkpoint, CheckpointFolder, remove_parts
 from fedhet.checkpoint.steps import continued, put_nonfinite
 from fedhet.config.aliases import unfolded
-from fedhet.errors import ConfigError
-from fedhet.phases import Entry
+from fedhet.core.errors import ConfigError
+from fedhet.core.phases import Entry
 from fedhet.record.files import as_json
 
 log = logging.getLogger("fedhet")

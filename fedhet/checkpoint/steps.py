@@ -9,16 +9,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from fedhet import trees
 from fedhet.checkpoint.folder import Checkpoint, CheckpointFolder, Needs
-from fedhet.checkpoint.values import Packer, put_back
-from fedhet.errors import RunFailed
-from fedhet.phases import Entry
+from fedhet.core import trees
+from fedhet.core.errors import RunFailed
+from fedhet.core.memory import Packer, put_back
+from fedhet.core.phases import Entry
 
 if TYPE_CHECKING:
+    from fedhet.core.state import Store
+    from fedhet.core.strategy import FedStrategy
     from fedhet.record.run_folder import Recorder
-    from fedhet.state import Store
-    from fedhet.strategy import FedStrategy
 
 log = logging.getLogger("fedhet")
 # Bytes that a run may still need beside its final models, and a new best one while it has the old.

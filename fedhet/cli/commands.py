@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import NamedTuple
 
-from fedhet.check import did_you_mean
 from fedhet.config import catalogue
-from fedhet.errors import ConfigError
+from fedhet.core.check import did_you_mean
+from fedhet.core.errors import ConfigError
 
 
 class Command(NamedTuple):

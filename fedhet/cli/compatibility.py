@@ -6,10 +6,10 @@ from copy import deepcopy
 
 from fedhet import config
 from fedhet.config import catalogue
+from fedhet.core.errors import ConfigError
+from fedhet.core.plugin import Plugin
 from fedhet.data.toy import toy_task
-from fedhet.errors import ConfigError
 from fedhet.job import Job, quiet
-from fedhet.plugin import Plugin
 
 
 def compatibility() -> list[tuple[str, str, str | None]]:

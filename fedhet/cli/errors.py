@@ -6,7 +6,7 @@ import os
 import sys
 import traceback
 
-from fedhet.errors import (
+from fedhet.core.errors import (
     ConfigError,
     DataError,
     RunFailed,

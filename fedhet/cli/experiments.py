@@ -11,7 +11,8 @@ from fedhet.cli.errors import DEGRADED, FAILED, report_error, say
 from fedhet.cli.launch import HydraTask, apply_hydra, launch, warm
 from fedhet.config import resuming
 from fedhet.config.lines import key_of
-from fedhet.errors import ConfigError, OtherCode, clean
+from fedhet.core import interruptions
+from fedhet.core.errors import ConfigError, OtherCode, clean
 from fedhet.experiment import definition
 from fedhet.experiment.code import Code
 from fedhet.experiment.definition import Experiment
@@ -59,7 +60,7 @@ def run(experiment: Experiment, flags: list[str]) -> tuple[int, Path]:
         apply_hydra(task, ["-m", *flags], overrides, setting="hydra.sweep.dir")
     except KeyboardInterrupt:
         if task.started is not None:
-            process.forget_interruptions()  # another one ends the report too
+            interruptions.forget_interruptions()  # another one ends the report too
             some = count(task.started, kind="run")[0] > 0
             told = "interrupted" + ("; the report of what is there follows" if some else "")
             print(told, file=sys.stderr)

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from fedhet import process
+from fedhet.core import interruptions
 
 
 @contextmanager
@@ -15,12 +15,12 @@ def interruptible() -> Iterator[None]:
     """Let SIGTERM act like Ctrl-C inside the block, and have neither of them lost.
 
     A KeyboardInterrupt is lost in a `__del__`, in the callback of a weak reference, of which every
-    import has one, and in the start of many C extensions. `process.raise_if_interrupted` raises it
-    again.
+    import has one, and in the start of many C extensions. `raise_if_interrupted` raises
+    it again.
     """
-    handlers = {signal.SIGTERM: signal.signal(signal.SIGTERM, process.interrupt)}
+    handlers = {signal.SIGTERM: signal.signal(signal.SIGTERM, interruptions.interrupt)}
     if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # as for a script's background job
-        handlers[signal.SIGINT] = signal.signal(signal.SIGINT, process.interrupt)
+        handlers[signal.SIGINT] = signal.signal(signal.SIGINT, interruptions.interrupt)
     report = sys.unraisablehook
 
     def report_others(dropped: sys.UnraisableHookArgs) -> None:
@@ -31,7 +31,7 @@ def interruptible() -> Iterator[None]:
     try:
         yield
     finally:
-        process.forget_interruptions()
+        interruptions.forget_interruptions()
         sys.unraisablehook = report
         for number, handler in handlers.items():
             signal.signal(number, handler or signal.SIG_DFL)

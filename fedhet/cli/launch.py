@@ -22,7 +22,7 @@ from fedhet.cli.errors import DEGRADED, FAILED, drop_output, report_error, say
 # Composition by name: a launcher's process, which unpickles HydraTask, needs its resolvers.
 from fedhet.config import catalogue, composition, resuming
 from fedhet.config.targets import instantiate
-from fedhet.errors import ConfigError, OtherCode, RunFailed, uncreatable
+from fedhet.core.errors import ConfigError, OtherCode, RunFailed, uncreatable
 from fedhet.experiment import folder as cell_folder
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from fedhet.cli.errors import INTERRUPTED, drop_output, report_error
 from fedhet.cli.interrupts import interruptible
 from fedhet.cli.options import options_text
 from fedhet.config import pieces
-from fedhet.errors import ConfigError
+from fedhet.core.errors import ConfigError
 
 
 def main(argv: Sequence[str] | None = None) -> int:

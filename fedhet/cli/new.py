@@ -13,7 +13,7 @@ from pathlib import Path
 from string import Template
 
 from fedhet.config import catalogue, pieces
-from fedhet.errors import ConfigError
+from fedhet.core.errors import ConfigError
 
 TEMPLATES = Path(__file__).parent / "templates"
 KINDS = ("method", "plugin", "model", "dataset", "partition")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from fedhet.check import did_you_mean
 from fedhet.cli.columns import columns, wrapped
 from fedhet.config import catalogue
 from fedhet.config.catalogue import YamlSetting
 from fedhet.config.lines import key_of
-from fedhet.errors import ConfigError
+from fedhet.core.check import did_you_mean
+from fedhet.core.errors import ConfigError
 
 Choice = tuple[str, str]  # (group, its choice), such as ("method", "scaffold")
 TOP = ("", "config")  # the settings without a group

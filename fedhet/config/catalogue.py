@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import yaml
 from omegaconf import OmegaConf
 
-from fedhet.check import did_you_mean
 from fedhet.config import pieces
 from fedhet.config.aliases import unfolded
-from fedhet.errors import ConfigError
+from fedhet.core.check import did_you_mean
+from fedhet.core.errors import ConfigError
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 

@@ -36,7 +36,7 @@ from fedhet.config import (
 from fedhet.config.bases import Bases
 from fedhet.config.lines import key_of
 from fedhet.config.targets import check_targets
-from fedhet.errors import ConfigError, UnknownChoice
+from fedhet.core.errors import ConfigError, UnknownChoice
 
 HYDRA_VERSION = "1.3"
 # What the file of an experiment says of the experiment itself; a single run has none of them.

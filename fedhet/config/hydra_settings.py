@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from fedhet.config import pieces, targets
 from fedhet.config.interpolations import SETTING
-from fedhet.errors import ConfigError
+from fedhet.core.errors import ConfigError
 
 # They are trusted also where hydra_plugins is missing: in a FAB, and on a node of a Ray cluster.
 _OWN = (

@@ -15,7 +15,7 @@ from hydra.core.override_parser.types import Quote, QuotedString
 from omegaconf import DictConfig, OmegaConf
 
 from fedhet.config.lines import key_of
-from fedhet.errors import ConfigError
+from fedhet.core.errors import ConfigError
 
 RUN_DIR = "hydra.run.dir"
 # `${a.b}`: another setting by its full name. It is the only form that no machine's own state and

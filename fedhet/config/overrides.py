@@ -15,9 +15,9 @@ from hydra.core.override_parser.types import Glob, IntervalSweep, Override, Rang
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
-from fedhet.check import did_you_mean
 from fedhet.config import catalogue, pieces, targets
-from fedhet.errors import ConfigError, UnknownChoice
+from fedhet.core.check import did_you_mean
+from fedhet.core.errors import ConfigError, UnknownChoice
 
 
 def parse(

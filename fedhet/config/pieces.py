@@ -19,7 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-from fedhet.errors import ConfigError
+from fedhet.core.errors import ConfigError
 
 ENTRY_POINTS = "fedhet.conf"
 SEARCH_PATH = "FEDHET_CONF"  # folders separated as in PATH

@@ -10,7 +10,7 @@ import yaml
 
 from fedhet.config import overrides
 from fedhet.config.lines import key_of
-from fedhet.errors import ConfigError
+from fedhet.core.errors import ConfigError
 
 RESUME = "resume"  # the override; in a deployment, the entry of Flower's run config
 _OVERRIDE = f"{RESUME}="

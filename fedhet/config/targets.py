@@ -16,7 +16,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from fedhet.config import catalogue, pieces
-from fedhet.errors import ConfigError, DataError
+from fedhet.core.errors import ConfigError, DataError
 
 # Arguments that fedhet itself gives to methods, models and datasets.
 _GIVEN = ("setting", "shape", "classes", "data_dir")

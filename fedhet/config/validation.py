@@ -9,7 +9,8 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from fedhet.check import (
+from fedhet.config import catalogue
+from fedhet.core.check import (
     MOST_EPOCHS,
     MOST_SAMPLES,
     MOST_STEPS,
@@ -22,8 +23,7 @@ from fedhet.check import (
     optional,
     text,
 )
-from fedhet.config import catalogue
-from fedhet.errors import ConfigError
+from fedhet.core.errors import ConfigError
 
 _GROUPS = (
     "dataset",

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from fedhet.core.errors import DataError
 from fedhet.data.files import cache_root
-from fedhet.errors import DataError
 
 log = logging.getLogger("fedhet.data")
 _unwritable: set[Path] = set()  # folders of which this process has said so

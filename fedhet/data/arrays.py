@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedhet.core.errors import DataError
+from fedhet.core.streams import generator
+from fedhet.core.task import Samples
 from fedhet.data.array_cache import Arrays, cached_arrays, identity
 from fedhet.data.dataset import AUTO, Dataset, Statistic
 from fedhet.data.raw_samples import RawSamples
 from fedhet.data.target import Classes, encoded
-from fedhet.errors import DataError
-from fedhet.streams import generator
-from fedhet.task import Samples
 
 log = logging.getLogger("fedhet.data")
 

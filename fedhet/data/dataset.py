@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedhet import check
+from fedhet.core import check
+from fedhet.core.errors import ConfigError, DataError
+from fedhet.core.targets import WITH_CLASSES
+from fedhet.core.task import Samples
 from fedhet.data.array_cache import Arrays, cached_arrays
 from fedhet.data.target import CHOICES
-from fedhet.errors import ConfigError, DataError
-from fedhet.targets import WITH_CLASSES
-from fedhet.task import Samples
 
 AUTO: Final = "auto"
 # `dataset.mean` or `dataset.std`: one number for each column or channel, or one for all, or "auto".
@@ -48,7 +48,7 @@ class Dataset:
             (fedhet.data.augment).
         source: identifies the samples on disk, so that what is computed from them can be cached;
             empty: it is not cached.
-        target: what is learned: "class", "number", "labels" or "next_char" (fedhet.targets).
+        target: what is learned: "class", "number", "labels" or "next_char" (fedhet.core.targets).
         numbers: the names of the numbers that are predicted.
         target_mean, target_std: per number, or one for all; "auto" as for `mean`. The model
             predicts (y - mean) / std.

@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedhet.core.errors import ConfigError
+from fedhet.core.streams import generator
+from fedhet.core.targets import WITH_CLASSES
+from fedhet.core.task import ClientData, Samples
 from fedhet.data.dataset import Dataset
 from fedhet.data.scheme import Partition, check_noise, check_split
-from fedhet.errors import ConfigError
-from fedhet.streams import generator
-from fedhet.targets import WITH_CLASSES
-from fedhet.task import ClientData, Samples
 
 
 def _part_sizes(n: int, fractions: Sequence[float]) -> tuple[int, int, int]:

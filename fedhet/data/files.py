@@ -9,8 +9,8 @@ from contextvars import ContextVar
 from glob import escape
 from pathlib import Path
 
-from fedhet import check
-from fedhet.errors import ConfigError, DataError
+from fedhet.core import check
+from fedhet.core.errors import ConfigError, DataError
 
 # A folder under data_dir, and the names or glob patterns of what it must contain.
 Layout = tuple[str, Sequence[str]]

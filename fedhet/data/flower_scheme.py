@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from fedhet.check import counted
+from fedhet.core.check import counted
+from fedhet.core.errors import ConfigError
+from fedhet.core.streams import generator, integer
 from fedhet.data.scheme import DrawnScheme
-from fedhet.errors import ConfigError
-from fedhet.streams import generator, integer
 
 log = logging.getLogger("fedhet.data")
 

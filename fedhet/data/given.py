@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from fedhet.config import Config, compose
 from fedhet.config.lines import key_of
-from fedhet.errors import ConfigError, DataError
+from fedhet.core.errors import ConfigError, DataError
+from fedhet.core.targets import WITH_CLASSES
+from fedhet.core.task import Samples, Task
+from fedhet.core.workspace import Site
 from fedhet.models.base import trial_output
-from fedhet.site import Site
-from fedhet.targets import WITH_CLASSES
-from fedhet.task import Samples, Task
 
 # The settings that a task replaces.
 REPLACED = ("dataset", "partition", "model", "data_dir")

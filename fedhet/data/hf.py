@@ -10,18 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedhet import check
+from fedhet.core import check
+from fedhet.core.errors import DataError
 from fedhet.data.array_cache import Arrays, signature
 from fedhet.data.arrays import assemble, dataset_arrays
 from fedhet.data.dataset import Dataset, Statistic
 from fedhet.data.files import find_path, permitted
 from fedhet.data.hf_columns import class_names, frame_of, image_column, raw_images
-from fedhet.data.tables.data_frames import (
-    arrays_of_frames,
-)
+from fedhet.data.tables.data_frames import arrays_of_frames
 from fedhet.data.target import Classes
 from fedhet.data.tokens import Texts
-from fedhet.errors import DataError
 
 if TYPE_CHECKING:
     import datasets

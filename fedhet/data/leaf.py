@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from fedhet.core.errors import DataError
 from fedhet.data.array_cache import Arrays, signature
 from fedhet.data.arrays import assemble
 from fedhet.data.dataset import Dataset, Statistic
 from fedhet.data.files import find_folder
-from fedhet.errors import DataError
 
 log = logging.getLogger("fedhet.data")
 

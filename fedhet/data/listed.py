@@ -8,9 +8,9 @@ from typing import ClassVar
 
 import numpy as np
 
+from fedhet.core.errors import ConfigError
 from fedhet.data.flower_scheme import random_order
 from fedhet.data.scheme import DrawnScheme
-from fedhet.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)

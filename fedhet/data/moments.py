@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from fedhet.core.errors import DataError
 from fedhet.data.array_cache import Arrays
-from fedhet.errors import DataError
 
 _ROWS = 1024  # at a time: a copy in float64
 

@@ -8,11 +8,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fedhet.check import counted, one_of
+from fedhet.core.check import counted, one_of
+from fedhet.core.errors import ConfigError
+from fedhet.core.streams import generator
 from fedhet.data.flower_scheme import FlowerScheme, RedrawnScheme, random_order
 from fedhet.data.scheme import DrawnScheme, Partition
-from fedhet.errors import ConfigError
-from fedhet.streams import generator
 
 # What the draws of a scheme may cost before it gives up: a few seconds of one core.
 _MOST_DRAWS = 50_000

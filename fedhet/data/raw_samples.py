@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedhet.errors import DataError
+from fedhet.core.errors import DataError
 
 
 def place(source: str, row: int) -> str:

@@ -13,13 +13,13 @@ import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
 from fedhet.config.targets import instantiate
+from fedhet.core.errors import ConfigError
+from fedhet.core.targets import WITH_CLASSES
 from fedhet.data.array_cache import Arrays, cached_arrays
 from fedhet.data.dataset import AUTO, Dataset
 from fedhet.data.federation import Federation, class_counts, target_scale, transform
 from fedhet.data.moments import moments
 from fedhet.data.scheme import Partition, Scheme, labels_digest
-from fedhet.errors import ConfigError
-from fedhet.targets import WITH_CLASSES
 
 log = logging.getLogger("fedhet.data")
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from fedhet.check import counted
+from fedhet.core.check import counted
+from fedhet.core.errors import ConfigError, DataError
 from fedhet.data import partition_cache
 from fedhet.data.files import permitted
 from fedhet.data.scheme import Partition, Scheme, labels_digest
-from fedhet.errors import ConfigError, DataError
 
 _NAME = re.compile(r"\w[\w.+-]*")
 _REQUIRED = {

@@ -14,9 +14,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fedhet import check
+from fedhet.core import check
+from fedhet.core.errors import ConfigError
 from fedhet.data import partition_cache
-from fedhet.errors import ConfigError
 
 log = logging.getLogger("fedhet.data")
 

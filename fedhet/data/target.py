@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedhet import check
+from fedhet.core import check
+from fedhet.core.errors import ConfigError, DataError
 from fedhet.data.array_cache import Arrays
 from fedhet.data.raw_samples import RawSamples, place
-from fedhet.errors import ConfigError, DataError
 
 # `dataset.classes`: the classes' labels, their number, or None for the labels in the data.
 Classes = int | Sequence[str] | None

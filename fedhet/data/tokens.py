@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedhet import check
+from fedhet.core import check
+from fedhet.core.errors import ConfigError, DataError
 from fedhet.data.array_cache import Arrays, signature
 from fedhet.data.files import permitted, roots
-from fedhet.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     import tokenizers

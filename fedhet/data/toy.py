@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedhet import streams
-from fedhet.task import ClientData, Samples, Task
+from fedhet.core import streams
+from fedhet.core.task import ClientData, Samples, Task
 
 
 class ToyModel(nn.Module):

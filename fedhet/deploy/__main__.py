@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from fedhet import check
+from fedhet.core import check
+from fedhet.core.errors import ConfigError
 from fedhet.deploy import certificates, checks, folders, kit, superlink, supervisor
-from fedhet.errors import ConfigError
 from fedhet.flower.code import digest
 from fedhet.record import terminal
 

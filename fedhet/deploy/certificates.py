@@ -27,7 +27,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from fedhet.errors import ConfigError, DataError
+from fedhet.core.errors import ConfigError, DataError
 from fedhet.record.files import unwritable
 
 CA_DAYS = 3650

@@ -15,16 +15,9 @@ from typing import NamedTuple
 
 import psutil
 
+from fedhet.core.errors import ConfigError, DataError, clean
 from fedhet.deploy import certificates, tls
-from fedhet.deploy.folders import (
-    PLACEHOLDER,
-    Server,
-    Site,
-    read_versions,
-    split_address,
-    versions,
-)
-from fedhet.errors import ConfigError, DataError, clean
+from fedhet.deploy.folders import PLACEHOLDER, Server, Site, read_versions, split_address, versions
 
 RENEWAL = timedelta(days=14)  # before its end a certificate is reported
 # Flower 1.41 refuses a node whose clock is more than 5 s ahead of the server's or 305 s behind;

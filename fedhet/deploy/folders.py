@@ -13,12 +13,12 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from fedhet import check
+from fedhet.core import check
+from fedhet.core.errors import ConfigError, DataError
+from fedhet.core.limits import MAX_MODEL, MIN_COUNT, MIN_TEST
 from fedhet.deploy.certificates import check_host
-from fedhet.errors import ConfigError, DataError
 from fedhet.flower import code
 from fedhet.flower.turns import QUEUE
-from fedhet.privacy.limits import MAX_MODEL, MIN_COUNT, MIN_TEST
 from fedhet.record.files import write_text
 
 PLACEHOLDER = "/path/to/the/data"

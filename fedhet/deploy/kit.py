@@ -13,10 +13,10 @@ from pathlib import Path
 from string import Template
 from typing import NamedTuple
 
-from fedhet import check
+from fedhet.core import check
+from fedhet.core.errors import ConfigError, DataError
 from fedhet.deploy import certificates
 from fedhet.deploy.folders import PLACEHOLDER, change, connection, versions
-from fedhet.errors import ConfigError, DataError
 from fedhet.record.files import unwritable, write_json, write_text
 
 TEMPLATES = Path(__file__).parent / "templates"

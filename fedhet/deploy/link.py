@@ -7,8 +7,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from fedhet.core.errors import ConfigError
 from fedhet.deploy.node.shape import flower_module, without_docs
-from fedhet.errors import ConfigError
 from fedhet.record.files import unwritable
 
 

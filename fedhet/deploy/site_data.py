@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fedhet import config
+from fedhet.core.errors import ConfigError
 from fedhet.data.files import confined
 from fedhet.data.local.data import declaration, is_local, test_set
 from fedhet.data.local.report import Report
 from fedhet.data.run_data import RunData
 from fedhet.deploy.folders import Site
-from fedhet.errors import ConfigError
 from fedhet.flower.own_data import OwnData, SiteClient
-from fedhet.state import MemoryStore
+from fedhet.stores import MemoryStore
 
 
 def compared(place: Site, overrides: Sequence[str]) -> str:

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 from rich.table import Table
 
+from fedhet.core.errors import DataError, RunFailed, clean
 from fedhet.deploy.folders import BIN, CONNECTION
 from fedhet.deploy.kit import read_record
-from fedhet.errors import DataError, RunFailed, clean
 from fedhet.flower.turns import WAITS
 from fedhet.record.files import write_json
 

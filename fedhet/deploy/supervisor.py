@@ -22,9 +22,9 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import NoReturn
 
+from fedhet.core.errors import RunFailed
 from fedhet.deploy import checks, folders, superlink
 from fedhet.deploy.folders import BIN, Server, Site
-from fedhet.errors import RunFailed
 from fedhet.process import end_with_parent
 from fedhet.record.files import unwritable, write_text
 

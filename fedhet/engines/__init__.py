@@ -1,8 +1,8 @@
 """Where clients run (conf/engine): each module but the couriers has `run(job)`, an engine.
 
 local.py serves clients in this process or in worker processes, ray.py under Flower's simulation on
-Ray, and flwr.py as Flower nodes behind `flwr run`. Every engine gives `fedhet.server.run_rounds` a
-courier, which takes each message to a client's `handle` and brings back the reply:
+Ray, and flwr.py as Flower nodes behind `flwr run`. Every engine gives `fedhet.core.loop` a courier,
+which takes each message to a client's `handle` and brings back the reply:
 
     LocalCourier (couriers.py): one client after another, in this process
     VectorCourier (vectorized.py): several clients trained as one, in this process

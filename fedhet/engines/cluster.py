@@ -17,8 +17,8 @@ from typing import Any
 
 from fedhet.config.catalogue import CONF
 from fedhet.config.targets import trusted
+from fedhet.core.errors import ConfigError
 from fedhet.engines.guard import TemporaryFolder
-from fedhet.errors import ConfigError
 
 REACH_SECONDS = 8.0  # how long a cluster may take to answer
 PROBE = Path(__file__).with_name("cluster_probe.py")

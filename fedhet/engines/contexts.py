@@ -7,8 +7,8 @@ from typing import Any
 
 from flwr.common import RecordDict
 
-from fedhet.state import ContextStore
-from fedhet.trees import Tree
+from fedhet.core.trees import Tree
+from fedhet.stores import ContextStore
 
 
 class PassingStates:

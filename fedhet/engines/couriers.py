@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from fedhet.client import FedClient
-from fedhet.messages import Broadcast, Reply
-from fedhet.server import Clock
-from fedhet.state import Store
+from fedhet.core.client import FedClient
+from fedhet.core.loop import Clock
+from fedhet.core.messages import Broadcast, Reply
+from fedhet.core.state import Store
 
 
 class LocalCourier:

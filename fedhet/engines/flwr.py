@@ -28,8 +28,8 @@ from fedhet.config import pieces
 from fedhet.config.catalogue import CONF
 from fedhet.config.interpolations import RUN_DIR, literal
 from fedhet.config.resuming import RESUME
+from fedhet.core.errors import SUBMITTED, ConfigError, RunFailed
 from fedhet.engines.guard import TemporaryFolder
-from fedhet.errors import SUBMITTED, ConfigError, RunFailed
 from fedhet.handover import delivery
 from fedhet.record.files import LastingJson
 from fedhet.record.lock import Lock

@@ -12,13 +12,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fedhet.core.errors import ConfigError
+from fedhet.core.loop import Courier, run_rounds
 from fedhet.engines.couriers import LocalCourier
 from fedhet.engines.guard import TemporaryFolder
 from fedhet.engines.pool import PoolCourier
 from fedhet.engines.vectorized import VectorCourier, clients_together
-from fedhet.errors import ConfigError
-from fedhet.server import Courier, run_rounds
-from fedhet.state import MemoryStore
+from fedhet.stores import MemoryStore
 
 if TYPE_CHECKING:
     from fedhet.job import Job

@@ -15,12 +15,12 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from fedhet.core.loop import Clock
+from fedhet.core.messages import Broadcast, Failure, Reply, payload
 from fedhet.engines.shared import Reader, Writer
 from fedhet.engines.worker import work
-from fedhet.messages import Broadcast, Failure, Reply, payload
 from fedhet.process import TOGETHER_SECONDS, signals_deferred, thread_names
-from fedhet.server import Clock
-from fedhet.state import DiskStore
+from fedhet.stores import DiskStore
 
 if TYPE_CHECKING:
     from fedhet.job import Job

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import OmegaConf
 
 from fedhet.config import Config
+from fedhet.core.errors import ConfigError
 from fedhet.engines import cluster
 from fedhet.engines.guard import TemporaryFolder
 from fedhet.engines.simulation import Simulation, quiet_flower
-from fedhet.errors import ConfigError
-from fedhet.state import ContextStore
+from fedhet.stores import ContextStore
 
 if TYPE_CHECKING:
     from flwr.client import Client

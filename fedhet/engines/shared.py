@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from fedhet.messages import Broadcast, Update
+from fedhet.core.messages import Broadcast, Update
 from fedhet.record.files import unwritable
 
 ALIGNED = 64  # bytes, so that vector instructions work on whole cache lines

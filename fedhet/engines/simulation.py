@@ -20,8 +20,8 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from fedhet.core.errors import RunFailed
 from fedhet.engines.contexts import PassingStates
-from fedhet.errors import RunFailed
 from fedhet.flower.nodes import Nodes
 from fedhet.process import TOGETHER_SECONDS
 

@@ -19,18 +19,18 @@ from torch import Tensor, nn
 from torch.func import vmap
 from torch.nn.modules.dropout import _DropoutNd
 
-from fedhet.client import FedClient
+from fedhet.core.client import FedClient
+from fedhet.core.errors import ConfigError
+from fedhet.core.functional import gradient
+from fedhet.core.loop import Clock
+from fedhet.core.messages import Broadcast, Failure, LocalSettings, Reply, Update
+from fedhet.core.optimizers import SGD
+from fedhet.core.plugin import active_hooks, overrides
+from fedhet.core.state import Store
+from fedhet.core.task import Samples
+from fedhet.core.trees import AnyTree
+from fedhet.core.workspace import Site
 from fedhet.engines.couriers import LocalCourier
-from fedhet.engines.functional import gradient
-from fedhet.errors import ConfigError
-from fedhet.messages import Broadcast, Failure, LocalSettings, Reply, Update
-from fedhet.optimizers import SGD
-from fedhet.plugin import active_hooks, overrides
-from fedhet.server import Clock
-from fedhet.site import Site
-from fedhet.state import Store
-from fedhet.task import Samples
-from fedhet.trees import AnyTree
 
 if TYPE_CHECKING:
     from fedhet.job import Job

@@ -8,10 +8,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fedhet.core.messages import Failure, Reply, Update
 from fedhet.engines.shared import Reader, Writer
-from fedhet.messages import Failure, Reply, Update
 from fedhet.process import SIGNALS, end_with_parent, pin_threads
-from fedhet.state import DiskStore
+from fedhet.stores import DiskStore
 
 if TYPE_CHECKING:
     from fedhet.job import Job

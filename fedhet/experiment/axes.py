@@ -12,7 +12,7 @@ from hydra.core.override_parser.types import IntervalSweep, Override
 from fedhet.config import overrides
 from fedhet.config.interpolations import literal
 from fedhet.config.lines import key_of, value_of
-from fedhet.errors import ConfigError
+from fedhet.core.errors import ConfigError
 
 SEED = "seed"
 Label = str | int | float | bool | None

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from fedhet.config import catalogue, composition
 from fedhet.config.lines import by_key, key_of
-from fedhet.errors import ConfigError
+from fedhet.core.errors import ConfigError
 from fedhet.experiment.axes import SEED, Label, Value, written
 from fedhet.experiment.definition import WITHOUT_EFFECT, Experiment
 from fedhet.experiment.tuning import Point, points

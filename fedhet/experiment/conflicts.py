@@ -8,7 +8,7 @@ from itertools import combinations, product
 from hydra.core.override_parser.types import Override
 
 from fedhet.config.lines import key_of
-from fedhet.errors import ConfigError
+from fedhet.core.errors import ConfigError
 from fedhet.experiment.axes import SEED, Value
 from fedhet.experiment.tuning import Tuning
 

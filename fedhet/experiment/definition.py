@@ -20,11 +20,11 @@ from typing import Any
 from hydra.core.override_parser.types import Override
 from omegaconf import OmegaConf
 
-from fedhet.check import did_you_mean, each, one_of, text
 from fedhet.config import catalogue, composition, overrides, pieces
 from fedhet.config.composition import EXPERIMENT_KEYS
 from fedhet.config.lines import key_of
-from fedhet.errors import ConfigError
+from fedhet.core.check import did_you_mean, each, one_of, text
+from fedhet.core.errors import ConfigError
 from fedhet.experiment.axes import (
     SEED,
     Label,

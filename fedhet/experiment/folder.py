@@ -23,7 +23,7 @@ from fedhet.config import composition
 from fedhet.config.composition import Config
 from fedhet.config.lines import key_of, value_of
 from fedhet.config.resuming import CELL
-from fedhet.errors import ConfigError, DataError, OtherCode, has_diverged, reason_of
+from fedhet.core.errors import ConfigError, DataError, OtherCode, has_diverged, reason_of
 from fedhet.experiment import code as code_files
 from fedhet.experiment.cells import Cell
 from fedhet.experiment.code import Code

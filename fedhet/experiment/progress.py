@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedhet.errors import uncreatable
+from fedhet.core.errors import uncreatable
 from fedhet.experiment import cells, tuning
 from fedhet.experiment.cells import Cell, Setting
 from fedhet.experiment.code import Code

@@ -7,9 +7,9 @@ from typing import Any
 
 from hydra.core.override_parser.types import IntervalSweep, Override
 
-from fedhet.check import did_you_mean, each, integer, one_of, optional
 from fedhet.config import overrides
-from fedhet.errors import ConfigError
+from fedhet.core.check import did_you_mean, each, integer, one_of, optional
+from fedhet.core.errors import ConfigError
 from fedhet.experiment.axes import SEED, Label, Value, mapping, single_values
 from fedhet.experiment.tuning import Interval, Space, Tuning
 

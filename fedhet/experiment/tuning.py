@@ -13,7 +13,7 @@ from itertools import product
 from statistics import mean
 from typing import Any
 
-from fedhet.errors import ConfigError
+from fedhet.core.errors import ConfigError
 
 FEWEST_OF_A_GRID = 3  # values: of fewer, none lies inside
 

@@ -21,11 +21,16 @@ from flwr.server import ServerAppComponents, ServerConfig
 from fedhet import config
 from fedhet.config import pieces
 from fedhet.config.resuming import RESUME, is_resumption
+from fedhet.core.errors import SUBMITTED, ConfigError, DataError, UnknownChoice, clean
+from fedhet.core.limits import Limits
+from fedhet.core.loop import Observer
+from fedhet.core.messages import Broadcast, Failure
+from fedhet.core.setting import ReplyLimits
+from fedhet.core.state import Store
 from fedhet.data.files import NotFound, confined
 from fedhet.data.local.data import LocalData, is_local
 from fedhet.data.local.report import Agreement
 from fedhet.data.local.untold import UntoldError
-from fedhet.errors import SUBMITTED, ConfigError, DataError, UnknownChoice, clean
 from fedhet.experiment import definition
 from fedhet.flower import code, wire
 from fedhet.flower.joining import JoiningServer, SiteNodes
@@ -34,13 +39,8 @@ from fedhet.flower.own_data import EXAMPLE, OwnData, SiteClient, declared_elsewh
 from fedhet.flower.server import FedServer
 from fedhet.flower.turns import take_turn
 from fedhet.job import Job, try_settings
-from fedhet.messages import Broadcast, Failure
-from fedhet.privacy.limits import Limits
 from fedhet.process import pin_threads
 from fedhet.record import terminal
-from fedhet.server import Observer
-from fedhet.setting import ReplyLimits
-from fedhet.state import Store
 
 if TYPE_CHECKING:
     from flwr.client import Client

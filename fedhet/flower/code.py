@@ -6,7 +6,7 @@ import hashlib
 import re
 from pathlib import Path
 
-from fedhet.errors import ConfigError
+from fedhet.core.errors import ConfigError
 
 ANY = "any"  # in place of a digest: whatever reaches the server
 ALLOWED = f'the SHA-256 of an app, 64 digits 0-9 a-f, or "{ANY}"'

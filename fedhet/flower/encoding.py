@@ -24,11 +24,11 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from fedhet import trees
-from fedhet.errors import Rejected
-from fedhet.messages import Extra, Extras, check_extras
+from fedhet.core import trees
+from fedhet.core.errors import Rejected
+from fedhet.core.messages import Extra, Extras, check_extras
+from fedhet.core.trees import AnyTree, Tree
 from fedhet.record.files import check_header
-from fedhet.trees import AnyTree, Tree
 
 HEADER = "fedhet"
 # Bytes of one extra in a config or metrics dictionary, which Flower sends in one piece.

@@ -17,12 +17,12 @@ from flwr.server.client_manager import ClientManager, SimpleClientManager
 from flwr.server.client_proxy import ClientProxy
 from flwr.server.history import History
 
+from fedhet.core.errors import Rejected, RunFailed
+from fedhet.core.setting import ReplyLimits
 from fedhet.data.local.declaration import Declaration
 from fedhet.data.local.report import Agreement, Report
-from fedhet.errors import Rejected, RunFailed
 from fedhet.flower.nodes import Nodes
 from fedhet.flower.server import FedServer
-from fedhet.setting import ReplyLimits
 
 log = logging.getLogger("fedhet")
 REPORT_LIMIT = 16 * 2**20  # characters; 10,000 columns need a megabyte

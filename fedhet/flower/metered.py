@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import TypeVar
 
+from fedhet.core.messages import Broadcast, Failure, Reply, Update, payload
 from fedhet.flower.wire import WireClient
-from fedhet.messages import Broadcast, Failure, Reply, Update, payload
 from fedhet.record import prometheus
 
 # name -> kind, help, names of the labels

@@ -16,11 +16,11 @@ from flwr.common import Code, GetPropertiesIns, GetPropertiesRes
 from flwr.server.client_manager import ClientManager
 from flwr.server.client_proxy import ClientProxy
 
-from fedhet.errors import Rejected, RunFailed, clean
+from fedhet.core.errors import Rejected, RunFailed, clean
+from fedhet.core.messages import Broadcast, Failure, Reply, payload
+from fedhet.core.setting import ReplyLimits
 from fedhet.flower import wire
 from fedhet.flower.parcels import PARCEL
-from fedhet.messages import Broadcast, Failure, Reply, payload
-from fedhet.setting import ReplyLimits
 
 log = logging.getLogger("fedhet")
 POLL_SECONDS = 1.0

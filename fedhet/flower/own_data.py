@@ -11,9 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from fedhet.check import boolean
-from fedhet.client import FedClient
 from fedhet.config import Config, cached
+from fedhet.core.check import boolean
+from fedhet.core.client import FedClient
+from fedhet.core.errors import ConfigError, DataError
+from fedhet.core.limits import UNLIMITED, Limits, least_count
+from fedhet.core.noise import Noise
+from fedhet.core.state import Store
+from fedhet.core.task import Samples
 from fedhet.data.files import confined
 from fedhet.data.local.data import LocalData, declaration, is_local, own_parts
 from fedhet.data.local.declaration import Declaration
@@ -22,15 +27,10 @@ from fedhet.data.local.report import Report, read_statistics
 from fedhet.data.local.scheme import Sites
 from fedhet.data.local.untold import UntoldError
 from fedhet.data.tokens import FILE as TOKENIZER
-from fedhet.errors import ConfigError, DataError
 from fedhet.flower import wire
 from fedhet.flower.metered import measured
 from fedhet.flower.telling import told
 from fedhet.job import Job
-from fedhet.privacy.limits import UNLIMITED, Limits, least_count
-from fedhet.privacy.noise import Noise
-from fedhet.state import Store
-from fedhet.task import Samples
 
 EXAMPLE = """--node-config 'site="a" data="/path/of/its/data"'"""
 _PATHS = ("data", "val", "test", "tokenizer")

@@ -18,7 +18,7 @@ from flwr.common import serde
 from flwr.proto import recorddict_pb2
 from google.protobuf.message import DecodeError
 
-from fedhet.errors import Rejected, clean
+from fedhet.core.errors import Rejected, clean
 
 PARCEL = "fedhet.parcel"  # the record that stands for the others, and the property of a client
 PROPERTIES = "getpropertiesres.properties"  # the record of a client's answer in Flower

@@ -19,15 +19,15 @@ from flwr.server.client_manager import ClientManager, SimpleClientManager
 from flwr.server.history import History
 from flwr.serverapp import Grid
 
-from fedhet.client import KEEP
-from fedhet.errors import SUBMITTED, Rejected, RunFailed, traceback_wanted
+from fedhet.core.client import KEEP
+from fedhet.core.errors import SUBMITTED, Rejected, RunFailed, traceback_wanted
+from fedhet.core.loop import Clock, Observer, run_rounds
+from fedhet.core.messages import EVALUATE, Broadcast, Failure, Reply, payload
+from fedhet.core.setting import ReplyLimits
+from fedhet.core.state import Store
+from fedhet.core.strategy import FedStrategy
 from fedhet.flower import parcels, wire
-from fedhet.messages import EVALUATE, Broadcast, Failure, Reply, payload
 from fedhet.record.run_folder import Recorder
-from fedhet.server import Clock, Observer, run_rounds
-from fedhet.setting import ReplyLimits
-from fedhet.state import Store
-from fedhet.strategy import FedStrategy
 
 log = logging.getLogger("fedhet")
 # Seconds between two looks for replies: often in a simulation; over HTTP less and less often.

@@ -26,16 +26,16 @@ from flwr.server.strategy import (
     Strategy,
 )
 
-from fedhet.errors import RunFailed
-from fedhet.evaluation import client_means, evaluation_messages, global_scores, received
+from fedhet.core.errors import RunFailed
+from fedhet.core.evaluation import client_means, evaluation_messages, global_scores, received
+from fedhet.core.messages import Broadcast, Reply
+from fedhet.core.phases import locate
+from fedhet.core.setting import ReplyLimits
 from fedhet.flower import wire
 from fedhet.flower.nodes import Nodes
-from fedhet.messages import Broadcast, Reply
-from fedhet.phases import locate
-from fedhet.setting import ReplyLimits
 
 if TYPE_CHECKING:
-    from fedhet.strategy import FedStrategy
+    from fedhet.core.strategy import FedStrategy
 
 log = logging.getLogger("fedhet")
 # Flower's strategies that add noise to what another one returns; DPFedAvgAdaptive is a subclass.

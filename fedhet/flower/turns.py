@@ -9,7 +9,7 @@ from pathlib import Path
 from threading import Thread
 from typing import TextIO
 
-from fedhet.errors import ConfigError, clean
+from fedhet.core.errors import ConfigError, clean
 
 log = logging.getLogger("fedhet")
 QUEUE = "FEDHET_QUEUE"  # names a file that is locked by the run whose turn it is

@@ -27,13 +27,13 @@ from flwr.common import (
 )
 from torch import Tensor
 
-from fedhet.admission.fields import experiment, local_settings, metrics, read, seconds
-from fedhet.errors import Rejected, clean
+from fedhet.core.errors import Rejected, clean
+from fedhet.core.messages import LOST, Broadcast, Extra, Failure, Reply, Update
+from fedhet.core.trees import Tree
 from fedhet.flower.encoding import Encoded, pack, read_array, read_header, unpack
+from fedhet.flower.fields import experiment, local_settings, metrics, read, seconds
 from fedhet.flower.telling import told
-from fedhet.messages import LOST, Broadcast, Extra, Failure, Reply, Update
 from fedhet.process import exit_after
-from fedhet.trees import Tree
 
 log = logging.getLogger("fedhet")
 HANG_SECONDS = 5.0  # after its deadline, a client's process may take so long to end the work

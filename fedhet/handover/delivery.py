@@ -26,11 +26,12 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import OmegaConf
 from torch import nn
 
-from fedhet import trees
-from fedhet.client import DELIVER, FedClient, evaluated_views
-from fedhet.errors import ConfigError
-from fedhet.evaluation import evaluation_messages, evaluation_moment
-from fedhet.messages import Broadcast, Failure, Reply, Update
+from fedhet.core import trees
+from fedhet.core.client import DELIVER, FedClient, evaluated_views
+from fedhet.core.errors import ConfigError
+from fedhet.core.evaluation import evaluation_messages, evaluation_moment
+from fedhet.core.messages import Broadcast, Failure, Reply, Update
+from fedhet.core.trees import Tree
 from fedhet.record.environment import versions
 from fedhet.record.files import (
     fitting,
@@ -41,13 +42,12 @@ from fedhet.record.files import (
     write_json,
     write_text,
 )
-from fedhet.state import own_folder
-from fedhet.trees import Tree
+from fedhet.stores import own_folder
 
 if TYPE_CHECKING:
+    from fedhet.core.strategy import FedStrategy
     from fedhet.job import Job
     from fedhet.record.run_folder import Recorder
-    from fedhet.strategy import FedStrategy
 
 log = logging.getLogger("fedhet")
 VARIABLE = "FEDHET_MODEL_DIR"

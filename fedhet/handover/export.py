@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedhet import streams
 from fedhet.config.targets import instantiate
+from fedhet.core import streams
+from fedhet.core.errors import ConfigError, DataError
 from fedhet.data.dataset import Dataset
-from fedhet.errors import ConfigError, DataError
 from fedhet.handover.served import Described, Served, add_arguments, opened
 from fedhet.record.files import written
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedhet.core.errors import ConfigError, DataError
 from fedhet.data.files import roots
 from fedhet.data.images.image_files import SUFFIXES as IMAGES
 from fedhet.data.images.image_files import read_images
@@ -18,7 +19,6 @@ from fedhet.data.tables.data_frames import SUFFIXES as TABLES
 from fedhet.data.tables.data_frames import numeric_columns, read_frame, text_values
 from fedhet.data.tables.npz_file import DAMAGE, check_arrays, numeric_inputs, token_numbers
 from fedhet.data.tokens import Texts
-from fedhet.errors import ConfigError, DataError
 from fedhet.handover.served import Described
 
 if TYPE_CHECKING:

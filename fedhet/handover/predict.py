@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fedhet.errors import DataError, clean
+from fedhet.core.errors import DataError, clean
 from fedhet.handover.inputs import read_inputs
 from fedhet.handover.served import Described, Served, add_arguments, opened
 from fedhet.record.files import as_json, write_text

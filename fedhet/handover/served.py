@@ -11,9 +11,10 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
-from fedhet import api, trees
-from fedhet.check import one_of
-from fedhet.errors import ConfigError, DataError
+from fedhet import api
+from fedhet.core import trees
+from fedhet.core.check import one_of
+from fedhet.core.errors import ConfigError, DataError
 from fedhet.record.files import read_tensors
 
 _NEEDED = ("shape", "target", "classes", "numbers", "normalised", "target_scale", "vocabulary")

@@ -34,7 +34,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from fedhet.cli.errors import error_line, report_error
 from fedhet.config import composition
 from fedhet.config.bases import Bases
-from fedhet.errors import ConfigError, DataError, OtherCode, RunFailed, WriteError, uncreatable
+from fedhet.core.errors import ConfigError, DataError, OtherCode, RunFailed, WriteError, uncreatable
 from fedhet.experiment.folder import record_failure
 
 log = logging.getLogger("fedhet")

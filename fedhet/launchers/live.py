@@ -22,7 +22,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from fedhet.errors import clean
+from fedhet.core.errors import clean
 from fedhet.process import signals_deferred
 
 LOOK_SECONDS = 0.25

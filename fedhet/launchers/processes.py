@@ -19,13 +19,14 @@ from typing import Any, NoReturn
 import psutil
 from hydra.core.utils import JobReturn
 
-from fedhet import check
 from fedhet.cli.errors import say
+from fedhet.core import check
+from fedhet.core.errors import ConfigError, RunFailed
+from fedhet.core.interruptions import raise_if_interrupted
 from fedhet.data.findable import Search, Source
-from fedhet.errors import ConfigError, RunFailed
 from fedhet.launchers import live
 from fedhet.launchers.jobs import Jobs, why
-from fedhet.process import raise_if_interrupted, signals_deferred
+from fedhet.process import signals_deferred
 
 CGROUP = Path("/sys/fs/cgroup")
 END_SECONDS = 20.0  # for runs to record that they were interrupted, before they are killed

@@ -15,13 +15,13 @@ from typing import Any
 from hydra.core.utils import JobReturn
 from omegaconf import DictConfig
 
-from fedhet import check
 from fedhet.cli.errors import say
+from fedhet.core import check
+from fedhet.core.errors import ConfigError
+from fedhet.core.interruptions import raise_if_interrupted
 from fedhet.engines import cluster
-from fedhet.errors import ConfigError
 from fedhet.launchers import live
 from fedhet.launchers.jobs import Batch, Jobs, redirected
-from fedhet.process import raise_if_interrupted
 
 LISTEN_SECONDS = 0.5  # at most, until a lost interrupt is noticed
 END_SECONDS = 20.0  # for runs to record that they were interrupted, before they are killed

@@ -23,6 +23,7 @@ from fedhet import process
 from fedhet.cli.errors import INTERRUPTED
 from fedhet.cli.interrupts import interruptible
 from fedhet.config import catalogue
+from fedhet.core import interruptions
 from fedhet.data.findable import Search
 from fedhet.launchers.jobs import Batch, as_ours, redirect
 
@@ -229,7 +230,7 @@ def _on_demand() -> list[str]:
 def _interrupt_once(number: int, frame: Any) -> None:
     """Handle a signal like Ctrl-C; a second one would disturb the record of the first."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    process.interrupt(number, frame)
+    interruptions.interrupt(number, frame)
 
 
 def serve(orders: Connection) -> None:

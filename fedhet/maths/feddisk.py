@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedhet.trees import AnyTree, Tree
+from fedhet.core.trees import AnyTree, Tree
 
 
 class Masks(NamedTuple):

@@ -16,7 +16,7 @@ import torch
 from threadpoolctl import threadpool_limits
 from torch import Tensor
 
-from fedhet.check import counted
+from fedhet.core.check import counted
 
 TARGETS = ("client_max", "global_max")
 _TINY = torch.finfo(torch.float64).tiny

@@ -1,8 +1,8 @@
 """FedLEx (Internò et al. 2024, "Federated loss exploration"), equations 3, 4 and 6.
 
 Symbols: W are the trained parameters, D an explorer's squared deviation, G the guidance, which
-masks the clients' gradients. Trees are dicts of tensors by name, as in fedhet/trees.py. Results
-are in float64 unless stated otherwise.
+masks the clients' gradients. Trees are dicts of tensors by name, as in fedhet/core/trees.py.
+Results are in float64 unless stated otherwise.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Collection, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from fedhet import trees
-from fedhet.trees import AnyTree, Tree
+from fedhet.core import trees
+from fedhet.core.trees import AnyTree, Tree
 
 SCOPES = ("tensor", "model")
 MINMAX = ("explorer", "all")

@@ -9,8 +9,8 @@ import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from fedhet import trees
-from fedhet.trees import AnyTree, Tree
+from fedhet.core import trees
+from fedhet.core.trees import AnyTree, Tree
 
 
 def normaliser(steps: int, *, momentum: float = 0.0, eta_mu: float = 0.0) -> float:

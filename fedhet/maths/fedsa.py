@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedhet import check
+from fedhet.core import check
 from fedhet.maths.fedsa_clusters import cluster
 
 BLOCK_VALUES = 2**18  # float64 values of a block: 2 MiB, of which three are alive at a time

@@ -30,14 +30,14 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from fedhet import check
-from fedhet.client import FedClient
+from fedhet.core import check
+from fedhet.core.client import FedClient
+from fedhet.core.messages import Broadcast, Extras, Update
+from fedhet.core.phases import Phase
+from fedhet.core.setting import Setting
+from fedhet.core.strategy import FedStrategy
+from fedhet.core.trees import Tree
 from fedhet.maths.fedprox import add_proximal
-from fedhet.messages import Broadcast, Extras, Update
-from fedhet.phases import Phase
-from fedhet.setting import Setting
-from fedhet.strategy import FedStrategy
-from fedhet.trees import Tree
 
 LAM = "ditto.lam"
 EPOCHS = "ditto.epochs"

@@ -30,10 +30,10 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from fedhet import check, streams
-from fedhet.messages import Update
-from fedhet.plugin import Plugin
-from fedhet.trees import AnyTree, Tree
+from fedhet.core import check, streams
+from fedhet.core.messages import Update
+from fedhet.core.plugin import Plugin
+from fedhet.core.trees import AnyTree, Tree
 
 
 class DriftPlugin(Plugin):

@@ -42,17 +42,17 @@ from statistics import pstdev
 import torch
 from torch import Tensor, nn
 
-from fedhet import check
-from fedhet.client import FedClient
-from fedhet.errors import ConfigError
+from fedhet.core import check
+from fedhet.core.client import FedClient
+from fedhet.core.errors import ConfigError
+from fedhet.core.messages import Broadcast, Extras, Update
+from fedhet.core.optimizers import derivative
+from fedhet.core.phases import Phase
+from fedhet.core.setting import Setting
+from fedhet.core.strategy import FedStrategy
+from fedhet.core.trees import AnyTree
+from fedhet.core.workspace import Site
 from fedhet.maths import fedala as maths
-from fedhet.messages import Broadcast, Extras, Update
-from fedhet.optimizers import derivative
-from fedhet.phases import Phase
-from fedhet.setting import Setting
-from fedhet.site import Site
-from fedhet.strategy import FedStrategy
-from fedhet.trees import AnyTree
 
 ETA = "fedala.eta"
 PERCENTAGE = "fedala.s"

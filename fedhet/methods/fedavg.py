@@ -13,7 +13,7 @@ The paper is "Communication-efficient learning of deep networks from decentraliz
 The sums run over the participants of the round. They are the defaults of FedClient and FedStrategy,
 so that both classes below are empty; examples/fedavg.py is the whole algorithm in plain torch.
 FedAvgM, FedAdam, FedYogi and FedAdagrad are this method with a server optimiser
-(fedhet/server_opt.py).
+(fedhet/core/server_opt.py).
 
 Deviations from the paper: none. The optimiser starts afresh in each round, and the last batch of an
 epoch may be smaller than the others.
@@ -21,8 +21,8 @@ epoch may be smaller than the others.
 
 from __future__ import annotations
 
-from fedhet.client import FedClient
-from fedhet.strategy import FedStrategy
+from fedhet.core.client import FedClient
+from fedhet.core.strategy import FedStrategy
 
 
 class FedAvgClient(FedClient):

@@ -30,13 +30,13 @@ from collections.abc import Callable
 
 from torch import nn
 
-from fedhet import check
-from fedhet.client import FedClient
-from fedhet.errors import ConfigError
-from fedhet.messages import Broadcast
-from fedhet.setting import Setting
-from fedhet.site import Scope
-from fedhet.strategy import FedStrategy
+from fedhet.core import check
+from fedhet.core.client import FedClient
+from fedhet.core.errors import ConfigError
+from fedhet.core.messages import Broadcast
+from fedhet.core.setting import Setting
+from fedhet.core.strategy import FedStrategy
+from fedhet.core.workspace import Scope
 
 HEAD = "head."  # how the names of its parameters begin
 EPOCHS = "fedbabu.finetune_epochs"

@@ -33,17 +33,17 @@ from collections.abc import Callable, Iterator
 
 from torch import nn
 
-from fedhet import check, trees
-from fedhet.client import UNSHARED, FedClient
-from fedhet.errors import ConfigError
-from fedhet.merging.mean import Average
-from fedhet.messages import Broadcast, Extras, Update
-from fedhet.models.base import norms
-from fedhet.phases import Phase
-from fedhet.setting import Setting
-from fedhet.site import Scope
-from fedhet.strategy import FedStrategy
-from fedhet.trees import Tree
+from fedhet.core import check, trees
+from fedhet.core.client import UNSHARED, FedClient
+from fedhet.core.errors import ConfigError
+from fedhet.core.merging import Average
+from fedhet.core.messages import Broadcast, Extras, Update
+from fedhet.core.phases import Phase
+from fedhet.core.setting import Setting
+from fedhet.core.strategy import FedStrategy
+from fedhet.core.training import norms
+from fedhet.core.trees import Tree
+from fedhet.core.workspace import Scope
 
 log = logging.getLogger("fedhet")
 SEND = "fedbn.send"

@@ -50,16 +50,16 @@ from numbers import Integral
 import torch
 from torch import Tensor
 
-from fedhet import check, trees
-from fedhet.client import FedClient
-from fedhet.errors import ConfigError
+from fedhet.core import check, trees
+from fedhet.core.client import FedClient
+from fedhet.core.errors import ConfigError
+from fedhet.core.messages import Broadcast, Update
+from fedhet.core.optimizers import Optimizer
+from fedhet.core.phases import Phase
+from fedhet.core.plugin import Plugin, Report
+from fedhet.core.strategy import FedStrategy
+from fedhet.core.trees import Tree
 from fedhet.maths import fedlex as maths
-from fedhet.messages import Broadcast, Update
-from fedhet.optimizers import Optimizer
-from fedhet.phases import Phase
-from fedhet.plugin import Plugin, Report
-from fedhet.strategy import FedStrategy
-from fedhet.trees import Tree
 
 log = logging.getLogger("fedhet")
 

@@ -41,14 +41,14 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from fedhet import check
-from fedhet.client import FedClient
+from fedhet.core import check
+from fedhet.core.client import FedClient
+from fedhet.core.messages import Broadcast, Update
+from fedhet.core.metrics import chunks
+from fedhet.core.plugin import Plugin
+from fedhet.core.strategy import FedStrategy
+from fedhet.core.trees import Tree
 from fedhet.maths.fednorm import contribution
-from fedhet.messages import Broadcast, Update
-from fedhet.metrics import chunks
-from fedhet.plugin import Plugin
-from fedhet.strategy import FedStrategy
-from fedhet.trees import Tree
 
 log = logging.getLogger("fedhet")
 

@@ -37,18 +37,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fedhet import check, trees
-from fedhet.admission.steps import check_steps, unbounded_merges
-from fedhet.client import FedClient
-from fedhet.errors import ConfigError
+from fedhet.core import check, trees
+from fedhet.core.admission import check_steps, unbounded_merges
+from fedhet.core.client import FedClient
+from fedhet.core.errors import ConfigError
+from fedhet.core.messages import Broadcast, LocalSettings, Update
+from fedhet.core.plugin import Plugin, overrides
+from fedhet.core.setting import Setting
+from fedhet.core.strategy import FedStrategy
+from fedhet.core.trees import Tree
 from fedhet.maths.fednova import Term, combine, normaliser
-from fedhet.messages import Broadcast, LocalSettings, Update
 from fedhet.methods.fedlex import FedLExPlugin
 from fedhet.methods.fedprox import FedProxPlugin
-from fedhet.plugin import Plugin, overrides
-from fedhet.setting import Setting
-from fedhet.strategy import FedStrategy
-from fedhet.trees import Tree
 
 STEPS = "fednova.steps"
 

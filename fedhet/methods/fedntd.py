@@ -30,14 +30,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from fedhet import check
-from fedhet.client import FedClient
-from fedhet.errors import ConfigError
+from fedhet.core import check
+from fedhet.core.client import FedClient
+from fedhet.core.errors import ConfigError
+from fedhet.core.messages import Broadcast
+from fedhet.core.plugin import Plugin
+from fedhet.core.strategy import FedStrategy
+from fedhet.core.training import Batch
 from fedhet.maths.fedntd import not_true_distillation
-from fedhet.messages import Broadcast
-from fedhet.plugin import Plugin
-from fedhet.strategy import FedStrategy
-from fedhet.training import Batch
 
 GLOBAL = "fedntd.global"  # the site's frozen copy of the received model
 

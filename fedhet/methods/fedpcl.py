@@ -55,19 +55,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from fedhet import check
-from fedhet.client import FedClient
-from fedhet.errors import ConfigError
+from fedhet.core import check
+from fedhet.core.client import FedClient
+from fedhet.core.errors import ConfigError
+from fedhet.core.messages import Broadcast, Extras, Update
+from fedhet.core.metrics import chunks
+from fedhet.core.phases import Phase
+from fedhet.core.setting import Setting
+from fedhet.core.strategy import FedStrategy
+from fedhet.core.training import Batch
+from fedhet.core.trees import Tree
+from fedhet.core.workspace import Scope
 from fedhet.maths import fedpcl as maths
-from fedhet.messages import Broadcast, Extras, Update
-from fedhet.metrics import chunks
 from fedhet.models.base import feature_head
-from fedhet.phases import Phase
-from fedhet.setting import Setting
-from fedhet.site import Scope
-from fedhet.strategy import FedStrategy
-from fedhet.training import Batch
-from fedhet.trees import Tree
 
 log = logging.getLogger("fedhet")
 

@@ -28,12 +28,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fedhet import check
-from fedhet.client import FedClient
+from fedhet.core import check
+from fedhet.core.client import FedClient
+from fedhet.core.messages import Broadcast
+from fedhet.core.plugin import Plugin
+from fedhet.core.strategy import FedStrategy
 from fedhet.maths.fedprox import add_proximal
-from fedhet.messages import Broadcast
-from fedhet.plugin import Plugin
-from fedhet.strategy import FedStrategy
 
 
 class FedProxPlugin(Plugin):

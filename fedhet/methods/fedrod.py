@@ -40,15 +40,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedhet import check, optimizers
-from fedhet.client import FedClient
+from fedhet.core import check, optimizers
+from fedhet.core.client import FedClient
+from fedhet.core.messages import Broadcast, Extras, Update
+from fedhet.core.phases import Phase
+from fedhet.core.setting import Setting
+from fedhet.core.strategy import FedStrategy
+from fedhet.core.training import Batch
 from fedhet.maths.fedrod import balanced_logits
-from fedhet.messages import Broadcast, Extras, Update
 from fedhet.models.base import feature_head
-from fedhet.phases import Phase
-from fedhet.setting import Setting
-from fedhet.strategy import FedStrategy
-from fedhet.training import Batch
 
 GAMMA = "fedrod.gamma"
 INIT = "fedrod.init"

@@ -43,13 +43,13 @@ from collections.abc import Iterator
 
 import torch
 
-from fedhet import check
-from fedhet.client import FedClient
+from fedhet.core import check
+from fedhet.core.client import FedClient
+from fedhet.core.messages import Update
+from fedhet.core.setting import Setting
+from fedhet.core.strategy import FedStrategy
+from fedhet.core.trees import Tree
 from fedhet.maths.fedsa import Options, aggregate_tensor
-from fedhet.messages import Update
-from fedhet.setting import Setting
-from fedhet.strategy import FedStrategy
-from fedhet.trees import Tree
 
 
 class FedSAClient(FedClient):

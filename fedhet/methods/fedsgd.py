@@ -35,14 +35,14 @@ from dataclasses import replace
 
 import torch
 
-from fedhet import check, optimizers, trees
-from fedhet.client import FedClient
-from fedhet.errors import ConfigError
-from fedhet.messages import Broadcast, Extras, Update
-from fedhet.phases import Phase
-from fedhet.setting import Setting
-from fedhet.strategy import FedStrategy
-from fedhet.trees import AnyTree, Tree
+from fedhet.core import check, optimizers, trees
+from fedhet.core.client import FedClient
+from fedhet.core.errors import ConfigError
+from fedhet.core.messages import Broadcast, Extras, Update
+from fedhet.core.phases import Phase
+from fedhet.core.setting import Setting
+from fedhet.core.strategy import FedStrategy
+from fedhet.core.trees import AnyTree, Tree
 
 CHUNK = "fedsgd.chunk"
 GRADIENT = "fedsgd.g"

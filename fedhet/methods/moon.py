@@ -37,14 +37,14 @@ import math
 import torch
 from torch import Tensor, nn
 
-from fedhet import check
-from fedhet.client import FedClient
+from fedhet.core import check
+from fedhet.core.client import FedClient
+from fedhet.core.messages import Broadcast, Update
+from fedhet.core.plugin import Plugin
+from fedhet.core.strategy import FedStrategy
+from fedhet.core.training import Batch
 from fedhet.maths.moon import contrastive
-from fedhet.messages import Broadcast, Update
 from fedhet.models.base import require_features
-from fedhet.plugin import Plugin
-from fedhet.strategy import FedStrategy
-from fedhet.training import Batch
 
 GLOBAL = "moon.global"  # the site's frozen copy of the received model
 PREVIOUS = "moon.previous"  # client state, and the site's frozen copy of it

@@ -46,17 +46,17 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from fedhet import check, trees
-from fedhet.admission.steps import check_steps, unbounded_merges
-from fedhet.client import FedClient
-from fedhet.errors import ConfigError
+from fedhet.core import check, trees
+from fedhet.core.admission import check_steps, unbounded_merges
+from fedhet.core.client import FedClient
+from fedhet.core.errors import ConfigError
+from fedhet.core.messages import Broadcast, Extras, LocalSettings, Update
+from fedhet.core.metrics import FORWARD_BATCH
+from fedhet.core.phases import Phase
+from fedhet.core.setting import Setting
+from fedhet.core.strategy import FedStrategy
+from fedhet.core.trees import AnyTree, Tree
 from fedhet.maths.scaffold import control_change, correction
-from fedhet.messages import Broadcast, Extras, LocalSettings, Update
-from fedhet.metrics import FORWARD_BATCH
-from fedhet.phases import Phase
-from fedhet.setting import Setting
-from fedhet.strategy import FedStrategy
-from fedhet.trees import AnyTree, Tree
 
 CONTROL = "scaffold.c"  # extra down: c
 GRADIENT = "scaffold.gradient"  # extra down: true under option I

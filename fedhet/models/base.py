@@ -10,10 +10,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedhet import check
-from fedhet.errors import ConfigError
+from fedhet.core import check
+from fedhet.core.errors import ConfigError
 
 
 class Classifier(nn.Module, ABC):
@@ -90,11 +89,6 @@ def norm_layer(norm: str, groups: int) -> Callable[[int], nn.Module]:
     """
     check.one_of("model.norm", norm, ("batch", "group"))
     return nn.BatchNorm2d if norm == "batch" else partial(nn.GroupNorm, groups)
-
-
-def norms(model: nn.Module) -> list[_BatchNorm]:
-    """Return the model's batch norms, identified by type."""
-    return [module for module in model.modules() if isinstance(module, _BatchNorm)]
 
 
 def feature_head(model: nn.Module, why: str) -> nn.Linear:

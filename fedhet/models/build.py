@@ -10,9 +10,9 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
-from fedhet import trees
 from fedhet.config.targets import find_target, instantiate
-from fedhet.errors import ConfigError
+from fedhet.core import trees
+from fedhet.core.errors import ConfigError
 from fedhet.models.base import trial_output
 
 if TYPE_CHECKING:

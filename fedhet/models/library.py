@@ -11,9 +11,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from fedhet import check
+from fedhet.core import check
+from fedhet.core.errors import ConfigError
 from fedhet.data.files import permitted
-from fedhet.errors import ConfigError
 from fedhet.models.base import Classifier, image_shape, trial_output
 from fedhet.record.files import read_tensors
 

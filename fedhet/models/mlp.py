@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from torch import Tensor, nn
 
-from fedhet import check
+from fedhet.core import check
 from fedhet.models.base import Classifier
 
 

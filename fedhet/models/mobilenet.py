@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from fedhet import check
+from fedhet.core import check
 from fedhet.models.base import Classifier, image_shape, norm_layer
 
 

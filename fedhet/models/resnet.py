@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from fedhet import check
+from fedhet.core import check
 from fedhet.models.base import Classifier, image_shape, norm_layer
 
 

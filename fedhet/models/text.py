@@ -8,8 +8,8 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from fedhet import check
-from fedhet.errors import ConfigError
+from fedhet.core import check
+from fedhet.core.errors import ConfigError
 from fedhet.models.base import Classifier
 
 

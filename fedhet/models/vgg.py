@@ -7,8 +7,8 @@ from itertools import pairwise
 
 from torch import Tensor, nn
 
-from fedhet import check
-from fedhet.errors import ConfigError
+from fedhet.core import check
+from fedhet.core.errors import ConfigError
 from fedhet.models.base import Classifier, image_shape
 
 

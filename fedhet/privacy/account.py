@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from fedhet.errors import ConfigError
-from fedhet.phases import Entry, sample_cohort
-from fedhet.privacy.noise import Content, Draw, Noise, seeded, unpredictable
+from fedhet.core.errors import ConfigError
+from fedhet.core.noise import Content, Draw, Noise, seeded, unpredictable
+from fedhet.core.phases import Entry, sample_cohort
 from fedhet.privacy.owner import composed, locked, spend
 
 if TYPE_CHECKING:
-    from fedhet.client import FedClient
-    from fedhet.messages import Extras, Update
-    from fedhet.plugin import Plugin
-    from fedhet.state import Store
-    from fedhet.strategy import FedStrategy
+    from fedhet.core.client import FedClient
+    from fedhet.core.messages import Extras, Update
+    from fedhet.core.plugin import Plugin
+    from fedhet.core.state import Store
+    from fedhet.core.strategy import FedStrategy
 
 log = logging.getLogger("fedhet")
 RELEASES = "privacy.releases"  # extra down: how many releases the server expects in the reply

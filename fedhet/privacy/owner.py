@@ -16,9 +16,9 @@ from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 
-from fedhet.privacy.noise import MAX_EPSILON, demanded, most_delta
+from fedhet.core.noise import MAX_EPSILON, demanded, most_delta
 from fedhet.record.files import write_json
-from fedhet.state import own_folder
+from fedhet.stores import own_folder
 
 History = tuple[tuple[float, int], ...]  # (noise multiplier, number of releases) pairs
 

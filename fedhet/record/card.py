@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import OmegaConf
 
-from fedhet.errors import clean
+from fedhet.core.errors import clean
+from fedhet.core.targets import TARGETS
 from fedhet.record.files import write_text
 from fedhet.record.summary import method_name, privacy_spent
-from fedhet.targets import TARGETS
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from fedhet.targets import TARGETS, Classes, LossOnly
+from fedhet.core.targets import TARGETS, Classes, LossOnly
 
 # `report.metric` -> the clients' own models that count by it, the first kind that a run has.
 OWN_MODELS = {

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from matplotlib.ticker import MaxNLocator
 
+from fedhet.core.targets import LossOnly, of_row
 from fedhet.record.labels import labels
 from fedhet.record.picture import Picture, margins, save, title
-from fedhet.targets import LossOnly, of_row
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

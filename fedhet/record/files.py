@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
 
-from fedhet.errors import DataError, WriteError
+from fedhet.core.errors import DataError, WriteError
 
 if TYPE_CHECKING:
-    from fedhet.trees import Tree
+    from fedhet.core.trees import Tree
 
 SPARE_BYTES = 2**16
 LARGEST_HEADER = 2**20  # of a safetensors file; a ResNet-152 has 100,000 bytes

@@ -11,7 +11,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from fedhet.errors import ConfigError, uncreatable
+from fedhet.core.errors import ConfigError, uncreatable
 
 log = logging.getLogger("fedhet")
 _held: set[Path] = set()  # by this process, to which its own locks are no obstacle

@@ -22,19 +22,19 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import nn
 
-from fedhet import trees
-from fedhet.check import integer
-from fedhet.client import KEEP, FedClient
-from fedhet.errors import ConfigError
-from fedhet.evaluation import Moment, evaluation_messages, evaluation_moment
-from fedhet.messages import Broadcast, Failure, Reply, Update
-from fedhet.models.parts import joined
+from fedhet.core import trees
+from fedhet.core.check import integer
+from fedhet.core.client import KEEP, FedClient
+from fedhet.core.errors import ConfigError
+from fedhet.core.evaluation import Moment, evaluation_messages, evaluation_moment
+from fedhet.core.messages import Broadcast, Failure, Reply, Update
+from fedhet.core.parts import joined
+from fedhet.core.trees import Tree
 from fedhet.record.files import fitting, read_tensors, save_tensors
-from fedhet.trees import Tree
 
 if TYPE_CHECKING:
+    from fedhet.core.strategy import FedStrategy
     from fedhet.record.run_folder import Recorder
-    from fedhet.strategy import FedStrategy
 
 log = logging.getLogger("fedhet")
 MB = 1e6

@@ -14,10 +14,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedhet.errors import WriteError, clean
+from fedhet.core.errors import WriteError, clean
+from fedhet.core.targets.table import of_row
 from fedhet.record.files import written
 from fedhet.record.summary import sums
-from fedhet.targets.table import of_row
 
 log = logging.getLogger("fedhet")
 VARIABLE = "FEDHET_METRICS_DIR"

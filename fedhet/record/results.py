@@ -10,13 +10,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedhet.check import one_of
-from fedhet.errors import ConfigError
+from fedhet.core.check import one_of
+from fedhet.core.errors import ConfigError
+from fedhet.core.targets import Classes
+from fedhet.core.trees import Tree
 from fedhet.record.files import read_tensors
 from fedhet.record.summary import headline, method_name
 from fedhet.record.terminal import summary_rows
-from fedhet.targets import Classes
-from fedhet.trees import Tree
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from fedhet.errors import RunFailed, WriteError, reason_of
+from fedhet.core.errors import RunFailed, WriteError, reason_of
 from fedhet.record import prometheus
 from fedhet.record.card import write_card
 from fedhet.record.environment import versions
@@ -35,9 +35,9 @@ from fedhet.record.summary import Row, summarise
 if TYPE_CHECKING:
     from fedhet.checkpoint.reopened import Past
     from fedhet.checkpoint.steps import Checkpoints
-    from fedhet.plugin import Report
+    from fedhet.core.plugin import Report
+    from fedhet.core.strategy import FedStrategy
     from fedhet.record.lock import Lock
-    from fedhet.strategy import FedStrategy
     from fedhet.trackers.tracking import Tracking
 
 log = logging.getLogger("fedhet")

@@ -14,10 +14,10 @@ from omegaconf import OmegaConf
 from fedhet.checkpoint import reopened
 from fedhet.checkpoint.folder import CheckpointFolder
 from fedhet.checkpoint.steps import Checkpoints
+from fedhet.core.workspace import Site, Speed
 from fedhet.data.given import recorded_config
 from fedhet.record.lock import Lock, claim
 from fedhet.record.run_folder import Recorder
-from fedhet.site import Site, Speed
 from fedhet.trackers.tracking import Tracking, tracker_of
 
 if TYPE_CHECKING:

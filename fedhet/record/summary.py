@@ -9,17 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fedhet import trees
-from fedhet.admission.outcome import starts_afresh
-from fedhet.check import counted
-from fedhet.metrics import comm_cost, effective_rounds
+from fedhet.core import trees
+from fedhet.core.check import counted
+from fedhet.core.metrics import comm_cost, effective_rounds
+from fedhet.core.state import state_sizes
+from fedhet.core.targets import TARGETS, Classes
 from fedhet.record.environment import peak_memory
-from fedhet.state import state_sizes
-from fedhet.targets import TARGETS, Classes
 
 if TYPE_CHECKING:
-    from fedhet.strategy import FedStrategy
-    from fedhet.targets import Target
+    from fedhet.core.strategy import FedStrategy
+    from fedhet.core.targets import Target
 
 Row = dict[str, Any]  # a line of rounds.jsonl
 
@@ -102,7 +101,7 @@ def summarise(
         **strategy.account.record(),
         "failures": failures,
         "rejected": dict(Counter(failure["reason"] for failure in failures)),
-        "restarted": sum(starts_afresh(f["reason"], strategy.setting) for f in failures),
+        "restarted": sum(strategy.setting.starts_afresh(f["reason"]) for f in failures),
         "degraded": lost_share(rows) > strategy.setting.replies.max_lost,
         "weights_sha256": trees.sha256(strategy.weights),
     }

@@ -20,16 +20,16 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from fedhet.check import counted
-from fedhet.errors import LONGEST_REASON, clean
+from fedhet.core.check import counted
+from fedhet.core.errors import LONGEST_REASON, clean
+from fedhet.core.targets import TARGETS, Classes, Target, of_row
 from fedhet.process import signals_deferred
 from fedhet.record import notebook
 from fedhet.record.summary import method_name, privacy_spent
-from fedhet.targets import TARGETS, Classes, Target, of_row
 
 if TYPE_CHECKING:
+    from fedhet.core.loop import Observer
     from fedhet.record.summary import Row
-    from fedhet.server import Observer
 
 log = logging.getLogger("fedhet")
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedhet.targets import TARGETS, Classes
+from fedhet.core.targets import TARGETS, Classes
 
 Check = Callable[[Any], bool]
 LARGEST = 10**300  # whole numbers beyond it are no floats

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedhet import report
-from fedhet.errors import clean
+from fedhet.core.errors import clean
 
 
 def main(argv: Sequence[str]) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.ticker import MaxNLocator
 
-from fedhet.check import counted
+from fedhet.core.check import counted
 from fedhet.record.deciding import OWN_MODELS
 from fedhet.report.document import FigureFile, joined
 from fedhet.report.study import Study

@@ -12,7 +12,7 @@ import yaml
 from fedhet.config.aliases import unfolded
 from fedhet.config.lines import key_of, value_of
 from fedhet.config.resuming import CELL
-from fedhet.errors import ConfigError, DataError, clean, has_diverged
+from fedhet.core.errors import ConfigError, DataError, clean, has_diverged
 from fedhet.record.run_folder import FORMAT, RUNNING
 from fedhet.record.summary import method_name
 from fedhet.report import checked

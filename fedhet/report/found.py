@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedhet.errors import ConfigError
+from fedhet.core.errors import ConfigError
 
 EXPERIMENT = "experiment.json"
 SUMMARY = "summary.json"

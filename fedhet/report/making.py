@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from fedhet.errors import clean
+from fedhet.core.errors import clean
 from fedhet.experiment.code import short
 from fedhet.experiment.tuning import FEWEST_OF_A_GRID
 from fedhet.report.document import NOTHING, Entry, Section, Table, number, plain

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import jinja2
 
-from fedhet.errors import clean
+from fedhet.core.errors import clean
 from fedhet.record.files import unwritable, write_text
 from fedhet.report import Written, curves, figures, making
 from fedhet.report.comparisons import statistics_section

@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from fedhet.errors import ConfigError, DataError, clean
+from fedhet.core.errors import ConfigError, DataError, clean
 from fedhet.report.folders import NOT_RUN, Cell, Source, Values, parsed, read_one
 from fedhet.report.found import EXPERIMENT
 

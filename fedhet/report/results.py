@@ -10,12 +10,12 @@ from typing import Any
 
 import pandas as pd
 
-from fedhet.errors import ConfigError, clean
+from fedhet.core.errors import ConfigError, clean
+from fedhet.core.targets import TARGETS, Classes
 from fedhet.record.results import COLUMNS
 from fedhet.report import checked, parts
 from fedhet.report.axes import differing, scalar
 from fedhet.report.folders import DIVERGED, Cell, Source, Values
-from fedhet.targets import TARGETS, Classes
 
 LOSS = "loss"
 # What runs of classes have in any case; the columns where no run has a result yet.

@@ -4,14 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from fedhet.report.document import (
-    NOT_SHOWN_WORSE,
-    NOTHING,
-    WORSE_IF_NORMAL,
-    Entry,
-    Table,
-    mean_std,
-)
+from fedhet.report.document import NOT_SHOWN_WORSE, NOTHING, WORSE_IF_NORMAL, Entry, Table, mean_std
 from fedhet.report.statistics import IF_NORMAL, NOT_SHOWN, compare
 from fedhet.report.study import SCORES, Study, paired
 

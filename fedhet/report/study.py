@@ -8,12 +8,12 @@ from typing import Any
 
 import pandas as pd
 
-from fedhet.errors import ConfigError
+from fedhet.core.errors import ConfigError
+from fedhet.core.targets import TARGETS, Classes, LossOnly, Target
 from fedhet.record.deciding import OWN_MODELS, own_models, own_score, validation_score
 from fedhet.record.summary import method_name
 from fedhet.report.folders import DIVERGED, Cell, Values
 from fedhet.report.results import Results, chosen
-from fedhet.targets import TARGETS, Classes, LossOnly, Target
 
 SEED = "seed"
 # Score of a run -> its title, in the order of the tables.

@@ -18,10 +18,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedhet.check import counted
 from fedhet.cli.columns import columns
 from fedhet.config.lines import by_key, value_of
-from fedhet.errors import ConfigError
+from fedhet.core.check import counted
+from fedhet.core.errors import ConfigError
 from fedhet.reproduce import paper as papers
 from fedhet.reproduce.paper import Paper
 from fedhet.reproduce.times import Time, note, read

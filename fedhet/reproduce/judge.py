@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedhet.config.lines import by_key, key_of, value_of
-from fedhet.errors import ConfigError
+from fedhet.core.errors import ConfigError
 from fedhet.experiment.axes import SEED
 from fedhet.report.results import Results, results
 from fedhet.reproduce.pairs import differences, sample, tuned

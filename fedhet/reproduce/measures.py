@@ -13,7 +13,7 @@ from statistics import mean, pstdev
 
 import numpy as np
 
-from fedhet.errors import ConfigError
+from fedhet.core.errors import ConfigError
 from fedhet.report.study import scores_of
 from fedhet.reproduce.runs import TRAIN, Point, Run
 

@@ -28,9 +28,9 @@ from typing import Any
 
 import yaml
 
-from fedhet.check import did_you_mean, one_of
 from fedhet.config import catalogue
-from fedhet.errors import ConfigError
+from fedhet.core.check import did_you_mean, one_of
+from fedhet.core.errors import ConfigError
 
 Labels = dict[str, str]  # axis -> the label of a value
 GROUP = "experiment"

@@ -12,7 +12,7 @@ from fedhet.report.folders import DIVERGED, Cell
 from fedhet.report.results import Results
 
 if TYPE_CHECKING:
-    from fedhet.trees import Tree
+    from fedhet.core.trees import Tree
 
 TRAIN = "train"
 Point = tuple[int, float]  # the number of a training round, and a score

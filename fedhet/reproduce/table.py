@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from fedhet.check import counted
+from fedhet.core.check import counted
 from fedhet.report.markdown import escaped
 from fedhet.reproduce.judge import Comparison, Row
 from fedhet.reproduce.measures import in_words, is_share

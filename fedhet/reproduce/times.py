@@ -6,7 +6,7 @@ import csv
 from pathlib import Path
 from typing import NamedTuple
 
-from fedhet.errors import ConfigError
+from fedhet.core.errors import ConfigError
 
 
 class Time(NamedTuple):

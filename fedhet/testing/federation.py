@@ -23,18 +23,18 @@ from typing import Any
 
 import torch
 
-from fedhet import trees
-from fedhet.client import FedClient
-from fedhet.messages import Broadcast, LocalSettings, Reply
-from fedhet.phases import locate
-from fedhet.plugin import Plugin
-from fedhet.privacy.noise import OFF, Noise
-from fedhet.setting import Setting
-from fedhet.site import Site
-from fedhet.state import MemoryStore
-from fedhet.strategy import FedStrategy
-from fedhet.task import Task
-from fedhet.trees import Tree
+from fedhet.core import trees
+from fedhet.core.client import FedClient
+from fedhet.core.messages import Broadcast, LocalSettings, Reply
+from fedhet.core.noise import OFF, Noise
+from fedhet.core.phases import locate
+from fedhet.core.plugin import Plugin
+from fedhet.core.setting import Setting
+from fedhet.core.strategy import FedStrategy
+from fedhet.core.task import Task
+from fedhet.core.trees import Tree
+from fedhet.core.workspace import Site
+from fedhet.stores import MemoryStore
 
 Alter = Callable[[list[Broadcast], list[Reply]], Iterable[Reply]]
 
@@ -55,14 +55,14 @@ class Federation:
         min_count: the smallest number of samples of which a client sends a statistic.
         buffers: what becomes of buffers: "average", "local" or "frozen".
         noise: what is done to the clients' replies (privacy.noise).
-        site: further arguments of `fedhet.site.Site`, such as `evaluations`.
+        site: further arguments of `fedhet.core.workspace.Site`, such as `evaluations`.
         options: the method's own options, such as {"lr_g": 0.5}.
         lr: the learning rate of the first round.
         epochs: local epochs.
         batch_size: samples in a local batch.
         local: further LocalSettings, such as {"momentum": 0.9}.
-        setting: further arguments of `fedhet.setting.Setting`: `rounds`, `fraction`, `on_failure`,
-            `server_opt`, ...
+        setting: further arguments of `fedhet.core.setting.Setting`: `rounds`, `fraction`,
+            `on_failure`, `server_opt`, ...
 
     Attributes:
         site: the task, the model and the prepared data.

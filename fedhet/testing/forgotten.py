@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedhet import trees
-from fedhet.checkpoint.values import Packer, remembered
-from fedhet.plugin import Plugin
-from fedhet.server_opt import ServerOptimizer
-from fedhet.strategy import FedStrategy
+from fedhet.core import trees
+from fedhet.core.memory import Packer, remembered
+from fedhet.core.plugin import Plugin
+from fedhet.core.server_opt import ServerOptimizer
+from fedhet.core.strategy import FedStrategy
 
 DEPTH = 3  # of objects in attributes of objects
 # What fedhet itself assigns in each step, and what never changes.

@@ -13,9 +13,9 @@ from unittest import mock
 
 from fedhet import config
 from fedhet.checkpoint.steps import Checkpoints
-from fedhet.errors import RunFailed
+from fedhet.core.errors import RunFailed
+from fedhet.core.task import Task
 from fedhet.record.results import Run
-from fedhet.task import Task
 from fedhet.testing.forgotten import Traces, forget, traces
 from fedhet.testing.runs import run_quietly
 

@@ -12,17 +12,18 @@ from unittest import mock
 
 import torch
 
-from fedhet import config, trees
+from fedhet import config
 from fedhet.config import Config
+from fedhet.core import trees
+from fedhet.core.messages import Broadcast, Reply, Update
+from fedhet.core.phases import locate
+from fedhet.core.task import Task
+from fedhet.core.trees import Tree
 from fedhet.flower import wire
 from fedhet.job import Job, run_job
-from fedhet.messages import Broadcast, Reply, Update
-from fedhet.phases import locate
 from fedhet.process import pinned_threads
 from fedhet.record.results import Run
-from fedhet.state import DiskStore
-from fedhet.task import Task
-from fedhet.trees import Tree
+from fedhet.stores import DiskStore
 
 
 def sha256(*overrides: str, task: Task | None = None) -> str:

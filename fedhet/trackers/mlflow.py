@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from filelock import FileLock
 
-from fedhet.check import optional, text
-from fedhet.errors import ConfigError
+from fedhet.core.check import optional, text
+from fedhet.core.errors import ConfigError
 from fedhet.trackers.base import Tracked, Tracker
 from fedhet.trackers.sweeps import group_of
 

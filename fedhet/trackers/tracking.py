@@ -13,7 +13,7 @@ from omegaconf import DictConfig
 
 from fedhet.checkpoint.reopened import read_json
 from fedhet.config.targets import instantiate
-from fedhet.errors import ConfigError, reason_of
+from fedhet.core.errors import ConfigError, reason_of
 from fedhet.record.files import write_json
 from fedhet.trackers.base import Tracked, Tracker
 from fedhet.trackers.sweeps import sweep_of

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
-from fedhet.check import one_of, optional, text
+from fedhet.core.check import one_of, optional, text
 from fedhet.trackers.base import Tracked, Tracker
 from fedhet.trackers.sweeps import group_of
 

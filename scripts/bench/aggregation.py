@@ -30,15 +30,15 @@ from typing import Any
 
 import torch
 
-from fedhet import trees
-from fedhet.messages import LocalSettings, Update
+from fedhet.core import trees
+from fedhet.core.messages import LocalSettings, Update
+from fedhet.core.server_opt import FedOpt
+from fedhet.core.setting import Setting
+from fedhet.core.task import ClientData, Samples, Task
+from fedhet.core.workspace import Site
 from fedhet.methods.fednorm import FedNormPlugin, Z
 from fedhet.methods.fedsa import FedSA
 from fedhet.models import ResNet18
-from fedhet.server_opt import FedOpt
-from fedhet.setting import Setting
-from fedhet.site import Site
-from fedhet.task import ClientData, Samples, Task
 
 
 def server(clients: int) -> FedSA:
@@ -99,7 +99,7 @@ def peak_memory(piece: str, clients: int) -> float:
 import resource, sys
 sys.path.insert(0, sys.argv[1])
 import aggregation, psutil, torch
-from fedhet import trees
+from fedhet.core import trees
 torch.set_num_threads(1)
 clients = int(sys.argv[3])
 strategy = aggregation.server(clients)

@@ -28,12 +28,12 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
 from workloads import CLASSES, COHORT, Data, TwoNN, criterion, data
 
+from fedhet.core.messages import Update
+from fedhet.core.task import ClientData, Samples, Task
+from fedhet.core.workspace import Site
 from fedhet.maths import fedgen, fedpcl
-from fedhet.messages import Update
 from fedhet.methods.fednorm import FedNormClient, FedNormPlugin
-from fedhet.site import Site
-from fedhet.state import MemoryStore
-from fedhet.task import ClientData, Samples, Task
+from fedhet.stores import MemoryStore
 
 REPS = 5
 

@@ -64,9 +64,9 @@ def client() -> Figures:
     """The time that a client's images take on their way to the model."""
     import torch
 
+    from fedhet.core.task import Samples, Task
+    from fedhet.core.workspace import Site
     from fedhet.data import Dataset, Federation, Partition, transform
-    from fedhet.site import Site
-    from fedhet.task import Samples, Task
 
     torch.set_num_threads(1)
     x = torch.randint(0, 256, (10_000, 3, 32, 32), dtype=torch.uint8)

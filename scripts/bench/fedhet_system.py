@@ -41,7 +41,7 @@ from workloads import (
 )
 
 import fedhet
-from fedhet.errors import ConfigError
+from fedhet.core.errors import ConfigError
 
 MODELS = {"W1": "mlp", "W2": "cnn"}
 

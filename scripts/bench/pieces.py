@@ -10,12 +10,12 @@ import psutil
 from torch import Tensor
 from workloads import CLASSES, synthetic
 
-from fedhet.client import FedClient
+from fedhet.core.client import FedClient
+from fedhet.core.messages import Broadcast, Update
+from fedhet.core.task import Samples
+from fedhet.core.trees import Tree
 from fedhet.data.dataset import Dataset
-from fedhet.messages import Broadcast, Update
 from fedhet.methods.fedavg import FedAvg
-from fedhet.task import Samples
-from fedhet.trees import Tree
 
 
 def dataset(*, name: str, data_dir: str, mean: Sequence[float], std: Sequence[float]) -> Dataset:

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 from workloads import CLASSES, COHORT, LR, WORKLOADS, Data, TwoNN
 
+from fedhet.core.optimizers import clip_norm
 from fedhet.maths import fedala, fedpcl
 from fedhet.maths.fedntd import not_true_distillation
 from fedhet.maths.fedprox import add_proximal
 from fedhet.maths.fedrod import balanced_softmax
 from fedhet.maths.moon import contrastive
 from fedhet.methods.fedgen.generator import Generator
-from fedhet.optimizers import clip_norm
 
 W1 = WORKLOADS["W1"]
 WIDTH = 200  # of the 2NN's features

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fedhet.task import ClientData, Samples, Task
+from fedhet.core.task import ClientData, Samples, Task
 
 CONTRASTS: list[Callable[[Tensor], Tensor]] = [
     lambda p: p,

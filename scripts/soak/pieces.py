@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedhet.errors import LostState
-from fedhet.messages import LOST, Broadcast, Update
+from fedhet.core.errors import LostState
+from fedhet.core.messages import LOST, Broadcast, Update
 from fedhet.methods.fednorm import FedNormPlugin, Z
 
 FAILED = "FEDHET_SOAK_FAILED"  # names a file of [client, step, reason]: who is absent

@@ -16,11 +16,11 @@ import pieces
 from flwr.common import Code, FitRes, Parameters, Status, ndarrays_to_parameters
 
 from fedhet.cli.main import main
+from fedhet.core.loop import Clock
+from fedhet.core.messages import Broadcast, Reply, Update, payload
 from fedhet.engines import local
 from fedhet.engines.pool import PoolCourier
 from fedhet.flower import wire
-from fedhet.messages import Broadcast, Reply, Update, payload
-from fedhet.server import Clock
 
 MAX_BYTES = 2**20  # that a reply may have beyond twice its message
 

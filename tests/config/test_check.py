@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from fedhet import check
-from fedhet.errors import ConfigError
+from fedhet.core import check
+from fedhet.core.errors import ConfigError
 
 
 @pytest.mark.parametrize("value", [0, 0.0, 1, 0.5, np.float64(0.5), np.int64(1)])

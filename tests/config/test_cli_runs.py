@@ -14,7 +14,7 @@ from fake_jobs import failing, install_jobs
 from fedhet.cli import main
 from fedhet.cli.errors import report_error
 from fedhet.config import Config
-from fedhet.errors import ConfigError, DataError, RunFailed
+from fedhet.core.errors import ConfigError, DataError, RunFailed
 
 pytestmark = pytest.mark.usefixtures("own_process", "read_once")
 ROOT = Path(__file__).parents[2]

@@ -16,7 +16,7 @@ from fedhet import config
 from fedhet.cli import main
 from fedhet.cli.launch import HydraTask
 from fedhet.config import Config
-from fedhet.errors import DataError, RunFailed
+from fedhet.core.errors import DataError, RunFailed
 
 pytestmark = pytest.mark.usefixtures("own_process")
 

@@ -15,7 +15,7 @@ from omegaconf.errors import ReadonlyConfigError
 
 from fedhet import config
 from fedhet.config import CONF, cached, compose
-from fedhet.errors import ConfigError
+from fedhet.core.errors import ConfigError
 
 
 def test_the_package_exports_what_it_announces() -> None:

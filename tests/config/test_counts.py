@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import fedhet
-from fedhet.check import counted
 from fedhet.cli import main
+from fedhet.core.check import counted
 from fedhet.data.toy import toy_task
 from fedhet.record.terminal import log_step, step_line
 

@@ -14,8 +14,8 @@ import pytest
 import fedhet
 from fedhet.cli import main
 from fedhet.config import composition
+from fedhet.core.errors import ConfigError
 from fedhet.data.toy import toy_task
-from fedhet.errors import ConfigError
 from fedhet.experiment import progress
 
 

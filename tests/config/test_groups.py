@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 
 from fedhet.config import cached, catalogue, compose
 from fedhet.config.targets import check_targets
-from fedhet.errors import ConfigError
+from fedhet.core.errors import ConfigError
 
 # A method may fix its server optimiser, and an experiment any group: both have tests of their own.
 GROUPS = {

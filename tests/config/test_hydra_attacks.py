@@ -15,7 +15,7 @@ from hydra.core.override_parser.types import Override
 from fedhet.config import catalogue, check_overrides, compose, composition, targets
 from fedhet.config.bases import Bases
 from fedhet.config.targets import find
-from fedhet.errors import ConfigError
+from fedhet.core.errors import ConfigError
 
 CALLBACK = "+hydra.callbacks.x="
 HANDLERS = "+hydra.job_logging.handlers="
@@ -196,7 +196,7 @@ def test_what_hydra_is_used_for_still_works(line: str) -> None:
     [
         "fedhet.record.files.append_line",
         "fedhet.config.pieces.extend_search_path",
-        "fedhet.state.DiskStore",
+        "fedhet.stores.DiskStore",
         "fedhet.methods.fedavg.FedAvg.client_cls",
         "fedhet.methods.fedavg.FedStrategy",
         "fedhet.config.targets.importlib.import_module",

@@ -18,8 +18,8 @@ from fedhet.cli import main
 from fedhet.config import Config, catalogue, validate
 from fedhet.config.catalogue import YamlSetting
 from fedhet.config.targets import instantiate
+from fedhet.core.errors import ConfigError
 from fedhet.data.toy import toy_task
-from fedhet.errors import ConfigError
 from fedhet.job import Job
 
 pytestmark = pytest.mark.usefixtures("own_process")

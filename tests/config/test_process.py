@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedhet.errors import ConfigError
+from fedhet.core.errors import ConfigError
 from fedhet.process import choose_device
 
 ROOT = Path(__file__).parents[2]

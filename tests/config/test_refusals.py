@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from fedhet.config import catalogue, compose
-from fedhet.errors import ConfigError
+from fedhet.core.errors import ConfigError
 
 PLUGINS = ", ".join(catalogue.choices("plugin"))
 REFUSED = [
@@ -107,7 +107,7 @@ def test_no_refusal_imports_torch() -> None:
     program = """
 import json, sys
 from fedhet.config import check_overrides
-from fedhet.errors import ConfigError
+from fedhet.core.errors import ConfigError
 for override in json.loads(sys.argv[1]):
     try:
         check_overrides([override], sweep=True)

@@ -16,8 +16,8 @@ from fedhet.cli.main import main as fedhet_main
 from fedhet.config import cached, compose
 from fedhet.config.interpolations import literal
 from fedhet.config.overrides import parse
+from fedhet.core.errors import ConfigError
 from fedhet.engines.flwr import _run_config
-from fedhet.errors import ConfigError
 from fedhet.flower.apps import client_for, server_for
 from fedhet.flower.telling import told
 from fedhet.job import Job

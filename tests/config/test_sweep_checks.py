@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fedhet.config import check_overrides
-from fedhet.errors import ConfigError
+from fedhet.core.errors import ConfigError
 
 pytestmark = pytest.mark.usefixtures("read_once")
 

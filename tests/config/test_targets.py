@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from fedhet.config import check_overrides, compose
 from fedhet.config.targets import check_targets, find_target, instantiate
-from fedhet.errors import ConfigError, DataError
+from fedhet.core.errors import ConfigError, DataError
 
 
 class Piece:

@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 import fedhet
 from fedhet.cli.main import main
 from fedhet.config import compose, validate
-from fedhet.errors import ConfigError
+from fedhet.core.errors import ConfigError
 
 # key -> (values that are allowed, values that are refused)
 RANGES = {

@@ -8,9 +8,9 @@ from typing import Any
 
 from flwr.common import FitRes
 
+from fedhet.core.messages import Broadcast, Failure
 from fedhet.data.toy import toy_task
 from fedhet.flower import encoding, wire
-from fedhet.messages import Broadcast, Failure
 from fedhet.methods.fednorm import FedNormPlugin
 from fedhet.methods.scaffold import Scaffold
 

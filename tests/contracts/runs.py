@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from fedhet.core.task import ClientData, Task
 from fedhet.data.toy import toy_task
-from fedhet.task import ClientData, Task
 
 SHORT = ["method=fedavg", "rounds=3", "fraction=0.4", "client.lr=0.1", "client.epochs=1"]
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from fedhet import trees
+from fedhet.core import trees
+from fedhet.core.messages import Broadcast
 from fedhet.data.toy import toy_task
-from fedhet.messages import Broadcast
 from fedhet.methods.fedavg import FedAvg
 
 Federation = Callable[..., Any]

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from torch import nn
 
+from fedhet.core.task import Task
 from fedhet.data.toy import toy_task
-from fedhet.task import Task
 
 
 def with_dropout() -> Task:

@@ -10,18 +10,18 @@ import pytest
 import torch
 from torch import nn
 
-from fedhet import trees
+from fedhet.core import trees
+from fedhet.core.errors import ConfigError, RunFailed
+from fedhet.core.evaluation import evaluation_messages
+from fedhet.core.messages import Broadcast, Update
+from fedhet.core.server_opt import FedAvgM, FedOpt, ServerOptimizer
+from fedhet.core.task import ClientData, Samples, Task
+from fedhet.core.workspace import Site
 from fedhet.data.toy import toy_task
-from fedhet.errors import ConfigError, RunFailed
-from fedhet.evaluation import evaluation_messages
-from fedhet.messages import Broadcast, Update
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fedbn import NORMS, FedBN
 from fedhet.methods.fednorm import FedNormPlugin
 from fedhet.methods.scaffold import Scaffold
-from fedhet.server_opt import FedAvgM, FedOpt, ServerOptimizer
-from fedhet.site import Site
-from fedhet.task import ClientData, Samples, Task
 
 Federation = Callable[..., Any]
 MEAN, VAR, COUNT = "body.1.running_mean", "body.1.running_var", "body.1.num_batches_tracked"

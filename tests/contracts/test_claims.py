@@ -9,12 +9,10 @@ import pytest
 import torch
 from contracts.steps import Federation, after_a_step
 
+from fedhet.core.errors import ConfigError
+from fedhet.core.merging import Krum, Mean, NormFilter
+from fedhet.core.messages import Broadcast
 from fedhet.data.toy import toy_task
-from fedhet.errors import ConfigError
-from fedhet.merging.krum import Krum
-from fedhet.merging.mean import Mean
-from fedhet.merging.norms import NormFilter
-from fedhet.messages import Broadcast
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fedgmm import FedGMMPlugin
 from fedhet.methods.fednova import FedNova

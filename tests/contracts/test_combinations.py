@@ -10,12 +10,17 @@ import torch
 from contracts.short import shortened, slow_unless
 from torch import Tensor
 
-from fedhet import trees
 from fedhet.config import catalogue
+from fedhet.core import trees
+from fedhet.core.errors import ConfigError
+from fedhet.core.messages import Broadcast, Update
+from fedhet.core.optimizers import Optimizer
+from fedhet.core.phases import locate
+from fedhet.core.plugin import Plugin
+from fedhet.core.training import Batch
+from fedhet.core.trees import Tree
 from fedhet.data.toy import toy_task
-from fedhet.errors import ConfigError
 from fedhet.job import Job
-from fedhet.messages import Broadcast, Update
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fednova import FedNova
 from fedhet.methods.fedpcl import FedPCL
@@ -23,12 +28,7 @@ from fedhet.methods.fedprox import FedProxPlugin
 from fedhet.methods.fedsa import FedSA
 from fedhet.methods.fedsgd import FedSGD
 from fedhet.methods.scaffold import Scaffold
-from fedhet.optimizers import Optimizer
-from fedhet.phases import locate
-from fedhet.plugin import Plugin
-from fedhet.state import MemoryStore
-from fedhet.training import Batch
-from fedhet.trees import Tree
+from fedhet.stores import MemoryStore
 
 Federation = Callable[..., Any]
 

@@ -19,12 +19,13 @@ from composing import composed
 from contracts.short import shortened
 from omegaconf import OmegaConf
 
-from fedhet import config, trees
+from fedhet import config
 from fedhet.cli.compatibility import compatibility
 from fedhet.config import Config, catalogue
 from fedhet.config.targets import find_target
+from fedhet.core import trees
+from fedhet.core.errors import ConfigError
 from fedhet.data.toy import toy_task
-from fedhet.errors import ConfigError
 from fedhet.job import Job
 from fedhet.testing import Apart, check_choice, run_quietly
 

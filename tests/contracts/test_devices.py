@@ -24,16 +24,16 @@ from engines.fast import images
 from pretend_device import Copies, count_copies, pretend_device
 from torch import Tensor
 
-from fedhet import trees
-from fedhet.client import FedClient
+from fedhet.core import trees
+from fedhet.core.client import FedClient
+from fedhet.core.errors import RunFailed
+from fedhet.core.targets import cross_entropy
+from fedhet.core.task import ClientData, Task
 from fedhet.data.augment import CropFlip
 from fedhet.data.toy import toy_task
 from fedhet.engines import vectorized
-from fedhet.errors import RunFailed
 from fedhet.methods.fedavg import FedAvgClient
 from fedhet.models import CharLSTM
-from fedhet.targets import cross_entropy
-from fedhet.task import ClientData, Task
 from fedhet.testing import Apart
 
 Launch = Callable[..., Any]
@@ -133,8 +133,8 @@ def test_what_fedavg_copies(launch: Launch) -> None:
     for (_, way, line), number in copies.items():
         by_function[way, line.partition(",")[0], line.rpartition(" ")[2]] += number
     assert by_function == {
-        ("cpu -> pretend:0", "fedhet/task.py", "to"): 2 * 3,  # x and y
-        ("cpu -> pretend:0, asynchronous", "fedhet/training.py", "train_model"): 2 * 3 * 4,
+        ("cpu -> pretend:0", "fedhet/core/task.py", "to"): 2 * 3,  # x and y
+        ("cpu -> pretend:0, asynchronous", "fedhet/core/training.py", "train_model"): 2 * 3 * 4,
     }
 
 

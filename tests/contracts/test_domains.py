@@ -9,11 +9,11 @@ import pytest
 import torch
 from contracts.short import shortened
 
-from fedhet.admission import gate
 from fedhet.config import catalogue
+from fedhet.core import admission as gate
+from fedhet.core.messages import Update
 from fedhet.data.toy import toy_task
 from fedhet.job import run_job
-from fedhet.messages import Update
 
 PAGE = (Path(__file__).parents[2] / "docs" / "faults.md").read_text(encoding="utf-8")
 

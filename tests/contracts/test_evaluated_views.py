@@ -10,7 +10,7 @@ from contracts.runs import SHORT, validated, without_seconds
 from contracts.short import slow
 
 from fedhet.config import compose
-from fedhet.errors import ConfigError
+from fedhet.core.errors import ConfigError
 
 Launch = Callable[..., Any]
 

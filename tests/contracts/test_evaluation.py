@@ -14,15 +14,15 @@ from pandas import DataFrame
 from torch import nn
 
 import fedhet
-from fedhet.client import FedClient
 from fedhet.config import compose
+from fedhet.core.client import FedClient
+from fedhet.core.errors import ConfigError, RunFailed
+from fedhet.core.messages import Broadcast, Update
+from fedhet.core.targets import macro_f1
+from fedhet.core.task import Samples
 from fedhet.data.toy import toy_task
-from fedhet.errors import ConfigError, RunFailed
-from fedhet.messages import Broadcast, Update
 from fedhet.methods.fedavg import FedAvg
 from fedhet.record.terminal import step_line
-from fedhet.targets import macro_f1
-from fedhet.task import Samples
 
 Launch = Callable[..., Any]
 

@@ -13,14 +13,14 @@ from composing import composed
 from torch import nn
 
 from fedhet.config import Config
+from fedhet.core.evaluation import evaluation_messages
+from fedhet.core.messages import Broadcast
+from fedhet.core.plugin import Plugin
+from fedhet.core.workspace import Evaluations
 from fedhet.data.toy import toy_task
-from fedhet.evaluation import evaluation_messages
 from fedhet.job import Job
-from fedhet.messages import Broadcast
 from fedhet.methods.fedala import FedALA
 from fedhet.methods.fedavg import FedAvg
-from fedhet.plugin import Plugin
-from fedhet.site import Evaluations
 
 LOWERED = {
     "cosine": ["client.schedule=cosine"],

@@ -26,18 +26,18 @@ from flwr.server.client_proxy import ClientProxy
 from flwr.server.history import History
 from torch import nn
 
-from fedhet import trees
-from fedhet.client import FedClient
+from fedhet.core import trees
+from fedhet.core.client import FedClient
+from fedhet.core.errors import RunFailed
+from fedhet.core.evaluation import global_scores
+from fedhet.core.messages import Broadcast
 from fedhet.data.toy import toy_task
-from fedhet.errors import RunFailed
-from fedhet.evaluation import global_scores
 from fedhet.flower import wire
 from fedhet.job import Job
-from fedhet.messages import Broadcast
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fednorm import FedNormPlugin
 from fedhet.methods.scaffold import Scaffold
-from fedhet.state import MemoryStore
+from fedhet.stores import MemoryStore
 
 Launch = Callable[..., Any]
 MakeClient = Callable[[dict[str, Any]], FedClient]

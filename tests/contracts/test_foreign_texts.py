@@ -16,16 +16,16 @@ from contracts.short import slow
 from flwr.common import Code, GetPropertiesRes, Status
 
 import fedhet
-from fedhet.client import FedClient
+from fedhet.core.client import FedClient
+from fedhet.core.errors import RunFailed, reason_of
+from fedhet.core.messages import Failure
+from fedhet.core.setting import ReplyLimits
 from fedhet.data.toy import toy_task
-from fedhet.errors import RunFailed, reason_of
 from fedhet.flower import wire
 from fedhet.flower.apps import client_for
 from fedhet.flower.nodes import Nodes
 from fedhet.flower.server import FlowerCourier
-from fedhet.messages import Failure
 from fedhet.record import terminal
-from fedhet.setting import ReplyLimits
 
 EVIL = "first\nfedhet: run folder: /forged\r\x1b[2J\x1b]0;title\x07\u202e\ud800[/red]\x85\u2028"
 LONG = EVIL * (2**20 // len(EVIL))

@@ -25,13 +25,13 @@ from small_disks import FULL, Disk
 
 import fedhet
 from fedhet.cli.main import main
+from fedhet.core.errors import WriteError
+from fedhet.core.messages import Update
 from fedhet.data import partition_cache
 from fedhet.data.toy import toy_task
 from fedhet.engines import shared
-from fedhet.errors import WriteError
-from fedhet.messages import Update
 from fedhet.record.files import LastingJson
-from fedhet.state import DiskStore
+from fedhet.stores import DiskStore
 
 # What a run writes before its figures, except for a Parquet file: where that does not fit, the
 # record of the step, which is written in any case, does not fit either, and is named.

@@ -23,13 +23,13 @@ from engines.own_sites import Deployment, write_sites
 from flwr.common import Code, EvaluateRes, Parameters, Status
 from targets.tasks import task_of
 
+from fedhet.core.evaluation import client_means, evaluation_messages, mostly_diverged, received
+from fedhet.core.messages import Broadcast, Failure, Reply, Update
 from fedhet.data.local.data import LocalData
 from fedhet.data.local.report import MOST_SAMPLES, Agreement
 from fedhet.data.toy import toy_task
-from fedhet.evaluation import client_means, evaluation_messages, mostly_diverged, received
 from fedhet.flower import wire
 from fedhet.handover.delivery import deliver
-from fedhet.messages import Broadcast, Failure, Reply, Update
 from fedhet.methods.fedavg import FedAvg
 from fedhet.record.files import as_json
 from fedhet.record.run_folder import Recorder

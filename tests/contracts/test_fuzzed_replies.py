@@ -11,9 +11,9 @@ from contracts.fuzzing import CASES, damage, mutate
 from contracts.hostile import LIMIT, Federation, exchange, forge, skipping
 from flwr.common import FitRes, Parameters
 
-from fedhet import trees
+from fedhet.core import trees
+from fedhet.core.messages import Failure, Update
 from fedhet.flower import wire
-from fedhet.messages import Failure, Update
 
 
 @pytest.mark.parametrize("cases", CASES)

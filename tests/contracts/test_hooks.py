@@ -10,15 +10,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedhet.core.errors import ConfigError
+from fedhet.core.messages import Broadcast, Update
+from fedhet.core.plugin import Plugin
+from fedhet.core.training import Batch
+from fedhet.core.trees import Tree
 from fedhet.data.toy import toy_task
-from fedhet.errors import ConfigError
-from fedhet.messages import Broadcast, Update
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fedprox import FedProxPlugin
 from fedhet.methods.scaffold import Scaffold
-from fedhet.plugin import Plugin
-from fedhet.training import Batch
-from fedhet.trees import Tree
 
 Federation = Callable[..., Any]
 

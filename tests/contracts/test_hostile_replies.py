@@ -29,10 +29,10 @@ from contracts.hostile import (
 from contracts.short import slow
 from flwr.common import Parameters
 
-from fedhet.admission.fields import clean
+from fedhet.core.messages import Broadcast, Failure, Update
 from fedhet.data.toy import toy_task
 from fedhet.flower import encoding, wire
-from fedhet.messages import Broadcast, Failure, Update
+from fedhet.flower.fields import clean
 from fedhet.methods.scaffold import Scaffold
 
 DEEP = "[" * 200_000

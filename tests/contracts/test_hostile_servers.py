@@ -15,16 +15,15 @@ import pytest
 import torch
 from contracts.hostile import Federation, Header
 
-from fedhet import state
-from fedhet.admission.phases import serves
-from fedhet.client import FedClient
+from fedhet import stores
+from fedhet.core.client import FedClient, serves
+from fedhet.core.errors import Rejected
+from fedhet.core.messages import Broadcast, Failure, LocalSettings
+from fedhet.core.plugin import Plugin
 from fedhet.data.toy import toy_task
-from fedhet.errors import Rejected
 from fedhet.flower import encoding, wire
-from fedhet.messages import Broadcast, Failure, LocalSettings
 from fedhet.methods.fedlex import FedLExPlugin
 from fedhet.methods.scaffold import Scaffold
-from fedhet.plugin import Plugin
 
 
 def forged(msg: Broadcast, change: Callable[[Header], Any]) -> tuple[list[Any], dict[str, Any]]:
@@ -143,7 +142,7 @@ def test_what_serves_a_phase() -> None:
 
 
 def test_a_damaged_state_is_noticed(tmp_path: Path) -> None:
-    store = state.DiskStore(tmp_path)
+    store = stores.DiskStore(tmp_path)
     store.save(3, 1, {"a": torch.ones(8)}, keep=[0])
     (file,) = (tmp_path / "3").iterdir()
     content = bytearray(file.read_bytes())
@@ -168,7 +167,7 @@ def test_each_run_has_states_of_its_own(
     runs = [federation(toy_task(), Scaffold, rounds=4, seed=seed) for seed in (0, 1)]
     alone = [federation(toy_task(), Scaffold, rounds=4, seed=seed) for seed in (0, 1)]
     for run in runs:
-        run.store = state.store_at_site
+        run.store = stores.store_at_site
     for _ in range(2):
         for run in (*runs, *alone):
             run.step()
@@ -185,23 +184,23 @@ def test_states_are_kept_in_a_folder_of_the_users_own(
     monkeypatch.delenv("FEDHET_STATE_DIR", raising=False)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     own = tmp_path / f"fedhet-{os.getuid()}"
-    home = state.state_folder("1")
+    home = stores.state_folder("1")
     assert home.parent == own / "fedhet-state"
     assert home.parent.stat().st_mode & 0o777 == 0o700
     home.parent.chmod(0o750)
     with pytest.raises(ValueError, match="mode 0750"):
-        state.state_folder("2")
+        stores.state_folder("2")
     home.parent.chmod(0o700)
     own.chmod(0o777)
     with pytest.raises(ValueError, match="mode 0777"):
-        state.state_folder("2")
+        stores.state_folder("2")
     own.rename(tmp_path / "elsewhere")
     (tmp_path / "elsewhere").chmod(0o700)
     own.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(ValueError, match="must be a folder of this user"):
-        state.state_folder("2")
+        stores.state_folder("2")
     own.unlink()
     monkeypatch.setattr(os, "getuid", lambda: 12345)
     (tmp_path / "fedhet-12345").mkdir()
     with pytest.raises(ValueError, match="uid 12345"):
-        state.state_folder("3")
+        stores.state_folder("3")

@@ -11,17 +11,17 @@ import pytest
 import torch
 from contracts.runs import SHORT, rows, validated
 
-from fedhet import trees
-from fedhet.admission.jumps import Undo
-from fedhet.client import FedClient
+from fedhet.core import trees
+from fedhet.core.admission import Undo
+from fedhet.core.client import FedClient
+from fedhet.core.errors import RunFailed
+from fedhet.core.messages import Broadcast, Reply, Update
+from fedhet.core.setting import ReplyLimits
+from fedhet.core.task import Task
 from fedhet.data.toy import toy_task
-from fedhet.errors import RunFailed
-from fedhet.messages import Broadcast, Reply, Update
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.scaffold import Scaffold
 from fedhet.models import MLP
-from fedhet.setting import ReplyLimits
-from fedhet.task import Task
 
 Launch = Callable[..., Any]
 ALL = ["fraction=1", "on_failure=skip", "replies.max_lost=1"]

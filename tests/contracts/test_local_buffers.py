@@ -20,15 +20,15 @@ from torch import Tensor, nn
 
 import fedhet
 from fedhet.config import Config
+from fedhet.core.errors import ConfigError
+from fedhet.core.evaluation import evaluation_messages, global_scores
+from fedhet.core.messages import Update
+from fedhet.core.workspace import Evaluations
 from fedhet.data.toy import toy_task
-from fedhet.errors import ConfigError
-from fedhet.evaluation import evaluation_messages, global_scores
 from fedhet.job import Job
-from fedhet.messages import Update
 from fedhet.methods.fedavg import FedAvg
 from fedhet.record.terminal import print_summary
-from fedhet.site import Evaluations
-from fedhet.state import MemoryStore
+from fedhet.stores import MemoryStore
 
 Launch = Callable[..., Any]
 Federation = Callable[..., Any]

@@ -13,17 +13,17 @@ from composing import composed
 from contracts.short import SHORT, slow, slow_unless
 
 from fedhet.config import catalogue
+from fedhet.core.errors import ConfigError
+from fedhet.core.loop import Clock
+from fedhet.core.messages import Broadcast, LocalSettings
+from fedhet.core.plugin import Plugin
+from fedhet.core.workspace import Evaluations
 from fedhet.data.toy import toy_task
 from fedhet.engines.vectorized import VectorCourier
-from fedhet.errors import ConfigError
 from fedhet.flower import wire
-from fedhet.messages import Broadcast, LocalSettings
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fednova import FedNova
 from fedhet.methods.scaffold import Scaffold
-from fedhet.plugin import Plugin
-from fedhet.server import Clock
-from fedhet.site import Evaluations
 
 Launch = Callable[..., Any]
 Federation = Callable[..., Any]
@@ -187,7 +187,7 @@ def test_compiled_steps_are_counted(
 
 def test_what_counts_epochs_of_its_own_is_unaffected(federation: Federation) -> None:
     """Ditto's v_k, FedBABU's fine-tuning and eval.finetune_epochs name their own epochs."""
-    from fedhet.evaluation import evaluation_messages
+    from fedhet.core.evaluation import evaluation_messages
     from fedhet.methods.ditto import PERSONAL, Ditto
     from fedhet.methods.fedbabu import FedBABU
 

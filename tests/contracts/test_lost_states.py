@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
+from fedhet.core.errors import RunFailed
+from fedhet.core.evaluation import evaluation_messages, received
+from fedhet.core.messages import LOST, Failure
 from fedhet.data.toy import toy_task
-from fedhet.errors import RunFailed
-from fedhet.evaluation import evaluation_messages, received
 from fedhet.flower import wire
-from fedhet.messages import LOST, Failure
 from fedhet.methods.ditto import Ditto
 from fedhet.methods.scaffold import Scaffold
-from fedhet.state import DiskStore
+from fedhet.stores import DiskStore
 
 Launch = Callable[..., Any]
 

@@ -11,20 +11,17 @@ import torch
 from contracts.short import slow
 from contracts.steps import VALUES, Federation, after_a_step, moved, scaling, sending
 
-from fedhet import trees
+from fedhet.core import trees
+from fedhet.core.evaluation import global_scores
+from fedhet.core.merging import Krum, Mean, Median, NormClip, NormFilter, TrimmedMean
+from fedhet.core.messages import Broadcast, Update
+from fedhet.core.trees import Tree
 from fedhet.data.toy import toy_task
-from fedhet.evaluation import global_scores
-from fedhet.merging.coordinates import Median, TrimmedMean
-from fedhet.merging.krum import Krum
-from fedhet.merging.mean import Mean
-from fedhet.merging.norms import NormClip, NormFilter
-from fedhet.messages import Broadcast, Update
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fedbn import FedBN
 from fedhet.methods.fedsgd import FedSGD
 from fedhet.methods.scaffold import Scaffold
 from fedhet.methods.sgdm import SGDM
-from fedhet.trees import Tree
 
 
 # ---- what takes effect

@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 from contracts.steps import VALUES, Federation, after_a_step, moved, sending
 
-from fedhet import trees
-from fedhet.errors import RunFailed
-from fedhet.merging.mean import Mean
-from fedhet.merging.norms import NormClip, NormFilter
-from fedhet.messages import Broadcast
+from fedhet.core import trees
+from fedhet.core.errors import RunFailed
+from fedhet.core.merging import Mean, NormClip, NormFilter
+from fedhet.core.messages import Broadcast
 from fedhet.methods.scaffold import Scaffold
 
 

@@ -12,14 +12,14 @@ import torch
 from contracts.tasks import with_dropout
 from flwr.common import Code, FitRes, Status, ndarrays_to_parameters
 
+from fedhet.core.messages import Broadcast, Failure, LocalSettings, Update
+from fedhet.core.setting import ReplyLimits
 from fedhet.data.toy import toy_task
 from fedhet.flower import wire
 from fedhet.flower.nodes import Nodes
-from fedhet.messages import Broadcast, Failure, LocalSettings, Update
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fednorm import FedNormPlugin
 from fedhet.methods.scaffold import Scaffold
-from fedhet.setting import ReplyLimits
 
 
 @pytest.mark.parametrize(

@@ -21,17 +21,17 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import fedhet
-from fedhet.client import KEEP, FedClient
+from fedhet.core.client import KEEP, FedClient
+from fedhet.core.errors import ConfigError
+from fedhet.core.evaluation import evaluation_messages
+from fedhet.core.messages import Broadcast, Failure
+from fedhet.core.metrics import score
 from fedhet.data.toy import toy_task
-from fedhet.errors import ConfigError
-from fedhet.evaluation import evaluation_messages
 from fedhet.job import Job
-from fedhet.messages import Broadcast, Failure
 from fedhet.methods.fedavg import FedAvg
-from fedhet.metrics import score
 from fedhet.record import files
 from fedhet.record.personal import PersonalModels
-from fedhet.state import MemoryStore
+from fedhet.stores import MemoryStore
 
 Launch = Callable[..., Any]
 
@@ -76,7 +76,7 @@ def recorded(run: Any, round: int, view: str, pid: int) -> dict[str, float]:
 @pytest.fixture
 def second_is_best(monkeypatch: pytest.MonkeyPatch) -> None:
     """Validation finds the second evaluation the best, whatever the models are like."""
-    from fedhet.evaluation import client_means
+    from fedhet.core.evaluation import client_means
 
     count = itertools.count()
 
@@ -85,7 +85,7 @@ def second_is_best(monkeypatch: pytest.MonkeyPatch) -> None:
         found = [name for name in scores if name.startswith("acc_") and "_val_" in name]
         return scores | dict.fromkeys(found, 1 / (2 + abs(1 - next(count) % 5)))
 
-    monkeypatch.setattr("fedhet.server.client_means", means)
+    monkeypatch.setattr("fedhet.core.loop.client_means", means)
 
 
 @pytest.mark.usefixtures("second_is_best")

@@ -9,14 +9,14 @@ import pytest
 import torch
 from contracts.three import TOLERANCE, Three
 
-from fedhet import trees
+from fedhet.core import trees
+from fedhet.core.errors import RunFailed
+from fedhet.core.messages import Broadcast, Failure, Update
+from fedhet.core.phases import Phase
+from fedhet.core.server_opt import FedAvgM
 from fedhet.data.toy import toy_task
-from fedhet.errors import RunFailed
 from fedhet.flower import encoding, wire
-from fedhet.messages import Broadcast, Failure, Update
 from fedhet.methods.fedavg import FedAvg
-from fedhet.phases import Phase
-from fedhet.server_opt import FedAvgM
 
 CLIENTS = 5
 

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from contracts.three import Three
 
+from fedhet.core.messages import Broadcast, Update
+from fedhet.core.phases import Phase
+from fedhet.core.plugin import Plugin
+from fedhet.core.trees import Tree
 from fedhet.data.toy import toy_task
-from fedhet.messages import Broadcast, Update
 from fedhet.methods.fedavg import FedAvg
-from fedhet.phases import Phase
-from fedhet.plugin import Plugin
-from fedhet.trees import Tree
 
 CLIENTS = 5
 

@@ -12,21 +12,18 @@ from composing import composed
 from omegaconf import OmegaConf
 
 import fedhet
-from fedhet import trees
 from fedhet.config import Config, catalogue
+from fedhet.core import trees
+from fedhet.core.errors import ConfigError, RunFailed
+from fedhet.core.merging import Krum, Mean, Median, NormClip, NormFilter, TrimmedMean
+from fedhet.core.messages import Update
+from fedhet.core.plugin import Plugin
+from fedhet.core.setting import ReplyLimits, check_cohorts
+from fedhet.core.trees import Tree
 from fedhet.data.toy import toy_task
-from fedhet.errors import ConfigError, RunFailed
 from fedhet.job import Job
-from fedhet.merging.coordinates import Median, TrimmedMean
-from fedhet.merging.krum import Krum
-from fedhet.merging.mean import Mean
-from fedhet.merging.norms import NormClip, NormFilter
-from fedhet.messages import Update
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fedbn import FedBN
-from fedhet.plugin import Plugin
-from fedhet.setting import ReplyLimits, check_cohorts
-from fedhet.trees import Tree
 
 Federation = Callable[..., Any]
 

@@ -12,13 +12,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedhet.core.errors import RunFailed
+from fedhet.core.messages import Broadcast, Failure, Reply, Update
+from fedhet.core.task import ClientData, Samples, Task
 from fedhet.data.toy import toy_task
-from fedhet.errors import RunFailed
-from fedhet.messages import Broadcast, Failure, Reply, Update
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fednorm import FedNormPlugin
 from fedhet.methods.scaffold import Scaffold
-from fedhet.task import ClientData, Samples, Task
 
 Change = Callable[[Update], Reply]
 NAN = float("nan")

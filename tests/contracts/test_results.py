@@ -14,7 +14,7 @@ from contracts.runs import SHORT, rows, validated
 from contracts.short import slow_unless
 
 import fedhet
-from fedhet.errors import ConfigError
+from fedhet.core.errors import ConfigError
 from fedhet.record import figures
 from fedhet.record.labels import CLASS_COLORS, labels
 from fedhet.record.picture import Picture, title

@@ -13,10 +13,10 @@ from contracts.short import SHORT, slow_unless
 
 import fedhet
 from fedhet import config
-from fedhet.client import FedClient
 from fedhet.config import catalogue, composition
+from fedhet.core.client import FedClient
+from fedhet.core.messages import Broadcast, Update
 from fedhet.data.toy import toy_task
-from fedhet.messages import Broadcast, Update
 from fedhet.methods.scaffold import ControlVariates
 from fedhet.record.results import Run
 from fedhet.testing import check_equal, check_resume, run_quietly

@@ -11,10 +11,10 @@ import pytest
 import safetensors.torch
 from contracts.runs import SHORT, rows, validated
 
-from fedhet import trees
+from fedhet.core import trees
+from fedhet.core.errors import ConfigError, RunFailed
+from fedhet.core.evaluation import Selection
 from fedhet.data.toy import toy_task
-from fedhet.errors import ConfigError, RunFailed
-from fedhet.evaluation import Selection
 
 Launch = Callable[..., Any]
 

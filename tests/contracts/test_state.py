@@ -11,13 +11,14 @@ import pytest
 import torch
 from flwr.common import RecordDict
 
-from fedhet import state
-from fedhet.client import FedClient
+from fedhet import stores
+from fedhet.core import state
+from fedhet.core.client import FedClient
+from fedhet.core.errors import RunFailed
+from fedhet.core.messages import Broadcast, Update
+from fedhet.core.trees import Tree
 from fedhet.data.toy import toy_task
-from fedhet.errors import RunFailed
-from fedhet.messages import Broadcast, Update
 from fedhet.methods.fedavg import FedAvg
-from fedhet.trees import Tree
 
 Launch = Callable[..., Any]
 
@@ -55,11 +56,11 @@ def test_state_advances_only_where_the_server_accepted(
 ) -> None:
     run = federation(toy_task(3), Counting, seed=7, rounds=6, on_failure="skip")
     if kind == "memory":
-        run.store = state.MemoryStore()
+        run.store = stores.MemoryStore()
     elif kind == "disk":
-        run.store = state.DiskStore(tmp_path)
+        run.store = stores.DiskStore(tmp_path)
     else:
-        run.store = state.ContextStore(RecordDict())
+        run.store = stores.ContextStore(RecordDict())
 
     def damage(plan: list[Broadcast], replies: list[Any]) -> list[Any]:
         for reply in replies:
@@ -87,7 +88,7 @@ def test_state_advances_only_where_the_server_accepted(
 def test_a_lost_state_is_reported(federation: Callable[..., Any]) -> None:
     run = federation(toy_task(3), Counting, rounds=2)
     run.step()
-    run.store = state.MemoryStore()
+    run.store = stores.MemoryStore()
     place = "client 2 failed in phase 'train', step 2"
     with pytest.raises(RunFailed, match=rf"{place}: .*state of round 1 is missing"):
         run.step()
@@ -103,7 +104,7 @@ def test_states_beyond_the_limit_lie_on_disk(
     reference = launch(*lines, task=toy_task(6))
     largest: list[int] = []
 
-    class Small(state.MemoryStore):
+    class Small(stores.MemoryStore):
         def __init__(self) -> None:
             super().__init__(limit=1)
 
@@ -127,16 +128,16 @@ def test_a_full_disk_loses_no_state(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(self: Any, *args: Any, **how: Any) -> None:
         raise OSError("no space left")
 
-    store = state.MemoryStore(limit=1)
+    store = stores.MemoryStore(limit=1)
     store.save(0, 1, {"a": torch.ones(8)}, keep=[0])
-    monkeypatch.setattr(state.DiskStore, "save", full)
+    monkeypatch.setattr(stores.DiskStore, "save", full)
     with pytest.raises(OSError, match="no space left"):
         store.save(1, 1, {"a": torch.ones(8)}, keep=[0])
     assert store.load(0, 1) is not None
 
 
 def test_a_spilled_state_keeps_the_version_that_the_server_accepted() -> None:
-    store = state.MemoryStore(limit=1)
+    store = stores.MemoryStore(limit=1)
     tree = {"a": torch.zeros(8)}
     for pid in (0, 1):
         store.save(pid, 1, tree, keep=[0])
@@ -153,13 +154,13 @@ def test_a_spilled_state_keeps_the_version_that_the_server_accepted() -> None:
 @pytest.mark.parametrize("kind", ["memory", "spilled", "disk", "context"])
 def test_pinned_versions_are_kept(tmp_path: Path, kind: str) -> None:
     """Beside the accepted one, and until they are pinned no more."""
-    stores: dict[str, state.Store] = {
-        "memory": state.MemoryStore(),
-        "spilled": state.MemoryStore(limit=1),
-        "disk": state.DiskStore(tmp_path),
-        "context": state.ContextStore(RecordDict()),
+    kinds: dict[str, state.Store] = {
+        "memory": stores.MemoryStore(),
+        "spilled": stores.MemoryStore(limit=1),
+        "disk": stores.DiskStore(tmp_path),
+        "context": stores.ContextStore(RecordDict()),
     }
-    store = stores[kind]
+    store = kinds[kind]
 
     def advance(to: int, pinned: list[int]) -> list[int]:
         """Save version `to` of both clients; return the versions of client 0 that are there."""
@@ -187,7 +188,7 @@ def test_the_store_behaves_as_a_dictionary(limit: int) -> None:
     Each always reads the state that the server accepted last.
     """
     draw = random.Random(limit)
-    store = state.MemoryStore(limit)
+    store = stores.MemoryStore(limit)
     accepted: dict[int, tuple[int, float]] = {}
     for version in range(1, 40):
         for pid in draw.sample(range(5), 3):
@@ -207,7 +208,7 @@ def test_the_store_behaves_as_a_dictionary(limit: int) -> None:
 def test_only_put_changes_a_state(tmp_path: Path, disk: bool) -> None:
     """What `get` returns may be changed in place: neither the stored version nor a later `get`
     sees it."""
-    store = state.DiskStore(tmp_path) if disk else state.MemoryStore()
+    store = stores.DiskStore(tmp_path) if disk else stores.MemoryStore()
     first = state.ClientState(store, pid=0, version=0)
     first.put("m.h", {"w": torch.zeros(2)})
     assert first.commit(1)

@@ -13,7 +13,7 @@ from fedhet import config
 from fedhet.checkpoint.steps import Checkpoints
 from fedhet.data.toy import toy_task
 from fedhet.engines.couriers import LocalCourier
-from fedhet.state import MemoryStore
+from fedhet.stores import MemoryStore
 from fedhet.testing import run_quietly
 
 LINES = ["method=scaffold", "fraction=.75", "client.lr=.1", "rounds=5", "checkpoint.every=0"]

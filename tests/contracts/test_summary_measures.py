@@ -12,12 +12,12 @@ import pytest
 from composing import composed
 from contracts.short import slow
 
+from fedhet.core.errors import ConfigError
+from fedhet.core.evaluation import client_means
+from fedhet.core.messages import Update
+from fedhet.core.targets import Classes
 from fedhet.data.toy import toy_task
-from fedhet.errors import ConfigError
-from fedhet.evaluation import client_means
-from fedhet.messages import Update
 from fedhet.record.summary import measures
-from fedhet.targets import Classes
 
 Launch = Callable[..., Any]
 CLASSES = Classes(2)
@@ -192,8 +192,8 @@ def test_the_clients_are_not_evaluated(launch: Launch) -> None:
 
 def test_an_aborted_run_has_them(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
     """From the rounds that were executed."""
-    from fedhet.errors import RunFailed
-    from fedhet.strategy import FedStrategy
+    from fedhet.core.errors import RunFailed
+    from fedhet.core.strategy import FedStrategy
 
     settle = FedStrategy.settle
 

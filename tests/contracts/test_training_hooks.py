@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedhet import trees
+from fedhet.core import trees
+from fedhet.core.messages import Update
+from fedhet.core.plugin import Plugin
+from fedhet.core.task import ClientData, Samples, Task
+from fedhet.core.training import Batch
 from fedhet.data.toy import toy_task
-from fedhet.messages import Update
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fednorm import FedNormPlugin
 from fedhet.methods.scaffold import Scaffold
-from fedhet.plugin import Plugin
-from fedhet.task import ClientData, Samples, Task
-from fedhet.training import Batch
 
 Federation = Callable[..., Any]
 

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from fedhet import trees
+from fedhet.core import trees
+from fedhet.core.errors import RunFailed
+from fedhet.core.messages import Broadcast, Failure, Update
+from fedhet.core.plugin import Plugin
+from fedhet.core.trees import Tree
 from fedhet.data.toy import toy_task
-from fedhet.errors import RunFailed
-from fedhet.messages import Broadcast, Failure, Update
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fedgen import FedGen
-from fedhet.plugin import Plugin
-from fedhet.trees import Tree
 
 Federation = Callable[..., Any]
 SIZES = {3: 24, 2: 20, 1: 16, 0: 12}  # the toy clients' training samples, in the cohort's order

@@ -11,9 +11,9 @@ import torch
 from flwr.common import parameters_to_ndarrays
 from torch import Tensor
 
-from fedhet import trees
+from fedhet.core import trees
+from fedhet.core.messages import Broadcast, Extras, Failure, LocalSettings, Update, payload
 from fedhet.flower import encoding, wire
-from fedhet.messages import Broadcast, Extras, Failure, LocalSettings, Update, payload
 
 WEIGHTS = {
     "w": torch.arange(6.0).reshape(2, 3),

@@ -12,13 +12,13 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from fedhet import trees
-from fedhet.client import FedClient
-from fedhet.messages import Broadcast, Extras, Update
-from fedhet.phases import Phase
-from fedhet.setting import Setting
-from fedhet.strategy import FedStrategy
-from fedhet.trees import Tree
+from fedhet.core import trees
+from fedhet.core.client import FedClient
+from fedhet.core.messages import Broadcast, Extras, Update
+from fedhet.core.phases import Phase
+from fedhet.core.setting import Setting
+from fedhet.core.strategy import FedStrategy
+from fedhet.core.trees import Tree
 
 TOLERANCE = 0.02
 

@@ -18,12 +18,12 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 
 from fedhet import config
+from fedhet.core.messages import Broadcast
+from fedhet.core.plugin import Plugin
+from fedhet.core.task import ClientData, Samples, Task
 from fedhet.engines import local
 from fedhet.job import Job
-from fedhet.messages import Broadcast
-from fedhet.plugin import Plugin
 from fedhet.record.results import Run
-from fedhet.task import ClientData, Samples, Task
 
 
 class Scalar(nn.Module):

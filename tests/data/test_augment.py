@@ -11,14 +11,14 @@ from composing import composed
 from data.image_data import save_image
 from torch import nn
 
+from fedhet.core.messages import Broadcast, LocalSettings, Update
+from fedhet.core.plugin import Plugin
+from fedhet.core.task import ClientData, Samples, Task
+from fedhet.core.workspace import Site
 from fedhet.data import Dataset, Normalize
 from fedhet.data.augment import PADDING, CropFlip, augmentation
-from fedhet.messages import Broadcast, LocalSettings, Update
 from fedhet.methods.fedavg import FedAvgClient
-from fedhet.plugin import Plugin
-from fedhet.site import Site
-from fedhet.state import MemoryStore
-from fedhet.task import ClientData, Samples, Task
+from fedhet.stores import MemoryStore
 from fedhet.testing import run_quietly
 
 MEAN, STD = (0.49, 0.48, 0.44), (0.247, 0.243, 0.261)

@@ -18,8 +18,8 @@ from data.image_data import counts, load, png, write_images
 from PIL import Image
 from pyarrow import parquet
 
+from fedhet.core.errors import DataError
 from fedhet.data.dataset import Dataset
-from fedhet.errors import DataError
 
 
 def pickled(path: Path, content: object) -> str:

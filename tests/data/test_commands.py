@@ -15,14 +15,14 @@ from rich.console import Console
 
 from fedhet import config
 from fedhet.config.targets import instantiate
+from fedhet.core.errors import ConfigError
+from fedhet.core.task import Samples
 from fedhet.data import saved
 from fedhet.data.__main__ import main
 from fedhet.data.commands.describe import table
 from fedhet.data.dataset import Dataset
 from fedhet.data.run_data import RunData
 from fedhet.data.scheme import Scheme
-from fedhet.errors import ConfigError
-from fedhet.task import Samples
 
 
 @pytest.fixture(autouse=True)

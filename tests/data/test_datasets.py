@@ -12,10 +12,10 @@ from data.image_data import CONF, counts, load
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
+from fedhet.core.errors import ConfigError, DataError
+from fedhet.core.task import Samples
 from fedhet.data import images
 from fedhet.data.dataset import Dataset
-from fedhet.errors import ConfigError, DataError
-from fedhet.task import Samples
 
 
 @pytest.mark.parametrize(

@@ -19,10 +19,10 @@ from data.image_data import load, write_images, write_mnist
 from torchvision import datasets
 
 from fedhet.config import catalogue
+from fedhet.core.errors import DataError
 from fedhet.data.__main__ import main
 from fedhet.data.commands import download
 from fedhet.data.commands.download import Archive
-from fedhet.errors import DataError
 
 
 class Quiet(SimpleHTTPRequestHandler):

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+from fedhet.core.errors import ConfigError
+from fedhet.core.task import Samples
+from fedhet.core.workspace import Site
 from fedhet.data import Dataset, Federation, Normalize, Partition, class_counts, split, transform
 from fedhet.data.toy import toy_task
-from fedhet.errors import ConfigError
-from fedhet.site import Site
-from fedhet.task import Samples
 
 FRACTIONS = [
     [0.8, 0.1, 0.1],

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from data.image_data import load, write_mnist
 
-from fedhet.errors import DataError
+from fedhet.core.errors import DataError
 
 
 def test_places_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import fedhet
+from fedhet.core.errors import ConfigError, DataError
+from fedhet.core.task import ClientData, Samples, Task
+from fedhet.core.workspace import Site
 from fedhet.data.given import check_task
 from fedhet.data.toy import ToyModel, toy_task
-from fedhet.errors import ConfigError, DataError
-from fedhet.site import Site
-from fedhet.task import ClientData, Samples, Task
 from fedhet.testing import run_quietly
 
 LINES = ["method=fedavg", "rounds=1"]

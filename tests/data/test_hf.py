@@ -13,9 +13,9 @@ import torch
 import yaml
 from data.image_data import grey, png
 
+from fedhet.core.errors import ConfigError, DataError
 from fedhet.data import hf
 from fedhet.data.dataset import Dataset
-from fedhet.errors import ConfigError, DataError
 
 CONF = Path(__file__).parents[2] / "conf" / "dataset"
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from data.image_data import load, write_idx, write_mnist
 
-from fedhet.errors import ConfigError, DataError
+from fedhet.core.errors import ConfigError, DataError
 
 FILES = [
     "train-images-idx3-ubyte",

@@ -10,7 +10,7 @@ import pytest
 import torch
 from data.image_data import counts, grey, load, load_folder, save_image, write_images
 
-from fedhet.errors import ConfigError, DataError
+from fedhet.core.errors import ConfigError, DataError
 
 # ---- the user's own images
 

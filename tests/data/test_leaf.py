@@ -12,9 +12,9 @@ import torch
 import yaml
 from data.leaf_files import Users, windows, write_leaf
 
+from fedhet.core.errors import DataError
 from fedhet.data import leaf
 from fedhet.data.dataset import Dataset
-from fedhet.errors import DataError
 
 CONF = Path(__file__).parents[2] / "conf" / "dataset"
 

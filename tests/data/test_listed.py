@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from data.schemes import counts, labels, make
 
+from fedhet.core.errors import ConfigError
 from fedhet.data.listed import Listed
-from fedhet.errors import ConfigError
 
 OTHERS = [*range(8)]
 

@@ -16,10 +16,10 @@ from data.local_files import CUTS, SHORT, data_of, digits, write_digits, write_t
 from PIL import Image
 
 import fedhet
+from fedhet.core.counts import withheld
+from fedhet.core.errors import ConfigError, DataError, Rejected
 from fedhet.data.local.data import LocalData, declaration
 from fedhet.data.local.report import read_statistics
-from fedhet.errors import ConfigError, DataError, Rejected
-from fedhet.privacy.counts import withheld
 
 
 def test_each_site_is_a_client_with_all_of_its_own_samples(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ import pytest
 import torch
 from data.own_data import load
 
+from fedhet.core.errors import ConfigError, DataError
 from fedhet.data import transform
-from fedhet.errors import ConfigError, DataError
 
 
 def arrays(**other: Any) -> dict[str, np.ndarray]:

@@ -23,9 +23,9 @@ from torch.utils.data import (
 from torchvision import transforms
 from torchvision.datasets import FakeData
 
+from fedhet.core.errors import DataError
+from fedhet.core.task import ClientData, Samples, Task
 from fedhet.data.toy import toy_task
-from fedhet.errors import DataError
-from fedhet.task import ClientData, Samples, Task
 
 X = torch.arange(24.0).reshape(6, 4)
 Y = torch.tensor([0, 1, 1, 0, 1, 0])

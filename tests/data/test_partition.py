@@ -14,10 +14,10 @@ from data.schemes import SCHEMES, labels, make
 from omegaconf import OmegaConf
 
 from fedhet.config.targets import instantiate
+from fedhet.core.errors import ConfigError
 from fedhet.data.partition import Iid, Natural, Pathological, Shards
 from fedhet.data.saved import Saved
 from fedhet.data.scheme import DrawnScheme, Partition
-from fedhet.errors import ConfigError
 
 CONF = Path(__file__).parents[2] / "conf" / "partition"
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from data.schemes import NAMES, OWNERS, labels, make, natural
 
+from fedhet.core.errors import ConfigError
 from fedhet.data.partition import Dirichlet, Iid, Natural, Pathological, Quantity, Shards
 from fedhet.data.scheme import DrawnScheme
-from fedhet.errors import ConfigError
 
 # Of 100 samples in 10 classes.
 IMPOSSIBLE = [

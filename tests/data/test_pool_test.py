@@ -16,12 +16,12 @@ from data.leaf_files import write_leaf
 from data.schemes import run_data, saved_scheme
 
 import fedhet
+from fedhet.core.errors import ConfigError, DataError
 from fedhet.data import transform
 from fedhet.data.__main__ import main
 from fedhet.data.partition import Iid
 from fedhet.data.run_data import RunData
 from fedhet.data.scheme import Partition
-from fedhet.errors import ConfigError, DataError
 
 POOL = "partition.pool_test=true"
 

@@ -10,10 +10,10 @@ import pytest
 from data.schemes import labels, make, run_data, sizes
 from flwr_datasets.partitioner import DirichletPartitioner, PathologicalPartitioner
 
+from fedhet.core.errors import ConfigError
+from fedhet.core.streams import generator, integer
 from fedhet.data import partition
 from fedhet.data.partition import Dirichlet, Pathological
-from fedhet.errors import ConfigError
-from fedhet.streams import generator, integer
 
 MNIST = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from data.schemes import run_data, saved_scheme
 
+from fedhet.core.errors import ConfigError, DataError
 from fedhet.data.run_data import RunData
-from fedhet.errors import ConfigError, DataError
 
 
 @pytest.fixture

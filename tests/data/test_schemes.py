@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from data.schemes import NAMES, OWNERS, counts, labels, make, natural, sizes
 
+from fedhet.core.streams import generator
 from fedhet.data.partition import Dirichlet, Iid, Pathological, Quantity, Shards
-from fedhet.streams import generator
 
 # ---- iid
 

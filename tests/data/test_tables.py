@@ -10,7 +10,7 @@ import pytest
 import torch
 from data.own_data import load
 
-from fedhet.errors import ConfigError, DataError
+from fedhet.core.errors import ConfigError, DataError
 
 FORMATS = pytest.mark.parametrize("form", ["csv", "parquet"])
 

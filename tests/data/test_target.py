@@ -14,10 +14,10 @@ import torch
 from data.own_data import load
 from data.schemes import run_data
 
+from fedhet.core.errors import ConfigError, DataError
 from fedhet.data.__main__ import main
 from fedhet.data.raw_samples import RawSamples
 from fedhet.data.target import encoded
-from fedhet.errors import ConfigError, DataError
 
 N = 30
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from fedhet.cli.main import main
+from fedhet.core.errors import RunFailed
 from fedhet.deploy import folders, superlink
-from fedhet.errors import RunFailed
 
 Printed = pytest.CaptureFixture[str]
 

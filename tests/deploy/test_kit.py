@@ -21,11 +21,11 @@ from flwr.common.config import parse_config_args
 
 from fedhet import config
 from fedhet.cli import main
+from fedhet.core.limits import MAX_MODEL, MIN_COUNT, MIN_TEST, Limits
 from fedhet.data.local.reading import SiteFiles
 from fedhet.deploy import certificates, folders, tls
 from fedhet.flower.code import digest
 from fedhet.flower.own_data import OwnData
-from fedhet.privacy.limits import MAX_MODEL, MIN_COUNT, MIN_TEST, Limits
 
 HOST = "server.example.org"
 DEFAULT = Limits(True, MIN_COUNT, MIN_TEST, MAX_MODEL)

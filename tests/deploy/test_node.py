@@ -17,14 +17,9 @@ from flwr.supercore.constant import TaskType
 from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResult
 from flwr.supercore.task_identity import TaskIdentity
 
+from fedhet.core.errors import ConfigError, RunFailed, WriteError
 from fedhet.deploy import link
-from fedhet.deploy.node import (
-    executor,
-    shape,
-    superexec,
-    supernode,
-)
-from fedhet.errors import ConfigError, RunFailed, WriteError
+from fedhet.deploy.node import executor, shape, superexec, supernode
 
 SECONDS = 60  # on a busy machine; a quiet one needs a hundredth
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from fedhet.core.errors import RunFailed
 from fedhet.deploy import superlink
-from fedhet.errors import RunFailed
 
 
 def test_the_nodes_that_flower_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

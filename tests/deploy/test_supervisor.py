@@ -17,8 +17,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from fedhet.core.errors import RunFailed
 from fedhet.deploy import folders, supervisor
-from fedhet.errors import RunFailed
 
 NODE = """#!{python}
 import pathlib, signal, subprocess, sys, time

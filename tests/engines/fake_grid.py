@@ -12,13 +12,13 @@ from flwr.compat.common import recorddict_compat
 from flwr.server import Server
 from flwr.server.client_manager import SimpleClientManager
 
-from fedhet.client import FedClient
+from fedhet.core.client import FedClient
+from fedhet.core.loop import Clock
+from fedhet.core.setting import ReplyLimits
 from fedhet.data.toy import toy_task
 from fedhet.flower import parcels
 from fedhet.flower.server import FlowerCourier
 from fedhet.methods.scaffold import Scaffold
-from fedhet.server import Clock
-from fedhet.setting import ReplyLimits
 
 
 class FakeGrid:

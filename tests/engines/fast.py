@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedhet.core.task import ClientData, Samples, Task
 from fedhet.models import CNN
-from fedhet.task import ClientData, Samples, Task
 
 COMMON = [
     "rounds=3",

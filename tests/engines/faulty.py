@@ -15,9 +15,9 @@ import ray
 import torch
 from flwr.supernode.runtime import run_clientapp
 
-from fedhet.messages import Broadcast, Update
+from fedhet.core.messages import Broadcast, Update
 from fedhet.methods.fednorm import FedNormPlugin, Z
-from fedhet.state import MemoryStore
+from fedhet.stores import MemoryStore
 
 
 class Faulty(FedNormPlugin):

@@ -17,18 +17,18 @@ from flwr.server.client_manager import SimpleClientManager
 from sklearn.datasets import load_digits
 
 import fedhet
-from fedhet.client import DELIVER
+from fedhet.core.client import DELIVER
+from fedhet.core.errors import RunFailed
+from fedhet.core.loop import Clock, run_rounds
+from fedhet.core.messages import Broadcast, Extras, Failure, Reply
+from fedhet.core.setting import ReplyLimits
 from fedhet.data.local.data import LocalData, declaration
 from fedhet.data.local.report import Agreement
-from fedhet.errors import RunFailed
 from fedhet.flower import wire
 from fedhet.flower.apps import client_for
 from fedhet.flower.joining import SiteNodes
 from fedhet.job import Job
-from fedhet.messages import Broadcast, Extras, Failure, Reply
-from fedhet.server import Clock, run_rounds
-from fedhet.setting import ReplyLimits
-from fedhet.state import MemoryStore
+from fedhet.stores import MemoryStore
 
 RUN = [
     "dataset=local",

@@ -22,14 +22,14 @@ from own_sites import RUN, Deployment, Node, as_sent, write_sites
 
 from fedhet import api, config
 from fedhet.config.aliases import unfolded
+from fedhet.core.errors import ConfigError, DataError, Rejected
+from fedhet.core.messages import Message
 from fedhet.data.run_data import RunData
 from fedhet.data.tables import npz_file
 from fedhet.data.tables.data_frames import read_frame
 from fedhet.data.toy import toy_task
-from fedhet.errors import ConfigError, DataError, Rejected
 from fedhet.flower.encoding import _decode
 from fedhet.job import Job
-from fedhet.messages import Message
 from fedhet.models.build import build_model
 from fedhet.record.files import read_tensors
 

@@ -9,8 +9,8 @@ from composing import composed
 from own_sites import RUN, Deployment, reporting, write_sites
 
 import fedhet
+from fedhet.core.errors import ConfigError
 from fedhet.data.toy import toy_task
-from fedhet.errors import ConfigError
 from fedhet.job import Job
 
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from engines.fast import COMMON, DENSITY, LOCAL, images, largest_difference
 
+from fedhet.core.task import Task
 from fedhet.data.toy import toy_task
-from fedhet.task import Task
 
 Launch = Callable[..., Any]
 

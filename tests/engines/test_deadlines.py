@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 
 import fedhet
-from fedhet import process
 from fedhet.cli.main import main
+from fedhet.core import interruptions
+from fedhet.core.errors import RunFailed
+from fedhet.core.messages import Broadcast, Failure
+from fedhet.core.setting import ReplyLimits
 from fedhet.data.toy import toy_task
-from fedhet.errors import RunFailed
-from fedhet.messages import Broadcast, Failure
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fednorm import FedNormPlugin
-from fedhet.setting import ReplyLimits
 
 LINES = [
     "method=fednorm",
@@ -63,7 +63,7 @@ def test_a_time_limit_ends_what_runs_too_long(where: Callable[..., None]) -> Non
     ended = []
 
     def hang() -> None:
-        with process.time_limit(0.1):
+        with interruptions.time_limit(0.1):
             while True:
                 try:
                     time.sleep(0.01)
@@ -80,7 +80,7 @@ def test_a_time_limit_ends_what_runs_too_long(where: Callable[..., None]) -> Non
 def test_a_time_limit_leaves_quick_work_alone(where: Callable[..., None]) -> None:
     def work() -> None:
         for _ in range(20):
-            with process.time_limit(0.05):
+            with interruptions.time_limit(0.05):
                 pass
         time.sleep(0.1)
 

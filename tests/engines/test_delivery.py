@@ -17,10 +17,10 @@ from own_sites import RUN, Sites, simulated, write_sites
 
 import fedhet
 from fedhet import config
-from fedhet.client import DELIVER
-from fedhet.evaluation import evaluation_messages
+from fedhet.core.client import DELIVER
+from fedhet.core.evaluation import evaluation_messages
+from fedhet.core.messages import Failure
 from fedhet.handover import export, predict
-from fedhet.messages import Failure
 
 
 def predicted(capsys: pytest.CaptureFixture[str], *arguments: str) -> torch.Tensor:

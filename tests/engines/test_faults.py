@@ -15,16 +15,16 @@ import pytest
 import torch
 
 import fedhet
-from fedhet import state
+from fedhet import stores
 from fedhet.config import compose
+from fedhet.core.loop import Clock
+from fedhet.core.messages import Broadcast, Reply, Update
 from fedhet.data.toy import toy_task
 from fedhet.engines import pool
 from fedhet.engines.pool import PoolCourier
 from fedhet.job import Job
-from fedhet.messages import Broadcast, Reply, Update
 from fedhet.methods.fedavg import FedAvgClient
 from fedhet.methods.fednorm import FedNormPlugin
-from fedhet.server import Clock
 
 
 def scaffold_job() -> Job:
@@ -100,18 +100,18 @@ def test_old_states_are_removed_and_nothing_else(
     thesis = tmp_path / "thesis"
     thesis.mkdir()
     (thesis / "chapter").write_text("years of work")
-    old = state.state_folder("1")
+    old = stores.state_folder("1")
     notes = tmp_path / "fedhet-state" / "notes"
     notes.mkdir()
     long_ago = time.time() - 90 * 86400
-    for path in (thesis, notes, old, old / state.MARK):
+    for path in (thesis, notes, old, old / stores.MARK):
         os.utime(path, (long_ago, long_ago))
-    fresh = state.state_folder("2")
+    fresh = stores.state_folder("2")
     assert fresh.is_dir() and not old.exists()
     assert notes.is_dir()
     assert (thesis / "chapter").read_text() == "years of work"
     monkeypatch.setenv("FEDHET_STATE_DIR", "")
-    assert Path.cwd() not in state.state_folder("empty").parents
+    assert Path.cwd() not in stores.state_folder("empty").parents
 
 
 def test_an_engine_that_fails_to_start_is_a_failed_run(

@@ -15,15 +15,15 @@ import pytest
 from fake_grid import OnGrid
 from flwr.supercore.task_identity import TaskIdentity
 
+from fedhet.core.errors import RunFailed
+from fedhet.core.evaluation import evaluation_messages
+from fedhet.core.loop import Clock
+from fedhet.core.messages import Failure, Update
+from fedhet.core.setting import ReplyLimits
 from fedhet.data.toy import toy_task
-from fedhet.errors import RunFailed
-from fedhet.evaluation import evaluation_messages
 from fedhet.flower import nodes
 from fedhet.flower import server as flower_server
-from fedhet.messages import Failure, Update
 from fedhet.methods.scaffold import Scaffold
-from fedhet.server import Clock
-from fedhet.setting import ReplyLimits
 
 
 @pytest.fixture(autouse=True)

@@ -21,16 +21,16 @@ from flwr.server.superlink.fleet.vce.backend import raybackend
 from foreground import Foreground, last_lines
 
 from fedhet.cli import main as cli
-from fedhet.client import FedClient
 from fedhet.config import compose
+from fedhet.core.client import FedClient
+from fedhet.core.loop import Clock
+from fedhet.core.messages import Broadcast, Reply
 from fedhet.data.toy import toy_task
 from fedhet.engines import flwr, pool, simulation
 from fedhet.engines.guard import TAG, TemporaryFolder
 from fedhet.engines.pool import PoolCourier
 from fedhet.job import Job
-from fedhet.messages import Broadcast, Reply
 from fedhet.methods.fednorm import FedNormPlugin
-from fedhet.server import Clock
 
 HERE = Path(__file__).parent
 ENDLESS = ["method=fedavg", "rounds=100000", "eval.clients=false"]

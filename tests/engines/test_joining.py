@@ -9,11 +9,11 @@ import pytest
 from composing import composed
 from own_sites import Deployment, as_sent, simulated, write_sites
 
+from fedhet.core.errors import Rejected
+from fedhet.core.trees import sha256
 from fedhet.data.local.data import LocalData
-from fedhet.errors import Rejected
 from fedhet.flower import wire
 from fedhet.job import Job
-from fedhet.trees import sha256
 
 
 @pytest.fixture

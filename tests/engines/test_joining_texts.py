@@ -18,14 +18,14 @@ from targets.test_texts import reviews, save_tokenizer
 import fedhet
 from fedhet import config
 from fedhet.cli.main import main
+from fedhet.core.errors import ConfigError, DataError, RunFailed
+from fedhet.core.setting import ReplyLimits
+from fedhet.core.trees import sha256
 from fedhet.data.__main__ import main as data_main
 from fedhet.data.local.data import LocalData, declaration
-from fedhet.errors import ConfigError, DataError, RunFailed
 from fedhet.flower import wire
 from fedhet.flower.joining import SiteNodes
 from fedhet.job import Job
-from fedhet.setting import ReplyLimits
-from fedhet.trees import sha256
 
 pytest.importorskip("tokenizers", reason="texts need the package tokenizers")
 SIZES = {"a": (0, 60), "b": (60, 100)}

@@ -16,8 +16,8 @@ import pytest
 from foreground import Foreground
 
 import fedhet
+from fedhet.core.messages import Broadcast, Reply
 from fedhet.data.toy import toy_task
-from fedhet.messages import Broadcast, Reply
 from fedhet.methods.fedavg import FedAvgClient
 
 HERE = Path(__file__).parent

@@ -11,8 +11,8 @@ import pandas
 import pytest
 from own_sites import Sites, as_sent
 
+from fedhet.core.messages import Failure, payload
 from fedhet.flower import encoding, wire
-from fedhet.messages import Failure, payload
 
 TRAIN = 'fedhet_node_messages_total{phase="train"}'
 
@@ -84,7 +84,7 @@ def test_a_message_that_the_machine_cannot_serve_is_a_failure(
     from flwr.common import Context, RecordDict
 
     from fedhet.flower.apps import client_for
-    from fedhet.state import MemoryStore
+    from fedhet.stores import MemoryStore
 
     monkeypatch.setenv("FEDHET_METRICS_DIR", str(tmp_path / "prom"))
     sites = Sites(tmp_path, monkeypatch)

@@ -9,8 +9,8 @@ import pandas
 import pytest
 from own_sites import Node
 
+from fedhet.core.errors import SUBMITTED, DataError
 from fedhet.data.files import confined, find_path
-from fedhet.errors import SUBMITTED, DataError
 
 SECRET = "John Smith"
 

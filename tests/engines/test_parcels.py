@@ -13,11 +13,11 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedhet.errors import Rejected
+from fedhet.core.errors import Rejected
+from fedhet.core.messages import Failure
 from fedhet.flower import parcels
 from fedhet.flower import server as flower_server
 from fedhet.flower.parcels import DATA, PARCEL, Parcels, open_parcel, opened
-from fedhet.messages import Failure
 
 SMALL, LARGE = 2**18, 0  # INLINE_BYTES for which the arrays below are small or large
 

@@ -11,7 +11,7 @@ import torch
 from engines.fast import COMMON, images, largest_difference
 from torch import Tensor
 
-from fedhet import trees
+from fedhet.core import trees
 from fedhet.data.toy import toy_task
 from fedhet.models import CNN
 

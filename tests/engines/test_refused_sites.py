@@ -12,8 +12,8 @@ from flwr.server.client_manager import SimpleClientManager
 from own_sites import RUN, Deployment, Node, reporting, write_sites
 from sklearn.datasets import load_digits
 
+from fedhet.core.errors import ConfigError, RunFailed
 from fedhet.data.local.data import LocalData
-from fedhet.errors import ConfigError, RunFailed
 from fedhet.flower.own_data import OwnData
 from fedhet.job import Job
 

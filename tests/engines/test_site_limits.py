@@ -11,12 +11,12 @@ import pytest
 from own_sites import RUN, Deployment, Node, Sites, as_sent
 
 from fedhet import config
+from fedhet.core.evaluation import evaluation_messages
+from fedhet.core.messages import Update
 from fedhet.data.local.data import LocalData
 from fedhet.data.local.report import Agreement
-from fedhet.evaluation import evaluation_messages
 from fedhet.flower import wire
 from fedhet.job import Job
-from fedhet.messages import Update
 
 
 def test_each_site_decides_which_scores_leave_it(

@@ -16,14 +16,14 @@ from PIL import Image
 from targets.test_texts import save_tokenizer
 
 from fedhet import config
-from fedhet.client import DELIVER, FedClient
-from fedhet.errors import LostState
-from fedhet.evaluation import evaluation_messages
+from fedhet.core.client import DELIVER, FedClient
+from fedhet.core.errors import LostState
+from fedhet.core.evaluation import evaluation_messages
+from fedhet.core.messages import LOST, Failure
 from fedhet.flower import apps
 from fedhet.flower.telling import told
 from fedhet.job import Job
-from fedhet.messages import LOST, Failure
-from fedhet.state import MemoryStore, store_at_site
+from fedhet.stores import MemoryStore, store_at_site
 
 CELLS = ("John Smith", "Ann Lee", "61234")
 ONE = ("dataset=local", "dataset.sites=[a]", "dataset.shape=[1]")

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from fedhet.core.errors import ConfigError
 from fedhet.deploy import superlink
-from fedhet.errors import ConfigError
 from fedhet.flower.turns import QUEUE, take_turn
 
 

@@ -9,9 +9,9 @@ import pytest
 from engines.fast import COMMON, DENSITY, LOCAL, images, largest_difference
 from torch import Tensor, nn
 
+from fedhet.core.errors import ConfigError, RunFailed
 from fedhet.data.toy import toy_task
 from fedhet.engines import vectorized
-from fedhet.errors import ConfigError, RunFailed
 
 Launch = Callable[..., Any]
 

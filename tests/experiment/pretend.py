@@ -13,8 +13,8 @@ import pytest
 from fedhet import report
 from fedhet.cli import experiments, main
 from fedhet.cli.launch import HydraTask
+from fedhet.core.errors import RunFailed, has_diverged
 from fedhet.data.findable import Source
-from fedhet.errors import RunFailed, has_diverged
 from fedhet.experiment import progress
 from fedhet.experiment.cells import Cell
 from fedhet.experiment.folder import EXPERIMENT, recorded

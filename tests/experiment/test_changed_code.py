@@ -16,7 +16,7 @@ from experiment.mine import SMALL, run, written
 
 import fedhet
 from fedhet.cli import launch
-from fedhet.errors import OtherCode
+from fedhet.core.errors import OtherCode
 from fedhet.experiment.code import Code, digest, joined, short
 from fedhet.experiment.folder import recorded
 

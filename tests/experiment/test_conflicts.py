@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from fedhet.errors import ConfigError
+from fedhet.core.errors import ConfigError
 from fedhet.experiment import cells, definition
 
 Write = Callable[..., None]

@@ -12,8 +12,8 @@ from experiment.pretend import Pretend
 
 from fedhet.cli import main
 from fedhet.config import compose
+from fedhet.core.errors import DataError
 from fedhet.data.findable import Source, find_data, source
-from fedhet.errors import DataError
 from fedhet.experiment.code import Code
 from hydra_plugins.fedhet import sweeper as sweepers
 

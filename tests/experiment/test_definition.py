@@ -10,7 +10,7 @@ import pytest
 
 import fedhet
 from fedhet.config import compose, pieces
-from fedhet.errors import ConfigError
+from fedhet.core.errors import ConfigError
 from fedhet.experiment import cells, definition
 from fedhet.experiment.definition import Experiment
 from fedhet.report.study import SCORES

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fedhet.errors import has_diverged
+from fedhet.core.errors import has_diverged
 
 
 @pytest.mark.parametrize(

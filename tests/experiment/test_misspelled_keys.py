@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedhet.config import compose
-from fedhet.errors import ConfigError
+from fedhet.core.errors import ConfigError
 from fedhet.experiment import definition
 
 Write = Callable[..., None]

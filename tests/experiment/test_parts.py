@@ -9,7 +9,7 @@ import pytest
 from experiment.mine import SMALL, run
 from experiment.pretend import Pretend
 
-from fedhet.errors import ConfigError
+from fedhet.core.errors import ConfigError
 from fedhet.experiment import cells, definition
 from fedhet.experiment.code import Code
 from fedhet.experiment.folder import ExperimentFolder

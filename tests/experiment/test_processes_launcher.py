@@ -19,7 +19,7 @@ import pytest
 
 from fedhet.cli import main
 from fedhet.config import resuming
-from fedhet.errors import ConfigError
+from fedhet.core.errors import ConfigError
 from fedhet.launchers import processes
 
 ROOT = Path(__file__).parents[2]

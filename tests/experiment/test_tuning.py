@@ -13,7 +13,7 @@ from experiment.pretend import Pretend
 from omegaconf import OmegaConf
 
 from fedhet.config import compose
-from fedhet.errors import ConfigError
+from fedhet.core.errors import ConfigError
 from fedhet.experiment import cells, definition, tuning
 from fedhet.experiment.tuning import Interval
 

@@ -15,7 +15,7 @@ from fedhet.flower import wire
 from fedhet.flower.apps import client_for
 from fedhet.job import Job
 from fedhet.record import prometheus
-from fedhet.state import MemoryStore
+from fedhet.stores import MemoryStore
 
 LINES = ["method=fedavg", "model=logistic", "partition.clients=3", "rounds=2", "figures=false"]
 

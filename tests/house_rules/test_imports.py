@@ -42,7 +42,7 @@ PURE = {
     "typing",
     "warnings",
 }
-PURE_OF_OURS = ("fedhet.maths", "fedhet.trees", "fedhet.check", "fedhet.errors")
+PURE_OF_OURS = ("fedhet.maths", "fedhet.core.trees", "fedhet.core.check", "fedhet.core.errors")
 READS_OR_WRITES = {
     "open",
     "print",
@@ -141,7 +141,7 @@ def executed_imports(statements: Iterable[ast.stmt]) -> Iterator[str]:
 def needed_modules(path: Path) -> set[str]:
     """fedhet's modules that a file imports while it is executed."""
     dotted = set(executed_imports(tree(path).body))
-    # `from fedhet.messages import Update` names a module and an attribute.
+    # `from fedhet.core.messages import Update` names a module and an attribute.
     return {d if d in MODULES else d.rpartition(".")[0] for d in dotted} & set(MODULES)
 
 

@@ -10,10 +10,10 @@ import pytest
 from house_rules.source import METHOD_FOLDER, METHODS, ROOT, name, tree
 from omegaconf import OmegaConf
 
-from fedhet.client import FedClient
 from fedhet.config import catalogue
 from fedhet.config.targets import find_target
-from fedhet.strategy import FedStrategy
+from fedhet.core.client import FedClient
+from fedhet.core.strategy import FedStrategy
 
 # What describes a method is its file, or the __init__.py of its folder.
 HEADS = [path for path in METHODS if path.parent == METHOD_FOLDER or path.name == "__init__.py"]

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
+from fedhet.core.messages import LocalSettings
+from fedhet.core.phases import EarlyStopping
+from fedhet.core.trees import Tree
 from fedhet.maths import feddisk
-from fedhet.messages import LocalSettings
 from fedhet.methods.feddisk import networks
-from fedhet.phases import EarlyStopping
-from fedhet.trees import Tree
 
 
 def test_early_stopping_counts_the_losses_that_do_not_beat_the_best() -> None:

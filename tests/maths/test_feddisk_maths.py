@@ -10,7 +10,7 @@ import torch
 from maths.cases import named_case
 from torch import Tensor
 
-from fedhet import metrics
+from fedhet.core import metrics
 from fedhet.maths import feddisk
 
 # ---- sample weights

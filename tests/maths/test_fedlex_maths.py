@@ -11,6 +11,7 @@ import torch
 from maths.cases import named_case
 from torch import Tensor
 
+from fedhet.core.trees import Tree
 from fedhet.maths.fedlex import (
     adjusted,
     contributors,
@@ -19,7 +20,6 @@ from fedhet.maths.fedlex import (
     mask_gradient,
     mask_step,
 )
-from fedhet.trees import Tree
 
 SHAPES = {"w": (4, 3), "b": (3,), "k": (2, 2, 2)}
 NAN, INF = float("nan"), float("inf")

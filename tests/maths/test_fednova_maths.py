@@ -6,7 +6,7 @@ import pytest
 import torch
 from maths.cases import named_case
 
-from fedhet import trees
+from fedhet.core import trees
 from fedhet.maths.fednova import Term, combine, normaliser
 
 

@@ -9,7 +9,7 @@ from maths.cases import named_case
 from maths.fedsa_literal import aggregate as literal
 from torch import Tensor
 
-from fedhet.errors import ConfigError
+from fedhet.core.errors import ConfigError
 from fedhet.maths import fedsa
 from fedhet.maths.fedsa import Options, aggregate_tensor
 

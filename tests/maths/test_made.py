@@ -12,8 +12,8 @@ import torch
 from maths.cases import named_case
 from torch import Tensor
 
+from fedhet.core.trees import Tree
 from fedhet.maths import feddisk
-from fedhet.trees import Tree
 
 SIZES = [(1, 3), (2, 1), (4, 9), (6, 4), (7, 50)]
 

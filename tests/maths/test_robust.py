@@ -14,7 +14,7 @@ from flwr.server.strategy.aggregate import (
 )
 from maths.cases import named_case
 
-from fedhet.maths import robust
+from fedhet.core import merging as robust
 
 
 def drawn(k: int, n: int = 7) -> torch.Tensor:
@@ -29,9 +29,9 @@ def results(values: torch.Tensor) -> list[tuple[list[np.ndarray], int]]:
 
 def test_the_median_by_hand() -> None:
     three = torch.tensor([[1.0, -5], [9, 2], [2, 0]])
-    assert robust.median(three).tolist() == [2, 0]
+    assert robust.coordinate_median(three).tolist() == [2, 0]
     four = torch.tensor([[1.0, -5], [9, 2], [2, 0], [3, 1e9]])
-    assert robust.median(four).tolist() == [2.5, 1]
+    assert robust.coordinate_median(four).tolist() == [2.5, 1]
 
 
 def test_the_trimmed_mean_by_hand() -> None:
@@ -49,7 +49,7 @@ def test_flower_says_the_same() -> None:
         with named_case(k):
             values = drawn(k)
             expected = aggregate_median(results(values))
-            np.testing.assert_array_equal(robust.median(values), expected[0])
+            np.testing.assert_array_equal(robust.coordinate_median(values), expected[0])
             for share in (0.0, 0.2, 0.4):
                 expected = aggregate_trimmed_avg(results(values), share)
                 trimmed = robust.trimmed_mean(values, share)
@@ -60,7 +60,7 @@ def test_the_order_does_not_matter_bit_for_bit() -> None:
     values = drawn(5)
     for order in itertools.permutations(range(5)):
         other = values[list(order)]
-        assert torch.equal(robust.median(other), robust.median(values))
+        assert torch.equal(robust.coordinate_median(other), robust.median(values))
         assert torch.equal(robust.trimmed_mean(other, 0.2), robust.trimmed_mean(values, 0.2))
         scores = robust.krum_scores(robust.squared_distances(other), 1)
         before = robust.krum_scores(robust.squared_distances(values), 1)

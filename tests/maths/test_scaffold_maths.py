@@ -6,8 +6,8 @@ import torch
 from maths.cases import named_case
 from torch import Tensor
 
+from fedhet.core.messages import Update
 from fedhet.maths.scaffold import control_change, correction
-from fedhet.messages import Update
 from fedhet.methods.scaffold import ControlVariates
 
 

@@ -9,8 +9,8 @@ import torch
 from maths.cases import named_case
 from torch import Tensor
 
-from fedhet.errors import ConfigError
-from fedhet.server_opt import FedAvgM, FedOpt, ServerOptimizer
+from fedhet.core.errors import ConfigError
+from fedhet.core.server_opt import FedAvgM, FedOpt, ServerOptimizer
 
 X = torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64)
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from maths.cases import named_case
 
-from fedhet import trees
+from fedhet.core import trees
 
 F32 = {"a": torch.tensor([[1.0, 2.0]]), "b": torch.tensor(3.0)}
 F64 = trees.map(torch.Tensor.double, F32)

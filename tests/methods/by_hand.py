@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedhet.task import ClientData, Task
+from fedhet.core.task import ClientData, Task
 
 SIZES = (5, 8, 3, 6, 7)
 LR = 0.3

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fedhet.core.plugin import Plugin
+from fedhet.core.task import ClientData, Samples, Task
 from fedhet.data.toy import ToyModel
 from fedhet.methods.feddisk import FedDiskPlugin
-from fedhet.plugin import Plugin
-from fedhet.task import ClientData, Samples, Task
 
 Make = Callable[..., Any]
 

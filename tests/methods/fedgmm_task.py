@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fedhet.core.task import ClientData, Task
 from fedhet.methods.fedgmm.client import KEPT
-from fedhet.task import ClientData, Task
 
 CLASSES = 4
 SHAPE = (1, 2, 2)

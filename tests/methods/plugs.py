@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedhet.client import FedClient
+from fedhet.core.client import FedClient
+from fedhet.core.messages import Broadcast, Update
+from fedhet.core.phases import Phase
+from fedhet.core.plugin import Plugin
+from fedhet.core.task import Task
+from fedhet.core.training import Batch
+from fedhet.core.trees import Tree
 from fedhet.data.toy import toy_task
-from fedhet.messages import Broadcast, Update
-from fedhet.phases import Phase
-from fedhet.plugin import Plugin
-from fedhet.task import Task
-from fedhet.training import Batch
-from fedhet.trees import Tree
 
 
 class Fixed(Plugin):

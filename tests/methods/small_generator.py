@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fedhet import streams
+from fedhet.core import streams
 from fedhet.methods.fedgen.generator import Generator, Source
 
 SMALL = {"noise_dim": 3, "hidden": 6, "server_steps": 3, "server_batch_size": 8}

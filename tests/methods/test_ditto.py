@@ -27,16 +27,16 @@ from methods.by_hand import (
 from methods.plugs import noisy
 from methods.readouts import arrays, client_state, step_and_replies
 
+from fedhet.core.errors import ConfigError
+from fedhet.core.evaluation import evaluation_messages
+from fedhet.core.plugin import Plugin
+from fedhet.core.task import ClientData, Task
 from fedhet.data.toy import toy_task
-from fedhet.errors import ConfigError
-from fedhet.evaluation import evaluation_messages
 from fedhet.flower import wire
 from fedhet.methods.ditto import PERSONAL, Ditto
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fednorm import FedNormPlugin
 from fedhet.methods.fedprox import FedProxPlugin
-from fedhet.plugin import Plugin
-from fedhet.task import ClientData, Task
 
 __all__ = ["case"]
 Federation = Callable[..., Any]

@@ -10,16 +10,16 @@ import torch
 from maths.cases import named_case
 from methods.plugs import Spy
 
-from fedhet import phases
-from fedhet.client import FedClient
+from fedhet.core import phases
+from fedhet.core.client import FedClient
+from fedhet.core.messages import Broadcast, Update
+from fedhet.core.phases import Phase
+from fedhet.core.plugin import Plugin
 from fedhet.data.toy import toy_task
-from fedhet.messages import Broadcast, Update
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fednorm import FedNormPlugin
 from fedhet.methods.fedprox import FedProxPlugin
 from fedhet.methods.scaffold import Scaffold
-from fedhet.phases import Phase
-from fedhet.plugin import Plugin
 
 Batches = dict[tuple[int, int], list[list[int]]]  # (step, client) -> the positions in each batch
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from fedhet.core.errors import ConfigError
+from fedhet.core.messages import Update
 from fedhet.data.toy import toy_task
-from fedhet.errors import ConfigError
-from fedhet.messages import Update
 from fedhet.methods.drift import DriftPlugin
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fedsgd import FedSGD

@@ -14,15 +14,15 @@ from methods.by_hand import same
 from methods.plugs import noisy
 from methods.readouts import arrays, client_state, step_and_replies
 
+from fedhet.core.errors import ConfigError, RunFailed
+from fedhet.core.evaluation import evaluation_messages
+from fedhet.core.plugin import Plugin
 from fedhet.data.toy import toy_task
-from fedhet.errors import ConfigError, RunFailed
-from fedhet.evaluation import evaluation_messages
 from fedhet.flower import wire
 from fedhet.methods.fedala import LOCAL, WEIGHTS, FedALA, FedALAClient
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fednorm import FedNormPlugin
 from fedhet.methods.fedprox import FedProxPlugin
-from fedhet.plugin import Plugin
 
 Federation = Callable[..., Any]
 

@@ -23,9 +23,9 @@ from methods.by_hand import (
 )
 from methods.readouts import arrays, client_state, copied
 
-from fedhet.evaluation import evaluation_messages
+from fedhet.core.evaluation import evaluation_messages
+from fedhet.core.task import ClientData, Task
 from fedhet.methods.fedala import LOCAL, WEIGHTS, FedALA
-from fedhet.task import ClientData, Task
 
 __all__ = ["case"]
 Federation = Callable[..., Any]

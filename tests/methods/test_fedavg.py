@@ -15,10 +15,10 @@ import torch
 from methods.by_hand import SIZES, Case, local_sgd, mean, same
 from torch.nn import functional
 
-from fedhet import streams
+from fedhet.core import streams
+from fedhet.core.phases import sample_cohort
 from fedhet.data.toy import toy_task
 from fedhet.methods.fedavg import FedAvg
-from fedhet.phases import sample_cohort
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

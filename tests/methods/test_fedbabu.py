@@ -29,14 +29,14 @@ from methods.by_hand import (
 from methods.plugs import Fixed
 from torch import nn
 
+from fedhet.core.errors import ConfigError
+from fedhet.core.evaluation import evaluation_messages, global_scores
+from fedhet.core.task import ClientData, Task
 from fedhet.data.toy import toy_task
-from fedhet.errors import ConfigError
-from fedhet.evaluation import evaluation_messages, global_scores
 from fedhet.flower import wire
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fedbabu import FedBABU
 from fedhet.methods.fedprox import FedProxPlugin
-from fedhet.task import ClientData, Task
 
 Federation = Callable[..., Any]
 BODY = ("body.weight", "body.bias")

@@ -11,18 +11,18 @@ import torch
 from methods.readouts import client_state
 from torch import Tensor, nn
 
-from fedhet.client import UNSHARED
+from fedhet.core.client import UNSHARED
+from fedhet.core.errors import ConfigError
+from fedhet.core.evaluation import evaluation_messages
+from fedhet.core.server_opt import FedAvgM
+from fedhet.core.task import Task
 from fedhet.data.toy import toy_task
-from fedhet.errors import ConfigError
-from fedhet.evaluation import evaluation_messages
 from fedhet.flower import wire
 from fedhet.methods.fedbn import NORMS, FedBN, norm_names
 from fedhet.methods.fedlex import FedLExPlugin
 from fedhet.methods.fednorm import FedNormPlugin
 from fedhet.methods.fedprox import FedProxPlugin
 from fedhet.models import ResNet18
-from fedhet.server_opt import FedAvgM
-from fedhet.task import Task
 
 Federation = Callable[..., Any]
 FLOATING = [f"body.1.{name}" for name in ("weight", "bias", "running_mean", "running_var")]

@@ -13,14 +13,14 @@ import torch
 from methods.readouts import client_state
 from torch import Tensor
 
-from fedhet.client import UNSHARED
+from fedhet.core.client import UNSHARED
+from fedhet.core.errors import ConfigError
+from fedhet.core.evaluation import evaluation_messages, global_scores
+from fedhet.core.workspace import Evaluations
 from fedhet.data.toy import toy_task
-from fedhet.errors import ConfigError
-from fedhet.evaluation import evaluation_messages, global_scores
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fedbn import FedBN
 from fedhet.methods.fednorm import FedNormPlugin
-from fedhet.site import Evaluations
 
 Federation = Callable[..., Any]
 STATISTICS = ["body.1.running_mean", "body.1.running_var"]

@@ -8,11 +8,11 @@ import torch
 from methods.feddisk_task import Make, criterion, kept, plugins
 from torch import Tensor, nn
 
+from fedhet.core.task import Task
 from fedhet.data.toy import toy_task
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.feddisk import FedDisk, networks
 from fedhet.methods.scaffold import Scaffold
-from fedhet.task import Task
 
 
 def made_step(w: dict[str, np.ndarray], x: np.ndarray, lr: float) -> dict[str, np.ndarray]:

@@ -10,12 +10,12 @@ import pytest
 import torch
 from methods.feddisk_task import Make, phases, plugins
 
+from fedhet.core.errors import RunFailed
+from fedhet.core.trees import Tree
 from fedhet.data.toy import toy_task
-from fedhet.errors import RunFailed
 from fedhet.maths import feddisk
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.feddisk import FedDisk
-from fedhet.trees import Tree
 
 
 def held_out_loss(run: Any, made: Tree) -> float:

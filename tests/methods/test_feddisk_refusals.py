@@ -8,9 +8,9 @@ import pytest
 from maths.cases import named_case
 from methods.feddisk_task import Make, kinds, plugins, task_of
 
+from fedhet.core.errors import ConfigError, RunFailed
+from fedhet.core.messages import Broadcast, Failure
 from fedhet.data.toy import toy_task
-from fedhet.errors import ConfigError, RunFailed
-from fedhet.messages import Broadcast, Failure
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.feddisk import FedDisk, FedDiskPlugin
 

@@ -8,12 +8,12 @@ import pytest
 import torch
 from methods.feddisk_task import COMMON, LINES, Make, kept, plugins
 
-from fedhet import trees
+from fedhet.core import trees
+from fedhet.core.plugin import Plugin
 from fedhet.data.toy import toy_task
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fednorm import FedNormPlugin
 from fedhet.methods.scaffold import Scaffold
-from fedhet.plugin import Plugin
 
 
 @pytest.mark.parametrize("cls", [FedAvg, Scaffold])

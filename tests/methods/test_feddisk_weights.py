@@ -11,13 +11,13 @@ import torch
 from methods.feddisk_task import TRAINED, Make, kept, kinds, plugins, task_of
 from torch import Tensor, nn
 
+from fedhet.core.plugin import Plugin
+from fedhet.core.task import Samples
+from fedhet.core.workspace import Site
 from fedhet.data.toy import toy_task
 from fedhet.maths import feddisk
 from fedhet.methods.feddisk import FedDisk, FedDiskPlugin, networks
-from fedhet.plugin import Plugin
-from fedhet.site import Site
-from fedhet.state import MemoryStore
-from fedhet.task import Samples
+from fedhet.stores import MemoryStore
 
 
 @pytest.mark.parametrize("ratio", ["sampled", "raw"])

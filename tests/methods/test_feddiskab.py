@@ -9,8 +9,8 @@ from composing import composed
 from maths.cases import named_case
 from methods.feddisk_task import COMMON, LINES, Make
 
+from fedhet.core.errors import ConfigError
 from fedhet.data.toy import toy_task
-from fedhet.errors import ConfigError
 from fedhet.job import Job
 
 

@@ -13,11 +13,11 @@ from methods.small_generator import SMALL
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from fedhet.core.errors import ConfigError, RunFailed
+from fedhet.core.merging import NormClip
+from fedhet.core.messages import Broadcast, Update
 from fedhet.data.toy import toy_task
 from fedhet.engines.vectorized import obstacle
-from fedhet.errors import ConfigError, RunFailed
-from fedhet.merging.norms import NormClip
-from fedhet.messages import Broadcast, Update
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fedgen import COUNTS, GENERATOR, FedGen
 

@@ -26,9 +26,9 @@ from methods.by_hand import (
 from methods.readouts import arrays, copied
 from methods.small_generator import SMALL, source
 
+from fedhet.core.task import ClientData, Samples
 from fedhet.methods.fedgen import FedGen
 from fedhet.methods.fedgen.generator import Source
-from fedhet.task import ClientData, Samples
 
 __all__ = ["case"]
 

@@ -12,9 +12,11 @@ import torch
 from methods.fedgmm_task import COUNTS_BY_CLIENT, DATA, LR, PSI, REG, task
 from torch import Tensor
 
+from fedhet.core.errors import ConfigError
+from fedhet.core.messages import Broadcast
+from fedhet.core.plugin import Plugin
+from fedhet.core.task import Samples
 from fedhet.data.toy import toy_task
-from fedhet.errors import ConfigError
-from fedhet.messages import Broadcast
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fedbabu import FedBABU
 from fedhet.methods.fedgmm import FedGMMPlugin
@@ -25,8 +27,6 @@ from fedhet.methods.fedsa import FedSA
 from fedhet.methods.fedsgd import FedSGD
 from fedhet.methods.scaffold import Scaffold
 from fedhet.methods.sgdm import SGDM
-from fedhet.plugin import Plugin
-from fedhet.task import Samples
 
 Launch = Callable[..., Any]
 MakePlugin = Callable[[], Plugin]

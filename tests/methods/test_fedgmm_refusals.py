@@ -14,8 +14,8 @@ from maths.cases import named_case
 from methods.fedgmm_task import CLASSES, COUNTS_BY_CLIENT, DATA, kept, task
 from sklearn.mixture import GaussianMixture
 
-from fedhet.errors import ConfigError, RunFailed
-from fedhet.messages import Broadcast, Failure
+from fedhet.core.errors import ConfigError, RunFailed
+from fedhet.core.messages import Broadcast, Failure
 from fedhet.methods.fedgmm import FedGMMPlugin
 from fedhet.methods.fedgmm.client import COUNTS, GENERATED
 from fedhet.methods.fedgmm.mixtures import MIXTURES

@@ -14,15 +14,15 @@ from methods.fedgmm_task import DATA, kept, task
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from fedhet import messages
+from fedhet.core import messages
+from fedhet.core.messages import Broadcast
+from fedhet.core.phases import locate
 from fedhet.data.toy import toy_task
 from fedhet.job import Job
-from fedhet.messages import Broadcast
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fedgmm import FedGMMPlugin
 from fedhet.methods.scaffold import Scaffold
-from fedhet.phases import locate
-from fedhet.state import MemoryStore
+from fedhet.stores import MemoryStore
 
 Launch = Callable[..., Any]
 

@@ -12,9 +12,9 @@ import torch
 from methods.by_hand import DATA, EPOCHS, LR, SIZES, Net, Weights, each, gradient, mean, same, task
 from torch import nn
 
+from fedhet.core.plugin import Plugin
 from fedhet.methods.fedlex import FedLEx, FedLExPlugin, G
 from fedhet.methods.fedprox import FedProxPlugin
-from fedhet.plugin import Plugin
 
 Make = Callable[..., Any]
 

@@ -12,15 +12,15 @@ from convergence.quadratic import quadratic
 from methods.test_draws import batches
 from torch import Tensor, nn
 
+from fedhet.core.messages import Broadcast, Reply
+from fedhet.core.plugin import Plugin
+from fedhet.core.server_opt import FedAvgM, FedOpt
 from fedhet.data.toy import toy_task
-from fedhet.messages import Broadcast, Reply
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fedlex import D, FedLExPlugin, G
 from fedhet.methods.fednorm import FedNormPlugin
 from fedhet.methods.fedprox import FedProxPlugin
 from fedhet.methods.fedsgd import FedSGD
-from fedhet.plugin import Plugin
-from fedhet.server_opt import FedAvgM, FedOpt
 
 Make = Callable[..., Any]
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from maths.cases import named_case
 
+from fedhet.core.errors import ConfigError, RunFailed
+from fedhet.core.messages import Broadcast, Update
 from fedhet.data.toy import toy_task
-from fedhet.errors import ConfigError, RunFailed
-from fedhet.messages import Broadcast, Update
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fedlex import D, FedLExPlugin
 from fedhet.methods.fedsgd import FedSGD

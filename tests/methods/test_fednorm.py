@@ -15,11 +15,11 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fedhet.core.task import ClientData, Task
 from fedhet.data.toy import toy_task
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fednorm import FedNorm, FedNormPlugin
 from fedhet.methods.scaffold import Scaffold
-from fedhet.task import ClientData, Task
 
 Federation = Callable[..., Any]
 

@@ -13,8 +13,8 @@ from maths.cases import named_case
 from methods.by_hand import DATA, LR, SIZES, Case, V, Weights, each, gradient, mean, same, task
 from methods.plugs import Fixed
 
+from fedhet.core.errors import ConfigError, RunFailed
 from fedhet.data.toy import toy_task
-from fedhet.errors import ConfigError, RunFailed
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fednorm import FedNormPlugin
 from fedhet.methods.fednova import FedNova

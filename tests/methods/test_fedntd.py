@@ -16,11 +16,11 @@ from methods.three_classes import CLASSES, DATA, backward, error, logits, softma
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fedhet.core.errors import ConfigError
+from fedhet.core.messages import LocalSettings
 from fedhet.data.toy import toy_task
 from fedhet.engines.vectorized import obstacle
-from fedhet.errors import ConfigError
 from fedhet.maths.fedntd import not_true_distillation
-from fedhet.messages import LocalSettings
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fedntd import FedNTD, FedNTDPlugin
 

@@ -12,16 +12,16 @@ import torch
 from maths.cases import named_case
 from torch import nn
 
-from fedhet import trees
+from fedhet.core import trees
+from fedhet.core.errors import ConfigError, RunFailed
+from fedhet.core.evaluation import evaluation_messages, global_scores
+from fedhet.core.messages import Failure
+from fedhet.core.server_opt import FedAvgM
 from fedhet.data.toy import toy_task
 from fedhet.engines.vectorized import obstacle
-from fedhet.errors import ConfigError, RunFailed
-from fedhet.evaluation import evaluation_messages, global_scores
 from fedhet.flower import wire
-from fedhet.messages import Failure
 from fedhet.methods.fedpcl import PROTOTYPES, FedPCL
 from fedhet.methods.fedprox import FedProxPlugin
-from fedhet.server_opt import FedAvgM
 
 
 def test_only_prototypes_travel(federation: Callable[..., Any]) -> None:

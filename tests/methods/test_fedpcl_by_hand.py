@@ -11,10 +11,10 @@ import pytest
 from methods.by_hand import DATA, EPOCHS, LR, SIZES, Weights, latents, same, task
 from methods.readouts import arrays, client_state, copied
 
-from fedhet.client import UNSHARED
-from fedhet.evaluation import evaluation_messages
+from fedhet.core.client import UNSHARED
+from fedhet.core.evaluation import evaluation_messages
+from fedhet.core.task import ClientData
 from fedhet.methods.fedpcl import FedPCL
-from fedhet.task import ClientData
 
 TAU = 0.5
 CLIP = 0.4

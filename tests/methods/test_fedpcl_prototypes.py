@@ -11,12 +11,12 @@ import torch
 from methods.readouts import client_state
 from torch import Tensor, nn
 
-from fedhet.client import UNSHARED
+from fedhet.core.client import UNSHARED
+from fedhet.core.evaluation import evaluation_messages
+from fedhet.core.messages import Failure
+from fedhet.core.task import ClientData, Samples, Task
 from fedhet.data.toy import ToyModel, toy_task
-from fedhet.evaluation import evaluation_messages
-from fedhet.messages import Failure
 from fedhet.methods.fedpcl import OWN, FedPCL
-from fedhet.task import ClientData, Samples, Task
 
 
 def one_label_each(labels: tuple[int, ...], tests: int | None = None) -> Task:

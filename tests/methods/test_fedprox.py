@@ -11,8 +11,8 @@ from maths.cases import named_case
 from methods.by_hand import SIZES, Case, Weights, each, local_sgd, mean, same
 from torch import nn
 
+from fedhet.core.errors import ConfigError
 from fedhet.data.toy import ToyModel, toy_task
-from fedhet.errors import ConfigError
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fedprox import FedProx, FedProxPlugin
 

@@ -16,16 +16,16 @@ from methods.readouts import arrays, client_state, copied, step_and_replies
 from methods.three_classes import CLASSES, DATA, backward, error, features, logits, task
 from torch import nn
 
+from fedhet.core.errors import ConfigError
+from fedhet.core.evaluation import evaluation_messages
+from fedhet.core.messages import LocalSettings
+from fedhet.core.plugin import Plugin
+from fedhet.core.task import ClientData, Samples
 from fedhet.data.toy import toy_task
 from fedhet.engines.vectorized import obstacle
-from fedhet.errors import ConfigError
-from fedhet.evaluation import evaluation_messages
 from fedhet.flower import wire
-from fedhet.messages import LocalSettings
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fedrod import HEAD, FedROD
-from fedhet.plugin import Plugin
-from fedhet.task import ClientData, Samples
 
 Federation = Callable[..., Any]
 GAMMA = 0.7

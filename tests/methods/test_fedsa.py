@@ -20,14 +20,14 @@ from methods.by_hand import EPOCHS, LR, SIZES, Weights, each, local_sgd, same, t
 from safetensors.torch import load_file
 from torch import Tensor
 
-from fedhet import trees
+from fedhet.core import trees
+from fedhet.core.errors import ConfigError, RunFailed
+from fedhet.core.server_opt import FedAvgM
 from fedhet.data.toy import toy_task
-from fedhet.errors import ConfigError, RunFailed
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fednorm import FedNormPlugin
 from fedhet.methods.fedprox import FedProxPlugin
 from fedhet.methods.fedsa import FedSA
-from fedhet.server_opt import FedAvgM
 
 Launch = Callable[..., Any]
 COMMON = [

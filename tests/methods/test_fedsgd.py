@@ -16,15 +16,15 @@ from methods.by_hand import DATA, LR, SIZES, Case, V, each, gradient, mean, same
 from methods.plugs import Fixed, Half, Spy
 from torch import Tensor
 
+from fedhet.core.errors import ConfigError, RunFailed
+from fedhet.core.plugin import Plugin
+from fedhet.core.task import Samples
+from fedhet.core.training import Batch
 from fedhet.data.toy import toy_task
-from fedhet.errors import ConfigError, RunFailed
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fedntd import FedNTDPlugin
 from fedhet.methods.fedprox import FedProxPlugin
 from fedhet.methods.fedsgd import FedSGD
-from fedhet.plugin import Plugin
-from fedhet.task import Samples
-from fedhet.training import Batch
 
 Federation = Callable[..., Any]
 

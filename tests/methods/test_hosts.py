@@ -11,18 +11,18 @@ from maths.cases import named_case
 from methods.plugs import Explore
 from omegaconf import OmegaConf
 
-from fedhet import trees
 from fedhet.config import catalogue
 from fedhet.config.targets import find_target
+from fedhet.core import trees
+from fedhet.core.errors import ConfigError
+from fedhet.core.server_opt import FedAvgM
 from fedhet.data.toy import toy_task
-from fedhet.errors import ConfigError
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fedbabu import FedBABU
 from fedhet.methods.fednova import FedNova
 from fedhet.methods.fedsgd import FedSGD
 from fedhet.methods.scaffold import Scaffold
 from fedhet.methods.sgdm import SGDM
-from fedhet.server_opt import FedAvgM
 
 HOSTS = {
     "fednova": ["method=fednova"],

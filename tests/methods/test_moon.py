@@ -16,15 +16,15 @@ from methods.readouts import arrays, client_state, copied, step_and_replies
 from methods.three_classes import DATA, Net, backward, error, features, logits, task
 from torch import Tensor, nn
 
+from fedhet.core.errors import ConfigError
+from fedhet.core.messages import LocalSettings
+from fedhet.core.task import ClientData
 from fedhet.data.toy import toy_task
 from fedhet.engines.vectorized import obstacle
-from fedhet.errors import ConfigError
 from fedhet.maths.moon import contrastive
-from fedhet.messages import LocalSettings
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fedsgd import FedSGD
 from fedhet.methods.moon import PREVIOUS, Moon, MoonPlugin
-from fedhet.task import ClientData
 
 Federation = Callable[..., Any]
 MU = 3.0

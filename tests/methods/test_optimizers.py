@@ -7,8 +7,8 @@ import torch
 from maths.cases import named_case
 from torch import nn
 
-from fedhet.messages import LocalSettings
-from fedhet.optimizers import make
+from fedhet.core.messages import LocalSettings
+from fedhet.core.optimizers import make
 
 SETTINGS = [
     {},

@@ -30,13 +30,13 @@ from methods.by_hand import (
 )
 from torch import Tensor
 
+from fedhet.core.errors import ConfigError
+from fedhet.core.plugin import Plugin
 from fedhet.data.toy import toy_task
-from fedhet.errors import ConfigError
 from fedhet.methods import scaffold
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fednorm import FedNormPlugin
 from fedhet.methods.scaffold import Scaffold
-from fedhet.plugin import Plugin
 
 Federation = Callable[..., Any]
 CLIENTS = 6

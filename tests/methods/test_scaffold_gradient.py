@@ -27,11 +27,11 @@ from methods.by_hand import (
 from methods.plugs import Half
 from torch import Tensor
 
+from fedhet.core.errors import ConfigError, RunFailed
+from fedhet.core.plugin import Plugin
+from fedhet.core.training import Batch
 from fedhet.data.toy import toy_task
-from fedhet.errors import ConfigError, RunFailed
 from fedhet.methods.scaffold import Scaffold
-from fedhet.plugin import Plugin
-from fedhet.training import Batch
 
 Federation = Callable[..., Any]
 OPTION_I = {"control": "gradient"}

@@ -16,14 +16,14 @@ from methods.plugs import Fixed
 from torch import nn
 from torch.nn import functional
 
-from fedhet import streams
+from fedhet.core import streams
+from fedhet.core.errors import ConfigError, RunFailed
+from fedhet.core.messages import LocalSettings
+from fedhet.core.optimizers import SGD
 from fedhet.data.toy import toy_task
-from fedhet.errors import ConfigError, RunFailed
-from fedhet.messages import LocalSettings
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fednorm import FedNormPlugin
 from fedhet.methods.sgdm import SGDM
-from fedhet.optimizers import SGD
 
 Federation = Callable[..., Any]
 GAMMA = 0.8

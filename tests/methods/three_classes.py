@@ -10,7 +10,7 @@ import torch
 from methods.by_hand import SIZES, Weights, criterion
 from torch import Tensor, nn
 
-from fedhet.task import ClientData, Task
+from fedhet.core.task import ClientData, Task
 
 CLASSES = 3
 

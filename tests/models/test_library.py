@@ -13,7 +13,7 @@ from models.small_nets import cut, net
 from torch import nn
 
 from fedhet.config import check_overrides, compose
-from fedhet.errors import ConfigError
+from fedhet.core.errors import ConfigError
 from fedhet.models import Timm, Torchvision
 
 SMALL = "shufflenet_v2_x0_5"

@@ -12,12 +12,12 @@ from data.leaf_files import windows, write_leaf
 from maths.cases import named_case
 from torch import nn
 
+from fedhet.core.errors import ConfigError
+from fedhet.core.targets import cross_entropy
+from fedhet.core.task import ClientData, Task
 from fedhet.data.leaf import ALPHABET
 from fedhet.data.toy import toy_task
-from fedhet.errors import ConfigError
 from fedhet.models import CharLSTM
-from fedhet.targets import cross_entropy
-from fedhet.task import ClientData, Task
 
 
 def lstm(**other: Any) -> CharLSTM:

@@ -12,10 +12,10 @@ from maths.cases import named_case
 from models.configured import CONF, layer, model_of, size
 from torch import nn
 
-from fedhet.errors import ConfigError
+from fedhet.core.errors import ConfigError
+from fedhet.core.task import ClientData, Task
 from fedhet.methods.fedavg import FedAvg
 from fedhet.models import CNN, MLP, FedDiskCNN, FedLExCNN, Logistic
-from fedhet.task import ClientData, Task
 
 # The models of torchvision and timm by name, and those for text, have tests of their own.
 OTHERS = ("torchvision", "timm", "char_lstm", "text")

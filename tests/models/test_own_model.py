@@ -10,7 +10,7 @@ import pytest
 from maths.cases import named_case
 
 import fedhet
-from fedhet.errors import ConfigError
+from fedhet.core.errors import ConfigError
 
 PAGE = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
 (PRINTED,) = re.findall(r"```python\n(# my_package/nets.py\n.*?)```", PAGE, re.DOTALL)

@@ -17,7 +17,7 @@ from models.small_nets import cut, net
 from torch import nn
 
 import fedhet
-from fedhet.errors import ConfigError
+from fedhet.core.errors import ConfigError
 
 
 def saved(tensors: dict[str, torch.Tensor], path: Path) -> str:

@@ -10,7 +10,7 @@ import pytest
 from own.conftest import forget
 
 from fedhet.config import check_overrides, compose
-from fedhet.errors import ConfigError
+from fedhet.core.errors import ConfigError
 
 EVIL = "_target_: os.system\ncommand: touch owned\n"
 FEDAVG = "_target_: fedhet.methods.fedavg.FedAvg\n"

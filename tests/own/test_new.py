@@ -14,7 +14,7 @@ from own.conftest import ROOT, forget
 from fedhet.cli import main
 from fedhet.cli.new import KINDS, create
 from fedhet.config import compose
-from fedhet.errors import ConfigError
+from fedhet.core.errors import ConfigError
 
 
 @pytest.fixture(scope="module")

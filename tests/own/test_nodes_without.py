@@ -9,11 +9,11 @@ import pytest
 from flwr.common import Context, RecordDict
 from own.conftest import forget
 
-from fedhet.errors import ConfigError
+from fedhet.core.errors import ConfigError
+from fedhet.core.messages import Broadcast, Failure, LocalSettings
 from fedhet.flower import wire
 from fedhet.flower.apps import client_for, server_for
-from fedhet.messages import Broadcast, Failure, LocalSettings
-from fedhet.state import MemoryStore
+from fedhet.stores import MemoryStore
 
 MESSAGE = Broadcast(
     phase="train",

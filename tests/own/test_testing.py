@@ -11,9 +11,9 @@ from fedhet.testing import check_choice, sha256, sha256_apart, toy_task
 
 CODE = """
 import torch
-from fedhet.client import FedClient
-from fedhet.plugin import Plugin
-from fedhet.strategy import FedStrategy
+from fedhet.core.client import FedClient
+from fedhet.core.plugin import Plugin
+from fedhet.core.strategy import FedStrategy
 
 class Greedy(FedClient):
     def train(self, msg):

@@ -118,7 +118,7 @@ def refusal(name: str, other: Tensor) -> str:
 
 
 def place() -> str:
-    """The innermost line that is not a library's: "fedhet/trees.py, line 3, in add"."""
+    """The innermost line that is not a library's: "fedhet/core/trees.py, line 3, in add"."""
     frame: Any = sys._getframe()
     while frame is not None:
         file = frame.f_code.co_filename

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from fedhet.task import ClientData, Samples, Task
+from fedhet.core.task import ClientData, Samples, Task
 
 LEAST = 5
 COUNTS = ((4, 5, 9), (5, 4, 4), (2, 1, 1), (8, 8, 8))  # of clients 0 to 3

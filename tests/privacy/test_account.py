@@ -16,15 +16,15 @@ from opacus.accountants import RDPAccountant
 from scipy.stats import norm
 
 import fedhet
+from fedhet.core import noise as noises
+from fedhet.core.errors import ConfigError, RunFailed
+from fedhet.core.messages import Failure
+from fedhet.core.noise import Noise
 from fedhet.data.toy import toy_task
-from fedhet.errors import ConfigError, RunFailed
-from fedhet.messages import Failure
 from fedhet.methods.fedavg import FedAvg
-from fedhet.privacy import noise as noises
 from fedhet.privacy.account import SPENT, Ledger, epsilon
-from fedhet.privacy.noise import Noise
 from fedhet.record.results import Run
-from fedhet.state import ContextStore, DiskStore, MemoryStore
+from fedhet.stores import ContextStore, DiskStore, MemoryStore
 from fedhet.testing import check_resume
 
 Federation = Callable[..., Any]

@@ -31,13 +31,13 @@ from flwr.server.strategy import (
 )
 from flwr.supercore.task_identity import TaskIdentity
 
+from fedhet.core.errors import RunFailed
+from fedhet.core.messages import Failure, Reply, Update
 from fedhet.data.toy import toy_task
-from fedhet.errors import RunFailed
 from fedhet.flower import wire
 from fedhet.flower.server import _message, _result
 from fedhet.job import Job
-from fedhet.messages import Failure, Reply, Update
-from fedhet.state import MemoryStore
+from fedhet.stores import MemoryStore
 
 FIXED = {"noise_multiplier": 0.1, "clipping_norm": 5.0, "num_sampled_clients": 2}
 ADAPTIVE = {"noise_multiplier": 0.1, "num_sampled_clients": 2, "clipped_count_stddev": 1.0}

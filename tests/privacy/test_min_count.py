@@ -10,10 +10,11 @@ import pytest
 import torch
 from privacy.few import COUNTS, LEAST, few
 
-from fedhet import trees
-from fedhet.errors import RunFailed
+from fedhet.core import trees
+from fedhet.core.errors import RunFailed
+from fedhet.core.messages import Reply, Update
+from fedhet.core.phases import locate
 from fedhet.maths.fednorm import contribution
-from fedhet.messages import Reply, Update
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.feddisk import FedDiskPlugin
 from fedhet.methods.feddisk.client import VAL
@@ -25,7 +26,6 @@ from fedhet.methods.fedgmm.client import GENERATED, PER_COMPONENT
 from fedhet.methods.fedgmm.mixtures import MIXTURES
 from fedhet.methods.fednorm import FedNormPlugin, Z
 from fedhet.methods.fedpcl import OWN, PROTOTYPES, FedPCL
-from fedhet.phases import locate
 
 Make = Callable[..., Any]
 SMALL = {"noise_dim": 2, "hidden": 3, "server_steps": 2}

@@ -10,16 +10,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedhet import trees
-from fedhet.client import FedClient
+from fedhet.core import trees
+from fedhet.core.client import FedClient
+from fedhet.core.messages import EVALUATE, Broadcast, Failure, Update
+from fedhet.core.noise import Noise, mechanism, seeded, unpredictable
+from fedhet.core.strategy import FedStrategy
 from fedhet.data.toy import toy_task
-from fedhet.messages import EVALUATE, Broadcast, Failure, Update
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fednorm import FedNormPlugin, Z
 from fedhet.methods.fedsgd import FedSGD
 from fedhet.methods.sgdm import SGDM
-from fedhet.privacy.noise import Noise, mechanism, seeded, unpredictable
-from fedhet.strategy import FedStrategy
 
 Federation = Callable[..., Any]
 # Noise that no float32 can hold, and a norm that no update has.

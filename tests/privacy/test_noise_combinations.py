@@ -10,16 +10,16 @@ from composing import composed
 from contracts.short import shortened
 from omegaconf import OmegaConf
 
-from fedhet import trees
 from fedhet.config import Config, catalogue
+from fedhet.core import trees
+from fedhet.core.errors import ConfigError
+from fedhet.core.messages import Update
+from fedhet.core.noise import Noise
+from fedhet.core.phases import locate
 from fedhet.data.toy import toy_task
-from fedhet.errors import ConfigError
 from fedhet.job import Job
-from fedhet.messages import Update
-from fedhet.phases import locate
 from fedhet.privacy.account import RELEASES, SPENT, planned_releases, releases_of
-from fedhet.privacy.noise import Noise
-from fedhet.state import MemoryStore
+from fedhet.stores import MemoryStore
 
 METHODS = catalogue.choices("method")
 PLUGINS = catalogue.choices("plugin")
@@ -145,7 +145,7 @@ def test_evaluations_by_clients_are_refused(lines: list[str], problem: str) -> N
 
 
 def test_a_missing_accountant_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedhet.privacy.noise.find_spec", lambda name: None)
+    monkeypatch.setattr("fedhet.core.noise.find_spec", lambda name: None)
     settings = composed("method=fedavg", "privacy.noise=1", "eval.clients=false")
     with pytest.raises(ConfigError, match=r"needs the accountant of opacus.*-e '\.\[privacy\]'"):
         _ = Job(settings, toy_task()).strategy

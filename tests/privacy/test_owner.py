@@ -13,14 +13,14 @@ from typing import Any
 import composing
 import pytest
 
+from fedhet.core.messages import Failure, Reply
+from fedhet.core.noise import Noise
 from fedhet.data.toy import toy_task
 from fedhet.job import Job
-from fedhet.messages import Failure, Reply
 from fedhet.methods.fedavg import FedAvg
 from fedhet.privacy.account import epsilon
-from fedhet.privacy.noise import Noise
 from fedhet.privacy.owner import composed, locked, spend
-from fedhet.state import state_folder, store_at_site
+from fedhet.stores import state_folder, store_at_site
 
 Federation = Callable[..., Any]
 DELTA = 1e-5
@@ -131,7 +131,7 @@ def test_a_process_that_dies_in_between_has_counted_too_much(
         raise KeyboardInterrupt
 
     machine = Machine(federation)
-    for place in ("fedhet.privacy.account.Ledger.write", "fedhet.privacy.noise.mechanism"):
+    for place in ("fedhet.privacy.account.Ledger.write", "fedhet.core.noise.mechanism"):
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
             patch.setattr(place, dies)
             machine.serve("a")

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 import fedhet
-from fedhet.errors import ConfigError
+from fedhet.core.errors import ConfigError
+from fedhet.core.limits import FLOOR
+from fedhet.core.messages import Broadcast, Reply, Update
 from fedhet.flower import wire
-from fedhet.messages import Broadcast, Reply, Update
-from fedhet.privacy.limits import FLOOR
 from fedhet.testing import sha256, sha256_apart
 
 CANARY = "canary-9d04b1"
@@ -61,7 +61,7 @@ def test_the_environment_is_in_no_message_and_no_file(
     """tests/config/test_sent_runs.py shows that no setting refers to it."""
     monkeypatch.setenv("FEDHET_CANARY", CANARY)
     messages: list[Any] = []
-    handle = fedhet.client.FedClient.handle
+    handle = fedhet.core.client.FedClient.handle
 
     def look(self: Any, msg: Broadcast) -> Reply:
         reply = handle(self, msg)
@@ -69,7 +69,7 @@ def test_the_environment_is_in_no_message_and_no_file(
         messages.extend([wire.write_broadcast(msg), wire.reply_arrays(msg, reply)])
         return reply
 
-    monkeypatch.setattr(fedhet.client.FedClient, "handle", look)
+    monkeypatch.setattr(fedhet.core.client.FedClient, "handle", look)
     folder = tmp_path / "run"
     lines = ["method=fedpcl", "rounds=1", "partition.clients=3", f"hydra.run.dir={folder}"]
     with pytest.raises(ConfigError, match=r"oc\.env:FEDHET_CANARY.*write the value itself"):

@@ -11,16 +11,16 @@ import pytest
 import torch
 from torch import nn
 
-from fedhet.client import TRAIN_TOO
-from fedhet.evaluation import evaluation_messages, received
-from fedhet.messages import Broadcast, Failure, Update
+from fedhet.core.client import TRAIN_TOO
+from fedhet.core.counts import coarse, counts_few
+from fedhet.core.evaluation import evaluation_messages, received
+from fedhet.core.limits import Limits
+from fedhet.core.messages import Broadcast, Failure, Update
+from fedhet.core.targets import make
+from fedhet.core.targets.number import Number
+from fedhet.core.task import ClientData, Samples, Task
+from fedhet.core.workspace import Evaluations
 from fedhet.methods.fedavg import FedAvg
-from fedhet.privacy.counts import coarse, counts_few
-from fedhet.privacy.limits import Limits
-from fedhet.site import Evaluations
-from fedhet.targets import make
-from fedhet.targets.number import Number
-from fedhet.task import ClientData, Samples, Task
 from fedhet.testing import Federation
 
 CLASSES = 10

@@ -8,12 +8,12 @@ import pytest
 import torch
 from composing import composed
 
+from fedhet.core.counts import suppressed, withheld
+from fedhet.core.errors import ConfigError
+from fedhet.core.limits import FLOOR
 from fedhet.data.toy import toy_task
-from fedhet.errors import ConfigError
 from fedhet.flower.own_data import OwnData
 from fedhet.job import Job
-from fedhet.privacy.counts import suppressed, withheld
-from fedhet.privacy.limits import FLOOR
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from made_runs import change, make_experiment
 
 import fedhet
 from fedhet import report
-from fedhet.errors import DataError
+from fedhet.core.errors import DataError
 
 DEEP = "[" * 100_000
 OUTSIDE = "its folder is not in"

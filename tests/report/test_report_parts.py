@@ -11,7 +11,7 @@ import pytest
 from made_runs import change, make_experiment, make_run, write
 
 import fedhet
-from fedhet.errors import ConfigError, DataError
+from fedhet.core.errors import ConfigError, DataError
 from fedhet.report.costs import run_frame, sent
 from fedhet.report.curves import curve_points
 from fedhet.report.making import tuning_table

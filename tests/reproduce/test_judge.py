@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from report.made_runs import make_experiment
 
-from fedhet.errors import ConfigError
+from fedhet.core.errors import ConfigError
 from fedhet.report.results import results
 from fedhet.reproduce import table
 from fedhet.reproduce.judge import Comparison, Row, compare, judge

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fedhet.config import catalogue, composition
-from fedhet.errors import ConfigError
+from fedhet.core.errors import ConfigError
 from fedhet.experiment import cells, definition, tuning
 from fedhet.experiment.definition import Experiment
 from fedhet.reproduce import measures

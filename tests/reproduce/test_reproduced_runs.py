@@ -9,7 +9,7 @@ import pytest
 from report.made_runs import make_experiment
 
 from fedhet.cli import experiments
-from fedhet.errors import ConfigError, DataError
+from fedhet.core.errors import ConfigError, DataError
 from fedhet.experiment import definition
 from fedhet.experiment.cells import Cell
 from fedhet.experiment.definition import Experiment

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fedhet.errors import ConfigError
+from fedhet.core.errors import ConfigError
 from fedhet.reproduce.command import main
 from fedhet.reproduce.times import Time, note, read
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from fedhet import targets
-from fedhet.task import ClientData, Samples, Task
+from fedhet.core import targets
+from fedhet.core.task import ClientData, Samples, Task
 
 INPUTS = 4
 OUTPUTS = 3

@@ -15,7 +15,7 @@ from contracts.short import SHORT
 from contracts.test_compositions import METHODS, PLUGINS
 from targets.tasks import task_of
 
-from fedhet.errors import ConfigError
+from fedhet.core.errors import ConfigError
 from fedhet.job import Job
 from fedhet.testing import run_quietly
 

@@ -16,16 +16,16 @@ from sklearn import metrics
 from targets.tasks import task_of
 from torch import Tensor, nn
 
-from fedhet import targets
+from fedhet.core import targets
+from fedhet.core.errors import ConfigError, RunFailed
+from fedhet.core.evaluation import client_means, evaluation_messages, received
+from fedhet.core.messages import Failure, Update
+from fedhet.core.metrics import assess
+from fedhet.core.targets import Labels, Number
+from fedhet.core.task import ClientData, Task
 from fedhet.data.toy import toy_task
-from fedhet.errors import ConfigError, RunFailed
-from fedhet.evaluation import client_means, evaluation_messages, received
 from fedhet.flower import wire
-from fedhet.messages import Failure, Update
 from fedhet.methods.fedavg import FedAvg
-from fedhet.metrics import assess
-from fedhet.targets import Labels, Number
-from fedhet.task import ClientData, Task
 
 if TYPE_CHECKING:
     from federation import Federation

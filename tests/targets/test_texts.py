@@ -17,9 +17,9 @@ from data.own_data import load
 from data.schemes import run_data
 
 import fedhet
+from fedhet.core.errors import ConfigError, DataError
 from fedhet.data.__main__ import main
 from fedhet.data.hf import hf
-from fedhet.errors import ConfigError, DataError
 from fedhet.models import TextMLP
 
 tokenizers = pytest.importorskip("tokenizers", reason="texts need the package tokenizers")

@@ -16,11 +16,11 @@ from trackers.listing import Listing
 import fedhet
 from fedhet import config
 from fedhet.cli.main import main
-from fedhet.errors import ConfigError
+from fedhet.core.errors import ConfigError
 from fedhet.flower import wire
 from fedhet.flower.apps import client_for
 from fedhet.job import Job
-from fedhet.state import MemoryStore
+from fedhet.stores import MemoryStore
 from fedhet.testing import check_equal
 from fedhet.trackers import tracking
 from fedhet.trackers.sweeps import group_of, sweep_of
@@ -167,7 +167,7 @@ def test_a_missing_package(tmp_path: Path, name: str, monkeypatch: pytest.Monkey
         (["tracker=tensorbord"], r"unknown tracker 'tensorbord' \(did you mean tensorboard\?\)"),
         (["tracker._target_=trackers.following.killed"], "does not fit"),
         (["tracker._target_=fedhet.record.start.start"], "there is no such class"),
-        (["tracker._target_=fedhet.merging.mean.Mean"], r"fedhet\.merging\.mean\.Mean.*Tracker"),
+        (["tracker._target_=fedhet.core.merging.Mean"], r"fedhet\.core\.merging\.Mean.*Tracker"),
     ],
 )
 def test_wrong_settings(tmp_path: Path, lines: list[str], message: str) -> None:

@@ -14,15 +14,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedhet import trees
+from fedhet.core import trees
+from fedhet.core.messages import LocalSettings, Update
+from fedhet.core.optimizers import SGD
+from fedhet.core.server_opt import FedAvgM, FedOpt, ServerOptimizer
 from fedhet.maths.fednorm import contribution
 from fedhet.maths.fedprox import add_proximal
 from fedhet.maths.scaffold import control_change, correction
-from fedhet.messages import LocalSettings, Update
 from fedhet.methods.fedprox import FedProxPlugin
 from fedhet.methods.scaffold import ControlVariates
-from fedhet.optimizers import SGD
-from fedhet.server_opt import FedAvgM, FedOpt, ServerOptimizer
 
 # For a program that loads this file by its path: the files beside it, and tests/.
 sys.path.insert(0, str(Path(__file__).parents[1]))

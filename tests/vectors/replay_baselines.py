@@ -10,12 +10,12 @@ from typing import Any
 
 from torch import Tensor
 
+from fedhet.core.targets import cross_entropy
 from fedhet.maths.fedntd import not_true_distillation
 from fedhet.maths.fedrod import balanced_softmax
 from fedhet.maths.moon import contrastive
 from fedhet.methods.fedntd import FedNTDPlugin
 from fedhet.methods.moon import MoonPlugin
-from fedhet.targets import cross_entropy
 
 Params = dict[str, Any]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fedhet import metrics
+from fedhet.core import metrics
 from fedhet.maths import feddisk
 from fedhet.methods.feddisk import FedDiskPlugin
 

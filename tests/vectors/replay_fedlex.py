@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import Tensor
 
+from fedhet.core.messages import LocalSettings
+from fedhet.core.optimizers import SGD
+from fedhet.core.trees import Tree
 from fedhet.maths.fedlex import contributors, deviation, global_guidance, mask_gradient
-from fedhet.messages import LocalSettings
-from fedhet.optimizers import SGD
-from fedhet.trees import Tree
 
 Params = dict[str, Any]
 

@@ -7,11 +7,11 @@ from typing import Any
 
 from torch import Tensor
 
-from fedhet import trees
+from fedhet.core import trees
+from fedhet.core.messages import LocalSettings
+from fedhet.core.optimizers import SGD
 from fedhet.maths.fednova import Term, combine, normaliser
-from fedhet.messages import LocalSettings
 from fedhet.methods.fedsgd import server_step
-from fedhet.optimizers import SGD
 
 Params = dict[str, Any]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedhet.errors import ConfigError, DataError
+from fedhet.core.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from fedhet.data.tokens import Texts

@@ -61,7 +61,7 @@ def table(data: RunData, record: dict[str, Any]) -> Table:
     """
     from rich.table import Table
 
-    from fedhet.check import counted
+    from fedhet.core.check import counted
 
     clients, outputs = record["clients"], data.dataset.outputs
     number = data.dataset.target == "number"

@@ -17,9 +17,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedhet import check
 from fedhet.config import catalogue
-from fedhet.errors import DataError
+from fedhet.core import check
+from fedhet.core.errors import DataError
 
 _CHUNK = 2**18
 _TIMEOUT = 30.0  # seconds without a byte

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedhet.errors import ConfigError
+from fedhet.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from fedhet.data.dataset import Dataset

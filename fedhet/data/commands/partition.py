@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Save the partition of the overrides as `--name`."""
     from fedhet import config
-    from fedhet.check import counted
+    from fedhet.core.check import counted
     from fedhet.data import saved
     from fedhet.data.run_data import RunData
 

@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
+from fedhet.core.errors import DataError
 from fedhet.data.array_cache import Arrays, signature
 from fedhet.data.arrays import assemble, labels_from_zero
 from fedhet.data.dataset import Dataset, Statistic
 from fedhet.data.files import download_hint, find_folder
 from fedhet.data.images.folders import FOLDERS, load_folders
 from fedhet.data.images.image_files import decoder, read_images
-from fedhet.errors import DataError
 
 log = logging.getLogger("fedhet.data")
 

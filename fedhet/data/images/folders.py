@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedhet import check
+from fedhet.core import check
+from fedhet.core.errors import ConfigError, DataError
+from fedhet.core.task import Samples
 from fedhet.data.array_cache import Arrays, cached_arrays, identity, signature
 from fedhet.data.dataset import Dataset, Statistic
 from fedhet.data.files import download_hint, find_folder
@@ -23,8 +25,6 @@ from fedhet.data.images.image_files import (
     list_images,
     read_images,
 )
-from fedhet.errors import ConfigError, DataError
-from fedhet.task import Samples
 
 log = logging.getLogger("fedhet.data")
 

@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedhet import check
+from fedhet.core import check
+from fedhet.core.errors import DataError
+from fedhet.core.task import Samples
 from fedhet.data.array_cache import identity, signature
 from fedhet.data.arrays import labels_from_zero
 from fedhet.data.dataset import Dataset, Statistic
 from fedhet.data.files import download_hint, find_folder
-from fedhet.errors import DataError
-from fedhet.task import Samples
 
 log = logging.getLogger("fedhet.data")
 

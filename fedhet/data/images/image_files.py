@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedhet.errors import DataError
+from fedhet.core.errors import DataError
 
 if TYPE_CHECKING:
     from PIL import Image

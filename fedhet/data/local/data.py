@@ -18,6 +18,10 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
 from fedhet.config.targets import find_target, instantiate
+from fedhet.core.errors import ConfigError, DataError
+from fedhet.core.limits import least_count
+from fedhet.core.merging import Mean
+from fedhet.core.task import ClientData, Samples
 from fedhet.data.dataset import Dataset
 from fedhet.data.files import SITE_HINT, find_path
 from fedhet.data.local.declaration import Declaration
@@ -26,10 +30,6 @@ from fedhet.data.local.report import Agreement, Report, check_sizes
 from fedhet.data.local.scheme import Sites
 from fedhet.data.local.untold import located
 from fedhet.data.run_data import described
-from fedhet.errors import ConfigError, DataError
-from fedhet.merging.mean import Mean
-from fedhet.privacy.limits import least_count
-from fedhet.task import ClientData, Samples
 
 log = logging.getLogger("fedhet.data")
 

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedhet import check
+from fedhet.core import check
+from fedhet.core.errors import ConfigError
+from fedhet.core.targets import WITH_CLASSES
+from fedhet.core.task import Samples
 from fedhet.data.dataset import AUTO, Dataset, Statistic
 from fedhet.data.target import CHOICES, Classes, class_names
-from fedhet.errors import ConfigError
-from fedhet.targets import WITH_CLASSES
-from fedhet.task import Samples
 
 DTYPES = {"uint8": torch.uint8, "float32": torch.float32, "int64": torch.int64}
 COLOURS = {"any": None, "grey": "L", "rgb": "RGB"}  # PIL's modes

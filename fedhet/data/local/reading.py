@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedhet.core.errors import DataError
+from fedhet.core.task import ClientData, Samples
 from fedhet.data.array_cache import Arrays, cached_arrays, signature
 from fedhet.data.federation import split
 from fedhet.data.images.image_files import decoder, list_images, read_images
@@ -20,8 +22,6 @@ from fedhet.data.raw_samples import RawSamples
 from fedhet.data.scheme import check_split
 from fedhet.data.tables import data_frames, npz_file
 from fedhet.data.target import encoded
-from fedhet.errors import DataError
-from fedhet.task import ClientData, Samples
 
 PARTS = ("train", "val", "test")
 # The arrays of an npz file that the run declares; others of those that describe it are the run's

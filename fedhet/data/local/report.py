@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
+from fedhet.core.counts import counts_few, withheld
+from fedhet.core.errors import DataError, Rejected
+from fedhet.core.task import Samples
+from fedhet.core.trees import LARGEST
 from fedhet.data.array_cache import Arrays
 from fedhet.data.local.declaration import STATISTICS, Declaration
 from fedhet.data.local.reading import PARTS
 from fedhet.data.moments import Moments, joined, moments
-from fedhet.errors import DataError, Rejected
-from fedhet.privacy.counts import counts_few, withheld
-from fedhet.task import Samples
-from fedhet.trees import LARGEST
 
 log = logging.getLogger("fedhet.data")
 MOST_SAMPLES = 10**12

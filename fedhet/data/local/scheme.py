@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedhet import check
+from fedhet.core import check
+from fedhet.core.errors import ConfigError
 from fedhet.data.scheme import Partition, Scheme
-from fedhet.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fedhet.core.errors import DataError
 from fedhet.data.tables import data_frames
 from fedhet.data.tokens import Texts, find_tokenizer
-from fedhet.errors import DataError
 
 if TYPE_CHECKING:
     import pandas

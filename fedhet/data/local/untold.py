@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from fedhet.errors import ConfigError, DataError
+from fedhet.core.errors import ConfigError, DataError
 
 
 class UntoldError(DataError):

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedhet import check
+from fedhet.core import check
+from fedhet.core.errors import ConfigError, DataError
 from fedhet.data.array_cache import Arrays, signature
 from fedhet.data.arrays import assemble, dataset_arrays
 from fedhet.data.dataset import Dataset, Statistic
@@ -18,7 +19,6 @@ from fedhet.data.raw_samples import RawSamples, place
 from fedhet.data.tables.npz_file import check_memory
 from fedhet.data.target import Classes
 from fedhet.data.tokens import Texts
-from fedhet.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     import pandas

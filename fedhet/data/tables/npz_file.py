@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 import psutil
 
-from fedhet import check
+from fedhet.core import check
+from fedhet.core.errors import ConfigError, DataError
 from fedhet.data.array_cache import Arrays, signature
 from fedhet.data.arrays import assemble, dataset_arrays
 from fedhet.data.dataset import Dataset, Statistic
 from fedhet.data.files import find_file
 from fedhet.data.raw_samples import RawSamples
 from fedhet.data.target import CHOICES, Classes
-from fedhet.errors import ConfigError, DataError
 
 # The arrays of a file that describe its others, as `python -m fedhet.data export` writes them.
 _STATISTICS = ("mean", "std", "target_mean", "target_std")

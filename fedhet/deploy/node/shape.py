@@ -9,7 +9,7 @@ from types import ModuleType
 
 from flwr.supercore.version import package_version
 
-from fedhet.errors import RunFailed
+from fedhet.core.errors import RunFailed
 
 
 def flower_module(name: str, **expected: tuple[str, ...]) -> ModuleType:

@@ -26,8 +26,8 @@ from flwr.supercore.address import resolve_bind_address
 from flwr.supercore.exit import ExitCode, flwr_exit
 from flwr.supercore.tls import get_client_tls_args
 
+from fedhet.core.errors import ConfigError
 from fedhet.deploy.node.shape import flower_module, without_docs
-from fedhet.errors import ConfigError
 from fedhet.flower import code
 
 # Flower's pause -> (the shortest one here, its share of the time waited so far).

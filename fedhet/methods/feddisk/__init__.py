@@ -58,13 +58,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fedhet import check
-from fedhet.client import FedClient
-from fedhet.errors import ConfigError
-from fedhet.messages import LocalSettings
+from fedhet.core import check
+from fedhet.core.client import FedClient
+from fedhet.core.errors import ConfigError
+from fedhet.core.messages import LocalSettings
+from fedhet.core.strategy import FedStrategy
 from fedhet.methods.feddisk.client import ClientHalf
 from fedhet.methods.feddisk.server import ServerHalf
-from fedhet.strategy import FedStrategy
 
 
 class FedDiskPlugin(ClientHalf, ServerHalf):

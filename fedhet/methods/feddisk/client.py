@@ -6,16 +6,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedhet import streams, trees
-from fedhet.check import counted
+from fedhet.core import streams, trees
+from fedhet.core.check import counted
+from fedhet.core.messages import Broadcast, Extras, LocalSettings, Update
+from fedhet.core.phases import EarlyStopping
+from fedhet.core.plugin import Plugin
+from fedhet.core.task import Samples
+from fedhet.core.trees import Tree
 from fedhet.maths import feddisk
 from fedhet.maths.feddisk import Masks
-from fedhet.messages import Broadcast, Extras, LocalSettings, Update
 from fedhet.methods.feddisk import networks
-from fedhet.phases import EarlyStopping
-from fedhet.plugin import Plugin
-from fedhet.task import Samples
-from fedhet.trees import Tree
 
 VAL = "feddisk.val"  # extra: the validation loss of the MADE that the client received
 ESS = "feddisk.ess"  # metric: the effective sample size of the weights, as a share of n_k

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedhet import optimizers, streams, trees
+from fedhet.core import optimizers, streams, trees
+from fedhet.core.messages import LocalSettings
+from fedhet.core.optimizers import derivative
+from fedhet.core.phases import EarlyStopping
+from fedhet.core.trees import Tree
+from fedhet.core.workspace import Site
 from fedhet.maths import feddisk
 from fedhet.maths.feddisk import Masks, nll
-from fedhet.messages import LocalSettings
-from fedhet.optimizers import derivative
-from fedhet.phases import EarlyStopping
-from fedhet.site import Site
-from fedhet.trees import Tree
 
 
 def initial_made(site: Site, dim: int, hidden: int) -> Tree:

@@ -7,16 +7,16 @@ from collections.abc import Iterator
 
 import torch
 
-from fedhet import trees
-from fedhet.check import counted
-from fedhet.errors import ConfigError
-from fedhet.messages import Broadcast, Update
+from fedhet.core import trees
+from fedhet.core.check import counted
+from fedhet.core.errors import ConfigError
+from fedhet.core.messages import Broadcast, Update
+from fedhet.core.metrics import comm_cost
+from fedhet.core.phases import EarlyStopping, Phase
+from fedhet.core.plugin import Plugin, Report
+from fedhet.core.trees import Tree
 from fedhet.methods.feddisk import networks
 from fedhet.methods.feddisk.client import ESS, VAL, held_out_of
-from fedhet.metrics import comm_cost
-from fedhet.phases import EarlyStopping, Phase
-from fedhet.plugin import Plugin, Report
-from fedhet.trees import Tree
 
 log = logging.getLogger("fedhet")
 

@@ -47,19 +47,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedhet import check, streams
-from fedhet.client import FedClient
-from fedhet.errors import RunFailed
+from fedhet.core import check, streams
+from fedhet.core.client import FedClient
+from fedhet.core.counts import suppressed
+from fedhet.core.errors import RunFailed
+from fedhet.core.messages import Broadcast, Extras, Update
+from fedhet.core.phases import Phase
+from fedhet.core.setting import Setting
+from fedhet.core.strategy import FedStrategy
+from fedhet.core.training import Batch
+from fedhet.core.trees import Tree
 from fedhet.maths.fedgen import diversity, ensemble, label_shares
-from fedhet.messages import Broadcast, Extras, Update
 from fedhet.methods.fedgen.generator import Generator, Source
 from fedhet.models.base import feature_head
-from fedhet.phases import Phase
-from fedhet.privacy.counts import suppressed
-from fedhet.setting import Setting
-from fedhet.strategy import FedStrategy
-from fedhet.training import Batch
-from fedhet.trees import Tree
 
 log = logging.getLogger("fedhet")
 

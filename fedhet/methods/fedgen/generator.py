@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedhet.trees import Tree
+from fedhet.core.trees import Tree
 
 
 class Generator(nn.Module):

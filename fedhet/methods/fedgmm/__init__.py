@@ -53,12 +53,12 @@ travel, and fedhet/maths/fedgmm.py the equations.
 
 from __future__ import annotations
 
-from fedhet import check
-from fedhet.client import FedClient
+from fedhet.core import check
+from fedhet.core.client import FedClient
+from fedhet.core.strategy import FedStrategy
 from fedhet.maths.fedgmm import TARGETS
 from fedhet.methods.fedgmm.client import ClientHalf
 from fedhet.methods.fedgmm.server import ServerHalf
-from fedhet.strategy import FedStrategy
 
 
 class FedGMMPlugin(ClientHalf, ServerHalf):

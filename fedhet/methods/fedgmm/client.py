@@ -9,16 +9,16 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from fedhet import streams
+from fedhet.core import streams
+from fedhet.core.counts import suppressed
+from fedhet.core.messages import Broadcast, Extras, Update
+from fedhet.core.plugin import Plugin
+from fedhet.core.task import Samples
+from fedhet.core.trees import kind
 from fedhet.maths import fedgmm as maths
 from fedhet.maths.fedgmm import Mixture
-from fedhet.messages import Broadcast, Extras, Update
 from fedhet.methods.fedgmm import noised
 from fedhet.methods.fedgmm.mixtures import MIXTURES, checked_size, pack, unpack
-from fedhet.plugin import Plugin
-from fedhet.privacy.counts import suppressed
-from fedhet.task import Samples
-from fedhet.trees import kind
 
 log = logging.getLogger("fedhet")
 

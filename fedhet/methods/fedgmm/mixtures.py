@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from fedhet.check import counted
-from fedhet.errors import RunFailed
+from fedhet.core.check import counted
+from fedhet.core.errors import RunFailed
+from fedhet.core.trees import Tree, kind
 from fedhet.maths import fedgmm as maths
 from fedhet.maths.fedgmm import Mixture
-from fedhet.trees import Tree, kind
 
 MIXTURES = "fedgmm.mixtures"
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fedhet.core.trees import Tree
 from fedhet.maths import fedgmm as maths
 from fedhet.maths.fedgmm import Mixture
 from fedhet.methods.fedgmm.mixtures import pack
-from fedhet.trees import Tree
 
 MEAN, VARIANCE, LARGEST = 0.5, 1 / 12, 0.25  # of uniform pixels; no pixels in [0, 1] vary more
 

@@ -9,16 +9,16 @@ from dataclasses import replace
 
 import torch
 
-from fedhet.check import counted
-from fedhet.errors import ConfigError
+from fedhet.core.check import counted
+from fedhet.core.errors import ConfigError
+from fedhet.core.messages import Broadcast, Update
+from fedhet.core.phases import Phase
+from fedhet.core.plugin import Plugin
+from fedhet.core.trees import Tree
 from fedhet.maths import fedgmm as maths
 from fedhet.maths.fedgmm import Mixture
-from fedhet.messages import Broadcast, Update
 from fedhet.methods.fedgmm.client import COUNTS, GENERATED, GLOBAL_MAX
 from fedhet.methods.fedgmm.mixtures import MIXTURES, checked_size, pack, unpack
-from fedhet.phases import Phase
-from fedhet.plugin import Plugin
-from fedhet.trees import Tree
 
 log = logging.getLogger("fedhet")
 

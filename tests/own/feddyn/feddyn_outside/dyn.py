@@ -23,13 +23,13 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from fedhet import check, trees
-from fedhet.client import FedClient
-from fedhet.messages import Broadcast, Extras, Update
-from fedhet.phases import Phase
-from fedhet.setting import Setting
-from fedhet.strategy import FedStrategy
-from fedhet.trees import Tree
+from fedhet.core import check, trees
+from fedhet.core.client import FedClient
+from fedhet.core.messages import Broadcast, Extras, Update
+from fedhet.core.phases import Phase
+from fedhet.core.setting import Setting
+from fedhet.core.strategy import FedStrategy
+from fedhet.core.trees import Tree
 
 ALPHA = "feddyn.alpha"  # extra down
 GRADIENT = "feddyn.g"  # the client's state: g_k

@@ -1,0 +1,144 @@
+"""Checks of single settings.
+
+Each returns the value in its type, or raises a ConfigError that says what is allowed. The last
+functions word parts of messages.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Callable, Iterable, Sequence
+from numbers import Integral, Real
+from typing import TypeVar
+
+from fedhet.core.errors import ConfigError
+
+T = TypeVar("T")
+EXACT = 2**53  # every whole number up to this one is a float, too, as files of scores need it
+# Far more than any training needs. A larger number would only occupy a client without end.
+MOST_EPOCHS = 100_000
+MOST_STEPS = 10**9
+MOST_SAMPLES = 10**9
+
+
+def number(
+    name: str,
+    value: object,
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    open_low: float | None = None,
+    open_high: float | None = None,
+) -> float:
+    """Return a finite number with low <= value <= high and open_low < value < open_high.
+
+    Bounds that are None do not apply. A bool is not a number.
+    """
+    allowed = f"a number{_interval(low, high, open_low, open_high)}"
+    if not isinstance(value, Real) or isinstance(value, bool) or not math.isfinite(value):
+        raise _not_allowed(name, value, allowed)
+    x = float(value)
+    above = (low is None or x >= low) and (open_low is None or x > open_low)
+    below = (high is None or x <= high) and (open_high is None or x < open_high)
+    if not above or not below:
+        raise _not_allowed(name, value, allowed)
+    return x
+
+
+def integer(name: str, value: object, *, low: int | None = None, high: int | None = None) -> int:
+    """Return a whole number in [low, high]; neither a bool nor 3.0 is one."""
+    allowed = f"a whole number{_interval(low, high, None, None)}"
+    if not isinstance(value, Integral) or isinstance(value, bool):
+        raise _not_allowed(name, value, allowed)
+    n = int(value)
+    if (low is not None and n < low) or (high is not None and n > high):
+        raise _not_allowed(name, value, allowed)
+    return n
+
+
+def boolean(name: str, value: object) -> bool:
+    """Return true or false; 0, 1 and strings are refused."""
+    if not isinstance(value, bool):
+        raise _not_allowed(name, value, "true or false")
+    return value
+
+
+def text(name: str, value: object) -> str:
+    """Return a string that is not empty."""
+    if not isinstance(value, str) or not value:
+        raise _not_allowed(name, value, "text")
+    return value
+
+
+def one_of(name: str, value: object, allowed: Iterable[str]) -> str:
+    """Return one of the allowed words; the error suggests the closest of them."""
+    words = tuple(allowed)
+    if not isinstance(value, str) or value not in words:
+        raise ConfigError(
+            f"{name}={_as_written(value)} is not allowed{did_you_mean(str(value), words)};"
+            f" choose from: {', '.join(words)}"
+        )
+    return value
+
+
+def optional(check: Callable[..., T], name: str, value: object, **limits: float | None) -> T | None:
+    """Return None, or what `check` allows.
+
+    For example `optional(number, "client.clip", clip, open_low=0)`.
+    """
+    if value is None:
+        return None
+    try:
+        return check(name, value, **limits)
+    except ConfigError as error:
+        raise ConfigError(f"{error}, or null") from error
+
+
+def each(
+    check: Callable[..., T], name: str, values: object, **limits: float | None
+) -> tuple[T, ...]:
+    """Apply `check` to every value of a list.
+
+    For example `each(integer, "model.hidden", hidden, low=1)`.
+    """
+    if isinstance(values, str) or not isinstance(values, Sequence):
+        raise _not_allowed(name, values, "a list")
+    return tuple(check(f"{name}[{i}]", value, **limits) for i, value in enumerate(values))
+
+
+def counted(n: int, noun: str, plural: str = "") -> str:
+    """Return "1 client", "2 clients", or "1 class", "2 classes" where the plural is given."""
+    return f"{n} {noun if n == 1 else plural or noun + 's'}"
+
+
+def did_you_mean(word: str, allowed: Iterable[str], certain: Iterable[str] = ()) -> str:
+    """Return the hint " (did you mean a or b?)", or "" if nothing is similar to `word`.
+
+    Args:
+        word: what the user wrote.
+        allowed: the words to compare it with.
+        certain: suggestions that come first and need no similarity.
+    """
+    similar = difflib.get_close_matches(word, list(allowed), n=2)
+    suggestions = list(dict.fromkeys([*certain, *similar]))[:3]
+    return f" (did you mean {' or '.join(suggestions)}?)" if suggestions else ""
+
+
+def _interval(
+    low: float | None, high: float | None, open_low: float | None, open_high: float | None
+) -> str:
+    bounds = {">=": low, ">": open_low, "<=": high, "<": open_high}
+    conditions = [f"{sign} {bound}" for sign, bound in bounds.items() if bound is not None]
+    return f" {' and '.join(conditions)}" if conditions else ""
+
+
+def _as_written(value: object) -> str:
+    """Return the value as it is written on the command line and in YAML."""
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _not_allowed(name: str, value: object, allowed: str) -> ConfigError:
+    return ConfigError(f"{name}={_as_written(value)} is not allowed; it must be {allowed}")

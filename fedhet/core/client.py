@@ -1,0 +1,345 @@
+"""FedClient: the client half of a method. Flower calls `fit`, everything else calls `handle`.
+
+`handle` serves a message: receive, prepare, do the work of the phase (`train`, or a method of the
+phase's name) or evaluate, and finish the reply. training.py has the local training.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any, ClassVar, TypeVar
+
+from torch import nn
+
+from fedhet.core import counts, messages
+from fedhet.core.errors import LostState, traceback_wanted
+from fedhet.core.interruptions import time_limit
+from fedhet.core.messages import (
+    EVALUATE,
+    LOST,
+    STATE_BYTES,
+    Broadcast,
+    Extras,
+    Failure,
+    Reply,
+    Update,
+)
+from fedhet.core.metrics import assess
+from fedhet.core.parts import own_tensors
+from fedhet.core.plugin import Plugin, overrides
+from fedhet.core.state import ClientState, Store
+from fedhet.core.task import Samples
+from fedhet.core.training import LocalTraining
+from fedhet.core.trees import AnyTree
+from fedhet.core.workspace import Site
+from fedhet.flower import wire
+from fedhet.privacy import account
+
+log = logging.getLogger("fedhet")
+Result = TypeVar("Result")
+UNSHARED = "client.kept"  # state: tensors that are trained here and never shared
+TRAIN_TOO = "eval.train"  # extra: the training data are evaluated as well
+KEEP = "eval.keep"  # extra: the views, joined by commas, whose models the reply is to carry
+DELIVER = "eval.deliver"  # extra: the site is to keep the models; the digest of the global one
+
+
+def evaluated_views(views: Iterable[str], site: Site) -> dict[str, str]:
+    """Which of a method's views are evaluated: the name of each in the record -> its own name.
+
+    Without a global model, "global" becomes "personal": the shared weights with the client's own
+    statistics. A method's own "personal" view takes precedence, unless eval.personal=false.
+    """
+    names = [name for name in views if site.evaluations.personal or name != "personal"]
+    if not site.local_statistics:
+        return {name: name for name in names}
+    if "personal" in names:
+        return {name: name for name in names if name != "global"}
+    return {"personal" if name == "global" else name: name for name in names}
+
+
+def serves(owner: object, phase: str, base: type) -> bool:
+    """Whether the owner has a method for this phase.
+
+    A message must not be able to call whatever has its name: the methods of the base class are no
+    phases, except `train`.
+    """
+    if phase.startswith("_") or not inspect.isfunction(getattr(type(owner), phase, None)):
+        return False
+    return phase == "train" or not hasattr(base, phase)
+
+
+class FedClient(LocalTraining, wire.WireClient):
+    """Serves one message. Its defaults are FedAvg.
+
+    A method overrides `start`, `losses`, `gradient`, ..., or adds a method for a phase of its own.
+
+    Attributes, of which all but `public` are set when a message has been received:
+        public: extras, or "<extra>.<tensor>", that tell no more of the data than their number, so
+            that they need no noise.
+        state: what the client remembers between rounds.
+        data: its prepared training set.
+        model: the model, in the phase "train".
+        steps: the optimiser steps taken, after training.
+    """
+
+    public: ClassVar[tuple[str, ...]] = ()
+    state: ClientState
+    data: Samples
+    model: nn.Module
+    steps: int
+    delivery: Callable[[FedClient], Update] | None = None  # keeps the final models at a site
+
+    def __init__(
+        self,
+        site: Site,
+        plugins: Sequence[Plugin],
+        store: Store | Callable[[str], Store],
+        properties: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__(site)
+        self.plugins = list(plugins)
+        self.store = store
+        self._properties = properties or {}
+        for plugin in self.plugins:
+            plugin.client = self
+
+    # ---- Flower's side
+    def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:
+        return self._properties
+
+    # ---- one message
+    def handle(self, msg: Broadcast) -> Reply:
+        """Serve a message.
+
+        Returns:
+            The update, or a Failure that says who failed, where and why; the state is then
+            unchanged.
+        """
+        return self.attempt(msg, partial(self._serve, msg))
+
+    def attempt(self, msg: Broadcast, work: Callable[[], Result]) -> Result | Failure:
+        """Do the work with the message's own random stream; an exception becomes a Failure."""
+        try:
+            with (
+                time_limit(msg.deadline),
+                self.site.seeded("torch", msg.phase, msg.step, msg.pid),
+            ):
+                return work()
+        except Exception as error:  # whatever it is, the server must learn whose it was
+            level = logging.WARNING if traceback_wanted() else logging.DEBUG
+            log.log(level, "client %d", msg.pid, exc_info=True)
+            reason = LOST if isinstance(error, LostState) else "failed"
+            return self.failure(msg, f"{type(error).__name__}: {error}", reason)
+
+    def _serve(self, msg: Broadcast) -> Update:
+        self.receive(msg)
+        if msg.phase == EVALUATE:
+            return self._deliver() if DELIVER in msg.extras else self.assess()
+        work = self.prepare()
+        began = time.perf_counter()
+        update = work(self.msg)
+        return self.finish(update, time.perf_counter() - began)
+
+    def receive(self, msg: Broadcast) -> None:
+        """Take the message and open the state that it names.
+
+        Raises:
+            ValueError: the message is for a client of another node, or the server's plug-ins or
+                their settings are not those of this client.
+        """
+        self._check_hosted(msg.pid)
+        own = {plugin.name: plugin.digest() for plugin in self.plugins}
+        if msg.plugins != own:
+            raise ValueError(
+                "server and client differ in their plug-ins or in the plug-ins' settings:"
+                f" {msg.plugins} on the server, {own} here"
+            )
+        super().receive(msg.on(self.site.device))
+        store = self.store(msg.experiment) if callable(self.store) else self.store
+        self.state = ClientState(store, msg.pid, msg.version, self.site.device, msg.pinned)
+        self.steps = 0
+
+    def _check_hosted(self, pid: int) -> None:
+        clients = len(self.site.task.sizes)
+        nodes = self._properties.get("num-partitions", 1)
+        here = self._properties.get("partition-id", 0)
+        if not 0 <= pid < clients or pid % nodes != here:
+            raise ValueError(
+                f"the message is for client {pid}; this node has partition-id {here} of {nodes},"
+                f" the run {clients} clients"
+            )
+
+    def prepare(self) -> Callable[[Broadcast], Update]:
+        """Get ready for the phase, and return the method that does its work."""
+        began = time.perf_counter()
+        msg = self.msg
+        name, _, phase = msg.phase.rpartition(".")
+        owner = next((plugin for plugin in self.plugins if plugin.name == name), None)
+        base = Plugin if name else FedClient
+        if not serves(owner if name else self, phase, base):
+            raise ValueError(
+                f"phase {msg.phase!r} is not served here; the plug-ins are"
+                f" {[plugin.name for plugin in self.plugins]}"
+            )
+        work = getattr(owner if name else self, phase)
+        self.activate(self.plugins if msg.trains else [p for p in self.plugins if p is owner])
+        self.data = self._training_set()
+        for plugin in self.active:
+            plugin.prepare(msg)
+        self._preparing = time.perf_counter() - began
+        return work  # type: ignore[no-any-return]
+
+    def finish(self, update: Update, seconds: float) -> Update:
+        """Complete the reply after work that took `seconds`, and commit the state."""
+        began = time.perf_counter()
+        for plugin in reversed(self.active):
+            plugin.finish(update)
+        messages.check_extras(update.extras, update.metrics)
+        if self.site.noise:
+            account.release(self, update)
+        update.keeps = self.state.commit(self.msg.round)
+        if update.keeps and not self.site.noise:  # the size may depend on the data
+            update.metrics[STATE_BYTES] = counts.told_size(self)
+        update.metrics["seconds.train"] = seconds
+        update.metrics["seconds.extras"] = self._preparing + time.perf_counter() - began
+        return update
+
+    def _training_set(self) -> Samples:
+        changing = [plugin for plugin in self.active if overrides(plugin, Plugin, "data")]
+        if not changing:
+            return self.site.train_data(self.pid)
+        raw = self.site.floating(self.site.task.clients[self.pid].train)
+        for plugin in changing:
+            raw = plugin.data(raw)
+        return Samples(self.site.transformed(raw.x), raw.y)
+
+    # ---- what a method overrides
+    def train(self, msg: Broadcast) -> Update:
+        """The phase `train`: start from the received weights, train as `local` says, reply."""
+        self.model = self.site.load(self.start(msg))
+        self.steps = self.train_model(self.model, self.data)
+        return self.reply()
+
+    def start(self, msg: Broadcast) -> AnyTree:
+        """Where training starts: the received weights."""
+        return self.received_weights(msg)
+
+    def received_weights(self, msg: Broadcast) -> AnyTree:
+        """All of the model as received: names that are not shared have the values kept here."""
+        if len(msg.weights) == len(self.site.initial):
+            return msg.weights
+        return {**self.site.initial, **(self.state.get(UNSHARED) or {}), **msg.weights}
+
+    def reply(self, extras: Extras | None = None) -> Update:
+        """The update with the model as it is now; what is never shared goes into the state."""
+        if self.site.kept:
+            self.state.put(UNSHARED, self.site.read(self.site.kept))
+        weights = self.site.read(self.site.shared)
+        return Update(self.pid, self.num_examples, weights, extras=extras or {})
+
+    def released(self, update: Update) -> None:
+        """Called after the noise: make the extras what the server accepts, from them alone."""
+
+    @property
+    def num_examples(self) -> int:
+        """The real training samples, also where a plug-in has added generated ones."""
+        return self.site.task.sizes[self.pid]
+
+    def views(self, msg: Broadcast) -> dict[str, Callable[[], nn.Module]]:
+        """The models to evaluate, by name ("global", "personal"); each is built when it is due.
+
+        "global" is the received model; a run that has none evaluates it as "personal".
+        """
+        return {"global": lambda: self.site.load(self.received_weights(msg))}
+
+    @classmethod
+    def personal_module(cls, model: nn.Module) -> nn.Module:
+        """The module that the view "personal" evaluates, around any such model.
+
+        It is the model itself, unless the method adds something to it that its state dict holds,
+        such as a second head. `fedhet.load` puts a client's values into it.
+        """
+        return model
+
+    # ---- evaluation
+    def _deliver(self) -> Update:
+        if self.delivery is None:
+            raise ValueError("the server delivers a model, and this client is at no site")
+        return self.delivery(self)
+
+    def assess(self, visit: Callable[[str, nn.Module], None] | None = None) -> Update:
+        """Score every view on the client's own data; nothing is changed.
+
+        Where the server asks for models, the reply has what they differ in from the received one.
+
+        Args:
+            visit: is given each view's name and its model, where the reply with all the scores
+                stays at the site. None: the reply has what the site tells of them.
+
+        Raises:
+            ValueError: the server asks for what the run's settings here do not have.
+        """
+        site, telling = self.site, visit is None
+        if telling:
+            self._check_asked()
+            if not site.limits.evaluate:
+                return Update(self.pid, self.num_examples)
+        kept = self.msg.text(KEEP).split(",") if KEEP in self.msg.extras else []
+        if kept and not self.site.simulated:
+            raise ValueError("the server asks for personal models, which never leave their site")
+        own, given = self.site.task.clients[self.pid], self.views(self.msg)
+        views = {name: given[own] for name, own in evaluated_views(given, self.site).items()}
+        if site.evaluations.finetune_epochs and telling:
+            views["finetuned"] = lambda: self._finetuned(given["global"]())
+        held_out = {"val": own.val, "test": own.test}
+        parts = {part: self.site.prepared(s) for part, s in held_out.items() if s is not None}
+        if TRAIN_TOO in self.msg.extras and self.num_examples >= self.site.min_count:
+            parts["train"] = self.site.train_data(self.pid)
+        least = site.limits.min_test if telling else 0
+        parts = {part: samples for part, samples in parts.items() if len(samples) >= least}
+        metrics: dict[str, float] = {}
+        models: Extras = {}
+        tallies: Extras = {}
+        for view, build in views.items():
+            model = build()
+            for part, samples in parts.items():
+                scores, tally = assess(model, samples, self.site.task)
+                if least:
+                    scores, tally = self.site.task.scoring.told(tally, samples.y, site.min_count)
+                if scores:
+                    scores |= {"n": float(len(samples))}
+                    metrics |= {f"{part}.{view}.{name}": value for name, value in scores.items()}
+                    tallies[f"{part}.{view}"] = tally
+            if visit:
+                visit(view, model)
+            if view in kept:
+                common = {**self.site.initial, **self.msg.weights}
+                models[f"{KEEP}.{view}"] = own_tensors(model, self.site.model, common)
+        extras = {**models, **(tallies if self.site.task.scoring.pooled else {})}
+        return Update(self.pid, self.num_examples, metrics=metrics, extras=extras)
+
+    def _check_asked(self) -> None:
+        asked = self.site.evaluations
+        if self.site.noise:
+            raise ValueError("privacy.noise: no scores leave a client; set eval.clients=false")
+        if not asked.clients:
+            raise ValueError("the server asks for scores, and the run has eval.clients=false")
+        if TRAIN_TOO in self.msg.extras and not asked.train:
+            raise ValueError(
+                "the server asks for training scores, and the run has eval.train=false"
+            )
+
+    def _finetuned(self, model: nn.Module) -> nn.Module:
+        """The model after plain training on the client's own data, without method or plug-ins.
+
+        It is the site's model, which the next `load` overwrites.
+        """
+        plain = LocalTraining(self.site)
+        plain.receive(self.msg)
+        epochs = self.site.evaluations.finetune_epochs
+        plain.train_model(model, self.site.train_data(self.pid), epochs=epochs, hooks=False)
+        return model

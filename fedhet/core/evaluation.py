@@ -1,0 +1,280 @@
+"""Evaluation after a step, by the server and by the clients, and the model selection from it."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from fedhet.core.admission import check_scores, forget_lost, log_failures
+from fedhet.core.check import counted
+from fedhet.core.client import KEEP, TRAIN_TOO, evaluated_views
+from fedhet.core.errors import RunFailed
+from fedhet.core.messages import EVALUATE, Broadcast, Failure, Reply, Update
+from fedhet.core.metrics import FORWARD_BATCH, score
+from fedhet.core.phases import EarlyStopping
+from fedhet.core.targets import Target
+from fedhet.core.task import Samples
+from fedhet.core.trees import Tree
+
+if TYPE_CHECKING:
+    from fedhet.core.admission import Undo
+    from fedhet.core.strategy import FedStrategy
+    from fedhet.record.run_folder import Recorder
+
+log = logging.getLogger("fedhet")
+PARTS = ("val", "test")  # what clients evaluate on in every run
+Moment = dict[str, Any]  # step, round, weights, extras, versions
+
+
+def is_due(strategy: FedStrategy) -> bool:
+    """Whether an evaluation follows the step in progress."""
+    current = strategy.current
+    last = current.step == strategy.timetable[current.index].rounds
+    due = last or current.step % strategy.setting.eval_every == 0
+    return current.entry.phase.evaluate and due
+
+
+def run_views(strategy: FedStrategy) -> tuple[str, ...]:
+    """The views that clients evaluate in this run; the first one chooses the best round.
+
+    They are those of the method, without "global" where the run has no global model, and
+    "finetuned" where the run asks for it.
+    """
+    views = tuple(evaluated_views(strategy.evaluates, strategy.site))
+    return (*views, "finetuned") if strategy.site.evaluations.finetune_epochs else views
+
+
+def global_scores(
+    strategy: FedStrategy, weights: Tree | None = None, most: int | None = None
+) -> dict[str, float]:
+    """Scores of the global model, or of `weights`, on the global test set, or a part of it.
+
+    Empty where the task has no such set, or the run no such model.
+    """
+    site = strategy.site
+    if "global" not in strategy.views or (data := site.test_data) is None:
+        return {}
+    some = data if most is None else Samples(data.x[:most], data.y[:most])
+    return score(site.load(weights or strategy.weights["model"]), some, site.task)
+
+
+def sound_scores(strategy: FedStrategy, undo: Undo) -> dict[str, float]:
+    """The scores on the global test set, after the step was undone if its loss is not finite.
+
+    Where no evaluation is due, a part of the set tells whether it is, and there are no scores.
+
+    Raises:
+        RunFailed: one reply has spoilt the step, and `on_failure` is "stop".
+    """
+    if not strategy.due:
+        some = global_scores(strategy, most=FORWARD_BATCH) if undo.possible else {}
+        if not math.isfinite(some.get("loss", 0.0)):
+            undo(strategy.current.failures.append)
+        return {}
+    scores = global_scores(strategy)
+    if not math.isfinite(scores.get("loss", 0.0)) and undo(strategy.current.failures.append):
+        return global_scores(strategy)
+    return scores
+
+
+def mostly_diverged(updates: Sequence[Update], strategy: FedStrategy) -> bool:
+    """Whether most clients' losses by the first view are not finite."""
+    losses = [
+        update.metrics[f"{part}.{strategy.views[0]}.loss"]
+        for update in updates
+        for part in PARTS
+        if f"{part}.{strategy.views[0]}.loss" in update.metrics
+    ]
+    return 2 * sum(not math.isfinite(loss) for loss in losses) > len(losses)
+
+
+def evaluation_moment(strategy: FedStrategy) -> Moment:
+    """What an evaluation of the model as it is now is about, from which it can be repeated."""
+    return {
+        "step": strategy.current.step,
+        "round": strategy.current.round,
+        "weights": strategy.sent("model"),
+        "extras": dict(strategy.evaluation_extras),
+        "versions": dict(strategy.versions),
+    }
+
+
+def evaluation_messages(strategy: FedStrategy, moment: Moment | None = None) -> list[Broadcast]:
+    """Messages that ask every client with data to evaluate the model as it is, or as it was.
+
+    With a `moment` they are sent for the models, whose scores are known or not wanted, so that no
+    training data are scored.
+
+    They carry the configuration's settings of local training, not those of the step: a rate that
+    has been lowered for the training must not weaken an evaluation that fine-tunes.
+    """
+    train = {TRAIN_TOO: 1} if strategy.site.evaluations.train and moment is None else {}
+    moment = moment or evaluation_moment(strategy)
+    msg = Broadcast(
+        phase=EVALUATE,
+        step=moment["step"],
+        round=moment["round"],
+        local=strategy.setting.local,
+        slot="model",
+        weights=moment["weights"],
+        extras={**moment["extras"], **train},
+        plugins=strategy.digests,
+        experiment=strategy.experiment,
+    )
+    versions = moment["versions"]
+    return [msg.to(pid, versions.get(pid, 0), {}) for pid, n in enumerate(strategy.sizes) if n]
+
+
+def received(
+    replies: Iterable[Reply],
+    strategy: FedStrategy,
+    report: Callable[[Failure], None] = lambda failure: None,
+) -> list[Update]:
+    """The clients' scores; every client that failed is passed to `report`, then left out.
+
+    What is left out is logged; where the run stops, its error names the clients.
+
+    Raises:
+        RunFailed: a client failed and `on_failure` is "stop", or no client succeeded.
+    """
+    target = strategy.site.task.scoring
+    asked = [f"{KEEP}.{view}" for view in strategy.views]
+    parts = ("train", *PARTS) if strategy.site.evaluations.train else PARTS
+    scored = [f"{part}.{view}" for part in parts for view in strategy.views]
+    known = strategy.site.task.part_sizes
+    updates: list[Update] = []
+    failures: list[Failure] = []
+    for reply in replies:
+        if isinstance(reply, Update):
+            try:
+                sizes = dict(zip(("train", *PARTS), known[reply.pid], strict=True))
+                check_scores(reply, scored, target, asked, sizes)
+                _check_tallies(reply, target)
+            except ValueError as error:
+                step = strategy.current.step
+                reply = Failure(reply.pid, EVALUATE, step, str(error), "refused")
+        if isinstance(reply, Update):
+            updates.append(reply)
+            continue
+        failures.append(reply)
+        report(reply)
+        if strategy.setting.ends_run(reply):
+            raise RunFailed(str(reply))
+    if not updates:
+        raise RunFailed("; ".join(map(str, failures)))
+    log_failures(failures)
+    forget_lost(strategy, failures)
+    return updates
+
+
+def _check_tallies(update: Update, target: Target) -> None:
+    """Check that there is a tally for everything that the client has scored.
+
+    Raises:
+        ValueError: one is missing, or is not what it should be.
+    """
+    if not target.pooled:
+        return
+    for name, value in update.metrics.items():
+        scored, _, metric = name.rpartition(".")
+        if metric == "n":
+            tally = target.check(update.extras.get(scored))
+            if int(tally["samples"]) != value:
+                raise ValueError(f"a tally of {int(tally['samples'])} samples for {name}={value}")
+
+
+def client_means(
+    updates: Sequence[Update], views: Sequence[str], target: Target
+) -> dict[str, float]:
+    """Scores and loss over the parts of the clients' data, as rounds.jsonl names them.
+
+    The first view is "clients" (acc_clients_mean, acc_val_weighted, ...), and only its deciding
+    score has acc_clients_worst_decile. Every view but "global" also has names of its own
+    (acc_personal_mean, acc_personal_val_weighted, ...).
+    """
+    means = _worst_decile(updates, views[0], target)
+    for view in views:
+        names = [("clients", "")] if view == views[0] else []
+        if view != "global":
+            names.append((view, f"{view}_"))
+        for test, prefix in names:
+            means |= _means(updates, f"test.{view}", test, target)
+            for part in ("val", "train"):
+                means |= _means(updates, f"{part}.{view}", f"{prefix}{part}", target)
+    return means
+
+
+def _means(updates: Sequence[Update], scored: str, name: str, target: Target) -> dict[str, float]:
+    """Over the clients that have this part of the data: the plain mean and that over samples.
+
+    Where clients send tallies, the latter is the score of all their samples together.
+    """
+    holders = [update for update in updates if update.metrics.get(f"{scored}.n")]
+    metrics = [update.metrics for update in holders]
+    means: dict[str, float] = {}
+    for metric, short in (*target.keys.items(), ("loss", "loss")):
+        key = f"{scored}.{metric}"
+        pairs = [(one[key], one[f"{scored}.n"]) for one in metrics if key in one]
+        if pairs:
+            samples = sum(n for _, n in pairs)
+            means[f"{short}_{name}_mean"] = sum(value for value, _ in pairs) / len(pairs)
+            means[f"{short}_{name}_weighted"] = sum(value * n for value, n in pairs) / samples
+    if target.pooled and holders:
+        tallies = [update.extras[scored] for update in holders]
+        scores = target.scores(target.joined(tallies))  # type: ignore[arg-type]
+        for metric, value in scores.items():
+            means[f"{target.keys[metric]}_{name}_weighted"] = value
+    return means
+
+
+def _worst_decile(updates: Sequence[Update], view: str, target: Target) -> dict[str, float]:
+    """The mean score of the worst 10 % of the clients with test data, at least one client."""
+    key = f"test.{view}.{target.score()}"
+    scores = sorted(update.metrics[key] for update in updates if key in update.metrics)
+    if not scores:
+        return {}
+    worst = scores[: max(1, len(scores) // 10)]
+    return {target.key("clients_worst_decile"): sum(worst) / len(worst)}
+
+
+class Selection:
+    """Model selection by the clients' validation data alone.
+
+    The best model so far is kept, and training may stop early. A model is judged by its deciding
+    score on all clients' validation samples together, or by its loss where that is not defined.
+    """
+
+    memory: ClassVar[tuple[str, ...]] = ("_best", "_stop")
+
+    def __init__(self, strategy: FedStrategy, recorder: Recorder) -> None:
+        self._strategy = strategy
+        self._recorder = recorder
+        self._key = strategy.site.task.scoring.key("val_weighted")
+        self._best = math.inf
+        self._stop: EarlyStopping | None = None
+        if strategy.setting.patience is not None:
+            self._stop = EarlyStopping(strategy.setting.patience, strategy.setting.min_delta)
+
+    def __call__(self, row: dict[str, Any]) -> None:
+        """Judge the model of the step that the row describes, after its evaluation."""
+        value = -row[self._key] if self._key in row else row.get("loss_val_weighted")
+        if value is None:
+            if self._stop:
+                raise RunFailed(
+                    f"early_stopping.patience={self._stop.patience}: no client has validation"
+                    " samples, or its site tells no score of them; see partition.split"
+                )
+            return
+        if value < self._best:
+            self._best = value
+            self._recorder.keep_best(self._strategy)
+        current = self._strategy.current
+        if self._stop and self._stop(value) and current.step < current.entry.rounds:
+            log.warning(  # the level that a run shows
+                "training stops after round %d: %s in a row without a better validation",
+                current.step,
+                counted(self._stop.stale, "evaluation"),
+            )
+            self._strategy.end_phase()

@@ -1,0 +1,81 @@
+"""What a machine and its node allow a run; imports neither torch nor Flower."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fedhet.core.check import boolean, integer
+from fedhet.core.errors import ConfigError
+
+FLOOR = "FEDHET_MIN_COUNT"
+MIN_COUNT = 5  # of a node with data of its own that says nothing else
+MIN_TEST = 20  # with MIN_COUNT, an accuracy of so many samples has five values at least
+MAX_MODEL = 1000  # MB: 250 million weights
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a node's own operator allows a run, whatever that says; by default anything.
+
+    Attributes:
+        evaluate: whether scores leave it.
+        min_count: the least `privacy.min_count`.
+        min_test: the least number of samples of which scores leave it, which are coarse then (see
+            `Target.told`); 0: scores of any number of samples, as they are.
+        max_model: the largest model that it builds, in MB of parameters and buffers; 0: any.
+    """
+
+    evaluate: bool = True
+    min_count: int = 0
+    min_test: int = 0
+    max_model: int = 0
+
+    @classmethod
+    def of(cls, node_config: Mapping[str, Any]) -> Limits:
+        """The limits that the node config states, or those of a node with data of its own.
+
+        Raises:
+            ConfigError: a value is not allowed.
+        """
+        own = cls(True, MIN_COUNT, MIN_TEST, MAX_MODEL) if "site" in node_config else cls()
+        given = [
+            node_config.get(name.replace("_", "-"), value) for name, value in vars(own).items()
+        ]
+        return cls(
+            boolean("node config: evaluate", given[0]),
+            integer("node config: min-count", given[1], low=0),
+            integer("node config: min-test", given[2], low=0),
+            integer("node config: max-model", given[3], low=0),
+        )
+
+
+UNLIMITED = Limits()
+
+
+def least_count(configured: int, limits: Limits = UNLIMITED) -> int:
+    """Return the smallest number of samples of which this machine's clients send a statistic.
+
+    It is the largest of `privacy.min_count`, the `min-count` of this node, and what the machine's
+    owner has set in the environment variable FEDHET_MIN_COUNT: a run can raise the number, but not
+    lower it.
+
+    Args:
+        configured: the run's `privacy.min_count`.
+        limits: those of this node.
+
+    Raises:
+        ConfigError: the variable is no whole number >= 0.
+    """
+    text = os.environ.get(FLOOR)
+    if text is None:
+        return max(configured, limits.min_count)
+    try:
+        own = int(text)
+    except ValueError:
+        own = -1
+    if own < 0:  # a server gets this text, and so it is without the value
+        raise ConfigError(f"{FLOOR} in the environment must be a whole number >= 0")
+    return max(configured, limits.min_count, own)

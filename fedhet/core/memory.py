@@ -1,0 +1,141 @@
+"""Values as JSON and tensors, and what objects remember from one step to the next.
+
+A class names the attributes that outlast a step in its class attribute `memory`; those that its
+base classes name are added. A value there may be None, a bool, number or text; a list, tuple, set
+or dict of such values; a tensor or a numpy array; and, as the attribute itself, a torch module or
+optimiser or another object with a `memory`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedhet.core.trees import Tree
+
+Node = Any  # a scalar, or a list that begins with the kind of the value
+CONTAINERS = {"list": list, "tuple": tuple, "set": set}
+
+
+def remembered(obj: object) -> tuple[str, ...]:
+    """The names of the attributes that outlast a step."""
+    classes = reversed(type(obj).__mro__)
+    names = [name for cls in classes for name in vars(cls).get("memory", ())]
+    return tuple(dict.fromkeys(names))
+
+
+class Packer:
+    """Turns values into JSON; their tensors are gathered in `tensors`, each under its own name.
+
+    A tensor that is met again is stored once. Nothing is copied.
+    """
+
+    def __init__(self) -> None:
+        self.tensors: Tree = {}
+        self._names: dict[tuple[Any, ...], str] = {}
+        self._memories: set[int] = set()  # addresses
+
+    def memory(self, obj: object, path: str) -> dict[str, Node]:
+        """What the object remembers, by attribute; those that it does not have yet are left out.
+
+        Raises:
+            TypeError: a value cannot be stored; the message names the attribute.
+        """
+        names = [name for name in remembered(obj) if hasattr(obj, name)]
+        return {name: self._attribute(getattr(obj, name), f"{path}.{name}") for name in names}
+
+    def _attribute(self, value: object, path: str) -> Node:
+        if isinstance(value, nn.Module):
+            return ["module", self.value(value.state_dict(), path)]
+        if isinstance(value, torch.optim.Optimizer):
+            return ["optimizer", self.value(value.state_dict(), path)]
+        if remembered(value):
+            return ["object", self.memory(value, path)]
+        return self.value(value, path)
+
+    def value(self, value: Any, path: str) -> Node:
+        """A value that is no object with parts of its own."""
+        kind = type(value)
+        if value is None or kind in (bool, int, str):
+            return value
+        if kind is float:
+            return value if math.isfinite(value) else ["float", repr(value)]
+        if isinstance(value, Tensor) and not value.is_meta:
+            return self._tensor(value.detach(), path)
+        if isinstance(value, np.ndarray | np.generic):
+            array = torch.from_numpy(np.array(value))
+            return ["scalar" if isinstance(value, np.generic) else "array", self._add(array, path)]
+        if kind in CONTAINERS.values():
+            inner = [self.value(one, f"{path}.{i}") for i, one in enumerate(value)]
+            return [kind.__name__, inner]
+        if kind in (dict, OrderedDict) and all(type(key) in (int, str) for key in value):
+            return ["dict", [[k, self.value(one, f"{path}.{k}")] for k, one in value.items()]]
+        raise TypeError(
+            f"{path} cannot be stored in a checkpoint: {kind.__name__} is none of the types that"
+            " docs/extending.md lists for `memory`"
+        )
+
+    def _tensor(self, t: Tensor, path: str) -> Node:
+        where = "cpu" if t.device.type == "cpu" else "device"
+        key = (t.data_ptr(), t.shape, t.stride(), t.dtype, t.device)
+        name = self._names.get(key) if t.numel() else None
+        if name is None:
+            memory = t.untyped_storage().data_ptr()
+            shared = memory in self._memories  # by another view, which the file could not tell
+            self._memories.add(memory)
+            name = self._names[key] = self._add(t.clone() if shared else t, path)
+        return ["tensor", name, where]
+
+    def _add(self, t: Tensor, path: str) -> str:
+        while path in self.tensors:  # {"a.b": t, "a": {"b": t}}
+            path += "'"
+        self.tensors[path] = t
+        return path
+
+
+def put_back(
+    obj: object, nodes: Mapping[str, Node], tensors: Tree, device: torch.device, path: str
+) -> None:
+    """Let the object remember what `Packer.memory` has stored.
+
+    Raises:
+        ValueError: it is not what such an object remembers.
+    """
+    if unknown := set(nodes) - set(remembered(obj)):
+        raise ValueError(f"{path} does not remember {', '.join(sorted(unknown))}")
+    for name, node in nodes.items():
+        kind = node[0] if isinstance(node, list) else ""
+        if kind not in ("module", "optimizer", "object"):
+            setattr(obj, name, unpacked(node, tensors, device))
+            continue
+        current = getattr(obj, name, None)
+        if kind == "object" and remembered(current):
+            put_back(current, node[1], tensors, device, f"{path}.{name}")
+        elif kind != "object" and isinstance(current, nn.Module | torch.optim.Optimizer):
+            current.load_state_dict(unpacked(node[1], tensors, device))
+        else:
+            raise ValueError(f"{path}.{name} is not an object of this kind")
+
+
+def unpacked(node: Node, tensors: Tree, device: torch.device) -> Any:
+    """The value that `Packer.value` has stored; tensors of a device are put on `device`."""
+    if not isinstance(node, list):
+        return node
+    kind, content, *more = node
+    if kind == "float":
+        return float(content)
+    if kind == "tensor":
+        return tensors[content] if more == ["cpu"] else tensors[content].to(device)
+    if kind == "array":
+        return tensors[content].numpy()
+    if kind == "scalar":
+        return tensors[content].numpy()[()]
+    if kind == "dict":
+        return {key: unpacked(inner, tensors, device) for key, inner in content}
+    return CONTAINERS[kind](unpacked(inner, tensors, device) for inner in content)

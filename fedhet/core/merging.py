@@ -1,0 +1,455 @@
+"""The `merge` group: how the updates of a step become one.
+
+The mean is the default. The others bound what attackers among the clients can do to it: median and
+trimmed mean of each entry (Yin, Chen, Ramchandran and Bartlett 2018, "Byzantine-robust distributed
+learning: towards optimal statistical rates", definitions 1 and 2), Krum (Blanchard, El Mhamdi,
+Guerraoui and Stainer 2017, "Machine learning with adversaries: Byzantine tolerant gradient
+descent", section 4), and bounds on the norms of updates.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Container, Iterable, Iterator
+from statistics import median
+from typing import TYPE_CHECKING, ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+from fedhet.core import check, trees
+from fedhet.core.plugin import Report
+from fedhet.core.trees import AnyTree, Tree
+
+if TYPE_CHECKING:
+    from fedhet.core.messages import Update
+    from fedhet.core.replies import Step
+    from fedhet.core.setting import Setting
+
+log = logging.getLogger("fedhet")
+LEAST = 3  # the median of two is their mean, in which one of them counts as much as the other
+
+
+class Average(Protocol):
+    """What takes trees one by one, and then says their average."""
+
+    def add(self, tree: AnyTree, weight: float) -> None:
+        """Take one more tree."""
+
+    def mean(self, *, reuse: bool = False) -> Tree:
+        """The average in float64; with `reuse`, the object must not be used afterwards."""
+
+
+class Mean:
+    """The mean of the updates under their weights: every hook leaves the updates as they are.
+
+    A step meets the hooks in this order: `admit` before the updates are counted against
+    `replies.least`, `select` before any of them takes effect, and `average` in the merge.
+
+    Attributes:
+        name: its name in the configuration.
+        weighted: whether the weights of the updates have an effect.
+        averages: whether it replaces the mean, so that a method must take all its means with it.
+        rescales: whether it changes the weights in replies, so that they must be all that a method
+            takes from them.
+        compares: whether it compares the weights in replies, so that there must be some.
+        report: what the step in progress should record.
+    """
+
+    name: ClassVar[str] = "mean"
+    weighted: ClassVar[bool] = True
+    averages: ClassVar[bool] = False
+    rescales: ClassVar[bool] = False
+    compares: ClassVar[bool] = False
+
+    def __init__(self) -> None:
+        self.report: Report = {}
+
+    @property
+    def least(self) -> int:
+        """How many updates it needs in a step that merges them, with those that it refuses."""
+        return 1
+
+    @property
+    def least_with_buffers(self) -> int:
+        """The same of a step whose updates carry buffers that are averaged."""
+        return self.least
+
+    def needs(self, sent: AnyTree, trained: Container[str]) -> int:
+        """How many updates it needs in a step whose clients receive these weights.
+
+        Args:
+            sent: the weights.
+            trained: the names of those that are no buffers.
+        """
+        buffers = any(sent[name].is_floating_point() for name in sent if name not in trained)
+        return self.least_with_buffers if buffers else self.least
+
+    def admit(self, step: Step, updates: Iterator[Update], setting: Setting) -> Iterator[Update]:
+        """The updates that are accepted; it records each of the others as a failure."""
+        return updates
+
+    def select(self, step: Step, updates: Iterator[Update]) -> Iterator[Update]:
+        """The updates that take effect. The others are no failures."""
+        return updates
+
+    def average(self) -> Average:
+        """An average to which trees are added one by one."""
+        return trees.Sum()
+
+    def mean(self, pairs: Iterable[tuple[AnyTree, float]]) -> Tree:
+        """The average of (tree, weight) pairs."""
+        average = self.average()
+        for tree, weight in pairs:
+            average.add(tree, weight)
+        return average.mean(reuse=True)
+
+
+def floating_buffers(update: Update) -> Tree:
+    """Those buffers of an update that are averaged."""
+    return {name: t for name, t in update.buffers.items() if t.is_floating_point()}
+
+
+# ---- averages of each entry by itself
+def coordinate_median(values: Tensor) -> Tensor:
+    """(K, ...) -> (...): of each entry the median over K; of an even K the mean of the middle two.
+
+    The order of the K does not matter, bit for bit.
+    """
+    ordered = values.sort(dim=0).values
+    k = len(values)
+    return (ordered[(k - 1) // 2] + ordered[k // 2]) / 2
+
+
+def trimmed_mean(values: Tensor, share: float) -> Tensor:
+    """(K, ...) -> (...): of each entry the mean without its largest and its smallest values.
+
+    The order of the K does not matter, bit for bit.
+
+    Args:
+        values: the values of K clients.
+        share: the share of the K that is left out at each end, in [0, .5), rounded down.
+    """
+    k = len(values)
+    cut = int(round(share * k, 9))  # as floats, .29 of 100 is slightly below 29
+    return values.sort(dim=0).values[cut : k - cut].mean(dim=0)
+
+
+class Coordinates(Mean):
+    """Replaces the mean by a function of each entry's values."""
+
+    weighted: ClassVar[bool] = False
+    averages: ClassVar[bool] = True
+
+    def combine(self, values: Tensor) -> Tensor:
+        """(K, n) values of K clients -> (n,) their average."""
+        raise NotImplementedError
+
+    def average(self) -> Average:
+        return Collected(self.combine)
+
+
+class Median(Coordinates):
+    """The coordinate-wise median."""
+
+    name = "median"
+
+    @property
+    def least(self) -> int:
+        return LEAST
+
+    def combine(self, values: Tensor) -> Tensor:
+        return coordinate_median(values)
+
+
+class TrimmedMean(Coordinates):
+    """The coordinate-wise mean without the extreme values.
+
+    Args:
+        share: the share of the values that is left out at each end, in [0, .5).
+    """
+
+    name = "trimmed_mean"
+
+    def __init__(self, *, share: float = 0.2) -> None:
+        self.share = check.number("merge.share", share, low=0, open_high=0.5)
+        super().__init__()
+
+    @property
+    def least(self) -> int:
+        """With fewer, no value would be left out."""
+        return math.ceil(round(1 / self.share, 9)) if self.share else 1
+
+    def combine(self, values: Tensor) -> Tensor:
+        return trimmed_mean(values, self.share)
+
+
+class Collected:
+    """Keeps the trees, and combines them in the end, a block of entries at a time."""
+
+    def __init__(self, combine: Callable[[Tensor], Tensor]) -> None:
+        self._combine = combine
+        self._trees: list[AnyTree] = []
+
+    def add(self, tree: AnyTree, weight: float) -> None:
+        self._trees.append(tree)
+
+    def mean(self, *, reuse: bool = False) -> Tree:
+        if not self._trees:
+            raise ValueError("the average of no tree")
+        return {name: self._combined(name) for name in self._trees[0]}
+
+    def _combined(self, name: str) -> Tensor:
+        tensors = [tree[name] for tree in self._trees]
+        block = max(1, trees.SUM_BLOCK // len(tensors))
+        rows = [t.double().flatten().split(block) for t in tensors]
+        parts = [self._combine(torch.stack(part)) for part in zip(*rows, strict=True)]
+        return torch.cat(parts).view(tensors[0].shape)
+
+
+# ---- whole updates that are nearest to others
+def squared_distances(values: Tensor) -> Tensor:
+    """(K, n) -> (K, K): the squared Euclidean distance of each pair of rows."""
+    # Not from scalar products, which would lose the digits in which close rows differ.
+    return torch.cdist(values, values, compute_mode="donot_use_mm_for_euclid_dist").square()
+
+
+def krum_scores(distances: Tensor, attackers: int) -> Tensor:
+    """(K, K) squared distances -> (K,): of each row the sum of the K - attackers - 2 smallest.
+
+    The distance of a row to itself does not count. Small scores are good.
+
+    Raises:
+        ValueError: K is less than 2 attackers + 3, which the paper's proposition 1 requires.
+    """
+    k = len(distances)
+    if k < 2 * attackers + 3:
+        raise ValueError(
+            f"Krum with {attackers} attackers needs at least {2 * attackers + 3} updates, got {k}"
+        )
+    others = distances[~torch.eye(k, dtype=torch.bool, device=distances.device)].view(k, k - 1)
+    return others.sort(dim=1).values[:, : k - attackers - 2].sum(dim=1)
+
+
+class Krum(Mean):
+    """Selects whole updates by the distances between them, and takes the mean of those.
+
+    The score of an update is the sum of its squared distances to the K - attackers - 2 nearest of
+    the others, among K updates. The `keep` updates with the lowest scores take effect, with their
+    weights; of equal scores those of the clients with the lowest numbers. keep = 1 is Krum, a
+    larger number is Multi-Krum. `keep` is meant for a step in which the whole cohort replies; for
+    each missing reply one update less takes effect, so that as many are left out. Distances
+    are those of the weights that a reply carries, buffers included; what else it carries is not
+    compared.
+
+    Args:
+        attackers: the number of attackers that a step may have, >= 0; a step needs 2 attackers + 3
+            updates at least.
+        keep: how many updates take effect, >= 1; None for all but `attackers`.
+    """
+
+    name = "krum"
+    compares: ClassVar[bool] = True
+
+    def __init__(self, *, attackers: int = 2, keep: int | None = None) -> None:
+        self.attackers = check.integer("merge.attackers", attackers, low=0)
+        self.keep = check.optional(check.integer, "merge.keep", keep, low=1)
+        super().__init__()
+
+    @property
+    def least(self) -> int:
+        return 2 * self.attackers + 3
+
+    def select(self, step: Step, updates: Iterator[Update]) -> Iterator[Update]:
+        received = list(updates)
+        if any(not update.weights for update in received):
+            return iter(received)  # a phase whose replies carry no weights
+        scores = krum_scores(distances(received), self.attackers).tolist()
+        best = sorted(zip(scores, (update.pid for update in received), strict=True))
+        left_out_of_all = len(step.cohort) - self.keep if self.keep else self.attackers
+        kept = {pid for _, pid in best[: max(1, len(received) - left_out_of_all)]}
+        left_out = [update.pid for update in received if update.pid not in kept]
+        self.report = {"left_out": torch.tensor(left_out), "kept": len(kept)}
+        return iter([update for update in received if update.pid in kept])
+
+
+def distances(updates: list[Update]) -> Tensor:
+    """(K, K) the squared distances between the weights of the updates, buffers included."""
+    total = torch.zeros(len(updates), len(updates), dtype=torch.float64)
+    buffers = [floating_buffers(update) for update in updates]
+    for name in dict.fromkeys([*updates[0].change, *buffers[0]]):
+        # A change is computed when it is read: here of one tensor at a time.
+        of = [
+            own if name in own else update.change
+            for update, own in zip(updates, buffers, strict=True)
+        ]
+        rows = [tree[name].double().flatten() for tree in of]
+        block = max(1, trees.SUM_BLOCK // len(rows))
+        for part in zip(*(row.split(block) for row in rows), strict=True):
+            total += squared_distances(torch.stack(part)).cpu()
+    return total
+
+
+# ---- bounds on the norms of updates
+class NormFilter(Mean):
+    """Refuses updates whose norm exceeds a multiple of the step's median, and averages the others.
+
+    That holds for the change of the weights, for the change of the buffers, and for every floating
+    extra, each by itself, in every phase. Where fewer than three norms are not 0, there is nothing
+    to compare, and those updates are refused. A refused update is a failure of its client, with the
+    reason "outlier".
+
+    Args:
+        factor: the multiple, >= 1.
+    """
+
+    name = "norm_filter"
+
+    def __init__(self, *, factor: float = 3.0) -> None:
+        self.factor = check.number("merge.factor", factor, low=1)
+        super().__init__()
+
+    @property
+    def least(self) -> int:
+        return LEAST
+
+    def admit(self, step: Step, updates: Iterator[Update], setting: Setting) -> Iterator[Update]:
+        """The updates within the bounds.
+
+        Raises:
+            RunFailed: one is not, and `setting.on_failure` is "stop".
+        """
+        received = list(updates)
+        if len(received) < LEAST and step.entry.phase.compared:
+            yield from received  # the step has too few replies, and changes nothing
+            return
+        norms = [norms_of(update, step.sent) for update in received]
+        medians = {
+            name: median_of(one[name] for one in norms if name in one)
+            for name in {name for one in norms for name in one}
+        }
+        for update, own in zip(received, norms, strict=True):
+            beyond = sorted(n for n, norm in own.items() if norm > self.factor * medians[n])
+            if beyond:
+                cause = self._cause(beyond[0], own[beyond[0]], medians[beyond[0]])
+                if setting.on_failure == "stop":
+                    cause += "; on_failure=skip leaves such updates out, and the run goes on"
+                step.fail(update.pid, cause, "outlier", setting)
+            else:
+                yield update
+
+    def _cause(self, name: str, norm: float, median: float) -> str:
+        """Why an update is refused."""
+        said = f"the norm of its {name} is {norm:.4g}"
+        if not median:
+            return f"{said}, and a step needs {LEAST} that are not 0 to compare them"
+        bound = f"merge.factor={self.factor:g} times the median of this step"
+        return f"{said}, more than {bound}, {median:.4g}"
+
+
+class NormClip(Mean):
+    """Shortens updates whose norm exceeds a bound to the bound, and averages all of them.
+
+    That holds for the change of the weights, and for the change of the buffers by itself. Where
+    fewer than three norms are not 0, there is nothing to compare, and the step leaves the weights,
+    or the buffers, as they are.
+
+    Args:
+        factor: the bound as a multiple of the step's median norm, > 0.
+        norm: the bound on the change of the weights itself, > 0, in place of the multiple; None for
+            `factor`. Averaged buffers are bounded by `factor` in any case.
+    """
+
+    name = "norm_clip"
+    rescales: ClassVar[bool] = True
+    compares: ClassVar[bool] = True
+
+    def __init__(self, *, factor: float = 1.0, norm: float | None = None) -> None:
+        self.factor = check.number("merge.factor", factor, open_low=0)
+        self.norm = check.optional(check.number, "merge.norm", norm, open_low=0)
+        super().__init__()
+
+    @property
+    def least(self) -> int:
+        return LEAST if self.norm is None else 1
+
+    @property
+    def least_with_buffers(self) -> int:
+        """Buffers are compared with those of others in any case."""
+        return LEAST
+
+    def select(self, step: Step, updates: Iterator[Update]) -> Iterator[Update]:
+        received = list(updates)
+        if any(not update.weights for update in received):
+            return iter(received)  # a phase whose replies carry no weights
+        changes = [update.change for update in received]
+        clipped = self._clip("weights", step, received, changes, self.norm)
+        buffers = [_buffer_change(update, step.sent) for update in received]
+        clipped |= self._clip("buffers", step, received, buffers, None)
+        self.report = {"clipped": len(clipped), "clipped_pids": torch.tensor(sorted(clipped))}
+        return iter(received)
+
+    def _clip(
+        self,
+        kind: str,
+        step: Step,
+        updates: list[Update],
+        changes: list[AnyTree],
+        bound: float | None,
+    ) -> set[int]:
+        """Shorten the changes beyond the bound; return whose they were."""
+        norms = [trees.norm(change) for change in changes]
+        bound = self.factor * median_of(norms) if bound is None else bound
+        if not bound and any(norms):
+            changing = sum(norm > 0 for norm in norms)
+            log.warning(
+                "round %d: merge=%s leaves the %s as they are: %d of %d updates change them, and it"
+                " takes %d to compare them",
+                *(step.round, self.name, kind, changing, len(norms), LEAST),
+            )
+        clipped = set()
+        for update, change, norm in zip(updates, changes, norms, strict=True):
+            if norm > bound:
+                _shorten(update, change, step, bound / norm)
+                clipped.add(update.pid)
+        return clipped
+
+
+def median_of(norms: Iterable[float]) -> float:
+    """The median of the norms that are not 0; 0 if these are too few to be compared.
+
+    With the others, a step in which most clients change nothing would bound all of them by 0. One
+    or two among many zeros are no measure either: an attacker would be its own median.
+    """
+    compared = [norm for norm in norms if norm]
+    return median(compared) if len(compared) >= LEAST else 0.0
+
+
+def _shorten(update: Update, change: AnyTree, step: Step, factor: float) -> None:
+    """Scale these changes of an update, in all of its forms."""
+    new = trees.add(trees.pick(step.sent, change), change, factor)
+    update.weights = {**update.weights, **trees.cast(new, step.sent)}
+    update.change = trees.Difference(trees.pick(update.weights, step.old), step.old)
+    update.buffers = {name: update.weights[name] for name in update.buffers}
+
+
+def _buffer_change(update: Update, sent: Tree) -> AnyTree:
+    buffers = floating_buffers(update)
+    return trees.Difference(buffers, trees.pick(sent, buffers))
+
+
+def norms_of(
+    update: Update, sent: Tree, norm: Callable[[AnyTree], float] = trees.norm
+) -> dict[str, float]:
+    """The norms of what the update carries: of both changes, and of every floating extra."""
+    norms = {"change": norm(update.change)} if update.change else {}
+    if update.weights and floating_buffers(update):
+        norms["buffers"] = norm(_buffer_change(update, sent))
+    for name, value in update.extras.items():
+        tree = {"": value} if isinstance(value, torch.Tensor) else value
+        floating = tree if isinstance(tree, dict) else {}
+        floating = {key: t for key, t in floating.items() if t.is_floating_point() and t.numel()}
+        if floating:
+            norms[name] = norm(floating)
+    return norms

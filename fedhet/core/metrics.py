@@ -1,0 +1,92 @@
+"""How good a model is on a set of samples, and what its training has cost in communication."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from fedhet.core.targets import Scores, Tally
+from fedhet.core.task import Samples, Task
+
+FORWARD_BATCH = 1024  # samples per forward pass outside training
+
+
+def chunks(x: Tensor, size: int = FORWARD_BATCH) -> list[Tensor]:
+    """Split a tensor along its first dimension."""
+    return list(x.split(size))
+
+
+@torch.no_grad()
+def assess(model: nn.Module, data: Samples, task: Task) -> tuple[Scores, Tally]:
+    """Evaluate the model.
+
+    Args:
+        model: it is put into eval mode.
+        data: samples that are prepared for the model, at least one.
+        task: its criterion and its target.
+
+    Returns:
+        `loss`, `n` and the scores of the target, all of them plain numbers; and the tally of which
+        they are the scores, on the CPU.
+    """
+    model.eval()
+    target = task.scoring
+    loss = torch.zeros((), dtype=torch.float64, device=data.y.device)
+    tally: Tally | None = None
+    for x, y in zip(chunks(data.x), chunks(data.y), strict=True):
+        output = model(x)
+        loss += task.criterion(output, y).double().sum()
+        batch = target.tally(output, y)
+        tally = batch if tally is None else target.join(tally, batch)
+    n = len(data)
+    tally = {name: value.cpu() for name, value in (tally or {}).items()}
+    mean = float(loss) / n
+    # The loss of a model that has diverged; without NaN losses can be compared.
+    mean = math.inf if math.isnan(mean) else mean
+    return {"loss": mean, "n": float(n), **target.scores(tally)}, tally
+
+
+def score(model: nn.Module, data: Samples, task: Task) -> Scores:
+    """The scores that `assess` returns."""
+    return assess(model, data, task)[0]
+
+
+def comm_cost(clf: int, clf_rounds: int, made: int = 0, made_rounds: int = 0) -> int:
+    """Return 2 (eps_1 E_1 + eps_2 E_2), the numbers that one client sends and receives.
+
+    FedDisk (Nguyen, Wu and Chang), equation 19; equation 18 without a MADE.
+
+    Args:
+        clf: eps_2, the number of the model's weights, which travel one way in a round.
+        clf_rounds: E_2, the rounds of its training.
+        made: eps_1, the number of the MADE's weights.
+        made_rounds: E_1, the rounds of its training.
+    """
+    if min(clf, clf_rounds, made, made_rounds) < 0:
+        raise ValueError(
+            f"sizes {made}, {clf} and rounds {made_rounds}, {clf_rounds}; all must be >= 0"
+        )
+    return 2 * (made * made_rounds + clf * clf_rounds)
+
+
+def effective_rounds(accuracy: Tensor, target: float | None = None) -> int | None:
+    """Return the first round, counted from 1, whose accuracy reaches the target.
+
+    FedDisk's effective communication rounds are E_1 plus this number, where the target is the best
+    accuracy that any competitor ever reaches.
+
+    Args:
+        accuracy: (T,), the accuracy after each round.
+        target: the best of `accuracy` itself if None.
+
+    Returns:
+        The round, or None if the target is never reached.
+    """
+    if accuracy.ndim != 1 or not len(accuracy) or not torch.isfinite(accuracy).all():
+        raise ValueError(
+            f"accuracies of shape {tuple(accuracy.shape)}; expected finite ones (T,) with T >= 1"
+        )
+    reached = (accuracy >= (accuracy.max() if target is None else target)).nonzero().flatten()
+    return int(reached[0]) + 1 if len(reached) else None

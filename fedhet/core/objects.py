@@ -1,0 +1,242 @@
+"""Reads samples given as objects into tensors: pairs (x, y), and map-style data sets.
+
+A map-style data set has `__len__` and `__getitem__`, and its items are pairs (x, y): torch's
+TensorDataset and Subset, torchvision's with a transform, a list of pairs, and Hugging Face's, whose
+items are dictionaries.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from os import PathLike
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+from fedhet.core import streams
+from fedhet.core.errors import DataError
+
+Pair = tuple[Tensor, Tensor]
+# The names by which the target is known in an item that is a dictionary.
+TARGETS = ("label", "labels", "target", "targets", "y")
+
+
+def read(value: Any, where: str, pid: int = -1) -> Pair:
+    """Return the samples as tensors x (n, ...) and y (n, ...).
+
+    Each sample of a data set is read once, in order, into memory for all of them. What its items
+    draw at random (a random crop, for example) comes from a stream of fedhet's own, so that it is
+    the same each time.
+
+    Args:
+        value: a pair (x, y) of tensors, arrays or lists, or a map-style data set.
+        where: whose samples they are, for messages: "client 3, train".
+        pid: the number of the client, which has its own stream.
+
+    Raises:
+        DataError: the value is neither; or a sample is not a pair of numbers or arrays, has another
+            shape or type than the first one, or cannot be read.
+    """
+    if _is_pair(value):
+        inputs, targets = value
+        return pair(inputs, targets, f"{where}: ")
+    if type(value) is TensorDataset and len(value.tensors) == 2:
+        x, y = value.tensors
+        return x, y
+    _check_map_style(value, where)
+    with _own_draws(where, pid):
+        return _stacked(value, where)
+
+
+def pair(x: Any, y: Any, where: str = "") -> Pair:
+    """Return the inputs and the targets of all samples as tensors with as many rows.
+
+    Args:
+        x, y: tensors, arrays, or lists of numbers, arrays or tensors.
+        where: whose samples they are, for messages: "client 3, train: ".
+
+    Raises:
+        DataError: they are something else, or differ in length.
+    """
+    tensors = _whole(x, f"{where}x"), _whole(y, f"{where}y")
+    lengths = [len(t) if t.ndim else 1 for t in tensors]
+    if lengths[0] != lengths[1] or not all(t.ndim for t in tensors):
+        raise DataError(
+            f"{where}{lengths[0]} inputs but {lengths[1]} targets, of shapes"
+            f" {tuple(tensors[0].shape)} and {tuple(tensors[1].shape)}; each sample needs both"
+        )
+    return tensors
+
+
+def length(value: Any) -> int:
+    """Return the number of samples of a pair or a data set, as far as it says; else 1."""
+    values = value[1] if _is_pair(value) else value
+    return len(values) if hasattr(values, "__len__") else 1
+
+
+def _is_pair(value: Any) -> bool:
+    """Whether this is a pair (x, y) of all samples, and not a list or tuple of two samples."""
+    two = isinstance(value, tuple | list) and len(value) == 2
+    return two and not any(isinstance(part, tuple | Mapping) for part in value)
+
+
+def _check_map_style(value: Any, where: str) -> None:
+    expected = "expected a pair (x, y), or a data set with __len__ and __getitem__"
+    if isinstance(value, str | PathLike):
+        raise DataError(
+            f"{where} is the path {str(value)!r}; {expected}: load the file first, for example with"
+            " datasets.load_from_disk(path)['train'].with_format('torch') or numpy.load(path)"
+        )
+    if isinstance(value, DataLoader):
+        raise DataError(
+            f"{where} is a DataLoader; give its data set, loader.dataset: the batches are made from"
+            " client.batch_size and the seed"
+        )
+    if isinstance(value, Mapping):
+        raise DataError(
+            f"{where} is a {_type(value)} with the keys {_keys(value)}; {expected}, such as one of"
+            " its splits"
+        )
+    if isinstance(value, Tensor | np.ndarray):
+        raise DataError(f"{where} is {_what(value)}; {expected}")
+    map_style = hasattr(value, "__len__") and hasattr(value, "__getitem__")
+    if isinstance(value, IterableDataset) or not map_style:
+        raise DataError(
+            f"{where} is of type {_type(value)}, which has no length and no samples by number;"
+            f" {expected}: a data set that is only iterated over can be given as list(data)"
+        )
+
+
+@contextmanager
+def _own_draws(where: str, pid: int) -> Iterator[None]:
+    """Seed the global generators of torch, numpy and Python, and restore them at the end."""
+    seed = streams.integer(0, "objects", phase=where.rpartition(" ")[2], pid=pid)
+    python, numpy = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)
+
+
+def _stacked(items: Any, where: str) -> Pair:
+    """Read every item into two tensors that are allocated for all of them at once."""
+    n = len(items)
+    if not n:
+        raise DataError(f"{where}: the data set is empty; expected at least one sample")
+    stacked: list[Tensor] = []
+    for index in range(n):
+        place = f"{where}, sample {index}"
+        try:
+            item = items[index]
+        except Exception as error:
+            raise DataError(
+                f"{place}: the data set, of type {_type(items)}, raised {type(error).__name__}:"
+                f" {_first_line(error)}"
+            ) from error
+        parts = [
+            _single(part, f"{place}: {name}")
+            for part, name in zip(_item_pair(item, place), "xy", strict=True)
+        ]
+        if not stacked:
+            stacked = [part.new_empty((n, *part.shape), device="cpu") for part in parts]
+        for rows, part, name in zip(stacked, parts, "xy", strict=True):
+            if rows.shape[1:] != part.shape or rows.dtype != part.dtype:
+                raise DataError(
+                    f"{place}: {name} is {_what(part)}, but that of sample 0 {_what(rows[0])}; all"
+                    " samples must have one shape and type"
+                )
+            rows[index] = part
+    x, y = stacked
+    return x, y
+
+
+def _item_pair(item: Any, place: str) -> Sequence[Any]:
+    """Return the input and the target of an item."""
+    if isinstance(item, Mapping):
+        if len(item) == 2:
+            names = list(item)
+            target = next((name for name in names if name in TARGETS), names[1])
+            names.remove(target)
+            return item[names[0]], item[target]
+        raise DataError(
+            f"{place} is a dictionary with the keys {_keys(item)}; expected two, an input and its"
+            " target: with Hugging Face's datasets, data.select_columns(['image', 'label'])"
+        )
+    if isinstance(item, tuple | list) and len(item) == 2:
+        return item
+    many = f" of {len(item)}" if isinstance(item, tuple | list) else ""
+    raise DataError(f"{place} is {_what(item)}{many}; expected a pair (x, y)")
+
+
+def _single(value: Any, what: str) -> Tensor:
+    """Return the input or the target of one sample as a tensor."""
+    if type(value).__module__.partition(".")[0] == "PIL":
+        raise DataError(
+            f"{what} is a PIL image ({value.mode}, {value.size[0]} x {value.size[1]} pixels);"
+            " expected a tensor: give the data set transform=torchvision.transforms.ToTensor(), or"
+            " with Hugging Face's datasets use data.with_format('torch')"
+        )
+    if isinstance(value, Tensor):
+        return value.detach()
+    return _numbers(value, what)
+
+
+def _whole(values: Any, what: str) -> Tensor:
+    """Return the inputs or the targets of all samples as a tensor."""
+    if isinstance(values, Tensor):
+        return values
+    if isinstance(values, list | tuple) and values and not isinstance(values[0], int | float):
+        rows = [_single(value, f"{what}[{row}]") for row, value in enumerate(values)]
+        for row, one in enumerate(rows):
+            if one.shape != rows[0].shape or one.dtype != rows[0].dtype:
+                raise DataError(
+                    f"{what}[{row}] is {_what(one)}, but {what.rpartition(' ')[2]}[0] is"
+                    f" {_what(rows[0])}; all samples must have one shape and type"
+                )
+        return torch.stack(rows)
+    return _numbers(values, what)
+
+
+def _numbers(value: Any, what: str) -> Tensor:
+    """Return a number, or an array of numbers, as a tensor; float64 becomes torch's default."""
+    problem = f"{what} is {_what(value)}; expected a number, or an array or tensor of numbers"
+    if isinstance(value, str | bytes) or value is None or isinstance(value, Mapping):
+        raise DataError(problem)
+    try:
+        # torch takes no negative strides, and warns of arrays that must not be written.
+        array = np.require(value, requirements=["C", "W"]) if hasattr(value, "__array__") else value
+        tensor = torch.as_tensor(array)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DataError(f"{problem}: {_first_line(error)}") from error
+    # NumPy's own default, which no model of torch's default type accepts.
+    return tensor.to(torch.get_default_dtype()) if tensor.dtype == torch.float64 else tensor
+
+
+def _what(value: Any) -> str:
+    if isinstance(value, Tensor | np.ndarray):
+        return f"a {_type(value)} of shape {tuple(value.shape)} and type {value.dtype}"
+    if isinstance(value, str):
+        return f"the text {value[:40]!r}"
+    return f"of type {_type(value)}"
+
+
+def _type(value: Any) -> str:
+    return type(value).__name__
+
+
+def _keys(value: Mapping[Any, Any]) -> str:
+    return ", ".join(map(str, list(value)[:10])) or "(none)"
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]

@@ -1,0 +1,215 @@
+"""The hooks of a plug-in, which adjusts what travels and what is trained but never aggregates.
+
+One class holds both halves. Each side makes its own object: the server one for the run, a client
+one per message. Nothing can leak from one client into the next: what a client must remember goes
+through `self.client.state`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from torch import Tensor
+
+from fedhet.core.messages import Broadcast, Update
+from fedhet.core.phases import Phase
+from fedhet.core.trees import Tree
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from fedhet.core.client import FedClient
+    from fedhet.core.optimizers import Optimizer
+    from fedhet.core.strategy import FedStrategy
+    from fedhet.core.task import Samples
+    from fedhet.core.training import Batch
+
+Report = dict[str, float | Tensor]
+
+
+class Reporting(Protocol):
+    """What records something of a step, under its name."""
+
+    name: ClassVar[str]
+    report: Report
+
+
+def overrides(obj: object, base: type, hook: str) -> bool:
+    """Whether the class of `obj` has a `hook` other than that of `base`."""
+    return getattr(type(obj), hook) is not getattr(base, hook)
+
+
+class Plugin:
+    """Every hook does nothing by default. They are grouped by side, server first.
+
+    A constructor checks its options and passes them on: `super().__init__(mu=mu, tau=tau)`.
+
+    Attributes:
+        name: its name in the configuration, and the prefix of its extras and phases.
+        needs_all: whether the merge gets all updates at once, with weights that sum to 1; else it
+            reads an iterator once and the weights are relative.
+        needs_model: whether it refers to the model that clients receive, so that a method whose
+            clients share no parameter refuses it.
+        memory: the names of the attributes that outlast a step on the server, for checkpoints.
+        releases: the name of a phase of its own, or "train" -> how many floating extras it adds to
+            a reply, each of which is a release under privacy.noise.
+        public: its extras, or "<extra>.<tensor>", that tell no more of the data than their number,
+            so that they need no noise.
+        unsized: what it keeps in the state whose size follows from the counts of classes: with
+            privacy.min_count, a client does not count it in the size that it reports.
+        settings: the options that server and client must agree on.
+        report: what the step in progress should record: numbers go to rounds.jsonl, tensors to
+            arrays/. It is emptied before each step.
+        server: the strategy, once the server has called `setup`.
+        client: the client that serves the message, on a client.
+    """
+
+    name: ClassVar[str]
+    needs_all: ClassVar[bool] = False
+    needs_model: ClassVar[bool] = False
+    memory: ClassVar[tuple[str, ...]] = ()
+    releases: ClassVar[dict[str, int]] = {}
+    public: ClassVar[tuple[str, ...]] = ()
+    unsized: ClassVar[tuple[str, ...]] = ()
+    server: FedStrategy
+    client: FedClient
+
+    def __init__(self, **settings: Any) -> None:
+        self.settings = settings
+        self.report: Report = {}
+
+    @property
+    def refuses(self) -> dict[str, str]:
+        """Methods and plug-ins with which it cannot be combined: name -> reason."""
+        return {}
+
+    @property
+    def refuses_noise(self) -> str:
+        """Why its replies cannot be noised (privacy.noise); "" where they can."""
+        return ""
+
+    # What methods decide by. The defaults follow from the hooks that a class overrides; a plug-in
+    # whose options decide, or whose hook does less than it may, says so itself.
+    @property
+    def changes_gradients(self) -> bool:
+        """Whether local steps are others than along the gradient of the local loss.
+
+        A `gradient` that adds exactly the gradient of a term of the loss is none of those.
+        """
+        return any(overrides(self, Plugin, hook) for hook in ("gradient", "scale", "optimizer"))
+
+    @property
+    def changes_weights(self) -> bool:
+        """Whether it changes aggregation weights, so that they must have an effect."""
+        return overrides(self, Plugin, "incoming")
+
+    @property
+    def needs_steps(self) -> bool:
+        """Whether it has no effect where clients take no local step, as under FedSGD."""
+        return overrides(self, Plugin, "optimizer")
+
+    @property
+    def changes_steps(self) -> bool:
+        """Whether clients take other numbers of local steps than follow from their samples.
+
+        One whose `data` adds samples does; one that sets `self.client.local` must say so itself.
+        """
+        return overrides(self, Plugin, "data")
+
+    def digest(self) -> str:
+        """Identifies the settings, so that a server and a client that differ notice it."""
+        text = json.dumps(self.settings, sort_keys=True, default=str)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    # ---- server
+    def setup(self) -> None:
+        """Called once, when `self.server` is known."""
+
+    def slots(self) -> dict[str, Tree]:
+        """Further named weights that its phases send, with their initial values."""
+        return {}
+
+    def phases(self) -> list[Phase]:
+        """Its own phases, which come before the training.
+
+        The client half serves each with the method of the phase's name: (Broadcast) -> Update.
+        """
+        return []
+
+    def outgoing(self, msg: Broadcast, cohort: list[int]) -> None:
+        """Called once per step, before sending: add to `msg.extras`, or change `msg.local`."""
+
+    def check(self, update: Update) -> None:
+        """Refuse a bad extra of a training step with a ValueError.
+
+        The update then counts as that client's failure. Phases of your own have `Phase.check`.
+        """
+
+    def incoming(self, updates: Iterator[Update], old: Tree) -> Iterable[Update]:
+        """Called before the merge: change `update.weight`, or the update."""
+        return updates
+
+    def merged(self, new: Tree, old: Tree) -> Tree:
+        """Called after the merge, before the server optimiser; float64, trained tensors only."""
+        return new
+
+    # ---- client
+    def prepare(self, msg: Broadcast) -> None:
+        """Called when the message has arrived, before the work of the phase."""
+
+    def data(self, raw: Samples) -> Samples:
+        """The training set to use; images are in [0, 1], not yet normalised."""
+        return raw
+
+    def sample_weights(self, data: Samples) -> Tensor | None:
+        """(n,) factors of the per-sample losses; None for no weights."""
+        return None
+
+    def optimizer(self, inner: Optimizer, params: list[Tensor]) -> Optimizer:
+        """Wrap the local optimiser of the trained parameters, to change what a step does."""
+        return inner
+
+    def losses(self, batch: Batch) -> Tensor:
+        """(B,) terms to add to the per-sample losses."""
+        return batch.logits.new_zeros(len(batch.y))
+
+    def penalty(self, batch: Batch) -> Tensor:
+        """A scalar to add to the batch loss, differentiated by autograd."""
+        return batch.logits.new_zeros(())
+
+    def gradient(self, grads: list[Tensor]) -> None:
+        """Add the gradient of a term of the loss in place; one tensor per trained parameter."""
+
+    def scale(self, grads: list[Tensor]) -> None:
+        """Scale the whole gradient in place.
+
+        It runs after every `gradient`, before clipping, weight decay and the step.
+        """
+
+    def finish(self, update: Update) -> None:
+        """Called before the reply leaves: add to `update.extras` or `update.metrics`."""
+
+    def released(self, update: Update) -> None:
+        """Called after privacy.noise: make the extras what the server accepts, from them alone."""
+
+
+def active_hooks(plugins: Sequence[Plugin]) -> dict[str, list[Any]]:
+    """Hook -> the bound methods that do something, so that a local step pays only for those."""
+    hooks = ("optimizer", "losses", "penalty", "gradient", "scale")
+    return {
+        hook: [getattr(plugin, hook) for plugin in plugins if overrides(plugin, Plugin, hook)]
+        for hook in hooks
+    }
+
+
+def combined_weights(plugins: Sequence[Plugin], data: Samples) -> Tensor | None:
+    """(n,) the product of the plug-ins' sample weights, or None where no plug-in has any."""
+    total: Tensor | None = None
+    for plugin in plugins:
+        weights = plugin.sample_weights(data)
+        if weights is not None:
+            total = weights if total is None else total * weights
+    return total

@@ -1,0 +1,314 @@
+"""FedStrategy: the server half of a method. Its defaults are FedAvg.
+
+A step has two halves: `plan` decides who gets what, and after the engine has carried the messages,
+`settle` turns the replies into the new value of the slot. fedhet/core/loop.py runs both for every
+step of the timetable.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import ClassVar
+
+from torch import nn
+
+from fedhet.core import messages, trees
+from fedhet.core.admission import (
+    Jumps,
+    Quorum,
+    accepted,
+    forget_lost,
+    log_failures,
+    needed_versions,
+    registered,
+)
+from fedhet.core.client import FedClient
+from fedhet.core.errors import RunFailed
+from fedhet.core.evaluation import is_due, run_views
+from fedhet.core.messages import Broadcast, Extras, Reply, Update
+from fedhet.core.phases import Phase, locate, sample_cohort, timetable
+from fedhet.core.plugin import Plugin, Report, Reporting
+from fedhet.core.replies import BufferAverage, Step, finished, normalised
+from fedhet.core.setting import Setting, check_composition, check_phases
+from fedhet.core.trees import Tree
+from fedhet.core.workspace import Scope
+from fedhet.flower.strategy import FlowerStrategy
+from fedhet.privacy.account import Account, releases_of
+
+
+class FedStrategy(FlowerStrategy):
+    """The aggregation of a method; see "what a method overrides" below.
+
+    A constructor checks the method's own options first and calls `super().__init__(setting)` last,
+    because that asks for everything that the options decide: `refuses`, `slots`, `phases`. What
+    needs the site, the model or the data goes into `setup`, which runs before these.
+
+    Attributes:
+        name: its name in the configuration.
+        client_cls: the client half.
+        requires: the plug-in without which the method would be FedAvg; "" for none.
+        needs_all: whether `merge` needs all updates at once, with weights that sum to 1; else it
+            reads an iterator once and the weights are relative.
+        weighted: whether `merge` uses the weights; plug-ins that change them are refused otherwise.
+        averages: whether `merge` takes every mean with `setting.merge`; who overrides it says so.
+        releases: how many floating extras its replies have, each a release under privacy.noise.
+        refuses_noise: why its replies cannot be noised; "" where they can.
+        evaluates: the views that the method offers; the first one chooses the best round.
+        evaluation_extras: extras for clients that evaluate.
+        personal_names: what differs from client to client in the personal models, beside what
+            `scope` keeps; None for everything.
+        memory: the names of further attributes that outlast a step, for checkpoints.
+        site, sizes, rounds: task, model and device; training samples per client; training rounds.
+        experiment: identifies the run; one that goes on is still the same.
+        weights: slot -> its tensors; "model" has all of the model's.
+        timetable: the run's phases in order, those of plug-ins first.
+        current: the step in progress.
+        local: the settings of local training in the step in progress.
+        report: what the step in progress should record: numbers go to rounds.jsonl, tensors to
+            arrays/. It is emptied before each step.
+    """
+
+    name: ClassVar[str] = "fedavg"
+    client_cls: ClassVar[type[FedClient]] = FedClient
+    requires: ClassVar[str] = ""
+    needs_all: bool = False
+    weighted: bool = True
+    averages: bool = True
+    releases: int = 0
+    refuses_noise: str = ""
+    evaluates: tuple[str, ...] = ("global",)
+    personal_names: Sequence[str] | None = None
+    memory: ClassVar[tuple[str, ...]] = ("weights", "versions", "state_bytes", "pinned")
+    memory += ("quorum", "jumps", "evaluation_extras", "account")
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting.replies)
+        self.setting = setting
+        self.site = setting.site
+        self.sizes = self.site.task.sizes
+        self.rounds = setting.rounds
+        self.plugins = list(setting.plugins)
+        self.local = setting.local
+        self.evaluation_extras: Extras = {}
+        self.report: Report = {}
+        self.versions: dict[int, int] = {}  # pid -> the round whose client state was accepted
+        self.state_bytes: dict[int, int] = {}  # pid -> the size of that state
+        self.quorum = Quorum(setting)
+        self.jumps = Jumps(setting)
+        self.account = Account(self.site.noise)
+        self.pinned: dict[str, dict[int, int]] = {}  # view -> `versions` at its best evaluation
+        self.kept_back: dict[int, list[int]] = {}  # pid -> versions that checkpoints need
+        self.experiment = secrets.token_hex(16)
+        self.current: Step
+        self.weights: dict[str, Tree] = {"model": dict(self.site.initial)}
+        self.setup()
+        check_composition(self)
+        self.weights |= self.slots()
+        for plugin in self.plugins:
+            plugin.server = self
+            plugin.setup()
+            self.weights |= plugin.slots()
+        self.timetable = timetable(self)
+        check_phases(self)
+
+    # ---- what a method overrides
+    @classmethod
+    def scope(cls, model: nn.Module) -> Scope:
+        """Which names clients train, and which they share."""
+        return Scope()
+
+    @property
+    def refuses(self) -> dict[str, str]:
+        """Plug-ins and merges with which the method cannot be combined: name -> reason."""
+        return {}
+
+    def setup(self) -> None:
+        """Called once, when the attributes above are set, before `refuses`, `slots`, `phases`."""
+
+    def slots(self) -> dict[str, Tree]:
+        """Further named weights beside "model", with their initial values."""
+        return {}
+
+    def phases(self) -> list[Phase]:
+        """The method's phases, which come after those of the plug-ins."""
+        train = Phase(
+            "train", self.rounds, self.merge, check=self.check, trains=True, evaluate=True
+        )
+        return [train]
+
+    def base_weight(self, update: Update) -> float:
+        """The client's aggregation weight before plug-ins: n_k. Only ratios matter."""
+        return float(update.num_examples)
+
+    def cohort_extras(self, phase: Phase, step: int, cohort: list[int]) -> Extras:
+        """Extras for every client of the cohort."""
+        return {}
+
+    def client_extras(self, phase: Phase, pid: int) -> Extras:
+        """Extras for one client."""
+        return {}
+
+    def check(self, update: Update) -> None:
+        """Refuse a bad extra with a ValueError; the update counts as that client's failure."""
+
+    def merge(self, updates: Iterator[Update], old: Tree) -> Tree:
+        """The new values of the trained tensors: old + sum_k w_k change_k / sum_k w_k, in float64.
+
+        Buffers never come here. `setting.merge` puts other averages in the place of this mean.
+        """
+        pairs = ((update.change, update.weight) for update in updates)
+        return trees.add(self.setting.merge.mean(pairs), old)
+
+    # ---- one step
+    def begin(self, server_round: int) -> bool:
+        """Move to this round; false past the end of the timetable."""
+        if (position := locate(self.timetable, server_round)) is None:
+            return False
+        index, step = position
+        entry = self.timetable[index]
+        phase = entry.phase
+        size = phase.cohort, self.setting.share(phase)
+        cohort = sample_cohort(self.sizes, *size, self.site.seed, entry.name, step)
+        sent = self.sent(phase.slot) if phase.slot else {}
+        old = trees.pick(sent, self.mergeable(phase.slot)) if phase.slot else {}
+        self.current = Step(index, entry, server_round, step, cohort, sent, old, self.site.device)
+        self.jumps.begin(self.current)
+        return True
+
+    def mergeable(self, slot: str) -> list[str]:
+        """The names that merges, plug-ins and server optimisers see; buffers never are."""
+        if slot == "model":
+            return self.site.mergeable
+        return [name for name, t in self.weights[slot].items() if t.is_floating_point()]
+
+    def sent(self, slot: str) -> Tree:
+        """The slot as it travels."""
+        weights = self.weights[slot]
+        return trees.pick(weights, self.site.shared) if slot == "model" else weights
+
+    def plan(self, server_round: int) -> list[Broadcast]:
+        """The messages of a round, in the cohort's order."""
+        if not self.begin(server_round):
+            raise RunFailed(f"round {server_round} is past the end of the timetable")
+        current = self.current
+        phase = current.entry.phase
+        own = not current.entry.owner
+        self.report, self.setting.merge.report = {}, {}
+        for plugin in self.plugins:
+            plugin.report = {}
+        msg = Broadcast(
+            phase=current.entry.name,
+            step=current.step,
+            round=server_round,
+            local=self.setting.local_in(phase, current.step),
+            slot=phase.slot,
+            weights=current.sent,
+            extras=dict(self.cohort_extras(phase, current.step, current.cohort)) if own else {},
+            trains=phase.trains,
+            plugins=self.digests,
+            deadline=self.setting.replies.deadline,
+            experiment=self.experiment,
+        )
+        for plugin in self.active:
+            plugin.outgoing(msg, current.cohort)
+        self.local = msg.local
+        releases = releases_of(self, current.entry)
+        plan = []
+        for pid in current.cohort:
+            private = self.account.ask(pid, releases)
+            private |= self.client_extras(phase, pid) if own else {}
+            plan.append(msg.to(pid, self.versions.get(pid, 0), private))
+            plan[-1].pinned = needed_versions(self, pid)
+            current.count("down", messages.payload(msg.slot, msg.weights, plan[-1].extras))
+        return plan
+
+    @property
+    def digests(self) -> dict[str, str]:
+        """Plug-in -> digest of its settings, for clients to compare with their own."""
+        return {plugin.name: plugin.digest() for plugin in self.plugins}
+
+    @property
+    def active(self) -> list[Plugin]:
+        """The plug-ins whose hooks run: all where the model is trained, else the phase's owner."""
+        entry = self.current.entry
+        if entry.phase.trains:
+            return self.plugins
+        return [plugin for plugin in self.plugins if plugin.name == entry.owner]
+
+    def settle(self, replies: Iterable[Reply]) -> None:
+        """Aggregate the replies, which come in the cohort's order.
+
+        Raises:
+            RunFailed: a client failed and on_failure is "stop", or too few clients succeeded.
+        """
+        current = self.current
+        admitted = accepted(current, replies, self.sizes, self._check, self.setting, self.jumps)
+        updates = self.quorum(current, admitted)
+        done = updates is not None and self._merge(self.setting.merge.select(current, updates))
+        self.jumps.end()
+        forget_lost(self, current.failures)
+        if done or current.step == current.entry.rounds:
+            self.end_phase()
+
+    def _merge(self, updates: Iterable[Update]) -> bool:
+        """Merge the updates, and return whether the phase has reached its end."""
+        current = self.current
+        phase = current.entry.phase
+        updates = registered(self, updates)
+        for plugin in reversed(self.active):
+            updates = plugin.incoming(iter(updates), current.old)
+        if self.needs_all or any(plugin.needs_all for plugin in self.active):
+            updates = normalised(list(updates))
+        passing = BufferAverage(updates, self.setting.merge.average())
+        new = phase.merge(iter(passing), current.old)
+        for _ in passing:  # a merge may stop early, but every reply is checked and counted
+            pass
+        log_failures(current.failures)  # where every client failed, the error above names them
+        if new:
+            values = finished(current, new, passing.values(), self.active, self.setting.server_opt)
+            slot = self.weights[phase.slot]
+            self.weights[phase.slot] = {**slot, **trees.cast(values, slot)}
+        return phase.until is not None and phase.until()
+
+    def _check(self, update: Update) -> None:
+        """The checks of the phase and of plug-ins; the update also gets its base weight."""
+        phase = self.current.entry.phase
+        if phase.check:
+            phase.check(update)
+        if phase.trains:
+            for plugin in self.plugins:
+                plugin.check(update)
+        update.weight = self.base_weight(update)
+
+    def end_phase(self) -> None:
+        """End the phase in progress; its timetable entry becomes the number of steps executed."""
+        entry = self.current.entry
+        self.timetable[self.current.index] = replace(entry, rounds=self.current.step)
+        if entry.phase.after:
+            entry.phase.after()
+
+    # ---- evaluation
+    @property
+    def views(self) -> tuple[str, ...]:
+        """The views that clients evaluate in this run."""
+        return run_views(self)
+
+    @property
+    def due(self) -> bool:
+        """Whether an evaluation follows the step in progress."""
+        return is_due(self)
+
+    # ---- what outlasts a step, and what is recorded
+    @property
+    def parts(self) -> dict[str, object]:
+        """What has a `memory` that outlasts a step, by name."""
+        optimizer = self.setting.server_opt
+        parts: dict[str, object] = {f"plugin.{plugin.name}": plugin for plugin in self.plugins}
+        return {"method": self, **parts, **({"server_opt": optimizer} if optimizer else {})}
+
+    def reports(self) -> dict[str, Report]:
+        """What method, plug-ins and merge report, by name; what is empty is left out."""
+        pieces: list[Reporting] = [self, *self.active, self.setting.merge]
+        return {piece.name: piece.report for piece in pieces if piece.report}

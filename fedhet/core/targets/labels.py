@@ -1,0 +1,84 @@
+"""Any number of labels for each sample."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fedhet.core.counts import coarse
+from fedhet.core.targets.base import Scores, Tally, Target, rows, whole
+
+
+class Labels(Target):
+    """y (n, L) is 1 for the labels that a sample has, and 0 for the others.
+
+    A label is predicted where the output is positive, which is a probability above 1/2. The micro
+    F1 counts every pair of sample and label alike, the macro F1 is the mean over the labels that
+    occur in targets or predictions, and the subset accuracy is the share of the samples of which
+    every label is right.
+    """
+
+    name: ClassVar[str] = "labels"
+    title: ClassVar[str] = "micro F1"
+    keys: ClassVar[dict[str, str]] = {
+        "f1_micro": "f1_micro",
+        "f1_macro": "f1_macro",
+        "subset_accuracy": "subset_accuracy",
+    }
+
+    def losses(self, output: Tensor, y: Tensor) -> Tensor:
+        """The binary cross entropy, the mean over the labels."""
+        output, y = rows(output, y)
+        cells = functional.binary_cross_entropy_with_logits(
+            output, y.to(output.dtype), reduction="none"
+        )
+        return cells.mean(1)
+
+    def tally(self, output: Tensor, y: Tensor) -> Tally:
+        output, y = rows(output, y)
+        has = y > 0.5
+        guess = output > 0
+        return {
+            "samples": whole(len(y), y),
+            "exact": (has == guess).all(1).sum(),
+            "hits": (has & guess).sum(0),
+            "targets": has.sum(0),
+            "guesses": guess.sum(0),
+        }
+
+    def scores(self, tally: Tally) -> Scores:
+        scores = {}
+        hits = tally["hits"].double()
+        either = (tally["targets"] + tally["guesses"]).double()
+        present = either > 0
+        if present.any():  # else nothing was there to be found, and nothing was
+            scores = {
+                "f1_micro": float(2 * hits.sum() / either.sum()),
+                "f1_macro": float((2 * hits[present] / either[present]).mean()),
+            }
+        return scores | {"subset_accuracy": int(tally["exact"]) / int(tally["samples"])}
+
+    def told(self, tally: Tally, y: Tensor, least: int) -> tuple[Scores, Tally]:
+        """The scores of coarse counts; rounding keeps their order, so that no hit is too many."""
+        samples = {"samples": tally["samples"]}
+        told = {name: coarse(value, len(y), least) for name, value in tally.items()} | samples
+        return self.scores(told), told
+
+    def layout(self) -> Tally:
+        count = torch.zeros((), dtype=torch.int64)
+        each = torch.zeros(self.outputs, dtype=torch.int64)
+        return {"samples": count, "exact": count, "hits": each, "targets": each, "guesses": each}
+
+    def check(self, tally: object) -> Tally:
+        checked = super().check(tally)
+        samples = int(checked["samples"])
+        upper = torch.minimum(checked["targets"], checked["guesses"])
+        counts = torch.cat([value.flatten() for value in checked.values()])
+        if not samples or counts.min() < 0 or counts.max() > samples:
+            raise ValueError(f"a tally of {samples} samples whose counts are not among them")
+        if (checked["hits"] > upper).any():
+            raise ValueError("a tally with more hits than targets or guesses")
+        return checked

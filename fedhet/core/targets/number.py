@@ -1,0 +1,117 @@
+"""Numbers: regression."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedhet.core.counts import counts_few
+from fedhet.core.targets.base import Scores, Tally, Target, rows, whole
+
+
+@dataclass(frozen=True)
+class Number(Target):
+    """y (n, K) are K numbers.
+
+    The model predicts (y - mean) / std, so that the size of the numbers does not matter to the
+    training. R2 is the mean over the numbers that vary in the samples; MAE and RMSE are in the
+    units of y, and the means over the numbers.
+
+    Attributes:
+        mean, std: of each number, (K,); empty: the model predicts y itself.
+    """
+
+    name: ClassVar[str] = "number"
+    title: ClassVar[str] = "R2"
+    keys: ClassVar[dict[str, str]] = {"r2": "r2", "mae": "mae", "rmse": "rmse"}
+    optional: ClassVar[frozenset[str]] = frozenset({"absolute"})
+
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+
+    def losses(self, output: Tensor, y: Tensor) -> Tensor:
+        """The squared error of what the model predicts, the mean over the numbers."""
+        output, y = rows(output, y)
+        y = y.to(output.dtype)
+        if self.std:
+            y = (y - _constant(self.mean, y)) / _constant(self.std, y)
+        return (output - y).square().mean(1)
+
+    def tally(self, output: Tensor, y: Tensor) -> Tally:
+        output, y = rows(output.double(), y.double())
+        if self.std:
+            output = output * _constant(self.std, output) + _constant(self.mean, output)
+        # Relative to the first sample: of a number that does not vary the variation is exactly 0.
+        away = y - y[0]
+        centre = away.mean(0)
+        return {
+            "samples": whole(len(y), y),
+            "absolute": (output - y).abs().sum(0),
+            "squared": (output - y).square().sum(0),
+            "mean": y[0] + centre,
+            "variation": (away - centre).square().sum(0),
+        }
+
+    def join(self, first: Tally, second: Tally) -> Tally:
+        """As sums, with the mean and the variation around it after Chan et al. 1979."""
+        joined = super().join(first, second)
+        step = second["mean"] - first["mean"]
+        share = second["samples"].double() / joined["samples"]
+        joined["mean"] = first["mean"] + step * share
+        joined["variation"] += step.square() * first["samples"] * share
+        return joined
+
+    def scores(self, tally: Tally) -> Scores:
+        n = int(tally["samples"])
+        # The error of a model that has diverged; without NaN the scores can be compared.
+        squared = tally["squared"].nan_to_num(nan=math.inf, posinf=math.inf)
+        varies = tally["variation"] > 0
+        scores = {}
+        if varies.any():
+            r2 = 1 - squared[varies] / tally["variation"][varies]
+            scores["r2"] = float(r2.mean())
+        if "absolute" in tally:
+            absolute = tally["absolute"].nan_to_num(nan=math.inf, posinf=math.inf)
+            scores["mae"] = float(absolute.mean()) / n
+        return scores | {"rmse": float((squared / n).sqrt().mean())}
+
+    def told(self, tally: Tally, y: Tensor, least: int) -> tuple[Scores, Tally]:
+        """R2 and RMSE; nothing of numbers whose mean and variation tell a count of few samples.
+
+        The absolute errors of constant predictions are the whole distribution of y; the squared
+        ones are its mean and variation, which are told anyway.
+        """
+        if any(counts_few(y.reshape(len(y), -1).cpu().numpy(), least)):
+            return {}, {}
+        told = {name: value for name, value in tally.items() if name not in self.optional}
+        return self.scores(told), told
+
+    def layout(self) -> Tally:
+        each = torch.zeros(self.outputs, dtype=torch.float64)
+        sums = dict.fromkeys(("absolute", "squared", "mean", "variation"), each)
+        return {"samples": torch.zeros((), dtype=torch.int64), **sums}
+
+    def check(self, tally: object) -> Tally:
+        checked = super().check(tally)
+        given = torch.cat([checked["mean"], checked["variation"]])
+        names = ("absolute", "squared", "variation")
+        sums = torch.cat([checked[name] for name in names if name in checked])
+        if checked["samples"] < 1 or not given.isfinite().all() or (sums < 0).any():
+            raise ValueError("a tally without samples, or whose sums are not finite and >= 0")
+        return checked
+
+
+def _constant(values: tuple[float, ...], like: Tensor) -> Tensor:
+    return _cached_constant(values, like.device, like.dtype)
+
+
+@lru_cache
+def _cached_constant(values: tuple[float, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
+    # The tensor is kept: a first call in inference mode must not make it unusable in training.
+    with torch.inference_mode(False):
+        return torch.tensor(values, dtype=dtype, device=device)

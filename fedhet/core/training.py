@@ -1,0 +1,279 @@
+"""Local training: mini-batches, with the points at which methods and plug-ins change it.
+
+Models are trained by `LocalTraining.train_model`, or under engine.vectorize by its twin for several
+clients (fedhet/engines/vectorized.py). FedALA's mixing weights, FedGen's generator and FedDisk's
+networks have small loops of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fedhet.core import optimizers, streams
+from fedhet.core.messages import Broadcast, LocalSettings
+from fedhet.core.optimizers import derivative
+from fedhet.core.phases import EarlyStopping
+from fedhet.core.plugin import Plugin, active_hooks, combined_weights, overrides
+from fedhet.core.task import Samples
+from fedhet.core.workspace import Site
+
+Objective = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor | None]]
+BatchGradient = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, list[Tensor]]]
+
+
+@dataclass(slots=True)
+class Batch:
+    """One mini-batch during training.
+
+    Attributes:
+        x: inputs (B, ...), ready for the model.
+        y: targets (B, ...).
+        index: (B,) positions in the training set.
+        features: (B, d) what the head receives, or None where the model has no features(x).
+        logits: the model's output.
+    """
+
+    x: Tensor
+    y: Tensor
+    index: Tensor
+    features: Tensor | None
+    logits: Tensor
+
+    @property
+    def z(self) -> Tensor:
+        """(B, d) the features of a model that has them; ValueError for one that does not."""
+        if self.features is None:
+            raise ValueError("the model has no features(x) and head(f)")
+        return self.features
+
+
+class LocalTraining:
+    """The training half of a client; FedClient adds the messages around it.
+
+    Attributes, set by `receive`:
+        msg: the message that is being served.
+        pid: the client's number.
+        local: the settings of local training in this step.
+        active: the plug-ins whose hooks run in this phase.
+    """
+
+    msg: Broadcast
+    pid: int
+    local: LocalSettings
+    active: list[Plugin]
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+
+    def receive(self, msg: Broadcast) -> None:
+        """Take the message's settings; no plug-in is active yet."""
+        self.msg = msg
+        self.pid = msg.pid
+        self.local = msg.local
+        self.activate([])
+
+    def activate(self, plugins: list[Plugin]) -> None:
+        """Let the hooks of these plug-ins run."""
+        self.active = plugins
+        self._hooks = active_hooks(plugins)
+
+    # ---- what a method overrides
+    def losses(self, batch: Batch) -> Tensor:
+        """(B,) per-sample losses."""
+        return self.site.task.criterion(batch.logits, batch.y)
+
+    def penalty(self, batch: Batch) -> Tensor:
+        """A scalar to add to the batch loss."""
+        return batch.logits.new_zeros(())
+
+    def gradient(self, grads: list[Tensor]) -> None:
+        """Change the gradient of the trained parameters in place, before the plug-ins do."""
+
+    def optimizer(self, params: list[nn.Parameter]) -> optimizers.Optimizer:
+        """A fresh optimiser: nothing is carried from round to round."""
+        return optimizers.make(self.local, params)
+
+    # ---- the loop
+    def train_model(
+        self,
+        model: nn.Module,
+        data: Samples,
+        *,
+        epochs: int | None = None,
+        patience: int | None = None,
+        hooks: bool = True,
+    ) -> int:
+        """Train the model in place on `objective` and return the number of optimiser steps.
+
+        Args:
+            model: the model; its parameters that require gradients are trained.
+            data: the training set, prepared.
+            epochs: at most so many passes over the data; None for what `self.local` says, which
+                may be a number of steps.
+            patience: stop after so many epochs without a lower mean loss; None for never.
+            hooks: whether the plug-ins' hooks run; False for training that the server never sees.
+        """
+        site = self.site
+        size = self.local.batch_size
+        active = self._hooks if hooks else active_hooks([])
+        params = [p for p in model.parameters() if p.requires_grad]
+        batch_gradient = self._batch_gradient(model, data, params, hooks=hooks)
+        optimizer = self.optimizer(params)
+        for wrap in active["optimizer"]:
+            optimizer = wrap(optimizer, params)
+        orders = self.orders(len(data))
+        augmentation = self.generator("augment")
+        n = self.train_mode(model, len(data), size)
+        stop = None if patience is None else EarlyStopping(patience)
+        steps = 0
+        for length in self.local.epoch_sizes(n, epochs):
+            order = next(orders).to(site.device, non_blocking=True)[:length]
+            epoch = site.gathered(data.x, order), data.y[order], order
+            # On the device: reading the loss of each batch would make every step wait for it.
+            epoch_loss = torch.zeros((), dtype=torch.float64, device=site.device)
+            for x, y, index in zip(*(t.split(size) for t in epoch), strict=True):
+                losses, grads = batch_gradient(site.augmented(x, augmentation), y, index)
+                with torch.no_grad():
+                    self.gradient(grads)
+                    for hook in (*active["gradient"], *active["scale"]):
+                        hook(grads)
+                    optimizer.step(grads)
+                steps += 1
+                if stop is not None:
+                    epoch_loss += losses.mean().double() * len(y)
+            if stop is not None and stop(float(epoch_loss)):
+                break
+        return steps
+
+    def orders(self, n: int) -> Iterator[Tensor]:
+        """The order of n samples in each epoch, a function of (seed, phase, step, client)."""
+        generator = self.generator("batches")
+        while True:
+            yield torch.randperm(n, generator=generator)
+
+    def generator(self, purpose: str) -> torch.Generator:
+        """The random stream of this message and purpose, on the CPU."""
+        msg = self.msg
+        return streams.torch_generator(self.site.seed, purpose, msg.phase, msg.step, self.pid)
+
+    def _batch_gradient(
+        self, model: nn.Module, data: Samples, params: list[nn.Parameter], *, hooks: bool
+    ) -> BatchGradient:
+        """(x, y, index) of a batch -> (a tensor whose mean is the batch loss, its gradient)."""
+        objective = self.objective(model, data, hooks=hooks)
+
+        def eager(x: Tensor, y: Tensor, index: Tensor) -> tuple[Tensor, list[Tensor]]:
+            losses, penalty = objective(x, y, index)
+            loss = losses if penalty is None else losses.mean() + penalty
+            return loss.detach(), derivative(losses, penalty, params)
+
+        own = self.site.parameters  # fine-tuning may train others
+        all_own = len(params) == len(own) and all(a is b for a, b in zip(params, own, strict=True))
+        if not (self.site.speed.compile and all_own and self._plain_loss(hooks)):
+            return eager
+        weights = self.sample_weights(data) if hooks else None
+        size = self.local.batch_size
+        compiled = self.site.compiled
+
+        def fast(x: Tensor, y: Tensor, index: Tensor) -> tuple[Tensor, list[Tensor]]:
+            if len(y) < size:  # each other batch size would be compiled anew
+                return eager(x, y, index)
+            return compiled(x, y, None if weights is None else weights[index] / size)
+
+        return fast
+
+    def _plain_loss(self, hooks: bool) -> bool:
+        """Whether the batch loss is the (weighted) mean of the criterion and nothing else."""
+        own = any(overrides(self, LocalTraining, h) for h in ("losses", "penalty", "objective"))
+        return not own and not (hooks and (self._hooks["losses"] or self._hooks["penalty"]))
+
+    def objective(self, model: nn.Module, data: Samples, *, hooks: bool = True) -> Objective:
+        """The batch loss, mean_b(w_b (losses_b + plug-ins' losses_b)) + penalties, in two parts.
+
+        Returns:
+            (x, y, index) of a batch -> (the terms of the mean (B,), the sum of the penalties, or
+            None where nothing has a penalty); `index` are positions in `data`.
+        """
+        active = self._hooks if hooks else active_hooks([])
+        weights = self.sample_weights(data) if hooks else None
+        features = getattr(model, "features", None)
+        penalties = list(active["penalty"])
+        if overrides(self, LocalTraining, "penalty"):
+            penalties.insert(0, self.penalty)
+
+        def terms(x: Tensor, y: Tensor, index: Tensor) -> tuple[Tensor, Tensor | None]:
+            with self.site.autocast():
+                z = None if features is None else features(x)
+                logits = model(x) if z is None else model.head(z)  # type: ignore[operator]
+                batch = Batch(x, y, index, z, logits)
+                losses = self.losses(batch)
+            for hook in active["losses"]:
+                losses = losses + hook(batch)
+            if weights is not None:
+                losses = losses * weights[index]
+            if not penalties:
+                return losses, None
+            return losses, sum((p(batch) for p in penalties), torch.zeros((), device=x.device))
+
+        return terms
+
+    def apply_gradient_hooks(self, grads: list[Tensor]) -> None:
+        """Let the active plug-ins change the gradient in place."""
+        for hook in (*self._hooks["gradient"], *self._hooks["scale"]):
+            hook(grads)
+
+    def full_gradient(
+        self, model: nn.Module, data: Samples, index: Tensor, chunk: int
+    ) -> list[Tensor]:
+        """The gradient of `objective` over the samples at `index`; the model is not changed.
+
+        It is taken in train mode and before every gradient hook, and summed over chunks of `chunk`
+        samples. That is exact except for batch norm, which normalises each chunk separately.
+        """
+        objective = self.objective(model, data)
+        params = [p for p in model.parameters() if p.requires_grad]
+        index = index[: self.train_mode(model, len(index), chunk)]
+        total = [torch.zeros_like(p) for p in params]
+        augmentation = self.generator("augment")
+        for part in index.split(chunk):
+            x = self.site.augmented(data.x[part], augmentation)
+            grads = derivative(*objective(x, data.y[part], part), params)
+            torch._foreach_add_(total, grads, alpha=len(part) / len(index))
+        return total
+
+    def train_mode(self, model: nn.Module, n: int, size: int) -> int:
+        """Set the mode and return how many of n samples to use in batches of this size.
+
+        Batch norm cannot train on one sample: a single trailing sample is left out, or batch norm
+        runs in eval mode.
+        """
+        model.train()
+        used = usable(model, n, size)
+        single = used == n and (n % size == 1 or size == 1)
+        if self.site.frozen_norms or single:
+            for norm in norms(model):
+                norm.eval()
+        return used
+
+    def sample_weights(self, data: Samples) -> Tensor | None:
+        """(n,) the product of the plug-ins' weights, or None where no plug-in has any."""
+        return combined_weights(self.active, data)
+
+
+def usable(model: nn.Module, n: int, size: int) -> int:
+    """How many of n samples training uses in batches of this size.
+
+    Batch norm cannot train on one sample: a single one after the last whole batch is left out.
+    """
+    left_out = bool(norms(model)) and n % size == 1 and n > 1 and size > 1
+    return n - left_out
+
+
+def norms(model: nn.Module) -> list[_BatchNorm]:
+    """Return the model's batch norms, identified by type."""
+    return [module for module in model.modules() if isinstance(module, _BatchNorm)]

@@ -1,0 +1,305 @@
+"""What the clients of one process share: task, device, one model, and the prepared data."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fedhet.core import streams
+from fedhet.core.errors import ConfigError
+from fedhet.core.limits import UNLIMITED, Limits
+from fedhet.core.noise import OFF, Noise
+from fedhet.core.task import Samples, Task
+from fedhet.core.trees import AnyTree, Tree
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fedhet.core.functional import Compiled
+
+# Bytes of prepared data kept on the device; beyond it the least recently used client is dropped.
+CACHE_BYTES = 2**30
+
+
+@dataclass(frozen=True)
+class Speed:
+    """How the local steps are computed (conf/engine/*.yaml).
+
+    Each option changes the last bits of the result, so all are off by default.
+
+    Attributes:
+        compile: compute the gradient of the batch loss by torch.compile.
+        amp: run forward passes in bfloat16 where torch.autocast allows it.
+        channels_last: keep images and convolutions in NHWC layout.
+    """
+
+    compile: bool = False
+    amp: bool = False
+    channels_last: bool = False
+
+
+@dataclass(frozen=True)
+class Evaluations:
+    """What clients evaluate in a run (`eval` in conf/config.yaml).
+
+    Attributes:
+        clients: whether they evaluate on their own data at all.
+        train: whether they do so on their training data too.
+        finetune_epochs: if > 0, the global model is also evaluated after so many epochs on a
+            client's own data.
+        personal: whether a method's own view "personal" is evaluated.
+    """
+
+    clients: bool = True
+    train: bool = False
+    finetune_epochs: int = 0
+    personal: bool = True
+
+
+@dataclass(frozen=True)
+class Scope:
+    """Which parameters and buffers a client trains, and which it shares, by name.
+
+    What is trained and not shared stays with the client. What is shared is averaged by the server.
+    What is neither keeps the common initial value and is never sent.
+    """
+
+    trained: Callable[[str], bool] = lambda name: True
+    shared: Callable[[str], bool] = lambda name: True
+
+
+class Site:
+    """One per process. Its model is one object whose tensors every client overwrites in turn.
+
+    Args:
+        task: what is trained.
+        device: where it is trained.
+        seed: the run's seed.
+        buffers: "average" shares buffers (batch statistics), "local" keeps them with the client,
+            "frozen" keeps the initial ones.
+        scope: what the method's clients train and share, given the model.
+        simulated: whether all clients are known to be processes of this machine or cluster; under
+            `flwr run` they may be real ones.
+        noise: what is done to the clients' replies.
+        min_count: clients send no statistic of fewer samples.
+        limits: what the node of this process allows it to tell, whatever the run says.
+        evaluations: what clients evaluate.
+        speed: how the local steps are computed.
+
+    Attributes:
+        model: the model.
+        initial: a copy of its initial state, the same in every process of the run.
+        trained: the names of the parameters that are trained.
+        shared: the names that travel, in state-dict order.
+        mergeable: the names that are both, which merges, plug-ins and server optimisers see.
+        variances: the names of batch norm's running variances, which are >= 0.
+        kept: the names that a client keeps for itself.
+        local_statistics: whether buffers="local" leaves the shared weights without the
+            floating-point buffers that belong to them, so that there is no global model.
+        frozen_norms: whether batch norm runs in eval mode during training.
+
+    Raises:
+        ConfigError: nothing is trained, or two names share one parameter.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        *,
+        device: torch.device,
+        seed: int,
+        buffers: str = "average",
+        scope: Callable[[nn.Module], Scope] = lambda model: Scope(),
+        simulated: bool = True,
+        noise: Noise = OFF,
+        min_count: int = 0,
+        limits: Limits = UNLIMITED,
+        evaluations: Evaluations = Evaluations(),
+        speed: Speed = Speed(),
+    ) -> None:
+        self.task = task
+        self.device = device
+        self.seed = seed
+        self.simulated = simulated
+        self.noise = noise
+        self.min_count = min_count
+        self.limits = limits
+        self.evaluations = evaluations
+        self.speed = speed
+        self.frozen_norms = buffers == "frozen"
+        with self.seeded("init"):
+            self.model = task.build().to(device)
+        if speed.channels_last:
+            self.model = self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self._state = self.model.state_dict(keep_vars=True)
+        self.initial: Tree = {name: _copy(t) for name, t in self._state.items()}
+        self._set_scope(scope(self.model), buffers)
+        self._frozen: dict[str, nn.Module] = {}
+        self._data: OrderedDict[int, Samples] = OrderedDict()
+        self._bytes = 0
+
+    def _set_scope(self, scope: Scope, buffers: str) -> None:
+        parameters = dict(self.model.named_parameters())
+        model = type(self.model).__name__
+        for name, t in self._state.items():
+            if isinstance(t, nn.Parameter) and name not in parameters:
+                raise ConfigError(
+                    f"the model {model} has {name!r} tied to another parameter: each would be"
+                    " averaged separately; give the parameter one name"
+                )
+        self.trained = [n for n, p in parameters.items() if p.requires_grad and scope.trained(n)]
+        if not self.trained:
+            raise ConfigError(f"the model {model} has no parameter to train")
+        for name, parameter in parameters.items():
+            parameter.requires_grad_(name in self.trained)
+        own_buffers = [name for name in self._state if name not in parameters]
+        averaged = {*self.trained, *(own_buffers if buffers == "average" else ())}
+        changing = {*self.trained, *(own_buffers if buffers != "frozen" else ())}
+        self.shared = [name for name in self._state if name in averaged and scope.shared(name)]
+        self.kept = [name for name in self._state if name in changing and name not in self.shared]
+        self.variances = [
+            f"{name}.running_var".lstrip(".")
+            for name, module in self.model.named_modules()
+            if isinstance(module, _BatchNorm) and module.running_var is not None
+        ]
+        self.mergeable = [name for name in self.trained if name in self.shared]
+        # Those that the scope keeps anyway, such as FedBN's, are the method's own business.
+        self.local_statistics = buffers == "local" and any(
+            self._state[name].is_floating_point() for name in own_buffers if scope.shared(name)
+        )
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """The trained parameters, in the order of `trained`."""
+        return [self._state[name] for name in self.trained]  # type: ignore[misc]
+
+    @contextmanager
+    def seeded(self, purpose: str, phase: str = "", step: int = 0, pid: int = -1) -> Iterator[None]:
+        """Take global random draws (initialisation, dropout) from this stream.
+
+        The caller's own random state is restored at the end.
+        """
+        with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
+            seed = streams.integer(self.seed, purpose, phase, step, pid)
+            # torch.manual_seed visits every backend, which takes 0.2 ms for each message.
+            torch.default_generator.manual_seed(seed)
+            if self.device.type == "cuda":
+                torch.cuda.manual_seed(seed)
+            yield
+
+    @torch.no_grad()
+    def load(self, tree: AnyTree) -> nn.Module:
+        """The model with these values; names that are not in the tree keep their values.
+
+        Raises:
+            ValueError: the tree has another name or shape than the model.
+        """
+        if unknown := [name for name in tree if name not in self._state]:
+            raise ValueError(
+                f"the weights name {unknown[:3]}, which this model does not have; it has"
+                f" {list(self._state)[:3]} ..."
+            )
+        for name in tree:
+            if tree[name].shape != self._state[name].shape:
+                raise ValueError(
+                    f"weights {name!r} have shape {tuple(tree[name].shape)}, this model"
+                    f" {tuple(self._state[name].shape)}"
+                )
+        torch._foreach_copy_([self._state[name] for name in tree], list(tree.values()))
+        return self.model
+
+    @torch.no_grad()
+    def frozen(self, key: str, tree: AnyTree) -> nn.Module:
+        """A teacher: a copy of the model with these values, in eval mode and without gradients.
+
+        Names that are not in the tree have their initial values. There is one copy for each key,
+        which the next call overwrites.
+        """
+        if key not in self._frozen:
+            self._frozen[key] = deepcopy(self.model).requires_grad_(False)
+        module = self._frozen[key].eval()
+        state = module.state_dict()
+        values = {**self.initial, **tree}
+        torch._foreach_copy_(list(state.values()), [values[name] for name in state])
+        return module
+
+    def read(self, names: list[str]) -> Tree:
+        """Copies of the model's tensors with these names."""
+        return {name: _copy(self._state[name]) for name in names}
+
+    # ---- the local steps
+    def autocast(self) -> AbstractContextManager[object]:
+        """The context in which training runs its forward passes."""
+        if self.speed.amp:
+            return torch.autocast(self.device.type, dtype=torch.bfloat16)
+        return nullcontext()
+
+    @cached_property
+    def compiled(self) -> Compiled:
+        """The gradient of the batch loss by torch.compile."""
+        from fedhet.core.functional import Compiled
+
+        return Compiled(self)
+
+    # ---- data
+    def floating(self, samples: Samples) -> Samples:
+        """The samples on the device, images in [0, 1]."""
+        samples = samples.to(self.device)
+        if samples.x.dtype != torch.uint8:
+            return samples
+        return Samples(samples.x.float().div_(255), samples.y)
+
+    def transformed(self, x: Tensor) -> Tensor:
+        """Inputs after the task's transform, ready for the model."""
+        return self._laid_out(x if self.task.transform is None else self.task.transform(x))
+
+    def gathered(self, x: Tensor, index: Tensor) -> Tensor:
+        """`x[index]`, in a third of the time."""
+        return self._laid_out(x.index_select(0, index))
+
+    def augmented(self, x: Tensor, generator: torch.Generator) -> Tensor:
+        """Training inputs after the task's augmentation."""
+        return x if self.task.augment is None else self._laid_out(self.task.augment(x, generator))
+
+    def _laid_out(self, x: Tensor) -> Tensor:
+        if self.speed.channels_last and x.ndim == 4:
+            return x.contiguous(memory_format=torch.channels_last)
+        return x
+
+    def prepared(self, samples: Samples) -> Samples:
+        """The samples on the device, ready for the model."""
+        in_place = getattr(self.task.transform, "in_place", None)
+        images = samples.x.dtype == torch.uint8
+        samples = self.floating(samples)
+        if in_place is None or not images:
+            return Samples(self.transformed(samples.x), samples.y)
+        return Samples(self._laid_out(in_place(samples.x)), samples.y)  # `floating` made a copy
+
+    def train_data(self, pid: int) -> Samples:
+        """The training set of client `pid`, prepared, and cached as CACHE_BYTES allows."""
+        if pid not in self._data:
+            data = self.prepared(self.task.clients[pid].train)
+            self._bytes += data.x.nbytes
+            self._data[pid] = data
+            while self._bytes > CACHE_BYTES and len(self._data) > 1:
+                self._bytes -= self._data.popitem(last=False)[1].x.nbytes
+        self._data.move_to_end(pid)
+        return self._data[pid]
+
+    @cached_property
+    def test_data(self) -> Samples | None:
+        """The global test set, prepared; None where the task has none."""
+        return None if self.task.test is None else self.prepared(self.task.test)
+
+
+def _copy(t: Tensor) -> Tensor:
+    return t.detach().clone(memory_format=torch.contiguous_format)

@@ -1,1 +1,0 @@
-"""How the updates of a step become one: their mean, and merges that resist attackers."""
