@@ -5,10 +5,11 @@ from __future__ import annotations
 import importlib
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -18,8 +19,9 @@ from fedhet.config.targets import find_target, instantiate
 from fedhet.core import targets
 from fedhet.core.client import FedClient
 from fedhet.core.errors import ConfigError, RunFailed, reason_of
+from fedhet.core.evaluation import Selection
 from fedhet.core.limits import UNLIMITED, Limits, least_count
-from fedhet.core.loop import Observer
+from fedhet.core.loop import Loop
 from fedhet.core.messages import LocalSettings
 from fedhet.core.noise import Noise
 from fedhet.core.plugin import Plugin
@@ -39,8 +41,8 @@ from fedhet.models.build import build_model
 from fedhet.privacy import account
 from fedhet.process import choose_device, pinned_threads
 from fedhet.record import terminal
+from fedhet.record.personal import PersonalModels
 from fedhet.record.results import Run
-from fedhet.record.run_folder import Recorder
 from fedhet.record.start import start
 from fedhet.trackers.tracking import tracker_of
 
@@ -58,6 +60,7 @@ class Job:
         engine: what carries the messages: local, ray or flwr.
         local: what this process has of the sites' own data, where that is not in the configuration.
         limits: what the node of this process allows the run.
+        folder: the run folder; None before the run has begun.
     """
 
     config: Config
@@ -65,6 +68,13 @@ class Job:
     engine: str = "local"
     local: LocalData | None = None
     limits: Limits = UNLIMITED
+    folder: Path | None = field(default=None, init=False)
+
+    @property
+    def run_dir(self) -> Path:
+        """The run folder of a run that has begun."""
+        assert self.folder is not None
+        return self.folder
 
     def __getstate__(self) -> dict[str, Any]:
         # A spawned worker receives the configuration and builds the parts itself.
@@ -131,6 +141,7 @@ class Job:
             scope=self._strategy_cls.scope,
             simulated=self.engine != "flwr",
             noise=Noise.from_config(cfg.privacy),
+            release=account.release,
             min_count=least_count(cfg.privacy.min_count, self.limits),
             limits=self.limits,
             evaluations=Evaluations(
@@ -216,21 +227,35 @@ class Job:
             client.delivery = partial(delivery.keep, self)
         return client
 
-    # ---- what is recorded of it
+    # ---- how it runs
     @cached_property
-    def recorder(self) -> Recorder:
-        """The recorder of the run folder, which is created or reopened on first use."""
-        where = (self.config.cfg.device, self.site.device.type)
-        if where == ("auto", "cpu") and torch.cuda.is_available():
+    def loop(self) -> Loop:
+        """The run's steps; its folder is created or reopened on first use."""
+        cfg, strategy = self.config.cfg, self.strategy
+        if (cfg.device, self.site.device.type) == ("auto", "cpu") and torch.cuda.is_available():
             log.warning("device=auto with engine.num_gpus=0 is the CPU; %s", A_GPU)
-        check_cohorts(self.strategy)
-        account.check_run(self.strategy)
-        return start(self)
+        check_cohorts(strategy)
+        account.check_run(strategy)
+        record, tracking, checkpoints, lock = start(self)
+        self.folder = record.folder
+        callbacks = [
+            *([account.Account(self.site.noise)] if self.site.noise else []),
+            Selection(strategy.setting),
+            PersonalModels(strategy, record.folder),
+            *([delivery.Delivery()] if cfg.deliver else []),
+            terminal.Display(self._progress(len(record.rows))),
+            record,
+            tracking,
+            checkpoints,
+            lock,
+        ]
+        return Loop(strategy, callbacks, evaluates=cfg.eval.clients)
 
-    def progress(self) -> AbstractContextManager[Observer]:
-        """Show the run's progress on the terminal."""
+    def _progress(self, done: int) -> AbstractContextManager[terminal.Observer]:
+        if self.engine == "flwr":
+            return nullcontext(terminal.log_step)
         steps = sum(entry.rounds for entry in self.strategy.timetable)
-        return terminal.progress(self.config.choices["method"], steps, len(self.recorder.rows))
+        return terminal.progress(self.config.choices["method"], steps, done)
 
 
 def run_job(settings: Config, task: Task | None = None) -> Run:
@@ -268,7 +293,7 @@ def run_job(settings: Config, task: Task | None = None) -> Run:
         try:
             folder = engine.run(job)
         except Exception as error:
-            if "recorder" not in vars(job) and not isinstance(error, RunFailed):
+            if job.folder is None and not isinstance(error, RunFailed):
                 raise  # the run had not begun: a setting was wrong
             raise _failed(job, error) from error
     run = Run.read(folder)
@@ -296,8 +321,7 @@ def quiet() -> Iterator[None]:
 def _failed(job: Job, error: Exception) -> RunFailed:
     """Record the failure, also one outside the run's own steps, and return it for the user."""
     reason = reason_of(error)
-    if "recorder" not in vars(job):
+    if job.folder is None:
         return RunFailed(reason, error.folder if isinstance(error, RunFailed) else None)
-    if not job.recorder.ended:
-        job.recorder.finish("failed", reason=reason, strategy=job.strategy)
-    return RunFailed(reason, str(job.recorder.folder))
+    job.loop.end("failed", error)
+    return RunFailed(reason, str(job.folder))

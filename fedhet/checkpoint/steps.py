@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from fedhet.checkpoint.folder import Checkpoint, CheckpointFolder, Needs
 from fedhet.core import trees
+from fedhet.core.callbacks import Callback, Row
 from fedhet.core.errors import RunFailed
 from fedhet.core.memory import Packer, put_back
 from fedhet.core.phases import Entry
 
 if TYPE_CHECKING:
+    from fedhet.core.loop import Loop
     from fedhet.core.state import Store
     from fedhet.core.strategy import FedStrategy
     from fedhet.record.run_folder import Recorder
@@ -25,7 +27,7 @@ log = logging.getLogger("fedhet")
 RECORDS = 2**20
 
 
-class Checkpoints:
+class Checkpoints(Callback):
     """Writes the checkpoints of a run, and puts back the one with which it goes on.
 
     Args:
@@ -52,32 +54,25 @@ class Checkpoints:
         self._strategy: FedStrategy
         self._store: Store | None = None
 
-    def begin(self, strategy: FedStrategy, store: Store | None, **others: object) -> int:
-        """Take the objects that remember something, and put back what they did.
-
-        Args:
-            strategy: the run's strategy, with its plug-ins and its server optimiser.
-            store: the clients' states; None where they are kept at their sites.
-            others: what else remembers something, by name.
-
-        Returns:
-            The number of the last round; 0 at the beginning of a run.
+    def begun(self, loop: Loop) -> None:
+        """Put back what the parts of the run, and the callbacks before this one, did remember.
 
         Raises:
             RunFailed: the checkpoint does not fit these objects.
         """
-        self._strategy = strategy
-        self._store = store
-        self._parts = {**strategy.parts, **others}
+        self._strategy = loop.method
+        self._store = loop.courier.store
+        others = {callback.name: callback for callback in loop.callbacks if callback.memory}
+        self._parts = {**loop.method.parts, **others}
         found, self._found = self._found, None
         if found is None:
-            return 0
+            return
         try:
             self._put_back(found)
         except (ValueError, KeyError, TypeError, RuntimeError, OSError) as error:
             raise RunFailed(f"the checkpoint {found.folder} cannot be used: {error}") from error
         self._pin()
-        return found.round
+        loop.round = found.round
 
     def _put_back(self, found: Checkpoint) -> None:
         strategy = self._strategy
@@ -103,11 +98,11 @@ class Checkpoints:
                 self._store.save(pid, version, state, versions)
 
     # ---- after a step
-    def step(self, *, last: bool) -> None:
+    def settled(self, loop: Loop, row: Row) -> None:
         """Write a checkpoint if it is due; the last step of a run that has one has one too."""
         if self._every is None:
             return
-        if time.monotonic() - self._last >= self._every or (last and self._written):
+        if time.monotonic() - self._last >= self._every or (loop.last and self._written):
             self._write()
             self._last = time.monotonic()
 

@@ -28,7 +28,6 @@ from fedhet.core.replies import Step
 from fedhet.core.targets import Target
 from fedhet.core.training import usable
 from fedhet.core.trees import AnyTree, Difference
-from fedhet.privacy.account import planned_releases
 
 if TYPE_CHECKING:
     from fedhet.core.setting import Setting
@@ -176,11 +175,12 @@ def needed_versions(strategy: FedStrategy, pid: int) -> list[int]:
     return sorted({*best, *strategy.kept_back.get(pid, ())})
 
 
-def registered(strategy: FedStrategy, updates: Iterable[Update]) -> Iterator[Update]:
+def registered(
+    strategy: FedStrategy, updates: Iterable[Update], accept: Callable[[Update], None]
+) -> Iterator[Update]:
     """Note what the clients of admitted updates report, and pass the updates on."""
-    planned = planned_releases(strategy)
     for update in updates:
-        strategy.account.told(update, planned)
+        accept(update)
         size = int(update.metrics.pop(STATE_BYTES, 0))
         if update.keeps:
             strategy.versions[update.pid] = strategy.current.round
@@ -344,7 +344,7 @@ def _changing(method: FedStrategy) -> str:
 
 # ---- what a single reply may change
 ALIKE = 10.0  # times the median of the others: within it, all replies of a step diverge alike
-KEPT = ("account", "jumps")  # what a step that is undone has released and measured remains
+KEPT = ("jumps",)  # what a step that is undone has measured remains
 
 
 class Jumps:

@@ -37,7 +37,6 @@ from fedhet.core.training import LocalTraining
 from fedhet.core.trees import AnyTree
 from fedhet.core.workspace import Site
 from fedhet.flower import wire
-from fedhet.privacy import account
 
 log = logging.getLogger("fedhet")
 Result = TypeVar("Result")
@@ -200,7 +199,7 @@ class FedClient(LocalTraining, wire.WireClient):
             plugin.finish(update)
         messages.check_extras(update.extras, update.metrics)
         if self.site.noise:
-            account.release(self, update)
+            self.site.release(self, update)
         update.keeps = self.state.commit(self.msg.round)
         if update.keeps and not self.site.noise:  # the size may depend on the data
             update.metrics[STATE_BYTES] = counts.told_size(self)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from fedhet.core.admission import check_scores, forget_lost, log_failures
+from fedhet.core.callbacks import Callback, Row
 from fedhet.core.check import counted
 from fedhet.core.client import KEEP, TRAIN_TOO, evaluated_views
 from fedhet.core.errors import RunFailed
@@ -20,8 +21,9 @@ from fedhet.core.trees import Tree
 
 if TYPE_CHECKING:
     from fedhet.core.admission import Undo
+    from fedhet.core.loop import Loop
+    from fedhet.core.setting import Setting
     from fedhet.core.strategy import FedStrategy
-    from fedhet.record.run_folder import Recorder
 
 log = logging.getLogger("fedhet")
 PARTS = ("val", "test")  # what clients evaluate on in every run
@@ -131,8 +133,11 @@ def received(
     replies: Iterable[Reply],
     strategy: FedStrategy,
     report: Callable[[Failure], None] = lambda failure: None,
+    accept: Callable[[Update], None] = lambda update: None,
 ) -> list[Update]:
     """The clients' scores; every client that failed is passed to `report`, then left out.
+
+    Updates that have passed the checks are passed to `accept`.
 
     What is left out is logged; where the run stops, its error names the clients.
 
@@ -156,6 +161,7 @@ def received(
                 step = strategy.current.step
                 reply = Failure(reply.pid, EVALUATE, step, str(error), "refused")
         if isinstance(reply, Update):
+            accept(reply)
             updates.append(reply)
             continue
         failures.append(reply)
@@ -239,26 +245,29 @@ def _worst_decile(updates: Sequence[Update], view: str, target: Target) -> dict[
     return {target.key("clients_worst_decile"): sum(worst) / len(worst)}
 
 
-class Selection:
+class Selection(Callback):
     """Model selection by the clients' validation data alone.
 
-    The best model so far is kept, and training may stop early. A model is judged by its deciding
-    score on all clients' validation samples together, or by its loss where that is not defined.
+    The loop learns which model is the best so far, and training may stop early. A model is judged
+    by its deciding score on all clients' validation samples together, or by its loss where that is
+    not defined.
+
+    Args:
+        setting: `patience` and `min_delta` count here.
     """
 
-    memory: ClassVar[tuple[str, ...]] = ("_best", "_stop")
+    name = "selection"
+    memory = ("_best", "_stop")
 
-    def __init__(self, strategy: FedStrategy, recorder: Recorder) -> None:
-        self._strategy = strategy
-        self._recorder = recorder
-        self._key = strategy.site.task.scoring.key("val_weighted")
+    def __init__(self, setting: Setting) -> None:
+        self._key = setting.site.task.scoring.key("val_weighted")
         self._best = math.inf
         self._stop: EarlyStopping | None = None
-        if strategy.setting.patience is not None:
-            self._stop = EarlyStopping(strategy.setting.patience, strategy.setting.min_delta)
+        if setting.patience is not None:
+            self._stop = EarlyStopping(setting.patience, setting.min_delta)
 
-    def __call__(self, row: dict[str, Any]) -> None:
-        """Judge the model of the step that the row describes, after its evaluation."""
+    def evaluated(self, loop: Loop, row: Row, updates: Sequence[Update]) -> bool:
+        """Judge the model of the step that the row describes."""
         value = -row[self._key] if self._key in row else row.get("loss_val_weighted")
         if value is None:
             if self._stop:
@@ -266,15 +275,16 @@ class Selection:
                     f"early_stopping.patience={self._stop.patience}: no client has validation"
                     " samples, or its site tells no score of them; see partition.split"
                 )
-            return
+            return False
         if value < self._best:
             self._best = value
-            self._recorder.keep_best(self._strategy)
-        current = self._strategy.current
-        if self._stop and self._stop(value) and current.step < current.entry.rounds:
-            log.warning(  # the level that a run shows
-                "training stops after round %d: %s in a row without a better validation",
-                current.step,
-                counted(self._stop.stale, "evaluation"),
-            )
-            self._strategy.end_phase()
+            loop.best = loop.round
+        current = loop.method.current
+        if not self._stop or not self._stop(value) or current.step == current.entry.rounds:
+            return False
+        log.warning(  # the level that a run shows
+            "training stops after round %d: %s in a row without a better validation",
+            current.step,
+            counted(self._stop.stale, "evaluation"),
+        )
+        return True

@@ -1,16 +1,20 @@
-"""The loop over a run's steps. Couriers, one per engine, carry its messages."""
+"""The loop over a run's steps: a generator, whose driver carries the messages.
+
+It yields the messages of each step and of each evaluation, and is sent the clients' replies.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from fedhet.core import trees
+from fedhet.core import messages, trees
 from fedhet.core.admission import Undo
+from fedhet.core.callbacks import Callback, Row
+from fedhet.core.errors import ConfigError
 from fedhet.core.evaluation import (
-    Selection,
     client_means,
     evaluation_messages,
     mostly_diverged,
@@ -18,15 +22,10 @@ from fedhet.core.evaluation import (
     sound_scores,
 )
 from fedhet.core.interruptions import raise_if_interrupted
-from fedhet.core.messages import Broadcast, Failure, Reply, Update
+from fedhet.core.messages import EVALUATE, Broadcast, Failure, Reply, Update
 from fedhet.core.phases import locate
 from fedhet.core.state import Store, state_sizes
 from fedhet.core.strategy import FedStrategy
-from fedhet.handover.delivery import deliver
-from fedhet.record.personal import PersonalModels
-from fedhet.record.run_folder import Recorder
-
-Observer = Callable[[dict[str, Any]], None]
 
 
 class Clock:
@@ -44,6 +43,10 @@ class Clock:
             yield
         finally:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - began
+
+
+Request = tuple[list[Broadcast], Clock]  # messages, and what times their way
+Steps = Generator[Request, Iterable[Reply], None]
 
 
 class Courier(Protocol):
@@ -66,64 +69,193 @@ class Courier(Protocol):
         ...
 
 
-def run_rounds(
-    strategy: FedStrategy,
-    courier: Courier,
-    recorder: Recorder,
-    evaluate_clients: bool,
-    observe: Observer,
-) -> None:
-    """Run the timetable to its end.
+class Loop:
+    """The steps of a run.
+
+    Args:
+        method: the run's strategy.
+        callbacks: what listens to the run, in the order in which it is called.
+        evaluates: whether clients evaluate on their own data.
+
+    Attributes:
+        round: the number of the last step, from 1; 0 before the first.
+        plan: the messages that were sent last.
+        row: the line of rounds.jsonl of a step that is not over; None between two steps.
+        best: the round of the best model so far by the clients' validation; 0 while there is none.
+        failures: the clients that have failed so far, with the round.
+        notes: what callbacks add to summary.json.
+        courier: carries messages; set by whoever drives the loop.
 
     Raises:
-        RunFailed: a client failed and on_failure is "stop", or no client succeeded.
+        ConfigError: replies are noised, and no callback accounts for that.
     """
-    select = Selection(strategy, recorder)
 
-    def exchange(plan: list[Broadcast]) -> Iterable[Reply]:
-        return courier.exchange(plan, Clock())
+    courier: Courier
 
-    personal = PersonalModels(strategy, recorder, exchange if evaluate_clients else None)
-    checkpoints = recorder.checkpoints
-    number = checkpoints.begin(strategy, courier.store, selection=select, personal=personal)
-    while locate(strategy.timetable, number + 1):
-        number += 1
-        clock = Clock()
-        with clock("step"):
-            with clock("broadcast"):
-                plan = strategy.plan(number)
-            undo = Undo(strategy)
-            try:
-                strategy.settle(courier.exchange(plan, clock))
-                with clock("evaluate"):
-                    scores = sound_scores(strategy, undo)
-            finally:
-                for failure in strategy.current.failures:
-                    recorder.failures.append({"round": number, **vars(failure)})
-            digest = trees.sha256(strategy.weights)
-        row = _row(strategy, clock, digest)
-        try:
-            if strategy.due:
-                last = locate(strategy.timetable, number + 1) is None
-                keys = {**strategy.site.task.scoring.keys, "loss": "loss"}
+    def __init__(
+        self, method: FedStrategy, callbacks: Sequence[Callback] = (), *, evaluates: bool = True
+    ) -> None:
+        self.method = method
+        self.callbacks = list(callbacks)
+        self.evaluates = evaluates
+        self.round = 0
+        self.plan: list[Broadcast] = []
+        self.row: Row | None = None
+        self.best = 0
+        self.failures: list[dict[str, Any]] = []
+        self.notes: dict[str, Any] = {}
+        self._over = False
+        if method.site.noise and not any(callback.accounts for callback in self.callbacks):
+            raise ConfigError(
+                f"privacy.noise={method.site.noise.multiplier:g} without an account of it: the run"
+                " needs fedhet.privacy.account.Account among its callbacks"
+            )
+
+    @property
+    def evaluating(self) -> bool:
+        """Whether the messages that were sent last are those of an evaluation."""
+        return bool(self.plan) and self.plan[0].phase == EVALUATE
+
+    @property
+    def last(self) -> bool:
+        """Whether the step in progress is the last one of the run."""
+        return locate(self.method.timetable, self.round + 1) is None
+
+    def run(self, courier: Courier) -> None:
+        """Take all steps that are left, and end the run.
+
+        Raises:
+            RunFailed: a client failed and on_failure is "stop", or no client succeeded.
+        """
+        self.courier = courier
+        with self.ending():
+            steps = self.steps()
+            request = next(steps, None)
+            while request is not None:
+                try:
+                    request = steps.send(courier.exchange(*request))
+                except StopIteration:
+                    request = None
+
+    def exchange(self, plan: list[Broadcast]) -> Iterable[Reply]:
+        """Carry messages beside those of the steps, for a callback."""
+        return self.courier.exchange(plan, Clock())
+
+    def steps(self) -> Steps:
+        """The steps that are left, as requests to carry messages.
+
+        Raises:
+            RunFailed: a client failed and on_failure is "stop", or no client succeeded.
+        """
+        for callback in self.callbacks:
+            callback.begun(self)
+        method = self.method
+        while locate(method.timetable, self.round + 1):
+            self.round += 1
+            clock = Clock()
+            with clock("step"):
+                with clock("broadcast"):
+                    self.send(method.plan(self.round))
+                undo = Undo(method)
+                try:
+                    method.settle((yield self.plan, clock), self.accept)
+                    with clock("evaluate"):
+                        scores = sound_scores(method, undo)
+                finally:
+                    for failure in method.current.failures:
+                        self._note(failure)
+                digest = trees.sha256(method.weights)
+            self.row = row = step_row(method, clock, digest)
+            if method.due:
+                keys = {**method.site.task.scoring.keys, "loss": "loss"}
                 row |= {f"{key}_global": scores.get(score) for score, key in keys.items()}
-                with clock("evaluate"):
-                    if evaluate_clients:
-                        _evaluate(strategy, recorder, personal, undo, last, row)
-        finally:  # the step is done, whatever became of its evaluation
-            row["seconds"]["evaluate"] = clock.seconds.get("evaluate", 0.0)
-            recorder.step(row, strategy.reports())
-        observe(row)
-        if strategy.due and evaluate_clients:
-            select(row)
-        checkpoints.step(last=locate(strategy.timetable, number + 1) is None)
-    personal.complete()
-    if strategy.setting.deliver:
-        deliver(strategy, recorder, exchange)
-    recorder.finish("ok", strategy=strategy)
+                try:
+                    if self.evaluates:
+                        with clock("evaluate"):
+                            yield from self._evaluation(row, undo)
+                finally:  # the step is done, whatever becomes of its evaluation
+                    row["seconds"]["evaluate"] = clock.seconds["evaluate"]
+            self.row = None
+            for callback in self.callbacks:
+                callback.settled(self, row)
+
+    def _evaluation(self, row: Row, undo: Undo) -> Steps:
+        """Add the scores on the clients' data to the row.
+
+        Raises:
+            RunFailed: a client failed and on_failure is "stop", or no client succeeded.
+        """
+        method = self.method
+
+        def report(failure: Failure) -> None:
+            row["failures"].append(vars(failure))
+            self._note(failure)
+
+        self.send(evaluation_messages(method))
+        updates = received((yield self.plan, Clock()), method, report, self.accept)
+        if row["loss_global"] is None and mostly_diverged(updates, method) and undo(report):
+            row |= {"accepted": 0, "weights_sha256": trees.sha256(method.weights)}
+            self.send(evaluation_messages(method))
+            updates = received((yield self.plan, Clock()), method, report, self.accept)
+        row |= client_means(updates, method.views, method.site.task.scoring)
+        stop = [callback.evaluated(self, row, updates) for callback in self.callbacks]
+        if any(stop):
+            method.end_phase()
+
+    def send(self, plan: list[Broadcast]) -> None:
+        """Tell the callbacks of messages that are about to be sent."""
+        self.plan = plan
+        for callback in self.callbacks:
+            callback.planned(self, plan)
+        if not self.evaluating:
+            for msg in plan:
+                sizes = messages.payload(msg.slot, msg.weights, msg.extras)
+                self.method.current.count("down", sizes)
+
+    def accept(self, update: Update) -> None:
+        """Tell the callbacks of an update that has passed the checks."""
+        for callback in self.callbacks:
+            callback.accepted(self, update)
+
+    def _note(self, failure: Failure) -> None:
+        self.failures.append({"round": self.round, **vars(failure)})
+
+    # ---- the end
+    @contextmanager
+    def ending(self) -> Iterator[None]:
+        """Tell the callbacks how the run ends inside the block."""
+        try:
+            yield
+        except (KeyboardInterrupt, SystemExit) as error:
+            self.end("interrupted", error)
+            raise
+        except Exception as error:
+            self.end("failed", error)
+            raise
+        self.end("ok")
+
+    def end(self, status: str, error: BaseException | None = None) -> None:
+        """Tell the callbacks that the run has ended, unless they know.
+
+        Raises:
+            Exception: a callback has failed at the end of a run that was well.
+        """
+        if self._over:
+            return
+        self._over = True
+        problem: BaseException | None = None
+        for callback in self.callbacks:
+            try:
+                callback.ended(self, status, error)
+            except (KeyboardInterrupt, SystemExit) as stopped:
+                status, error, problem = "interrupted", stopped, stopped
+            except Exception as failed:  # noqa: BLE001 -- the other callbacks are told first
+                status, error, problem = "failed", failed, problem or failed
+        if problem is not None:
+            raise problem
 
 
-def _row(strategy: FedStrategy, clock: Clock, digest: str) -> dict[str, Any]:
+def step_row(strategy: FedStrategy, clock: Clock, digest: str) -> dict[str, Any]:
     """One line of rounds.jsonl.
 
     The clients' own seconds are scaled to the time that the server spent waiting for them.
@@ -148,14 +280,13 @@ def _row(strategy: FedStrategy, clock: Clock, digest: str) -> dict[str, Any]:
             "extras": share * extras,
             "upload": unpacking + waited - share * (train + extras),
             "aggregate": seconds["step"] - seconds["broadcast"] - waited - unpacking - evaluating,
-            "evaluate": 0.0,
+            "evaluate": evaluating,
         },
         "bytes": current.bytes,
         "client_state": state_sizes(strategy.state_bytes),
         "accepted": current.accepted,
         "failures": [vars(failure) for failure in current.failures],
         "metrics": current.metrics,
-        **strategy.account.record(),
         "weights_sha256": digest,
     }
 
@@ -166,34 +297,3 @@ def _no_scores(strategy: FedStrategy) -> dict[str, None]:
     parts = ("clients_mean", "clients_weighted")
     on_global = [f"{key}_global" for key in (*keys, "loss")]
     return dict.fromkeys([*on_global, *(f"{key}_{part}" for key in keys for part in parts)])
-
-
-def _evaluate(
-    strategy: FedStrategy,
-    recorder: Recorder,
-    personal: PersonalModels,
-    undo: Undo,
-    last: bool,
-    row: dict[str, Any],
-) -> None:
-    """Add the scores on the clients' data to the row.
-
-    Raises:
-        RunFailed: a client failed and on_failure is "stop", or no client succeeded.
-    """
-
-    def report(failure: Failure) -> None:
-        row["failures"].append(vars(failure))
-        recorder.failures.append({"round": row["round"], **vars(failure)})
-
-    def evaluated() -> list[Update]:
-        plan = evaluation_messages(strategy)
-        return received(personal.evaluate(plan, last=last), strategy, report)
-
-    updates = evaluated()
-    if row["loss_global"] is None and mostly_diverged(updates, strategy) and undo(report):
-        row |= {"accepted": 0, "weights_sha256": trees.sha256(strategy.weights)}
-        updates = evaluated()
-    recorder.clients(row["round"], {update.pid: update.metrics for update in updates})
-    row |= client_means(updates, strategy.views, strategy.site.task.scoring)
-    personal.note(row)

@@ -8,13 +8,13 @@ step of the timetable.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
 from torch import nn
 
-from fedhet.core import messages, trees
+from fedhet.core import trees
 from fedhet.core.admission import (
     Jumps,
     Quorum,
@@ -35,7 +35,6 @@ from fedhet.core.setting import Setting, check_composition, check_phases
 from fedhet.core.trees import Tree
 from fedhet.core.workspace import Scope
 from fedhet.flower.strategy import FlowerStrategy
-from fedhet.privacy.account import Account, releases_of
 
 
 class FedStrategy(FlowerStrategy):
@@ -81,7 +80,7 @@ class FedStrategy(FlowerStrategy):
     evaluates: tuple[str, ...] = ("global",)
     personal_names: Sequence[str] | None = None
     memory: ClassVar[tuple[str, ...]] = ("weights", "versions", "state_bytes", "pinned")
-    memory += ("quorum", "jumps", "evaluation_extras", "account")
+    memory += ("quorum", "jumps", "evaluation_extras")
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting.replies)
@@ -97,7 +96,6 @@ class FedStrategy(FlowerStrategy):
         self.state_bytes: dict[int, int] = {}  # pid -> the size of that state
         self.quorum = Quorum(setting)
         self.jumps = Jumps(setting)
-        self.account = Account(self.site.noise)
         self.pinned: dict[str, dict[int, int]] = {}  # view -> `versions` at its best evaluation
         self.kept_back: dict[int, list[int]] = {}  # pid -> versions that checkpoints need
         self.experiment = secrets.token_hex(16)
@@ -214,14 +212,11 @@ class FedStrategy(FlowerStrategy):
         for plugin in self.active:
             plugin.outgoing(msg, current.cohort)
         self.local = msg.local
-        releases = releases_of(self, current.entry)
         plan = []
         for pid in current.cohort:
-            private = self.account.ask(pid, releases)
-            private |= self.client_extras(phase, pid) if own else {}
+            private = self.client_extras(phase, pid) if own else {}
             plan.append(msg.to(pid, self.versions.get(pid, 0), private))
             plan[-1].pinned = needed_versions(self, pid)
-            current.count("down", messages.payload(msg.slot, msg.weights, plan[-1].extras))
         return plan
 
     @property
@@ -237,8 +232,14 @@ class FedStrategy(FlowerStrategy):
             return self.plugins
         return [plugin for plugin in self.plugins if plugin.name == entry.owner]
 
-    def settle(self, replies: Iterable[Reply]) -> None:
+    def settle(
+        self, replies: Iterable[Reply], accept: Callable[[Update], None] = lambda update: None
+    ) -> None:
         """Aggregate the replies, which come in the cohort's order.
+
+        Args:
+            replies: what the clients returned.
+            accept: is called with each update that has passed the checks.
 
         Raises:
             RunFailed: a client failed and on_failure is "stop", or too few clients succeeded.
@@ -246,17 +247,19 @@ class FedStrategy(FlowerStrategy):
         current = self.current
         admitted = accepted(current, replies, self.sizes, self._check, self.setting, self.jumps)
         updates = self.quorum(current, admitted)
-        done = updates is not None and self._merge(self.setting.merge.select(current, updates))
+        done = False
+        if updates is not None:
+            done = self._merge(self.setting.merge.select(current, updates), accept)
         self.jumps.end()
         forget_lost(self, current.failures)
         if done or current.step == current.entry.rounds:
             self.end_phase()
 
-    def _merge(self, updates: Iterable[Update]) -> bool:
+    def _merge(self, updates: Iterable[Update], accept: Callable[[Update], None]) -> bool:
         """Merge the updates, and return whether the phase has reached its end."""
         current = self.current
         phase = current.entry.phase
-        updates = registered(self, updates)
+        updates = registered(self, updates, accept)
         for plugin in reversed(self.active):
             updates = plugin.incoming(iter(updates), current.old)
         if self.needs_all or any(plugin.needs_all for plugin in self.active):

@@ -24,7 +24,9 @@ from fedhet.core.trees import AnyTree, Tree
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from fedhet.core.client import FedClient
     from fedhet.core.functional import Compiled
+    from fedhet.core.messages import Update
 
 # Bytes of prepared data kept on the device; beyond it the least recently used client is dropped.
 CACHE_BYTES = 2**30
@@ -90,6 +92,8 @@ class Site:
         simulated: whether all clients are known to be processes of this machine or cluster; under
             `flwr run` they may be real ones.
         noise: what is done to the clients' replies.
+        release: turns a client's update into what may leave it, and accounts for it; without it,
+            noise is refused.
         min_count: clients send no statistic of fewer samples.
         limits: what the node of this process allows it to tell, whatever the run says.
         evaluations: what clients evaluate.
@@ -108,7 +112,8 @@ class Site:
         frozen_norms: whether batch norm runs in eval mode during training.
 
     Raises:
-        ConfigError: nothing is trained, or two names share one parameter.
+        ConfigError: nothing is trained, two names share one parameter, or there is noise without an
+            account.
     """
 
     def __init__(
@@ -121,6 +126,7 @@ class Site:
         scope: Callable[[nn.Module], Scope] = lambda model: Scope(),
         simulated: bool = True,
         noise: Noise = OFF,
+        release: Callable[[FedClient, Update], None] | None = None,
         min_count: int = 0,
         limits: Limits = UNLIMITED,
         evaluations: Evaluations = Evaluations(),
@@ -131,6 +137,13 @@ class Site:
         self.seed = seed
         self.simulated = simulated
         self.noise = noise
+        if release is not None:
+            self.release = release
+        elif noise:
+            raise ConfigError(
+                f"privacy.noise={noise.multiplier:g} without an account of it: the site needs"
+                " release=fedhet.privacy.account.release"
+            )
         self.min_count = min_count
         self.limits = limits
         self.evaluations = evaluations

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedhet.core.errors import ConfigError
-from fedhet.core.loop import Courier, run_rounds
+from fedhet.core.loop import Courier
 from fedhet.engines.couriers import LocalCourier
 from fedhet.engines.guard import TemporaryFolder
 from fedhet.engines.pool import PoolCourier
@@ -39,14 +39,13 @@ def run(job: Job) -> Path:
     courier: Courier = LocalCourier(make, store)
     if together > 1:
         courier = VectorCourier(make, store, together)
-    recorder = job.recorder  # built before workers are forked and before a step is timed
-    with recorder.ending(job.strategy), ExitStack() as stack:
+    loop = job.loop  # built before workers are forked and before a step is timed
+    with loop.ending(), ExitStack() as stack:
         if workers > 1:
             folder = stack.enter_context(TemporaryFolder("fedhet-state-"))
             courier = stack.enter_context(PoolCourier(workers, job, Path(folder)))
-        observe = stack.enter_context(job.progress())
-        run_rounds(job.strategy, courier, recorder, job.config.cfg.eval.clients, observe)
-    return recorder.folder
+        loop.run(courier)
+    return job.run_dir
 
 
 def _check(job: Job) -> None:

@@ -44,7 +44,7 @@ def run(job: Job) -> Path:
 
     engine = job.config.cfg.engine
     _check_resources(engine)
-    recorder = job.recorder
+    loop = job.loop
     with (
         quiet_flower(),
         ray_arguments(engine.address) as init_args,
@@ -56,12 +56,11 @@ def run(job: Job) -> Path:
             init_args=init_args,
             nodes=job.strategy.nodes,
         ) as simulation,
-        recorder.ending(job.strategy),
-        job.progress() as observe,
+        loop.ending(),
     ):
-        server = ServerApp(server_fn=lambda context: components(job, observe, simulation.states))
+        server = ServerApp(server_fn=lambda context: components(job, simulation.states))
         server(*simulation.nodes())
-    return recorder.folder
+    return job.run_dir
 
 
 @contextmanager

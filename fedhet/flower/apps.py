@@ -23,7 +23,6 @@ from fedhet.config import pieces
 from fedhet.config.resuming import RESUME, is_resumption
 from fedhet.core.errors import SUBMITTED, ConfigError, DataError, UnknownChoice, clean
 from fedhet.core.limits import Limits
-from fedhet.core.loop import Observer
 from fedhet.core.messages import Broadcast, Failure
 from fedhet.core.setting import ReplyLimits
 from fedhet.core.state import Store
@@ -233,7 +232,7 @@ def server_for(context: Context, app: Path | None = None) -> ServerAppComponents
     take_turn(context.run_id)
     if is_local(settings.cfg):
         return _joining(settings)
-    return components(Job(settings, engine="flwr"), terminal.log_step)
+    return components(Job(settings, engine="flwr"))
 
 
 def _says_something(record: logging.LogRecord) -> bool:
@@ -250,7 +249,7 @@ def _joining(settings: config.Config) -> ServerAppComponents:
         data = LocalData.agreed_on(settings.cfg, agreed)
         job = Job(settings, engine="flwr", local=data)
         job.strategy.nodes = nodes
-        return _server(job, terminal.log_step, manager=manager)
+        return FedServer(job.loop, manager=manager)
 
     server = JoiningServer(nodes, begin)
     return ServerAppComponents(server=server, config=ServerConfig(num_rounds=settings.cfg.rounds))
@@ -277,30 +276,16 @@ def _server_settings(lines: list[str], resumed: str) -> config.Config:
     return replace(settings, run_dir=folder, run_dir_given=True, resumes=True)
 
 
-def components(job: Job, observe: Observer, store: Store | None = None) -> ServerAppComponents:
+def components(job: Job, store: Store | None = None) -> ServerAppComponents:
     """The server of a run as Flower wants it; FedServer replaces the number of rounds.
 
     Args:
         job: what is run.
-        observe: is told of every step.
         store: the clients' states; None where they are kept at their sites.
     """
     job.strategy.nodes.data = job.data_digest
-    server = _server(job, observe, store)
+    server = FedServer(job.loop, store=store)
     return ServerAppComponents(server=server, config=ServerConfig(num_rounds=job.config.cfg.rounds))
-
-
-def _server(
-    job: Job, observe: Observer, store: Store | None = None, manager: ClientManager | None = None
-) -> FedServer:
-    return FedServer(
-        job.strategy,
-        job.recorder,
-        evaluate_clients=job.config.cfg.eval.clients,
-        observe=observe,
-        store=store,
-        manager=manager,
-    )
 
 
 def _overrides(context: Context) -> tuple[str, ...]:

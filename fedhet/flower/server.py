@@ -21,13 +21,12 @@ from flwr.serverapp import Grid
 
 from fedhet.core.client import KEEP
 from fedhet.core.errors import SUBMITTED, Rejected, RunFailed, traceback_wanted
-from fedhet.core.loop import Clock, Observer, run_rounds
+from fedhet.core.loop import Clock, Loop
 from fedhet.core.messages import EVALUATE, Broadcast, Failure, Reply, payload
 from fedhet.core.setting import ReplyLimits
 from fedhet.core.state import Store
 from fedhet.core.strategy import FedStrategy
 from fedhet.flower import parcels, wire
-from fedhet.record.run_folder import Recorder
 
 log = logging.getLogger("fedhet")
 # Seconds between two looks for replies: often in a simulation; over HTTP less and less often.
@@ -293,31 +292,17 @@ class FedServer(Server):
     """
 
     def __init__(
-        self,
-        strategy: FedStrategy,
-        recorder: Recorder,
-        *,
-        evaluate_clients: bool,
-        observe: Observer,
-        store: Store | None = None,
-        manager: ClientManager | None = None,
+        self, loop: Loop, *, store: Store | None = None, manager: ClientManager | None = None
     ) -> None:
-        super().__init__(client_manager=manager or SimpleClientManager(), strategy=strategy)
-        self._method = strategy
-        self._recorder = recorder
-        self._evaluate_clients = evaluate_clients
-        self._observe = observe
+        super().__init__(client_manager=manager or SimpleClientManager(), strategy=loop.method)
+        self._loop = loop
         self._store = store
 
     def fit(self, num_rounds: int, timeout: float | None) -> tuple[History, float]:
         """Flower calls this with its own number of rounds, which the timetable replaces."""
         began = time.perf_counter()
-        courier = FlowerCourier(self, self._method, self._store)
         try:
-            with self._recorder.ending(self._method):
-                run_rounds(
-                    self._method, courier, self._recorder, self._evaluate_clients, self._observe
-                )
+            self._loop.run(FlowerCourier(self, self._loop.method, self._store))
         except RunFailed:
             # Flower would print the error too, with a traceback and an exit code of its own.
             if SUBMITTED not in os.environ or traceback_wanted():

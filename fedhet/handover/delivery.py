@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -27,10 +27,11 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from fedhet.core import trees
+from fedhet.core.callbacks import Callback
 from fedhet.core.client import DELIVER, FedClient, evaluated_views
 from fedhet.core.errors import ConfigError
 from fedhet.core.evaluation import evaluation_messages, evaluation_moment
-from fedhet.core.messages import Broadcast, Failure, Reply, Update
+from fedhet.core.messages import Broadcast, Failure, Update
 from fedhet.core.trees import Tree
 from fedhet.record.environment import versions
 from fedhet.record.files import (
@@ -45,9 +46,8 @@ from fedhet.record.files import (
 from fedhet.stores import own_folder
 
 if TYPE_CHECKING:
-    from fedhet.core.strategy import FedStrategy
+    from fedhet.core.loop import Loop
     from fedhet.job import Job
-    from fedhet.record.run_folder import Recorder
 
 log = logging.getLogger("fedhet")
 VARIABLE = "FEDHET_MODEL_DIR"
@@ -60,39 +60,35 @@ DESCRIBED = [
 
 
 # ---- the server
-def deliver(
-    strategy: FedStrategy,
-    recorder: Recorder,
-    exchange: Callable[[list[Broadcast]], Iterable[Reply]],
-) -> None:
-    """Let every client keep the final models, and record which have done so.
+class Delivery(Callback):
+    """Lets every client keep the final models, and records which have done so.
 
     A client that is away or cannot write is recorded and logged with its reason; the run goes on to
     its end.
-
-    Args:
-        strategy: the run's strategy, in its final state.
-        recorder: the recorder of its folder.
-        exchange: carries messages to the clients and yields their replies.
     """
-    digest = ""
-    if "global" in strategy.views:
-        digest = trees.sha256({"model": strategy.weights["model"]})
-    messages = evaluation_messages(strategy, evaluation_moment(strategy))
-    plan = [_offer(msg, digest) for msg in messages]
-    record: dict[str, Any] = {"model_sha256": digest or None, "clients": [], "failed": {}}
-    for reply in exchange(plan):
-        if isinstance(reply, Update) and (reply.weights or reply.extras or reply.metrics):
-            cause = "its reply to a delivery has content, where none is expected"
-            reply = Failure(reply.pid, plan[0].phase, plan[0].step, cause, "refused")
-        if isinstance(reply, Update):
-            record["clients"].append(reply.pid)
-            continue
-        record["failed"][str(reply.pid)] = reply.cause
-        recorder.failures.append({"round": plan[0].round, **vars(reply)})
-        log.warning("client %d has not kept the final model: %s", reply.pid, reply.cause)
-    log.info("the final model is at %d of %d clients", len(record["clients"]), len(plan))
-    recorder.note(delivery=record)
+
+    def ended(self, loop: Loop, status: str, error: BaseException | None) -> None:
+        if status != "ok":
+            return
+        method = loop.method
+        digest = ""
+        if "global" in method.views:
+            digest = trees.sha256({"model": method.weights["model"]})
+        messages = evaluation_messages(method, evaluation_moment(method))
+        plan = [_offer(msg, digest) for msg in messages]
+        record: dict[str, Any] = {"model_sha256": digest or None, "clients": [], "failed": {}}
+        for reply in loop.exchange(plan):
+            if isinstance(reply, Update) and (reply.weights or reply.extras or reply.metrics):
+                cause = "its reply to a delivery has content, where none is expected"
+                reply = Failure(reply.pid, plan[0].phase, plan[0].step, cause, "refused")
+            if isinstance(reply, Update):
+                record["clients"].append(reply.pid)
+                continue
+            record["failed"][str(reply.pid)] = reply.cause
+            loop.failures.append({"round": plan[0].round, **vars(reply)})
+            log.warning("client %d has not kept the final model: %s", reply.pid, reply.cause)
+        log.info("the final model is at %d of %d clients", len(record["clients"]), len(plan))
+        loop.notes["delivery"] = record
 
 
 def _offer(msg: Broadcast, digest: str) -> Broadcast:

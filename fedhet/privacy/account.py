@@ -10,10 +10,11 @@ import logging
 from collections import Counter
 from contextlib import nullcontext
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fedhet.core.callbacks import Callback, Row
 from fedhet.core.errors import ConfigError
 from fedhet.core.noise import Content, Draw, Noise, seeded, unpredictable
 from fedhet.core.phases import Entry, sample_cohort
@@ -21,7 +22,8 @@ from fedhet.privacy.owner import composed, locked, spend
 
 if TYPE_CHECKING:
     from fedhet.core.client import FedClient
-    from fedhet.core.messages import Extras, Update
+    from fedhet.core.loop import Loop
+    from fedhet.core.messages import Broadcast, Update
     from fedhet.core.plugin import Plugin
     from fedhet.core.state import Store
     from fedhet.core.strategy import FedStrategy
@@ -130,7 +132,7 @@ class Ledger:
 
 
 # ---- on the server
-class Account:
+class Account(Callback):
     """What each client has been asked to release so far.
 
     Args:
@@ -140,50 +142,55 @@ class Account:
         releases: client -> its releases, or those that it says it has made if they are more.
     """
 
-    memory: ClassVar[tuple[str, ...]] = ("releases",)
+    name = "account"
+    memory = ("releases",)
+    accounts = True
 
     def __init__(self, noise: Noise) -> None:
         self._noise = noise
         self.releases: dict[int, int] = {}
 
-    def ask(self, pid: int, releases: int) -> Extras:
-        """Count the releases that the client is asked for; return what it is told of that."""
-        if not self._noise:
-            return {}
-        spent = self.releases.get(pid, 0)
-        self.releases[pid] = spent + releases
-        return {SPENT: spent, RELEASES: releases}
+    def planned(self, loop: Loop, plan: list[Broadcast]) -> None:
+        """Count the releases that each client is asked for, and tell it of that."""
+        if loop.evaluating:
+            return
+        self._planned = planned_releases(loop.method)
+        releases = releases_of(loop.method, loop.method.current.entry)
+        for msg in plan:
+            spent = self.releases.get(msg.pid, 0)
+            self.releases[msg.pid] = spent + releases
+            msg.extras = {**msg.extras, SPENT: spent, RELEASES: releases}
 
-    def told(self, update: Update, planned: int) -> None:
+    def accepted(self, loop: Loop, update: Update) -> None:
         """Take over a client's own count where it is larger.
 
-        A run that goes on may repeat rounds that real clients have served already.
-
-        Args:
-            update: the client's update.
-            planned: the releases of the whole run, beyond which no client is believed.
+        A run that goes on may repeat rounds that real clients have served already. No client is
+        believed beyond the releases of the whole run.
         """
         count = update.metrics.pop(SPENT, 0)
         asked = self.releases.get(update.pid, 0)
-        if not self._noise or not count > asked:
+        if not count > asked:
             return
-        if count > planned:
+        if count > self._planned:
             log.warning(
                 "client %d says that it has made %g releases, and the whole run has %d",
                 update.pid,
                 count,
-                planned,
+                self._planned,
             )
-        self.releases[update.pid] = max(asked, int(min(count, planned)))
+        self.releases[update.pid] = max(asked, int(min(count, self._planned)))
 
-    def record(self) -> dict[str, dict[str, Any]]:
-        """What rounds.jsonl and summary.json have of it; empty without noise."""
-        if not self._noise:
-            return {}
+    def settled(self, loop: Loop, row: Row) -> None:
+        row["privacy"] = self._record()
+
+    def ended(self, loop: Loop, status: str, error: BaseException | None) -> None:
+        loop.notes["privacy"] = self._record()
+
+    def _record(self) -> dict[str, Any]:
         noise = self._noise
         most = max(self.releases.values(), default=0)
         spent = epsilon(noise.multiplier, noise.delta, most)
-        return {"privacy": {"epsilon": spent, "delta": noise.delta, "releases": most}}
+        return {"epsilon": spent, "delta": noise.delta, "releases": most}
 
 
 def releases_of(strategy: FedStrategy, entry: Entry) -> int:

@@ -10,14 +10,19 @@ import logging
 import os
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from fedhet.core.callbacks import Callback
 from fedhet.core.errors import ConfigError, uncreatable
+
+if TYPE_CHECKING:
+    from fedhet.core.loop import Loop
 
 log = logging.getLogger("fedhet")
 _held: set[Path] = set()  # by this process, to which its own locks are no obstacle
 
 
-class Lock:
+class Lock(Callback):
     """Held from its creation until `release`, or until the process ends in whatever way.
 
     Processes that are forked meanwhile do not inherit it.
@@ -68,6 +73,9 @@ class Lock:
         return ConfigError(
             f"{self._path.parent}: this {self._what} is still running; stop it first"
         )
+
+    def ended(self, loop: Loop, status: str, error: BaseException | None) -> None:
+        self.release()
 
     def release(self) -> None:
         """Release the lock; a second time does nothing."""

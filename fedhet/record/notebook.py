@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fedhet.core.loop import Observer
-    from fedhet.record.summary import Row
+    from fedhet.core.callbacks import Row
+    from fedhet.record.terminal import Observer
 
 
 def in_notebook() -> bool:

@@ -15,26 +15,26 @@ from __future__ import annotations
 import logging
 import math
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from fedhet.core import trees
+from fedhet.core.callbacks import Callback, Row
 from fedhet.core.check import integer
 from fedhet.core.client import KEEP, FedClient
 from fedhet.core.errors import ConfigError
 from fedhet.core.evaluation import Moment, evaluation_messages, evaluation_moment
-from fedhet.core.messages import Broadcast, Failure, Reply, Update
+from fedhet.core.messages import Broadcast, Failure, Update
 from fedhet.core.parts import joined
 from fedhet.core.trees import Tree
 from fedhet.record.files import fitting, read_tensors, save_tensors
 
 if TYPE_CHECKING:
+    from fedhet.core.loop import Loop
     from fedhet.core.strategy import FedStrategy
-    from fedhet.record.run_folder import Recorder
 
 log = logging.getLogger("fedhet")
 MB = 1e6
@@ -43,7 +43,7 @@ SHARED = "shared.safetensors"
 Choice = tuple[str, str]  # a view, and which of its evaluations: LAST or BEST
 
 
-class PersonalModels:
+class PersonalModels(Callback):
     """Asks the clients for their models, and stores them.
 
     From the beginning, `personal_models` in summary.json says what is not kept, and why; in the end
@@ -51,39 +51,31 @@ class PersonalModels:
 
     Args:
         strategy: the run's strategy.
-        recorder: the recorder of its folder.
-        exchange: carries messages to the clients and yields their replies; None if clients do not
-            evaluate.
+        folder: the run folder.
     """
 
-    memory: ClassVar[tuple[str, ...]] = ("_best", "_chosen")
+    name = "personal"
+    memory = ("_best", "_chosen")
 
-    def __init__(
-        self,
-        strategy: FedStrategy,
-        recorder: Recorder,
-        exchange: Callable[[list[Broadcast]], Iterable[Reply]] | None,
-    ) -> None:
+    def __init__(self, strategy: FedStrategy, folder: Path) -> None:
         self._strategy = strategy
-        self._recorder = recorder
-        self._home = recorder.folder / "personal"
-        self._exchange = exchange
+        self._home = folder / "personal"
         self._wanted: list[Choice] = []
         self._best: dict[str, float] = {}
         self._chosen: dict[str, Moment] = {}  # by "view.which": the evaluation of these models
         self._stored: set[tuple[str, int]] = set()  # views with the rounds of which all is stored
         self._record: dict[str, Any] = {"kept": {}, "not_kept": {}, "bytes": 0}
-        self._choose()
-        recorder.note(personal_models=self._record)
+        self._asked: dict[str, tuple[nn.Module, nn.Module]] = {}  # the views of a message: modules
 
-    def _choose(self) -> None:
+    def begun(self, loop: Loop) -> None:
         """Decide what is kept before any work is done: the last models, then the best ones."""
+        loop.notes["personal_models"] = self._record
         limit = self._strategy.setting.personal_mb
         left = math.inf if limit is None else limit * MB
         views = [view for view in self._strategy.views if view != "global"]
         for view, which in [(view, which) for which in (LAST, BEST) for view in views]:
             size = sum(n > 0 for n in self._strategy.sizes) * self._largest(view)
-            if self._exchange is None:
+            if not loop.evaluates:
                 self._refuse(view, which, "eval.clients=false")
             elif not self._strategy.site.simulated:
                 self._refuse(view, which, "under engine=flwr they stay at their clients' sites")
@@ -124,12 +116,19 @@ class PersonalModels:
         self._record["not_kept"][f"{view}.{which}"] = reason
 
     # ---- during the run
-    def evaluate(self, plan: list[Broadcast], *, last: bool) -> Iterator[Reply]:
-        """Carry the messages of an evaluation; the last one also asks for the models."""
-        return self._carry(plan, [view for view, which in self._wanted if which == LAST and last])
+    def planned(self, loop: Loop, plan: list[Broadcast]) -> None:
+        """Let the messages of the last evaluation also ask for the models."""
+        self._asked = {}
+        if loop.evaluating and loop.last:
+            self._ask(plan, [view for view, which in self._wanted if which == LAST])
 
-    def note(self, row: dict[str, Any]) -> None:
+    def accepted(self, loop: Loop, update: Update) -> None:
+        """Store the models that the update of an evaluation carries."""
+        self._store(loop.plan[0], update)
+
+    def evaluated(self, loop: Loop, row: Row, updates: Sequence[Update]) -> None:
         """Take note of the evaluation that has just been made, and of its scores."""
+        self._stored |= {(view, row["round"]) for view in self._asked}
         moment = evaluation_moment(self._strategy)
         for view, which in self._wanted:
             if which == LAST:
@@ -143,46 +142,48 @@ class PersonalModels:
                 self._chosen[f"{view}.{which}"] = moment
                 self._strategy.pinned[view] = dict(self._strategy.versions)
 
-    def complete(self) -> None:
+    def ended(self, loop: Loop, status: str, error: BaseException | None) -> None:
         """Ask for the models that are still missing, after the training."""
+        if status != "ok":
+            return
         moments = {moment["round"]: moment for moment in self._chosen.values()}
         chosen = [(view, self._chosen.get(f"{view}.{which}")) for view, which in self._wanted]
         wanted = {(view, moment["round"]) for view, moment in chosen if moment}
         for round in sorted({round for _, round in wanted - self._stored}):
             views = sorted(view for view, at in wanted - self._stored if at == round)
             plan = evaluation_messages(self._strategy, moments[round])
-            for reply in self._carry(plan, views):
+            self._ask(plan, views)
+            for reply in loop.exchange(plan):
                 if isinstance(reply, Failure):
-                    self._recorder.failures.append({"round": round, **vars(reply)})
+                    loop.failures.append({"round": round, **vars(reply)})
                     log.warning("round %d: %s", round, reply)
+                else:
+                    self._store(plan[0], reply)
         for view, which in self._wanted:
             if moment := self._chosen.get(f"{view}.{which}"):
                 self._record["kept"].setdefault(view, {})[which] = moment["round"]
         self._record["bytes"] = sum(file.stat().st_size for file in self._home.glob("**/*.*"))
 
-    def _carry(self, plan: list[Broadcast], views: Sequence[str]) -> Iterator[Reply]:
-        """Carry the messages, ask for the models of the views, and store these."""
-        assert self._exchange is not None
-        if not views:
-            yield from self._exchange(plan)
-            return
-        asking = {KEEP: ",".join(views)}
-        common = {**self._strategy.site.initial, **plan[0].weights}
-        folder = self._home / f"round-{plan[0].round:06d}"
-        modules = {view: self._module(view) for view in views}
-        for reply in self._exchange([replace(m, extras={**m.extras, **asking}) for m in plan]):
-            if isinstance(reply, Update):
-                for view in dict(modules):
-                    try:
-                        own = reply.tree(f"{KEEP}.{view}")
-                        joined(*modules[view], common, own)  # what cannot be loaded is no use
-                        self._save(folder, view, reply.pid, own, common)
-                    except (ValueError, OSError) as error:
-                        self._fail(view, f"client {reply.pid}: {error}")
-                        del modules[view]
-                    reply.extras.pop(f"{KEEP}.{view}", None)
-            yield reply
-        self._stored |= {(view, plan[0].round) for view in views}
+    def _ask(self, plan: list[Broadcast], views: Sequence[str]) -> None:
+        """Let the messages ask for the models of the views."""
+        self._asked = {view: self._module(view) for view in views}
+        if views:
+            for msg in plan:
+                msg.extras = {**msg.extras, KEEP: ",".join(views)}
+
+    def _store(self, msg: Broadcast, update: Update) -> None:
+        """Store the models of an update to such a message."""
+        common = {**self._strategy.site.initial, **msg.weights} if self._asked else {}
+        folder = self._home / f"round-{msg.round:06d}"
+        for view, modules in dict(self._asked).items():
+            try:
+                own = update.tree(f"{KEEP}.{view}")
+                joined(*modules, common, own)  # what cannot be loaded is no use
+                self._save(folder, view, update.pid, own, common)
+            except (ValueError, OSError) as error:
+                self._fail(view, f"client {update.pid}: {error}")
+                del self._asked[view]
+            update.extras.pop(f"{KEEP}.{view}", None)
 
     def _save(self, folder: Path, view: str, pid: int, own: Tree, common: Tree) -> None:
         trees_by_file = {folder / view / f"{pid}.safetensors": own}

@@ -8,13 +8,13 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from fedhet.core.callbacks import Callback, Row
 from fedhet.core.errors import RunFailed, WriteError, reason_of
 from fedhet.record import prometheus
 from fedhet.record.card import write_card
@@ -30,23 +30,22 @@ from fedhet.record.files import (
     write_text,
     written,
 )
-from fedhet.record.summary import Row, summarise
+from fedhet.record.summary import summarise
 
 if TYPE_CHECKING:
     from fedhet.checkpoint.reopened import Past
-    from fedhet.checkpoint.steps import Checkpoints
-    from fedhet.core.plugin import Report
+    from fedhet.core.loop import Loop
+    from fedhet.core.messages import Update
     from fedhet.core.strategy import FedStrategy
-    from fedhet.record.lock import Lock
-    from fedhet.trackers.tracking import Tracking
 
 log = logging.getLogger("fedhet")
 FORMAT = 1
 FIRST_FAILURES = 20  # that summary.json names if the disk has no room for more
+STOPPED = "stopped by the user"
 RUNNING = "the run has not ended: it is still running, or it was killed"
 
 
-class Recorder:
+class Recorder(Callback):
     """Writes the run folder.
 
     Attributes:
@@ -54,15 +53,10 @@ class Recorder:
         rows: the lines of rounds.jsonl so far.
         failures: the clients that have failed so far, with the round.
         summary: the content of summary.json.
-        ended: whether the end of the run is recorded.
-        checkpoints: writes the run's checkpoints.
         draws: whether the run's figures are drawn at its end.
-        tracking: tells the run's tracker what is recorded.
     """
 
-    checkpoints: Checkpoints
     draws = True
-    tracking: Tracking
 
     def __init__(
         self,
@@ -73,7 +67,6 @@ class Recorder:
         overrides: Sequence[str],
         partition: dict[str, Any],
         environment: dict[str, Any],
-        lock: Lock,
         past: Past | None = None,
     ) -> None:
         """Write what is known before the run starts.
@@ -85,7 +78,6 @@ class Recorder:
             overrides: overrides.yaml, the overrides that lead to it.
             partition: partition.json.
             environment: environment.json, without the versions.
-            lock: the lock of the folder, which is released at the end.
             past: what the run has done before, if it goes on.
 
         Raises:
@@ -96,8 +88,7 @@ class Recorder:
         self.failures: list[dict[str, Any]] = [
             {"round": row["round"], **failure} for row in self.rows for failure in row["failures"]
         ]
-        self.ended = False
-        self._lock = lock
+        self._complete = False
         self._start = time.perf_counter() - (past.seconds if past else 0.0)
         self._partition = partition
         state = {"format": FORMAT, "status": "interrupted", "reason": RUNNING}
@@ -132,15 +123,23 @@ class Recorder:
         """How long the run has taken so far, without the time in which it was stopped."""
         return time.perf_counter() - self._start
 
-    def step(self, row: Row, reports: dict[str, Report]) -> None:
+    def begun(self, loop: Loop) -> None:
+        loop.failures = self.failures
+        self.note(**loop.notes)
+
+    def evaluated(self, loop: Loop, row: Row, updates: Sequence[Update]) -> None:
+        """Record an evaluation of the clients, and the global model if it is the best so far."""
+        self.clients(row["round"], {update.pid: update.metrics for update in updates})
+        if loop.best == loop.round and "global" in loop.method.views:
+            save_tensors(self.folder / "best_val.safetensors", loop.method.weights["model"])
+
+    def settled(self, loop: Loop, row: Row) -> None:
         """Record one executed step.
 
-        Args:
-            row: its line of rounds.jsonl.
-            reports: what the method and the plug-ins report, by name. Numbers are added to the
-                line, tensors go into a file in arrays/.
+        Numbers that the method and the plug-ins report are added to its line of rounds.jsonl, their
+        tensors go into a file in arrays/.
         """
-        for piece, report in reports.items():
+        for piece, report in loop.method.reports().items():
             arrays = {}
             for name, value in report.items():
                 if isinstance(value, Tensor):
@@ -154,7 +153,6 @@ class Recorder:
         append_line(self.folder / "rounds.jsonl", as_json(row))
         self.rows.append(row)
         prometheus.update(self.summary, self.rows, self.failures, "running")
-        self.tracking.step(len(self.rows), row)
 
     def clients(self, round: int, metrics: dict[int, dict[str, float]]) -> None:
         """Record one evaluation of the clients, as a Parquet file in long format.
@@ -193,31 +191,39 @@ class Recorder:
         self.summary |= entries
         self._summary_file.write(self.summary)
 
-    def keep_best(self, strategy: FedStrategy) -> None:
-        """Save the current global model, the best so far by validation, in best_val.safetensors."""
-        if "global" in strategy.views:
-            save_tensors(self.folder / "best_val.safetensors", strategy.weights["model"])
+    def ended(self, loop: Loop, status: str, error: BaseException | None) -> None:
+        """Record the end of the run.
 
-    @contextmanager
-    def ending(self, strategy: FedStrategy) -> Iterator[None]:
-        """Record the end of the run inside the block if it fails or is interrupted."""
+        Raises:
+            RunFailed: the run has ended well, but a file cannot be written.
+            WriteError: the last step cannot be recorded.
+        """
+        unwritten: WriteError | None = None
         try:
-            yield
+            if loop.row is not None:  # its evaluation has failed
+                try:
+                    self.settled(loop, loop.row)
+                except WriteError as problem:
+                    if not isinstance(error, WriteError):  # else the first file is named
+                        error = unwritten = problem
+            self.summary |= loop.notes
+            if status == "interrupted":
+                self.finish(loop.method, status, STOPPED)
+            else:
+                self.finish(loop.method, status, None if error is None else reason_of(error))
         except (KeyboardInterrupt, SystemExit):
-            if not self.ended:
-                self.finish("interrupted", reason="stopped by the user", strategy=strategy)
+            if not self._complete:
+                self.finish(loop.method, "interrupted", STOPPED)
             raise
-        except Exception as error:
-            if not self.ended:
-                self.finish("failed", reason=reason_of(error), strategy=strategy)
-            raise
+        if unwritten:
+            raise unwritten
 
-    def finish(self, status: str, *, strategy: FedStrategy, reason: str | None = None) -> None:
+    def finish(self, strategy: FedStrategy, status: str, reason: str | None = None) -> None:
         """Record the end of the run: the weights, the summary, the figures and the model card.
 
         Args:
-            status: ok, failed or interrupted.
             strategy: the run's strategy, in its final state.
+            status: ok, failed or interrupted.
             reason: why the run did not end well, or None.
 
         Raises:
@@ -243,8 +249,6 @@ class Recorder:
         prometheus.update(self.summary, self.rows, self.failures, self.summary["status"])
         if well and not problem:
             write_card(self.folder, self.summary, self._partition)
-        self.tracking.end(self.summary["status"])
-        self._lock.release()
         log.info("run folder: %s", self.folder)
         if problem and well:
             raise RunFailed(problem, str(self.folder))
@@ -271,7 +275,7 @@ class Recorder:
     def _record_end(self, **entries: Any) -> str | None:
         """Write summary.json for the last time, or return why that is not possible."""
         self.summary |= entries
-        self.ended = True
+        self._complete = True
         try:
             try:
                 self._summary_file.write_last(self.summary)

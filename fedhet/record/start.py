@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("fedhet")
 
 
-def start(job: Job) -> Recorder:
+def start(job: Job) -> tuple[Recorder, Tracking, Checkpoints, Lock]:
     """Create the run folder, or go on in that of an earlier run (resume=...).
 
     Raises:
@@ -60,15 +60,13 @@ def start(job: Job) -> Recorder:
             overrides=config.overrides,
             partition=job.partition,
             environment=_environment(job, site),
-            lock=lock,
             past=past,
         )
-        recorder.tracking = Tracking(config.choices["tracker"], tracker, folder)
+        recorder.draws = cfg.figures
+        tracking = Tracking(config.choices["tracker"], tracker, folder)
         settings: Any = OmegaConf.to_container(cfg)
-        recorder.tracking.begin(settings, recorder.rows)
-    recorder.draws = cfg.figures
-    recorder.checkpoints = Checkpoints(recorder, checkpoints, cfg.checkpoint.every, found)
-    return recorder
+        tracking.begin(settings, recorder.rows)
+    return recorder, tracking, Checkpoints(recorder, checkpoints, cfg.checkpoint.every, found), lock
 
 
 @contextmanager

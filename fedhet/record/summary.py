@@ -98,7 +98,6 @@ def summarise(
         "bytes": {way: sums([row["bytes"][way] for row in rows]) for way in ("up", "down")},
         "memory": peak_memory(),
         "client_state": state_sizes(strategy.state_bytes),
-        **strategy.account.record(),
         "failures": failures,
         "rejected": dict(Counter(failure["reason"] for failure in failures)),
         "restarted": sum(strategy.setting.starts_afresh(f["reason"]) for f in failures),

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
+from fedhet.core.callbacks import Callback, Row
 from fedhet.core.check import counted
 from fedhet.core.errors import LONGEST_REASON, clean
 from fedhet.core.targets import TARGETS, Classes, Target, of_row
@@ -28,10 +29,10 @@ from fedhet.record import notebook
 from fedhet.record.summary import method_name, privacy_spent
 
 if TYPE_CHECKING:
-    from fedhet.core.loop import Observer
-    from fedhet.record.summary import Row
+    from fedhet.core.loop import Loop
 
 log = logging.getLogger("fedhet")
+Observer = Callable[[Row], object]
 
 
 class Output(Console):
@@ -94,6 +95,27 @@ def log_to_stderr(name: str = "fedhet") -> None:
         handler.setFormatter(OneLine("fedhet: %(message)s"))
         logger.addHandler(handler)
         logger.setLevel(logging.INFO)
+
+
+class Display(Callback):
+    """Shows each step as it ends.
+
+    Args:
+        shown: the context of the display, which yields what is called with each step's row.
+    """
+
+    def __init__(self, shown: AbstractContextManager[Observer]) -> None:
+        self._shown = shown
+        self._stack = ExitStack()
+
+    def begun(self, loop: Loop) -> None:
+        self._observe = self._stack.enter_context(self._shown)
+
+    def settled(self, loop: Loop, row: Row) -> None:
+        self._observe(row)
+
+    def ended(self, loop: Loop, status: str, error: BaseException | None) -> None:
+        self._stack.close()
 
 
 @contextmanager

@@ -25,6 +25,7 @@ import torch
 
 from fedhet.core import trees
 from fedhet.core.client import FedClient
+from fedhet.core.loop import Loop
 from fedhet.core.messages import Broadcast, LocalSettings, Reply
 from fedhet.core.noise import OFF, Noise
 from fedhet.core.phases import locate
@@ -34,6 +35,7 @@ from fedhet.core.strategy import FedStrategy
 from fedhet.core.task import Task
 from fedhet.core.trees import Tree
 from fedhet.core.workspace import Site
+from fedhet.privacy.account import Account, release
 from fedhet.stores import MemoryStore
 
 Alter = Callable[[list[Broadcast], list[Reply]], Iterable[Reply]]
@@ -67,6 +69,7 @@ class Federation:
     Attributes:
         site: the task, the model and the prepared data.
         strategy: the server half.
+        account: what the clients have been asked to release, where replies are noised.
         store: the clients' states; another store may be put in its place.
         client: makes the client of one message.
         round: the number of steps so far.
@@ -98,17 +101,26 @@ class Federation:
             buffers=buffers,
             scope=cls.scope,
             noise=noise,
+            release=release,
             min_count=min_count,
             **site or {},
         )
         settings = LocalSettings(lr=lr, epochs=epochs, batch_size=batch_size, **local or {})
         built_with = Setting(self.site, settings, plugins=plugins(), **setting)
         self.strategy = cls(built_with, **options or {})
+        self.account = Account(noise)
+        self._loop = Loop(self.strategy, [self.account] if noise else [])
         self.store: Any = MemoryStore()
         self.client: Callable[[], FedClient] = lambda: cls.client_cls(
             self.site, plugins(), self.store
         )
         self.round = 0
+
+    def plan(self) -> list[Broadcast]:
+        """The messages of the next step."""
+        plan = self.strategy.plan(self.round + 1)
+        self._loop.send(plan)
+        return plan
 
     def step(self, alter: Alter = unaltered) -> list[Broadcast]:
         """Take one step, and return its messages.
@@ -116,9 +128,10 @@ class Federation:
         Args:
             alter: (the messages, the clients' replies) -> the replies that the server receives.
         """
+        plan = self.plan()
         self.round += 1
-        plan = self.strategy.plan(self.round)
-        self.strategy.settle(alter(plan, [self.client().handle(msg) for msg in plan]))
+        replies = alter(plan, [self.client().handle(msg) for msg in plan])
+        self.strategy.settle(replies, self._loop.accept)
         return plan
 
     def run(self, alter: Alter = unaltered) -> Federation:

@@ -14,6 +14,7 @@ from unittest import mock
 from fedhet import config
 from fedhet.checkpoint.steps import Checkpoints
 from fedhet.core.errors import RunFailed
+from fedhet.core.loop import Loop
 from fedhet.core.task import Task
 from fedhet.record.results import Run
 from fedhet.testing.forgotten import Traces, forget, traces
@@ -49,7 +50,7 @@ def check_resume(*overrides: str, task: Task | None = None, again: tuple[str, ..
         whole = Path(home, "whole")
         killed: list[Path] = []
         left: list[Traces] = []
-        write, begin = Checkpoints._write, Checkpoints.begin
+        write, begin = Checkpoints._write, Checkpoints.begun
 
         def writing(checkpoints: Checkpoints) -> None:
             write(checkpoints)
@@ -57,11 +58,10 @@ def check_resume(*overrides: str, task: Task | None = None, again: tuple[str, ..
             shutil.copytree(whole, killed[-1])
             left.append(traces(checkpoints._parts))
 
-        def beginning(checkpoints: Checkpoints, *args: Any, **others: Any) -> int:
-            done = begin(checkpoints, *args, **others)
-            assert done, "no checkpoint was used"
-            forget(checkpoints._parts, left[done - 1])
-            return done
+        def beginning(checkpoints: Checkpoints, loop: Loop) -> None:
+            begin(checkpoints, loop)
+            assert loop.round, "no checkpoint was used"
+            forget(checkpoints._parts, left[loop.round - 1])
 
         settings = config.compose([*overrides, "checkpoint.every=0"])
         with mock.patch.object(Checkpoints, "_write", writing):
@@ -73,7 +73,7 @@ def check_resume(*overrides: str, task: Task | None = None, again: tuple[str, ..
             what = f"killed after step {step}"
             written = sorted(path.name for path in (folder / "checkpoints").glob("0*"))
             assert written[-1] == f"{step:06d}", f"{what}: its checkpoints are {written}"
-            with mock.patch.object(Checkpoints, "begin", beginning):
+            with mock.patch.object(Checkpoints, "begun", beginning):
                 try:
                     resumed = run_quietly(again_settings, folder, task)
                 except RunFailed as error:

@@ -13,7 +13,9 @@ from omegaconf import DictConfig
 
 from fedhet.checkpoint.reopened import read_json
 from fedhet.config.targets import instantiate
+from fedhet.core.callbacks import Callback, Row
 from fedhet.core.errors import ConfigError, reason_of
+from fedhet.core.loop import Loop
 from fedhet.record.files import write_json
 from fedhet.trackers.base import Tracked, Tracker
 from fedhet.trackers.sweeps import sweep_of
@@ -24,19 +26,19 @@ FILE = "tracker.json"  # in the run folder: which tracker was told how many step
 RESULTS = ("*.yaml", "summary.json", "model_card.md", "*.safetensors", "figures/*.png")
 
 
-class Tracking:
+class Tracking(Callback):
     """A run and its tracker, which is dropped with a warning when it first fails.
 
     The run folder is complete without it, and a resumed run tells the tracker what it has missed.
 
     Args:
-        name: the choice of the group `tracker`.
+        choice: that of the group `tracker`.
         tracker: None if there is none.
         folder: the run folder.
     """
 
-    def __init__(self, name: str, tracker: Tracker | None, folder: Path) -> None:
-        self._name = name
+    def __init__(self, choice: str, tracker: Tracker | None, folder: Path) -> None:
+        self._name = choice
         self._tracker = tracker
         self._folder = folder
 
@@ -66,6 +68,12 @@ class Tracking:
         self._unharmed(begin)
         for number, row in enumerate(rows, 1):
             self.step(number, row)
+
+    def settled(self, loop: Loop, row: Row) -> None:
+        self.step(loop.round, row)
+
+    def ended(self, loop: Loop, status: str, error: BaseException | None) -> None:
+        self.end(status)
 
     def step(self, number: int, row: Mapping[str, Any]) -> None:
         """Tell the tracker a line of rounds.jsonl, unless it has it already."""

@@ -33,8 +33,7 @@ from fedhet.engines import shared
 from fedhet.record.files import LastingJson
 from fedhet.stores import DiskStore
 
-# What a run writes before its figures, except for a Parquet file: where that does not fit, the
-# record of the step, which is written in any case, does not fit either, and is named.
+# What a run writes before its figures.
 FILES = {
     "summary.json",
     "config.yaml",
@@ -42,10 +41,12 @@ FILES = {
     "partition.json",
     "environment.json",
     "rounds.jsonl",
+    "round-000001.parquet",
     "fednorm-1.safetensors",
     "best_val.safetensors",
     "model.safetensors",
 }
+HOMES = {"round-000001.parquet": "clients", "fednorm-1.safetensors": "arrays"}
 
 
 def check_failure(folder: Path, reason: str, *, recorded: bool = True) -> None:
@@ -68,7 +69,7 @@ def check_failure(folder: Path, reason: str, *, recorded: bool = True) -> None:
     ("rooms", "files"),
     [
         pytest.param(
-            [1, 8, 10, 12, 99],
+            [1, 10, 11, 12, 99],
             {"summary.json", "fednorm-1.safetensors", "rounds.jsonl", "model.safetensors"},
             id="few",
         ),
@@ -93,7 +94,7 @@ def test_whatever_file_does_not_fit_is_named_and_the_run_has_failed(
                 caught = error
         file = caught.reason.partition(" ")[0]
         named.add(file)
-        home = folder / "arrays" if file.startswith("fednorm") else folder
+        home = folder / HOMES.get(file, "")
         assert caught.reason == f"{file} cannot be written in {home}: {FULL}"
         # Where there is no room for two files, none was taken for the record of the failure.
         check_failure(folder, caught.reason, recorded=room > 1)

@@ -24,12 +24,13 @@ from flwr.common import Code, EvaluateRes, Parameters, Status
 from targets.tasks import task_of
 
 from fedhet.core.evaluation import client_means, evaluation_messages, mostly_diverged, received
+from fedhet.core.loop import Loop
 from fedhet.core.messages import Broadcast, Failure, Reply, Update
 from fedhet.data.local.data import LocalData
 from fedhet.data.local.report import MOST_SAMPLES, Agreement
 from fedhet.data.toy import toy_task
 from fedhet.flower import wire
-from fedhet.handover.delivery import deliver
+from fedhet.handover.delivery import Delivery
 from fedhet.methods.fedavg import FedAvg
 from fedhet.record.files import as_json
 from fedhet.record.run_folder import Recorder
@@ -106,20 +107,20 @@ def test_fuzzed_replies_to_a_delivery(federation: Federation, cases: int) -> Non
     draw = random.Random(0)
     run = federation(toy_task(4), FedAvg, on_failure="skip")
     run.step()
-    summary: dict[str, Any] = {}
-    recorder: Any = SimpleNamespace(failures=[], note=summary.update)
+    loop = Loop(run.strategy)
 
     def exchange(plan: list[Broadcast]) -> Iterable[Reply]:
         yield arrived(plan[0], Failure(0, "evaluate", 1, "the disk is full"), draw)
         for msg in plan[1:]:
             yield arrived(msg, Update(msg.pid, 5), draw)
 
+    loop.courier = SimpleNamespace(store=None, exchange=lambda plan, clock: exchange(plan))
     for _ in range(cases // 3):
-        recorder.failures.clear()
-        deliver(run.strategy, recorder, exchange)
-        delivery = json.loads(as_json(summary))["delivery"]
+        loop.failures.clear()
+        Delivery().ended(loop, "ok", None)
+        delivery = json.loads(as_json(loop.notes))["delivery"]
         assert set(delivery["clients"]) <= {1, 2, 3}
-        assert set(delivery["failed"]) == {str(f["pid"]) for f in recorder.failures}
+        assert set(delivery["failed"]) == {str(f["pid"]) for f in loop.failures}
         assert len(delivery["clients"]) + len(delivery["failed"]) == 4
         assert all(isinstance(cause, str) for cause in delivery["failed"].values())
 

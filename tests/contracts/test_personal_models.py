@@ -24,6 +24,7 @@ import fedhet
 from fedhet.core.client import KEEP, FedClient
 from fedhet.core.errors import ConfigError
 from fedhet.core.evaluation import evaluation_messages
+from fedhet.core.loop import Loop
 from fedhet.core.messages import Broadcast, Failure
 from fedhet.core.metrics import score
 from fedhet.data.toy import toy_task
@@ -183,16 +184,11 @@ def test_a_limit_is_reported_before_the_work(
 def test_personal_models_never_leave_a_real_site(launch: Launch) -> None:
     """The server asks for none where clients may be real ones, and such a client sends none."""
     job = Job(composed("method=ditto", "rounds=1"), toy_task(), engine="flwr")
-
-    class Record:
-        folder = Path("nowhere")
-        note = staticmethod(lambda **entries: noted.update(entries["personal_models"]))
-
-    noted: dict[str, Any] = {}
-    PersonalModels(job.strategy, Record(), lambda plan: [])  # type: ignore[arg-type]
-    assert (
-        noted["kept"] == {} and "stay at their clients' sites" in noted["not_kept"]["personal.last"]
-    )
+    loop = Loop(job.strategy)
+    PersonalModels(job.strategy, Path("nowhere")).begun(loop)
+    noted = loop.notes["personal_models"]
+    assert noted["kept"] == {}
+    assert "stay at their clients' sites" in noted["not_kept"]["personal.last"]
     job.strategy.begin(1)
     msg = evaluation_messages(job.strategy)[0]
     msg.extras[KEEP] = "personal"

@@ -20,24 +20,32 @@ Launch = Callable[..., Any]
 
 
 class Judged:
-    """What `Selection` reads from a strategy, and what it tells a strategy and a recorder to do."""
+    """What `Selection` reads from a loop, and what it tells it."""
 
     def __init__(self, patience: int | None, min_delta: float = 0.0) -> None:
-        self.setting = SimpleNamespace(patience=patience, min_delta=min_delta)
-        self.site = SimpleNamespace(task=toy_task())
-        self.step = 0
-        self.kept: list[int] = []  # the steps whose model was kept as the best so far
-        self.ended = False
+        task = SimpleNamespace(task=toy_task())
+        self.setting: Any = SimpleNamespace(patience=patience, min_delta=min_delta, site=task)
+        self.round = 0
+        self.kept: list[int] = []  # the rounds whose model was the best so far
 
     @property
-    def current(self) -> Any:
-        return SimpleNamespace(step=self.step, entry=SimpleNamespace(rounds=10))
+    def method(self) -> Any:
+        entry = SimpleNamespace(rounds=10)
+        return SimpleNamespace(current=SimpleNamespace(step=self.round, entry=entry))
 
-    def keep_best(self, strategy: Judged) -> None:
-        self.kept.append(self.step)
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "best":
+            self.kept.append(value)
+        super().__setattr__(name, value)
 
-    def end_phase(self) -> None:
-        self.ended = True
+    def after(self, rows: list[dict[str, float]]) -> bool:
+        """Whether the training has stopped after one of these."""
+        select = Selection(self.setting)
+        for row in rows:
+            self.round += 1
+            if select.evaluated(self, row, []):  # type: ignore[arg-type]
+                return True
+        return False
 
 
 @pytest.mark.parametrize(
@@ -47,24 +55,16 @@ def test_training_stops_where_validation_no_longer_improves(
     patience: int | None, min_delta: float, expected: int
 ) -> None:
     judged = Judged(patience, min_delta)
-    select = Selection(judged, judged)  # type: ignore[arg-type]
-    for accuracy in (0.5, 0.55, 0.58, 0.58, 0.4, 0.3, 0.6):
-        judged.step += 1
-        select({"acc_val_weighted": accuracy, "acc_global": 1 - accuracy})
-        if judged.ended:
-            break
-    assert judged.step == expected
+    scores = (0.5, 0.55, 0.58, 0.58, 0.4, 0.3, 0.6)
+    judged.after([{"acc_val_weighted": score, "acc_global": 1 - score} for score in scores])
+    assert judged.round == expected
     assert judged.kept == [step for step in (1, 2, 3, 7) if step <= expected]
 
 
 def test_the_loss_decides_where_there_is_no_accuracy() -> None:
     judged = Judged(patience=1)
-    select = Selection(judged, judged)  # type: ignore[arg-type]
-    for loss in (2.0, 1.0, 1.5):
-        judged.step += 1
-        select({"loss_val_weighted": loss})
+    assert judged.after([{"loss_val_weighted": loss} for loss in (2.0, 1.0, 1.5)])
     assert judged.kept == [1, 2]
-    assert judged.ended
 
 
 def test_the_best_model_by_validation_is_kept(

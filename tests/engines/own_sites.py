@@ -19,7 +19,7 @@ from sklearn.datasets import load_digits
 import fedhet
 from fedhet.core.client import DELIVER
 from fedhet.core.errors import RunFailed
-from fedhet.core.loop import Clock, run_rounds
+from fedhet.core.loop import Clock
 from fedhet.core.messages import Broadcast, Extras, Failure, Reply
 from fedhet.core.setting import ReplyLimits
 from fedhet.data.local.data import LocalData, declaration
@@ -174,8 +174,8 @@ class Sites:
 
     def run(self) -> dict[str, Any]:
         """The run's summary."""
-        run_rounds(self.job.strategy, self, self.job.recorder, True, lambda row: None)
-        return dict(json.loads((self.job.recorder.folder / "summary.json").read_text()))
+        self.job.loop.run(self)
+        return dict(json.loads((self.job.run_dir / "summary.json").read_text()))
 
     def home(self, pid: int) -> Path:
         return self.models[pid] / self.job.strategy.experiment / str(pid)

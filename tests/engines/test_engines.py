@@ -281,7 +281,8 @@ def test_a_client_that_asks_for_no_gpu_has_none(
         folder = f"hydra.run.dir={tmp_path}/{device}"
         job = Job(compose([f"engine={engine}", f"device={device}", folder]), engine=engine)
         caplog.clear()
-        assert job.recorder.folder == tmp_path / device
+        job.loop.end("interrupted")
+        assert job.run_dir == tmp_path / device
         assert job.site.device.type == "cpu"
         assert caplog.text.count("device=auto with engine.num_gpus=0 is the CPU") == lines
 

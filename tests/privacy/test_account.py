@@ -120,7 +120,7 @@ def test_a_client_sends_nothing_beyond_its_budget(federation: Federation) -> Non
     run = limited(federation, 3)
     for _ in range(3):
         run.step()
-    for msg in run.strategy.plan(4):
+    for msg in run.plan():
         reply = run.client().handle(msg)
         assert isinstance(reply, Failure)
         assert "privacy.budget=" in reply.cause
@@ -132,7 +132,7 @@ def test_a_client_sends_nothing_beyond_its_budget(federation: Federation) -> Non
 def test_a_server_that_repeats_its_messages_gets_no_more(federation: Federation) -> None:
     """Not even one that says that the client has released nothing, or names an older state."""
     run = limited(federation, 3)
-    (msg, *_) = run.strategy.plan(1)
+    (msg, *_) = run.plan()
     replies = [run.client().handle(msg) for _ in range(5)]
     assert [isinstance(reply, Failure) for reply in replies] == [False] * 3 + [True] * 2
 
@@ -142,7 +142,7 @@ def test_a_client_that_has_lost_its_count_goes_by_the_server(federation: Federat
     for _ in range(3):
         run.step()
     run.store = MemoryStore()
-    (msg, *_) = run.strategy.plan(4)
+    (msg, *_) = run.plan()
     assert isinstance(run.client().handle(msg), Failure)
 
 
@@ -150,9 +150,9 @@ def test_a_server_that_knows_less_takes_over_the_clients_count(federation: Feder
     """As one that goes on from a checkpoint before rounds that the clients have served."""
     run = limited(federation, 9)
     run.step()
-    run.strategy.account.releases.clear()
+    run.account.releases.clear()
     run.step()
-    assert set(run.strategy.account.releases.values()) == {2}
+    assert set(run.account.releases.values()) == {2}
 
 
 @pytest.mark.parametrize(("said", "believed"), [(1e15, 9), (float("nan"), 2), (0, 2), (5, 5)])
@@ -168,7 +168,7 @@ def test_no_client_is_believed_beyond_the_whole_run(
     run = federation(toy_task(), FedAvg, noise=Noise(1.0), rounds=9, on_failure="skip")
     run.step()
     run.step(lies)
-    first, *others = sorted(run.strategy.account.releases.items())
+    first, *others = sorted(run.account.releases.items())
     assert first[1] == believed and {count for _, count in others} == {2}
 
 
@@ -181,7 +181,7 @@ def test_nothing_is_drawn_before_the_count_is_kept(
         raise KeyboardInterrupt
 
     run = limited(federation, 3)
-    (msg, *_) = run.strategy.plan(1)
+    (msg, *_) = run.plan()
     monkeypatch.setattr(noises, "mechanism", dies)
     with pytest.raises(KeyboardInterrupt):
         run.client().handle(msg)
@@ -267,7 +267,7 @@ def test_real_clients_of_a_server_that_was_killed_stay_within_the_budget(
     second.store = DiskStore(tmp_path)
     second.step()
     second.step()
-    assert set(second.strategy.account.releases.values()) == {3}
+    assert set(second.account.releases.values()) == {3}
     with pytest.raises(RunFailed, match=r"privacy\.budget=.*would make it .*nothing was sent"):
         second.step()
     assert {Ledger(second.store, pid).spent for pid in range(4)} == {3}

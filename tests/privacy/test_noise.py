@@ -93,7 +93,7 @@ def test_without_clipping_and_noise_it_is_the_method(
 
 
 def replies(run: Any) -> list[Any]:
-    plan = run.strategy.plan(1)
+    plan = run.plan()
     return [(msg, run.client().handle(msg)) for msg in plan]
 
 
@@ -154,7 +154,7 @@ def test_no_metric_leaves_a_client_but_seconds_and_the_count(federation: Federat
 
 def test_clients_evaluate_nothing(federation: Federation) -> None:
     run = federation(toy_task(), FedAvg, noise=Noise(1.0))
-    (msg, *_) = run.strategy.plan(1)
+    (msg, *_) = run.plan()
     msg.phase = EVALUATE
     reply = run.client().handle(msg)
     assert isinstance(reply, Failure)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -13,12 +14,13 @@ from omegaconf import OmegaConf
 from fedhet.config import Config, catalogue
 from fedhet.core import trees
 from fedhet.core.errors import ConfigError
+from fedhet.core.loop import Loop
 from fedhet.core.messages import Update
 from fedhet.core.noise import Noise
 from fedhet.core.phases import locate
 from fedhet.data.toy import toy_task
 from fedhet.job import Job
-from fedhet.privacy.account import RELEASES, SPENT, planned_releases, releases_of
+from fedhet.privacy.account import RELEASES, SPENT, Account, planned_releases, releases_of
 from fedhet.stores import MemoryStore
 
 METHODS = catalogue.choices("method")
@@ -38,17 +40,27 @@ def noised(settings: Config) -> Config:
     return replace(settings, cfg=cfg)
 
 
-def run(settings: Config, norm: bool = False, clients: int = 4, attacker: int = -1) -> Job:
+class Noised(NamedTuple):
+    """A run whose replies were noised."""
+
+    job: Job
+    account: Account
+
+
+def run(settings: Config, norm: bool = False, clients: int = 4, attacker: int = -1) -> Noised:
     """Run all steps, and compare what the clients count with what the server expects.
 
     The attacker sends a thousand times its noised change.
     """
     job = Job(noised(settings), toy_task(clients, norm=norm))
     strategy = job.strategy
+    account = Account(job.site.noise)
+    loop = Loop(strategy, [account])
     store = MemoryStore()
     number = 1
     while locate(strategy.timetable, number):
         plan = strategy.plan(number)
+        loop.send(plan)
         replies = [job.client(store).handle(msg) for msg in plan]
         for msg, reply in zip(plan, replies, strict=True):
             assert isinstance(reply, Update), reply
@@ -61,11 +73,11 @@ def run(settings: Config, norm: bool = False, clients: int = 4, attacker: int = 
                 reply.weights = trees.cast(reply.weights, msg.weights)
                 for name in job.site.variances:
                     reply.weights[name].abs_()
-        strategy.settle(replies)
+        strategy.settle(replies, loop.accept)
         number += 1
     for slot, weights in strategy.weights.items():
         assert trees.first_nonfinite(weights) is None, slot
-    return job
+    return Noised(job, account)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -75,9 +87,10 @@ def test_every_method_composes_or_is_refused(method: str) -> None:
         with pytest.raises(ConfigError, match=rf"privacy\.noise=0\.5 with {REFUSED[method]}"):
             run(settings)
         return
-    strategy = run(settings, norm=True).strategy
+    job, account = run(settings, norm=True)
+    strategy = job.strategy
     trained = sum(entry.rounds * releases_of(strategy, entry) for entry in strategy.timetable)
-    assert 0 < max(strategy.account.releases.values()) <= trained
+    assert 0 < max(account.releases.values()) <= trained
 
 
 @pytest.mark.parametrize("plugin", PLUGINS)
@@ -96,8 +109,8 @@ def test_every_merge_composes(merge: str) -> None:
     """It works on what has been noised, so it costs no epsilon, and still bounds an attacker."""
     lines = ["method=fedavg", "rounds=2", "client.epochs=1", "on_failure=skip", f"merge={merge}"]
     lines += ["replies.max_jump=null"]  # which bounds the mean, too
-    job = run(composed(*lines), norm=True, clients=7, attacker=3)
-    (releases,) = set(job.strategy.account.releases.values())
+    job, account = run(composed(*lines), norm=True, clients=7, attacker=3)
+    (releases,) = set(account.releases.values())
     assert releases == planned_releases(job.strategy)
     change = trees.Difference(job.strategy.weights["model"], job.site.initial)
     far = max(float(change[name].abs().max()) for name in job.site.mergeable)
@@ -156,7 +169,9 @@ def test_prototypes_do_not_tell_which_classes_a_client_has() -> None:
     job = Job(noised(shortened("fedpcl", None)), toy_task())
     labels = job.task.clients[0].train.y
     labels.zero_()  # a client without the class 1
-    (msg,) = [msg for msg in job.strategy.plan(1) if msg.pid == 0]
+    plan = job.strategy.plan(1)
+    Loop(job.strategy, [Account(job.site.noise)]).send(plan)
+    (msg,) = [msg for msg in plan if msg.pid == 0]
     update = job.client(MemoryStore()).handle(msg)
     assert isinstance(update, Update)
     sent = update.tree("fedpcl.prototypes")

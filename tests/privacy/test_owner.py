@@ -13,12 +13,13 @@ from typing import Any
 import composing
 import pytest
 
+from fedhet.core.loop import Loop
 from fedhet.core.messages import Failure, Reply
 from fedhet.core.noise import Noise
 from fedhet.data.toy import toy_task
 from fedhet.job import Job
 from fedhet.methods.fedavg import FedAvg
-from fedhet.privacy.account import epsilon
+from fedhet.privacy.account import Account, epsilon
 from fedhet.privacy.owner import composed, locked, spend
 from fedhet.stores import state_folder, store_at_site
 
@@ -45,7 +46,7 @@ class Machine:
         run.site.simulated = False
         client = run.client()
         client.store, client.site_name = store_at_site, self._site
-        (msg,) = [msg for msg in run.strategy.plan(1) if msg.pid == pid]
+        (msg,) = [msg for msg in run.plan() if msg.pid == pid]
         return client.handle(replace(msg, experiment=experiment))
 
 
@@ -70,7 +71,9 @@ def test_a_server_that_numbers_its_clients_anew_gets_no_more() -> None:
         budget = f"privacy.budget={epsilon(1.0, DELTA, 3)}"
         settings = composing.composed("method=fedavg", "privacy.noise=1", budget, *lines)
         job = Job(settings, engine="flwr")
-        for msg in job.strategy.plan(1)[seed : seed + 2]:
+        plan = job.strategy.plan(1)
+        Loop(job.strategy, [Account(job.site.noise)]).send(plan)
+        for msg in plan[seed : seed + 2]:
             client = job.client(store_at_site, {"partition-id": 0, "num-partitions": 1})
             served.append(not refused(client.handle(msg)))
     assert served == [True] * 3 + [False] * 3
