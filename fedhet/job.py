@@ -10,7 +10,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -45,6 +45,9 @@ from fedhet.record.personal import PersonalModels
 from fedhet.record.results import Run
 from fedhet.record.start import start
 from fedhet.trackers.tracking import tracker_of
+
+if TYPE_CHECKING:
+    from fedhet.flower.nodes import Nodes
 
 log = logging.getLogger("fedhet")
 A_GPU = "engine.num_gpus=1, or a share such as .25, gives each client a GPU"
@@ -228,6 +231,13 @@ class Job:
         return client
 
     # ---- how it runs
+    @cached_property
+    def nodes(self) -> Nodes:
+        """Which of Flower's nodes hosts which client."""
+        from fedhet.flower.nodes import Nodes
+
+        return Nodes(self.strategy.setting.replies)
+
     @cached_property
     def loop(self) -> Loop:
         """The run's steps; its folder is created or reopened on first use."""

@@ -17,6 +17,7 @@ import torch
 
 import fedhet.core.messages
 from fedhet.core import trees
+from fedhet.core.adapters import ClientAdapter, ServerAdapter
 from fedhet.core.client import FedClient
 from fedhet.core.errors import ConfigError
 from fedhet.core.evaluation import evaluation_messages
@@ -29,7 +30,6 @@ from fedhet.core.strategy import FedStrategy
 from fedhet.core.training import Batch, LocalTraining
 from fedhet.core.workspace import Site
 from fedhet.data.toy import toy_task
-from fedhet.flower.strategy import FlowerStrategy
 
 PAGE = (Path(__file__).parents[1] / "docs" / "extending.md").read_text(encoding="utf-8")
 MANUAL = PAGE[PAGE.index("## What a run calls, in order") : PAGE.index("## Inside or outside")]
@@ -123,7 +123,8 @@ def public_names(cls: type) -> set[str]:
     names |= (
         {field.name for field in fields(cls)} if hasattr(cls, "__dataclass_fields__") else set()
     )
-    names -= {"to", "on", "commit"} | set(vars(FlowerStrategy))  # fedhet's own
+    names -= {"to", "on", "commit"}  # fedhet's own
+    names -= {*vars(ServerAdapter), *vars(ClientAdapter)}
     return {name for name in names if not name.startswith("_")}
 
 

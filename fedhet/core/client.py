@@ -13,9 +13,11 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, ClassVar, TypeVar
 
+from flwr.client import NumPyClient
 from torch import nn
 
 from fedhet.core import counts, messages
+from fedhet.core.adapters import ClientAdapter
 from fedhet.core.errors import LostState, traceback_wanted
 from fedhet.core.interruptions import time_limit
 from fedhet.core.messages import (
@@ -36,7 +38,6 @@ from fedhet.core.task import Samples
 from fedhet.core.training import LocalTraining
 from fedhet.core.trees import AnyTree
 from fedhet.core.workspace import Site
-from fedhet.flower import wire
 
 log = logging.getLogger("fedhet")
 Result = TypeVar("Result")
@@ -71,7 +72,7 @@ def serves(owner: object, phase: str, base: type) -> bool:
     return phase == "train" or not hasattr(base, phase)
 
 
-class FedClient(LocalTraining, wire.WireClient):
+class FedClient(LocalTraining, NumPyClient):
     """Serves one message. Its defaults are FedAvg.
 
     A method overrides `start`, `losses`, `gradient`, ..., or adds a method for a phase of its own.
@@ -83,6 +84,10 @@ class FedClient(LocalTraining, wire.WireClient):
         data: its prepared training set.
         model: the model, in the phase "train".
         steps: the optimiser steps taken, after training.
+        properties: the number of its node, and how many there are, as `partition-id` and
+            `num-partitions`; empty where one process has all clients.
+        site_name: of a site with data of its own, as its operator has named it; else None.
+        adapter: answers Flower's messages; fedhet.flower.wire attaches it.
     """
 
     public: ClassVar[tuple[str, ...]] = ()
@@ -90,6 +95,8 @@ class FedClient(LocalTraining, wire.WireClient):
     data: Samples
     model: nn.Module
     steps: int
+    site_name: str | None = None
+    adapter: ClientAdapter
     delivery: Callable[[FedClient], Update] | None = None  # keeps the final models at a site
 
     def __init__(
@@ -102,13 +109,9 @@ class FedClient(LocalTraining, wire.WireClient):
         super().__init__(site)
         self.plugins = list(plugins)
         self.store = store
-        self._properties = properties or {}
+        self.properties = properties or {}
         for plugin in self.plugins:
             plugin.client = self
-
-    # ---- Flower's side
-    def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:
-        return self._properties
 
     # ---- one message
     def handle(self, msg: Broadcast) -> Reply:
@@ -132,7 +135,7 @@ class FedClient(LocalTraining, wire.WireClient):
             level = logging.WARNING if traceback_wanted() else logging.DEBUG
             log.log(level, "client %d", msg.pid, exc_info=True)
             reason = LOST if isinstance(error, LostState) else "failed"
-            return self.failure(msg, f"{type(error).__name__}: {error}", reason)
+            return Failure(msg.pid, msg.phase, msg.step, f"{type(error).__name__}: {error}", reason)
 
     def _serve(self, msg: Broadcast) -> Update:
         self.receive(msg)
@@ -164,8 +167,8 @@ class FedClient(LocalTraining, wire.WireClient):
 
     def _check_hosted(self, pid: int) -> None:
         clients = len(self.site.task.sizes)
-        nodes = self._properties.get("num-partitions", 1)
-        here = self._properties.get("partition-id", 0)
+        nodes = self.properties.get("num-partitions", 1)
+        here = self.properties.get("partition-id", 0)
         if not 0 <= pid < clients or pid % nodes != here:
             raise ValueError(
                 f"the message is for client {pid}; this node has partition-id {here} of {nodes},"
@@ -342,3 +345,13 @@ class FedClient(LocalTraining, wire.WireClient):
         epochs = self.site.evaluations.finetune_epochs
         plain.train_model(model, self.site.train_data(self.pid), epochs=epochs, hooks=False)
         return model
+
+    # ---- Flower's methods
+    def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:
+        return self.adapter.get_properties(config)
+
+    def fit(self, parameters: list[Any], config: dict[str, Any]) -> Any:
+        return self.adapter.fit(parameters, config)
+
+    def evaluate(self, parameters: list[Any], config: dict[str, Any]) -> Any:
+        return self.adapter.evaluate(parameters, config)

@@ -10,11 +10,13 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
+from flwr.server.strategy import Strategy
 from torch import nn
 
 from fedhet.core import trees
+from fedhet.core.adapters import ServerAdapter
 from fedhet.core.admission import (
     Jumps,
     Quorum,
@@ -34,10 +36,9 @@ from fedhet.core.replies import BufferAverage, Step, finished, normalised
 from fedhet.core.setting import Setting, check_composition, check_phases
 from fedhet.core.trees import Tree
 from fedhet.core.workspace import Scope
-from fedhet.flower.strategy import FlowerStrategy
 
 
-class FedStrategy(FlowerStrategy):
+class FedStrategy(Strategy):
     """The aggregation of a method; see "what a method overrides" below.
 
     A constructor checks the method's own options first and calls `super().__init__(setting)` last,
@@ -65,6 +66,7 @@ class FedStrategy(FlowerStrategy):
         timetable: the run's phases in order, those of plug-ins first.
         current: the step in progress.
         local: the settings of local training in the step in progress.
+        adapter: answers Flower's Server; fedhet.flower.adapter attaches it.
         report: what the step in progress should record: numbers go to rounds.jsonl, tensors to
             arrays/. It is emptied before each step.
     """
@@ -82,8 +84,9 @@ class FedStrategy(FlowerStrategy):
     memory: ClassVar[tuple[str, ...]] = ("weights", "versions", "state_bytes", "pinned")
     memory += ("quorum", "jumps", "evaluation_extras")
 
+    adapter: ServerAdapter
+
     def __init__(self, setting: Setting) -> None:
-        super().__init__(setting.replies)
         self.setting = setting
         self.site = setting.site
         self.sizes = self.site.task.sizes
@@ -292,6 +295,11 @@ class FedStrategy(FlowerStrategy):
         if entry.phase.after:
             entry.phase.after()
 
+    @property
+    def num_rounds(self) -> int:
+        """The rounds of the run, with those of the phases before the training."""
+        return sum(entry.rounds for entry in self.timetable)
+
     # ---- evaluation
     @property
     def views(self) -> tuple[str, ...]:
@@ -315,3 +323,22 @@ class FedStrategy(FlowerStrategy):
         """What method, plug-ins and merge report, by name; what is empty is left out."""
         pieces: list[Reporting] = [self, *self.active, self.setting.merge]
         return {piece.name: piece.report for piece in pieces if piece.report}
+
+    # ---- Flower's methods
+    def initialize_parameters(self, client_manager: Any) -> Any:
+        return self.adapter.initialize_parameters(client_manager)
+
+    def configure_fit(self, server_round: int, parameters: Any, client_manager: Any) -> Any:
+        return self.adapter.configure_fit(server_round, parameters, client_manager)
+
+    def aggregate_fit(self, server_round: int, results: Any, failures: Any) -> Any:
+        return self.adapter.aggregate_fit(server_round, results, failures)
+
+    def configure_evaluate(self, server_round: int, parameters: Any, client_manager: Any) -> Any:
+        return self.adapter.configure_evaluate(server_round, parameters, client_manager)
+
+    def aggregate_evaluate(self, server_round: int, results: Any, failures: Any) -> Any:
+        return self.adapter.aggregate_evaluate(server_round, results, failures)
+
+    def evaluate(self, server_round: int, parameters: Any) -> Any:
+        return self.adapter.evaluate(server_round, parameters)

@@ -54,7 +54,7 @@ def run(job: Job) -> Path:
             resources={"num_cpus": engine.num_cpus, "num_gpus": engine.num_gpus},
             replaced=engine.address is None,  # elsewhere that could wait for a machine that is lost
             init_args=init_args,
-            nodes=job.strategy.nodes,
+            nodes=job.nodes,
         ) as simulation,
         loop.ending(),
     ):

@@ -116,7 +116,8 @@ def client_for(
             _settings(overrides)
         job = make_job() if make_job else _cached_job(overrides, limits)
         with nullcontext() if make_job else _foreign():
-            client = job.client(store, {**properties, "data": job.data_digest})
+            own_client = job.client(store, {**properties, "data": job.data_digest})
+        client = wire.Adapter(own_client)
     except (ConfigError, DataError, ImportError, OSError) as error:
         reason = _refused(node, error, simulated=make_job is not None)
         client = Refusal(reason, {**properties, "problem": reason})
@@ -248,8 +249,7 @@ def _joining(settings: config.Config) -> ServerAppComponents:
     def begin(agreed: Agreement, manager: ClientManager) -> FedServer:
         data = LocalData.agreed_on(settings.cfg, agreed)
         job = Job(settings, engine="flwr", local=data)
-        job.strategy.nodes = nodes
-        return FedServer(job.loop, manager=manager)
+        return FedServer(job.loop, nodes, manager=manager)
 
     server = JoiningServer(nodes, begin)
     return ServerAppComponents(server=server, config=ServerConfig(num_rounds=settings.cfg.rounds))
@@ -283,8 +283,8 @@ def components(job: Job, store: Store | None = None) -> ServerAppComponents:
         job: what is run.
         store: the clients' states; None where they are kept at their sites.
     """
-    job.strategy.nodes.data = job.data_digest
-    server = FedServer(job.loop, store=store)
+    job.nodes.data = job.data_digest
+    server = FedServer(job.loop, job.nodes, store=store)
     return ServerAppComponents(server=server, config=ServerConfig(num_rounds=job.config.cfg.rounds))
 
 

@@ -13,7 +13,6 @@ import numpy as np
 
 from fedhet.config import Config, cached
 from fedhet.core.check import boolean
-from fedhet.core.client import FedClient
 from fedhet.core.errors import ConfigError, DataError
 from fedhet.core.limits import UNLIMITED, Limits, least_count
 from fedhet.core.noise import Noise
@@ -171,16 +170,17 @@ class SiteClient(wire.WireClient):
     def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:
         return {**self._hosted, "report": json.dumps(self.report.as_dict())}
 
-    def _client(self, carried: Mapping[str, Any]) -> FedClient:
+    def _client(self, carried: Mapping[str, Any]) -> wire.Adapter:
         statistics = read_statistics(self._declared, wire.agreed(carried))
         cfg = self._settings.cfg
         data = LocalData.at_site(cfg, self.pid, self._parts, statistics)
         job = Job(self._settings, engine="flwr", local=data, limits=self._own.limits)
         with confined():  # the model's file of weights, which the run names
-            client = measured(job.client(self._store, self._hosted), self.pid)
-        client.paths = self._own.files.named
+            client = job.client(self._store, self._hosted)
         client.site_name = self._own.site
-        return client
+        adapter = measured(wire.Adapter(client), self.pid)
+        adapter.paths = self._own.files.named
+        return adapter
 
     def fit(
         self, parameters: list[np.ndarray], config: dict[str, Any]

@@ -25,8 +25,8 @@ from fedhet.core.loop import Clock, Loop
 from fedhet.core.messages import EVALUATE, Broadcast, Failure, Reply, payload
 from fedhet.core.setting import ReplyLimits
 from fedhet.core.state import Store
-from fedhet.core.strategy import FedStrategy
 from fedhet.flower import parcels, wire
+from fedhet.flower.nodes import Nodes
 
 log = logging.getLogger("fedhet")
 # Seconds between two looks for replies: often in a simulation; over HTTP less and less often.
@@ -97,15 +97,15 @@ class FlowerCourier:
 
     Args:
         server: Flower's server, which knows the nodes.
-        strategy: the run's strategy.
+        nodes: which node hosts which client.
         store: the clients' states, if this process can read and write them.
     """
 
-    def __init__(self, server: Server, strategy: FedStrategy, store: Store | None = None) -> None:
+    def __init__(self, server: Server, nodes: Nodes, store: Store | None = None) -> None:
         self._server = server
         self.store = store
-        self._nodes = strategy.nodes
-        self._limits = strategy.setting.replies
+        self._nodes = nodes
+        self._limits = nodes.limits
         self._begun = False
         self._started: set[int] = set()  # nodes that were sent a message of this run
 
@@ -292,17 +292,23 @@ class FedServer(Server):
     """
 
     def __init__(
-        self, loop: Loop, *, store: Store | None = None, manager: ClientManager | None = None
+        self,
+        loop: Loop,
+        nodes: Nodes,
+        *,
+        store: Store | None = None,
+        manager: ClientManager | None = None,
     ) -> None:
         super().__init__(client_manager=manager or SimpleClientManager(), strategy=loop.method)
         self._loop = loop
+        self._nodes = nodes
         self._store = store
 
     def fit(self, num_rounds: int, timeout: float | None) -> tuple[History, float]:
         """Flower calls this with its own number of rounds, which the timetable replaces."""
         began = time.perf_counter()
         try:
-            self._loop.run(FlowerCourier(self, self._loop.method, self._store))
+            self._loop.run(FlowerCourier(self, self._nodes, self._store))
         except RunFailed:
             # Flower would print the error too, with a traceback and an exit code of its own.
             if SUBMITTED not in os.environ or traceback_wanted():

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from flwr.common import (
 )
 from torch import Tensor
 
+from fedhet.core.client import FedClient
 from fedhet.core.errors import Rejected, clean
 from fedhet.core.messages import LOST, Broadcast, Extra, Failure, Reply, Update
 from fedhet.core.trees import Tree
@@ -50,23 +51,14 @@ class WireClient(NumPyClient):
         observe: is told of each message, its reply, and the seconds that it took; or None.
         paths: the paths in the node config of a machine whose folders the server may not learn;
             None where the node is simulated.
-        site_name: of a site with data of its own, as its operator has named it; else None.
     """
 
     observe: Callable[[Broadcast, Reply, float], None] | None = None
     paths: Collection[Path] | None = None
-    site_name: str | None = None
 
     def handle(self, msg: Broadcast) -> Reply:
         """Serve a message."""
         raise NotImplementedError
-
-    def failure(self, msg: Broadcast, cause: str, reason: str = "failed") -> Failure:
-        """The reply that the message could not be served."""
-        if self.paths is not None:
-            log.error("client %d: %s", msg.pid, clean(cause))
-            cause = told(cause, self.paths)
-        return Failure(msg.pid, msg.phase, msg.step, cause, reason)
 
     def fit(
         self, parameters: list[np.ndarray], config: dict[str, Any]
@@ -75,7 +67,7 @@ class WireClient(NumPyClient):
         msg = read_broadcast(parameters, config)
         # At the deadline the work ends by itself, unless it hangs outside of Python.
         with exit_after(None if msg.deadline is None else msg.deadline + HANG_SECONDS):
-            reply = self.handle(msg)
+            reply = self._told(self.handle(msg))
             result = reply_arrays(msg, reply)
         if self.observe:
             self.observe(msg, reply, time.perf_counter() - began)
@@ -86,6 +78,31 @@ class WireClient(NumPyClient):
     ) -> tuple[float, int, dict[str, Any]]:
         _, examples, metrics = self.fit(parameters, config)
         return 0.0, examples, metrics
+
+    def _told(self, reply: Reply) -> Reply:
+        """The reply without what the server may not learn, which is logged here."""
+        if self.paths is None or isinstance(reply, Update):
+            return reply
+        log.error("client %d: %s", reply.pid, clean(reply.cause))
+        return replace(reply, cause=told(reply.cause, self.paths))
+
+
+class Adapter(WireClient):
+    """Serves Flower's messages by a method's client, to which it is attached.
+
+    Args:
+        client: the client.
+    """
+
+    def __init__(self, client: FedClient) -> None:
+        client.adapter = self
+        self._client = client
+
+    def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:
+        return self._client.properties
+
+    def handle(self, msg: Broadcast) -> Reply:
+        return self._client.handle(msg)
 
 
 # ---- server to client

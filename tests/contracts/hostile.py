@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from flwr.client import Client
 from flwr.common import FitRes
 
 from fedhet.core.messages import Broadcast, Failure
@@ -19,9 +20,14 @@ Header = dict[str, Any]
 LIMIT = 2**20  # bytes of a reply
 
 
+def served(run: Any) -> Client:
+    """A client of the run, as Flower calls it."""
+    return wire.Adapter(run.client()).to_client()
+
+
 def result(run: Any, position: int = 0) -> tuple[Broadcast, FitRes]:
     msg = run.strategy.plan(run.round + 1)[position]
-    return msg, run.client().to_client().fit(wire.fit_ins(msg, wire.Packer()))
+    return msg, served(run).fit(wire.fit_ins(msg, wire.Packer()))
 
 
 def forge(res: FitRes, change: Callable[[Header], Any]) -> None:
@@ -46,7 +52,7 @@ def skipping(federation: Federation, **setting: Any) -> Any:
 def exchange(run: Any) -> tuple[list[Broadcast], list[FitRes]]:
     plan = run.strategy.plan(1)
     packer = wire.Packer()
-    return plan, [run.client().to_client().fit(wire.fit_ins(msg, packer)) for msg in plan]
+    return plan, [served(run).fit(wire.fit_ins(msg, packer)) for msg in plan]
 
 
 def settle(run: Any, plan: list[Broadcast], replies: list[FitRes]) -> None:

@@ -33,10 +33,12 @@ from fedhet.core.evaluation import global_scores
 from fedhet.core.messages import Broadcast
 from fedhet.data.toy import toy_task
 from fedhet.flower import wire
+from fedhet.flower.adapter import StrategyAdapter
 from fedhet.job import Job
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fednorm import FedNormPlugin
 from fedhet.methods.scaffold import Scaffold
+from fedhet.privacy.account import Account
 from fedhet.stores import MemoryStore
 
 Launch = Callable[..., Any]
@@ -59,12 +61,17 @@ class Node(ClientProxy):
     def _client(self, ins: FitIns | EvaluateIns) -> Client:
         header = wire.read_header(ins.config)
         self.heard.append((header["round"], header["phase"]))
-        return self._make(self._properties).to_client()
+        return self._attached().to_client()
+
+    def _attached(self) -> FedClient:
+        client = self._make(self._properties)
+        wire.Adapter(client)
+        return client
 
     def get_properties(
         self, ins: GetPropertiesIns, timeout: float | None, group_id: int | None
     ) -> GetPropertiesRes:
-        return self._make(self._properties).to_client().get_properties(ins)
+        return self._attached().to_client().get_properties(ins)
 
     def fit(self, ins: FitIns, timeout: float | None, group_id: int | None) -> FitRes:
         with self.lock:
@@ -97,6 +104,8 @@ class FlowerRun:
 
     def __init__(self, *overrides: str) -> None:
         self.job = Job(composed(*overrides), toy_task(5))
+        noise = self.job.site.noise
+        StrategyAdapter(self.job.strategy, [Account(noise)] if noise else [])
         store = MemoryStore()
         self.nodes = joined(lambda properties: self.job.client(store, properties), 2)
 
@@ -130,6 +139,7 @@ def test_the_weights_are_those_of_the_classes_alone(
     nodes = joined(
         lambda properties: cls.client_cls(run.site, plugins(), run.store, properties), total
     )
+    StrategyAdapter(run.strategy)
     history, _ = Server(client_manager=nodes, strategy=run.strategy).fit(3, None)
     assert run.sha256 == expected.sha256
     assert [number for number, _ in history.losses_centralized] == [0, 1, 2, 3]

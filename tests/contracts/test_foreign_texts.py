@@ -170,7 +170,7 @@ def test_what_a_node_says_of_itself(answer: Any, caplog: pytest.LogCaptureFixtur
 def test_an_error_of_flower_and_of_its_grid(federation: Federation) -> None:
     run = skipping(federation)
     msg = run.strategy.plan(1)[0]
-    courier = FlowerCourier(cast("Any", None), run.strategy)
+    courier = FlowerCourier(cast("Any", None), Nodes(run.strategy.setting.replies))
     replies = [
         SimpleNamespace(has_error=lambda: True, error=SimpleNamespace(reason=LONG)),
         SimpleNamespace(has_error=lambda: False, content={EVIL: EVIL}),
@@ -178,7 +178,8 @@ def test_an_error_of_flower_and_of_its_grid(federation: Federation) -> None:
     for reply in replies:
         failure = courier._read(msg, 7, cast("Any", reply))
         assert isinstance(failure, Failure) and is_clean(failure.cause)
-    failures = list(run.strategy.nodes.in_order({0: msg}, [], [RuntimeError(LONG)] * 20, 0))
+    nodes = Nodes(run.strategy.setting.replies)
+    failures = list(nodes.in_order({0: msg}, [], [RuntimeError(LONG)] * 20, 0))
     assert len(failures) == 1 and is_clean(failures[0].cause)
 
 
@@ -221,7 +222,7 @@ def test_the_environment_is_in_no_message_of_a_node(
     messages[1].plugins = {}  # this client refuses
     for msg in messages:
         sent = wire.write_broadcast(msg)
-        arrays, _, metrics = run.client().fit(*sent)
+        arrays, _, metrics = wire.Adapter(run.client()).fit(*sent)
         for part in (sent, metrics, [array.tobytes() for array in arrays]):
             assert CANARY not in str(part)
     assert "differ in their plug-ins" in caplog.text and CANARY not in caplog.text

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from contracts.hostile import served
 from contracts.tasks import with_dropout
 from flwr.common import Code, FitRes, Status, ndarrays_to_parameters
 
@@ -47,10 +48,7 @@ def test_the_order_in_which_clients_are_served(
 def flower_results(run: Any, plan: list[Broadcast]) -> list[tuple[Any, FitRes]]:
     """The clients' replies as Flower delivers them, without their nodes."""
     packer = wire.Packer()
-    return [
-        (SimpleNamespace(cid="0"), run.client().to_client().fit(wire.fit_ins(msg, packer)))
-        for msg in plan
-    ]
+    return [(SimpleNamespace(cid="0"), served(run).fit(wire.fit_ins(msg, packer))) for msg in plan]
 
 
 def signed_by(res: FitRes) -> int:
@@ -65,12 +63,13 @@ def test_replies_are_put_in_order_and_missing_ones_are_named(
     sent = {msg.pid: msg for msg in plan}
     results = flower_results(run, plan)
     random.Random(3).shuffle(results)
-    replies = list(run.strategy.nodes.in_order(sent, results, [], 2**20))
+    nodes = Nodes(run.strategy.setting.replies)
+    replies = list(nodes.in_order(sent, results, [], 2**20))
     assert [reply.pid for reply in replies] == list(sent)
     assert all(isinstance(reply, Update) for reply in replies)
 
     without_3 = [(node, res) for node, res in results if signed_by(res) != 3]
-    replies = list(run.strategy.nodes.in_order(sent, without_3, [TimeoutError("no answer")], 2**20))
+    replies = list(nodes.in_order(sent, without_3, [TimeoutError("no answer")], 2**20))
     failures = [reply for reply in replies if isinstance(reply, Failure)]
     assert [(f.pid, f.phase, f.step) for f in failures] == [(3, "train", 1)]
     assert "no answer" in failures[0].cause
@@ -99,7 +98,8 @@ def test_a_reply_without_a_readable_header_is_a_failure(
     plan = run.strategy.plan(1)
     results = flower_results(run, plan)
     results[0][1].metrics["fedhet"] = header
-    replies = list(run.strategy.nodes.in_order({msg.pid: msg for msg in plan}, results, [], 2**20))
+    nodes = Nodes(run.strategy.setting.replies)
+    replies = list(nodes.in_order({msg.pid: msg for msg in plan}, results, [], 2**20))
     assert [type(reply) for reply in replies] == [Failure, Update, Update]
     assert (replies[0].pid, replies[0].phase, replies[0].step) == (plan[0].pid, "train", 1)
 

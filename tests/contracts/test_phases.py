@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from contracts.hostile import served
 from contracts.three import TOLERANCE, Three
 
 from fedhet.core import trees
@@ -101,9 +102,7 @@ def test_everything_survives_the_wire(
         def carried(plan: list[Broadcast], replies: list[Any], run: Any = run) -> list[Any]:
             packer = wire.Packer()
             return [
-                wire.read_result(
-                    msg, run.client().to_client().fit(wire.fit_ins(msg, packer)), 2**20
-                )
+                wire.read_result(msg, served(run).fit(wire.fit_ins(msg, packer)), 2**20)
                 for msg in plan
             ]
 

@@ -16,7 +16,8 @@ from fedhet.core.client import FedClient
 from fedhet.core.loop import Clock
 from fedhet.core.setting import ReplyLimits
 from fedhet.data.toy import toy_task
-from fedhet.flower import parcels
+from fedhet.flower import parcels, wire
+from fedhet.flower.nodes import Nodes
 from fedhet.flower.server import FlowerCourier
 from fedhet.methods.scaffold import Scaffold
 
@@ -78,7 +79,7 @@ class FakeGrid:
     def _serve(self, message: Message, context: Context) -> Message:
         self.opened.append(message)
         pid = message.metadata.dst_node_id % 1000
-        client = self._make().to_client()
+        client = wire.Adapter(self._make()).to_client()
         if message.metadata.message_type == "evaluate":
             ins: Any = recorddict_compat.recorddict_to_evaluateins(message.content, True)
             content = recorddict_compat.evaluateres_to_recorddict(
@@ -138,7 +139,8 @@ class OnGrid:
         for pid in range(present):
             self.join(pid)
         server = Server(client_manager=self.manager, strategy=self.run.strategy)
-        self.courier = FlowerCourier(server, self.run.strategy)
+        self.nodes = Nodes(self.run.strategy.setting.replies)
+        self.courier = FlowerCourier(server, self.nodes)
         self.round = 0
 
     def join(self, pid: int, generation: int = 0) -> Proxy:

@@ -291,8 +291,7 @@ def test_a_backend_that_ends_ends_the_wait_for_an_answer(federation: Callable[..
     on_grid = OnGrid(federation, present=3)
     silent = on_grid.join(3)
     silent.lost = 10**9
-    strategy = on_grid.run.strategy
-    silent.on_asked = lambda: setattr(strategy.nodes, "ended", "the backend has ended")
+    silent.on_asked = lambda: setattr(on_grid.nodes, "ended", "the backend has ended")
     with pytest.raises(RunFailed, match="the backend has ended"):
         on_grid.step()
 
@@ -300,7 +299,7 @@ def test_a_backend_that_ends_ends_the_wait_for_an_answer(federation: Callable[..
 def test_a_backend_that_has_ended_ends_the_wait(federation: Callable[..., Any]) -> None:
     on_grid = OnGrid(federation)
     on_grid.grid.schedule = dict.fromkeys(range(4), 10**9)
-    on_grid.run.strategy.nodes.ended = "the backend has ended"
+    on_grid.nodes.ended = "the backend has ended"
     with pytest.raises(RunFailed, match="has ended"):
         on_grid.step()
 

@@ -221,7 +221,7 @@ def test_a_node_with_other_data_than_the_server_in_a_run_that_shares_out_one_set
 ) -> None:
     """Each node would train on a share of a file of its own."""
     job = Job(composed("dataset=digits", "partition.clients=2"), engine="flwr")
-    server = job.strategy.nodes
+    server = job.nodes
     server.data = job.data_digest
     manager: Any = SimpleClientManager()
     lines = ["dataset=digits", "partition.clients=2"]
@@ -229,7 +229,7 @@ def test_a_node_with_other_data_than_the_server_in_a_run_that_shares_out_one_set
     manager.clients.update({node.cid: node for node in nodes})
     assert server.proxies([1], manager)[1] is nodes[1]
     assert nodes[1].client.get_properties({})["data"] == job.data_digest
-    other = Job(composed(*lines), engine="flwr").strategy.nodes
+    other = Job(composed(*lines), engine="flwr").nodes
     other.data = job.data_digest
     nodes[1].alter = lambda properties: {**properties, "data": found}
     with pytest.raises(RunFailed, match=r"node 2: its samples.*dataset=local is for sites"):

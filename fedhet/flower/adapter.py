@@ -1,0 +1,197 @@
+"""A method in Flower's own Server: what its Strategy is asked, answered by the run's loop."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from flwr.common import EvaluateIns, FitIns, Parameters, ndarrays_to_parameters
+from flwr.server.client_manager import ClientManager
+from flwr.server.client_proxy import ClientProxy
+
+from fedhet.core.callbacks import Callback, Row
+from fedhet.core.errors import RunFailed
+from fedhet.core.evaluation import global_scores
+from fedhet.core.loop import Loop, Request
+from fedhet.core.messages import Broadcast, Reply
+from fedhet.core.strategy import FedStrategy
+from fedhet.flower import wire
+from fedhet.flower.nodes import Nodes
+
+log = logging.getLogger("fedhet")
+
+
+class StrategyAdapter(Callback):
+    """Drives a run's loop by the six methods that Flower's Server calls.
+
+    Flower's Server runs a fixed number of rounds, the phases before the training among them
+    (`FedStrategy.num_rounds`). A round past the end of the timetable asks no client. The server and
+    the clients evaluate after the rounds for which an evaluation is due. What needs a run folder
+    does not happen, unless `callbacks` do it.
+
+    Args:
+        method: the run's strategy, to which the adapter is attached.
+        callbacks: what listens to the run.
+
+    Attributes:
+        nodes: which node hosts which client.
+    """
+
+    def __init__(self, method: FedStrategy, callbacks: Sequence[Callback] = ()) -> None:
+        method.adapter = self
+        self.nodes = Nodes(method.setting.replies)
+        self._method = method
+        self._loop = Loop(method, [*callbacks, self])
+        self._steps = self._loop.steps()
+        self._request: Request | None = None
+        self._begun = False
+        self._row: Row = {}
+
+    def settled(self, loop: Loop, row: Row) -> None:
+        self._row = row
+
+    def initialize_parameters(self, client_manager: ClientManager) -> Parameters:
+        """The model's shared tensors, in state-dict order."""
+        return _shared(self._method)
+
+    def configure_fit(
+        self, server_round: int, parameters: Parameters, client_manager: ClientManager
+    ) -> list[tuple[ClientProxy, FitIns]]:
+        """The messages of the round; none past the end of the timetable.
+
+        Raises:
+            RunFailed: the parameters are not those that the method returned: a strategy around it
+                has changed them, and that would have no effect.
+        """
+        self._check_own(parameters)
+        if not self._begun:
+            self._begun = True
+            self._request = next(self._steps, None)
+        if self._request is None:
+            self._row = {}
+            log.info("round %d is past the end of the timetable; no client is asked", server_round)
+        packer = wire.Packer(self.nodes.agreed)
+        return [
+            (proxy, wire.fit_ins(msg, packer)) for proxy, msg in self._addressed(client_manager)
+        ]
+
+    def aggregate_fit(
+        self, server_round: int, results: list[tuple[Any, Any]], failures: list[Any]
+    ) -> tuple[Parameters | None, dict[str, Any]]:
+        """The aggregated model's shared tensors, and the means of the clients' metrics.
+
+        Raises:
+            RunFailed: a client failed and on_failure is "stop", or no client succeeded.
+        """
+        if self._request is None:
+            return _shared(self._method), {}
+        self._answer(self._in_order(results, failures))
+        return _shared(self._method), dict(self._last["metrics"])
+
+    def configure_evaluate(
+        self, server_round: int, parameters: Parameters, client_manager: ClientManager
+    ) -> list[tuple[ClientProxy, EvaluateIns]]:
+        """Messages to all clients with data after a round for which an evaluation is due.
+
+        Under privacy.noise clients evaluate nothing.
+        """
+        if not self._evaluating:
+            return []
+        packer = wire.Packer(self.nodes.agreed)
+        return [
+            (proxy, wire.evaluate_ins(msg, packer))
+            for proxy, msg in self._addressed(client_manager)
+        ]
+
+    def aggregate_evaluate(
+        self, server_round: int, results: list[tuple[Any, Any]], failures: list[Any]
+    ) -> tuple[float | None, dict[str, Any]]:
+        """The loss over all clients' test samples, and means named as in rounds.jsonl.
+
+        The deciding score, such as "accuracy", is that over all clients' test samples.
+
+        Raises:
+            RunFailed: a client failed and on_failure is "stop", or no client succeeded.
+        """
+        if not self._evaluating:
+            return None, {}
+        self._answer(self._in_order(results, failures))
+        target = self._method.site.task.scoring
+        scored = ("acc_", "loss_", *(f"{key}_" for key in target.keys.values()))
+        means = {
+            name: value
+            for name, value in self._last.items()
+            if name.startswith(scored) and not name.endswith("_global") and value is not None
+        }
+        if (key := target.key("clients_weighted")) in means:
+            means[target.score()] = means[key]
+        return means.get("loss_clients_weighted"), means
+
+    def evaluate(
+        self, server_round: int, parameters: Parameters
+    ) -> tuple[float, dict[str, Any]] | None:
+        """Loss and scores of the global model on the global test set.
+
+        None after a round for which no evaluation is due, and where there is no global test set or
+        no global model. Round 0 is the initial model.
+
+        Raises:
+            RunFailed: the parameters are not those that the method returned.
+        """
+        self._check_own(parameters)
+        if server_round == 0:
+            scores = global_scores(self._method)
+        else:
+            keys = {**self._method.site.task.scoring.keys, "loss": "loss"}
+            found = {score: self._last.get(f"{key}_global") for score, key in keys.items()}
+            scores = {score: value for score, value in found.items() if value is not None}
+        return (scores.pop("loss"), dict(scores)) if "loss" in scores else None
+
+    # ---- the loop
+    @property
+    def _last(self) -> Row:
+        """The row of the last step, which is not over while its evaluation is due."""
+        return self._loop.row or self._row
+
+    @property
+    def _evaluating(self) -> bool:
+        return self._request is not None and self._loop.evaluating
+
+    def _answer(self, replies: Iterable[Reply]) -> None:
+        try:
+            self._request = self._steps.send(replies)
+        except StopIteration:
+            self._request = None
+
+    @property
+    def _awaited(self) -> dict[int, Broadcast]:
+        """The messages that are due, by client."""
+        plan, _ = self._request or ([], None)
+        return {msg.pid: msg for msg in plan}
+
+    def _addressed(self, manager: ClientManager) -> Iterator[tuple[ClientProxy, Broadcast]]:
+        """The messages that are due, with the nodes that host their clients."""
+        awaited = self._awaited
+        proxies = self.nodes.proxies(awaited, manager)
+        for pid, msg in awaited.items():
+            if proxy := proxies[pid]:
+                yield proxy, msg
+
+    def _in_order(self, results: list[tuple[Any, Any]], failures: list[Any]) -> Iterator[Reply]:
+        """The replies of the clients that were asked."""
+        more_bytes = self._method.setting.replies.max_bytes
+        return self.nodes.in_order(self._awaited, results, failures, more_bytes)
+
+    def _check_own(self, parameters: Parameters) -> None:
+        """Refuse parameters that a strategy around the method has changed."""
+        if parameters.tensors != _shared(self._method).tensors:
+            raise RunFailed(
+                "Flower's parameters are not the method's: a strategy around it has changed them,"
+                " which has no effect on fedhet's model; for differential privacy set privacy.noise"
+            )
+
+
+def _shared(method: FedStrategy) -> Parameters:
+    tensors = method.sent("model").values()
+    return ndarrays_to_parameters([t.cpu().numpy() for t in tensors])
