@@ -1,7 +1,6 @@
 """How large fedhet is: its code, what a step and a run enter of it, and circles of imports.
 
-    python scripts/size
-    python scripts/size --root ../before --json      # another checkout, for a machine
+    python scripts/size [--root ../another/checkout] [--json]
 
 A step is taken without configuration, engine and records; a run is one without overrides.
 """

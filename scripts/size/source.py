@@ -16,11 +16,12 @@ def count(source: str) -> Counter[str]:
     """Count a file's functions, statements and lines of code.
 
     Docstrings are no statements, so neither formatting nor moving changes their number. A line of
-    code has a token that is neither comment nor docstring.
+    code is not blank and has a token that is neither comment nor docstring.
     """
     nodes = [*ast.walk(ast.parse(source))]
     documented = [node for node in nodes if isinstance(node, ast.Module | ast.ClassDef | FUNCTION)]
     docstrings = {node.body[0].lineno for node in documented if ast.get_docstring(node) is not None}
+    blank = {number for number, line in enumerate(source.split("\n"), 1) if not line.strip()}
     lines: set[int] = set()
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         docstring = token.type == tokenize.STRING and token.start[0] in docstrings
@@ -28,7 +29,7 @@ def count(source: str) -> Counter[str]:
             lines.update(range(token.start[0], token.end[0] + 1))
     statements = sum(isinstance(node, ast.stmt) for node in nodes) - len(docstrings)
     functions = sum(isinstance(node, FUNCTION) for node in nodes)
-    return Counter(files=1, functions=functions, statements=statements, lines=len(lines))
+    return Counter(files=1, functions=functions, statements=statements, lines=len(lines - blank))
 
 
 def packages(root: Path) -> dict[str, Counter[str]]:

@@ -24,6 +24,7 @@ async def function(x: int) -> str:  # 3
             "text",
         )
     text = """Not a
+
 docstring."""  # 6
 
     def inner() -> None: pass  # 7, 8
