@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import runpy
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -16,6 +17,9 @@ METHOD_FOLDER = PACKAGE / "methods"
 METHODS = [
     path for path in sorted(METHOD_FOLDER.rglob("*.py")) if path != METHOD_FOLDER / "__init__.py"
 ]
+# scripts/size/source.py: what counts code and finds imports and circles.
+SIZE = runpy.run_path(str(ROOT / "scripts" / "size" / "source.py"))
+imports: Callable[[ast.AST], Iterator[str]] = SIZE["imports"]
 
 
 def name(path: Path) -> str:
@@ -26,20 +30,6 @@ def name(path: Path) -> str:
 @cache
 def tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
-
-
-def imports(module: ast.AST) -> Iterator[str]:
-    """The dotted names of all that is imported, anywhere in the file."""
-    for node in ast.walk(module):
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            yield from imported(node)
-
-
-def imported(node: ast.Import | ast.ImportFrom) -> list[str]:
-    """The dotted names that one statement imports."""
-    if isinstance(node, ast.Import):
-        return [alias.name for alias in node.names]
-    return [f"{node.module}.{alias.name}" for alias in node.names]
 
 
 def imported_packages(module: ast.AST) -> set[str]:

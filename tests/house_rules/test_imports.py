@@ -5,8 +5,6 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
-from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -15,8 +13,8 @@ from house_rules.source import (
     METHODS,
     PACKAGE,
     ROOT,
+    SIZE,
     calls,
-    imported,
     imported_packages,
     imports,
     name,
@@ -117,41 +115,9 @@ def test_methods_import_neither_flower_nor_hydra() -> None:
 
 
 # ---- circles
-def module_name(path: Path) -> str:
-    parts = path.relative_to(ROOT).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-MODULES = {module_name(path): path for path in FILES}
-
-
-def executed_imports(statements: Iterable[ast.stmt]) -> Iterator[str]:
-    """What is imported while the file is executed: not in functions, nor for type checkers."""
-    for node in statements:
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            yield from imported(node)
-        elif isinstance(node, ast.If):
-            if "TYPE_CHECKING" not in ast.unparse(node.test):
-                yield from executed_imports(node.body)
-            yield from executed_imports(node.orelse)
-        elif isinstance(node, ast.With | ast.Try | ast.ClassDef):
-            yield from executed_imports(node.body)
-
-
-def needed_modules(path: Path) -> set[str]:
-    """fedhet's modules that a file imports while it is executed."""
-    dotted = set(executed_imports(tree(path).body))
-    # `from fedhet.core.messages import Update` names a module and an attribute.
-    return {d if d in MODULES else d.rpartition(".")[0] for d in dotted} & set(MODULES)
-
-
 def test_no_module_imports_itself_in_a_circle() -> None:
-    needed = {module: needed_modules(path) for module, path in MODULES.items()}
-    try:
-        TopologicalSorter(needed).prepare()
-    except CycleError as error:
-        circle = " <- ".join(error.args[1])
-        pytest.fail(f"modules import each other: {circle}; move what both need to a third one")
+    executed = SIZE["graph"](SIZE["modules"](PACKAGE), executed=True)
+    assert not SIZE["circles"](executed), "move what both need to a third one"
 
 
 # ---- what a process loads

@@ -1,0 +1,48 @@
+"""How large fedhet is: its code, what a step and a run enter of it, and circles of imports.
+
+    python scripts/size [--root ../another/checkout] [--json]
+
+A step is taken without configuration, engine and records; a run is one without overrides.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from entered import MEASURED, entered
+from source import circles, graph, modules, packages
+
+
+def measure(root: Path) -> dict[str, Any]:
+    """Measure the checkout at `root`."""
+    sys.path.insert(0, str(root))  # its fedhet is what the processes import
+    with ProcessPoolExecutor(2, max_tasks_per_child=1) as pool:  # none finds what another cached
+        started = {what: pool.submit(entered, what, root / "fedhet") for what in MEASURED}
+        trees = modules(root / "fedhet")
+        return {
+            "packages": packages(root),
+            "entered": {what: future.result() for what, future in started.items()},
+            "circles": {"all": circles(graph(trees)), "executed": circles(graph(trees, True))},
+        }
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--root", type=Path, default=Path(__file__).parents[2], help="a checkout")
+    parser.add_argument("--json", action="store_true", help="names the modules of the circles, too")
+    options = parser.parse_args()
+    found = measure(options.root.resolve())
+    if options.json:
+        print(json.dumps(found, indent=1))
+        sys.exit()
+    columns = ("files", "functions", "statements", "lines")
+    print(f"{'':22}", *(f"{column:>10}" for column in columns))
+    for name, row in {**found["packages"], **found["entered"]}.items():
+        print(f"{name:22}", *(f"{row[column]:10,}" for column in columns if column in row))
+    for kind, groups in found["circles"].items():
+        print(f"files in circles of {kind} imports:", *([len(one) for one in groups] or ["none"]))
