@@ -86,6 +86,7 @@ class FedLExPlugin(Plugin):
 
     name = "fedlex"
     needs_model = True
+    changes_optimizer = False  # every step is scaled by a mask, which all clients share
     memory = ("_deviations", "_used", "_guidance", "_statistics")
     releases = {"explore": 1}
 

@@ -187,6 +187,7 @@ class FedPCL(FedStrategy):
     client_cls = FedPCLClient
     evaluates = ("personal",)
     weighted = False
+    enters = "prototypes"
     memory = ("_client_prototypes",)
     releases = 1
     _client_prototypes: Tensor  # (K', C, d) the last step's sets, missing classes filled
@@ -213,11 +214,6 @@ class FedPCL(FedStrategy):
     @classmethod
     def scope(cls, model: nn.Module) -> Scope:
         return Scope(trained=lambda name: not name.startswith("head."), shared=lambda name: False)
-
-    @property
-    def refuses(self) -> dict[str, str]:
-        reason = "its clients send prototypes and no weights"
-        return dict.fromkeys(("median", "trimmed_mean", "krum", "norm_clip"), reason)
 
     def setup(self) -> None:
         if self.setting.server_opt is not None:

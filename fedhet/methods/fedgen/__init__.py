@@ -119,7 +119,8 @@ class FedGen(FedStrategy):
     name = "fedgen"
     client_cls = FedGenClient
     needs_all = True
-    averages = True
+    only_weights = True
+    enters = "the heads of single clients"  # against which the generator is trained
     memory = ("_generator", "_adam", "_counts")
     refuses_noise = "its clients send exact label counts"
 
@@ -152,13 +153,6 @@ class FedGen(FedStrategy):
         # Batch norm cannot train on one sample.
         self.server_batch_size = check.integer("method.server_batch_size", server_batch_size, low=2)
         super().__init__(setting)
-
-    @property
-    def refuses(self) -> dict[str, str]:
-        reason = (
-            "the generator is trained against the head of every client, which it would not bound"
-        )
-        return dict.fromkeys(("median", "trimmed_mean"), reason)
 
     def setup(self) -> None:
         self.site.task.check_classes("method=fedgen")
