@@ -144,11 +144,7 @@ def _refusals(method: FedStrategy) -> Iterator[str]:
     names = [plugin.name for plugin in method.plugins]
     for name in (name for i, name in enumerate(names) if name in names[:i]):
         yield f"the plug-in {name!r} is in Setting.plugins twice; it acts once"
-    if method.requires and method.requires not in names:
-        yield (
-            f"method={method.name} without its plug-in {method.requires!r} would be FedAvg: add the"
-            f" plug-in to Setting.plugins, as conf/method/{method.name}.yaml does"
-        )
+    yield from _preset_refusals(method)
     yield from _client_refusals(method)
     yield from _noise_refusals(method)
     for plugin in method.plugins:
@@ -170,6 +166,26 @@ def _reason(rules: tuple[Rule, ...], piece: object, method: FedStrategy) -> str:
             other = method.otherwise.get(fact)
             return because.format(found=found, method=method) + (f"; use {other}" if other else "")
     return ""
+
+
+def _preset_refusals(method: FedStrategy) -> Iterator[str]:
+    """Why the plug-in without which the method would be FedAvg is not as the method has it."""
+    if method.requires is None:
+        return
+    name = method.requires.name
+    own = next((plugin for plugin in method.plugins if plugin.name == name), None)
+    if own is None:
+        yield (
+            f"method={method.name} without its plug-in {name!r} would be FedAvg: add the plug-in to"
+            f" Setting.plugins, as conf/method/{method.name}.yaml does"
+        )
+        return
+    for key, value in method.fixed.items():
+        if (given := own.settings[key]) != value:
+            yield (
+                f"method={method.name} is FedAvg with plugin.{name}.{key}={value} and refuses"
+                f" {key}={given}; leave plugin=[{name}] and its {key} out"
+            )
 
 
 def _client_refusals(method: FedStrategy) -> Iterator[str]:

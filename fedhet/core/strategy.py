@@ -10,7 +10,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import nn
 
@@ -48,7 +48,8 @@ class FedStrategy(FlowerStrategy):
     Attributes:
         name: its name in the configuration.
         client_cls: the client half.
-        requires: the plug-in without which the method would be FedAvg; "" for none.
+        requires: the plug-in without which the method would be FedAvg; None for none.
+        fixed: the options of that plug-in that the method does not leave open.
         needs_all: whether `merge` needs all updates at once, with weights that sum to 1; else it
             reads an iterator once and the weights are relative.
         weighted: whether `merge` uses the weights of the updates.
@@ -80,7 +81,8 @@ class FedStrategy(FlowerStrategy):
 
     name: ClassVar[str] = "fedavg"
     client_cls: ClassVar[type[FedClient]] = FedClient
-    requires: ClassVar[str] = ""
+    requires: ClassVar[type[Plugin] | None] = None
+    fixed: ClassVar[dict[str, Any]] = {}
     needs_all: bool = False
     weighted: bool = True
     only_means: bool = True

@@ -31,13 +31,12 @@ import torch
 from torch import Tensor, nn
 
 from fedhet.core import check
-from fedhet.core.client import FedClient
 from fedhet.core.errors import ConfigError
 from fedhet.core.messages import Broadcast
 from fedhet.core.plugin import Plugin
-from fedhet.core.strategy import FedStrategy
 from fedhet.core.training import Batch
 from fedhet.maths.fedntd import not_true_distillation
+from fedhet.methods.fedavg import FedAvg
 
 GLOBAL = "fedntd.global"  # the site's frozen copy of the received model
 
@@ -80,13 +79,4 @@ class FedNTDPlugin(Plugin):
         return self.beta * not_true_distillation(logits, teacher_logits, batch.y, self.tau)
 
 
-class FedNTDClient(FedClient):
-    """FedAvg's training; the plug-in adds the distillation."""
-
-
-class FedNTD(FedStrategy):
-    """FedAvg with the plug-in above, which conf/method/fedntd.yaml lists."""
-
-    name = "fedntd"
-    client_cls = FedNTDClient
-    requires = "fedntd"
+FedNTD = FedAvg.preset("FedNTD", FedNTDPlugin)

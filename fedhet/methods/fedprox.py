@@ -29,11 +29,10 @@ from __future__ import annotations
 from torch import Tensor
 
 from fedhet.core import check
-from fedhet.core.client import FedClient
 from fedhet.core.messages import Broadcast
 from fedhet.core.plugin import Plugin
-from fedhet.core.strategy import FedStrategy
 from fedhet.maths.fedprox import add_proximal
+from fedhet.methods.fedavg import FedAvg
 
 
 class FedProxPlugin(Plugin):
@@ -62,13 +61,4 @@ class FedProxPlugin(Plugin):
             add_proximal(pulled, self._params, self._anchors, self.mu)
 
 
-class FedProxClient(FedClient):
-    """Trains as in FedAvg; the plug-in adds the proximal term."""
-
-
-class FedProx(FedStrategy):
-    """Aggregates as FedAvg does; the plug-in `fedprox`, which it requires, changes the training."""
-
-    name = "fedprox"
-    client_cls = FedProxClient
-    requires = "fedprox"
+FedProx = FedAvg.preset("FedProx", FedProxPlugin)

@@ -38,12 +38,11 @@ import torch
 from torch import Tensor, nn
 
 from fedhet.core import check
-from fedhet.core.client import FedClient
 from fedhet.core.messages import Broadcast, Update
 from fedhet.core.plugin import Plugin
-from fedhet.core.strategy import FedStrategy
 from fedhet.core.training import Batch
 from fedhet.maths.moon import contrastive
+from fedhet.methods.fedavg import FedAvg
 from fedhet.models.base import require_features
 
 GLOBAL = "moon.global"  # the site's frozen copy of the received model
@@ -102,13 +101,4 @@ class MoonPlugin(Plugin):
                 update.metrics["moon.term"] = float(terms.mean())
 
 
-class MoonClient(FedClient):
-    """FedAvg's training; the plug-in adds the term."""
-
-
-class Moon(FedStrategy):
-    """FedAvg with the plug-in above, which conf/method/moon.yaml lists."""
-
-    name = "moon"
-    client_cls = MoonClient
-    requires = "moon"
+Moon = FedAvg.preset("Moon", MoonPlugin)
