@@ -152,7 +152,7 @@ def _refusals(method: FedStrategy) -> Iterator[str]:
             yield f"method={method.name} refuses plugin {plugin.name!r}: {reason}"
     if reason := method.refuses.get(merge.name) or _reason(MERGES, merge, method):
         yield f"method={method.name} refuses merge={merge.name}: {reason}"
-    yield from _evaluation_refusals(method)
+    yield from _setting_refusals(method)
     for plugin in method.plugins:
         for other, reason in plugin.refuses.items():
             if other in (method.name, merge.name, *names):
@@ -162,7 +162,7 @@ def _refusals(method: FedStrategy) -> Iterator[str]:
 def _reason(rules: tuple[Rule, ...], piece: object, method: FedStrategy) -> str:
     """Why the method refuses the piece, and the option with which it does not; "" if it fits."""
     for fact, value, excludes, because in rules:
-        if getattr(method, fact) is value and (found := excludes(piece, method)):
+        if bool(getattr(method, fact)) is value and (found := excludes(piece, method)):
             other = method.otherwise.get(fact)
             return because.format(found=found, method=method) + (f"; use {other}" if other else "")
     return ""
@@ -190,7 +190,7 @@ def _preset_refusals(method: FedStrategy) -> Iterator[str]:
 
 def _client_refusals(method: FedStrategy) -> Iterator[str]:
     for fact, value, settings, because in CLIENT:
-        for key, wanted in settings.items() if getattr(method, fact) is value else ():
+        for key, wanted in settings.items() if bool(getattr(method, fact)) is value else ():
             if (given := getattr(method.setting.local, key)) != wanted:
                 yield (
                     f"client.{key}={given}: method={method.name} {because}; use"
@@ -209,7 +209,13 @@ def _noise_refusals(method: FedStrategy) -> Iterator[str]:
             yield f"privacy.noise={noise.multiplier:g} with {name}: {reason}"
 
 
-def _evaluation_refusals(method: FedStrategy) -> Iterator[str]:
+def _setting_refusals(method: FedStrategy) -> Iterator[str]:
+    """Why settings of the server ask for a model, or a score, that there is not."""
+    if method.setting.server_opt is not None and not method.receives_model:
+        yield (
+            f"method={method.name} has no global model that a server optimiser could update; use"
+            " server_opt=none"
+        )
     evaluations = method.site.evaluations
     epochs = evaluations.finetune_epochs
     if epochs and "global" not in method.evaluates:

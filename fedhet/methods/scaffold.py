@@ -55,7 +55,6 @@ from fedhet.core.phases import Phase
 from fedhet.core.setting import Setting
 from fedhet.core.strategy import FedStrategy
 from fedhet.core.trees import AnyTree, Tree
-from fedhet.maths.scaffold import control_change, correction
 
 CONTROL = "scaffold.c"  # extra down: c
 GRADIENT = "scaffold.gradient"  # extra down: true under option I
@@ -74,7 +73,7 @@ class ScaffoldClient(FedClient):
         c = msg.tree(CONTROL)
         c_i = self.state.get(OWN) or trees.map(torch.zeros_like, c)
         positions = {name: i for i, name in enumerate(self.site.trained)}
-        self._corrections = {positions[name]: correction(c[name], c_i[name]) for name in c}
+        self._corrections = {positions[name]: c[name] - c_i[name] for name in c}
         if GRADIENT in msg.extras:
             c_plus = trees.pick(local_gradient(self, msg), c)
             update = super().train(msg)
@@ -214,7 +213,7 @@ class ControlVariates:
 
 def option_ii(c: Tree, dy: AnyTree, steps_lr: float) -> Tree:
     """c_i+ - c_i in float64, from dy = y - x after K steps at the rate lr; steps_lr is K lr."""
-    return {name: control_change(c[name].double(), dy[name], steps_lr) for name in c}
+    return {name: dy[name] / -steps_lr - c[name].double() for name in c}
 
 
 def local_gradient(client: FedClient, msg: Broadcast) -> Tree:

@@ -31,7 +31,8 @@ from workloads import CLASSES, COHORT, Data, TwoNN, criterion, data
 from fedhet.core.messages import Update
 from fedhet.core.task import ClientData, Samples, Task
 from fedhet.core.workspace import Site
-from fedhet.maths import fedgen, fedpcl
+from fedhet.maths import fedpcl
+from fedhet.methods import fedgen
 from fedhet.methods.fednorm import FedNorm, FedNormPlugin
 from fedhet.stores import MemoryStore
 
