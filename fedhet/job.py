@@ -18,6 +18,7 @@ from fedhet.config import Config
 from fedhet.config.targets import find_target, instantiate
 from fedhet.core import targets
 from fedhet.core.client import FedClient
+from fedhet.core.compatibility import check_cohorts
 from fedhet.core.errors import ConfigError, RunFailed, reason_of
 from fedhet.core.evaluation import Selection
 from fedhet.core.limits import UNLIMITED, Limits, least_count
@@ -25,7 +26,7 @@ from fedhet.core.loop import Loop
 from fedhet.core.messages import LocalSettings
 from fedhet.core.noise import Noise
 from fedhet.core.plugin import Plugin
-from fedhet.core.setting import ReplyLimits, Setting, check_cohorts
+from fedhet.core.setting import ReplyLimits, Setting
 from fedhet.core.state import Store
 from fedhet.core.strategy import FedStrategy
 from fedhet.core.task import Task

@@ -20,6 +20,7 @@ import torch
 
 from fedhet.core import messages, trees
 from fedhet.core.check import EXACT, counted
+from fedhet.core.compatibility import unknown_steps
 from fedhet.core.errors import RunFailed
 from fedhet.core.memory import Packer, put_back
 from fedhet.core.merging import Mean, median_of, norms_of
@@ -311,7 +312,7 @@ def check_steps(method: FedStrategy, update: Update, name: str, *, low: int = 0)
         ValueError: it is not the number that follows from the client's samples.
     """
     steps = update.integer(name, low=low)
-    if _changing(method):
+    if unknown_steps(method):
         return
     n = method.sizes[update.pid]
     local = method.local
@@ -322,24 +323,6 @@ def check_steps(method: FedStrategy, update: Update, name: str, *, low: int = 0)
             f"extra {name!r} is {steps}; {counted(expected, 'local step')} would follow from the"
             f" client's {counted(n, 'sample')}"
         )
-
-
-def unbounded_merges(method: FedStrategy) -> dict[str, str]:
-    """The merges that are of no use where a plug-in changes the number of steps: name -> reason."""
-    if not (plugin := _changing(method)):
-        return {}
-    reason = (
-        f"plugin {plugin!r} changes the number of local steps, so that nobody can check the one"
-        " that a client claims, by which it would outvote the others; client.steps=<number> sets it"
-    )
-    return dict.fromkeys(("krum", "norm_filter"), reason)
-
-
-def _changing(method: FedStrategy) -> str:
-    """The plug-in that changes the number of local steps; "" if none does."""
-    fixed = method.setting.local.steps is not None
-    changing = (plugin.name for plugin in method.plugins if plugin.changes_steps)
-    return "" if fixed else next(changing, "")
 
 
 # ---- what a single reply may change

@@ -50,16 +50,15 @@ class Mean:
     Attributes:
         name: its name in the configuration.
         weighted: whether the weights of the updates have an effect.
-        averages: whether it replaces the mean, so that a method must take all its means with it.
-        rescales: whether it changes the weights in replies, so that they must be all that a method
-            takes from them.
-        compares: whether it compares the weights in replies, so that there must be some.
+        replaces_mean: whether it takes another average in place of the mean.
+        rescales: whether it changes the weights in replies.
+        compares: whether it compares the weights in replies.
         report: what the step in progress should record.
     """
 
     name: ClassVar[str] = "mean"
     weighted: ClassVar[bool] = True
-    averages: ClassVar[bool] = False
+    replaces_mean: ClassVar[bool] = False
     rescales: ClassVar[bool] = False
     compares: ClassVar[bool] = False
 
@@ -140,7 +139,7 @@ class Coordinates(Mean):
     """Replaces the mean by a function of each entry's values."""
 
     weighted: ClassVar[bool] = False
-    averages: ClassVar[bool] = True
+    replaces_mean: ClassVar[bool] = True
 
     def combine(self, values: Tensor) -> Tensor:
         """(K, n) values of K clients -> (n,) their average."""

@@ -51,8 +51,8 @@ class Plugin:
         name: its name in the configuration, and the prefix of its extras and phases.
         needs_all: whether the merge gets all updates at once, with weights that sum to 1; else it
             reads an iterator once and the weights are relative.
-        needs_model: whether it refers to the model that clients receive, so that a method whose
-            clients share no parameter refuses it.
+        needs_model: whether it refers to the model that clients receive.
+        compares: whether it compares the weights that clients send.
         memory: the names of the attributes that outlast a step on the server, for checkpoints.
         releases: the name of a phase of its own, or "train" -> how many floating extras it adds to
             a reply, each of which is a release under privacy.noise.
@@ -70,6 +70,7 @@ class Plugin:
     name: ClassVar[str]
     needs_all: ClassVar[bool] = False
     needs_model: ClassVar[bool] = False
+    compares: ClassVar[bool] = False
     memory: ClassVar[tuple[str, ...]] = ()
     releases: ClassVar[dict[str, int]] = {}
     public: ClassVar[tuple[str, ...]] = ()
@@ -83,7 +84,7 @@ class Plugin:
 
     @property
     def refuses(self) -> dict[str, str]:
-        """Methods and plug-ins with which it cannot be combined: name -> reason."""
+        """Methods, merges and plug-ins that it cannot be combined with: name -> reason."""
         return {}
 
     @property
@@ -91,8 +92,8 @@ class Plugin:
         """Why its replies cannot be noised (privacy.noise); "" where they can."""
         return ""
 
-    # What methods decide by. The defaults follow from the hooks that a class overrides; a plug-in
-    # whose options decide, or whose hook does less than it may, says so itself.
+    # The facts by which fedhet/core/compatibility.py decides. Their defaults follow from the hooks
+    # that a class overrides; one whose options decide, or whose hook does less, says so itself.
     @property
     def changes_gradients(self) -> bool:
         """Whether local steps are others than along the gradient of the local loss.
@@ -102,8 +103,13 @@ class Plugin:
         return any(overrides(self, Plugin, hook) for hook in ("gradient", "scale", "optimizer"))
 
     @property
+    def changes_optimizer(self) -> bool:
+        """Whether local steps are not the optimiser's, up to a factor that all clients share."""
+        return overrides(self, Plugin, "optimizer")
+
+    @property
     def changes_weights(self) -> bool:
-        """Whether it changes aggregation weights, so that they must have an effect."""
+        """Whether it changes aggregation weights."""
         return overrides(self, Plugin, "incoming")
 
     @property

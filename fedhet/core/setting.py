@@ -1,23 +1,18 @@
-"""What every strategy is built with, and whether its parts fit together."""
+"""What every strategy is built with."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from fedhet.core.client import FedClient
-from fedhet.core.errors import ConfigError
 from fedhet.core.merging import Mean
 from fedhet.core.messages import LOST, Failure, LocalSettings
-from fedhet.core.phases import Phase, cohort_size
+from fedhet.core.phases import Phase
 from fedhet.core.plugin import Plugin
 from fedhet.core.server_opt import ServerOptimizer
 from fedhet.core.workspace import Site
-
-if TYPE_CHECKING:
-    from fedhet.core.strategy import FedStrategy
 
 
 @dataclass(frozen=True)
@@ -141,125 +136,3 @@ class Setting:
         if self.schedule == "cosine":
             factor *= 0.5 * (1 + math.cos(math.pi * (step - 1) / self.rounds))
         return factor
-
-
-def check_composition(method: FedStrategy) -> None:
-    """Refuse a method with plug-ins or settings that do not fit it.
-
-    Raises:
-        ConfigError: it says what refuses what, and why.
-    """
-    plugins = method.plugins
-    names = [plugin.name for plugin in plugins]
-    if twice := [name for i, name in enumerate(names) if name in names[:i]]:
-        raise ConfigError(f"the plug-in {twice[0]!r} is in Setting.plugins twice; it acts once")
-    if method.requires and method.requires not in names:
-        raise ConfigError(
-            f"method={method.name} without its plug-in {method.requires!r} would be FedAvg: add the"
-            f" plug-in to Setting.plugins, as conf/method/{method.name}.yaml does"
-        )
-    _check_noise(method)
-    refused = {**_unfit(method), **method.refuses}
-    for name, reason in refused.items():
-        if name in names:
-            raise ConfigError(f"method={method.name} refuses plugin {name!r}: {reason}")
-    merge = method.setting.merge
-    if reason := refused.get(merge.name) or _unfit_merge(method):
-        raise ConfigError(f"method={method.name} refuses merge={merge.name}: {reason}")
-    epochs = method.site.evaluations.finetune_epochs
-    if epochs and "global" not in method.evaluates:
-        raise ConfigError(
-            f"eval.finetune_epochs={epochs}: method={method.name} has no global model to fine-tune"
-        )
-    if not method.site.evaluations.personal and "global" not in method.evaluates:
-        raise ConfigError(
-            f"eval.personal=false: method={method.name} has personal models only; use true"
-        )
-    target = method.site.task.scoring
-    if method.setting.targets and not target.score():
-        raise ConfigError(
-            f"eval.targets={list(method.setting.targets)}: a task with target={target.name} has no"
-            " score that could reach them"
-        )
-    for plugin in plugins:
-        for other, reason in plugin.refuses.items():
-            if other in (method.name, merge.name, *names):
-                raise ConfigError(f"plugin {plugin.name!r} refuses {other!r}: {reason}")
-
-
-def check_phases(method: FedStrategy) -> None:
-    """Refuse a phase of the method with the name of something else that clients have.
-
-    Raises:
-        ConfigError: the client would serve the phase "fit" with Flower's method, for example.
-    """
-    for phase in (entry.phase for entry in method.timetable if not entry.owner):
-        if phase.name != "train" and hasattr(FedClient, phase.name):
-            raise ConfigError(
-                f"method={method.name}: its phase {phase.name!r} needs another name, because"
-                f" FedClient.{phase.name} is something else"
-            )
-
-
-def check_cohorts(method: FedStrategy) -> None:
-    """Refuse a merge that needs or keeps more updates than a step can have.
-
-    Raises:
-        ConfigError: it says how many clients take part.
-    """
-    rule = method.setting.merge
-    eligible = sum(n > 0 for n in method.sizes)
-    for phase in (entry.phase for entry in method.timetable if entry.phase.compared):
-        cohort = cohort_size(phase.cohort, method.setting.share(phase), eligible)
-        keep = getattr(rule, "keep", None) or 1
-        least = rule.needs(method.sent(phase.slot), method.mergeable(phase.slot))
-        has = f"a step of the phase {phase.name!r} has {cohort} clients"
-        if least > cohort:
-            raise ConfigError(f"merge={rule.name} needs {least} updates in a step, and {has}")
-        if keep > cohort:
-            raise ConfigError(
-                f"merge.keep={keep} is not allowed: {has}; choose a whole number from 1 to {cohort}"
-            )
-
-
-def _check_noise(method: FedStrategy) -> None:
-    """Refuse privacy.noise where the method or a plug-in sends what noise cannot cover."""
-    if not method.site.noise:
-        return
-    named = [("method=", method.name, method.refuses_noise)]
-    named += [("plugin ", plugin.name, plugin.refuses_noise) for plugin in method.plugins]
-    for kind, name, reason in named:
-        if reason:
-            raise ConfigError(
-                f"privacy.noise={method.site.noise.multiplier:g} with {kind}{name}: {reason}"
-            )
-
-
-def _unfit(method: FedStrategy) -> dict[str, str]:
-    """Plug-ins that would do nothing under the method, or could not do it: name -> reason."""
-    reasons = {}
-    for plugin in method.plugins:
-        if plugin.needs_model and not method.site.mergeable:
-            reasons[plugin.name] = (
-                "it refers to the received model, and this method's clients receive none"
-            )
-        elif plugin.changes_weights and not method.weighted:
-            reasons[plugin.name] = "it changes aggregation weights, which this method ignores"
-    return reasons
-
-
-def _unfit_merge(method: FedStrategy) -> str:
-    """Why the run's `merge` would not do under the method what it promises; "" if it does."""
-    rule = method.setting.merge
-    own, said = (
-        next(cls for cls in type(method).__mro__ if name in vars(cls))
-        for name in ("merge", "averages")
-    )
-    if rule.compares and not method.site.mergeable:
-        return "its clients send no weights"
-    if (rule.averages or rule.rescales) and not (method.averages and issubclass(said, own)):
-        return "its class merges in its own way, and does not say that other means fit (`averages`)"
-    for plugin in method.plugins:
-        if plugin.changes_weights and not rule.weighted:
-            return f"plugin {plugin.name!r} changes the aggregation weights, which it ignores"
-    return ""

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from flwr.server.strategy import Strategy
 from torch import nn
 
-from fedhet.core import trees
+from fedhet.core import compatibility, trees
 from fedhet.core.adapters import ServerAdapter
 from fedhet.core.admission import (
     Jumps,
@@ -33,7 +33,7 @@ from fedhet.core.messages import Broadcast, Extras, Reply, Update
 from fedhet.core.phases import Phase, locate, sample_cohort, timetable
 from fedhet.core.plugin import Plugin, Report, Reporting
 from fedhet.core.replies import BufferAverage, Step, finished, normalised
-from fedhet.core.setting import Setting, check_composition, check_phases
+from fedhet.core.setting import Setting
 from fedhet.core.trees import Tree
 from fedhet.core.workspace import Scope
 
@@ -48,11 +48,20 @@ class FedStrategy(Strategy):
     Attributes:
         name: its name in the configuration.
         client_cls: the client half.
-        requires: the plug-in without which the method would be FedAvg; "" for none.
+        requires: the plug-in without which the method would be FedAvg; None for none.
+        fixed: the options of that plug-in that the method does not leave open.
         needs_all: whether `merge` needs all updates at once, with weights that sum to 1; else it
             reads an iterator once and the weights are relative.
-        weighted: whether `merge` uses the weights; plug-ins that change them are refused otherwise.
-        averages: whether `merge` takes every mean with `setting.merge`; who overrides it says so.
+        weighted: whether `merge` uses the weights of the updates.
+        only_means: whether all that `merge` takes of the replies are means by `setting.merge`; a
+            class that overrides it says so.
+        only_weights: whether all that it takes of them are weights; likewise.
+        enters: what it takes of them where one of these is false.
+        takes_steps: whether clients take local steps.
+        plain_steps: whether these must be plain SGD's along the gradient of the local loss.
+        sgd_steps: whether these must be SGD's, up to a factor that all clients share.
+        counts_steps: whether clients send how many they have taken.
+        otherwise: one of these facts -> the option with which it does not hold.
         releases: how many floating extras its replies have, each a release under privacy.noise.
         refuses_noise: why its replies cannot be noised; "" where they can.
         evaluates: the views that the method offers; the first one chooses the best round.
@@ -73,18 +82,31 @@ class FedStrategy(Strategy):
 
     name: ClassVar[str] = "fedavg"
     client_cls: ClassVar[type[FedClient]] = FedClient
-    requires: ClassVar[str] = ""
+    requires: ClassVar[type[Plugin] | None] = None
+    fixed: ClassVar[dict[str, Any]] = {}
     needs_all: bool = False
     weighted: bool = True
-    averages: bool = True
+    only_means: bool = True
+    only_weights: bool = True
+    enters: ClassVar[str] = "sums of its own"
+    takes_steps: bool = True
+    plain_steps: bool = False
+    sgd_steps: bool = False
+    counts_steps: bool = False
+    otherwise: ClassVar[dict[str, str]] = {}
     releases: int = 0
     refuses_noise: str = ""
     evaluates: tuple[str, ...] = ("global",)
     personal_names: Sequence[str] | None = None
     memory: ClassVar[tuple[str, ...]] = ("weights", "versions", "state_bytes", "pinned")
     memory += ("quorum", "jumps", "evaluation_extras")
-
     adapter: ServerAdapter
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "merge" in vars(cls):  # what it takes of the replies is unknown unless it says so
+            for fact in {"only_means", "only_weights"} - set(vars(cls)):
+                setattr(cls, fact, False)
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
@@ -105,14 +127,14 @@ class FedStrategy(Strategy):
         self.current: Step
         self.weights: dict[str, Tree] = {"model": dict(self.site.initial)}
         self.setup()
-        check_composition(self)
+        compatibility.check(self)
         self.weights |= self.slots()
         for plugin in self.plugins:
             plugin.server = self
             plugin.setup()
             self.weights |= plugin.slots()
         self.timetable = timetable(self)
-        check_phases(self)
+        compatibility.check_phases(self)
 
     # ---- what a method overrides
     @classmethod
@@ -121,8 +143,18 @@ class FedStrategy(Strategy):
         return Scope()
 
     @property
+    def receives_model(self) -> bool:
+        """Whether clients receive parameters of the model."""
+        return bool(self.site.mergeable)
+
+    @property
+    def sends_weights(self) -> bool:
+        """Whether clients send the weights that they have trained."""
+        return self.receives_model
+
+    @property
     def refuses(self) -> dict[str, str]:
-        """Plug-ins and merges with which the method cannot be combined: name -> reason."""
+        """Further plug-ins and merges that the method cannot be combined with: name -> reason."""
         return {}
 
     def setup(self) -> None:

@@ -37,7 +37,7 @@ from fedhet.core.phases import Phase
 from fedhet.core.setting import Setting
 from fedhet.core.strategy import FedStrategy
 from fedhet.core.trees import Tree
-from fedhet.maths.fedprox import add_proximal
+from fedhet.methods.fedprox import add_proximal
 
 LAM = "ditto.lam"
 EPOCHS = "ditto.epochs"

@@ -45,19 +45,13 @@ class DriftPlugin(Plugin):
 
     name = "drift"
     needs_model = True
+    compares = True
+    changes_weights = False  # though it sees all updates
 
     def __init__(self, *, sample: int = 0) -> None:
         self.sample = check.integer("plugin.drift.sample", sample, low=0)
         self._models: list[tuple[int, Tensor]] = []
         super().__init__(sample=self.sample)
-
-    @property
-    def refuses(self) -> dict[str, str]:
-        return {"fedsgd": "it compares models, and this method's clients send gradients"}
-
-    @property
-    def changes_weights(self) -> bool:
-        return False  # though it sees all updates
 
     def incoming(self, updates: Iterator[Update], old: Tree) -> Iterator[Update]:
         self._models = []

@@ -90,25 +90,22 @@ class FedBN(FedStrategy):
 
     name = "fedbn"
     client_cls = FedBNClient
-    averages = True
+    only_means = True
+    enters = "batch norms"
+    otherwise = {"only_weights": "method.server_bn=none"}
     evaluates: tuple[str, ...] = ("personal",)
     personal_names = ()  # only the batch norms, which stay with the clients
 
     def __init__(self, setting: Setting, *, server_bn: str = "none") -> None:
         self.server_bn = check.one_of("method.server_bn", server_bn, ("none", "average"))
         self.releases = int(server_bn == "average")
+        self.only_weights = server_bn == "none"
         super().__init__(setting)
 
     @classmethod
     def scope(cls, model: nn.Module) -> Scope:
         kept = frozenset(norm_names(model))
         return Scope(shared=lambda name: name not in kept)
-
-    @property
-    def refuses(self) -> dict[str, str]:
-        reason = "with method.server_bn=average clients send batch norms beside their weights"
-        clipped = f"{reason}, which it would not bound"
-        return {"norm_clip": clipped} if self.server_bn == "average" else {}
 
     def setup(self) -> None:
         model = self.site.model

@@ -51,15 +51,14 @@ import torch
 from torch import Tensor
 
 from fedhet.core import check, trees
-from fedhet.core.client import FedClient
 from fedhet.core.errors import ConfigError
 from fedhet.core.messages import Broadcast, Update
 from fedhet.core.optimizers import Optimizer
 from fedhet.core.phases import Phase
 from fedhet.core.plugin import Plugin, Report
-from fedhet.core.strategy import FedStrategy
 from fedhet.core.trees import Tree
 from fedhet.maths import fedlex as maths
+from fedhet.methods.fedavg import FedAvg
 
 log = logging.getLogger("fedhet")
 
@@ -86,6 +85,7 @@ class FedLExPlugin(Plugin):
 
     name = "fedlex"
     needs_model = True
+    changes_optimizer = False  # every step is scaled by a mask, which all clients share
     memory = ("_deviations", "_used", "_guidance", "_statistics")
     releases = {"explore": 1}
 
@@ -284,13 +284,4 @@ def _count_or_share(name: str, value: float) -> float:
         ) from error
 
 
-class FedLExClient(FedClient):
-    """Plain FedAvg training; the plug-in explores and masks."""
-
-
-class FedLEx(FedStrategy):
-    """FedAvg with the plug-in above, which conf/method/fedlex.yaml adds."""
-
-    name = "fedlex"
-    client_cls = FedLExClient
-    requires = "fedlex"
+FedLEx = FedAvg.preset("FedLEx", FedLExPlugin)

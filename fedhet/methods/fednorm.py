@@ -42,13 +42,12 @@ import torch
 from torch import Tensor
 
 from fedhet.core import check
-from fedhet.core.client import FedClient
 from fedhet.core.messages import Broadcast, Update
 from fedhet.core.metrics import chunks
 from fedhet.core.plugin import Plugin
-from fedhet.core.strategy import FedStrategy
 from fedhet.core.trees import Tree
 from fedhet.maths.fednorm import contribution
+from fedhet.methods.fedavg import FedAvg
 
 log = logging.getLogger("fedhet")
 
@@ -150,13 +149,4 @@ class FedNormPlugin(Plugin):
         return received
 
 
-class FedNormClient(FedClient):
-    """Plain FedAvg training; the plug-in adds z."""
-
-
-class FedNorm(FedStrategy):
-    """FedAvg with the plug-in above, which conf/method/fednorm.yaml adds."""
-
-    name = "fednorm"
-    client_cls = FedNormClient
-    requires = "fednorm"
+FedNorm = FedAvg.preset("FedNorm", FedNormPlugin)

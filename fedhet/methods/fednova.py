@@ -38,16 +38,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fedhet.core import check, trees
-from fedhet.core.admission import check_steps, unbounded_merges
+from fedhet.core.admission import check_steps
 from fedhet.core.client import FedClient
 from fedhet.core.errors import ConfigError
 from fedhet.core.messages import Broadcast, LocalSettings, Update
-from fedhet.core.plugin import Plugin, overrides
 from fedhet.core.setting import Setting
 from fedhet.core.strategy import FedStrategy
 from fedhet.core.trees import Tree
 from fedhet.maths.fednova import Term, combine, normaliser
-from fedhet.methods.fedlex import FedLExPlugin
 from fedhet.methods.fedprox import FedProxPlugin
 
 STEPS = "fednova.steps"
@@ -69,14 +67,12 @@ class FedNova(FedStrategy):
 
     name = "fednova"
     client_cls = FedNovaClient
+    sgd_steps = True
+    counts_steps = True
+    enters = "numbers of steps"
 
     def __init__(self, setting: Setting, *, tau_eff: str = "normalised") -> None:
         self.tau_eff = check.one_of("method.tau_eff", tau_eff, ("normalised", "mean_steps"))
-        if setting.local.optimizer != "sgd":
-            raise ConfigError(
-                f"client.optimizer={setting.local.optimizer}: method=fednova knows |a_i|_1 for SGD"
-                " only (client=sgd)"
-            )
         factors = [plugin.mu for plugin in setting.plugins if isinstance(plugin, FedProxPlugin)]
         self._mu = factors[0] if factors else 0.0
         try:
@@ -87,31 +83,6 @@ class FedNova(FedStrategy):
                 f" client.lr={setting.local.lr} and plugin.fedprox.mu={self._mu}: {error}"
             ) from error
         super().__init__(setting)
-
-    @property
-    def refuses(self) -> dict[str, str]:
-        reason = "it changes the local optimiser, for which method=fednova knows no |a_i|_1"
-        merges = dict.fromkeys(
-            ("median", "trimmed_mean", "norm_clip"),
-            "numbers of steps enter FedNova's merge beside the weights, which it would not bound",
-        )
-        return (
-            merges
-            | unbounded_merges(self)
-            | {
-                plugin.name: reason
-                for plugin in self.plugins
-                # FedLEx scales every step by a mask, which is the same at every client.
-                if overrides(plugin, Plugin, "optimizer") and not isinstance(plugin, FedLExPlugin)
-            }
-        )
-
-    def setup(self) -> None:
-        for plugin in self.plugins:
-            if overrides(plugin, Plugin, "data"):
-                self.refuses_noise = (
-                    f"the number of steps would tell how many samples {plugin.name!r} has added"
-                )
 
     def check(self, update: Update) -> None:
         check_steps(self, update, STEPS)

@@ -57,7 +57,6 @@ from torch.nn.functional import normalize
 
 from fedhet.core import check
 from fedhet.core.client import FedClient
-from fedhet.core.errors import ConfigError
 from fedhet.core.messages import Broadcast, Extras, Update
 from fedhet.core.metrics import chunks
 from fedhet.core.phases import Phase
@@ -187,6 +186,7 @@ class FedPCL(FedStrategy):
     client_cls = FedPCLClient
     evaluates = ("personal",)
     weighted = False
+    enters = "prototypes"
     memory = ("_client_prototypes",)
     releases = 1
     _client_prototypes: Tensor  # (K', C, d) the last step's sets, missing classes filled
@@ -214,17 +214,7 @@ class FedPCL(FedStrategy):
     def scope(cls, model: nn.Module) -> Scope:
         return Scope(trained=lambda name: not name.startswith("head."), shared=lambda name: False)
 
-    @property
-    def refuses(self) -> dict[str, str]:
-        reason = "its clients send prototypes and no weights"
-        return dict.fromkeys(("median", "trimmed_mean", "krum", "norm_clip"), reason)
-
     def setup(self) -> None:
-        if self.setting.server_opt is not None:
-            raise ConfigError(
-                "method=fedpcl has no global model that a server optimiser could update; use"
-                " server_opt=none"
-            )
         self.site.task.check_classes("method=fedpcl")
         why = "method=fedpcl compares the features that a model's last layer reads, by class"
         self._head = feature_head(self.site.model, why)

@@ -26,14 +26,29 @@ Default: `mu = 0.01`. The papers that compare with FedProx use values from `0.00
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import torch
 from torch import Tensor
 
 from fedhet.core import check
-from fedhet.core.client import FedClient
 from fedhet.core.messages import Broadcast
 from fedhet.core.plugin import Plugin
-from fedhet.core.strategy import FedStrategy
-from fedhet.maths.fedprox import add_proximal
+from fedhet.methods.fedavg import FedAvg
+
+
+def add_proximal(
+    grads: list[Tensor], params: Sequence[Tensor], anchors: Sequence[Tensor], mu: float
+) -> None:
+    """Add the gradient of the proximal term in place: g <- g + mu (w - x) (eq. 2).
+
+    Args:
+        grads: g, one tensor per parameter.
+        params: the current parameters w, of the same shapes.
+        anchors: the parameters x towards which the term pulls, of the same shapes.
+        mu: the strength of the term.
+    """
+    torch._foreach_add_(grads, torch._foreach_sub(list(params), list(anchors)), alpha=mu)
 
 
 class FedProxPlugin(Plugin):
@@ -62,13 +77,4 @@ class FedProxPlugin(Plugin):
             add_proximal(pulled, self._params, self._anchors, self.mu)
 
 
-class FedProxClient(FedClient):
-    """Trains as in FedAvg; the plug-in adds the proximal term."""
-
-
-class FedProx(FedStrategy):
-    """Aggregates as FedAvg does; the plug-in `fedprox`, which it requires, changes the training."""
-
-    name = "fedprox"
-    client_cls = FedProxClient
-    requires = "fedprox"
+FedProx = FedAvg.preset("FedProx", FedProxPlugin)

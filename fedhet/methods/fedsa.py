@@ -66,6 +66,13 @@ class FedSA(FedStrategy):
     name = "fedsa"
     client_cls = FedSAClient
     needs_all = True
+    only_weights = True
+    enters = "means of clusters of clients"
+    otherwise = {"weighted": "method.client_weighting=samples"}
+    refuses = {
+        "krum": "it selects the clients that are alike, and FedSA needs those that differ",
+        "norm_clip": "it shortens differences of the weights, by which FedSA finds clusters",
+    }
 
     def __init__(
         self,
@@ -96,26 +103,6 @@ class FedSA(FedStrategy):
         )
         self.weighted = self.client_weighting == "samples"
         super().__init__(setting)
-
-    @property
-    def refuses(self) -> dict[str, str]:
-        own = (
-            "FedSA takes the means of clusters of clients, and no single one that it could replace"
-        )
-        clusters = {
-            "median": own,
-            "trimmed_mean": own,
-            "krum": "it selects the clients that are alike, and FedSA needs those that differ",
-            "norm_clip": "it shortens differences of the weights, by which FedSA finds clusters",
-        }
-        if self.weighted:
-            return clusters
-        reason = (
-            "it changes the aggregation weights, which FedSA uses only with"
-            " method.client_weighting=samples"
-        )
-        plugins = {plugin.name: reason for plugin in self.plugins if plugin.changes_weights}
-        return plugins | clusters
 
     def base_weight(self, update: Update) -> float:
         return float(update.num_examples) if self.client_weighting == "samples" else 1.0

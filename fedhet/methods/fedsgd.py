@@ -37,7 +37,6 @@ import torch
 
 from fedhet.core import check, optimizers, trees
 from fedhet.core.client import FedClient
-from fedhet.core.errors import ConfigError
 from fedhet.core.messages import Broadcast, Extras, Update
 from fedhet.core.phases import Phase
 from fedhet.core.setting import Setting
@@ -84,27 +83,14 @@ class FedSGD(FedStrategy):
 
     name = "fedsgd"
     client_cls = FedSGDClient
-    averages = True
+    only_means = True
+    takes_steps = False
+    sends_weights = False
 
     def __init__(self, setting: Setting, *, batches: str | int = "full", chunk: int = 1024) -> None:
         self.batches = check.one_of("method.batches", str(batches), ("full", "1"))
         self.chunk = check.integer("method.chunk", chunk, low=1)
-        local = setting.local
-        if local.optimizer != "sgd" or local.momentum:
-            raise ConfigError(
-                f"client.optimizer={local.optimizer}, client.momentum={local.momentum}:"
-                " method=fedsgd takes its steps on the server; use client=sgd with"
-                " client.momentum=0, and server_opt=fedavgm or another one"
-            )
-        if local.steps is not None:
-            raise ConfigError(f"client.steps={local.steps}: method=fedsgd takes no local step")
         super().__init__(setting)
-
-    @property
-    def refuses(self) -> dict[str, str]:
-        reason = "it acts on local steps only, and FedSGD's clients take none"
-        plugins = {plugin.name: reason for plugin in self.plugins if plugin.needs_steps}
-        return plugins | dict.fromkeys(("krum", "norm_clip"), "its clients send no weights")
 
     def setup(self) -> None:
         site = self.site

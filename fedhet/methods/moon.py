@@ -36,18 +36,35 @@ import math
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from fedhet.core import check
-from fedhet.core.client import FedClient
 from fedhet.core.messages import Broadcast, Update
 from fedhet.core.plugin import Plugin
-from fedhet.core.strategy import FedStrategy
 from fedhet.core.training import Batch
-from fedhet.maths.moon import contrastive
+from fedhet.methods.fedavg import FedAvg
 from fedhet.models.base import require_features
 
 GLOBAL = "moon.global"  # the site's frozen copy of the received model
 PREVIOUS = "moon.previous"  # client state, and the site's frozen copy of it
+
+
+def contrastive(z: Tensor, z_global: Tensor, z_previous: Tensor, tau: float) -> Tensor:
+    """Return the model-contrastive loss of each sample, shape (B,).
+
+    It is -log(e^{s_g / tau} / (e^{s_g / tau} + e^{s_p / tau})), where s_g and s_p are the cosine
+    similarities of z with z_global and with z_previous. The cosine with a zero vector is 0 (norms
+    are bounded below by 1e-8).
+
+    Args:
+        z: (B, d) features of the model in training.
+        z_global: (B, d) features of the global model.
+        z_previous: (B, d) features of the client's previous model.
+        tau: the temperature.
+    """
+    s_global = functional.cosine_similarity(z, z_global, dim=1, eps=1e-8)
+    s_previous = functional.cosine_similarity(z, z_previous, dim=1, eps=1e-8)
+    return -functional.logsigmoid((s_global - s_previous) / tau)
 
 
 class MoonPlugin(Plugin):
@@ -102,13 +119,4 @@ class MoonPlugin(Plugin):
                 update.metrics["moon.term"] = float(terms.mean())
 
 
-class MoonClient(FedClient):
-    """FedAvg's training; the plug-in adds the term."""
-
-
-class Moon(FedStrategy):
-    """FedAvg with the plug-in above, which conf/method/moon.yaml lists."""
-
-    name = "moon"
-    client_cls = MoonClient
-    requires = "moon"
+Moon = FedAvg.preset("Moon", MoonPlugin)

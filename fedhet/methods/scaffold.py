@@ -47,16 +47,14 @@ import torch
 from torch import Tensor
 
 from fedhet.core import check, trees
-from fedhet.core.admission import check_steps, unbounded_merges
+from fedhet.core.admission import check_steps
 from fedhet.core.client import FedClient
-from fedhet.core.errors import ConfigError
-from fedhet.core.messages import Broadcast, Extras, LocalSettings, Update
+from fedhet.core.messages import Broadcast, Extras, Update
 from fedhet.core.metrics import FORWARD_BATCH
 from fedhet.core.phases import Phase
 from fedhet.core.setting import Setting
 from fedhet.core.strategy import FedStrategy
 from fedhet.core.trees import AnyTree, Tree
-from fedhet.maths.scaffold import control_change, correction
 
 CONTROL = "scaffold.c"  # extra down: c
 GRADIENT = "scaffold.gradient"  # extra down: true under option I
@@ -64,10 +62,6 @@ PLUS = "scaffold.c_plus"  # extra up: c_i+
 STEPS = "scaffold.steps"  # extra up under option II: K
 OWN = "scaffold.c_i"  # extra up under option I, and the client's state: c_i
 WEIGHTS = ("aggregation", "uniform")  # of the mean of the control variates
-NOISE = (
-    "the server subtracts control variates that it received before, whose noise was another, so the"
-    " error of their sum would grow without end"
-)
 
 
 class ScaffoldClient(FedClient):
@@ -79,7 +73,7 @@ class ScaffoldClient(FedClient):
         c = msg.tree(CONTROL)
         c_i = self.state.get(OWN) or trees.map(torch.zeros_like, c)
         positions = {name: i for i, name in enumerate(self.site.trained)}
-        self._corrections = {positions[name]: correction(c[name], c_i[name]) for name in c}
+        self._corrections = {positions[name]: c[name] - c_i[name] for name in c}
         if GRADIENT in msg.extras:
             c_plus = trees.pick(local_gradient(self, msg), c)
             update = super().train(msg)
@@ -99,20 +93,15 @@ class ScaffoldClient(FedClient):
             torch._foreach_add_(corrected, list(self._corrections.values()))
 
 
-# Merges that it refuses, and why.
-MERGES = dict.fromkeys(
-    ("median", "trimmed_mean", "norm_clip"),
-    "control variates enter SCAFFOLD's merge beside the weights, which it would not bound",
-)
-
-
 class Scaffold(FedStrategy):
     """Averages the changes of the model, and the control variates of all clients beside them."""
 
     name = "scaffold"
     client_cls = ScaffoldClient
     memory = ("_controls",)
-    refuses_noise = NOISE
+    enters = "control variates"
+    otherwise = {"plain_steps": "method.control=gradient"}
+    refuses_noise = "the noise of all earlier control variates would add up without end"
 
     def __init__(
         self,
@@ -125,16 +114,12 @@ class Scaffold(FedStrategy):
         self.lr_g = check.number("method.lr_g", lr_g, open_low=0)
         self.control = check.one_of("method.control", control, ("steps", "gradient"))
         self.control_weights = check.one_of("method.control_weights", control_weights, WEIGHTS)
-        check_optimizer(self.control, setting.local)
+        self.plain_steps = self.counts_steps = control == "steps"
         super().__init__(setting)
 
     def setup(self) -> None:
         like = trees.pick(self.site.initial, self.site.mergeable)
         self._controls = ControlVariates(like, len(self.sizes), self.control, self.control_weights)
-
-    @property
-    def refuses(self) -> dict[str, str]:
-        return MERGES | (option_i_only(self) if self.control == "steps" else {})
 
     def base_weight(self, update: Update) -> float:
         return 1.0
@@ -228,7 +213,7 @@ class ControlVariates:
 
 def option_ii(c: Tree, dy: AnyTree, steps_lr: float) -> Tree:
     """c_i+ - c_i in float64, from dy = y - x after K steps at the rate lr; steps_lr is K lr."""
-    return {name: control_change(c[name].double(), dy[name], steps_lr) for name in c}
+    return {name: dy[name] / -steps_lr - c[name].double() for name in c}
 
 
 def local_gradient(client: FedClient, msg: Broadcast) -> Tree:
@@ -240,25 +225,3 @@ def local_gradient(client: FedClient, msg: Broadcast) -> Tree:
     index = torch.arange(len(client.data), device=client.site.device)
     grads = client.full_gradient(model, client.data, index, FORWARD_BATCH)
     return dict(zip(client.site.trained, grads, strict=True))
-
-
-def option_i_only(method: FedStrategy) -> dict[str, str]:
-    """The plug-ins with which option II is not exact, the merges that would not help, and why."""
-    reason = (
-        "it changes the steps from which method.control=steps recovers the control variates; use"
-        " method.control=gradient"
-    )
-    plugins = {plugin.name: reason for plugin in method.plugins if plugin.changes_gradients}
-    return plugins | unbounded_merges(method)
-
-
-def check_optimizer(control: str, local: LocalSettings) -> None:
-    """Raise ConfigError where the local steps are not those of plain SGD, as option II needs."""
-    plain = {"optimizer": "sgd", "momentum": 0, "weight_decay": 0, "clip": None}
-    for key, value in plain.items() if control == "steps" else ():
-        if getattr(local, key) != value:
-            raise ConfigError(
-                f"client.{key}={getattr(local, key)}: method=scaffold needs plain SGD"
-                f" (client.{key}={'null' if value is None else value}), because it recovers its"
-                " control variates from the steps taken; method.control=gradient does not"
-            )

@@ -71,7 +71,9 @@ class SGDM(FedStrategy):
 
     name = "sgdm"
     client_cls = SGDMClient
-    averages = True
+    only_means = True
+    enters = "momenta"
+    otherwise = {"only_weights": "method.momentum_state=reset"}
     memory = ("_d",)
 
     def __init__(
@@ -87,12 +89,8 @@ class SGDM(FedStrategy):
                 " is SGD with its own momentum; use client=sgd, client.momentum=0 and method.gamma"
             )
         self.releases = int(momentum_state == "averaged")
+        self.only_weights = momentum_state == "reset"
         super().__init__(replace(setting, local=replace(local, momentum=self.gamma)))
-
-    @property
-    def refuses(self) -> dict[str, str]:
-        reason = "its clients send momenta beside their weights, which it would not bound"
-        return {"norm_clip": reason} if self.momentum_state == "averaged" else {}
 
     def setup(self) -> None:
         self._like = trees.pick(self.site.initial, self.site.trained)

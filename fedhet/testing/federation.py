@@ -19,6 +19,7 @@ Between a test and the classes there is nothing: no configuration, no engine, no
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -41,6 +42,10 @@ from fedhet.stores import MemoryStore
 Alter = Callable[[list[Broadcast], list[Reply]], Iterable[Reply]]
 
 
+def _required(cls: type[FedStrategy]) -> list[Plugin]:
+    return [cls.requires(**cls.fixed)] if cls.requires else []
+
+
 def unaltered(plan: list[Broadcast], replies: list[Reply]) -> list[Reply]:
     return replies
 
@@ -52,7 +57,8 @@ class Federation:
         task: the model, the criterion and the clients' data; `fedhet.data.toy.toy_task()` is the
             smallest.
         cls: the method's strategy class.
-        plugins: makes the plug-ins anew, because the server and every client have their own.
+        plugins: makes the plug-ins anew, because the server and every client have their own; by
+            default the one that a preset such as FedNorm requires.
         seed: the run's seed.
         min_count: the smallest number of samples of which a client sends a statistic.
         buffers: what becomes of buffers: "average", "local" or "frozen".
@@ -80,7 +86,7 @@ class Federation:
         task: Task,
         cls: type[FedStrategy],
         *,
-        plugins: Callable[[], Sequence[Plugin]] = list,
+        plugins: Callable[[], Sequence[Plugin]] | None = None,
         seed: int = 0,
         buffers: str = "average",
         noise: Noise = OFF,
@@ -93,6 +99,7 @@ class Federation:
         local: dict[str, Any] | None = None,
         **setting: Any,
     ) -> None:
+        plugins = plugins or partial(_required, cls)
         device = torch.device("cpu")
         self.site = Site(
             task,

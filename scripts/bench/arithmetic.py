@@ -31,8 +31,9 @@ from workloads import CLASSES, COHORT, Data, TwoNN, criterion, data
 from fedhet.core.messages import Update
 from fedhet.core.task import ClientData, Samples, Task
 from fedhet.core.workspace import Site
-from fedhet.maths import fedgen, fedpcl
-from fedhet.methods.fednorm import FedNormClient, FedNormPlugin
+from fedhet.maths import fedpcl
+from fedhet.methods import fedgen
+from fedhet.methods.fednorm import FedNorm, FedNormPlugin
 from fedhet.stores import MemoryStore
 
 REPS = 5
@@ -163,7 +164,7 @@ def latents(samples: Data) -> float:
     )
     site = Site(task, device=torch.device("cpu"), seed=0)
     plugin = FedNormPlugin()
-    client = FedNormClient(site, [plugin], MemoryStore())
+    client = FedNorm.client_cls(site, [plugin], MemoryStore())
     ratios = []
     for pid, (x, y) in enumerate(samples):
         client.pid = pid

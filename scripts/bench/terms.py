@@ -1,6 +1,6 @@
 """What methods do in each step, as plain torch in the floor's loop on W1.
 
-The equations are those of fedhet.maths.
+The equations are those of the methods.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from workloads import CLASSES, COHORT, LR, WORKLOADS, Data, TwoNN
 
 from fedhet.core.optimizers import clip_norm
 from fedhet.maths import fedala, fedpcl
-from fedhet.maths.fedntd import not_true_distillation
-from fedhet.maths.fedprox import add_proximal
-from fedhet.maths.fedrod import balanced_softmax
-from fedhet.maths.moon import contrastive
 from fedhet.methods.fedgen.generator import Generator
+from fedhet.methods.fedntd import not_true_distillation
+from fedhet.methods.fedprox import add_proximal
+from fedhet.methods.fedrod import balanced_softmax
+from fedhet.methods.moon import contrastive
 
 W1 = WORKLOADS["W1"]
 WIDTH = 200  # of the 2NN's features

@@ -84,7 +84,7 @@ SAMPLES = {"client_weighting": "samples"}
 @pytest.mark.parametrize(
     ("cls", "options", "plugin", "reason"),
     [
-        (Scaffold, {}, Clips, "method.control=steps"),
+        (Scaffold, {}, Clips, "method.control=gradient"),
         (Scaffold, {}, Adds, "method.control=gradient"),
         (Scaffold, {}, Wraps, "method.control=gradient"),
         (Scaffold, {}, Penalises, None),
@@ -94,10 +94,10 @@ SAMPLES = {"client_weighting": "samples"}
         (Scaffold, OPTION_I, Clips, None),
         (Scaffold, OPTION_I, Adds, None),
         (Scaffold, OPTION_I, Wraps, None),
-        (FedNova, {}, Wraps, r"knows no \|a_i\|_1"),
+        (FedNova, {}, Wraps, "knows the length of SGD's steps only"),
         (FedNova, {}, Clips, None),
-        (FedSGD, {}, Wraps, "FedSGD's clients take none"),
-        (FedSGD, {}, FedProxPlugin, "FedSGD's clients take none"),
+        (FedSGD, {}, Wraps, "this method's clients take none"),
+        (FedSGD, {}, FedProxPlugin, "this method's clients take none"),
         (FedSGD, {}, Clips, None),
         (FedSA, UNIFORM, Weighs, "method.client_weighting=samples"),
         (FedSA, SAMPLES, Weighs, None),

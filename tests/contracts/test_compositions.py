@@ -31,6 +31,14 @@ from fedhet.testing import Apart, check_choice, run_quietly
 
 METHODS = catalogue.choices("method")
 PLUGINS = catalogue.choices("plugin")
+# Method -> the plug-ins that it refuses, each with its default options.
+REFUSED = {
+    "feddiskab": {"feddisk"},
+    "fedpcl": {"drift", "fedlex", "fednorm", "fedntd", "fedprox", "moon"},
+    "fedsa": {"fednorm"},
+    "fedsgd": {"drift", "fedntd", "fedprox"},
+    "scaffold": {"fedlex"},
+}
 HOSTS = {"fedavg", "fedala", "fedsgd"}  # of these each plug-in meets one, or is refused
 
 
@@ -113,6 +121,10 @@ def test_runs(
     apart = Apart(settings, task, tmp_path / "state").run()
     assert trees.sha256(apart.strategy.weights) == done.summary["weights_sha256"]
     apart.check_states()
+
+
+def test_what_does_not_compose(refused: dict[tuple[str, str], str]) -> None:
+    assert refused.keys() == {(method, plugin) for method in REFUSED for plugin in REFUSED[method]}
 
 
 @pytest.mark.usefixtures("refused")

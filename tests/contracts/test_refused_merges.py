@@ -14,11 +14,12 @@ from omegaconf import OmegaConf
 import fedhet
 from fedhet.config import Config, catalogue
 from fedhet.core import trees
+from fedhet.core.compatibility import check_cohorts
 from fedhet.core.errors import ConfigError, RunFailed
 from fedhet.core.merging import Krum, Mean, Median, NormClip, NormFilter, TrimmedMean
 from fedhet.core.messages import Update
 from fedhet.core.plugin import Plugin
-from fedhet.core.setting import ReplyLimits, check_cohorts
+from fedhet.core.setting import ReplyLimits
 from fedhet.core.trees import Tree
 from fedhet.data.toy import toy_task
 from fedhet.job import Job
@@ -85,7 +86,7 @@ class Own(FedAvg):
 
 class Known(FedAvg):
     name = "known"
-    averages = True
+    only_means = only_weights = True
 
     def merge(self, updates: Iterator[Update], old: Tree) -> Tree:
         return super().merge(updates, old)

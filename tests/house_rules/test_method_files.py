@@ -1,4 +1,4 @@
-"""What belongs to a method: a pair of classes, a message table, tests, a benchmark."""
+"""What belongs to a method: a pair of classes or a preset, a message table, tests, a benchmark."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from fedhet.config import catalogue
 from fedhet.config.targets import find_target
 from fedhet.core.client import FedClient
 from fedhet.core.strategy import FedStrategy
+from fedhet.methods.fedavg import FedAvg
 
 # What describes a method is its file, or the __init__.py of its folder.
 HEADS = [path for path in METHODS if path.parent == METHOD_FOLDER or path.name == "__init__.py"]
@@ -70,13 +71,19 @@ def test_methods_begin_with_their_message_table() -> None:
 
 
 def test_a_method_is_a_pair_of_direct_subclasses_in_one_file() -> None:
-    """No method inherits from another, and each has a client class of its own."""
+    """No method inherits from another, and each has a client class of its own.
+
+    Those that are FedAvg with a plug-in are presets, without a class in their file.
+    """
     for method in CHOICES:
         cls = find_target(settings(method))
+        assert cls.__module__.startswith("fedhet.methods."), method
+        if cls.requires:
+            assert (cls.__bases__, cls.client_cls) == ((FedAvg,), FedAvg.client_cls), method
+            continue
         assert cls.__bases__ == (FedStrategy,), method
         assert cls.client_cls.__bases__ == (FedClient,), method
         assert cls.__module__ == cls.client_cls.__module__, method
-        assert cls.__module__.startswith("fedhet.methods."), method
 
 
 def test_a_method_has_tests() -> None:

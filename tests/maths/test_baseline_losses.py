@@ -10,9 +10,9 @@ from maths.cases import named_case
 from torch import Tensor
 from torch.nn import functional
 
-from fedhet.maths.fedntd import not_true_distillation
-from fedhet.maths.fedrod import balanced_softmax
-from fedhet.maths.moon import contrastive
+from fedhet.methods.fedntd import not_true_distillation
+from fedhet.methods.fedrod import balanced_softmax
+from fedhet.methods.moon import contrastive
 
 
 def draw(*shape: int, seed: int = 0) -> Tensor:

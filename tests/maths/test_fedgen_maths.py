@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedhet.maths.fedgen import diversity, ensemble, label_shares
+from fedhet.methods.fedgen import diversity, ensemble, label_shares
 
 
 def test_shares_and_ensemble() -> None:

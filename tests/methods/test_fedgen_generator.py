@@ -17,9 +17,8 @@ from torch import Tensor, nn
 from fedhet.core import streams
 from fedhet.core.task import ClientData, Samples, Task
 from fedhet.data.toy import ToyModel, toy_task
-from fedhet.maths.fedgen import diversity
 from fedhet.methods import fedgen
-from fedhet.methods.fedgen import FedGen
+from fedhet.methods.fedgen import FedGen, diversity
 from fedhet.methods.fedgen.generator import Generator, Source
 
 V = (0.1, 0.4, 0.2, 0.2, 0.1)  # aggregation weights of five clients

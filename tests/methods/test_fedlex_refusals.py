@@ -100,7 +100,7 @@ def test_bad_options_are_named() -> None:
 
 
 def test_refusals(federation: Make) -> None:
-    refusal = r"method=scaffold .*'fedlex': it changes the steps"
+    refusal = r"method=scaffold .*'fedlex': it changes the local steps"
     with pytest.raises(ConfigError, match=refusal):
         federation(toy_task(), Scaffold, plugins=lambda: [FedLExPlugin()])
     with pytest.raises(ConfigError, match=r"method=fedsgd .*'fedlex': it acts on local"):

@@ -20,9 +20,8 @@ from fedhet.core.errors import ConfigError
 from fedhet.core.messages import LocalSettings
 from fedhet.data.toy import toy_task
 from fedhet.engines.vectorized import obstacle
-from fedhet.maths.fedntd import not_true_distillation
 from fedhet.methods.fedavg import FedAvg
-from fedhet.methods.fedntd import FedNTD, FedNTDPlugin
+from fedhet.methods.fedntd import FedNTD, FedNTDPlugin, not_true_distillation
 
 Federation = Callable[..., Any]
 BETA = 0.8

@@ -19,6 +19,8 @@ from fedhet.core.server_opt import FedAvgM
 from fedhet.data.toy import toy_task
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fedbabu import FedBABU
+from fedhet.methods.feddisk import FedDiskAb
+from fedhet.methods.fednorm import FedNorm, FedNormPlugin
 from fedhet.methods.fednova import FedNova
 from fedhet.methods.fedsgd import FedSGD
 from fedhet.methods.scaffold import Scaffold
@@ -150,7 +152,7 @@ def test_a_method_requires_the_plugin_that_its_configuration_lists() -> None:
         with named_case(name):
             defaults = CONFIGURATIONS[name].get("defaults", [])
             required = METHODS[name].requires
-            assert (f"/plugin/{required}" in defaults) is bool(required)
+            assert required is None or f"/plugin/{required.name}" in defaults
             assert sum(str(entry).startswith("/plugin/") for entry in defaults) == bool(required)
 
 
@@ -158,6 +160,18 @@ def test_a_method_without_its_plugin_is_refused(federation: Callable[..., Any]) 
     """It would be FedAvg; the error names the plug-in and the file that lists it."""
     for cls in WRAPPERS:
         with named_case(cls.name):
-            message = rf"method={cls.name} .*'{cls.requires}'.*conf/method/{cls.name}\.yaml"
+            message = rf"method={cls.name} .*'{cls.requires.name}'.*conf/method/{cls.name}\.yaml"
             with pytest.raises(ConfigError, match=message):
-                federation(toy_task(), cls)
+                federation(toy_task(), cls, plugins=list)
+
+
+def test_a_preset_is_fedavg_with_its_plugin(federation: Callable[..., Any]) -> None:
+    """It can be used as it is imported, without a configuration."""
+    preset = federation(toy_task(), FedNorm).run()
+    assert preset.strategy.name == "fednorm"
+    assert preset.sha256 != federation(toy_task(), FedAvg).run().sha256
+    assert (
+        preset.sha256
+        == federation(toy_task(), FedAvg, plugins=lambda: [FedNormPlugin()]).run().sha256
+    )
+    assert federation(toy_task(), FedDiskAb).strategy.plugins[0].settings["ratio"] == "raw"

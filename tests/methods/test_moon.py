@@ -21,10 +21,9 @@ from fedhet.core.messages import LocalSettings
 from fedhet.core.task import ClientData
 from fedhet.data.toy import toy_task
 from fedhet.engines.vectorized import obstacle
-from fedhet.maths.moon import contrastive
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fedsgd import FedSGD
-from fedhet.methods.moon import PREVIOUS, Moon, MoonPlugin
+from fedhet.methods.moon import PREVIOUS, Moon, MoonPlugin, contrastive
 
 Federation = Callable[..., Any]
 MU = 3.0

@@ -19,10 +19,8 @@ from fedhet.core.messages import LocalSettings, Update
 from fedhet.core.optimizers import SGD
 from fedhet.core.server_opt import FedAvgM, FedOpt, ServerOptimizer
 from fedhet.maths.fednorm import contribution
-from fedhet.maths.fedprox import add_proximal
-from fedhet.maths.scaffold import control_change, correction
-from fedhet.methods.fedprox import FedProxPlugin
-from fedhet.methods.scaffold import ControlVariates
+from fedhet.methods.fedprox import FedProxPlugin, add_proximal
+from fedhet.methods.scaffold import ControlVariates, option_ii
 
 # For a program that loads this file by its path: the files beside it, and tests/.
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -99,9 +97,9 @@ def _fedopt_rounds(params: Params, **inputs: Tensor) -> dict[str, Tensor]:
 def _scaffold_client(
     params: Params, x: Tensor, y: Tensor, c: Tensor, ci: Tensor, g: Tensor
 ) -> dict[str, Tensor]:
-    change = trees.Difference({"y": y}, {"y": x})["y"]
-    dc = control_change(c, change, params["steps"] * params["lr"])
-    corrected = trees.add({"g": g}, {"g": correction(c, ci)})["g"]
+    change = trees.Difference({"c": y}, {"c": x})
+    dc = option_ii({"c": c}, change, params["steps"] * params["lr"])["c"]
+    corrected = trees.add({"g": g}, {"g": c - ci})["g"]
     return {
         "dc": dc,
         "c_plus": trees.add({"c": ci}, {"c": dc})["c"],

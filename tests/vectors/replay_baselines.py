@@ -11,11 +11,9 @@ from typing import Any
 from torch import Tensor
 
 from fedhet.core.targets import cross_entropy
-from fedhet.maths.fedntd import not_true_distillation
-from fedhet.maths.fedrod import balanced_softmax
-from fedhet.maths.moon import contrastive
-from fedhet.methods.fedntd import FedNTDPlugin
-from fedhet.methods.moon import MoonPlugin
+from fedhet.methods.fedntd import FedNTDPlugin, not_true_distillation
+from fedhet.methods.fedrod import balanced_softmax
+from fedhet.methods.moon import MoonPlugin, contrastive
 
 Params = dict[str, Any]
 

@@ -59,10 +59,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fedhet.core import check
-from fedhet.core.client import FedClient
 from fedhet.core.errors import ConfigError
 from fedhet.core.messages import LocalSettings
-from fedhet.core.strategy import FedStrategy
+from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.feddisk.client import ClientHalf
 from fedhet.methods.feddisk.server import ServerHalf
 
@@ -171,21 +170,5 @@ class FedDiskPlugin(ClientHalf, ServerHalf):
         )
 
 
-class FedDiskClient(FedClient):
-    """Plain FedAvg training; the plug-in weighs the samples."""
-
-
-class FedDisk(FedStrategy):
-    """FedAvg with the plug-in above, which conf/method/feddisk.yaml adds."""
-
-    name = "feddisk"
-    client_cls = FedDiskClient
-    requires = "feddisk"
-
-
-class FedDiskAb(FedStrategy):
-    """FedDisk with ratio=raw, the paper's ablation, as in conf/method/feddiskab.yaml."""
-
-    name = "feddiskab"
-    client_cls = FedDiskClient
-    requires = "feddisk"
+FedDisk = FedAvg.preset("FedDisk", FedDiskPlugin)
+FedDiskAb = FedAvg.preset("FedDiskAb", FedDiskPlugin, ratio="raw")  # the paper's ablation

@@ -66,18 +66,12 @@ class ServerHalf(Plugin):
         return max(self.min_samples, self.server.site.min_count)
 
     def _check_ratio(self) -> None:
-        """Refuse or warn of ratio=raw where it is not a simulation's; refuse others in FedDiskAb.
+        """Warn of ratio=raw, and refuse it where it is not a simulation's.
 
         Raises:
-            ConfigError: the ratio does not fit the engine or the method.
+            ConfigError: the ratio does not fit the engine.
         """
         if self.ratio != "raw":
-            if self.server.name == "feddiskab":
-                raise ConfigError(
-                    "method=feddiskab is FedDisk with plugin.feddisk.ratio=raw and refuses"
-                    f" ratio={self.ratio}; leave plugin=[feddisk] and the ratio out, or use"
-                    " method=feddisk"
-                )
             return
         if not self.server.site.simulated:
             raise ConfigError(

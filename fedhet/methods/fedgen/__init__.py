@@ -57,7 +57,6 @@ from fedhet.core.setting import Setting
 from fedhet.core.strategy import FedStrategy
 from fedhet.core.training import Batch
 from fedhet.core.trees import Tree
-from fedhet.maths.fedgen import diversity, ensemble, label_shares
 from fedhet.methods.fedgen.generator import Generator, Source
 from fedhet.models.base import feature_head
 
@@ -70,6 +69,37 @@ NOISE = "fedgen.noise"
 LAM = "fedgen.lam"
 KL = "fedgen.kl"
 COUNTS = "fedgen.counts"
+
+
+# Suffixes of names give shapes: K clients, B samples, C classes, d features, m noise coordinates.
+def label_shares(counts: Tensor) -> Tensor:
+    """Return the clients' shares of each label, a_k^y = n_k^y / sum_j n_j^y, shape (K, C).
+
+    Args:
+        counts: (K, C) the numbers n_k^y of each client's samples by label. The shares of a label
+            that no client has are 0.
+    """
+    return counts / counts.sum(0).clamp(min=1)
+
+
+def ensemble(logits_KBC: Tensor, shares_KC: Tensor, y_B: Tensor) -> Tensor:
+    """Return the ensemble's logits, sum_k a_k^y h_k(z), shape (B, C).
+
+    The heads h_k are weighted for each sample by the shares a_k^y of that sample's own label y.
+    """
+    return torch.einsum("kb,kbc->bc", shares_KC[:, y_B], logits_KBC)
+
+
+def diversity(z_Bd: Tensor, noise_Bm: Tensor) -> Tensor:
+    """Return the diversity term exp(-mean_ij |z_i - z_j|_1 |eps_i - eps_j|^2), a scalar in (0, 1].
+
+    It is 1 where all generated features z are equal. As in the authors' program, both distances
+    are means over coordinates: with sums, the exponential would underflow to 0 at every width
+    that is used in practice.
+    """
+    feature_distances = torch.cdist(z_Bd, z_Bd, p=1) / z_Bd.shape[1]
+    noise_distances = torch.cdist(noise_Bm, noise_Bm).square() / noise_Bm.shape[1]
+    return (-(feature_distances * noise_distances).mean()).exp()
 
 
 class FedGenClient(FedClient):
@@ -119,7 +149,8 @@ class FedGen(FedStrategy):
     name = "fedgen"
     client_cls = FedGenClient
     needs_all = True
-    averages = True
+    only_weights = True
+    enters = "the heads of single clients"  # against which the generator is trained
     memory = ("_generator", "_adam", "_counts")
     refuses_noise = "its clients send exact label counts"
 
@@ -152,13 +183,6 @@ class FedGen(FedStrategy):
         # Batch norm cannot train on one sample.
         self.server_batch_size = check.integer("method.server_batch_size", server_batch_size, low=2)
         super().__init__(setting)
-
-    @property
-    def refuses(self) -> dict[str, str]:
-        reason = (
-            "the generator is trained against the head of every client, which it would not bound"
-        )
-        return dict.fromkeys(("median", "trimmed_mean"), reason)
 
     def setup(self) -> None:
         self.site.task.check_classes("method=fedgen")

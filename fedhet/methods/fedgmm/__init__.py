@@ -54,9 +54,8 @@ travel, and fedhet/maths/fedgmm.py the equations.
 from __future__ import annotations
 
 from fedhet.core import check
-from fedhet.core.client import FedClient
-from fedhet.core.strategy import FedStrategy
 from fedhet.maths.fedgmm import TARGETS
+from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fedgmm.client import ClientHalf
 from fedhet.methods.fedgmm.server import ServerHalf
 
@@ -112,13 +111,4 @@ class FedGMMPlugin(ClientHalf, ServerHalf):
         )
 
 
-class FedGMMClient(FedClient):
-    """Plain FedAvg training; the plug-in adds the samples."""
-
-
-class FedGMM(FedStrategy):
-    """FedAvg with the plug-in above, which conf/method/fedgmm.yaml adds."""
-
-    name = "fedgmm"
-    client_cls = FedGMMClient
-    requires = "fedgmm"
+FedGMM = FedAvg.preset("FedGMM", FedGMMPlugin)
