@@ -262,19 +262,19 @@ class LocalTraining:
                 z = None if features is None else features(x)
                 logits = model(x) if z is None else model.head(z)  # type: ignore[operator]
                 batch = Batch(x, y, index, z, logits)
-                losses = self._recorded(self.losses(params, batch, own))
+                losses = self._values(self.losses(params, batch, own))
             for hook, prepared in active["losses"]:
-                losses = losses + self._recorded(hook(params, batch, prepared))
+                losses = losses + self._values(hook(params, batch, prepared))
             if weights is not None:
                 losses = losses * weights[index]
             if not penalties:
                 return losses, None
-            values = (self._recorded(hook(params, batch, its)) for hook, its in penalties)
+            values = (self._values(hook(params, batch, its)) for hook, its in penalties)
             return losses, sum(values, torch.zeros((), device=x.device))
 
         return terms
 
-    def _recorded(self, terms: Terms) -> Tensor:
+    def _values(self, terms: Terms) -> Tensor:
         """The values of a term, after what is to be recorded has been put aside."""
         if isinstance(terms, Tensor):
             return terms
