@@ -159,6 +159,9 @@ class LocalTraining:
         optimizer = self.optimizer(params, own)
         for wrap, prepared in self._hooks["optimizer"] if hooks else ():
             optimizer = wrap(optimizer, params, prepared)
+        changing = overrides(self, LocalTraining, "gradient") or (
+            hooks and (self._hooks["gradient"] or self._hooks["scale"])
+        )
         orders = self.orders(len(data))
         augmentation = self.generator("augment")
         n = self.train_mode(model, len(data), size)
@@ -172,10 +175,11 @@ class LocalTraining:
             for x, y, index in zip(*(t.split(size) for t in epoch), strict=True):
                 losses, grads = batch_gradient(site.augmented(x, augmentation), y, index)
                 with torch.no_grad():
-                    named = dict(zip(of_model, grads, strict=False))
-                    self.gradient(named, of_model, own)
-                    if hooks:
-                        self.apply_gradient_hooks(named, of_model)
+                    if changing:
+                        named = dict(zip(of_model, grads, strict=False))
+                        self.gradient(named, of_model, own)
+                        if hooks:
+                            self.apply_gradient_hooks(named, of_model)
                     optimizer.step(grads)
                 steps += 1
                 if stop is not None:
