@@ -16,7 +16,7 @@ from typing import Any, ClassVar, TypeVar
 from flwr.client import NumPyClient
 from torch import nn
 
-from fedhet.core import counts, messages
+from fedhet.core import messages
 from fedhet.core.adapters import ClientAdapter
 from fedhet.core.errors import LostState, traceback_wanted
 from fedhet.core.interruptions import time_limit
@@ -205,7 +205,10 @@ class FedClient(LocalTraining, NumPyClient):
             self.site.release(self, update)
         update.keeps = self.state.commit(self.msg.round)
         if update.keeps and not self.site.noise:  # the size may depend on the data
-            update.metrics[STATE_BYTES] = counts.told_size(self)
+            # The size of some of it would tell the counts of classes.
+            hidden = [key for plugin in self.plugins for key in plugin.unsized]
+            size = self.state.nbytes(hidden if self.site.min_count else ())
+            update.metrics[STATE_BYTES] = float(size)
         update.metrics["seconds.train"] = seconds
         update.metrics["seconds.extras"] = self._preparing + time.perf_counter() - began
         return update

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import repeat
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from fedhet.core.check import MOST_EPOCHS, counted
 from fedhet.core.errors import clean
 from fedhet.core.trees import LARGEST, UNBOUNDED, AnyTree, Tree, kind, shown
 
+Report = dict[str, float | Tensor]  # what is recorded of a step
 Scalar = bool | int | float | str
 Extra = Scalar | Tensor | Tree
 Extras = dict[str, Extra]
@@ -57,6 +59,13 @@ class LocalSettings:
         yield from repeat(n, whole)
         if rest:
             yield rest * self.batch_size
+
+
+class Reporting(Protocol):
+    """What records something of a step, under its name."""
+
+    name: ClassVar[str]
+    report: Report
 
 
 @dataclass

@@ -11,12 +11,12 @@ import hashlib
 import inspect
 import json
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
 
 from fedhet.core.errors import ConfigError
-from fedhet.core.messages import Broadcast, Update
+from fedhet.core.messages import Broadcast, Report, Update
 from fedhet.core.phases import Phase
 from fedhet.core.trees import AnyTree, Prepared, Tree
 
@@ -31,18 +31,10 @@ if TYPE_CHECKING:
     from fedhet.core.task import Samples
     from fedhet.core.training import Batch
 
-Report = dict[str, float | Tensor]
 # What a term of the loss may be: its values alone, or with tensors to record, by name.
 Terms = Tensor | tuple[Tensor, Tree]
 # The hooks of local training, which methods and plug-ins have in the same form.
 STEP_HOOKS = ("draws", "optimizer", "losses", "penalty", "gradient", "scale")
-
-
-class Reporting(Protocol):
-    """What records something of a step, under its name."""
-
-    name: ClassVar[str]
-    report: Report
 
 
 def overrides(obj: object, base: type, hook: str) -> bool:

@@ -24,9 +24,7 @@ from fedhet.core.trees import AnyTree, Tree
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from fedhet.core.client import FedClient
     from fedhet.core.functional import Compiled, Frozen
-    from fedhet.core.messages import Update
 
 # Bytes of prepared data kept on the device; beyond it the least recently used client is dropped.
 CACHE_BYTES = 2**30
@@ -92,8 +90,8 @@ class Site:
         simulated: whether all clients are known to be processes of this machine or cluster; under
             `flwr run` they may be real ones.
         noise: what is done to the clients' replies.
-        release: turns a client's update into what may leave it, and accounts for it; without it,
-            noise is refused.
+        release: (client, update): turns the update into what may leave the client, and accounts for
+            it; without it, noise is refused.
         min_count: clients send no statistic of fewer samples.
         limits: what the node of this process allows it to tell, whatever the run says.
         evaluations: what clients evaluate.
@@ -126,7 +124,7 @@ class Site:
         scope: Callable[[nn.Module], Scope] = lambda model: Scope(),
         simulated: bool = True,
         noise: Noise = OFF,
-        release: Callable[[FedClient, Update], None] | None = None,
+        release: Callable[..., None] | None = None,
         min_count: int = 0,
         limits: Limits = UNLIMITED,
         evaluations: Evaluations = Evaluations(),

@@ -52,10 +52,10 @@ from torch import Tensor, nn
 
 from fedhet.core import check, trees
 from fedhet.core.errors import ConfigError
-from fedhet.core.messages import Broadcast, Update
+from fedhet.core.messages import Broadcast, Report, Update
 from fedhet.core.optimizers import Optimizer
 from fedhet.core.phases import Phase
-from fedhet.core.plugin import Plugin, Report
+from fedhet.core.plugin import Plugin
 from fedhet.core.trees import Prepared, Tree
 from fedhet.maths import fedlex as maths
 from fedhet.methods.fedavg import FedAvg
