@@ -53,7 +53,7 @@ def _one_thread() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the file that waits longest for other processes, so that no worker ends with it."""
+    """Begin with the file that waits longest for other processes: no worker ends with it."""
     items.sort(key=lambda item: item.path.name != "test_end_to_end.py")
 
 
