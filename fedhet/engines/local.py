@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fedhet.config.settings import Engine
 from fedhet.core.errors import ConfigError
 from fedhet.core.loop import Courier
 from fedhet.engines.couriers import LocalCourier
@@ -31,8 +32,7 @@ def run(job: Job) -> Path:
         ConfigError: options of the engine exclude each other, or the clients cannot train as one.
         RunFailed: a client failed and on_failure is "stop", or no client succeeded.
     """
-    _check(job)
-    workers = min(job.config.cfg.engine.workers, len(job.task.sizes))
+    workers = min(_workers(job.config.run.engine), len(job.task.sizes))
     store = MemoryStore()
     make = partial(job.client, store)
     together = clients_together(job, make)
@@ -48,8 +48,8 @@ def run(job: Job) -> Path:
     return job.run_dir
 
 
-def _check(job: Job) -> None:
-    engine = job.config.cfg.engine
+def _workers(engine: Engine) -> int:
+    """The number of worker processes, if the engine's options do not exclude each other."""
     if engine.workers is None:
         raise ConfigError("engine.workers=null: engine=local needs a number of worker processes")
     if engine.workers > 1 and engine.vectorize:
@@ -57,7 +57,8 @@ def _check(job: Job) -> None:
             f"engine.vectorize={engine.vectorize} with engine.workers={engine.workers}: use one of"
             " the two"
         )
-    if engine.compile and engine.vectorize:
+    if engine.speed.compile and engine.vectorize:
         raise ConfigError(
             f"engine.vectorize={engine.vectorize} with engine.compile=true: use one of the two"
         )
+    return engine.workers

@@ -24,7 +24,6 @@ from fedhet.config.resuming import RESUME, is_resumption
 from fedhet.core.errors import SUBMITTED, ConfigError, DataError, UnknownChoice, clean
 from fedhet.core.limits import Limits
 from fedhet.core.messages import Broadcast, Failure
-from fedhet.core.setting import ReplyLimits
 from fedhet.core.state import Store
 from fedhet.data.files import NotFound, confined
 from fedhet.data.local.data import LocalData, is_local
@@ -149,7 +148,7 @@ def tell(message: Message, context: Context, call: Callable[..., Message]) -> Me
 
 def _settings(overrides: tuple[str, ...]) -> config.Config:
     settings = config.cached(overrides)
-    threads, cores = settings.cfg.engine.threads, os.cpu_count() or 1
+    threads, cores = settings.run.engine.threads, os.cpu_count() or 1
     if threads > cores:
         raise ConfigError(f"engine.threads={threads}: this node has {cores} cores, and no more")
     pin_threads(threads)
@@ -200,7 +199,7 @@ def prepare(context: Context, store: Store | Callable[[str], Store]) -> None:
     """
     overrides = _overrides(context)
     settings = config.cached(overrides)
-    if settings.cfg.engine.threads > 1:
+    if settings.run.engine.threads > 1:
         return  # the data are loaded with as many threads as ever, or their bits could differ
     pin_threads(1)
     own = OwnData.of(context.node_config)
@@ -229,7 +228,7 @@ def server_for(context: Context, app: Path | None = None) -> ServerAppComponents
         )
     except UnknownChoice as error:
         raise ConfigError(_explained(error)) from None
-    pin_threads(settings.cfg.engine.threads)
+    pin_threads(settings.run.engine.threads)
     take_turn(context.run_id)
     if is_local(settings.cfg):
         return _joining(settings)
@@ -244,7 +243,7 @@ def _joining(settings: config.Config) -> ServerAppComponents:
     """The server of a run on the sites' own data, which the strategy needs to know of."""
     declared, _ = declared_elsewhere(settings)
     try_settings(settings)
-    nodes = SiteNodes(ReplyLimits.from_config(settings.cfg.replies), declared)
+    nodes = SiteNodes(settings.run.replies, declared)
 
     def begin(agreed: Agreement, manager: ClientManager) -> FedServer:
         data = LocalData.agreed_on(settings.cfg, agreed)
@@ -252,7 +251,7 @@ def _joining(settings: config.Config) -> ServerAppComponents:
         return FedServer(job.loop, nodes, manager=manager)
 
     server = JoiningServer(nodes, begin)
-    return ServerAppComponents(server=server, config=ServerConfig(num_rounds=settings.cfg.rounds))
+    return ServerAppComponents(server=server, config=ServerConfig(num_rounds=settings.run.rounds))
 
 
 def _server_settings(lines: list[str], resumed: str) -> config.Config:
@@ -285,7 +284,7 @@ def components(job: Job, store: Store | None = None) -> ServerAppComponents:
     """
     job.nodes.data = job.data_digest
     server = FedServer(job.loop, job.nodes, store=store)
-    return ServerAppComponents(server=server, config=ServerConfig(num_rounds=job.config.cfg.rounds))
+    return ServerAppComponents(server=server, config=ServerConfig(num_rounds=job.config.run.rounds))
 
 
 def _overrides(context: Context) -> tuple[str, ...]:

@@ -19,9 +19,9 @@ from sklearn.datasets import load_digits
 import fedhet
 from fedhet.core.client import DELIVER
 from fedhet.core.errors import RunFailed
+from fedhet.core.groups import ReplyLimits
 from fedhet.core.loop import Clock
 from fedhet.core.messages import Broadcast, Extras, Failure, Reply
-from fedhet.core.setting import ReplyLimits
 from fedhet.data.local.data import LocalData, declaration
 from fedhet.data.local.report import Agreement
 from fedhet.flower import wire
