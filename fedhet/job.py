@@ -56,7 +56,9 @@ A_GPU = "engine.num_gpus=1, or a share such as .25, gives each client a GPU"
 
 @dataclass
 class Job:
-    """What one configuration builds; each part is built when it is first used.
+    """What one configuration builds: task, site, method and clients.
+
+    Each part is built when it is first used; `begin` alone creates the run folder.
 
     Attributes:
         config: the composed configuration.
@@ -64,7 +66,7 @@ class Job:
         engine: what carries the messages: local, ray or flwr.
         local: what this process has of the sites' own data, where that is not in the configuration.
         limits: what the node of this process allows the run.
-        folder: the run folder; None before the run has begun.
+        folder, loop: the run folder and the run's steps; None before `begin`.
     """
 
     config: Config
@@ -73,6 +75,7 @@ class Job:
     local: LocalData | None = None
     limits: Limits = UNLIMITED
     folder: Path | None = field(default=None, init=False)
+    loop: Loop | None = field(default=None, init=False)
 
     @property
     def run_dir(self) -> Path:
@@ -220,34 +223,42 @@ class Job:
 
         return Nodes(self.strategy.setting.replies)
 
-    @cached_property
-    def loop(self) -> Loop:
-        """The run's steps; its folder is created or reopened on first use."""
-        run, strategy = self.config.run, self.strategy
-        if (run.device, self.site.device.type) == ("auto", "cpu") and torch.cuda.is_available():
-            log.warning("device=auto with engine.num_gpus=0 is the CPU; %s", A_GPU)
-        check_cohorts(strategy)
-        account.check_run(strategy)
-        record, tracking, checkpoints, lock = start(self)
-        self.folder = record.folder
-        callbacks = [
-            *([account.Account(self.site.noise)] if self.site.noise else []),
-            Selection(strategy.setting),
-            PersonalModels(strategy, record.folder),
-            *([delivery.Delivery()] if run.deliver else []),
-            terminal.Display(self._progress(len(record.rows))),
-            record,
-            tracking,
-            checkpoints,
-            lock,
-        ]
-        return Loop(strategy, callbacks, evaluates=run.evaluation.clients)
 
-    def _progress(self, done: int) -> AbstractContextManager[terminal.Observer]:
-        if self.engine == "flwr":
-            return nullcontext(terminal.log_step)
-        steps = sum(entry.rounds for entry in self.strategy.timetable)
-        return terminal.progress(self.config.choices["method"], steps, done)
+def begin(job: Job) -> Loop:
+    """Create the run folder, or reopen that of an earlier run, and return the run's steps.
+
+    Raises:
+        ConfigError: the settings do not fit together, the folder cannot be used, or its run cannot
+            go on; there is no new folder then.
+        RunFailed: a file cannot be written.
+    """
+    run, strategy, site = job.config.run, job.strategy, job.site
+    if (run.device, site.device.type) == ("auto", "cpu") and torch.cuda.is_available():
+        log.warning("device=auto with engine.num_gpus=0 is the CPU; %s", A_GPU)
+    check_cohorts(strategy)
+    account.check_run(strategy)
+    record, tracking, checkpoints, lock = start(job)
+    callbacks = [
+        *([account.Account(site.noise)] if site.noise else []),
+        Selection(strategy.setting),
+        PersonalModels(strategy, record.folder),
+        *([delivery.Delivery()] if run.deliver else []),
+        terminal.Display(_progress(job, len(record.rows))),
+        record,
+        tracking,
+        checkpoints,
+        lock,
+    ]
+    job.folder = record.folder
+    job.loop = Loop(strategy, callbacks, evaluates=run.evaluation.clients)
+    return job.loop
+
+
+def _progress(job: Job, done: int) -> AbstractContextManager[terminal.Observer]:
+    if job.engine == "flwr":
+        return nullcontext(terminal.log_step)
+    steps = sum(entry.rounds for entry in job.strategy.timetable)
+    return terminal.progress(job.config.choices["method"], steps, done)
 
 
 def run_job(settings: Config, task: Task | None = None) -> Run:
@@ -285,7 +296,7 @@ def run_job(settings: Config, task: Task | None = None) -> Run:
         try:
             folder = engine.run(job)
         except Exception as error:
-            if job.folder is None and not isinstance(error, RunFailed):
+            if job.loop is None and not isinstance(error, RunFailed):
                 raise  # the run had not begun: a setting was wrong
             raise _failed(job, error) from error
     run = Run.read(folder)
@@ -313,7 +324,7 @@ def quiet() -> Iterator[None]:
 def _failed(job: Job, error: Exception) -> RunFailed:
     """Record the failure, also one outside the run's own steps, and return it for the user."""
     reason = reason_of(error)
-    if job.folder is None:
+    if job.loop is None:
         return RunFailed(reason, error.folder if isinstance(error, RunFailed) else None)
     job.loop.end("failed", error)
     return RunFailed(reason, str(job.folder))

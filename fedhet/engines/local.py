@@ -10,7 +10,6 @@ from __future__ import annotations
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from fedhet.config.settings import Engine
 from fedhet.core.errors import ConfigError
@@ -19,10 +18,8 @@ from fedhet.engines.couriers import LocalCourier
 from fedhet.engines.guard import TemporaryFolder
 from fedhet.engines.pool import PoolCourier
 from fedhet.engines.vectorized import VectorCourier, clients_together
+from fedhet.job import Job, begin
 from fedhet.stores import MemoryStore
-
-if TYPE_CHECKING:
-    from fedhet.job import Job
 
 
 def run(job: Job) -> Path:
@@ -39,7 +36,7 @@ def run(job: Job) -> Path:
     courier: Courier = LocalCourier(make, store)
     if together > 1:
         courier = VectorCourier(make, store, together)
-    loop = job.loop  # built before workers are forked and before a step is timed
+    loop = begin(job)  # before workers are forked and a step is timed
     with loop.ending(), ExitStack() as stack:
         if workers > 1:
             folder = stack.enter_context(TemporaryFolder("fedhet-state-"))

@@ -42,10 +42,11 @@ def run(job: Job) -> Path:
     from flwr.server import ServerApp
 
     from fedhet.flower.apps import components
+    from fedhet.job import begin
 
     engine = job.config.run.engine
     _check_resources(engine)
-    loop = job.loop
+    loop = begin(job)
     with (
         quiet_flower(),
         ray_arguments(engine.address) as init_args,
@@ -59,7 +60,7 @@ def run(job: Job) -> Path:
         ) as simulation,
         loop.ending(),
     ):
-        server = ServerApp(server_fn=lambda context: components(job, simulation.states))
+        server = ServerApp(server_fn=lambda context: components(job, loop, simulation.states))
         server(*simulation.nodes())
     return job.run_dir
 

@@ -23,6 +23,7 @@ from fedhet.config import pieces
 from fedhet.config.resuming import RESUME, is_resumption
 from fedhet.core.errors import SUBMITTED, ConfigError, DataError, UnknownChoice, clean
 from fedhet.core.limits import Limits
+from fedhet.core.loop import Loop
 from fedhet.core.messages import Broadcast, Failure
 from fedhet.core.state import Store
 from fedhet.data.files import NotFound, confined
@@ -36,7 +37,7 @@ from fedhet.flower.metered import measured
 from fedhet.flower.own_data import EXAMPLE, OwnData, SiteClient, declared_elsewhere, refused
 from fedhet.flower.server import FedServer
 from fedhet.flower.turns import take_turn
-from fedhet.job import Job, try_settings
+from fedhet.job import Job, begin, try_settings
 from fedhet.process import pin_threads
 from fedhet.record import terminal
 
@@ -232,7 +233,8 @@ def server_for(context: Context, app: Path | None = None) -> ServerAppComponents
     take_turn(context.run_id)
     if is_local(settings.cfg):
         return _joining(settings)
-    return components(Job(settings, engine="flwr"))
+    job = Job(settings, engine="flwr")
+    return components(job, begin(job))
 
 
 def _says_something(record: logging.LogRecord) -> bool:
@@ -245,12 +247,12 @@ def _joining(settings: config.Config) -> ServerAppComponents:
     try_settings(settings)
     nodes = SiteNodes(settings.run.replies, declared)
 
-    def begin(agreed: Agreement, manager: ClientManager) -> FedServer:
+    def joined(agreed: Agreement, manager: ClientManager) -> FedServer:
         data = LocalData.agreed_on(settings.cfg, agreed)
         job = Job(settings, engine="flwr", local=data)
-        return FedServer(job.loop, nodes, manager=manager)
+        return FedServer(begin(job), nodes, manager=manager)
 
-    server = JoiningServer(nodes, begin)
+    server = JoiningServer(nodes, joined)
     return ServerAppComponents(server=server, config=ServerConfig(num_rounds=settings.run.rounds))
 
 
@@ -275,15 +277,16 @@ def _server_settings(lines: list[str], resumed: str) -> config.Config:
     return replace(settings, run_dir=folder, run_dir_given=True, resumes=True)
 
 
-def components(job: Job, store: Store | None = None) -> ServerAppComponents:
+def components(job: Job, loop: Loop, store: Store | None = None) -> ServerAppComponents:
     """The server of a run as Flower wants it; FedServer replaces the number of rounds.
 
     Args:
         job: what is run.
+        loop: its steps.
         store: the clients' states; None where they are kept at their sites.
     """
     job.nodes.data = job.data_digest
-    server = FedServer(job.loop, job.nodes, store=store)
+    server = FedServer(loop, job.nodes, store=store)
     return ServerAppComponents(server=server, config=ServerConfig(num_rounds=job.config.run.rounds))
 
 

@@ -27,7 +27,7 @@ from fedhet.data.local.report import Agreement
 from fedhet.flower import wire
 from fedhet.flower.apps import client_for
 from fedhet.flower.joining import SiteNodes
-from fedhet.job import Job
+from fedhet.job import Job, begin
 from fedhet.stores import MemoryStore
 
 RUN = [
@@ -174,7 +174,7 @@ class Sites:
 
     def run(self) -> dict[str, Any]:
         """The run's summary."""
-        self.job.loop.run(self)
+        begin(self.job).run(self)
         return dict(json.loads((self.job.run_dir / "summary.json").read_text()))
 
     def home(self, pid: int) -> Path:
