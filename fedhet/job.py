@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -21,16 +21,16 @@ from fedhet.core.client import FedClient
 from fedhet.core.compatibility import check_cohorts
 from fedhet.core.errors import ConfigError, RunFailed, reason_of
 from fedhet.core.evaluation import Selection
+from fedhet.core.groups import Course
 from fedhet.core.limits import UNLIMITED, Limits, least_count
 from fedhet.core.loop import Loop
-from fedhet.core.messages import LocalSettings
-from fedhet.core.noise import Noise
+from fedhet.core.noise import allowed_here
 from fedhet.core.plugin import Plugin
-from fedhet.core.setting import ReplyLimits, Setting
+from fedhet.core.setting import Setting
 from fedhet.core.state import Store
 from fedhet.core.strategy import FedStrategy
 from fedhet.core.task import Task
-from fedhet.core.workspace import Evaluations, Site, Speed
+from fedhet.core.workspace import Site
 from fedhet.data.augment import augmentation
 from fedhet.data.federation import target_scale, transform
 from fedhet.data.given import check_settings, check_task, partition_record
@@ -56,7 +56,9 @@ A_GPU = "engine.num_gpus=1, or a share such as .25, gives each client a GPU"
 
 @dataclass
 class Job:
-    """What one configuration builds; each part is built when it is first used.
+    """What one configuration builds: task, site, method and clients.
+
+    Each part is built when it is first used; `begin` alone creates the run folder.
 
     Attributes:
         config: the composed configuration.
@@ -64,7 +66,7 @@ class Job:
         engine: what carries the messages: local, ray or flwr.
         local: what this process has of the sites' own data, where that is not in the configuration.
         limits: what the node of this process allows the run.
-        folder: the run folder; None before the run has begun.
+        folder, loop: the run folder and the run's steps; None before `begin`.
     """
 
     config: Config
@@ -73,6 +75,7 @@ class Job:
     local: LocalData | None = None
     limits: Limits = UNLIMITED
     folder: Path | None = field(default=None, init=False)
+    loop: Loop | None = field(default=None, init=False)
 
     @property
     def run_dir(self) -> Path:
@@ -136,22 +139,20 @@ class Job:
     @cached_property
     def site(self) -> Site:
         """What the clients of this process share."""
-        cfg = self.config.cfg
+        run = self.config.run
         return Site(
             self.task,
             device=self._device(),
-            seed=cfg.seed,
-            buffers=cfg.buffers,
+            seed=run.seed,
+            buffers=run.buffers,
             scope=self._strategy_cls.scope,
             simulated=self.engine != "flwr",
-            noise=Noise.from_config(cfg.privacy),
+            noise=allowed_here(run.noise),
             release=account.release,
-            min_count=least_count(cfg.privacy.min_count, self.limits),
+            min_count=least_count(run.min_count, self.limits),
             limits=self.limits,
-            evaluations=Evaluations(
-                cfg.eval.clients, cfg.eval.train, cfg.eval.finetune_epochs, cfg.eval.personal
-            ),
-            speed=Speed(cfg.engine.compile, cfg.engine.amp, cfg.engine.channels_last),
+            evaluation=run.evaluation,
+            speed=run.engine.speed,
         )
 
     def _device(self) -> torch.device:
@@ -159,10 +160,10 @@ class Job:
 
         Some versions of Ray hide the others, and some do not.
         """
-        cfg = self.config.cfg
-        if cfg.engine.name == "local" or cfg.engine.num_gpus:
-            return choose_device(cfg.device)
-        if cfg.device == "cuda":
+        run = self.config.run
+        if run.engine.name == "local" or run.engine.num_gpus:
+            return choose_device(run.device)
+        if run.device == "cuda":
             raise ConfigError(f"device=cuda with engine.num_gpus=0; {A_GPU}")
         return torch.device("cpu")
 
@@ -193,32 +194,15 @@ class Job:
             ConfigError: the method, the plug-ins and their settings do not fit together.
         """
         cfg = self.config.cfg
-        server_opt = instantiate(cfg.server_opt)
-        local = {
-            key: value for key, value in cfg.client.items() if key not in ("lr_decay", "schedule")
-        }
-        merge = instantiate(cfg.merge)
+        server_opt, merge = instantiate(cfg.server_opt), instantiate(cfg.merge)
         check_merge(cfg, merge)
         setting = Setting(
             self.site,
-            LocalSettings(**local),
-            rounds=cfg.rounds,
-            fraction=cfg.fraction,
-            lr_decay=cfg.client.lr_decay,
-            schedule=cfg.client.schedule,
-            on_failure=cfg.on_failure,
-            on_lost_state=cfg.on_lost_state,
-            replies=ReplyLimits.from_config(cfg.replies),
-            eval_every=cfg.eval.every,
-            personal_mb=cfg.eval.personal_mb,
-            last_k=cfg.eval.last_k,
-            targets=[float(target) for target in cfg.eval.targets],
-            patience=cfg.early_stopping.patience,
-            min_delta=cfg.early_stopping.min_delta,
-            deliver=cfg.deliver,
+            self.config.run.local,
             plugins=plugins,
             server_opt=server_opt,
             merge=merge,
+            **{each.name: getattr(self.config.run, each.name) for each in fields(Course)},
         )
         return cast("FedStrategy", instantiate(cfg.method, setting=setting))
 
@@ -239,34 +223,42 @@ class Job:
 
         return Nodes(self.strategy.setting.replies)
 
-    @cached_property
-    def loop(self) -> Loop:
-        """The run's steps; its folder is created or reopened on first use."""
-        cfg, strategy = self.config.cfg, self.strategy
-        if (cfg.device, self.site.device.type) == ("auto", "cpu") and torch.cuda.is_available():
-            log.warning("device=auto with engine.num_gpus=0 is the CPU; %s", A_GPU)
-        check_cohorts(strategy)
-        account.check_run(strategy)
-        record, tracking, checkpoints, lock = start(self)
-        self.folder = record.folder
-        callbacks = [
-            *([account.Account(self.site.noise)] if self.site.noise else []),
-            Selection(strategy.setting),
-            PersonalModels(strategy, record.folder),
-            *([delivery.Delivery()] if cfg.deliver else []),
-            terminal.Display(self._progress(len(record.rows))),
-            record,
-            tracking,
-            checkpoints,
-            lock,
-        ]
-        return Loop(strategy, callbacks, evaluates=cfg.eval.clients)
 
-    def _progress(self, done: int) -> AbstractContextManager[terminal.Observer]:
-        if self.engine == "flwr":
-            return nullcontext(terminal.log_step)
-        steps = sum(entry.rounds for entry in self.strategy.timetable)
-        return terminal.progress(self.config.choices["method"], steps, done)
+def begin(job: Job) -> Loop:
+    """Create the run folder, or reopen that of an earlier run, and return the run's steps.
+
+    Raises:
+        ConfigError: the settings do not fit together, the folder cannot be used, or its run cannot
+            go on; there is no new folder then.
+        RunFailed: a file cannot be written.
+    """
+    run, strategy, site = job.config.run, job.strategy, job.site
+    if (run.device, site.device.type) == ("auto", "cpu") and torch.cuda.is_available():
+        log.warning("device=auto with engine.num_gpus=0 is the CPU; %s", A_GPU)
+    check_cohorts(strategy)
+    account.check_run(strategy)
+    record, tracking, checkpoints, lock = start(job)
+    callbacks = [
+        *([account.Account(site.noise)] if site.noise else []),
+        Selection(strategy.setting),
+        PersonalModels(strategy, record.folder),
+        *([delivery.Delivery()] if run.deliver else []),
+        terminal.Display(_progress(job, len(record.rows))),
+        record,
+        tracking,
+        checkpoints,
+        lock,
+    ]
+    job.folder = record.folder
+    job.loop = Loop(strategy, callbacks, evaluates=run.evaluation.clients)
+    return job.loop
+
+
+def _progress(job: Job, done: int) -> AbstractContextManager[terminal.Observer]:
+    if job.engine == "flwr":
+        return nullcontext(terminal.log_step)
+    steps = sum(entry.rounds for entry in job.strategy.timetable)
+    return terminal.progress(job.config.choices["method"], steps, done)
 
 
 def run_job(settings: Config, task: Task | None = None) -> Run:
@@ -281,20 +273,20 @@ def run_job(settings: Config, task: Task | None = None) -> Run:
         DataError: samples of the task are out of range; nothing was run.
         RunFailed: the run ended with status "failed".
     """
-    name = settings.cfg.engine.name
+    name = settings.run.engine.name
     if task is not None and name != "local":
         raise ConfigError(
             f"engine={name} builds the task again in other processes; a Task given as objects runs"
             " with engine=local"
         )
-    if settings.cfg.deliver and name != "flwr":
+    if settings.run.deliver and name != "flwr":
         raise ConfigError(
             f"deliver=true with engine={name}: a simulation has no sites to which the model could"
             " be delivered; its run folder has all models. engine=flwr tries it on this machine"
         )
     if task is not None:
         check_settings(settings)
-    with pinned_threads(settings.cfg.engine.threads):
+    with pinned_threads(settings.run.engine.threads):
         job = Job(settings, task, name)
         if task is None:
             try_settings(settings)
@@ -304,7 +296,7 @@ def run_job(settings: Config, task: Task | None = None) -> Run:
         try:
             folder = engine.run(job)
         except Exception as error:
-            if job.folder is None and not isinstance(error, RunFailed):
+            if job.loop is None and not isinstance(error, RunFailed):
                 raise  # the run had not begun: a setting was wrong
             raise _failed(job, error) from error
     run = Run.read(folder)
@@ -332,7 +324,7 @@ def quiet() -> Iterator[None]:
 def _failed(job: Job, error: Exception) -> RunFailed:
     """Record the failure, also one outside the run's own steps, and return it for the user."""
     reason = reason_of(error)
-    if job.folder is None:
+    if job.loop is None:
         return RunFailed(reason, error.folder if isinstance(error, RunFailed) else None)
     job.loop.end("failed", error)
     return RunFailed(reason, str(job.folder))

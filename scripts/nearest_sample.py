@@ -100,7 +100,7 @@ def measure(overrides: list[str]) -> dict[str, float | None]:
 def attacked(overrides: list[str]) -> Iterator[Target]:
     """Make the run, and yield what each reply tells."""
     settings = config.compose(overrides)
-    with pinned_threads(settings.cfg.engine.threads):
+    with pinned_threads(settings.run.engine.threads):
         job = Job(settings)
         strategy, store = job.strategy, MemoryStore()
         number = 0

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ from fedhet.config import (
 )
 from fedhet.config.bases import Bases
 from fedhet.config.lines import key_of
+from fedhet.config.settings import RunSettings
 from fedhet.config.targets import check_targets
 from fedhet.core.errors import ConfigError, UnknownChoice
 
@@ -66,6 +67,11 @@ class Config:
     run_dir_given: bool
     overrides: tuple[str, ...]
     resumes: bool = False
+
+    @cached_property
+    def run(self) -> RunSettings:
+        """The settings that name no class, as checked objects."""
+        return validation.validate(self.cfg)
 
     @property
     def plugins(self) -> tuple[str, ...]:
@@ -238,7 +244,6 @@ def _checked(cfg: DictConfig, hydra: Any, run_dir: str) -> Config:
     validation.check_structure(cfg)
     validation.check_server_opt(cfg, choices["server_opt"])
     check_targets(cfg)
-    validation.validate(cfg)
     OmegaConf.set_readonly(cfg, True)
     given: Any = OmegaConf.to_container(hydra.overrides)  # as written: reading one resolves it
     run_dir_given = any(line.startswith("hydra.run.dir=") for line in given["hydra"])
@@ -246,7 +251,9 @@ def _checked(cfg: DictConfig, hydra: Any, run_dir: str) -> Config:
     names = {
         group: _name(cfg.get(group), group, choice, lines) for group, choice in choices.items()
     }
-    return Config(cfg, names, run_dir, run_dir_given, lines)
+    config = Config(cfg, names, run_dir, run_dir_given, lines)
+    _ = config.run  # checks the values
+    return config
 
 
 def _of_run(cfg: DictConfig) -> DictConfig:

@@ -1,29 +1,19 @@
-"""Checks of a composed configuration that no constructor makes."""
+"""From a composed configuration to checked objects, and what no constructor can check."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
+from dataclasses import fields
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 from omegaconf import DictConfig, OmegaConf
 
 from fedhet.config import catalogue
-from fedhet.core.check import (
-    MOST_EPOCHS,
-    MOST_SAMPLES,
-    MOST_STEPS,
-    boolean,
-    did_you_mean,
-    each,
-    integer,
-    number,
-    one_of,
-    optional,
-    text,
-)
+from fedhet.config.settings import Engine, RunSettings
+from fedhet.core.check import did_you_mean, number
 from fedhet.core.errors import ConfigError
+from fedhet.core.groups import Evaluation, LocalSettings, Noise, ReplyLimits, Speed, Stopping
 
 _GROUPS = (
     "dataset",
@@ -41,137 +31,63 @@ _GROUPS = (
     "checkpoint",
     "early_stopping",
 )
-# Beyond these, the accountant's squares of the noise multiplier overflow or vanish.
-_LEAST_NOISE, _MOST_NOISE = 1e-6, 1e6
-_WITHOUT_NOISE = {"clip": 1.0, "delta": 1e-5, "budget": None}  # the defaults of conf/config.yaml
+T = TypeVar("T")
 
 
-def validate(cfg: DictConfig) -> None:
-    """Check the settings that no constructor checks: those without a group, client.* and engine.*.
+def validate(cfg: DictConfig) -> RunSettings:
+    """Build the objects that check the settings which name no class, and compare their groups.
 
     Raises:
         ConfigError: a value is out of range, or two settings contradict each other.
     """
-    _validate_run(cfg)
-    _validate_replies(cfg.replies)
-    _validate_privacy(cfg)
-    _validate_client(cfg.client)
-    _validate_engine(cfg.engine)
+    number("client.lr", cfg.client.lr, open_low=0)  # of a run; a plug-in may set 0 for a step
+    run = _of(
+        RunSettings,
+        cfg,
+        lr_decay=cfg.client.lr_decay,
+        schedule=cfg.client.schedule,
+        replies=_of(ReplyLimits, cfg.replies),
+        early_stopping=_of(Stopping, cfg.early_stopping),
+        local=_of(LocalSettings, cfg.client),
+        min_count=cfg.privacy.min_count,
+        noise=_of(Noise, cfg.privacy, multiplier=cfg.privacy.noise),
+        evaluation=_of(Evaluation, cfg.eval),
+        checkpoint_every=cfg.checkpoint.every,
+        engine=_of(Engine, cfg.engine, speed=_of(Speed, cfg.engine)),
+    )
+    _check_together(run)
+    return run
 
 
-def _validate_run(cfg: DictConfig) -> None:
-    integer("seed", cfg.seed, low=0, high=2**63 - 1)
-    integer("rounds", cfg.rounds, low=1)
-    number("fraction", cfg.fraction, open_low=0, high=1)
-    text("data_dir", cfg.data_dir)
-    if re.fullmatch(r"cuda:\d+", str(cfg.device)):
-        raise ConfigError(
-            f"device={cfg.device} is not allowed; choose this GPU by device=cuda, with"
-            f" CUDA_VISIBLE_DEVICES={cfg.device[5:]} in the environment"
-        )
-    one_of("device", cfg.device, ("auto", "cpu", "cuda"))
-    one_of("on_failure", cfg.on_failure, ("stop", "skip"))
-    one_of("on_lost_state", cfg.on_lost_state, ("stop", "restart"))
-    boolean("figures", cfg.figures)
-    boolean("deliver", cfg.deliver)
-    one_of("buffers", cfg.buffers, ("average", "local", "frozen"))
-    integer("privacy.min_count", cfg.privacy.min_count, low=0)
-    integer("eval.every", cfg.eval.every, low=1)
-    boolean("eval.clients", cfg.eval.clients)
-    boolean("eval.train", cfg.eval.train)
-    boolean("eval.personal", cfg.eval.personal)
-    integer("eval.finetune_epochs", cfg.eval.finetune_epochs, low=0, high=MOST_EPOCHS)
-    optional(number, "eval.personal_mb", cfg.eval.personal_mb, low=0)
-    integer("eval.last_k", cfg.eval.last_k, low=1)
-    each(number, "eval.targets", cfg.eval.targets, open_low=0, high=1)
-    optional(number, "checkpoint.every", cfg.checkpoint.every, low=0)
-    patience = optional(integer, "early_stopping.patience", cfg.early_stopping.patience, low=1)
-    number("early_stopping.min_delta", cfg.early_stopping.min_delta, low=0)
-    if cfg.eval.train and not cfg.eval.clients:
-        raise ConfigError(
-            "eval.train=true needs eval.clients=true, because it is the clients that evaluate"
-        )
-    if cfg.deliver and not cfg.eval.personal:
+def _of(cls: type[T], group: DictConfig, **given: object) -> T:
+    """The object whose fields are the settings of the group, but for those that are given."""
+    names = [field.name for field in fields(cls) if field.name not in given]  # type: ignore[arg-type]
+    return cls(**{name: getattr(group, name) for name in names}, **given)
+
+
+def _check_together(run: RunSettings) -> None:
+    """Refuse what settings of different groups exclude."""
+    evaluation, noise, patience = run.evaluation, run.noise, run.early_stopping.patience
+    if run.deliver and not evaluation.personal:
         raise ConfigError(
             "deliver=true needs eval.personal=true, because a site keeps what it has evaluated"
         )
-    if patience is not None and not cfg.eval.clients:
+    if patience is not None and not evaluation.clients:
         raise ConfigError(
             f"early_stopping.patience={patience} needs eval.clients=true, because it watches the"
             " clients' validation data"
         )
-
-
-def _validate_replies(replies: DictConfig) -> None:
-    optional(number, "replies.deadline", replies.deadline, open_low=0)
-    number("replies.grace", replies.grace, low=0)
-    optional(number, "replies.enough", replies.enough, open_low=0, high=1)
-    number("replies.oversample", replies.oversample, low=0)
-    integer("replies.least", replies.least, low=1)
-    integer("replies.bad_steps", replies.bad_steps, low=0)
-    number("replies.max_lost", replies.max_lost, low=0, high=1)
-    number("replies.join", replies.join, low=0)
-    optional(integer, "replies.min_nodes", replies.min_nodes, low=1)
-    optional(number, "replies.max_jump", replies.max_jump, open_low=1)
-    number("replies.max_mb", replies.max_mb, open_low=0)
-
-
-def _validate_privacy(cfg: DictConfig) -> None:
-    noise = number("privacy.noise", cfg.privacy.noise, low=0, high=_MOST_NOISE)
-    if 0 < noise < _LEAST_NOISE:
+    if noise and evaluation.clients:
         raise ConfigError(
-            f"privacy.noise={noise:g} is not allowed; it must be 0, which is off, or a number in"
-            f" [{_LEAST_NOISE:g}, {_MOST_NOISE:g}]"
+            f"privacy.noise={noise.multiplier:g} needs eval.clients=false: the clients' scores"
+            " would leave them without noise, and so would what early stopping and the best model"
+            " go by"
         )
-    number("privacy.clip", cfg.privacy.clip, open_low=0)
-    number("privacy.delta", cfg.privacy.delta, open_low=0, open_high=1)
-    optional(number, "privacy.budget", cfg.privacy.budget, open_low=0)
-    for key, default in _WITHOUT_NOISE.items():
-        if not noise and cfg.privacy[key] != default:
-            raise ConfigError(
-                f"privacy.{key}={cfg.privacy[key]} needs privacy.noise > 0, without which it has no"
-                " effect"
-            )
-    if noise and cfg.eval.clients:
+    if noise and evaluation.finetune_epochs:
         raise ConfigError(
-            f"privacy.noise={noise:g} needs eval.clients=false: the clients' scores would leave"
-            " them without noise, and so would what early stopping and the best model go by"
-        )
-    if noise and cfg.eval.finetune_epochs:
-        raise ConfigError(
-            f"eval.finetune_epochs={cfg.eval.finetune_epochs} with privacy.noise={noise:g}: clients"
-            " evaluate nothing; use eval.finetune_epochs=0"
-        )
-
-
-def _validate_client(client: DictConfig) -> None:
-    one_of("client.optimizer", client.optimizer, ("sgd", "adam"))
-    number("client.lr", client.lr, open_low=0)
-    integer("client.epochs", client.epochs, low=1, high=MOST_EPOCHS)
-    optional(integer, "client.steps", client.steps, low=1, high=MOST_STEPS)
-    integer("client.batch_size", client.batch_size, low=1, high=MOST_SAMPLES)
-    number("client.momentum", client.momentum, low=0, open_high=1)
-    number("client.weight_decay", client.weight_decay, low=0)
-    number("client.lr_decay", client.lr_decay, open_low=0, high=1)
-    one_of("client.schedule", client.schedule, ("constant", "cosine"))
-    optional(number, "client.clip", client.clip, open_low=0)
-
-
-def _validate_engine(engine: DictConfig) -> None:
-    optional(integer, "engine.workers", engine.workers, low=1)
-    integer("engine.threads", engine.threads, low=1)
-    number("engine.num_cpus", engine.num_cpus, open_low=0)
-    number("engine.num_gpus", engine.num_gpus, low=0)
-    optional(text, "engine.address", engine.address)
-    boolean("engine.compile", engine.compile)
-    boolean("engine.amp", engine.amp)
-    boolean("engine.channels_last", engine.channels_last)
-    if engine.vectorize != "auto":
-        integer("engine.vectorize", engine.vectorize, low=0)
-    if engine.vectorize and engine.name != "local":
-        raise ConfigError(
-            f"engine.vectorize={engine.vectorize} with engine={engine.name}: only engine=local"
-            " trains several clients at once"
+            f"eval.finetune_epochs={evaluation.finetune_epochs} with"
+            f" privacy.noise={noise.multiplier:g}: clients evaluate nothing; use"
+            " eval.finetune_epochs=0"
         )
 
 

@@ -36,12 +36,13 @@ def number(
     Bounds that are None do not apply. A bool is not a number.
     """
     allowed = f"a number{_interval(low, high, open_low, open_high)}"
-    if not isinstance(value, Real) or isinstance(value, bool) or not math.isfinite(value):
-        raise _not_allowed(name, value, allowed)
-    x = float(value)
+    try:
+        x = float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
+    except OverflowError:  # a whole number that no float reaches
+        x = math.inf
     above = (low is None or x >= low) and (open_low is None or x > open_low)
     below = (high is None or x <= high) and (open_high is None or x < open_high)
-    if not above or not below:
+    if not math.isfinite(x) or not above or not below:
         raise _not_allowed(name, value, allowed)
     return x
 

@@ -53,7 +53,7 @@ def evaluated_views(views: Iterable[str], site: Site) -> dict[str, str]:
     Without a global model, "global" becomes "personal": the shared weights with the client's own
     statistics. A method's own "personal" view takes precedence, unless eval.personal=false.
     """
-    names = [name for name in views if site.evaluations.personal or name != "personal"]
+    names = [name for name in views if site.evaluation.personal or name != "personal"]
     if not site.local_statistics:
         return {name: name for name in names}
     if "personal" in names:
@@ -298,7 +298,7 @@ class FedClient(LocalTraining, NumPyClient):
             raise ValueError("the server asks for personal models, which never leave their site")
         own, given = self.site.task.clients[self.pid], self.views(self.msg)
         views = {name: given[own] for name, own in evaluated_views(given, self.site).items()}
-        if site.evaluations.finetune_epochs and telling:
+        if site.evaluation.finetune_epochs and telling:
             views["finetuned"] = lambda: self._finetuned(given["global"]())
         held_out = {"val": own.val, "test": own.test}
         parts = {part: self.site.prepared(s) for part, s in held_out.items() if s is not None}
@@ -328,7 +328,7 @@ class FedClient(LocalTraining, NumPyClient):
         return Update(self.pid, self.num_examples, metrics=metrics, extras=extras)
 
     def _check_asked(self) -> None:
-        asked = self.site.evaluations
+        asked = self.site.evaluation
         if self.site.noise:
             raise ValueError("privacy.noise: no scores leave a client; set eval.clients=false")
         if not asked.clients:
@@ -345,7 +345,7 @@ class FedClient(LocalTraining, NumPyClient):
         """
         plain = LocalTraining(self.site)
         plain.receive(self.msg)
-        epochs = self.site.evaluations.finetune_epochs
+        epochs = self.site.evaluation.finetune_epochs
         plain.train_model(model, self.site.train_data(self.pid), epochs=epochs, hooks=False)
         return model
 

@@ -216,18 +216,18 @@ def _setting_refusals(method: FedStrategy) -> Iterator[str]:
             f"method={method.name} has no global model that a server optimiser could update; use"
             " server_opt=none"
         )
-    evaluations = method.site.evaluations
-    epochs = evaluations.finetune_epochs
+    evaluation = method.site.evaluation
+    epochs = evaluation.finetune_epochs
     if epochs and "global" not in method.evaluates:
         yield (
             f"eval.finetune_epochs={epochs}: method={method.name} has no global model to fine-tune"
         )
-    if not evaluations.personal and "global" not in method.evaluates:
+    if not evaluation.personal and "global" not in method.evaluates:
         yield f"eval.personal=false: method={method.name} has personal models only; use true"
     target = method.site.task.scoring
-    if method.setting.targets and not target.score():
+    if evaluation.targets and not target.score():
         yield (
-            f"eval.targets={list(method.setting.targets)}: a task with target={target.name} has no"
+            f"eval.targets={list(evaluation.targets)}: a task with target={target.name} has no"
             " score that could reach them"
         )
 

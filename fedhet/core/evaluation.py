@@ -94,7 +94,7 @@ def evaluation_messages(strategy: FedStrategy, moment: Moment | None = None) -> 
     They carry the configuration's settings of local training, not those of the step: a rate that
     has been lowered for the training must not weaken an evaluation that fine-tunes.
     """
-    train = {TRAIN_TOO: 1} if strategy.site.evaluations.train and moment is None else {}
+    train = {TRAIN_TOO: 1} if strategy.site.evaluation.train and moment is None else {}
     moment = moment or evaluation_moment(strategy)
     msg = Broadcast(
         phase=EVALUATE,
@@ -128,7 +128,7 @@ def received(
     """
     target = strategy.site.task.scoring
     asked = [f"{KEEP}.{view}" for view in strategy.views]
-    parts = ("train", *PARTS) if strategy.site.evaluations.train else PARTS
+    parts = ("train", *PARTS) if strategy.site.evaluation.train else PARTS
     scored = [f"{part}.{view}" for part in parts for view in strategy.views]
     known = strategy.site.task.part_sizes
     updates: list[Update] = []
@@ -235,7 +235,7 @@ class Selection(Callback):
     not defined.
 
     Args:
-        setting: `patience` and `min_delta` count here.
+        setting: `early_stopping` counts here.
     """
 
     name = "selection"
@@ -245,8 +245,9 @@ class Selection(Callback):
         self._key = setting.site.task.scoring.key("val_weighted")
         self._best = math.inf
         self._stop: EarlyStopping | None = None
-        if setting.patience is not None:
-            self._stop = EarlyStopping(setting.patience, setting.min_delta)
+        stopping = setting.early_stopping
+        if stopping.patience is not None:
+            self._stop = EarlyStopping(stopping.patience, stopping.min_delta)
 
     def evaluated(self, loop: Loop, row: Row, updates: Sequence[Update]) -> bool:
         """Judge the model of the step that the row describes."""

@@ -5,9 +5,7 @@ How Flower carries them is the business of fedhet/flower/wire.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from itertools import repeat
 from typing import ClassVar, Protocol
 
 import torch
@@ -16,6 +14,7 @@ from torch import Tensor
 from fedhet.core import trees
 from fedhet.core.check import MOST_EPOCHS, counted
 from fedhet.core.errors import clean
+from fedhet.core.groups import LocalSettings as LocalSettings  # part of every Broadcast
 from fedhet.core.trees import LARGEST, UNBOUNDED, AnyTree, Tree, kind, shown
 
 Report = dict[str, float | Tensor]  # what is recorded of a step
@@ -26,39 +25,6 @@ Extras = dict[str, Extra]
 LOST = "lost state"  # the reason of a failure
 STATE_BYTES = "bytes.state"  # metric: the size of what the client remembers now
 EVALUATE = "evaluate"  # the phase name of a message that asks a client to evaluate
-
-
-@dataclass(frozen=True)
-class LocalSettings:
-    """How clients train in this step (conf/client/*.yaml).
-
-    The settings travel with every message, so that a plug-in can schedule them. `steps`, where it
-    is not None, replaces `epochs`.
-    """
-
-    lr: float
-    epochs: int = 1
-    batch_size: int = 32
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    clip: float | None = None
-    optimizer: str = "sgd"
-    steps: int | None = None
-
-    def epoch_sizes(self, n: int, epochs: int | None = None) -> Iterator[int]:
-        """How many of n samples each epoch takes: all, unless `steps` end inside the last one.
-
-        Args:
-            n: the number of samples that an epoch has.
-            epochs: the number of epochs, in place of what the settings say.
-        """
-        if epochs is not None or self.steps is None:
-            yield from repeat(n, self.epochs if epochs is None else epochs)
-            return
-        whole, rest = divmod(self.steps, -(-n // self.batch_size))
-        yield from repeat(n, whole)
-        if rest:
-            yield rest * self.batch_size
 
 
 class Reporting(Protocol):

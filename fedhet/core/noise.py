@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fedhet.core import streams, trees
 from fedhet.core.errors import ConfigError
+from fedhet.core.groups import DEFAULT_DELTA, Noise
 from fedhet.core.trees import AnyTree, Tree, kind
 
 if TYPE_CHECKING:
@@ -29,63 +30,37 @@ VARIANCE = "running_var"
 MIN_NOISE = "FEDHET_MIN_NOISE"
 MAX_EPSILON = "FEDHET_MAX_EPSILON"
 MAX_DELTA = "FEDHET_MAX_DELTA"  # what MAX_EPSILON refers to
-DEFAULT_DELTA = 1e-5
 
 
-@dataclass(frozen=True)
-class Noise:
-    """The settings of the mechanism; it is false while the noise is off.
+def allowed_here(noise: Noise) -> Noise:
+    """The noise of a run, if the owner of this machine demands no more.
 
-    Attributes:
-        multiplier: the standard deviation of the noise as a multiple of `clip`; 0 for off.
-        clip: the largest norm of each kind of value in a reply.
-        delta: the probability with which the guarantee may fail.
-        budget: the largest epsilon that a client may spend in the run; None for any.
+    Raises:
+        ConfigError: the owner does, or there is to be noise and the accountant is not installed.
     """
-
-    multiplier: float = 0.0
-    clip: float = 1.0
-    delta: float = DEFAULT_DELTA
-    budget: float | None = None
-
-    def __bool__(self) -> bool:
-        return self.multiplier > 0
-
-    @classmethod
-    def from_config(cls, settings: Mapping[str, Any]) -> Noise:
-        """The settings as the configuration's `privacy` states them.
-
-        Raises:
-            ConfigError: the owner of this machine demands more, or there is to be noise and the
-                accountant is not installed.
-        """
-        noise = cls(settings["noise"], settings["clip"], settings["delta"], settings["budget"])
-        least, most = demanded(MIN_NOISE), demanded(MAX_EPSILON)
-        if least is not None and noise.multiplier < least:
-            raise ConfigError(
-                f"privacy.noise={noise.multiplier:g}: the owner of this machine serves no run with"
-                f" less than {MIN_NOISE}={least:g}"
-            )
-        if most is not None and (noise.budget is None or noise.budget > most or not noise):
-            raise ConfigError(
-                f"privacy.budget={noise.budget} with privacy.noise={noise.multiplier:g}: the owner"
-                f" of this machine serves no run without noise and a budget, {MAX_EPSILON}={most:g}"
-                " or less"
-            )
-        if most is not None and noise.delta > most_delta():
-            raise ConfigError(
-                f"privacy.delta={noise.delta:g}: the owner of this machine serves no run with more"
-                f" than {MAX_DELTA}={most_delta():g}, to which {MAX_EPSILON} refers"
-            )
-        if noise and find_spec("opacus") is None:
-            raise ConfigError(
-                f"privacy.noise={noise.multiplier:g} needs the accountant of opacus; install it"
-                " with pip install -e '.[privacy]' in fedhet's folder"
-            )
-        return noise
-
-
-OFF = Noise()
+    least, most = demanded(MIN_NOISE), demanded(MAX_EPSILON)
+    if least is not None and noise.multiplier < least:
+        raise ConfigError(
+            f"privacy.noise={noise.multiplier:g}: the owner of this machine serves no run with"
+            f" less than {MIN_NOISE}={least:g}"
+        )
+    if most is not None and (noise.budget is None or noise.budget > most or not noise):
+        raise ConfigError(
+            f"privacy.budget={noise.budget} with privacy.noise={noise.multiplier:g}: the owner"
+            f" of this machine serves no run without noise and a budget, {MAX_EPSILON}={most:g}"
+            " or less"
+        )
+    if most is not None and noise.delta > most_delta():
+        raise ConfigError(
+            f"privacy.delta={noise.delta:g}: the owner of this machine serves no run with more"
+            f" than {MAX_DELTA}={most_delta():g}, to which {MAX_EPSILON} refers"
+        )
+    if noise and find_spec("opacus") is None:
+        raise ConfigError(
+            f"privacy.noise={noise.multiplier:g} needs the accountant of opacus; install it"
+            " with pip install -e '.[privacy]' in fedhet's folder"
+        )
+    return noise
 
 
 def demanded(variable: str) -> float | None:

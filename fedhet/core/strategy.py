@@ -361,14 +361,14 @@ class FedStrategy(Strategy):
         "finetuned" where the run asks for it.
         """
         views = tuple(evaluated_views(self.evaluates, self.site))
-        return (*views, "finetuned") if self.site.evaluations.finetune_epochs else views
+        return (*views, "finetuned") if self.site.evaluation.finetune_epochs else views
 
     @property
     def due(self) -> bool:
         """Whether an evaluation follows the step in progress."""
         current = self.current
         last = current.step == self.timetable[current.index].rounds
-        due = last or current.step % self.setting.eval_every == 0
+        due = last or current.step % self.setting.evaluation.every == 0
         return current.entry.phase.evaluate and due
 
     # ---- what outlasts a step, and what is recorded

@@ -16,8 +16,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedhet.core import streams
 from fedhet.core.errors import ConfigError
+from fedhet.core.groups import OFF, Evaluation, Noise, Speed
 from fedhet.core.limits import UNLIMITED, Limits
-from fedhet.core.noise import OFF, Noise
 from fedhet.core.task import Samples, Task
 from fedhet.core.trees import AnyTree, Tree
 
@@ -28,41 +28,6 @@ if TYPE_CHECKING:
 
 # Bytes of prepared data kept on the device; beyond it the least recently used client is dropped.
 CACHE_BYTES = 2**30
-
-
-@dataclass(frozen=True)
-class Speed:
-    """How the local steps are computed (conf/engine/*.yaml).
-
-    Each option changes the last bits of the result, so all are off by default.
-
-    Attributes:
-        compile: compute the gradient of the batch loss by torch.compile.
-        amp: run forward passes in bfloat16 where torch.autocast allows it.
-        channels_last: keep images and convolutions in NHWC layout.
-    """
-
-    compile: bool = False
-    amp: bool = False
-    channels_last: bool = False
-
-
-@dataclass(frozen=True)
-class Evaluations:
-    """What clients evaluate in a run (`eval` in conf/config.yaml).
-
-    Attributes:
-        clients: whether they evaluate on their own data at all.
-        train: whether they do so on their training data too.
-        finetune_epochs: if > 0, the global model is also evaluated after so many epochs on a
-            client's own data.
-        personal: whether a method's own view "personal" is evaluated.
-    """
-
-    clients: bool = True
-    train: bool = False
-    finetune_epochs: int = 0
-    personal: bool = True
 
 
 @dataclass(frozen=True)
@@ -94,7 +59,7 @@ class Site:
             it; without it, noise is refused.
         min_count: clients send no statistic of fewer samples.
         limits: what the node of this process allows it to tell, whatever the run says.
-        evaluations: what clients evaluate.
+        evaluation: when and what the run evaluates.
         speed: how the local steps are computed.
 
     Attributes:
@@ -127,7 +92,7 @@ class Site:
         release: Callable[..., None] | None = None,
         min_count: int = 0,
         limits: Limits = UNLIMITED,
-        evaluations: Evaluations = Evaluations(),
+        evaluation: Evaluation = Evaluation(),
         speed: Speed = Speed(),
     ) -> None:
         self.task = task
@@ -144,7 +109,7 @@ class Site:
             )
         self.min_count = min_count
         self.limits = limits
-        self.evaluations = evaluations
+        self.evaluation = evaluation
         self.speed = speed
         self.frozen_norms = buffers == "frozen"
         with self.seeded("init"):

@@ -106,7 +106,7 @@ def _run_config(job: Job, folder: Path) -> str:
 
 def _resources(job: Job) -> str:
     """The number of nodes, and the CPUs and GPUs of each client."""
-    engine = job.config.cfg.engine
+    engine = job.config.run.engine
     if engine.num_cpus != int(engine.num_cpus):
         raise ConfigError(
             f"engine.num_cpus={engine.num_cpus}: `flwr run` takes whole CPUs per client"

@@ -10,18 +10,16 @@ from __future__ import annotations
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from fedhet.config.settings import Engine
 from fedhet.core.errors import ConfigError
 from fedhet.core.loop import Courier
 from fedhet.engines.couriers import LocalCourier
 from fedhet.engines.guard import TemporaryFolder
 from fedhet.engines.pool import PoolCourier
 from fedhet.engines.vectorized import VectorCourier, clients_together
+from fedhet.job import Job, begin
 from fedhet.stores import MemoryStore
-
-if TYPE_CHECKING:
-    from fedhet.job import Job
 
 
 def run(job: Job) -> Path:
@@ -31,15 +29,14 @@ def run(job: Job) -> Path:
         ConfigError: options of the engine exclude each other, or the clients cannot train as one.
         RunFailed: a client failed and on_failure is "stop", or no client succeeded.
     """
-    _check(job)
-    workers = min(job.config.cfg.engine.workers, len(job.task.sizes))
+    workers = min(_workers(job.config.run.engine), len(job.task.sizes))
     store = MemoryStore()
     make = partial(job.client, store)
     together = clients_together(job, make)
     courier: Courier = LocalCourier(make, store)
     if together > 1:
         courier = VectorCourier(make, store, together)
-    loop = job.loop  # built before workers are forked and before a step is timed
+    loop = begin(job)  # before workers are forked and a step is timed
     with loop.ending(), ExitStack() as stack:
         if workers > 1:
             folder = stack.enter_context(TemporaryFolder("fedhet-state-"))
@@ -48,8 +45,8 @@ def run(job: Job) -> Path:
     return job.run_dir
 
 
-def _check(job: Job) -> None:
-    engine = job.config.cfg.engine
+def _workers(engine: Engine) -> int:
+    """The number of worker processes, if the engine's options do not exclude each other."""
     if engine.workers is None:
         raise ConfigError("engine.workers=null: engine=local needs a number of worker processes")
     if engine.workers > 1 and engine.vectorize:
@@ -57,7 +54,8 @@ def _check(job: Job) -> None:
             f"engine.vectorize={engine.vectorize} with engine.workers={engine.workers}: use one of"
             " the two"
         )
-    if engine.compile and engine.vectorize:
+    if engine.speed.compile and engine.vectorize:
         raise ConfigError(
             f"engine.vectorize={engine.vectorize} with engine.compile=true: use one of the two"
         )
+    return engine.workers

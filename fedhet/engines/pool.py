@@ -102,7 +102,7 @@ class PoolCourier:
         self._folder = folder
         self.store = DiskStore(folder)
         self._count = workers
-        self._grace = job.config.cfg.replies.grace
+        self._grace = job.config.run.replies.grace
         self._workers: dict[Connection, Worker] = {}
         self._started = 0
 
@@ -238,7 +238,7 @@ class PoolCourier:
         return (
             sys.platform == "linux"
             and self._job.site.device.type == "cpu"
-            and self._job.config.cfg.engine.threads == 1
+            and self._job.config.run.engine.threads == 1
             and not any(name.startswith("pt_autograd") for name in thread_names())
         )
 

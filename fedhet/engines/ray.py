@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import OmegaConf
 
 from fedhet.config import Config
+from fedhet.config.settings import Engine
 from fedhet.core.errors import ConfigError
 from fedhet.engines import cluster
 from fedhet.engines.guard import TemporaryFolder
@@ -41,10 +42,11 @@ def run(job: Job) -> Path:
     from flwr.server import ServerApp
 
     from fedhet.flower.apps import components
+    from fedhet.job import begin
 
-    engine = job.config.cfg.engine
+    engine = job.config.run.engine
     _check_resources(engine)
-    loop = job.loop
+    loop = begin(job)
     with (
         quiet_flower(),
         ray_arguments(engine.address) as init_args,
@@ -58,7 +60,7 @@ def run(job: Job) -> Path:
         ) as simulation,
         loop.ending(),
     ):
-        server = ServerApp(server_fn=lambda context: components(job, simulation.states))
+        server = ServerApp(server_fn=lambda context: components(job, loop, simulation.states))
         server(*simulation.nodes())
     return job.run_dir
 
@@ -120,23 +122,22 @@ def _job(settings: str, folder: str) -> Job:
     content = json.loads(settings)
     cfg = OmegaConf.create(content["cfg"])
     OmegaConf.set_readonly(cfg, True)
-    pin_threads(cfg.engine.threads)
     config = Config(cfg, content["choices"], "", False, tuple(content["overrides"]))
+    pin_threads(config.run.engine.threads)
     return Job(config, engine="ray")
 
 
-def _check_resources(engine: Any) -> None:
+def _check_resources(engine: Engine) -> None:
     """Refuse clients that can never fit: Flower would wait for a place without end."""
     if engine.address is None:
         nodes, where = [_here()], "this machine has"
     else:
         nodes, where = cluster.reach(engine.address), "the largest node of the cluster has"
-    for setting, resource in (("num_cpus", "CPU"), ("num_gpus", "GPU")):
+    asked = {"num_cpus": engine.num_cpus, "num_gpus": engine.num_gpus}
+    for (setting, wanted), resource in zip(asked.items(), ("CPU", "GPU"), strict=True):
         most = max((node.get(resource, 0.0) for node in nodes), default=0.0)
-        if engine[setting] > most:
-            raise ConfigError(
-                f"engine.{setting}={engine[setting]} per client, but {where} {most:g}"
-            )
+        if wanted > most:
+            raise ConfigError(f"engine.{setting}={wanted} per client, but {where} {most:g}")
 
 
 def _here() -> dict[str, float]:

@@ -48,7 +48,7 @@ def clients_together(job: Job, make: Callable[[], FedClient]) -> int:
     Raises:
         ConfigError: engine.vectorize is a number, but the clients cannot train as one.
     """
-    wanted = job.config.cfg.engine.vectorize
+    wanted = job.config.run.engine.vectorize
     k = AUTO if wanted == "auto" else int(wanted)
     if not k or (wanted == "auto" and job.site.device.type != "cuda"):
         return 0

@@ -29,7 +29,7 @@ def work(
     end_with_parent()
     for other in inherited:
         other.close()
-    pin_threads(job.config.cfg.engine.threads)
+    pin_threads(job.config.run.engine.threads)
     store = DiskStore(folder)
     reader = Reader(copy=False)
     writer = Writer(replies)

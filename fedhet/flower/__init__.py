@@ -73,7 +73,7 @@ def client_app(
 
     def client_fn(context: Context) -> Client:
         job = _job(method, task(context), plugins, overrides)
-        pin_threads(job.config.cfg.engine.threads)
+        pin_threads(job.config.run.engine.threads)
         node = {key: int(context.node_config[key]) for key in ("partition-id", "num-partitions")}
         clients = len(job.task.sizes)
         if node["num-partitions"] != clients:

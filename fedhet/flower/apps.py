@@ -23,8 +23,8 @@ from fedhet.config import pieces
 from fedhet.config.resuming import RESUME, is_resumption
 from fedhet.core.errors import SUBMITTED, ConfigError, DataError, UnknownChoice, clean
 from fedhet.core.limits import Limits
+from fedhet.core.loop import Loop
 from fedhet.core.messages import Broadcast, Failure
-from fedhet.core.setting import ReplyLimits
 from fedhet.core.state import Store
 from fedhet.data.files import NotFound, confined
 from fedhet.data.local.data import LocalData, is_local
@@ -37,7 +37,7 @@ from fedhet.flower.metered import measured
 from fedhet.flower.own_data import EXAMPLE, OwnData, SiteClient, declared_elsewhere, refused
 from fedhet.flower.server import FedServer
 from fedhet.flower.turns import take_turn
-from fedhet.job import Job, try_settings
+from fedhet.job import Job, begin, try_settings
 from fedhet.process import pin_threads
 from fedhet.record import terminal
 
@@ -149,7 +149,7 @@ def tell(message: Message, context: Context, call: Callable[..., Message]) -> Me
 
 def _settings(overrides: tuple[str, ...]) -> config.Config:
     settings = config.cached(overrides)
-    threads, cores = settings.cfg.engine.threads, os.cpu_count() or 1
+    threads, cores = settings.run.engine.threads, os.cpu_count() or 1
     if threads > cores:
         raise ConfigError(f"engine.threads={threads}: this node has {cores} cores, and no more")
     pin_threads(threads)
@@ -200,7 +200,7 @@ def prepare(context: Context, store: Store | Callable[[str], Store]) -> None:
     """
     overrides = _overrides(context)
     settings = config.cached(overrides)
-    if settings.cfg.engine.threads > 1:
+    if settings.run.engine.threads > 1:
         return  # the data are loaded with as many threads as ever, or their bits could differ
     pin_threads(1)
     own = OwnData.of(context.node_config)
@@ -229,11 +229,12 @@ def server_for(context: Context, app: Path | None = None) -> ServerAppComponents
         )
     except UnknownChoice as error:
         raise ConfigError(_explained(error)) from None
-    pin_threads(settings.cfg.engine.threads)
+    pin_threads(settings.run.engine.threads)
     take_turn(context.run_id)
     if is_local(settings.cfg):
         return _joining(settings)
-    return components(Job(settings, engine="flwr"))
+    job = Job(settings, engine="flwr")
+    return components(job, begin(job))
 
 
 def _says_something(record: logging.LogRecord) -> bool:
@@ -244,15 +245,15 @@ def _joining(settings: config.Config) -> ServerAppComponents:
     """The server of a run on the sites' own data, which the strategy needs to know of."""
     declared, _ = declared_elsewhere(settings)
     try_settings(settings)
-    nodes = SiteNodes(ReplyLimits.from_config(settings.cfg.replies), declared)
+    nodes = SiteNodes(settings.run.replies, declared)
 
-    def begin(agreed: Agreement, manager: ClientManager) -> FedServer:
+    def joined(agreed: Agreement, manager: ClientManager) -> FedServer:
         data = LocalData.agreed_on(settings.cfg, agreed)
         job = Job(settings, engine="flwr", local=data)
-        return FedServer(job.loop, nodes, manager=manager)
+        return FedServer(begin(job), nodes, manager=manager)
 
-    server = JoiningServer(nodes, begin)
-    return ServerAppComponents(server=server, config=ServerConfig(num_rounds=settings.cfg.rounds))
+    server = JoiningServer(nodes, joined)
+    return ServerAppComponents(server=server, config=ServerConfig(num_rounds=settings.run.rounds))
 
 
 def _server_settings(lines: list[str], resumed: str) -> config.Config:
@@ -276,16 +277,17 @@ def _server_settings(lines: list[str], resumed: str) -> config.Config:
     return replace(settings, run_dir=folder, run_dir_given=True, resumes=True)
 
 
-def components(job: Job, store: Store | None = None) -> ServerAppComponents:
+def components(job: Job, loop: Loop, store: Store | None = None) -> ServerAppComponents:
     """The server of a run as Flower wants it; FedServer replaces the number of rounds.
 
     Args:
         job: what is run.
+        loop: its steps.
         store: the clients' states; None where they are kept at their sites.
     """
     job.nodes.data = job.data_digest
-    server = FedServer(job.loop, job.nodes, store=store)
-    return ServerAppComponents(server=server, config=ServerConfig(num_rounds=job.config.cfg.rounds))
+    server = FedServer(loop, job.nodes, store=store)
+    return ServerAppComponents(server=server, config=ServerConfig(num_rounds=job.config.run.rounds))
 
 
 def _overrides(context: Context) -> tuple[str, ...]:

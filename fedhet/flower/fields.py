@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from fedhet.core.check import EXACT, MOST_EPOCHS, MOST_SAMPLES, MOST_STEPS
-from fedhet.core.errors import Rejected, clean
+from fedhet.core.check import EXACT
+from fedhet.core.errors import ConfigError, Rejected, clean
 from fedhet.core.messages import LocalSettings
 
 LONGEST_INTEGER = 2**62
@@ -87,22 +87,7 @@ def local_settings(values: Mapping[str, Any]) -> LocalSettings:
     names = {entry.name for entry in fields(LocalSettings)}
     if set(values) != names:
         raise Rejected("unreadable", f"the settings of local training are not {sorted(names)}")
-    ranges = {
-        "epochs": (1, MOST_EPOCHS),
-        "batch_size": (1, MOST_SAMPLES),
-        "steps": (1, MOST_STEPS),
-    }
-    for name, value in values.items():
-        if value is None:
-            good = name in ("steps", "clip")
-        elif name in ranges:
-            low, high = ranges[name]
-            good = isinstance(value, int) and value is not True and low <= value <= high
-        elif name == "optimizer":
-            good = value in ("sgd", "adam")
-        else:
-            size = number(value)
-            good = size is not None and 0 <= size < math.inf
-        if not good:
-            raise Rejected("unreadable", f"local.{name} is {clean(repr(value), 50)}")
-    return LocalSettings(**values)
+    try:
+        return LocalSettings(**values)
+    except ConfigError as error:
+        raise Rejected("unreadable", clean(f"local training: {error}")) from error

@@ -18,7 +18,7 @@ from flwr.server.client_proxy import ClientProxy
 from flwr.server.history import History
 
 from fedhet.core.errors import Rejected, RunFailed
-from fedhet.core.setting import ReplyLimits
+from fedhet.core.groups import ReplyLimits
 from fedhet.data.local.declaration import Declaration
 from fedhet.data.local.report import Agreement, Report
 from fedhet.flower.nodes import Nodes

@@ -17,8 +17,8 @@ from flwr.server.client_manager import ClientManager
 from flwr.server.client_proxy import ClientProxy
 
 from fedhet.core.errors import Rejected, RunFailed, clean
+from fedhet.core.groups import ReplyLimits
 from fedhet.core.messages import Broadcast, Failure, Reply, payload
-from fedhet.core.setting import ReplyLimits
 from fedhet.flower import wire
 from fedhet.flower.parcels import PARCEL
 

@@ -15,7 +15,7 @@ from fedhet.config import Config, cached
 from fedhet.core.check import boolean
 from fedhet.core.errors import ConfigError, DataError
 from fedhet.core.limits import UNLIMITED, Limits, least_count
-from fedhet.core.noise import Noise
+from fedhet.core.noise import allowed_here
 from fedhet.core.state import Store
 from fedhet.core.task import Samples
 from fedhet.data.files import confined
@@ -129,7 +129,7 @@ class SiteClient(wire.WireClient):
                 f" into shares, but this SuperNode is the site {own.site!r} with data of its own;"
                 " it takes part in runs with dataset=local"
             )
-        noise = Noise.from_config(cfg.privacy)  # no less than the owner of this machine demands
+        noise = allowed_here(settings.run.noise)  # no less than the owner of this machine demands
         self._declared, scheme = declared_elsewhere(settings)
         if noise and self._declared.auto:
             raise ConfigError(
@@ -148,7 +148,7 @@ class SiteClient(wire.WireClient):
         self._parts: dict[str, Samples] = own_parts(
             self._declared, scheme, cfg.seed, own.site, own.files
         )
-        self._least = least_count(cfg.privacy.min_count, own.limits)
+        self._least = least_count(settings.run.min_count, own.limits)
         if self._declared.auto and len(self._parts["train"]) < self._least:
             raise DataError(
                 f"site {own.site!r} has fewer than min_count={self._least} training samples, and"

@@ -21,9 +21,9 @@ from flwr.serverapp import Grid
 
 from fedhet.core.client import KEEP
 from fedhet.core.errors import SUBMITTED, Rejected, RunFailed, traceback_wanted
+from fedhet.core.groups import ReplyLimits
 from fedhet.core.loop import Clock, Loop
 from fedhet.core.messages import EVALUATE, Broadcast, Failure, Reply, payload
-from fedhet.core.setting import ReplyLimits
 from fedhet.core.state import Store
 from fedhet.flower import parcels, wire
 from fedhet.flower.nodes import Nodes

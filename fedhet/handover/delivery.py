@@ -105,7 +105,7 @@ def keep(job: Job, client: FedClient) -> Update:
     """
     msg, site = client.msg, client.site
     stated = msg.text(DELIVER)
-    if not job.config.cfg.deliver:
+    if not job.config.run.deliver:
         raise ValueError("the server delivers a model, and the run's settings do not (deliver)")
     models: dict[str, Tree] = {}
 
@@ -154,8 +154,8 @@ def _about(job: Job, client: FedClient) -> dict[str, Any]:
         "experiment": msg.experiment,
         "plugins": list(config.plugins),
         **{key: config.choices[key] for key in ("method", "server_opt", "dataset", "model")},
-        "seed": config.cfg.seed,
-        "rounds": config.cfg.rounds,
+        "seed": config.run.seed,
+        "rounds": config.run.rounds,
         "target": job.task.scoring.name,
         "score": job.task.scoring.score() or None,
         "train_samples": client.num_examples,

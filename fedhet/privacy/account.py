@@ -16,7 +16,8 @@ import torch
 
 from fedhet.core.callbacks import Callback, Row
 from fedhet.core.errors import ConfigError
-from fedhet.core.noise import Content, Draw, Noise, seeded, unpredictable
+from fedhet.core.groups import Noise
+from fedhet.core.noise import Content, Draw, seeded, unpredictable
 from fedhet.core.phases import Entry, sample_cohort
 from fedhet.privacy.owner import composed, locked, spend
 

@@ -70,7 +70,7 @@ class PersonalModels(Callback):
     def begun(self, loop: Loop) -> None:
         """Decide what is kept before any work is done: the last models, then the best ones."""
         loop.notes["personal_models"] = self._record
-        limit = self._strategy.setting.personal_mb
+        limit = self._strategy.setting.evaluation.personal_mb
         left = math.inf if limit is None else limit * MB
         views = [view for view in self._strategy.views if view != "global"]
         for view, which in [(view, which) for which in (LAST, BEST) for view in views]:
@@ -79,7 +79,7 @@ class PersonalModels(Callback):
                 self._refuse(view, which, "eval.clients=false")
             elif not self._strategy.site.simulated:
                 self._refuse(view, which, "under engine=flwr they stay at their clients' sites")
-            elif view == "personal" and not self._strategy.site.evaluations.personal:
+            elif view == "personal" and not self._strategy.site.evaluation.personal:
                 # They are the shared weights, and would be read as the method's own models.
                 self._refuse(view, which, "eval.personal=false")
             elif limit == 0:

@@ -14,7 +14,8 @@ from omegaconf import OmegaConf
 from fedhet.checkpoint import reopened
 from fedhet.checkpoint.folder import CheckpointFolder
 from fedhet.checkpoint.steps import Checkpoints
-from fedhet.core.workspace import Site, Speed
+from fedhet.core.groups import Speed
+from fedhet.core.workspace import Site
 from fedhet.data.given import recorded_config
 from fedhet.record.lock import Lock, claim
 from fedhet.record.run_folder import Recorder
@@ -62,11 +63,12 @@ def start(job: Job) -> tuple[Recorder, Tracking, Checkpoints, Lock]:
             environment=_environment(job, site),
             past=past,
         )
-        recorder.draws = cfg.figures
+        recorder.draws = config.run.figures
         tracking = Tracking(config.choices["tracker"], tracker, folder)
         settings: Any = OmegaConf.to_container(cfg)
         tracking.begin(settings, recorder.rows)
-    return recorder, tracking, Checkpoints(recorder, checkpoints, cfg.checkpoint.every, found), lock
+    kept = Checkpoints(recorder, checkpoints, config.run.checkpoint_every, found)
+    return recorder, tracking, kept, lock
 
 
 @contextmanager
@@ -92,8 +94,8 @@ def _about(job: Job, folder: Path, site: Site) -> dict[str, Any]:
         "dataset": None if given else choices["dataset"],
         "model": type(site.model).__name__ if given else choices["model"],
         "partition": {key: job.partition[key] for key in ("name", "clients", "hash")},
-        "seed": job.config.cfg.seed,
-        "rounds": job.config.cfg.rounds,
+        "seed": job.config.run.seed,
+        "rounds": job.config.run.rounds,
         "run_dir": str(folder),
         "experiment": job.strategy.experiment,
     }
@@ -107,7 +109,7 @@ def _environment(job: Job, site: Site) -> dict[str, Any]:
         site.device.type == "cpu"
         and threads == 1
         and site.speed == Speed()
-        and not job.config.cfg.engine.vectorize
+        and not job.config.run.engine.vectorize
         and (site.simulated or not site.noise)  # real clients draw noise that no seed repeats
     )
     return {

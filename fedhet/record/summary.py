@@ -71,7 +71,7 @@ def summarise(
         failures: the clients that failed, with the round.
     """
     executed = [row["phase"] for row in rows]
-    target = strategy.site.task.scoring
+    target, evaluation = strategy.site.task.scoring, strategy.setting.evaluation
     losses = [row["loss_global"] for row in rows if row["loss_global"] is not None]
     validation = [row[key] for row in rows if (key := target.key("val_weighted")) in row]
     clocks = sums([row["seconds"] for row in rows])
@@ -87,7 +87,7 @@ def summarise(
         "target": target.name,
         "score": target.score() or None,
         **_scores(rows, strategy.views, target),
-        **measures(rows, target, strategy.setting.last_k, strategy.setting.targets),
+        **measures(rows, target, evaluation.last_k, evaluation.targets),
         "validation": max(validation, default=None),
         "loss": losses[-1] if losses else None,
         "seconds": {
@@ -110,7 +110,7 @@ def _stopped_early(strategy: FedStrategy) -> dict[str, Any] | None:
     """The round after which the training has ended before its last one, and why; None if not."""
     for entry in strategy.timetable:
         if entry.phase.evaluate and entry.rounds < entry.phase.rounds:
-            patience = counted(strategy.setting.patience or 0, "evaluation")
+            patience = counted(strategy.setting.early_stopping.patience or 0, "evaluation")
             reason = f"early_stopping.patience: {patience} in a row without a better validation"
             return {"round": entry.rounds, "planned": entry.phase.rounds, "reason": reason}
     return None

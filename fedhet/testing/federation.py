@@ -26,9 +26,9 @@ import torch
 
 from fedhet.core import trees
 from fedhet.core.client import FedClient
+from fedhet.core.groups import OFF, Noise
 from fedhet.core.loop import Loop
 from fedhet.core.messages import Broadcast, LocalSettings, Reply
-from fedhet.core.noise import OFF, Noise
 from fedhet.core.phases import locate
 from fedhet.core.plugin import Plugin
 from fedhet.core.setting import Setting
@@ -63,7 +63,7 @@ class Federation:
         min_count: the smallest number of samples of which a client sends a statistic.
         buffers: what becomes of buffers: "average", "local" or "frozen".
         noise: what is done to the clients' replies (privacy.noise).
-        site: further arguments of `fedhet.core.workspace.Site`, such as `evaluations`.
+        site: further arguments of `fedhet.core.workspace.Site`, such as `evaluation`.
         options: the method's own options, such as {"lr_g": 0.5}.
         lr: the learning rate of the first round.
         epochs: local epochs.

@@ -92,7 +92,7 @@ class Apart:
     def run(self) -> Apart:
         """Take all steps of the timetable; there is no evaluation."""
         number = 0
-        with pinned_threads(self._settings.cfg.engine.threads):
+        with pinned_threads(self._settings.run.engine.threads):
             while locate(self.strategy.timetable, number + 1):
                 number += 1
                 self.strategy.settle(self._replies(self.strategy.plan(number)))

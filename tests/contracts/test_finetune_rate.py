@@ -14,9 +14,9 @@ from torch import nn
 
 from fedhet.config import Config
 from fedhet.core.evaluation import evaluation_messages
+from fedhet.core.groups import Evaluation
 from fedhet.core.messages import Broadcast
 from fedhet.core.plugin import Plugin
-from fedhet.core.workspace import Evaluations
 from fedhet.data.toy import toy_task
 from fedhet.job import Job
 from fedhet.methods.fedala import FedALA
@@ -106,7 +106,7 @@ def test_a_plugin_schedules_training_alone(federation: Callable[..., Any]) -> No
         FedAvg,
         plugins=lambda: [Slower()],
         lr=0.4,
-        site={"evaluations": Evaluations(finetune_epochs=1)},
+        site={"evaluation": Evaluation(finetune_epochs=1)},
     )
     (trained, *_) = run.step()
     assert (trained.local.lr, trained.local.epochs) == (pytest.approx(0.004), 7)

@@ -18,8 +18,8 @@ from flwr.common import Code, GetPropertiesRes, Status
 import fedhet
 from fedhet.core.client import FedClient
 from fedhet.core.errors import RunFailed, reason_of
+from fedhet.core.groups import ReplyLimits
 from fedhet.core.messages import Failure
-from fedhet.core.setting import ReplyLimits
 from fedhet.data.toy import toy_task
 from fedhet.flower import wire
 from fedhet.flower.apps import client_for

@@ -71,7 +71,7 @@ def test_fuzzed_evaluations(
     draw = random.Random(0)
     task = toy_task(3) if target == "class" else task_of(target)
     run = federation(task, FedAvg, on_failure="skip")
-    run.site.evaluations = replace(run.site.evaluations, train=True)
+    run.site.evaluation = replace(run.site.evaluation, train=True)
     run.step()
     plan = evaluation_messages(run.strategy)[:2]
     honest = [run.client().handle(msg) for msg in plan]

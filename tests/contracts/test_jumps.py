@@ -15,8 +15,8 @@ from fedhet.core import trees
 from fedhet.core.admission import Undo
 from fedhet.core.client import FedClient
 from fedhet.core.errors import RunFailed
+from fedhet.core.groups import ReplyLimits
 from fedhet.core.messages import Broadcast, Reply, Update
-from fedhet.core.setting import ReplyLimits
 from fedhet.core.task import Task
 from fedhet.data.toy import toy_task
 from fedhet.methods.fedavg import FedAvg

@@ -22,8 +22,8 @@ import fedhet
 from fedhet.config import Config
 from fedhet.core.errors import ConfigError
 from fedhet.core.evaluation import evaluation_messages, global_scores
+from fedhet.core.groups import Evaluation
 from fedhet.core.messages import Update
-from fedhet.core.workspace import Evaluations
 from fedhet.data.toy import toy_task
 from fedhet.job import Job
 from fedhet.methods.fedavg import FedAvg
@@ -143,7 +143,7 @@ def test_what_is_fine_tuned_is_what_the_client_has(federation: Federation) -> No
         FedAvg,
         buffers="local",
         batch_size=99,
-        site={"evaluations": Evaluations(finetune_epochs=3)},
+        site={"evaluation": Evaluation(finetune_epochs=3)},
         rounds=2,
     )
     run.step()

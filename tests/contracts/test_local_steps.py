@@ -14,10 +14,10 @@ from contracts.short import SHORT, slow, slow_unless
 
 from fedhet.config import catalogue
 from fedhet.core.errors import ConfigError
+from fedhet.core.groups import Evaluation
 from fedhet.core.loop import Clock
 from fedhet.core.messages import Broadcast, LocalSettings
 from fedhet.core.plugin import Plugin
-from fedhet.core.workspace import Evaluations
 from fedhet.data.toy import toy_task
 from fedhet.engines.vectorized import VectorCourier
 from fedhet.flower import wire
@@ -204,7 +204,7 @@ def test_what_counts_epochs_of_its_own_is_unaffected(federation: Federation) -> 
 
     for cls, how in (
         (FedBABU, {}),
-        (FedAvg, {"site": {"evaluations": Evaluations(finetune_epochs=3)}}),
+        (FedAvg, {"site": {"evaluation": Evaluation(finetune_epochs=3)}}),
     ):
         scores = []
         for local in ({}, {"steps": 1}):

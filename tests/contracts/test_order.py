@@ -13,8 +13,8 @@ from contracts.hostile import served
 from contracts.tasks import with_dropout
 from flwr.common import Code, FitRes, Status, ndarrays_to_parameters
 
+from fedhet.core.groups import ReplyLimits
 from fedhet.core.messages import Broadcast, Failure, LocalSettings, Update
-from fedhet.core.setting import ReplyLimits
 from fedhet.data.toy import toy_task
 from fedhet.flower import wire
 from fedhet.flower.nodes import Nodes

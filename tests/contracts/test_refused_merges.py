@@ -16,10 +16,10 @@ from fedhet.config import Config, catalogue
 from fedhet.core import trees
 from fedhet.core.compatibility import check_cohorts
 from fedhet.core.errors import ConfigError, RunFailed
+from fedhet.core.groups import ReplyLimits
 from fedhet.core.merging import Krum, Mean, Median, NormClip, NormFilter, TrimmedMean
 from fedhet.core.messages import Update
 from fedhet.core.plugin import Plugin
-from fedhet.core.setting import ReplyLimits
 from fedhet.core.trees import Tree
 from fedhet.data.toy import toy_task
 from fedhet.job import Job

@@ -14,6 +14,7 @@ from contracts.runs import SHORT, rows, validated
 from fedhet.core import trees
 from fedhet.core.errors import ConfigError, RunFailed
 from fedhet.core.evaluation import Selection
+from fedhet.core.groups import Stopping
 from fedhet.data.toy import toy_task
 
 Launch = Callable[..., Any]
@@ -24,7 +25,7 @@ class Judged:
 
     def __init__(self, patience: int | None, min_delta: float = 0.0) -> None:
         task = SimpleNamespace(task=toy_task())
-        self.setting: Any = SimpleNamespace(patience=patience, min_delta=min_delta, site=task)
+        self.setting: Any = SimpleNamespace(early_stopping=Stopping(patience, min_delta), site=task)
         self.round = 0
         self.kept: list[int] = []  # the rounds whose model was the best so far
 

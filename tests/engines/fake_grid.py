@@ -13,8 +13,8 @@ from flwr.server import Server
 from flwr.server.client_manager import SimpleClientManager
 
 from fedhet.core.client import FedClient
+from fedhet.core.groups import ReplyLimits
 from fedhet.core.loop import Clock
-from fedhet.core.setting import ReplyLimits
 from fedhet.data.toy import toy_task
 from fedhet.flower import parcels, wire
 from fedhet.flower.nodes import Nodes

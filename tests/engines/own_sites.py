@@ -19,15 +19,15 @@ from sklearn.datasets import load_digits
 import fedhet
 from fedhet.core.client import DELIVER
 from fedhet.core.errors import RunFailed
+from fedhet.core.groups import ReplyLimits
 from fedhet.core.loop import Clock
 from fedhet.core.messages import Broadcast, Extras, Failure, Reply
-from fedhet.core.setting import ReplyLimits
 from fedhet.data.local.data import LocalData, declaration
 from fedhet.data.local.report import Agreement
 from fedhet.flower import wire
 from fedhet.flower.apps import client_for
 from fedhet.flower.joining import SiteNodes
-from fedhet.job import Job
+from fedhet.job import Job, begin
 from fedhet.stores import MemoryStore
 
 RUN = [
@@ -174,7 +174,7 @@ class Sites:
 
     def run(self) -> dict[str, Any]:
         """The run's summary."""
-        self.job.loop.run(self)
+        begin(self.job).run(self)
         return dict(json.loads((self.job.run_dir / "summary.json").read_text()))
 
     def home(self, pid: int) -> Path:

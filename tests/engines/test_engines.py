@@ -22,7 +22,7 @@ import fedhet
 from fedhet.config import compose
 from fedhet.data.toy import toy_task
 from fedhet.engines import simulation
-from fedhet.job import Job, run_job
+from fedhet.job import Job, begin, run_job
 
 HERE = Path(__file__).parent
 FEDAVG = ["method=fedavg", "rounds=3"]
@@ -281,7 +281,7 @@ def test_a_client_that_asks_for_no_gpu_has_none(
         folder = f"hydra.run.dir={tmp_path}/{device}"
         job = Job(compose([f"engine={engine}", f"device={device}", folder]), engine=engine)
         caplog.clear()
-        job.loop.end("interrupted")
+        begin(job).end("interrupted")
         assert job.run_dir == tmp_path / device
         assert job.site.device.type == "cpu"
         assert caplog.text.count("device=auto with engine.num_gpus=0 is the CPU") == lines

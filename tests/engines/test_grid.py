@@ -17,9 +17,9 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedhet.core.errors import RunFailed
 from fedhet.core.evaluation import evaluation_messages
+from fedhet.core.groups import ReplyLimits
 from fedhet.core.loop import Clock
 from fedhet.core.messages import Failure, Update
-from fedhet.core.setting import ReplyLimits
 from fedhet.data.toy import toy_task
 from fedhet.flower import nodes
 from fedhet.flower import server as flower_server

@@ -19,7 +19,7 @@ import fedhet
 from fedhet import config
 from fedhet.cli.main import main
 from fedhet.core.errors import ConfigError, DataError, RunFailed
-from fedhet.core.setting import ReplyLimits
+from fedhet.core.groups import ReplyLimits
 from fedhet.core.trees import sha256
 from fedhet.data.__main__ import main as data_main
 from fedhet.data.local.data import LocalData, declaration

@@ -18,8 +18,8 @@ from scipy.stats import norm
 import fedhet
 from fedhet.core import noise as noises
 from fedhet.core.errors import ConfigError, RunFailed
+from fedhet.core.groups import Noise
 from fedhet.core.messages import Failure
-from fedhet.core.noise import Noise
 from fedhet.data.toy import toy_task
 from fedhet.methods.fedavg import FedAvg
 from fedhet.privacy.account import SPENT, Ledger, epsilon

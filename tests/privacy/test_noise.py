@@ -12,8 +12,9 @@ from torch import Tensor
 
 from fedhet.core import trees
 from fedhet.core.client import FedClient
+from fedhet.core.groups import Noise
 from fedhet.core.messages import EVALUATE, Broadcast, Failure, Update
-from fedhet.core.noise import Noise, mechanism, seeded, unpredictable
+from fedhet.core.noise import mechanism, seeded, unpredictable
 from fedhet.core.strategy import FedStrategy
 from fedhet.data.toy import toy_task
 from fedhet.methods.fedavg import FedAvg
@@ -22,8 +23,16 @@ from fedhet.methods.fedsgd import FedSGD
 from fedhet.methods.sgdm import SGDM
 
 Federation = Callable[..., Any]
-# Noise that no float32 can hold, and a norm that no update has.
-NOTHING = Noise(1e-100, clip=1e6)
+
+
+def faint(clip: float) -> Noise:
+    """Noise that no float32 can hold, which a configuration may not have."""
+    noise = Noise(1.0, clip=clip)
+    object.__setattr__(noise, "multiplier", 1e-100)
+    return noise
+
+
+NOTHING = faint(1e6)  # a norm that no update has
 COUNTER = "body.1.num_batches_tracked"
 DRAWS = {"seeded": seeded(0, "train", 1, 2), "unpredictable": unpredictable}
 
@@ -115,7 +124,7 @@ def test_a_reply_is_what_it_was_but_for_the_noise(federation: Federation) -> Non
 
 
 def test_each_kind_of_value_is_clipped_by_itself(federation: Federation) -> None:
-    how = {"plugins": lambda: [FedNormPlugin()], "noise": Noise(1e-100, clip=0.01)}
+    how = {"plugins": lambda: [FedNormPlugin()], "noise": faint(0.01)}
     for msg, update in replies(federation(toy_task(), FedAvg, **how)):
         change = {name: t.double() - msg.weights[name] for name, t in update.weights.items()}
         assert trees.norm(change) == pytest.approx(0.01, rel=1e-4)

@@ -14,9 +14,10 @@ from omegaconf import OmegaConf
 from fedhet.config import Config, catalogue
 from fedhet.core import trees
 from fedhet.core.errors import ConfigError
+from fedhet.core.groups import Noise
 from fedhet.core.loop import Loop
 from fedhet.core.messages import Update
-from fedhet.core.noise import Noise
+from fedhet.core.noise import allowed_here
 from fedhet.core.phases import locate
 from fedhet.data.toy import toy_task
 from fedhet.job import Job
@@ -229,7 +230,7 @@ def test_the_owner_of_a_machine_demands_more(
 def test_the_owner_bounds_delta_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a delta near 1 any epsilon is within any budget."""
     monkeypatch.setenv("FEDHET_MAX_EPSILON", "8")
-    settings = {"noise": 1.0, "clip": 1.0, "delta": 0.9, "budget": 8.0}
+    noise = Noise(1.0, delta=0.9, budget=8.0)
     with pytest.raises(ConfigError, match=r"privacy\.delta=0\.9.*FEDHET_MAX_DELTA=1e-05"):
-        Noise.from_config(settings)
-    assert Noise.from_config(settings | {"delta": 1e-5})
+        allowed_here(noise)
+    assert allowed_here(replace(noise, delta=1e-5))

@@ -13,9 +13,9 @@ from typing import Any
 import composing
 import pytest
 
+from fedhet.core.groups import Noise
 from fedhet.core.loop import Loop
 from fedhet.core.messages import Failure, Reply
-from fedhet.core.noise import Noise
 from fedhet.data.toy import toy_task
 from fedhet.job import Job
 from fedhet.methods.fedavg import FedAvg

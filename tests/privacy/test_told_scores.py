@@ -14,12 +14,12 @@ from torch import nn
 from fedhet.core.client import TRAIN_TOO
 from fedhet.core.counts import coarse, counts_few
 from fedhet.core.evaluation import evaluation_messages, received
+from fedhet.core.groups import Evaluation
 from fedhet.core.limits import Limits
 from fedhet.core.messages import Broadcast, Failure, Update
 from fedhet.core.targets import make
 from fedhet.core.targets.number import Number
 from fedhet.core.task import ClientData, Samples, Task
-from fedhet.core.workspace import Evaluations
 from fedhet.methods.fedavg import FedAvg
 from fedhet.testing import Federation
 
@@ -46,7 +46,7 @@ def site(*data: Samples, target: str = "class", **asked: Any) -> Federation:
     clients = [ClientData(*data)]
     task = Task(lambda: nn.Linear(4, outputs), kind.losses, clients, None, outputs, target=target)
     limits = asked.pop("limits", SITE)
-    settings = {"limits": limits, "evaluations": Evaluations(**asked)}
+    settings = {"limits": limits, "evaluation": Evaluation(**asked)}
     return Federation(task, FedAvg, min_count=limits.min_count, site=settings)
 
 

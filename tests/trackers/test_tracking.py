@@ -19,7 +19,7 @@ from fedhet.cli.main import main
 from fedhet.core.errors import ConfigError
 from fedhet.flower import wire
 from fedhet.flower.apps import client_for
-from fedhet.job import Job
+from fedhet.job import Job, begin
 from fedhet.stores import MemoryStore
 from fedhet.testing import check_equal
 from fedhet.trackers import tracking
@@ -193,7 +193,7 @@ def test_clients_build_no_tracker(tmp_path: Path) -> None:
     _, examples, _ = client.fit(arrays, header)
     assert examples > 0
     assert Listing.built == 0
-    loop = job.loop  # the server's
+    loop = begin(job)  # the server's
     assert Listing.built == 1
     loop.end("interrupted")
 

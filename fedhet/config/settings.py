@@ -1,0 +1,98 @@
+"""All settings of one run that the project itself reads, as checked objects; imports no torch.
+
+What names a class (data set, partition, model, method, plug-ins, server optimiser, merge, tracker)
+is checked by that class.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from fedhet.core.check import boolean, integer, number, one_of, optional, text
+from fedhet.core.errors import ConfigError
+from fedhet.core.groups import Course, Evaluation, LocalSettings, Noise, Speed
+
+
+@dataclass(frozen=True)
+class Engine:
+    """Where clients run, and with what (conf/engine/*.yaml).
+
+    Attributes:
+        name: local, ray or flwr.
+        workers: processes or nodes that serve the clients; None: as many as there are clients.
+        threads: threads of each process.
+        num_cpus, num_gpus: what a client asks for.
+        address: the Ray cluster to use; None for one of the run's own.
+        speed: how the local steps are computed.
+        vectorize: how many clients train as one; 0 for none, "auto" for as many as fit a GPU.
+    """
+
+    name: str
+    workers: int | None
+    threads: int
+    num_cpus: float
+    num_gpus: float
+    address: str | None
+    speed: Speed
+    vectorize: int | str
+
+    def __post_init__(self) -> None:
+        optional(integer, "engine.workers", self.workers, low=1)
+        integer("engine.threads", self.threads, low=1)
+        number("engine.num_cpus", self.num_cpus, open_low=0)
+        number("engine.num_gpus", self.num_gpus, low=0)
+        optional(text, "engine.address", self.address)
+        if self.vectorize != "auto":
+            integer("engine.vectorize", self.vectorize, low=0)
+        if self.vectorize and self.name != "local":
+            raise ConfigError(
+                f"engine.vectorize={self.vectorize} with engine={self.name}: only engine=local"
+                " trains several clients at once"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSettings(Course):
+    """What the configuration of a run says, but for what names a class.
+
+    Attributes:
+        seed: the run's seed.
+        data_dir: the folder of the data sets that are not built in.
+        device: auto, cpu or cuda.
+        figures: whether to draw the figures of the run.
+        buffers: what becomes of batch statistics: average, local or frozen.
+        local: how clients train in the first round.
+        min_count: the least number of samples of which a statistic is sent (`privacy.min_count`).
+        noise: the noise on replies (the rest of `privacy`).
+        evaluation: when and what the run evaluates.
+        checkpoint_every: seconds between two checkpoints; 0: each step; None: never.
+        engine: where clients run.
+    """
+
+    seed: int
+    data_dir: str
+    device: str
+    figures: bool
+    buffers: str
+    local: LocalSettings
+    min_count: int
+    noise: Noise
+    evaluation: Evaluation
+    checkpoint_every: float | None
+    engine: Engine
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        integer("seed", self.seed, low=0, high=2**63 - 1)
+        text("data_dir", self.data_dir)
+        if re.fullmatch(r"cuda:\d+", str(self.device)):
+            raise ConfigError(
+                f"device={self.device} is not allowed; choose this GPU by device=cuda, with"
+                f" CUDA_VISIBLE_DEVICES={self.device[5:]} in the environment"
+            )
+        one_of("device", self.device, ("auto", "cpu", "cuda"))
+        boolean("figures", self.figures)
+        one_of("buffers", self.buffers, ("average", "local", "frozen"))
+        integer("privacy.min_count", self.min_count, low=0)
+        optional(number, "checkpoint.every", self.checkpoint_every, low=0)
