@@ -10,6 +10,7 @@ import torch
 
 from fedhet.core.callbacks import Callback, Row
 from fedhet.core.errors import ConfigError, RunFailed
+from fedhet.core.groups import Evaluation
 from fedhet.core.loop import Loop
 from fedhet.core.messages import Broadcast, Update
 from fedhet.core.noise import Noise
@@ -52,7 +53,8 @@ class Diary(Callback):
 
 
 def run(federation: Callable[..., Any], *callbacks: Callback, **how: Any) -> Loop:
-    made = federation(toy_task(2), FedAvg, **{"rounds": 2, "eval_every": 2, **how})
+    site = {"evaluation": Evaluation(every=how.pop("every", 2))}
+    made = federation(toy_task(2), FedAvg, site=site, **{"rounds": 2, **how})
     loop = Loop(made.strategy, callbacks)
     loop.run(LocalCourier(made.client, made.store))
     return loop
@@ -88,7 +90,7 @@ def test_an_evaluation_can_end_the_phase(federation: Callable[..., Any]) -> None
         def evaluated(self, loop: Loop, row: Row, updates: Sequence[Update]) -> bool:
             return loop.round == 2
 
-    loop = run(federation, Enough(), rounds=5, eval_every=1)
+    loop = run(federation, Enough(), rounds=5, every=1)
     assert loop.round == 2
     assert [entry.rounds for entry in loop.method.timetable] == [2]
 
