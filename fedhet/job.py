@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
+from omegaconf import DictConfig
 
 from fedhet.config import Config
+from fedhet.config.settings import RunSettings
 from fedhet.config.targets import find_target, instantiate
 from fedhet.core import targets
 from fedhet.core.client import FedClient
@@ -54,11 +56,87 @@ log = logging.getLogger("fedhet")
 A_GPU = "engine.num_gpus=1, or a share such as .25, gives each client a GPU"
 
 
+def data_of(cfg: DictConfig, engine: str) -> RunData | LocalData:
+    """The clients' data as this machine reads them."""
+    return LocalData.simulated(cfg, engine) if is_local(cfg) else RunData.of(cfg)
+
+
+def task_of(cfg: DictConfig, data: RunData | LocalData, limits: Limits) -> Task:
+    """The learning problem that a configuration makes of the data."""
+    dataset = data.dataset
+    scale = target_scale(dataset)
+    target = targets.make(dataset.target, len(dataset.outputs), *(scale or ()))
+    return Task(
+        model=lambda: build_model(cfg.model, dataset, limits.max_model),
+        criterion=target.losses,
+        clients=data.clients,
+        test=dataset.test,
+        classes=len(dataset.classes),
+        transform=transform(dataset),
+        sizes=data.clients.sizes,
+        augment=augmentation(dataset),
+        target=dataset.target,
+        target_scale=scale,
+        example=data.example,
+    )
+
+
+def device_of(run: RunSettings) -> torch.device:
+    """The device of this process: under Ray a client has the GPUs that it asks for.
+
+    Some versions of Ray hide the others, and some do not.
+    """
+    if run.engine.name == "local" or run.engine.num_gpus:
+        return choose_device(run.device)
+    if run.device == "cuda":
+        raise ConfigError(f"device=cuda with engine.num_gpus=0; {A_GPU}")
+    return torch.device("cpu")
+
+
+def site_of(config: Config, task: Task, engine: str, limits: Limits) -> Site:
+    """What the clients of this process share."""
+    run = config.run
+    return Site(
+        task,
+        device=device_of(run),
+        seed=run.seed,
+        buffers=run.buffers,
+        scope=find_target(config.cfg.method).scope,
+        simulated=engine != "flwr",
+        noise=allowed_here(run.noise),
+        release=account.release,
+        min_count=least_count(run.min_count, limits),
+        limits=limits,
+        evaluation=run.evaluation,
+        speed=run.engine.speed,
+    )
+
+
+def strategy_of(config: Config, site: Site, plugins: list[Plugin]) -> FedStrategy:
+    """The strategy of the configured method with these plug-ins.
+
+    Raises:
+        ConfigError: the method, the plug-ins and their settings do not fit together.
+    """
+    cfg, run = config.cfg, config.run
+    server_opt, merge = instantiate(cfg.server_opt), instantiate(cfg.merge)
+    check_merge(cfg, merge)
+    setting = Setting(
+        site,
+        run.local,
+        plugins=plugins,
+        server_opt=server_opt,
+        merge=merge,
+        **{each.name: getattr(run, each.name) for each in fields(Course)},
+    )
+    return cast("FedStrategy", instantiate(cfg.method, setting=setting))
+
+
 @dataclass
 class Job:
-    """What one configuration builds: task, site, method and clients.
+    """A configuration, and what the functions of this module build of it, each part once.
 
-    Each part is built when it is first used; `begin` alone creates the run folder.
+    A part is built when it is first used; `begin` alone creates the run folder.
 
     Attributes:
         config: the composed configuration.
@@ -87,141 +165,70 @@ class Job:
         # A spawned worker receives the configuration and builds the parts itself.
         return {"config": self.config, "given": self.given, "engine": self.engine}
 
-    # ---- what is trained
+    @cached_property
+    def _data(self) -> RunData | LocalData:
+        return self.local or data_of(self.config.cfg, self.engine)
+
     @cached_property
     def task(self) -> Task:
         """The learning problem: model, criterion and the clients' data."""
-        return self.given or self._configured_task[0]
+        return self.given or task_of(self.config.cfg, self._data, self.limits)
 
     @cached_property
     def partition(self) -> dict[str, Any]:
         """The content of partition.json."""
-        return partition_record(self.given) if self.given else self._configured_task[1]
-
-    @cached_property
-    def _configured_task(self) -> tuple[Task, dict[str, Any]]:
-        configured = self._data
-        dataset = configured.dataset
-        scale = target_scale(dataset)
-        target = targets.make(dataset.target, len(dataset.outputs), *(scale or ()))
-        task = Task(
-            model=lambda: build_model(self.config.cfg.model, dataset, self.limits.max_model),
-            criterion=target.losses,
-            clients=configured.clients,
-            test=dataset.test,
-            classes=len(dataset.classes),
-            transform=transform(dataset),
-            sizes=configured.clients.sizes,
-            augment=augmentation(dataset),
-            target=dataset.target,
-            target_scale=scale,
-            example=configured.example,
-        )
-        return task, configured.partition_record()
-
-    @cached_property
-    def _data(self) -> RunData | LocalData:
-        if self.local or not is_local(self.config.cfg):
-            return self.local or RunData.of(self.config.cfg)
-        return LocalData.simulated(self.config.cfg, self.engine)
+        return partition_record(self.given) if self.given else self._data.partition_record()
 
     @cached_property
     def data_digest(self) -> str:
         """16 hex digits by which two machines see whether they hold the same data."""
         return self._data.digest
 
-    # ---- who trains it
-    @cached_property
-    def _strategy_cls(self) -> type[FedStrategy]:
-        cls: type[FedStrategy] = find_target(self.config.cfg.method)
-        return cls
-
     @cached_property
     def site(self) -> Site:
         """What the clients of this process share."""
-        run = self.config.run
-        return Site(
-            self.task,
-            device=self._device(),
-            seed=run.seed,
-            buffers=run.buffers,
-            scope=self._strategy_cls.scope,
-            simulated=self.engine != "flwr",
-            noise=allowed_here(run.noise),
-            release=account.release,
-            min_count=least_count(run.min_count, self.limits),
-            limits=self.limits,
-            evaluation=run.evaluation,
-            speed=run.engine.speed,
-        )
-
-    def _device(self) -> torch.device:
-        """The device of this process: under Ray a client has the GPUs that it asks for.
-
-        Some versions of Ray hide the others, and some do not.
-        """
-        run = self.config.run
-        if run.engine.name == "local" or run.engine.num_gpus:
-            return choose_device(run.device)
-        if run.device == "cuda":
-            raise ConfigError(f"device=cuda with engine.num_gpus=0; {A_GPU}")
-        return torch.device("cpu")
-
-    def prepare(self) -> None:
-        """Build what the clients of this process share, but for what is on a GPU."""
-        _ = self.data_digest, self.task, self._plugin_templates
-        if self._device().type == "cpu":
-            _ = self.site
-
-    def plugins(self) -> list[Plugin]:
-        """Return new plug-ins: one object each on the server, and one per message at a client."""
-        return deepcopy(self._plugin_templates)
+        return site_of(self.config, self.task, self.engine, self.limits)
 
     @cached_property
     def _plugin_templates(self) -> list[Plugin]:
         # Instantiating from the configuration takes longer than a small client's whole message.
         return [instantiate(self.config.cfg.plugin[name]) for name in self.config.plugins]
 
+    def plugins(self) -> list[Plugin]:
+        """Return new plug-ins: one object each on the server, and one per message at a client."""
+        return deepcopy(self._plugin_templates)
+
+    @cached_property
+    def _client_cls(self) -> type[FedClient]:
+        cls: type[FedClient] = find_target(self.config.cfg.method).client_cls
+        return cls
+
     @cached_property
     def strategy(self) -> FedStrategy:
         """The run's strategy."""
-        return self.strategy_with(self.plugins())
-
-    def strategy_with(self, plugins: list[Plugin]) -> FedStrategy:
-        """Build the method's strategy with these plug-ins.
-
-        Raises:
-            ConfigError: the method, the plug-ins and their settings do not fit together.
-        """
-        cfg = self.config.cfg
-        server_opt, merge = instantiate(cfg.server_opt), instantiate(cfg.merge)
-        check_merge(cfg, merge)
-        setting = Setting(
-            self.site,
-            self.config.run.local,
-            plugins=plugins,
-            server_opt=server_opt,
-            merge=merge,
-            **{each.name: getattr(self.config.run, each.name) for each in fields(Course)},
-        )
-        return cast("FedStrategy", instantiate(cfg.method, setting=setting))
+        return strategy_of(self.config, self.site, self.plugins())
 
     def client(
         self, store: Store | Callable[[str], Store], properties: dict[str, Any] | None = None
     ) -> FedClient:
         """Return a client that keeps its state in `store`, or in that of a message's experiment."""
-        client = self._strategy_cls.client_cls(self.site, self.plugins(), store, properties)
+        client = self._client_cls(self.site, self.plugins(), store, properties)
         if self.engine == "flwr":
             client.delivery = partial(delivery.keep, self)
         return client
 
-    # ---- how it runs
+    def prepare(self) -> None:
+        """Build what the clients of this process share, but for what is on a GPU."""
+        _ = self.data_digest, self.task, self._plugin_templates
+        if device_of(self.config.run).type == "cpu":
+            _ = self.site
+
     @cached_property
     def nodes(self) -> Nodes:
         """Which of Flower's nodes hosts which client."""
         from fedhet.flower.nodes import Nodes
 
-        return Nodes(self.strategy.setting.replies)
+        return Nodes(self.config.run.replies)
 
 
 def begin(job: Job) -> Loop:

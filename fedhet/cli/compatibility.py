@@ -9,7 +9,7 @@ from fedhet.config import catalogue
 from fedhet.core.errors import ConfigError
 from fedhet.core.plugin import Plugin
 from fedhet.data.toy import toy_task
-from fedhet.job import Job, quiet
+from fedhet.job import Job, quiet, strategy_of
 
 
 def compatibility() -> list[tuple[str, str, str | None]]:
@@ -50,7 +50,7 @@ def _reason(job: Job | ConfigError, plugin: Plugin | ConfigError) -> str | None:
     try:
         others = [each for each in job.plugins() if each.name != plugin.name]
         with quiet():
-            job.strategy_with([*others, deepcopy(plugin)])
+            strategy_of(job.config, job.site, [*others, deepcopy(plugin)])
     except ConfigError as error:
         return str(error)
     return None

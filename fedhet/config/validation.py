@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from fedhet.config import catalogue
 from fedhet.config.settings import Engine, RunSettings
-from fedhet.core.check import did_you_mean, number
+from fedhet.core.check import MOST_EPOCHS, did_you_mean, integer, number
 from fedhet.core.errors import ConfigError
 from fedhet.core.groups import Evaluation, LocalSettings, Noise, ReplyLimits, Speed, Stopping
 
@@ -40,7 +40,9 @@ def validate(cfg: DictConfig) -> RunSettings:
     Raises:
         ConfigError: a value is out of range, or two settings contradict each other.
     """
-    number("client.lr", cfg.client.lr, open_low=0)  # of a run; a plug-in may set 0 for a step
+    # Those of a run; for a step, a plug-in may set 0.
+    number("client.lr", cfg.client.lr, open_low=0)
+    integer("client.epochs", cfg.client.epochs, low=1, high=MOST_EPOCHS)
     run = _of(
         RunSettings,
         cfg,

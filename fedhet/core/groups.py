@@ -32,7 +32,7 @@ class LocalSettings:
     """How clients train in one step (conf/client/*.yaml).
 
     The settings travel with every message, so that a plug-in can schedule them. `steps`, where it
-    is not None, replaces `epochs`. A plug-in may set a rate of 0 for a step.
+    is not None, replaces `epochs`. A plug-in may set no epochs, or a rate of 0.
     """
 
     lr: float
@@ -46,7 +46,7 @@ class LocalSettings:
 
     def __post_init__(self) -> None:
         number("client.lr", self.lr, low=0)
-        integer("client.epochs", self.epochs, low=1, high=MOST_EPOCHS)
+        integer("client.epochs", self.epochs, low=0, high=MOST_EPOCHS)
         integer("client.batch_size", self.batch_size, low=1, high=MOST_SAMPLES)
         number("client.momentum", self.momentum, low=0, open_high=1)
         number("client.weight_decay", self.weight_decay, low=0)

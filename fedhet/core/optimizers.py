@@ -120,13 +120,8 @@ def make(settings: LocalSettings, params: Sequence[nn.Parameter]) -> Optimizer:
     """Build the optimiser that conf/client selects.
 
     It is "sgd", or "adam" for torch.optim.Adam with L2 weight decay and the default betas.
-
-    Raises:
-        ValueError: the name is unknown.
     """
     if settings.optimizer == "sgd":
         return SGD(params, settings)
-    if settings.optimizer == "adam":
-        adam = torch.optim.Adam(params, lr=settings.lr, weight_decay=settings.weight_decay)
-        return TorchOptimizer(adam, params, settings.clip)
-    raise ValueError(f"client.optimizer={settings.optimizer!r} is unknown; choose sgd or adam")
+    adam = torch.optim.Adam(params, lr=settings.lr, weight_decay=settings.weight_decay)
+    return TorchOptimizer(adam, params, settings.clip)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from omegaconf import DictConfig, OmegaConf
@@ -12,6 +13,9 @@ import fedhet
 from fedhet.cli.main import main
 from fedhet.config import compose, validate
 from fedhet.core.errors import ConfigError
+from fedhet.core.groups import Evaluation, Noise, ReplyLimits
+from fedhet.methods.fedavg import FedAvg
+from fedhet.testing import Federation, toy_task
 
 # key -> (values that are allowed, values that are refused)
 RANGES = {
@@ -147,3 +151,32 @@ def test_noise_that_the_accountant_cannot_square_is_refused(noise: str, tmp_path
 def test_ranges_are_checked_when_composing() -> None:
     with pytest.raises(ConfigError, match=r"client\.lr=-1.* > 0"):
         compose(["client.lr=-1"])
+
+
+@pytest.mark.parametrize(
+    ("message", "build"),
+    [
+        (r"fraction=2 is not allowed; it must be a number > 0 and <= 1", {"fraction": 2}),
+        (r"rounds=0 is not allowed", {"rounds": 0}),
+        (r"client\.lr_decay=1\.5 is not allowed", {"lr_decay": 1.5}),
+        (r"client\.momentum=1 is not allowed", {"local": {"momentum": 1}}),
+        (r"on_failure=skipp is not allowed \(did you mean skip\?\)", {"on_failure": "skipp"}),
+    ],
+)
+def test_a_method_without_a_configuration_gets_the_same_errors(
+    message: str, build: dict[str, Any]
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Federation(toy_task(), FedAvg, **build)
+
+
+def test_groups_check_their_values_together() -> None:
+    with pytest.raises(ConfigError, match=r"privacy\.clip=2\.0 needs privacy\.noise > 0"):
+        Noise(clip=2.0)
+    with pytest.raises(ConfigError, match=r"eval\.train=true needs eval\.clients=true"):
+        Evaluation(clients=False, train=True)
+
+
+def test_a_number_that_no_float_reaches_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"replies\.grace=10+ is not allowed"):
+        ReplyLimits(grace=10**400)

@@ -66,7 +66,7 @@ BAD_HEADERS: list[Callable[[Header], Any]] = [
     lambda header: header["local"].pop("lr"),
     set_local("more", 1),
     set_local("epochs", 10**9),
-    set_local("epochs", 0),
+    set_local("epochs", -1),
     set_local("epochs", True),
     set_local("epochs", None),
     set_local("steps", 10**12),

@@ -52,5 +52,5 @@ def test_same_bits_as_torch() -> None:
 
 
 def test_an_unknown_optimiser_is_named() -> None:
-    with pytest.raises(ValueError, match="lion"):
-        make(LocalSettings(lr=0.1, optimizer="lion"), [nn.Parameter(torch.zeros(1))])
+    with pytest.raises(ValueError, match=r"client\.optimizer=lion is not allowed"):
+        LocalSettings(lr=0.1, optimizer="lion")
