@@ -42,7 +42,7 @@ from fedhet.core.phases import locate
 from fedhet.core.task import Samples
 from fedhet.job import Job
 from fedhet.maths import feddisk
-from fedhet.methods.feddisk.client import ClientHalf
+from fedhet.methods.feddisk.client import DensityClient
 from fedhet.methods.feddisk.server import SLOT
 from fedhet.methods.fedgen import COUNTS
 from fedhet.methods.fedgmm.mixtures import MIXTURES
@@ -158,7 +158,7 @@ def of_density(
     client: FedClient, reply: Update, members: Samples, others: Samples
 ) -> Iterator[Target]:
     """What a MADE tells to someone who knows the one from which its training started."""
-    (plugin,) = (piece for piece in client.active if isinstance(piece, ClientHalf))
+    (plugin,) = (piece for piece in client.active if isinstance(piece, DensityClient))
     x = members.x
     masks = plugin.make_masks(x.shape[1], client.site.seed)
     expected = torch.zeros_like(x[:1])

@@ -20,7 +20,7 @@ from fedhet.checkpoint.folder import BEST, ROUNDS, Checkpoint, CheckpointFolder,
 from fedhet.checkpoint.steps import continued, put_nonfinite
 from fedhet.config.aliases import unfolded
 from fedhet.core.errors import ConfigError
-from fedhet.core.phases import Entry
+from fedhet.core.phases import TimetableEntry
 from fedhet.record.files import as_json
 
 log = logging.getLogger("fedhet")
@@ -120,7 +120,7 @@ def _differences(
 def reopen(
     folder: Path,
     checkpoints: CheckpointFolder,
-    timetable: Sequence[Entry],
+    timetable: Sequence[TimetableEntry],
     slots: Sequence[str],
     at_sites: bool,
 ) -> tuple[Checkpoint | None, Past]:
@@ -157,7 +157,7 @@ def reopen(
     return found, past
 
 
-def _check_rounds(folder: Path, timetable: Sequence[Entry], found: Checkpoint) -> None:
+def _check_rounds(folder: Path, timetable: Sequence[TimetableEntry], found: Checkpoint) -> None:
     executed = found.round - sum(entry.rounds for entry in continued(timetable, found)[:-1])
     if executed > timetable[-1].rounds:
         raise ConfigError(
@@ -178,7 +178,7 @@ def _cut(
     folder: Path,
     found: Checkpoint | None,
     executed: Sequence[str],
-    timetable: Sequence[Entry],
+    timetable: Sequence[TimetableEntry],
     slots: Sequence[str],
 ) -> None:
     """Remove what the run wrote after the checkpoint; it is written again.

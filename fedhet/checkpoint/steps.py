@@ -13,8 +13,8 @@ from fedhet.checkpoint.folder import Checkpoint, CheckpointFolder, Needs
 from fedhet.core import trees
 from fedhet.core.callbacks import Callback, Row
 from fedhet.core.errors import RunFailed
-from fedhet.core.memory import Packer, put_back
-from fedhet.core.phases import Entry
+from fedhet.core.memory import MemoryPacker, put_back
+from fedhet.core.phases import TimetableEntry
 
 if TYPE_CHECKING:
     from fedhet.core.loop import Loop
@@ -109,7 +109,7 @@ class Checkpoints(Callback):
     def _write(self) -> None:
         """Write a checkpoint; if that is not possible, the run goes on and the log says so."""
         current = self._strategy.current
-        packer = Packer()
+        packer = MemoryPacker()
         try:
             nodes = {name: packer.memory(part, name) for name, part in self._parts.items()}
             self._folder.write(
@@ -159,7 +159,7 @@ def _check_names(slot: str, tree: trees.Tree, like: trees.Tree) -> None:
         raise ValueError(f"the tensors of the slot {slot!r} are not those of this model")
 
 
-def continued(timetable: Sequence[Entry], found: Checkpoint) -> list[Entry]:
+def continued(timetable: Sequence[TimetableEntry], found: Checkpoint) -> list[TimetableEntry]:
     """The timetable with the phases that have ended as they did; the last may have more rounds.
 
     Raises:

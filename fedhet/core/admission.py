@@ -22,7 +22,7 @@ from fedhet.core import messages, trees
 from fedhet.core.check import EXACT, counted
 from fedhet.core.compatibility import unknown_steps
 from fedhet.core.errors import RunFailed
-from fedhet.core.memory import Packer, put_back
+from fedhet.core.memory import MemoryPacker, put_back
 from fedhet.core.merging import Mean, median_of, norms_of
 from fedhet.core.messages import STATE_BYTES, Failure, Reply, Update
 from fedhet.core.phases import Step
@@ -416,7 +416,7 @@ class Undo:
         setting = strategy.setting
         self._strategy = strategy
         self.possible = strategy.jumps.limit is not None and strategy.current.entry.phase.evaluate
-        packer = Packer()
+        packer = MemoryPacker()
         if self.possible and setting.on_failure == "skip":
             parts = strategy.parts.items()
             self._before = {name: packer.memory(part, name) for name, part in parts}

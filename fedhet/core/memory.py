@@ -30,7 +30,7 @@ def remembered(obj: object) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-class Packer:
+class MemoryPacker:
     """Turns values into JSON; their tensors are gathered in `tensors`, each under its own name.
 
     A tensor that is met again is stored once. Nothing is copied.
@@ -102,7 +102,7 @@ class Packer:
 def put_back(
     obj: object, nodes: Mapping[str, Node], tensors: Tree, device: torch.device, path: str
 ) -> None:
-    """Let the object remember what `Packer.memory` has stored.
+    """Let the object remember what `MemoryPacker.memory` has stored.
 
     Raises:
         ValueError: it is not what such an object remembers.
@@ -124,7 +124,7 @@ def put_back(
 
 
 def unpacked(node: Node, tensors: Tree, device: torch.device) -> Any:
-    """The value that `Packer.value` has stored; tensors of a device are put on `device`."""
+    """The value that `MemoryPacker.value` has stored; tensors of a device are put on `device`."""
     if not isinstance(node, list):
         return node
     kind, content, *more = node

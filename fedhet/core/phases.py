@@ -58,7 +58,7 @@ class Phase:
 
 
 @dataclass(frozen=True)
-class Entry:
+class TimetableEntry:
     """One line of the timetable.
 
     Attributes:
@@ -99,7 +99,7 @@ class Step:
     """
 
     index: int
-    entry: Entry
+    entry: TimetableEntry
     round: int
     step: int
     cohort: list[int]
@@ -175,7 +175,7 @@ class EarlyStopping:
         return self.stale >= self.patience
 
 
-def locate(timetable: Sequence[Entry], server_round: int) -> tuple[int, int] | None:
+def locate(timetable: Sequence[TimetableEntry], server_round: int) -> tuple[int, int] | None:
     """(index of the entry, step inside it) of a round; both steps and rounds count from 1.
 
     None past the end of the timetable.

@@ -30,7 +30,7 @@ from fedhet.core.client import FedClient, evaluated_views
 from fedhet.core.errors import RunFailed
 from fedhet.core.merging import BufferAverage, normalised
 from fedhet.core.messages import Broadcast, Extras, Reply, Report, Reporting, Update
-from fedhet.core.phases import Entry, Phase, Step, locate, sample_cohort
+from fedhet.core.phases import Phase, Step, TimetableEntry, locate, sample_cohort
 from fedhet.core.plugin import Plugin
 from fedhet.core.setting import Setting
 from fedhet.core.trees import Tree
@@ -134,7 +134,7 @@ class FedStrategy(Strategy):
             self.weights |= plugin.slots()
         phases = [(plugin.name, phase) for plugin in self.plugins for phase in plugin.phases()]
         phases += [("", phase) for phase in self.phases()]
-        self.timetable = [Entry(owner, phase, phase.rounds) for owner, phase in phases]
+        self.timetable = [TimetableEntry(owner, phase, phase.rounds) for owner, phase in phases]
         compatibility.check_phases(self)
 
     # ---- what a method overrides

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedhet.data.dataset import Dataset
-    from fedhet.data.federation import Federation, Normalize, class_counts, split, transform
+    from fedhet.data.federation import FederatedData, Normalize, class_counts, split, transform
     from fedhet.data.partition import Dirichlet, Iid, Natural, Pathological, Quantity, Shards
     from fedhet.data.saved import Saved
     from fedhet.data.scheme import Partition, Scheme
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "Dataset": "dataset",
     "Dirichlet": "partition",
-    "Federation": "federation",
+    "FederatedData": "federation",
     "Iid": "partition",
     "Natural": "partition",
     "Normalize": "federation",
@@ -37,7 +37,7 @@ _MODULES = {
 __all__ = [
     "Dataset",
     "Dirichlet",
-    "Federation",
+    "FederatedData",
     "Iid",
     "Natural",
     "Normalize",

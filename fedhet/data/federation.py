@@ -41,7 +41,7 @@ def split(
     return order[:n_train], order[n_train : n_train + n_val], order[n_train + n_val :]
 
 
-class Federation(Sequence[ClientData]):
+class FederatedData(Sequence[ClientData]):
     """The clients of a partition; a client's samples are copied from the dataset on each access.
 
     An empty validation or test part is None; `train` is empty only for a client without any

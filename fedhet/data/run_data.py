@@ -17,7 +17,7 @@ from fedhet.core.errors import ConfigError
 from fedhet.core.targets import WITH_CLASSES
 from fedhet.data.array_cache import Arrays, cached_arrays
 from fedhet.data.dataset import AUTO, Dataset
-from fedhet.data.federation import Federation, class_counts, target_scale, transform
+from fedhet.data.federation import FederatedData, class_counts, target_scale, transform
 from fedhet.data.moments import moments
 from fedhet.data.scheme import Partition, Scheme, labels_digest
 
@@ -69,9 +69,9 @@ class RunData:
         return replace(data, dataset=data._measured())
 
     @cached_property
-    def clients(self) -> Federation:
+    def clients(self) -> FederatedData:
         """The clients' data."""
-        return Federation(
+        return FederatedData(
             self.dataset, self.partition, self.scheme.split, self.cfg.seed, self.scheme.noise
         )
 

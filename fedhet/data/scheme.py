@@ -105,7 +105,7 @@ class Scheme(ABC):
     Args:
         name: the scheme's name in the run's record.
         split: each client's [train, validation, test] fractions (fedhet.data.federation.split).
-        noise: the variance of the last client's noise (fedhet.data.federation.Federation).
+        noise: the variance of the last client's noise (fedhet.data.federation.FederatedData).
         pool_test: whether the clients share the test set too; the labels and owners that `assign`
             receives are then those of the pooled dataset (fedhet.data.dataset.Dataset.pooled).
     """

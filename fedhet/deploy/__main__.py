@@ -19,7 +19,7 @@ PORT = 8000
 APP = Path(__file__).parents[2]  # fedhet's source
 
 
-class _Parser(argparse.ArgumentParser):
+class _DeployParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message}; see {self.prog} --help")
 
@@ -35,7 +35,7 @@ def main(argv: Sequence[str]) -> int:
         RunFailed: the SuperLink does not answer.
         WriteError: a file cannot be written.
     """
-    parser = _Parser(prog="python -m fedhet deploy", description=__doc__)
+    parser = _DeployParser(prog="python -m fedhet deploy", description=__doc__)
     commands = parser.add_subparsers(metavar="command", required=True)
 
     init = commands.add_parser("init", help="make authority, certificate, keys and folders")

@@ -17,7 +17,14 @@ import psutil
 
 from fedhet.core.errors import ConfigError, DataError, clean
 from fedhet.deploy import certificates, tls
-from fedhet.deploy.folders import PLACEHOLDER, Server, Site, read_versions, split_address, versions
+from fedhet.deploy.folders import (
+    PLACEHOLDER,
+    ServerFolder,
+    SiteFolder,
+    read_versions,
+    split_address,
+    versions,
+)
 
 RENEWAL = timedelta(days=14)  # before its end a certificate is reported
 # Flower 1.41 refuses a node whose clock is more than 5 s ahead of the server's or 305 s behind;
@@ -45,7 +52,9 @@ class _Failed(Exception):
     """A check has failed; the text says what to do."""
 
 
-def checks(place: Server | Site, overrides: Sequence[str], disk_gb: float) -> Iterator[Check]:
+def checks(
+    place: ServerFolder | SiteFolder, overrides: Sequence[str], disk_gb: float
+) -> Iterator[Check]:
     """Check a server or a site.
 
     Args:
@@ -54,7 +63,7 @@ def checks(place: Server | Site, overrides: Sequence[str], disk_gb: float) -> It
         disk_gb: how much must be free where the state is, in GB of 10^9 bytes.
     """
     steps: dict[str, Callable[[], str]]
-    if isinstance(place, Server):
+    if isinstance(place, ServerFolder):
         steps = {
             "key": partial(_mode, place.folder / "server.key"),
             "certificate": partial(_server_certificate, place),
@@ -127,7 +136,7 @@ def _authority(path: Path) -> str:
     return _dates(path)
 
 
-def _server_certificate(place: Server) -> str:
+def _server_certificate(place: ServerFolder) -> str:
     text = _dates(place.folder / "server.pem")
     _dates(place.folder / "ca.crt")
     host, _ = split_address("server", place.server)
@@ -147,7 +156,7 @@ def _server_certificate(place: Server) -> str:
 
 
 # ---- the network
-def _server_port(place: Server) -> str:
+def _server_port(place: ServerFolder) -> str:
     port = place.port
     if not (process := holder(port)):
         with socket.create_server((place.listen, port)):
@@ -191,14 +200,14 @@ def holder(port: int) -> str:
     return "a process of another user"
 
 
-def _server(place: Site) -> str:
+def _server(place: SiteFolder) -> str:
     answer = _ask(place)
     if answer.status != http.HTTPStatus.OK:
         raise _Failed(f"{place.server} answers with {answer.status}: it is no SuperLink")
     return f"{place.server} answers, and its certificate is that of our authority"
 
 
-def _ask(place: Site) -> tls.Answer:
+def _ask(place: SiteFolder) -> tls.Answer:
     host, port = split_address("server", place.server)
     try:
         return tls.ask(host, port, place.folder / "ca.crt")
@@ -214,7 +223,7 @@ def _ask(place: Site) -> tls.Answer:
         ) from error
 
 
-def _clock(place: Site) -> str:
+def _clock(place: SiteFolder) -> str:
     answer = _ask(place)
     if answer.date is None:
         raise _Failed(f"{place.server} does not say what time it is: is it a SuperLink?")
@@ -255,7 +264,7 @@ def _disk(state: Path, gigabytes: float) -> str:
     return f"{free:.1f} GB free in {existing}"
 
 
-def _data(place: Site, overrides: Sequence[str]) -> str:
+def _data(place: SiteFolder, overrides: Sequence[str]) -> str:
     if place.data == PLACEHOLDER:
         raise _Failed(
             f"{place.folder / 'site.toml'} does not name the data yet: write their absolute path"

@@ -30,7 +30,7 @@ BIN = Path(sys.executable).parent  # where this environment has Flower's program
 
 
 @dataclass(frozen=True)
-class Server:
+class ServerFolder:
     """The server's folder; its arguments are the keys of server.toml.
 
     Args:
@@ -69,7 +69,7 @@ class Server:
 
 
 @dataclass(frozen=True)
-class Site:
+class SiteFolder:
     """A site's folder; its arguments are the keys of site.toml.
 
     Args:
@@ -181,9 +181,9 @@ class Site:
         ]
 
 
-def environment(place: Server | Site) -> dict[str, str]:
+def environment(place: ServerFolder | SiteFolder) -> dict[str, str]:
     """The variables for the Flower process of a server or a site."""
-    queue = {QUEUE: str(place.state / "queue")} if isinstance(place, Server) else {}
+    queue = {QUEUE: str(place.state / "queue")} if isinstance(place, ServerFolder) else {}
     return {
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -198,7 +198,7 @@ def environment(place: Server | Site) -> dict[str, str]:
     }
 
 
-def read(folder: Path) -> Server | Site:
+def read(folder: Path) -> ServerFolder | SiteFolder:
     """Read the settings of a server or a site.
 
     Raises:
@@ -206,8 +206,10 @@ def read(folder: Path) -> Server | Site:
         ConfigError: a setting is missing, unknown or not allowed.
     """
     folder = folder.absolute()
-    cls: type[Server | Site] = Site if (folder / "site.toml").exists() else Server
-    file = folder / ("site.toml" if cls is Site else "server.toml")
+    cls: type[ServerFolder | SiteFolder] = (
+        SiteFolder if (folder / "site.toml").exists() else ServerFolder
+    )
+    file = folder / ("site.toml" if cls is SiteFolder else "server.toml")
     if not file.exists():
         what = "has neither site.toml nor server.toml" if folder.is_dir() else "does not exist"
         raise DataError(

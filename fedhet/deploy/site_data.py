@@ -10,12 +10,12 @@ from fedhet.data.files import confined
 from fedhet.data.local.data import declaration, is_local, test_set
 from fedhet.data.local.report import Report
 from fedhet.data.run_data import RunData
-from fedhet.deploy.folders import Site
+from fedhet.deploy.folders import SiteFolder
 from fedhet.flower.own_data import OwnData, SiteClient
 from fedhet.stores import MemoryStore
 
 
-def compared(place: Site, overrides: Sequence[str]) -> str:
+def compared(place: SiteFolder, overrides: Sequence[str]) -> str:
     """Read the data as a run with these overrides does, and describe them in a line.
 
     Raises:

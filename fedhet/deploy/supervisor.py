@@ -24,7 +24,7 @@ from typing import NoReturn
 
 from fedhet.core.errors import RunFailed
 from fedhet.deploy import checks, folders, superlink
-from fedhet.deploy.folders import BIN, Server, Site
+from fedhet.deploy.folders import BIN, ServerFolder, SiteFolder
 from fedhet.process import end_with_parent
 from fedhet.record.files import unwritable, write_text
 
@@ -39,7 +39,7 @@ _ID = re.compile(r"SuperNode ID: (\d+)")
 _REFUSED = "Exit Code: 305"  # Flower's, of a SuperNode that cannot connect
 
 
-def run(place: Server | Site, every: float = EVERY) -> int:
+def run(place: ServerFolder | SiteFolder, every: float = EVERY) -> int:
     """Start the SuperLink or the SuperNode and return its exit code.
 
     Args:
@@ -51,7 +51,9 @@ def run(place: Server | Site, every: float = EVERY) -> int:
         RunFailed: its port is held, or the program cannot be started.
     """
     if process := checks.holder(place.port):
-        key = "`server` in server.toml" if isinstance(place, Server) else "`port` in site.toml"
+        key = (
+            "`server` in server.toml" if isinstance(place, ServerFolder) else "`port` in site.toml"
+        )
         raise RunFailed(
             f"{place.folder}: port {place.port} is held by {process}: end it, or name another as"
             f" {key}"
@@ -63,7 +65,7 @@ def run(place: Server | Site, every: float = EVERY) -> int:
     except OSError as error:
         raise unwritable(home, error) from error
     log.info("starting: %s", " ".join(place.command))
-    if isinstance(place, Server):
+    if isinstance(place, ServerFolder):
         _become(place.command, variables)
     write_text(home / "config.toml", folders.connection(place.server, place.folder / "ca.crt"))
 

@@ -48,7 +48,7 @@ class Worker:
 
 
 @dataclass
-class Exchange:
+class PoolExchange:
     """Where the messages of one step are; each is known by its position in the plan.
 
     Attributes:
@@ -131,7 +131,7 @@ class PoolCourier:
 
     def exchange(self, plan: list[Broadcast], clock: Clock) -> Iterator[Reply]:
         self._writer.clear()
-        exchange = Exchange(waiting=list(reversed(range(len(plan)))), idle=list(self._workers))
+        exchange = PoolExchange(waiting=list(reversed(range(len(plan)))), idle=list(self._workers))
         for position in range(len(plan)):
             self._hand_out(exchange, plan, clock)
             while position not in exchange.held:
@@ -146,7 +146,7 @@ class PoolCourier:
                     self._hand_out(exchange, plan, clock)
             yield exchange.release(position)
 
-    def _hand_out(self, exchange: Exchange, plan: list[Broadcast], clock: Clock) -> None:
+    def _hand_out(self, exchange: PoolExchange, plan: list[Broadcast], clock: Clock) -> None:
         """Give every idle worker its next message, unless too many replies wait for their turn."""
         while exchange.idle and exchange.waiting:
             if len(exchange.held) >= self._count and exchange.held_bytes >= AHEAD_BYTES:
@@ -162,7 +162,7 @@ class PoolCourier:
                 inf if seconds is None else time.monotonic() + seconds + self._grace
             )
 
-    def _end_overdue(self, exchange: Exchange, plan: list[Broadcast]) -> None:
+    def _end_overdue(self, exchange: PoolExchange, plan: list[Broadcast]) -> None:
         """Kill and replace the workers whose time is over."""
         for connection in exchange.overdue():
             position = exchange.busy.pop(connection)
@@ -174,7 +174,7 @@ class PoolCourier:
             exchange.idle.append(self._start())
 
     def _take_reply(
-        self, connection: Connection, exchange: Exchange, plan: list[Broadcast], clock: Clock
+        self, connection: Connection, exchange: PoolExchange, plan: list[Broadcast], clock: Clock
     ) -> None:
         """Receive the worker's reply, or replace the worker if it has died."""
         position = exchange.busy.pop(connection)

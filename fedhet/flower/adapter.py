@@ -71,7 +71,7 @@ class StrategyAdapter(Callback):
         if self._request is None:
             self._row = {}
             log.info("round %d is past the end of the timetable; no client is asked", server_round)
-        packer = wire.Packer(self.nodes.agreed)
+        packer = wire.MessagePacker(self.nodes.agreed)
         return [
             (proxy, wire.fit_ins(msg, packer)) for proxy, msg in self._addressed(client_manager)
         ]
@@ -98,7 +98,7 @@ class StrategyAdapter(Callback):
         """
         if not self._evaluating:
             return []
-        packer = wire.Packer(self.nodes.agreed)
+        packer = wire.MessagePacker(self.nodes.agreed)
         return [
             (proxy, wire.evaluate_ins(msg, packer))
             for proxy, msg in self._addressed(client_manager)

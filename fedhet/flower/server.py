@@ -39,7 +39,7 @@ PATIENCE = 180.0  # seconds of a step after which the log says who is missing; t
 
 
 @dataclass
-class Exchange:
+class GridExchange:
     """The messages of one step that are under way.
 
     Attributes:
@@ -142,10 +142,10 @@ class FlowerCourier:
             elif verdict:
                 yield Failure(msg.pid, msg.phase, msg.step, *verdict)
 
-    def _send(self, plan: list[Broadcast]) -> tuple[set[int], Exchange, Grid | None]:
+    def _send(self, plan: list[Broadcast]) -> tuple[set[int], GridExchange, Grid | None]:
         """Send the messages to the nodes that have joined."""
         manager = self._server.client_manager()
-        packer, parcel = wire.Packer(self._nodes.agreed), parcels.Parcels()
+        packer, parcel = wire.MessagePacker(self._nodes.agreed), parcels.Parcels()
         proxies = self._nodes.proxies([msg.pid for msg in plan], manager)
         messages: list[Message] = []
         sent: list[tuple[Broadcast, int]] = []
@@ -175,7 +175,7 @@ class FlowerCourier:
                 message.metadata.ttl = awaited + SYSTEM_TIME_TOLERANCE
         ids = list(grid.push_messages(messages)) if grid else []
         asked = {id_: one for id_, one in zip(ids, sent, strict=True) if id_}
-        exchange = Exchange(
+        exchange = GridExchange(
             asked,
             awaited,
             why,
@@ -187,7 +187,7 @@ class FlowerCourier:
                 exchange.hold(Failure(msg.pid, msg.phase, msg.step, "Flower refused the message"))
         return {pid for pid, proxy in proxies.items() if proxy is None}, exchange, grid
 
-    def _look(self, grid: Grid | None, exchange: Exchange) -> bool:
+    def _look(self, grid: Grid | None, exchange: GridExchange) -> bool:
         """Take the replies that have arrived, and return whether there were any."""
         if grid is None or not exchange.asked:
             return False
@@ -232,7 +232,7 @@ def _as_evaluation(msg: Broadcast) -> bool:
     return msg.phase == EVALUATE and KEEP not in msg.extras
 
 
-def _message(msg: Broadcast, packer: wire.Packer, node: int) -> Message:
+def _message(msg: Broadcast, packer: wire.MessagePacker, node: int) -> Message:
     if _as_evaluation(msg):
         content = recorddict_compat.evaluateins_to_recorddict(
             wire.evaluate_ins(msg, packer), keep_input=True

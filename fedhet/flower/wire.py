@@ -106,7 +106,7 @@ class Adapter(WireClient):
 
 
 # ---- server to client
-class Packer:
+class MessagePacker:
     """Packs the messages of one step; a tensor or tree that the cohort shares is packed once.
 
     Args:
@@ -149,12 +149,12 @@ def _as_bytes(encoded: Encoded) -> Encoded:
     return encoded
 
 
-def fit_ins(msg: Broadcast, packer: Packer) -> FitIns:
+def fit_ins(msg: Broadcast, packer: MessagePacker) -> FitIns:
     """The message as what Flower sends to `NumPyClient.fit`."""
     return FitIns(*packer(msg))
 
 
-def evaluate_ins(msg: Broadcast, packer: Packer) -> EvaluateIns:
+def evaluate_ins(msg: Broadcast, packer: MessagePacker) -> EvaluateIns:
     """The message as what Flower sends to `NumPyClient.evaluate`."""
     return EvaluateIns(*packer(msg))
 

@@ -43,7 +43,7 @@ _TRAVELS = (ConfigError, OtherCode, DataError, WriteError, RunFailed)
 
 
 @dataclass
-class Batch:
+class JobBatch:
     """What the process of a job needs beside its overrides; it can be pickled.
 
     Attributes:
@@ -178,9 +178,9 @@ class Jobs:
         self.folders: dict[int, Path] = {}  # position -> run folder, of those that have begun
         self.returns: dict[int, JobReturn] = {}
 
-    def batch(self, variables: Mapping[str, str]) -> Batch:
+    def batch(self, variables: Mapping[str, str]) -> JobBatch:
         """What travels to the jobs' processes, with these environment variables."""
-        return Batch(
+        return JobBatch(
             self.context,
             self.task,
             self.config,

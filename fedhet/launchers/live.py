@@ -31,7 +31,7 @@ _current: list[Watch] = []  # the one that is shown, if any
 
 
 @dataclass
-class Cell:
+class ShownRun:
     """A run, as far as its folder tells.
 
     Attributes:
@@ -135,7 +135,7 @@ class Watch:
         self, total: int, cells: Mapping[Path, str], done: int = 0, console: Console | None = None
     ) -> None:
         self.total = total
-        self.cells = {folder: Cell(folder, label) for folder, label in cells.items()}
+        self.cells = {folder: ShownRun(folder, label) for folder, label in cells.items()}
         self.before = done
         self.done = done
         self.console = console or Console(stderr=True)
@@ -158,7 +158,7 @@ class Watch:
             trial: whether its validation score is shown, because nobody may choose by test data.
         """
         with self._lock:
-            self.cells.setdefault(folder, Cell(folder, label, trial=trial))
+            self.cells.setdefault(folder, ShownRun(folder, label, trial=trial))
 
     def ends(self, folder: Path | None, label: str, problem: str) -> None:
         """Take notice of how a cell has ended, in so far as its folder does not tell.
@@ -170,7 +170,7 @@ class Watch:
         """
         with self._lock:
             cell = self.cells.get(folder) if folder else None
-            cell = cell or Cell(folder or Path(), label)
+            cell = cell or ShownRun(folder or Path(), label)
             if not cell.ended:
                 cell.look()
                 if not cell.ended:
@@ -188,7 +188,7 @@ class Watch:
             if self.live.is_started:
                 self.live.refresh()
 
-    def _tell(self, cell: Cell) -> None:
+    def _tell(self, cell: ShownRun) -> None:
         self.done += 1
         self.cells.pop(cell.folder, None)
         self.cells[cell.folder] = cell

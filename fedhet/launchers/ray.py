@@ -21,7 +21,7 @@ from fedhet.core.errors import ConfigError
 from fedhet.core.interruptions import raise_if_interrupted
 from fedhet.engines import cluster
 from fedhet.launchers import live
-from fedhet.launchers.jobs import Batch, Jobs, redirected
+from fedhet.launchers.jobs import JobBatch, Jobs, redirected
 
 LISTEN_SECONDS = 0.5  # at most, until a lost interrupt is noticed
 END_SECONDS = 20.0  # for runs to record that they were interrupted, before they are killed
@@ -76,7 +76,7 @@ def launch(
 
 
 def _run_all(
-    jobs: Jobs, shared: Any, batch: Batch, needs: dict[str, float], watch: live.Watch
+    jobs: Jobs, shared: Any, batch: JobBatch, needs: dict[str, float], watch: live.Watch
 ) -> None:
     import ray
 
@@ -112,7 +112,7 @@ def _run_all(
         raise  # and what is left ends with this process's connection
 
 
-def _run(batch: Batch, number: int, overrides: list[str], cfg: DictConfig) -> JobReturn:
+def _run(batch: JobBatch, number: int, overrides: list[str], cfg: DictConfig) -> JobReturn:
     """Run a job on a node."""
     try:
         batch.prepare()

@@ -25,7 +25,7 @@ from fedhet.cli.interrupts import interruptible
 from fedhet.config import catalogue
 from fedhet.core import interruptions
 from fedhet.data.findable import Search
-from fedhet.launchers.jobs import Batch, as_ours, redirect
+from fedhet.launchers.jobs import JobBatch, as_ours, redirect
 
 FORK = multiprocessing.get_context("fork")
 
@@ -79,10 +79,10 @@ class Running:
             return None
 
 
-class Zygote:
+class JobZygote:
     """Starts jobs, ends them, and passes on what they say.
 
-    Orders are a Batch, which the next jobs belong to; (position, number, overrides) of a job to
+    Orders are a JobBatch, which the next jobs belong to; (position, number, overrides) of a job to
     start; and the signal that all jobs are to get. Answers are (position, message), where a message
     is the run folder or the JobReturn, and in the end the exit code or the reason why no
     process could be started. A job's process also says what else should be imported for the next.
@@ -94,7 +94,7 @@ class Zygote:
 
     def __init__(self, orders: Connection) -> None:
         self.orders = orders
-        self.batch: Batch | None = None
+        self.batch: JobBatch | None = None
         self.running: dict[int, Running] = {}
 
     def serve(self) -> None:
@@ -127,7 +127,7 @@ class Zygote:
             self.orders.send((position, running.process.exitcode))
 
     def _obey(self, order: Any) -> None:
-        if isinstance(order, Batch):
+        if isinstance(order, JobBatch):
             self.batch = order
             order.prepare()
             gc.freeze()
@@ -182,7 +182,11 @@ class Zygote:
 
 
 def _job(
-    batch: Batch, number: int, overrides: list[str], tell: Connection, inherited: list[Connection]
+    batch: JobBatch,
+    number: int,
+    overrides: list[str],
+    tell: Connection,
+    inherited: list[Connection],
 ) -> None:
     """The process of a job."""
     for connection in inherited:
@@ -247,4 +251,4 @@ def serve(orders: Connection) -> None:
     catalogue.targets()  # what files name, which each run must know
     gc.freeze()
     gc.enable()
-    Zygote(orders).serve()
+    JobZygote(orders).serve()

@@ -18,7 +18,7 @@ from fedhet.core.callbacks import Callback, Row
 from fedhet.core.errors import ConfigError
 from fedhet.core.groups import Noise
 from fedhet.core.noise import Content, Draw, seeded, unpredictable
-from fedhet.core.phases import Entry, sample_cohort
+from fedhet.core.phases import TimetableEntry, sample_cohort
 from fedhet.privacy.owner import composed, locked, spend
 
 if TYPE_CHECKING:
@@ -194,7 +194,7 @@ class Account(Callback):
         return {"epsilon": spent, "delta": noise.delta, "releases": most}
 
 
-def releases_of(strategy: FedStrategy, entry: Entry) -> int:
+def releases_of(strategy: FedStrategy, entry: TimetableEntry) -> int:
     """How many releases the reply to a step of this entry is."""
     phase = entry.phase
     weights = bool(phase.slot and phase.uploads and strategy.sent(phase.slot))

@@ -10,7 +10,7 @@ import yaml
 
 from fedhet.config.aliases import unfolded
 from fedhet.record.summary import method_name
-from fedhet.report.folders import OF_THE_LABEL, Cell
+from fedhet.report.folders import OF_THE_LABEL, FoundRun
 
 
 def scalar(value: Any) -> Any:
@@ -18,7 +18,7 @@ def scalar(value: Any) -> Any:
     return json.dumps(value) if isinstance(value, list | dict) else value
 
 
-def differing(cells: Sequence[Cell]) -> dict[str, list[Any]]:
+def differing(cells: Sequence[FoundRun]) -> dict[str, list[Any]]:
     """The axes of runs that no experiment names, which are also entered into the cells."""
     readable = [cell for cell in cells if cell.summary]
     names = dict.fromkeys(
@@ -48,7 +48,7 @@ def differing(cells: Sequence[Cell]) -> dict[str, list[Any]]:
     return kept
 
 
-def _configured(cell: Cell, name: str) -> Any:
+def _configured(cell: FoundRun, name: str) -> Any:
     """The value that a setting had without an override, from the run's config.yaml."""
     try:
         node = yaml.safe_load(unfolded((cell.folder / "config.yaml").read_text(encoding="utf-8")))

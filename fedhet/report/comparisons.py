@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from fedhet.report import statistics
-from fedhet.report.document import Entry, Section, Table, joined, number, p_value
+from fedhet.report.document import Section, Table, TableEntry, joined, number, p_value
 from fedhet.report.statistics import (
     FEWEST_SETTINGS,
     IF_NORMAL,
@@ -93,17 +93,17 @@ def pairs_table(study: Study) -> Table:
     data = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=columns)
     rows = [
         [
-            Entry(row.over),
-            Entry(row.unit),
-            Entry(row.a),
-            Entry(row.b),
-            Entry(f"{row.wins}–{row.losses}–{row.ties}", row.wins - row.losses),
+            TableEntry(row.over),
+            TableEntry(row.unit),
+            TableEntry(row.a),
+            TableEntry(row.b),
+            TableEntry(f"{row.wins}–{row.losses}–{row.ties}", row.wins - row.losses),
             number(row.difference),
-            Entry("–" if pd.isna(row.low) else f"{row.low:.3f} to {row.high:.3f}"),
+            TableEntry("–" if pd.isna(row.low) else f"{row.low:.3f} to {row.high:.3f}"),
             number(row.effect, ".2f"),
             p_value(row.wilcoxon),
             p_value(row.t_test),
-            Entry(SAID[row.verdict]),
+            TableEntry(SAID[row.verdict]),
         ]
         for row in data.itertuples()
     ]
@@ -202,10 +202,10 @@ def rank_table(study: Study, ranking: Ranking) -> Table:
     rows = []
     for method, mean in order.items():
         values = [
-            Entry("–") if other == method else p_value(ranking.nemenyi.loc[method, other])
+            TableEntry("–") if other == method else p_value(ranking.nemenyi.loc[method, other])
             for other in order.index
         ]
-        rows.append([Entry(str(method)), number(mean, ".2f"), *values])
+        rows.append([TableEntry(str(method)), number(mean, ".2f"), *values])
     data = pd.DataFrame({"method": order.index, "mean_rank": order.to_numpy()})
     data = data.join(ranking.nemenyi.loc[order.index, order.index].reset_index(drop=True))
     caption = f"Mean ranks over {ranking.blocks} blocks (1 is best), and Nemenyi's p-values."

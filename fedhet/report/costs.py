@@ -6,7 +6,7 @@ import re
 
 import pandas as pd
 
-from fedhet.report.document import Entry, Table, mean_std, number, size
+from fedhet.report.document import Table, TableEntry, mean_std, number, size
 from fedhet.report.study import Study
 
 TARGET = re.compile(r"targets\.(.+)\.(rounds|bytes|seconds)")
@@ -41,13 +41,13 @@ def targets(study: Study) -> Table | None:
             column = {cost: f"targets.{name}.{cost}" for cost in ("rounds", "bytes", "seconds")}
             reached = int(own[column["rounds"]].notna().sum())
             wanted = name.replace(".", " ", 1)
-            row = [Entry(setting), Entry(method), Entry(wanted)]
+            row = [TableEntry(setting), TableEntry(method), TableEntry(wanted)]
             if reached:
                 row += [mean_std(own[column["rounds"]], ".1f"), _bytes(own[column["bytes"]])]
                 row.append(mean_std(own[column["seconds"]], ".2f"))
             else:
-                row += [Entry("never reached")] * 3
-            rows.append([*row, Entry(f"{reached} of {len(own)}", reached / len(own))])
+                row += [TableEntry("never reached")] * 3
+            rows.append([*row, TableEntry(f"{reached} of {len(own)}", reached / len(own))])
             record = {"setting": setting, "method": method, "target": wanted}
             record |= {cost: own[column[cost]].astype(float).mean() for cost in column}
             data.append({**record, "reached": reached, "runs": len(own)})
@@ -61,9 +61,13 @@ def targets(study: Study) -> Table | None:
     return Table("targets", "Cost of a target", caption, heads, rows, pd.DataFrame(data))
 
 
-def _bytes(values: pd.Series) -> Entry:
+def _bytes(values: pd.Series) -> TableEntry:
     known = values.dropna()
-    return Entry(size(float(known.mean())), float(known.mean())) if len(known) else Entry("–")
+    return (
+        TableEntry(size(float(known.mean())), float(known.mean()))
+        if len(known)
+        else TableEntry("–")
+    )
 
 
 def seconds(study: Study) -> Table | None:
@@ -77,7 +81,7 @@ def seconds(study: Study) -> Table | None:
         means = own[kinds].mean()
         total = float(means.sum())
         entries = [number(total, ".2f"), *(number(float(means[kind]), ".2f") for kind in kinds)]
-        rows.append([Entry(setting), Entry(method), Entry(phase), *entries])
+        rows.append([TableEntry(setting), TableEntry(method), TableEntry(phase), *entries])
         data.append({"setting": setting, "method": method, "phase": phase, **means, "sum": total})
     heads = ["setting", study.compare, "phase", "sum", *(k.partition(".")[2] for k in kinds)]
     caption = (
@@ -101,8 +105,8 @@ def sent(study: Study) -> Table | None:
                 continue
             _, way, kind = column.split(".", 2)
             mean = float(own[column].mean())
-            where = [Entry(text) for text in (setting, method, phase, way, kind)]
-            rows.append([*where, Entry(size(mean), mean)])
+            where = [TableEntry(text) for text in (setting, method, phase, way, kind)]
+            rows.append([*where, TableEntry(size(mean), mean)])
             record = {"setting": setting, "method": method, "phase": phase, "way": way}
             data.append({**record, "kind": kind, "bytes": mean})
     heads = ["setting", study.compare, "phase", "direction", "kind", "bytes"]
@@ -131,11 +135,11 @@ def memory(study: Study) -> Table:
     rows, data = [], []
     for (setting, method), own in runs.groupby(["setting", "method"], sort=False):
         record: dict[str, object] = {"setting": setting, "method": method}
-        row = [Entry(str(setting)), Entry(str(method))]
+        row = [TableEntry(str(setting)), TableEntry(str(method))]
         for column in ("memory.peak", "memory.gpu_peak", "client_state.bytes"):
             known = own[column].dropna() if column in own else pd.Series(dtype=float)
             mean = float(known.astype(float).mean()) if len(known) else None
-            row.append(Entry(NOT_RECORDED) if mean is None else Entry(size(mean), mean))
+            row.append(TableEntry(NOT_RECORDED) if mean is None else TableEntry(size(mean), mean))
             record[column] = mean
         rows.append(row)
         data.append(record)

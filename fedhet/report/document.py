@@ -14,7 +14,7 @@ WORSE_IF_NORMAL = "‡"
 
 
 @dataclass
-class Entry:
+class TableEntry:
     """An entry of a table.
 
     Attributes:
@@ -48,7 +48,7 @@ class Table:
     title: str
     caption: str
     columns: list[str]
-    rows: list[list[Entry]]
+    rows: list[list[TableEntry]]
     data: pd.DataFrame
     folded: bool = False
 
@@ -129,37 +129,37 @@ class Document:
         return [table for section in self.sections for table in section.tables]
 
 
-def plain(value: Any) -> Entry:
+def plain(value: Any) -> TableEntry:
     """An entry that is a text, or a number as it is."""
     if isinstance(value, bool) or not isinstance(value, int | float):
-        return Entry(NOTHING if value is None else str(value))
-    return Entry(NOTHING) if math.isnan(value) else Entry(f"{value:g}", float(value))
+        return TableEntry(NOTHING if value is None else str(value))
+    return TableEntry(NOTHING) if math.isnan(value) else TableEntry(f"{value:g}", float(value))
 
 
-def number(value: float | None, form: str = ".3f") -> Entry:
+def number(value: float | None, form: str = ".3f") -> TableEntry:
     """An entry that is a number; a dash where there is none."""
     if value is None or not math.isfinite(value):
-        return Entry(NOTHING)
-    return Entry(format(value, form), float(value))
+        return TableEntry(NOTHING)
+    return TableEntry(format(value, form), float(value))
 
 
-def p_value(value: float) -> Entry:
+def p_value(value: float) -> TableEntry:
     """An entry that is a p-value."""
     if math.isnan(value):
-        return Entry(NOTHING)
-    return Entry("< .001" if value < 0.001 else f"{value:.3f}", value)
+        return TableEntry(NOTHING)
+    return TableEntry("< .001" if value < 0.001 else f"{value:.3f}", value)
 
 
-def mean_std(values: pd.Series, form: str = ".3f") -> Entry:
+def mean_std(values: pd.Series, form: str = ".3f") -> TableEntry:
     """Mean and standard deviation; the mean alone of one value."""
     known = values.dropna()
     if known.empty:
-        return Entry(NOTHING)
+        return TableEntry(NOTHING)
     mean = float(known.mean())
     text = format(mean, form)
     if len(known) > 1:
         text += f" ± {known.std(ddof=1):{form}}"
-    return Entry(text, mean)
+    return TableEntry(text, mean)
 
 
 def size(count: float) -> str:

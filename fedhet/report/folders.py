@@ -27,7 +27,7 @@ NEEDED = (("folder", str), ("axes", dict))  # of the entry of a cell
 
 
 @dataclass
-class Cell:
+class FoundRun:
     """A run, or the place of one that is missing.
 
     Attributes:
@@ -62,7 +62,7 @@ class Cell:
 
 
 @dataclass
-class Source:
+class FoundRuns:
     """What was found in the folders.
 
     Attributes:
@@ -73,10 +73,10 @@ class Source:
 
     folders: list[Path]
     experiment: Values
-    cells: list[Cell]
+    cells: list[FoundRun]
 
 
-def read_one(folder: Path) -> Source:
+def read_one(folder: Path) -> FoundRuns:
     """Read the summaries of all runs in a folder.
 
     Raises:
@@ -92,7 +92,7 @@ def read_one(folder: Path) -> Source:
         cells = [_found(path, _shown(path, folder)) for path in found]
     if not cells:
         raise ConfigError(no_runs(folder))
-    return Source([folder], experiment, cells)
+    return FoundRuns([folder], experiment, cells)
 
 
 def _shown(path: Path, folder: Path) -> str:
@@ -115,7 +115,7 @@ def _experiment(path: Path) -> Values:
     return content
 
 
-def _cell(home: Path, number: int, entry: Any) -> Cell:
+def _cell(home: Path, number: int, entry: Any) -> FoundRun:
     """A cell that experiment.json names; its own cell.json says how it ended."""
     wrong = checked.fault(entry, checked.CELL)
     if not wrong and not all(isinstance(entry.get(name), known) for name, known in NEEDED):
@@ -123,7 +123,7 @@ def _cell(home: Path, number: int, entry: Any) -> Cell:
     if wrong:
         place = f"cells[{number}]"
         told = f"its entry in {EXPERIMENT} is damaged: {clean(wrong)}"
-        return Cell(home / place, place, UNREADABLE, told, summary={}, overrides={})
+        return FoundRun(home / place, place, UNREADABLE, told, summary={}, overrides={})
     folder = home / entry["folder"]
     about: Values = {"status": NOT_RUN, "reason": NOT_RUN}
     if not _is_below(folder, home):
@@ -132,7 +132,7 @@ def _cell(home: Path, number: int, entry: Any) -> Cell:
         about = _json(folder / CELL) or {}
         if checked.fault(about, checked.STATE) or "status" not in about:
             about = {"status": UNREADABLE, "reason": f"{CELL} is damaged"}
-    cell = Cell(
+    cell = FoundRun(
         folder,
         clean(entry["folder"]),
         str(about.get("status")),
@@ -162,9 +162,9 @@ def _is_below(folder: Path, home: Path) -> bool:
         return False
 
 
-def _found(folder: Path, name: str) -> Cell:
+def _found(folder: Path, name: str) -> FoundRun:
     """A run folder that no experiment names."""
-    cell = Cell(folder, name, FINISHED, None, summary={}, overrides={})
+    cell = FoundRun(folder, name, FINISHED, None, summary={}, overrides={})
     try:
         lines = yaml.safe_load(unfolded((folder / "overrides.yaml").read_text(encoding="utf-8")))
         cell.overrides = parsed(lines if isinstance(lines, list) else [])
@@ -176,7 +176,7 @@ def _found(folder: Path, name: str) -> Cell:
     return cell
 
 
-def _add_summary(cell: Cell) -> None:
+def _add_summary(cell: FoundRun) -> None:
     """Read summary.json into the cell, with what it says about the run's end."""
     summary = _json(cell.folder / SUMMARY)
     problem = None

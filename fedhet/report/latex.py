@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedhet.report.document import Entry, Table
+from fedhet.report.document import Table, TableEntry
 
 SPECIAL = {
     "\\": r"\textbackslash{}",
@@ -67,6 +67,6 @@ def _row(entries: list[str]) -> str:
     return " & ".join([first, *entries[1:]]) + r" \\"
 
 
-def _entry(entry: Entry) -> str:
+def _entry(entry: TableEntry) -> str:
     text = escaped(entry.text)
     return (rf"\textbf{{{text}}}" if entry.best else text) + escaped(entry.mark)

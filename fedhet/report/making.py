@@ -12,8 +12,8 @@ import pandas as pd
 from fedhet.core.errors import clean
 from fedhet.experiment.code import short
 from fedhet.experiment.tuning import FEWEST_OF_A_GRID
-from fedhet.report.document import NOTHING, Entry, Section, Table, number, plain
-from fedhet.report.folders import DIVERGED, FAILED, FINISHED, Cell, Values
+from fedhet.report.document import NOTHING, Section, Table, TableEntry, number, plain
+from fedhet.report.folders import DIVERGED, FAILED, FINISHED, FoundRun, Values
 from fedhet.report.study import Study
 
 LONGEST_CONFIG = 40_000
@@ -65,7 +65,7 @@ def runs_table(study: Study) -> Table:
         overrides = " ".join(f"{key}={value}" for key, value in cell.overrides.items())
         row = [cell.name, str(cell.axes.get(study.compare, "–")), study.setting_of(cell.axes)]
         row += [str(cell.axes.get("seed", cell.summary.get("seed", "–"))), cell.status, overrides]
-        rows.append([Entry(clean(text)) for text in row])
+        rows.append([TableEntry(clean(text)) for text in row])
         columns = ["folder", study.compare, "setting", "seed", "status", "overrides"]
         data.append(dict(zip(columns, row, strict=True)))
     heads = ["folder", study.compare, "setting", "seed", "status", "overrides"]
@@ -86,7 +86,7 @@ def environment_table(study: Study) -> Table:
         for name, counts in found.items()
         for value, count in counts.most_common()
     ]
-    rows = [[Entry(d["name"]), Entry(clean(d["value"])), plain(d["runs"])] for d in data]
+    rows = [[TableEntry(d["name"]), TableEntry(clean(d["value"])), plain(d["runs"])] for d in data]
     caption = "What the runs record of versions and machines; the last column is the runs that do."
     frame = pd.DataFrame(data, columns=["name", "value", "runs"])
     return Table(
@@ -94,7 +94,7 @@ def environment_table(study: Study) -> Table:
     )
 
 
-def _code(cell: Cell) -> dict[str, Any]:
+def _code(cell: FoundRun) -> dict[str, Any]:
     return {f"code: {name}": value for name, value in cell.code.items()}
 
 
@@ -135,7 +135,7 @@ def missing_table(study: Study) -> Table | None:
         return None
     columns = [str(column) for column in frame.columns]
     rows = [
-        [Entry("–" if _empty(value) else clean(str(value))) for value in row]
+        [TableEntry("–" if _empty(value) else clean(str(value))) for value in row]
         for row in frame.itertuples(index=False)
     ]
     caption = "Runs without a result count nowhere."
@@ -161,7 +161,7 @@ def methods_table(study: Study) -> Table | None:
     if not any(text for _, text in data):
         return None
     heads = [study.compare, "settings"]
-    rows = [[Entry(method), Entry(clean(text))] for method, text in data]
+    rows = [[TableEntry(method), TableEntry(clean(text))] for method, text in data]
     caption = "The settings of each method that it has in all of its runs, and others have not."
     frame = pd.DataFrame(data, columns=heads)
     return Table("methods", "What the methods were run with", caption, heads, rows, frame)
@@ -196,15 +196,17 @@ def tuning_table(study: Study) -> Table | None:
             data.append(record)
             rows.append(
                 [
-                    Entry(record["method"]),
-                    Entry(record["setting"]),
-                    Entry(clean(str(name))),
-                    plain(value) if isinstance(value, int | float) else Entry(clean(str(value))),
-                    Entry(edge),
+                    TableEntry(record["method"]),
+                    TableEntry(record["setting"]),
+                    TableEntry(clean(str(name))),
+                    plain(value)
+                    if isinstance(value, int | float)
+                    else TableEntry(clean(str(value))),
+                    TableEntry(edge),
                     number(entry.get("validation")),
-                    Entry(str(len(own)), len(own)),
-                    Entry(str(lost), lost),
-                    Entry(str(left), left),
+                    TableEntry(str(len(own)), len(own)),
+                    TableEntry(str(lost), lost),
+                    TableEntry(str(left), left),
                 ]
             )
     heads = [study.compare, "setting", "parameter", "chosen", "at the edge of its grid"]

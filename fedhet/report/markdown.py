@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from fedhet.report.document import Document, Entry, FigureFile, Table
+from fedhet.report.document import Document, FigureFile, Table, TableEntry
 
 # What begins something in Markdown or HTML, wherever it stands.
 SPECIAL = re.compile(r"([\\`*_{}\[\]<>|~$])")
@@ -60,6 +60,6 @@ def _table(table: Table) -> Iterator[str]:
     yield ""
 
 
-def _entry(entry: Entry) -> str:
+def _entry(entry: TableEntry) -> str:
     text = escaped(entry.text)
     return (f"**{text}**" if entry.best else text) + entry.mark

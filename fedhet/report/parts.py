@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedhet.core.errors import ConfigError, DataError, clean
-from fedhet.report.folders import NOT_RUN, Cell, Source, Values, parsed, read_one
+from fedhet.report.folders import NOT_RUN, FoundRun, FoundRuns, Values, parsed, read_one
 from fedhet.report.found import EXPERIMENT
 
 # Overrides that change how or where runs are made, or what is made of them, but no result.
@@ -20,7 +20,7 @@ NOT_OF_RUNS = ("hydra.", "axes.", "report.", "tune.", "engine.", "tracker.")
 MISSING = "not given"
 
 
-def read(folders: Path | str | Sequence[Path | str]) -> Source:
+def read(folders: Path | str | Sequence[Path | str]) -> FoundRuns:
     """Read the summaries of all runs in the folders.
 
     Raises:
@@ -35,7 +35,7 @@ def read(folders: Path | str | Sequence[Path | str]) -> Source:
     for source, other in pairwise(sources):
         _refuse_different(source, other)
         both = f"{joined.folders[0]} and {other.folders[0]}"
-        joined = Source(
+        joined = FoundRuns(
             [*joined.folders, *other.folders],
             _joined(both, joined.experiment, other.experiment),
             [*joined.cells, *other.cells],
@@ -64,13 +64,13 @@ def _shortest(paths: Sequence[Path]) -> list[str]:
     return [Path(*parts[-length:]).as_posix() for parts in every]
 
 
-def _twice(cells: Sequence[Cell]) -> str | None:
+def _twice(cells: Sequence[FoundRun]) -> str | None:
     """A name that several cells have."""
     counts = Counter(cell.name for cell in cells)
     return next((name for name, count in counts.items() if count > 1), None)
 
 
-def _refuse_different(first: Source, other: Source) -> None:
+def _refuse_different(first: FoundRuns, other: FoundRuns) -> None:
     """Refuse parts that are not of the same experiment with the same settings."""
     one, two = first.experiment, other.experiment
     both = f"{first.folders[0]} and {other.folders[0]}"
@@ -184,13 +184,13 @@ def _chosen(both: str, entries: Sequence[Values]) -> list[Values]:
     return list(kept.values())
 
 
-def _best_of(cells: list[Cell]) -> list[Cell]:
+def _best_of(cells: list[FoundRun]) -> list[FoundRun]:
     """One cell for each combination of axes, one that has a result where there is one.
 
     Raises:
         ConfigError: two of them are runs with different settings.
     """
-    kept: dict[str, Cell] = {}
+    kept: dict[str, FoundRun] = {}
     for cell in cells:
         where = [cell.trial, cell.axes, cell.tuned if cell.trial else None]
         place = where if cell.axes else [os.path.normpath(cell.folder.absolute())]
@@ -206,7 +206,7 @@ def _best_of(cells: list[Cell]) -> list[Cell]:
     return list(kept.values())
 
 
-def _settings(cell: Cell) -> Values:
+def _settings(cell: FoundRun) -> Values:
     return _of_runs([f"{key}={value}" for key, value in cell.overrides.items()], ())
 
 

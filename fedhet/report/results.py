@@ -15,7 +15,7 @@ from fedhet.core.targets import TARGETS, Classes
 from fedhet.record.results import COLUMNS
 from fedhet.report import checked, parts
 from fedhet.report.axes import differing, scalar
-from fedhet.report.folders import DIVERGED, Cell, Source, Values
+from fedhet.report.folders import DIVERGED, FoundRun, FoundRuns, Values
 
 LOSS = "loss"
 # What runs of classes have in any case; the columns where no run has a result yet.
@@ -51,7 +51,7 @@ class Results:
         problems: files that are damaged and were read as far as possible, one sentence each.
     """
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: FoundRuns) -> None:
         self.source = source
         self.problems: list[str] = []
         self.axes: dict[str, list[Any]] = (
@@ -116,7 +116,7 @@ class Results:
         """As `clients`, at the last evaluation of each run only."""
         return self._clients(last=True)
 
-    def steps(self, cell: Cell) -> list[Values]:
+    def steps(self, cell: FoundRun) -> list[Values]:
         """The lines of a run's rounds.jsonl, up to the first that is damaged."""
         steps: list[Values] = []
         try:
@@ -130,7 +130,7 @@ class Results:
             self._note(f"{cell.name}/rounds.jsonl is damaged after {len(steps)} lines: {error}")
         return steps
 
-    def partition(self, cell: Cell) -> Values:
+    def partition(self, cell: FoundRun) -> Values:
         """A run's partition.json; empty if it is missing or damaged."""
         content = self._json(cell, "partition.json")
         if not checked.is_table(content.get("counts") or []):
@@ -138,11 +138,11 @@ class Results:
             return {}
         return content
 
-    def environment(self, cell: Cell) -> Values:
+    def environment(self, cell: FoundRun) -> Values:
         """A run's environment.json; empty if it is missing or damaged."""
         return self._json(cell, "environment.json")
 
-    def _json(self, cell: Cell, name: str) -> Values:
+    def _json(self, cell: FoundRun, name: str) -> Values:
         try:
             content = checked.load(cell.folder / name)
         except (OSError, ValueError):
@@ -156,7 +156,7 @@ class Results:
         if problem not in self.problems:
             self.problems.append(problem)
 
-    def _last_evaluation(self, cell: Cell) -> Values:
+    def _last_evaluation(self, cell: FoundRun) -> Values:
         """The last line of rounds.jsonl with an evaluation, if the summary leaves a doubt."""
         if cell.summary.get(LOSS) is not None or cell.status == DIVERGED:
             return {}
@@ -168,10 +168,10 @@ class Results:
         ]
         return evaluated[-1] if evaluated else {}
 
-    def _key(self, cell: Cell) -> Values:
+    def _key(self, cell: FoundRun) -> Values:
         return {"folder": cell.name, "seed": cell.summary.get("seed"), **cell.axes}
 
-    def _frame(self, cells: Sequence[Cell]) -> pd.DataFrame:
+    def _frame(self, cells: Sequence[FoundRun]) -> pd.DataFrame:
         rows = [
             {
                 "folder": cell.name,
@@ -218,7 +218,7 @@ def _with(names: Sequence[str], frame: pd.DataFrame) -> pd.DataFrame:
     return frame.assign(**{name: float("nan") for name in names if name not in frame})
 
 
-def has_diverged(cell: Cell, last: Values) -> bool:
+def has_diverged(cell: FoundRun, last: Values) -> bool:
     """Whether the run's model is no longer finite.
 
     Its loss at the last evaluation is null, which is how NaN and infinity are written, where a
@@ -239,7 +239,7 @@ def has_diverged(cell: Cell, last: Values) -> bool:
     ) or not any(scored)
 
 
-def _score_keys(cell: Cell) -> list[str]:
+def _score_keys(cell: FoundRun) -> list[str]:
     target = TARGETS.get(cell.summary.get("target", Classes.name), Classes)
     return [target.key("global"), target.clients_key()] if target.keys else ["", ""]
 

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pandas as pd
 
-from fedhet.report.document import NOT_SHOWN_WORSE, NOTHING, WORSE_IF_NORMAL, Entry, Table, mean_std
+from fedhet.report.document import (
+    NOT_SHOWN_WORSE,
+    NOTHING,
+    WORSE_IF_NORMAL,
+    Table,
+    TableEntry,
+    mean_std,
+)
 from fedhet.report.statistics import IF_NORMAL, NOT_SHOWN, compare
 from fedhet.report.study import SCORES, Study, paired
 
@@ -36,7 +43,10 @@ def deciding(study: Study) -> Table:
     """A row per method and a column per setting."""
     columns = {name: setting_entries(study, study.metric, name) for name in study.settings}
     rows = [
-        [Entry(method), *(entries.get(method, Entry(NOTHING)) for entries in columns.values())]
+        [
+            TableEntry(method),
+            *(entries.get(method, TableEntry(NOTHING)) for entries in columns.values()),
+        ]
         for method in study.methods
     ]
     counted = study.counted
@@ -60,9 +70,9 @@ def every_score(study: Study) -> Table:
         here = counted[counted["setting"] == setting]
         for method in study.methods:
             own = here[here["method"] == method]
-            scores = [entries.get(method, Entry(NOTHING)) for entries in columns]
-            counts = [Entry(str(int(n)), float(n)) for n in (len(own), own["diverged"].sum())]
-            rows.append([Entry(setting), Entry(method), *scores, *counts])
+            scores = [entries.get(method, TableEntry(NOTHING)) for entries in columns]
+            counts = [TableEntry(str(int(n)), float(n)) for n in (len(own), own["diverged"].sum())]
+            rows.append([TableEntry(setting), TableEntry(method), *scores, *counts])
     heads = ["setting", study.compare, *(SCORES[name] for name in names), "runs", "diverged"]
     caption = (
         "All scores are on test data: of the global model on the global test set, “clients' mean”"
@@ -73,7 +83,7 @@ def every_score(study: Study) -> Table:
     return Table("all_scores", "All scores", caption + LEGEND, heads, rows, data)
 
 
-def setting_entries(study: Study, score: str, setting: str) -> dict[str, Entry]:
+def setting_entries(study: Study, score: str, setting: str) -> dict[str, TableEntry]:
     """The entries of one setting by method, with the best one and the others marked."""
     blocks = study.blocks(score, setting).dropna(axis=1, how="all")
     if blocks.empty:

@@ -12,7 +12,7 @@ from fedhet.core.errors import ConfigError
 from fedhet.core.targets import TARGETS, Classes, LossOnly, Target
 from fedhet.record.deciding import OWN_MODELS, own_models, own_score, validation_score
 from fedhet.record.summary import method_name
-from fedhet.report.folders import DIVERGED, Cell, Values
+from fedhet.report.folders import DIVERGED, FoundRun, Values
 from fedhet.report.results import Results, chosen
 
 SEED = "seed"
@@ -107,7 +107,7 @@ class Study:
         return self.target.title or "negative loss"
 
     @property
-    def cells(self) -> list[Cell]:
+    def cells(self) -> list[FoundRun]:
         """The runs with a result, with one for each method, setting and seed: the last."""
         kept = {self.place(cell): cell for cell in self.results.cells if cell.counts}
         return list(kept.values())
@@ -117,12 +117,12 @@ class Study:
         """How many runs are not shown because another one has the same method, setting, seed."""
         return sum(cell.counts for cell in self.results.cells) - len(self.cells)
 
-    def place(self, cell: Cell) -> tuple[str, str, int]:
+    def place(self, cell: FoundRun) -> tuple[str, str, int]:
         """Method, setting and seed of a run."""
         seed: int = cell.axes.get(SEED) or cell.summary.get(SEED) or 0
         return self._method(cell), self.setting_of(cell.axes), seed
 
-    def _method(self, cell: Cell) -> str:
+    def _method(self, cell: FoundRun) -> str:
         if self.compare in cell.axes or not cell.summary:
             return str(cell.axes.get(self.compare, NO_METHOD))
         return method_name(cell.summary)
@@ -187,7 +187,7 @@ class Study:
         kinds = {cell.name: own_models(cell.summary, self.metric) for cell in self.cells}
         return {folder: kind for folder, kind in kinds.items() if kind}
 
-    def validation(self, cell: Cell) -> float:
+    def validation(self, cell: FoundRun) -> float:
         """The validation score of a trial by which it is chosen; NaN if it has none."""
         if not cell.counts or cell.status == DIVERGED:
             return math.nan

@@ -20,7 +20,7 @@ from fedhet.reproduce.paper import (
     find,
     refuse_open_axes,
 )
-from fedhet.reproduce.runs import Run, runs_of
+from fedhet.reproduce.runs import ReproducedRun, runs_of
 from fedhet.reproduce.verdict import (
     DIRECTION_ONLY,
     NOT_REPRODUCED,
@@ -149,7 +149,7 @@ def _command(lines: Sequence[str]) -> tuple[str | None, list[str]]:
     return scale, changed
 
 
-def _code(run: Run) -> str:
+def _code(run: ReproducedRun) -> str:
     code = run.cell.code
     return f"{code.get('version', '?')} at {str(code.get('commit') or '?')[:7]}"
 
@@ -171,7 +171,7 @@ class _Bench:
     paper: Paper
     axis: str
     labels: dict[str, list[str]]
-    runs: list[Run]
+    runs: list[ReproducedRun]
     levels: bool
     directions: bool
     explained: bool
@@ -229,7 +229,7 @@ class _Bench:
                     tuned(greater, less),
                 )
 
-    def _against_host(self, figure: Figure, chosen: Sequence[Run]) -> str | None:
+    def _against_host(self, figure: Figure, chosen: Sequence[ReproducedRun]) -> str | None:
         host = self.paper.hosts.get(figure.method)
         theirs = host and self.paper.figure(host, figure.axes, figure.measure)
         if not host or not theirs:
@@ -238,7 +238,7 @@ class _Bench:
         shown = differences(chosen, others, figure.measure, {self.axis})
         return direction(shown, figure.value - theirs.value)
 
-    def _where(self, labels: Mapping[str, str]) -> list[Run]:
+    def _where(self, labels: Mapping[str, str]) -> list[ReproducedRun]:
         return [
             run
             for run in self.runs

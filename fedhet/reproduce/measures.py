@@ -15,7 +15,7 @@ import numpy as np
 
 from fedhet.core.errors import ConfigError
 from fedhet.report.study import scores_of
-from fedhet.reproduce.runs import TRAIN, Point, Run
+from fedhet.reproduce.runs import TRAIN, Point, ReproducedRun
 
 FLOAT = 4  # bytes of a number that is sent
 MADE = "feddisk.density"  # the phase of the global MADE
@@ -24,27 +24,27 @@ PEAK_GRID = 200  # points between the smallest and the largest of the clients' v
 BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
 
 
-def _score(name: str) -> Callable[[Run, float], float]:
+def _score(name: str) -> Callable[[ReproducedRun, float], float]:
     return lambda run, target: scores_of(run.cell.summary)[name]
 
 
-def _rounds(run: Run, target: float) -> float:
+def _rounds(run: ReproducedRun, target: float) -> float:
     """Training rounds until the score has reached the target."""
     return _until(run, run.curve, target)
 
 
-def _until(run: Run, curve: Sequence[Point], target: float) -> float:
+def _until(run: ReproducedRun, curve: Sequence[Point], target: float) -> float:
     reached = (number for number, score in curve if score >= target)
     return float(next(reached, run.planned + 1))
 
 
-def _early(run: Run, target: float) -> float:
+def _early(run: ReproducedRun, target: float) -> float:
     """The score at the last evaluation in the first so many training rounds."""
     early = [score for number, score in run.curve if number <= target]
     return early[-1] if early else math.nan
 
 
-def _weighted(run: Run, target: float) -> float:
+def _weighted(run: ReproducedRun, target: float) -> float:
     """The mean of the last so many evaluations (`eval.last_k`), over all clients' test samples."""
     last_k = run.cell.summary.get("acc_last_k") or {}
     scores = [score for _, score in run.recorded("acc_clients_weighted")]
@@ -52,19 +52,19 @@ def _weighted(run: Run, target: float) -> float:
     return mean(scores) if scores else math.nan
 
 
-def _personal_weighted(run: Run, target: float) -> float:
+def _personal_weighted(run: ReproducedRun, target: float) -> float:
     """The last score of the clients' own models, over all clients' test samples."""
     scores = [score for _, score in run.recorded("acc_personal_weighted")]
     return scores[-1] if scores else math.nan
 
 
-def _loss(*keys: str) -> Callable[[Run, float], float]:
+def _loss(*keys: str) -> Callable[[ReproducedRun, float], float]:
     """A loss of rounds.jsonl, at the end or after so many training rounds.
 
     NaN for a run that had diverged by then: the loss before it did is not the one that is meant.
     """
 
-    def read(run: Run, target: float) -> float:
+    def read(run: ReproducedRun, target: float) -> float:
         if run.diverged and run.rounds_of(TRAIN) < (target or math.inf):
             return math.nan
         found = [loss for step, loss in run.recorded(*keys) if not target or step <= target]
@@ -73,7 +73,7 @@ def _loss(*keys: str) -> Callable[[Run, float], float]:
     return read
 
 
-def _minutes(run: Run, target: float) -> float:
+def _minutes(run: ReproducedRun, target: float) -> float:
     """Minutes of a training round, evaluation excepted.
 
     The first round, in which processes start and libraries are loaded, counts only where there is
@@ -87,7 +87,7 @@ def _minutes(run: Run, target: float) -> float:
     return mean(seconds[1:] or seconds) / 60 if seconds else math.nan
 
 
-def _sent(run: Run, phase: str) -> float:
+def _sent(run: ReproducedRun, phase: str) -> float:
     """Numbers of the model that a client sends up in the first round of a phase."""
     for step in run.steps:
         if step["phase"] == phase and step["accepted"]:
@@ -97,7 +97,7 @@ def _sent(run: Run, phase: str) -> float:
     return math.nan
 
 
-def _parameters(run: Run) -> int:
+def _parameters(run: ReproducedRun) -> int:
     """How many parameters the model has."""
     from safetensors import safe_open
 
@@ -107,7 +107,7 @@ def _parameters(run: Run) -> int:
         return sum(math.prod(file.get_slice(name).get_shape()) for name in kept)
 
 
-def _exchanged(run: Run, target: float) -> float:
+def _exchanged(run: ReproducedRun, target: float) -> float:
     """Numbers that a client sends and receives in a training round, in parameters of the model."""
     size = _parameters(run)
     last = [step for step in run.steps if step["phase"] == TRAIN][-1:]
@@ -116,7 +116,7 @@ def _exchanged(run: Run, target: float) -> float:
     return sum(moved) / FLOAT / clients[0] / size if last and clients[0] else math.nan
 
 
-def _client_spread(run: Run, target: float) -> float:
+def _client_spread(run: ReproducedRun, target: float) -> float:
     """Standard deviation of the clients' test accuracies at the last evaluation.
 
     They are those of the first view: the global model, or else the shared weights with each
@@ -129,7 +129,7 @@ def _client_spread(run: Run, target: float) -> float:
     return float(pstdev(frame["value"])) if len(frame) else math.nan
 
 
-def _rank(run: Run, target: float) -> float:
+def _rank(run: ReproducedRun, target: float) -> float:
     """The rank of its mean accuracy on the clients' test data among its peers; 1 is the best.
 
     A run that has diverged without a score has the score 0. There is no rank where a peer has no
@@ -142,23 +142,23 @@ def _rank(run: Run, target: float) -> float:
     return 1 + sum(score > own for score in scores) + scores.count(own) / 2
 
 
-def _gain(name: str) -> Callable[[Run, float], float]:
+def _gain(name: str) -> Callable[[ReproducedRun, float], float]:
     """The score of a run less that of its host."""
 
-    def read(run: Run, target: float) -> float:
+    def read(run: ReproducedRun, target: float) -> float:
         host = run.peers.get(run.host or "")
         return value(name, run) - value(name, host) if host else math.nan
 
     return read
 
 
-def _classes(run: Run, target: float) -> float:
+def _classes(run: ReproducedRun, target: float) -> float:
     """Mean number of classes of which a client has training samples."""
     counts = run.results.partition(run.cell).get("counts") or []
     return mean(sum(n > 0 for n in client) for client in counts) if counts else math.nan
 
 
-def _effective(run: Run, target: float) -> float:
+def _effective(run: ReproducedRun, target: float) -> float:
     """Effective rounds of FedDisk's table 1.
 
     A method needs the training rounds until its own highest accuracy, and FedDisk those until the
@@ -170,7 +170,7 @@ def _effective(run: Run, target: float) -> float:
     return run.rounds_of(MADE) + _classifier_rounds(run, target)
 
 
-def _classifier_rounds(run: Run, target: float) -> float:
+def _classifier_rounds(run: ReproducedRun, target: float) -> float:
     """As `effective`, without the rounds of the global MADE."""
     if not run.rounds_of(MADE):
         own = max((score for _, score in run.clients_curve), default=math.inf)
@@ -180,24 +180,24 @@ def _classifier_rounds(run: Run, target: float) -> float:
     return _until(run, run.clients_curve, max(scores)) if scores else math.nan
 
 
-def _cost(run: Run, target: float) -> float:
+def _cost(run: ReproducedRun, target: float) -> float:
     """FedDisk's equations 18 and 19: numbers that a client exchanges in its effective rounds."""
     made = run.rounds_of(MADE)
     density = 2 * made * _sent(run, MADE) if made else 0.0
     return density + 2 * _classifier_rounds(run, target) * _sent(run, TRAIN)
 
 
-def _drift(name: str) -> Callable[[Run, float], float]:
+def _drift(name: str) -> Callable[[ReproducedRun, float], float]:
     """A number of plugin=[drift], as its mean over the rounds of training."""
 
-    def read(run: Run, target: float) -> float:
+    def read(run: ReproducedRun, target: float) -> float:
         values = [step[name] for step in run.steps if step.get(name) is not None]
         return mean(values) if values else math.nan
 
     return read
 
 
-def _similarity(run: Run, client: float) -> float:
+def _similarity(run: ReproducedRun, client: float) -> float:
     """Cosine similarity of a client's model and the merged one in the last round.
 
     NaN if the client did not take part in it.
@@ -209,7 +209,7 @@ def _similarity(run: Run, client: float) -> float:
     )
 
 
-def _peak_distance(run: Run, target: float) -> float:
+def _peak_distance(run: ReproducedRun, target: float) -> float:
     """How far the merged parameters lie from the peaks of the clients' own, in the last round.
 
     The peak is that of a Gaussian kernel density estimate over the clients (scipy's, with its own
@@ -231,7 +231,7 @@ def _peak_distance(run: Run, target: float) -> float:
     return float(mean(distances)) if distances else math.nan
 
 
-MEASURES: dict[str, Callable[[Run, float], float]] = {
+MEASURES: dict[str, Callable[[ReproducedRun, float], float]] = {
     **{name: _score(name) for name in ("last", "best_val", "last_k", "clients", "personal")},
     "finetuned": _score("finetuned"),
     "last_k_weighted": _weighted,
@@ -285,7 +285,7 @@ def check(name: str) -> None:
         raise ConfigError(f"paper: measure {name!r} is none of {', '.join(MEASURES)}")
 
 
-def value(name: str, run: Run) -> float:
+def value(name: str, run: ReproducedRun) -> float:
     """The measure of a run; a run that has diverged without a score has the share 0."""
     check(name)
     kind, _, target = name.partition("@")

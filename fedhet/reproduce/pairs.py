@@ -8,20 +8,23 @@ from statistics import mean
 
 from fedhet.experiment.axes import SEED
 from fedhet.reproduce import measures
-from fedhet.reproduce.runs import Run
+from fedhet.reproduce.runs import ReproducedRun
 from fedhet.reproduce.verdict import Sample
 
 Place = tuple[tuple[str, str], ...]  # axis and label, of some of the axes
 
 
-def sample(runs: Sequence[Run], measure: str) -> Sample:
+def sample(runs: Sequence[ReproducedRun], measure: str) -> Sample:
     """What each run measures; runs without a value are left out."""
     values = (measures.value(measure, run) for run in runs)
     return Sample(tuple(value for value in values if math.isfinite(value)))
 
 
 def differences(
-    ours: Sequence[Run], theirs: Sequence[Run], measure: str, differing: Collection[str]
+    ours: Sequence[ReproducedRun],
+    theirs: Sequence[ReproducedRun],
+    measure: str,
+    differing: Collection[str],
 ) -> list[float]:
     """One for each seed: the mean over the settings in which every seed has a difference.
 
@@ -34,7 +37,7 @@ def differences(
         differing: the axes on which a run and its partner differ.
     """
 
-    def place(run: Run, *without: str) -> Place:
+    def place(run: ReproducedRun, *without: str) -> Place:
         apart = {*differing, *without}
         return tuple((k, str(v)) for k, v in run.cell.axes.items() if k not in apart)
 
@@ -52,7 +55,7 @@ def differences(
     return [mean(found[p] for p in sorted(every)) for found in by_seed.values()] if every else []
 
 
-def tuned(*groups: Sequence[Run]) -> str:
+def tuned(*groups: Sequence[ReproducedRun]) -> str:
     """The settings that trials have chosen for the runs, and which lie at the edge of their grid.
 
     Args:
@@ -66,7 +69,7 @@ def tuned(*groups: Sequence[Run]) -> str:
     return " against ".join(side or "nothing" for side in sides) if any(sides) else ""
 
 
-def _tuned(run: Run) -> str:
+def _tuned(run: ReproducedRun) -> str:
     entries = run.results.source.experiment.get("tuned") or []
     places = {axis: str(label) for axis, label in run.cell.axes.items()}
     edges = {

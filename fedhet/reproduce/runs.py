@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from fedhet.record.files import read_tensors
-from fedhet.report.folders import DIVERGED, Cell
+from fedhet.report.folders import DIVERGED, FoundRun
 from fedhet.report.results import Results
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ Point = tuple[int, float]  # the number of a training round, and a score
 
 
 @dataclass
-class Run:
+class ReproducedRun:
     """A run with a result.
 
     Attributes:
@@ -30,14 +30,14 @@ class Run:
         host: the label of the method without what the paper adds to it; None: it adds nothing.
     """
 
-    cell: Cell
+    cell: FoundRun
     results: Results
-    peers: dict[str, Run]
+    peers: dict[str, ReproducedRun]
     methods: frozenset[str]
     host: str | None = None
 
     @property
-    def rivals(self) -> list[Run]:
+    def rivals(self) -> list[ReproducedRun]:
         """The peers without itself; empty if one of them is missing, as a part would mislead."""
         others = [peer for peer in self.peers.values() if peer is not self]
         return others if self.methods <= self.peers.keys() else []
@@ -91,7 +91,9 @@ class Run:
         return sum(step["phase"] == phase for step in self.steps)
 
 
-def runs_of(results: Results, compare: str, hosts: Mapping[str, str] | None = None) -> list[Run]:
+def runs_of(
+    results: Results, compare: str, hosts: Mapping[str, str] | None = None
+) -> list[ReproducedRun]:
     """The runs of a folder that have a result, each with its peers.
 
     Args:
@@ -99,17 +101,17 @@ def runs_of(results: Results, compare: str, hosts: Mapping[str, str] | None = No
         compare: the axis on which peers differ.
         hosts: label of a method -> that of its host.
     """
-    together: dict[tuple[tuple[str, str], ...], dict[str, Run]] = {}
+    together: dict[tuple[tuple[str, str], ...], dict[str, ReproducedRun]] = {}
     methods = frozenset(map(str, results.axes.get(compare, ())))
     runs = []
     for cell in _counted(results.cells):
         others = tuple((axis, str(v)) for axis, v in cell.axes.items() if axis != compare)
         peers = together.setdefault(others, {})
         label = str(cell.axes.get(compare))
-        peers[label] = run = Run(cell, results, peers, methods, (hosts or {}).get(label))
+        peers[label] = run = ReproducedRun(cell, results, peers, methods, (hosts or {}).get(label))
         runs.append(run)
     return runs
 
 
-def _counted(cells: Sequence[Cell]) -> Iterator[Cell]:
+def _counted(cells: Sequence[FoundRun]) -> Iterator[FoundRun]:
     return (cell for cell in cells if cell.counts)

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from fedhet.core import trees
-from fedhet.core.memory import Packer, remembered
+from fedhet.core.memory import MemoryPacker, remembered
 from fedhet.core.plugin import Plugin
 from fedhet.core.server_opt import ServerOptimizer
 from fedhet.core.strategy import FedStrategy
@@ -70,7 +70,7 @@ def _short(value: Any, depth: int) -> str:
     if isinstance(value, nn.Module | torch.optim.Optimizer):
         value = value.state_dict()
     try:
-        packer = Packer()
+        packer = MemoryPacker()
         node = packer.value(value, "")
         return json.dumps(node) + trees.sha256({"": packer.tensors})
     except TypeError:

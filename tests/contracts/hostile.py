@@ -27,7 +27,7 @@ def served(run: Any) -> Client:
 
 def result(run: Any, position: int = 0) -> tuple[Broadcast, FitRes]:
     msg = run.strategy.plan(run.round + 1)[position]
-    return msg, served(run).fit(wire.fit_ins(msg, wire.Packer()))
+    return msg, served(run).fit(wire.fit_ins(msg, wire.MessagePacker()))
 
 
 def forge(res: FitRes, change: Callable[[Header], Any]) -> None:
@@ -51,7 +51,7 @@ def skipping(federation: Federation, **setting: Any) -> Any:
 
 def exchange(run: Any) -> tuple[list[Broadcast], list[FitRes]]:
     plan = run.strategy.plan(1)
-    packer = wire.Packer()
+    packer = wire.MessagePacker()
     return plan, [served(run).fit(wire.fit_ins(msg, packer)) for msg in plan]
 
 

@@ -47,7 +47,7 @@ def test_the_order_in_which_clients_are_served(
 
 def flower_results(run: Any, plan: list[Broadcast]) -> list[tuple[Any, FitRes]]:
     """The clients' replies as Flower delivers them, without their nodes."""
-    packer = wire.Packer()
+    packer = wire.MessagePacker()
     return [(SimpleNamespace(cid="0"), served(run).fit(wire.fit_ins(msg, packer))) for msg in plan]
 
 

@@ -100,7 +100,7 @@ def test_everything_survives_the_wire(
         run = federation(toy_task(CLIENTS), Three, rounds=2)
 
         def carried(plan: list[Broadcast], replies: list[Any], run: Any = run) -> list[Any]:
-            packer = wire.Packer()
+            packer = wire.MessagePacker()
             return [
                 wire.read_result(msg, served(run).fit(wire.fit_ins(msg, packer)), 2**20)
                 for msg in plan

@@ -72,7 +72,7 @@ def test_a_broadcast_comes_back(
     """By both writers, also where extras follow the weights in the parameter list."""
     monkeypatch.setattr(encoding, "INLINE_LIMIT", limit)
     msg = replace(MESSAGE, weights=weights)
-    ins = wire.fit_ins(msg, wire.Packer())
+    ins = wire.fit_ins(msg, wire.MessagePacker())
     carried = [
         wire.write_broadcast(msg),
         (parameters_to_ndarrays(ins.parameters), ins.config),
@@ -110,7 +110,7 @@ def test_what_a_cohort_shares_arrives_under_every_name(
     """The same tensor under two names, and the weights themselves as an extra."""
     monkeypatch.setattr(encoding, "INLINE_LIMIT", limit)
     shared = torch.arange(4.0)
-    packer = wire.Packer()
+    packer = wire.MessagePacker()
     for pid in (0, 1):
         own = torch.tensor([float(pid)])
         extras: Extras = {"first": shared, "second": shared, "third": WEIGHTS, "own": own}

@@ -62,7 +62,9 @@ def out(tmp_path: Path, link: SuperLink) -> Path:
 
 def numbers(out: Path) -> dict[str, tuple[int, int]]:
     places = {p.name: folders.read(p) for p in (out / "sites").iterdir()}
-    return {name: (p.number, p.sites) for name, p in places.items() if isinstance(p, folders.Site)}
+    return {
+        name: (p.number, p.sites) for name, p in places.items() if isinstance(p, folders.SiteFolder)
+    }
 
 
 def test_a_removed_site_is_refused_and_the_others_stay(

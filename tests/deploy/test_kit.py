@@ -108,7 +108,7 @@ def test_each_has_its_own_secrets_only(kit: Path) -> None:
         assert b"PRIVATE" not in (kit / name).read_bytes()
 
 
-def node_config(place: folders.Server | folders.Site) -> dict[str, object]:
+def node_config(place: folders.ServerFolder | folders.SiteFolder) -> dict[str, object]:
     """As the SuperNode reads it."""
     command = place.command
     return parse_config_args([command[command.index("--node-config") + 1]])
@@ -152,7 +152,7 @@ def test_a_site_of_an_earlier_version_reports_no_counts(own: Path) -> None:
     assert OwnData.of(node_config(place)) == OwnData(
         "a", SiteFiles(Path(folders.PLACEHOLDER)), limits=DEFAULT
     )
-    assert isinstance(place, folders.Site)
+    assert isinstance(place, folders.SiteFolder)
 
 
 def test_the_operators_connection_names_server_and_authority(kit: Path) -> None:

@@ -246,7 +246,7 @@ def test_pauses_grow_with_the_wait_up_to_those_of_flower(monkeypatch: pytest.Mon
 
     fake = SimpleNamespace(monotonic=lambda: now, sleep=sleep)
     monkeypatch.setattr(supernode, "time", fake)
-    clock = supernode.Clock(lambda: None)
+    clock = supernode.PauseClock(lambda: None)
     for _ in range(60):
         clock.sleep(3)
     assert slept[0] == 0.1

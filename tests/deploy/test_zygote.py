@@ -75,7 +75,7 @@ class Running:
         self.orders.close()
         zygote.forked_client.serve = self.client
         zygote._warn = lambda text, *values: self.warned.write_text(text % values)
-        zygote.Zygote(there, os.getppid()).serve()
+        zygote.ClientZygote(there, os.getppid()).serve()
 
     def client(self, order: forker.Order, report: Connection | None, superexec: int) -> None:
         run, (name,), _ = order

@@ -125,7 +125,7 @@ def reporting(change: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str, An
 
 def as_sent(msg: Broadcast, agreed: Any) -> tuple[list[np.ndarray], dict[str, Any]]:
     """What Flower hands to the client of a node."""
-    ins = wire.fit_ins(msg, wire.Packer(agreed))
+    ins = wire.fit_ins(msg, wire.MessagePacker(agreed))
     return parameters_to_ndarrays(ins.parameters), dict(ins.config)
 
 

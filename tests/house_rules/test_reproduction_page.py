@@ -14,7 +14,7 @@ import pytest
 from house_rules.source import ROOT
 
 from fedhet.experiment import definition
-from fedhet.report.folders import Source
+from fedhet.report.folders import FoundRuns
 from fedhet.report.results import Results
 from fedhet.reproduce.judge import compare
 from fedhet.reproduce.paper import LEVELS, Figure, Paper, every, find
@@ -149,7 +149,7 @@ def test_a_published_table_is_that_of_its_file(path: Path) -> None:
     assert experiment is not None
     record = {"axes": experiment.labels, "report": experiment.report}
     paper = find(name)
-    nothing_run = Results(Source([], record, []))
+    nothing_run = Results(FoundRuns([], record, []))
     expected = records(compare(paper, nothing_run, scale))
     keys = ("source", "kind", "setting", "method", "measure", "paper", "paper_spread")
     assert [[line[k] for k in keys] for line in lines] == [[e[k] for k in keys] for e in expected]

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from fedhet.core import streams
-from fedhet.methods.fedgen.generator import Generator, Source
+from fedhet.methods.fedgen.generator import Generator, NoiseSource
 
 SMALL = {"noise_dim": 3, "hidden": 6, "server_steps": 3, "server_batch_size": 8}
 SERVER = -1  # in place of a client's number
@@ -15,7 +15,7 @@ SERVER = -1  # in place of a client's number
 
 def source(
     run: Any, generator: Generator, step: int, pid: int, *, law: Tensor, noise: str = "normal"
-) -> Source:
+) -> NoiseSource:
     """The noise and labels of training step `step`, at client `pid` or at the server."""
     stream = streams.torch_generator(run.site.seed, "fedgen", "train", step, pid)
-    return Source(generator, stream, law=law, noise=noise)
+    return NoiseSource(generator, stream, law=law, noise=noise)

@@ -28,7 +28,7 @@ from methods.small_generator import SMALL, source
 
 from fedhet.core.task import ClientData, Samples
 from fedhet.methods.fedgen import FedGen
-from fedhet.methods.fedgen.generator import Source
+from fedhet.methods.fedgen.generator import NoiseSource
 
 __all__ = ["case"]
 
@@ -61,7 +61,7 @@ def backward(w: Weights, x: np.ndarray, error: np.ndarray) -> Weights:
     }
 
 
-def trained(x: Weights, pid: int, g: Weights, draws: Source | None, lam: float) -> Weights:
+def trained(x: Weights, pid: int, g: Weights, draws: NoiseSource | None, lam: float) -> Weights:
     """The local model after a participation; without draws there is no generator yet."""
     inputs, y = DATA[pid]
     w = x

@@ -19,7 +19,7 @@ from fedhet.core.task import ClientData, Samples, Task
 from fedhet.data.toy import ToyModel, toy_task
 from fedhet.methods import fedgen
 from fedhet.methods.fedgen import FedGen, diversity
-from fedhet.methods.fedgen.generator import Generator, Source
+from fedhet.methods.fedgen.generator import Generator, NoiseSource
 
 V = (0.1, 0.4, 0.2, 0.2, 0.1)  # aggregation weights of five clients
 
@@ -133,7 +133,7 @@ def test_drawn_labels_exist(
     """
     laws: list[tuple[int, list[float]]] = []  # (seed of the stream, law) of each source
 
-    class Recording(Source):
+    class Recording(NoiseSource):
         def __init__(
             self, generator: Generator, stream: torch.Generator, *, law: Tensor, noise: str
         ) -> None:
@@ -143,7 +143,7 @@ def test_drawn_labels_exist(
     def seed(step: int, pid: int) -> int:
         return streams.integer(run.site.seed, "fedgen", "train", step, pid)
 
-    monkeypatch.setattr(fedgen, "Source", Recording)
+    monkeypatch.setattr(fedgen, "NoiseSource", Recording)
     run = federation(one_label_each(), FedGen, options=SMALL, fraction=0.25, rounds=6)
     known = np.zeros(3)
     seen = set()

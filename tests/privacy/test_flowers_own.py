@@ -110,7 +110,7 @@ def reply_through(monkeypatch: pytest.MonkeyPatch, *mods: Any) -> Reply:
         monkeypatch.setattr(TaskIdentity, name, value)
     job = Job(composed("method=fedavg", *LINES), toy_task())
     (msg, *_) = job.strategy.plan(1)
-    message = _message(msg, wire.Packer({}), 1)
+    message = _message(msg, wire.MessagePacker({}), 1)
     message.metadata.__dict__["_message_id"] = "a"
     store = MemoryStore()
     client = wire.Adapter(job.client(store)).to_client()

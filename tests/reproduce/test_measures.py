@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 
 from fedhet.report.results import results
 from fedhet.reproduce.measures import value
-from fedhet.reproduce.runs import Run, runs_of
+from fedhet.reproduce.runs import ReproducedRun, runs_of
 
 SCORES = {"good": 0.9, "bad": 0.5, "lost": 0.95}
 NAN = "weights, tensor 'body.1.weight': holds NaN or infinite values"
@@ -28,7 +28,7 @@ def make(folder: Path) -> dict[str, Path]:
     return {cell["axes"]["method"]: home / cell["folder"] for cell in cells}
 
 
-def read(runs: dict[str, Path]) -> dict[str, Run]:
+def read(runs: dict[str, Path]) -> dict[str, ReproducedRun]:
     home = runs["good"].parent.parent
     return {str(run.cell.axes["method"]): run for run in runs_of(results(home), "method")}
 

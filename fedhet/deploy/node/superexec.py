@@ -23,7 +23,7 @@ from fedhet.deploy.node.shape import flower_module
 STDIN = 0
 
 
-class Clock:
+class WakeClock:
     """The module `time` for Flower's loop, whose sleep ends when a message arrives."""
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ def main() -> None:
         pull_task_input=("return message, context, run, fab",),
         install_from_fab=(") -> Path:",),
     )
-    vars(module).update(time=Clock(), get_executor=executor_for, AutoExecPlugin=ForkPlugin)
+    vars(module).update(time=WakeClock(), get_executor=executor_for, AutoExecPlugin=ForkPlugin)
     sys.argv[0] = "flower-superexec"
     flower_superexec()
 

@@ -34,7 +34,7 @@ from fedhet.flower import code
 PAUSES = {3.0: (0.1, 0.1), 0.5: (0.02, 0.02)}
 
 
-class Clock:
+class PauseClock:
     """The module `time` for Flower's loop, with shorter pauses.
 
     Args:
@@ -77,7 +77,7 @@ class Launcher:
         self._push = loop._push_messages
         self._app = app
         self._superexec: subprocess.Popen[bytes]
-        vars(loop).update(time=Clock(self._check), _push_messages=self._push_messages)
+        vars(loop).update(time=PauseClock(self._check), _push_messages=self._push_messages)
         if app != code.ANY:
             vars(loop).update(_pull_and_store_message=self._pull_and_store_message)
 

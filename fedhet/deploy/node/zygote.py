@@ -68,7 +68,7 @@ class Template:
     ready: bool = False
 
 
-class Zygote(forker.Forker):
+class ClientZygote(forker.Forker):
     """Forks clients that begin with the imports, or has the template of their run do it."""
 
     def __init__(self, orders: Connection, superexec: int) -> None:
@@ -213,7 +213,7 @@ def main() -> None:
     importlib.import_module("torch").set_num_threads(1)
     gc.freeze()  # so that forked processes share these pages
     gc.enable()
-    Zygote(orders, superexec).serve()
+    ClientZygote(orders, superexec).serve()
 
 
 if __name__ == "__main__":

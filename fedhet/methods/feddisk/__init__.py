@@ -62,11 +62,11 @@ from fedhet.core import check
 from fedhet.core.errors import ConfigError
 from fedhet.core.messages import LocalSettings
 from fedhet.methods.fedavg import FedAvg
-from fedhet.methods.feddisk.client import ClientHalf
-from fedhet.methods.feddisk.server import ServerHalf
+from fedhet.methods.feddisk.client import DensityClient
+from fedhet.methods.feddisk.server import DensityServer
 
 
-class FedDiskPlugin(ClientHalf, ServerHalf):
+class FedDiskPlugin(DensityClient, DensityServer):
     """The phases `density` and `weigh`, then sample weights in every training."""
 
     name = "feddisk"

@@ -30,7 +30,7 @@ def held_out_of(n: int) -> int:
     return max(1, int(HELD_OUT * n + 0.5))
 
 
-class ClientHalf(Plugin):
+class DensityClient(Plugin):
     """Serves the phases `density` and `weigh`, and weighs the samples in every training.
 
     The annotated options are those of FedDiskPlugin.

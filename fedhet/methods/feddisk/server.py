@@ -23,7 +23,7 @@ log = logging.getLogger("fedhet")
 SLOT = "density"  # the global MADE
 
 
-class ServerHalf(Plugin):
+class DensityServer(Plugin):
     """Declares the phases `density` and `weigh`, and merges their replies.
 
     The annotated options are those of FedDiskPlugin.

@@ -58,7 +58,7 @@ from fedhet.core.setting import Setting
 from fedhet.core.strategy import FedStrategy
 from fedhet.core.training import Batch
 from fedhet.core.trees import AnyTree, Prepared, Tree
-from fedhet.methods.fedgen.generator import Generator, Source
+from fedhet.methods.fedgen.generator import Generator, NoiseSource
 from fedhet.models.base import feature_head
 
 log = logging.getLogger("fedhet")
@@ -107,7 +107,7 @@ class FedGenClient(FedClient):
     """FedAvg, with generated features in each batch once there is a generator."""
 
     _generator: Frozen
-    _source: Source | None = None  # None in round 1 and in a plug-in's own phase
+    _source: NoiseSource | None = None  # None in round 1 and in a plug-in's own phase
 
     def train(self, msg: Broadcast) -> Update:
         classes = self.site.task.classes
@@ -122,7 +122,7 @@ class FedGenClient(FedClient):
         tree = msg.tree(GENERATOR)
         generator = Generator.from_tree(tree, self.site.task.classes)
         draws, law = self.generator("fedgen"), msg.tensor(LAW)
-        self._source = Source(generator, draws, law=law, noise=msg.text(NOISE))
+        self._source = NoiseSource(generator, draws, law=law, noise=msg.text(NOISE))
         self._generator = Frozen(generator)
         return {"generator": tree}
 
@@ -265,7 +265,7 @@ class FedGen(FedStrategy):
                 current.round,
             )
             return
-        source = Source(self._generator, stream, law=law, noise=self.noise)
+        source = NoiseSource(self._generator, stream, law=law, noise=self.noise)
         W_KCd = self._stacked(updates, "head.weight")
         b_KC = self._stacked(updates, "head.bias")
         if self.ensemble == "labels":

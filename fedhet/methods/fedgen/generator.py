@@ -42,7 +42,7 @@ class Generator(nn.Module):
         return generator.eval().requires_grad_(False)
 
 
-class Source:
+class NoiseSource:
     """Draws noise, "normal" or "uniform", and labels by their relative frequencies, the law.
 
     The random stream is on the CPU, so that every device sees the same draws.

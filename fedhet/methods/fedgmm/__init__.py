@@ -56,11 +56,11 @@ from __future__ import annotations
 from fedhet.core import check
 from fedhet.maths.fedgmm import TARGETS
 from fedhet.methods.fedavg import FedAvg
-from fedhet.methods.fedgmm.client import ClientHalf
-from fedhet.methods.fedgmm.server import ServerHalf
+from fedhet.methods.fedgmm.client import MixtureClient
+from fedhet.methods.fedgmm.server import MixtureServer
 
 
-class FedGMMPlugin(ClientHalf, ServerHalf):
+class FedGMMPlugin(MixtureClient, MixtureServer):
     """The phases `fit` and `share`, once each and with everyone, then training on more samples."""
 
     name = "fedgmm"

@@ -31,7 +31,7 @@ PER_COMPONENT = 4
 KEPT = "fedgmm.samples"  # state: x (m, ...) uint8, y (m,)
 
 
-class ClientHalf(Plugin):
+class MixtureClient(Plugin):
     """Serves the phases `fit` and `share`, and adds the generated samples to every training.
 
     The annotated options are those of FedGMMPlugin.

@@ -23,7 +23,7 @@ from fedhet.methods.fedgmm.mixtures import MIXTURES, checked_size, pack, unpack
 log = logging.getLogger("fedhet")
 
 
-class ServerHalf(Plugin):
+class MixtureServer(Plugin):
     """Declares the phases `fit` and `share`, merges their replies, and schedules the training.
 
     The annotated options are those of FedGMMPlugin.
