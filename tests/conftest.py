@@ -52,6 +52,11 @@ def _one_thread() -> None:
     gc.freeze()  # what is imported by now stays, so no collection needs to look at it
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the file that waits longest for other processes: no worker ends with it."""
+    items.sort(key=lambda item: item.path.name != "test_end_to_end.py")
+
+
 @pytest.fixture
 def federation() -> type[Federation]:
     """The class Federation: a method and its clients, advanced step by step."""

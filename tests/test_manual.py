@@ -44,6 +44,7 @@ CALLED = {
         "train_model",
         "full_gradient",
         "apply_gradient_hooks",
+        "recorded",
         "objective",
         "orders",
         "train_mode",
@@ -225,7 +226,7 @@ def functions(code: str) -> dict[str, Any]:
     """The functions that a block defines, with the names that the manual uses."""
     names: dict[str, Any] = {**vars(fedhet.core.messages), "trees": trees, "Phase": Phase}
     names |= {"FedClient": FedClient, "FedStrategy": FedStrategy, "super": super}
-    names |= {"Iterator": Iterator, "Tensor": torch.Tensor, "Tree": dict}
+    names |= {"Iterator": Iterator, "Tree": dict, "AnyTree": dict, "Prepared": dict}
     before = set(names)
     exec(compile(code, "docs/extending.md", "exec"), names)
     return {name: value for name, value in names.items() if name not in before}

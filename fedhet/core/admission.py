@@ -25,7 +25,7 @@ from fedhet.core.errors import RunFailed
 from fedhet.core.memory import Packer, put_back
 from fedhet.core.merging import Mean, median_of, norms_of
 from fedhet.core.messages import STATE_BYTES, Failure, Reply, Update
-from fedhet.core.replies import Step
+from fedhet.core.phases import Step
 from fedhet.core.targets import Target
 from fedhet.core.training import usable
 from fedhet.core.trees import AnyTree, Difference
@@ -63,7 +63,7 @@ def accepted(
         RunFailed: a client failed and `on_failure` is "stop".
     """
     checked = _checked(step, replies, sizes, check, setting)
-    return setting.merge.admit(step, _near(step, checked, setting, jumps), setting)
+    return setting.merge.admit(step, _near(step, checked, jumps))
 
 
 def _checked(
@@ -85,14 +85,12 @@ def _checked(
                 sizes_up = {REFUSED: sum(sizes_up.values())}  # the client has chosen the names
             step.count("up", sizes_up)
         if isinstance(reply, Failure):
-            step.record(reply, setting)
+            step.record(reply)
         else:
             yield reply
 
 
-def _near(
-    step: Step, updates: Iterable[Update], setting: Setting, jumps: Jumps
-) -> Iterator[Update]:
+def _near(step: Step, updates: Iterable[Update], jumps: Jumps) -> Iterator[Update]:
     """The updates within the bound; where most are beyond it, the method itself diverges."""
     far, near = [], 0
     for update in updates:
@@ -105,7 +103,7 @@ def _near(
         yield from far
         return
     for update in far:
-        step.fail(update.pid, jumps.cause(update.pid), "outlier", setting)
+        step.fail(update.pid, jumps.cause(update.pid), "outlier")
 
 
 def _complete(step: Step, update: Update, declared: int, variances: Sequence[str]) -> None:

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, TypeVar
 from flwr.client import NumPyClient
 from torch import nn
 
-from fedhet.core import counts, messages
+from fedhet.core import messages
 from fedhet.core.adapters import ClientAdapter
 from fedhet.core.errors import LostState, traceback_wanted
 from fedhet.core.interruptions import time_limit
@@ -141,7 +141,7 @@ class FedClient(LocalTraining, NumPyClient):
         self.receive(msg)
         if msg.phase == EVALUATE:
             return self._deliver() if DELIVER in msg.extras else self.assess()
-        work = self.prepare()
+        work = self.begin()
         began = time.perf_counter()
         update = work(self.msg)
         return self.finish(update, time.perf_counter() - began)
@@ -175,7 +175,7 @@ class FedClient(LocalTraining, NumPyClient):
                 f" the run {clients} clients"
             )
 
-    def prepare(self) -> Callable[[Broadcast], Update]:
+    def begin(self) -> Callable[[Broadcast], Update]:
         """Get ready for the phase, and return the method that does its work."""
         began = time.perf_counter()
         msg = self.msg
@@ -190,8 +190,8 @@ class FedClient(LocalTraining, NumPyClient):
         work = getattr(owner if name else self, phase)
         self.activate(self.plugins if msg.trains else [p for p in self.plugins if p is owner])
         self.data = self._training_set()
-        for plugin in self.active:
-            plugin.prepare(msg)
+        for plugin, own in zip(self.active, self._prepared, strict=True):
+            own |= plugin.prepare(msg) or {}
         self._preparing = time.perf_counter() - began
         return work  # type: ignore[no-any-return]
 
@@ -205,7 +205,10 @@ class FedClient(LocalTraining, NumPyClient):
             self.site.release(self, update)
         update.keeps = self.state.commit(self.msg.round)
         if update.keeps and not self.site.noise:  # the size may depend on the data
-            update.metrics[STATE_BYTES] = counts.told_size(self)
+            # The size of some of it would tell the counts of classes.
+            hidden = [key for plugin in self.plugins for key in plugin.unsized]
+            size = self.state.nbytes(hidden if self.site.min_count else ())
+            update.metrics[STATE_BYTES] = float(size)
         update.metrics["seconds.train"] = seconds
         update.metrics["seconds.extras"] = self._preparing + time.perf_counter() - began
         return update
@@ -223,7 +226,7 @@ class FedClient(LocalTraining, NumPyClient):
     def train(self, msg: Broadcast) -> Update:
         """The phase `train`: start from the received weights, train as `local` says, reply."""
         self.model = self.site.load(self.start(msg))
-        self.steps = self.train_model(self.model, self.data)
+        self.steps = self.train_model(self.model, self.data, self.prepare(msg))
         return self.reply()
 
     def start(self, msg: Broadcast) -> AnyTree:

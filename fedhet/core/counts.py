@@ -3,20 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
-
-if TYPE_CHECKING:
-    from fedhet.core.client import FedClient
-
-
-def told_size(client: FedClient) -> float:
-    """Return the size of a client's state in bytes, without what would tell its counts."""
-    hidden = [key for plugin in client.plugins for key in plugin.unsized]
-    return float(client.state.nbytes(hidden if client.site.min_count else ()))
 
 
 def withheld(counts: Sequence[int], least: int) -> list[bool]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fedhet.core.admission import check_scores, forget_lost, log_failures
 from fedhet.core.callbacks import Callback, Row
 from fedhet.core.check import counted
-from fedhet.core.client import KEEP, TRAIN_TOO, evaluated_views
+from fedhet.core.client import KEEP, TRAIN_TOO
 from fedhet.core.errors import RunFailed
 from fedhet.core.messages import EVALUATE, Broadcast, Failure, Reply, Update
 from fedhet.core.metrics import FORWARD_BATCH, score
@@ -28,24 +28,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("fedhet")
 PARTS = ("val", "test")  # what clients evaluate on in every run
 Moment = dict[str, Any]  # step, round, weights, extras, versions
-
-
-def is_due(strategy: FedStrategy) -> bool:
-    """Whether an evaluation follows the step in progress."""
-    current = strategy.current
-    last = current.step == strategy.timetable[current.index].rounds
-    due = last or current.step % strategy.setting.evaluation.every == 0
-    return current.entry.phase.evaluate and due
-
-
-def run_views(strategy: FedStrategy) -> tuple[str, ...]:
-    """The views that clients evaluate in this run; the first one chooses the best round.
-
-    They are those of the method, without "global" where the run has no global model, and
-    "finetuned" where the run asks for it.
-    """
-    views = tuple(evaluated_views(strategy.evaluates, strategy.site))
-    return (*views, "finetuned") if strategy.site.evaluation.finetune_epochs else views
 
 
 def global_scores(

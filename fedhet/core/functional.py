@@ -1,6 +1,6 @@
-"""The gradient of a batch loss as a pure function of the parameters.
+"""The gradient of a batch loss, and a model without gradients, as pure functions of tensors.
 
-In this form it can be compiled, or vectorised over clients.
+In this form they can be compiled, or vectorised over clients.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value
 
-from fedhet.core.trees import Tree
+from fedhet.core.trees import AnyTree, Tree
 
 if TYPE_CHECKING:
     from fedhet.core.workspace import Site
@@ -51,6 +51,30 @@ def gradient(site: Site) -> Gradient:
         return list(grads), value, after
 
     return f
+
+
+class Frozen:
+    """A module in eval mode as a function of its tensors.
+
+    `frozen(values).features(x)` is what torch.func.functional_call computes, for any method of the
+    module and in less time. The values, by name, are all of its parameters and lasting buffers;
+    the module that is returned has them until the next call. The module that is given belongs to
+    this object from then on.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module.eval()
+        self._places = []
+        for name in list(module.state_dict()):
+            path, _, key = name.rpartition(".")
+            holder = module.get_submodule(path)
+            delattr(holder, key)  # where a parameter is registered, no plain tensor may be
+            self._places.append((name, vars(holder), key))
+
+    def __call__(self, values: AnyTree) -> nn.Module:
+        for name, attributes, key in self._places:
+            attributes[key] = values[name]
+        return self._module
 
 
 class Compiled:

@@ -13,19 +13,16 @@ import logging
 import math
 from collections.abc import Callable, Container, Iterable, Iterator
 from statistics import median
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
 from fedhet.core import check, trees
-from fedhet.core.plugin import Report
+from fedhet.core.errors import RunFailed
+from fedhet.core.messages import Report, Update
+from fedhet.core.phases import Step
 from fedhet.core.trees import AnyTree, Tree
-
-if TYPE_CHECKING:
-    from fedhet.core.messages import Update
-    from fedhet.core.replies import Step
-    from fedhet.core.setting import Setting
 
 log = logging.getLogger("fedhet")
 LEAST = 3  # the median of two is their mean, in which one of them counts as much as the other
@@ -85,7 +82,7 @@ class Mean:
         buffers = any(sent[name].is_floating_point() for name in sent if name not in trained)
         return self.least_with_buffers if buffers else self.least
 
-    def admit(self, step: Step, updates: Iterator[Update], setting: Setting) -> Iterator[Update]:
+    def admit(self, step: Step, updates: Iterator[Update]) -> Iterator[Update]:
         """The updates that are accepted; it records each of the others as a failure."""
         return updates
 
@@ -108,6 +105,57 @@ class Mean:
 def floating_buffers(update: Update) -> Tree:
     """Those buffers of an update that are averaged."""
     return {name: t for name, t in update.buffers.items() if t.is_floating_point()}
+
+
+# ---- all updates of a step around its merge
+def normalised(updates: list[Update]) -> list[Update]:
+    """The updates, with their weights scaled to sum to 1 over those that were received.
+
+    Raises:
+        RunFailed: a weight is negative, or their sum is not positive and finite.
+    """
+    weights = [update.weight for update in updates]
+    total = sum(weights)
+    if not 0 < total < float("inf") or any(weight < 0 for weight in weights):
+        raise RunFailed(
+            f"the aggregation weights {weights} must be >= 0 with a positive, finite sum"
+        )
+    for update in updates:
+        update.weight /= total
+    return updates
+
+
+class BufferAverage:
+    """Passes updates on to a merge, and combines their buffers, which merges never see.
+
+    Floating-point buffers become the average of the run's `merge`, under the updates' final
+    weights; integer ones (batch counters) the maximum.
+
+    Args:
+        updates: the updates.
+        average: an average of the run's `merge`.
+    """
+
+    def __init__(self, updates: Iterable[Update], average: Average) -> None:
+        self._updates = iter(updates)
+        self._average = average
+        self._any = False
+        self._most: Tree = {}
+
+    def __iter__(self) -> Iterator[Update]:
+        for update in self._updates:
+            if floating := floating_buffers(update):
+                self._average.add(floating, update.weight)
+                self._any = True
+            for name in update.buffers.keys() - floating.keys():
+                t = update.buffers[name]
+                self._most[name] = torch.maximum(self._most.get(name, t), t)
+            yield update
+
+    def values(self) -> Tree:
+        """The combined buffers; complete once every update has been read."""
+        means = self._average.mean() if self._any else {}
+        return {**means, **self._most}
 
 
 # ---- averages of each entry by itself
@@ -313,11 +361,11 @@ class NormFilter(Mean):
     def least(self) -> int:
         return LEAST
 
-    def admit(self, step: Step, updates: Iterator[Update], setting: Setting) -> Iterator[Update]:
+    def admit(self, step: Step, updates: Iterator[Update]) -> Iterator[Update]:
         """The updates within the bounds.
 
         Raises:
-            RunFailed: one is not, and `setting.on_failure` is "stop".
+            RunFailed: one is not, and `on_failure` is "stop".
         """
         received = list(updates)
         if len(received) < LEAST and step.entry.phase.compared:
@@ -332,9 +380,10 @@ class NormFilter(Mean):
             beyond = sorted(n for n, norm in own.items() if norm > self.factor * medians[n])
             if beyond:
                 cause = self._cause(beyond[0], own[beyond[0]], medians[beyond[0]])
-                if setting.on_failure == "stop":
-                    cause += "; on_failure=skip leaves such updates out, and the run goes on"
-                step.fail(update.pid, cause, "outlier", setting)
+                failed = step.failure(update.pid, cause, "outlier")
+                if step.ends_run(failed):
+                    failed.cause += "; on_failure=skip leaves such updates out, and the run goes on"
+                step.record(failed)
             else:
                 yield update
 

@@ -6,6 +6,7 @@ How Flower carries them is the business of fedhet/flower/wire.py.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from fedhet.core.errors import clean
 from fedhet.core.groups import LocalSettings as LocalSettings  # part of every Broadcast
 from fedhet.core.trees import LARGEST, UNBOUNDED, AnyTree, Tree, kind, shown
 
+Report = dict[str, float | Tensor]  # what is recorded of a step
 Scalar = bool | int | float | str
 Extra = Scalar | Tensor | Tree
 Extras = dict[str, Extra]
@@ -23,6 +25,13 @@ Extras = dict[str, Extra]
 LOST = "lost state"  # the reason of a failure
 STATE_BYTES = "bytes.state"  # metric: the size of what the client remembers now
 EVALUATE = "evaluate"  # the phase name of a message that asks a client to evaluate
+
+
+class Reporting(Protocol):
+    """What records something of a step, under its name."""
+
+    name: ClassVar[str]
+    report: Report
 
 
 @dataclass

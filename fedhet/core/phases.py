@@ -1,20 +1,20 @@
-"""The timetable of a run: its phases in order, who takes part in a step, and when a phase ends."""
+"""The timetable of a run: its phases in order, the step in progress, and who takes part in it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from math import inf
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
+
+import torch
 
 from fedhet.core import streams
+from fedhet.core.errors import RunFailed
+from fedhet.core.messages import Failure, Update
+from fedhet.core.trees import Tree
 
-if TYPE_CHECKING:
-    from fedhet.core.messages import Update
-    from fedhet.core.strategy import FedStrategy
-    from fedhet.core.trees import Tree
-
-Merge = Callable[["Iterator[Update]", "Tree"], "Tree"]
+Merge = Callable[[Iterator[Update], Tree], Tree]
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,81 @@ class Entry:
 
 
 @dataclass
+class Step:
+    """The step in progress, and what has been counted in it so far.
+
+    Attributes:
+        index: the position of `entry` in the timetable.
+        entry: the line of the timetable, as it was when the step began.
+        round: its number over the whole run, from 1.
+        step: its number inside the phase, from 1.
+        cohort: the clients that take part, in the order of their messages.
+        sent: the slot's weights as they travel; empty without a slot.
+        old: the part of `sent` that merges may change: trained and shared.
+        device: where the aggregation takes place.
+        ends_run: whether the run does not go on without a client that failed.
+        failures: the clients that did not deliver.
+        accepted: the number of updates that were merged.
+        bytes: "up" and "down" -> bytes by kind.
+        metrics: the means over the clients that reported each.
+        seconds: the sums over the clients.
+    """
+
+    index: int
+    entry: Entry
+    round: int
+    step: int
+    cohort: list[int]
+    sent: Tree
+    old: Tree
+    device: torch.device
+    ends_run: Callable[[Failure], bool]
+    failures: list[Failure] = field(default_factory=list)
+    accepted: int = 0
+    bytes: dict[str, dict[str, int]] = field(default_factory=lambda: {"up": {}, "down": {}})
+    metrics: dict[str, float] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    _reports: dict[str, int] = field(default_factory=dict)  # metric -> clients that reported it
+
+    def failure(self, pid: int, cause: str, reason: str) -> Failure:
+        """A failure of the client in this step."""
+        return Failure(pid, self.entry.name, self.step, cause, reason)
+
+    def fail(self, pid: int, cause: str, reason: str) -> None:
+        """Record a failure of the client in this step.
+
+        Raises:
+            RunFailed: the run does not go on without the client.
+        """
+        self.record(self.failure(pid, cause, reason))
+
+    def record(self, failed: Failure) -> None:
+        """Note the failure, which may end the run (`on_failure`, `on_lost_state`).
+
+        Raises:
+            RunFailed: it does.
+        """
+        self.failures.append(failed)
+        if self.ends_run(failed):
+            raise RunFailed(str(failed))
+
+    def measure(self, metrics: dict[str, float]) -> None:
+        """Add one client's metrics to the means and sums."""
+        for name, value in metrics.items():
+            if name.startswith("seconds."):
+                self.seconds[name] = self.seconds.get(name, 0.0) + value
+                continue
+            n = self._reports[name] = self._reports.get(name, 0) + 1
+            mean = self.metrics.get(name, 0.0)
+            self.metrics[name] = mean + (value - mean) / n
+
+    def count(self, way: str, sizes: dict[str, int]) -> None:
+        """Add the bytes of one message, by kind, to those that went `way` ("up" or "down")."""
+        for kind, n in sizes.items():
+            self.bytes[way][kind] = self.bytes[way].get(kind, 0) + n
+
+
+@dataclass
 class EarlyStopping:
     """Tells when a loss has stopped falling.
 
@@ -98,13 +173,6 @@ class EarlyStopping:
         else:
             self.stale += 1
         return self.stale >= self.patience
-
-
-def timetable(method: FedStrategy) -> list[Entry]:
-    """The phases of the plug-ins, in their order, and then those of the method."""
-    phases = [(plugin.name, phase) for plugin in method.plugins for phase in plugin.phases()]
-    phases += [("", phase) for phase in method.phases()]
-    return [Entry(owner, phase, phase.rounds) for owner, phase in phases]
 
 
 def locate(timetable: Sequence[Entry], server_round: int) -> tuple[int, int] | None:

@@ -8,18 +8,22 @@ through `self.client.state`.
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
 
-from fedhet.core.messages import Broadcast, Update
+from fedhet.core.errors import ConfigError
+from fedhet.core.messages import Broadcast, Report, Update
 from fedhet.core.phases import Phase
-from fedhet.core.trees import Tree
+from fedhet.core.trees import AnyTree, Prepared, Tree
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from torch import nn
 
     from fedhet.core.client import FedClient
     from fedhet.core.optimizers import Optimizer
@@ -27,19 +31,33 @@ if TYPE_CHECKING:
     from fedhet.core.task import Samples
     from fedhet.core.training import Batch
 
-Report = dict[str, float | Tensor]
-
-
-class Reporting(Protocol):
-    """What records something of a step, under its name."""
-
-    name: ClassVar[str]
-    report: Report
+# What a term of the loss may be: its values alone, or with tensors to record, by name.
+Terms = Tensor | tuple[Tensor, Tree]
+# The hooks of local training, which methods and plug-ins have in the same form.
+STEP_HOOKS = ("draws", "optimizer", "losses", "penalty", "gradient", "scale")
 
 
 def overrides(obj: object, base: type, hook: str) -> bool:
     """Whether the class of `obj` has a `hook` other than that of `base`."""
     return getattr(type(obj), hook) is not getattr(base, hook)
+
+
+def check_hooks(cls: type, base: type) -> None:
+    """Raise ConfigError where a hook of the class does not take the arguments of that of `base`."""
+    for hook in ("prepare", *STEP_HOOKS):
+        own = vars(cls).get(hook)
+        if not inspect.isfunction(own) or not hasattr(base, hook):
+            continue
+        wanted = list(inspect.signature(getattr(base, hook)).parameters)
+        signature = inspect.signature(own)
+        try:
+            signature.bind(*wanted)
+        except TypeError as error:
+            raise ConfigError(
+                f"{cls.__module__}.{cls.__qualname__} has"
+                f" {hook}({', '.join(signature.parameters)}), which is called as"
+                f" {hook}({', '.join(wanted)}); docs/extending.md describes the hooks"
+            ) from error
 
 
 class Plugin:
@@ -81,6 +99,10 @@ class Plugin:
     def __init__(self, **settings: Any) -> None:
         self.settings = settings
         self.report: Report = {}
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        check_hooks(cls, Plugin)
 
     @property
     def refuses(self) -> dict[str, str]:
@@ -163,8 +185,11 @@ class Plugin:
         return new
 
     # ---- client
-    def prepare(self, msg: Broadcast) -> None:
-        """Called when the message has arrived, before the work of the phase."""
+    def prepare(self, msg: Broadcast) -> Prepared | None:
+        """Called when the message has arrived, before the work of the phase.
+
+        The result is what the hooks of the local steps get as `own`; None for nothing.
+        """
 
     def data(self, raw: Samples) -> Samples:
         """The training set to use; images are in [0, 1], not yet normalised."""
@@ -174,23 +199,31 @@ class Plugin:
         """(n,) factors of the per-sample losses; None for no weights."""
         return None
 
-    def optimizer(self, inner: Optimizer, params: list[Tensor]) -> Optimizer:
+    def optimizer(
+        self, inner: Optimizer, params: dict[str, nn.Parameter], own: Prepared
+    ) -> Optimizer:
         """Wrap the local optimiser of the trained parameters, to change what a step does."""
         return inner
 
-    def losses(self, batch: Batch) -> Tensor:
+    # The hooks of a step. They are functions of their arguments and of what all clients have in
+    # common: they change nothing but the gradient, and wait for no value of the device.
+    def draws(self, n: int) -> Prepared:
+        """Random draws for a batch of n samples, which the hooks find in `own`."""
+        return {}
+
+    def losses(self, params: AnyTree, batch: Batch, own: Prepared) -> Terms:
         """(B,) terms to add to the per-sample losses."""
         return batch.logits.new_zeros(len(batch.y))
 
-    def penalty(self, batch: Batch) -> Tensor:
+    def penalty(self, params: AnyTree, batch: Batch, own: Prepared) -> Terms:
         """A scalar to add to the batch loss, differentiated by autograd."""
         return batch.logits.new_zeros(())
 
-    def gradient(self, grads: list[Tensor]) -> None:
-        """Add the gradient of a term of the loss in place; one tensor per trained parameter."""
+    def gradient(self, grads: Tree, params: AnyTree, own: Prepared) -> None:
+        """Add the gradient of a term of the loss in place, entry by entry."""
 
-    def scale(self, grads: list[Tensor]) -> None:
-        """Scale the whole gradient in place.
+    def scale(self, grads: Tree, own: Prepared) -> None:
+        """Scale the whole gradient in place, entry by entry.
 
         It runs after every `gradient`, before clipping, weight decay and the step.
         """
@@ -202,12 +235,20 @@ class Plugin:
         """Called after privacy.noise: make the extras what the server accepts, from them alone."""
 
 
-def active_hooks(plugins: Sequence[Plugin]) -> dict[str, list[Any]]:
-    """Hook -> the bound methods that do something, so that a local step pays only for those."""
-    hooks = ("optimizer", "losses", "penalty", "gradient", "scale")
+def active_hooks(
+    plugins: Sequence[Plugin], prepared: Sequence[Prepared]
+) -> dict[str, list[tuple[Callable[..., Any], Prepared]]]:
+    """Hook -> the bound methods that do something, each with what its plug-in has prepared.
+
+    A local step thus pays for those only.
+    """
     return {
-        hook: [getattr(plugin, hook) for plugin in plugins if overrides(plugin, Plugin, hook)]
-        for hook in hooks
+        hook: [
+            (getattr(plugin, hook), own)
+            for plugin, own in zip(plugins, prepared, strict=True)
+            if overrides(plugin, Plugin, hook)
+        ]
+        for hook in STEP_HOOKS
     }
 
 

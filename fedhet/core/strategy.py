@@ -26,13 +26,12 @@ from fedhet.core.admission import (
     needed_versions,
     registered,
 )
-from fedhet.core.client import FedClient
+from fedhet.core.client import FedClient, evaluated_views
 from fedhet.core.errors import RunFailed
-from fedhet.core.evaluation import is_due, run_views
-from fedhet.core.messages import Broadcast, Extras, Reply, Update
-from fedhet.core.phases import Phase, locate, sample_cohort, timetable
-from fedhet.core.plugin import Plugin, Report, Reporting
-from fedhet.core.replies import BufferAverage, Step, finished, normalised
+from fedhet.core.merging import BufferAverage, normalised
+from fedhet.core.messages import Broadcast, Extras, Reply, Report, Reporting, Update
+from fedhet.core.phases import Entry, Phase, Step, locate, sample_cohort
+from fedhet.core.plugin import Plugin
 from fedhet.core.setting import Setting
 from fedhet.core.trees import Tree
 from fedhet.core.workspace import Scope
@@ -133,7 +132,9 @@ class FedStrategy(Strategy):
             plugin.server = self
             plugin.setup()
             self.weights |= plugin.slots()
-        self.timetable = timetable(self)
+        phases = [(plugin.name, phase) for plugin in self.plugins for phase in plugin.phases()]
+        phases += [("", phase) for phase in self.phases()]
+        self.timetable = [Entry(owner, phase, phase.rounds) for owner, phase in phases]
         compatibility.check_phases(self)
 
     # ---- what a method overrides
@@ -206,7 +207,8 @@ class FedStrategy(Strategy):
         cohort = sample_cohort(self.sizes, *size, self.site.seed, entry.name, step)
         sent = self.sent(phase.slot) if phase.slot else {}
         old = trees.pick(sent, self.mergeable(phase.slot)) if phase.slot else {}
-        self.current = Step(index, entry, server_round, step, cohort, sent, old, self.site.device)
+        about = index, entry, server_round, step, cohort, sent, old
+        self.current = Step(*about, self.site.device, self.setting.ends_run)
         self.jumps.begin(self.current)
         return True
 
@@ -305,10 +307,28 @@ class FedStrategy(Strategy):
             pass
         log_failures(current.failures)  # where every client failed, the error above names them
         if new:
-            values = finished(current, new, passing.values(), self.active, self.setting.server_opt)
+            values = self._finished(new, passing.values())
             slot = self.weights[phase.slot]
             self.weights[phase.slot] = {**slot, **trees.cast(values, slot)}
         return phase.until is not None and phase.until()
+
+    def _finished(self, new: Tree, buffers: Tree) -> Tree:
+        """What plug-ins and the server optimiser make of the merged weights, with the buffers.
+
+        Raises:
+            RunFailed: a tensor is not finite.
+        """
+        current, optimizer = self.current, self.setting.server_opt
+        for plugin in reversed(self.active):
+            new = plugin.merged(new, current.old)
+        if optimizer and current.entry.phase.trains:
+            new = optimizer.step(current.old, new)
+        values = {**new, **buffers}
+        if bad := trees.first_nonfinite(values):
+            raise RunFailed(
+                f"round {current.round}: the aggregated tensor {bad!r} holds NaN or infinite values"
+            )
+        return values
 
     def _check(self, update: Update) -> None:
         """The checks of the phase and of plug-ins; the update also gets its base weight."""
@@ -335,13 +355,21 @@ class FedStrategy(Strategy):
     # ---- evaluation
     @property
     def views(self) -> tuple[str, ...]:
-        """The views that clients evaluate in this run."""
-        return run_views(self)
+        """The views that clients evaluate in this run; the first one chooses the best round.
+
+        They are those of the method, without "global" where the run has no global model, and
+        "finetuned" where the run asks for it.
+        """
+        views = tuple(evaluated_views(self.evaluates, self.site))
+        return (*views, "finetuned") if self.site.evaluation.finetune_epochs else views
 
     @property
     def due(self) -> bool:
         """Whether an evaluation follows the step in progress."""
-        return is_due(self)
+        current = self.current
+        last = current.step == self.timetable[current.index].rounds
+        due = last or current.step % self.setting.evaluation.every == 0
+        return current.entry.phase.evaluate and due
 
     # ---- what outlasts a step, and what is recorded
     @property

@@ -7,8 +7,10 @@ networks have small loops of their own.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from operator import is_
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +20,16 @@ from fedhet.core import optimizers, streams
 from fedhet.core.messages import Broadcast, LocalSettings
 from fedhet.core.optimizers import derivative
 from fedhet.core.phases import EarlyStopping
-from fedhet.core.plugin import Plugin, active_hooks, combined_weights, overrides
+from fedhet.core.plugin import (
+    Plugin,
+    Terms,
+    active_hooks,
+    check_hooks,
+    combined_weights,
+    overrides,
+)
 from fedhet.core.task import Samples
+from fedhet.core.trees import AnyTree, Prepared, Tree
 from fedhet.core.workspace import Site
 
 Objective = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor | None]]
@@ -70,6 +80,10 @@ class LocalTraining:
     def __init__(self, site: Site) -> None:
         self.site = site
 
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        check_hooks(cls, LocalTraining)
+
     def receive(self, msg: Broadcast) -> None:
         """Take the message's settings; no plug-in is active yet."""
         self.msg = msg
@@ -78,32 +92,47 @@ class LocalTraining:
         self.activate([])
 
     def activate(self, plugins: list[Plugin]) -> None:
-        """Let the hooks of these plug-ins run."""
+        """Let the hooks of these plug-ins run. Nothing is prepared or recorded yet."""
         self.active = plugins
-        self._hooks = active_hooks(plugins)
+        self._prepared: list[Prepared] = [{} for _ in plugins]
+        self._hooks = active_hooks(plugins, self._prepared)
+        self._records: dict[str, list[Tensor]] = defaultdict(list)
 
     # ---- what a method overrides
-    def losses(self, batch: Batch) -> Tensor:
+    def prepare(self, msg: Broadcast) -> Prepared | None:
+        """What the hooks of the local steps get as `own`; None for nothing.
+
+        `train` calls it. In other phases, and wherever else models are trained, `own` is empty.
+        """
+
+    def optimizer(self, params: dict[str, nn.Parameter], own: Prepared) -> optimizers.Optimizer:
+        """A fresh optimiser: nothing is carried from round to round."""
+        return optimizers.make(self.local, list(params.values()))
+
+    # The hooks of a step, which obey the same rules as those of a plug-in (fedhet/core/plugin.py).
+    def draws(self, n: int) -> Prepared:
+        """Random draws for a batch of n samples, which the hooks find in `own`."""
+        return {}
+
+    def losses(self, params: AnyTree, batch: Batch, own: Prepared) -> Terms:
         """(B,) per-sample losses."""
         return self.site.task.criterion(batch.logits, batch.y)
 
-    def penalty(self, batch: Batch) -> Tensor:
+    def penalty(self, params: AnyTree, batch: Batch, own: Prepared) -> Terms:
         """A scalar to add to the batch loss."""
         return batch.logits.new_zeros(())
 
-    def gradient(self, grads: list[Tensor]) -> None:
+    def gradient(self, grads: Tree, params: AnyTree, own: Prepared) -> None:
         """Change the gradient of the trained parameters in place, before the plug-ins do."""
-
-    def optimizer(self, params: list[nn.Parameter]) -> optimizers.Optimizer:
-        """A fresh optimiser: nothing is carried from round to round."""
-        return optimizers.make(self.local, params)
 
     # ---- the loop
     def train_model(
         self,
         model: nn.Module,
         data: Samples,
+        own: Prepared | None = None,
         *,
+        beside: dict[str, nn.Parameter] | None = None,
         epochs: int | None = None,
         patience: int | None = None,
         hooks: bool = True,
@@ -113,6 +142,9 @@ class LocalTraining:
         Args:
             model: the model; its parameters that require gradients are trained.
             data: the training set, prepared.
+            own: what the method has prepared for its hooks; None for nothing.
+            beside: parameters that are trained too, which the method's hooks find in `params`; the
+                hooks `gradient` and `scale` do not see their gradients.
             epochs: at most so many passes over the data; None for what `self.local` says, which
                 may be a number of steps.
             patience: stop after so many epochs without a lower mean loss; None for never.
@@ -120,12 +152,16 @@ class LocalTraining:
         """
         site = self.site
         size = self.local.batch_size
-        active = self._hooks if hooks else active_hooks([])
-        params = [p for p in model.parameters() if p.requires_grad]
-        batch_gradient = self._batch_gradient(model, data, params, hooks=hooks)
-        optimizer = self.optimizer(params)
-        for wrap in active["optimizer"]:
-            optimizer = wrap(optimizer, params)
+        own = dict(own or {})
+        of_model = trained(model)
+        params = {**of_model, **(beside or {})}
+        batch_gradient = self._batch_gradient(model, data, params, own, hooks=hooks)
+        optimizer = self.optimizer(params, own)
+        for wrap, prepared in self._hooks["optimizer"] if hooks else ():
+            optimizer = wrap(optimizer, params, prepared)
+        changing = overrides(self, LocalTraining, "gradient") or (
+            hooks and (self._hooks["gradient"] or self._hooks["scale"])
+        )
         orders = self.orders(len(data))
         augmentation = self.generator("augment")
         n = self.train_mode(model, len(data), size)
@@ -139,9 +175,11 @@ class LocalTraining:
             for x, y, index in zip(*(t.split(size) for t in epoch), strict=True):
                 losses, grads = batch_gradient(site.augmented(x, augmentation), y, index)
                 with torch.no_grad():
-                    self.gradient(grads)
-                    for hook in (*active["gradient"], *active["scale"]):
-                        hook(grads)
+                    if changing:
+                        named = dict(zip(of_model, grads, strict=False))
+                        self.gradient(named, of_model, own)
+                        if hooks:
+                            self.apply_gradient_hooks(named, of_model)
                     optimizer.step(grads)
                 steps += 1
                 if stop is not None:
@@ -162,19 +200,26 @@ class LocalTraining:
         return streams.torch_generator(self.site.seed, purpose, msg.phase, msg.step, self.pid)
 
     def _batch_gradient(
-        self, model: nn.Module, data: Samples, params: list[nn.Parameter], *, hooks: bool
+        self,
+        model: nn.Module,
+        data: Samples,
+        named: dict[str, nn.Parameter],
+        own: Prepared,
+        *,
+        hooks: bool,
     ) -> BatchGradient:
         """(x, y, index) of a batch -> (a tensor whose mean is the batch loss, its gradient)."""
-        objective = self.objective(model, data, hooks=hooks)
+        objective = self._objective(model, data, named, own, hooks=hooks)
+        params = list(named.values())
 
         def eager(x: Tensor, y: Tensor, index: Tensor) -> tuple[Tensor, list[Tensor]]:
             losses, penalty = objective(x, y, index)
             loss = losses if penalty is None else losses.mean() + penalty
             return loss.detach(), derivative(losses, penalty, params)
 
-        own = self.site.parameters  # fine-tuning may train others
-        all_own = len(params) == len(own) and all(a is b for a, b in zip(params, own, strict=True))
-        if not (self.site.speed.compile and all_own and self._plain_loss(hooks)):
+        usual = self.site.parameters  # fine-tuning may train others
+        as_usual = len(params) == len(usual) and all(map(is_, params, usual))
+        if not (self.site.speed.compile and as_usual and self._plain_loss(hooks)):
             return eager
         weights = self.sample_weights(data) if hooks else None
         size = self.local.batch_size
@@ -192,59 +237,83 @@ class LocalTraining:
         own = any(overrides(self, LocalTraining, h) for h in ("losses", "penalty", "objective"))
         return not own and not (hooks and (self._hooks["losses"] or self._hooks["penalty"]))
 
-    def objective(self, model: nn.Module, data: Samples, *, hooks: bool = True) -> Objective:
+    def objective(
+        self, model: nn.Module, data: Samples, own: Prepared | None = None, *, hooks: bool = True
+    ) -> Objective:
         """The batch loss, mean_b(w_b (losses_b + plug-ins' losses_b)) + penalties, in two parts.
 
         Returns:
             (x, y, index) of a batch -> (the terms of the mean (B,), the sum of the penalties, or
             None where nothing has a penalty); `index` are positions in `data`.
         """
-        active = self._hooks if hooks else active_hooks([])
+        return self._objective(model, data, trained(model), dict(own or {}), hooks=hooks)
+
+    def _objective(
+        self, model: nn.Module, data: Samples, params: AnyTree, own: Prepared, *, hooks: bool
+    ) -> Objective:
+        active = self._hooks if hooks else active_hooks([], [])
         weights = self.sample_weights(data) if hooks else None
         features = getattr(model, "features", None)
-        penalties = list(active["penalty"])
-        if overrides(self, LocalTraining, "penalty"):
-            penalties.insert(0, self.penalty)
+        drawing, penalties = (
+            [(getattr(self, hook), own)] * overrides(self, LocalTraining, hook) + active[hook]
+            for hook in ("draws", "penalty")
+        )
 
         def terms(x: Tensor, y: Tensor, index: Tensor) -> tuple[Tensor, Tensor | None]:
+            for draw, prepared in drawing:
+                prepared |= draw(len(y))
             with self.site.autocast():
                 z = None if features is None else features(x)
                 logits = model(x) if z is None else model.head(z)  # type: ignore[operator]
                 batch = Batch(x, y, index, z, logits)
-                losses = self.losses(batch)
-            for hook in active["losses"]:
-                losses = losses + hook(batch)
+                losses = self._values(self.losses(params, batch, own))
+            for hook, prepared in active["losses"]:
+                losses = losses + self._values(hook(params, batch, prepared))
             if weights is not None:
                 losses = losses * weights[index]
             if not penalties:
                 return losses, None
-            return losses, sum((p(batch) for p in penalties), torch.zeros((), device=x.device))
+            values = (self._values(hook(params, batch, its)) for hook, its in penalties)
+            return losses, sum(values, torch.zeros((), device=x.device))
 
         return terms
 
-    def apply_gradient_hooks(self, grads: list[Tensor]) -> None:
-        """Let the active plug-ins change the gradient in place."""
-        for hook in (*self._hooks["gradient"], *self._hooks["scale"]):
-            hook(grads)
+    def _values(self, terms: Terms) -> Tensor:
+        """The values of a term, after what is to be recorded has been put aside."""
+        if isinstance(terms, Tensor):
+            return terms
+        values, records = terms
+        for name, t in records.items():
+            self._records[name].append(t.detach().reshape(-1))
+        return values
 
-    def full_gradient(
-        self, model: nn.Module, data: Samples, index: Tensor, chunk: int
-    ) -> list[Tensor]:
+    def recorded(self, name: str) -> Tensor:
+        """(n,) what the hooks have recorded under this name in this message, in their order."""
+        return torch.cat(self._records[name])
+
+    def apply_gradient_hooks(self, grads: Tree, params: AnyTree) -> None:
+        """Let the active plug-ins change the gradient of these parameters in place."""
+        for hook, own in self._hooks["gradient"]:
+            hook(grads, params, own)
+        for hook, own in self._hooks["scale"]:
+            hook(grads, own)
+
+    def full_gradient(self, model: nn.Module, data: Samples, index: Tensor, chunk: int) -> Tree:
         """The gradient of `objective` over the samples at `index`; the model is not changed.
 
         It is taken in train mode and before every gradient hook, and summed over chunks of `chunk`
         samples. That is exact except for batch norm, which normalises each chunk separately.
         """
         objective = self.objective(model, data)
-        params = [p for p in model.parameters() if p.requires_grad]
+        params = trained(model)
         index = index[: self.train_mode(model, len(index), chunk)]
-        total = [torch.zeros_like(p) for p in params]
+        total = [torch.zeros_like(p) for p in params.values()]
         augmentation = self.generator("augment")
         for part in index.split(chunk):
             x = self.site.augmented(data.x[part], augmentation)
-            grads = derivative(*objective(x, data.y[part], part), params)
+            grads = derivative(*objective(x, data.y[part], part), list(params.values()))
             torch._foreach_add_(total, grads, alpha=len(part) / len(index))
-        return total
+        return dict(zip(params, total, strict=True))
 
     def train_mode(self, model: nn.Module, n: int, size: int) -> int:
         """Set the mode and return how many of n samples to use in batches of this size.
@@ -263,6 +332,11 @@ class LocalTraining:
     def sample_weights(self, data: Samples) -> Tensor | None:
         """(n,) the product of the plug-ins' weights, or None where no plug-in has any."""
         return combined_weights(self.active, data)
+
+
+def trained(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that require gradients, by name."""
+    return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
 
 def usable(model: nn.Module, n: int, size: int) -> int:

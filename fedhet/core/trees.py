@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 Tree = dict[str, Tensor]
 AnyTree = Mapping[str, Tensor]
+Prepared = dict[str, Any]  # a tree of any depth: tensors, and dicts, lists and tuples of them
 
 # The number of entries that a sum processes at a time. torch first copies them to float64; the
 # copies of a block stay in the cache.
@@ -146,6 +148,12 @@ def zeros(tree: AnyTree) -> Tree:
 def cast(tree: AnyTree, like: AnyTree) -> Tree:
     """Return the tree's values in the dtypes of `like`."""
     return {name: tree[name].to(like[name].dtype) for name in tree}
+
+
+def columns(names: Iterable[str], *of: AnyTree) -> list[list[Tensor]]:
+    """Return the tensors of these names, a list for each tree, as torch's _foreach functions."""
+    wanted = list(names)
+    return [[tree[name] for name in wanted] for tree in of]
 
 
 def pick(tree: AnyTree, names: Iterable[str]) -> Tree:

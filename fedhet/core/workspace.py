@@ -24,9 +24,7 @@ from fedhet.core.trees import AnyTree, Tree
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from fedhet.core.client import FedClient
-    from fedhet.core.functional import Compiled
-    from fedhet.core.messages import Update
+    from fedhet.core.functional import Compiled, Frozen
 
 # Bytes of prepared data kept on the device; beyond it the least recently used client is dropped.
 CACHE_BYTES = 2**30
@@ -57,8 +55,8 @@ class Site:
         simulated: whether all clients are known to be processes of this machine or cluster; under
             `flwr run` they may be real ones.
         noise: what is done to the clients' replies.
-        release: turns a client's update into what may leave it, and accounts for it; without it,
-            noise is refused.
+        release: (client, update): turns the update into what may leave the client, and accounts for
+            it; without it, noise is refused.
         min_count: clients send no statistic of fewer samples.
         limits: what the node of this process allows it to tell, whatever the run says.
         evaluation: when and what the run evaluates.
@@ -91,7 +89,7 @@ class Site:
         scope: Callable[[nn.Module], Scope] = lambda model: Scope(),
         simulated: bool = True,
         noise: Noise = OFF,
-        release: Callable[[FedClient, Update], None] | None = None,
+        release: Callable[..., None] | None = None,
         min_count: int = 0,
         limits: Limits = UNLIMITED,
         evaluation: Evaluation = Evaluation(),
@@ -121,7 +119,6 @@ class Site:
         self._state = self.model.state_dict(keep_vars=True)
         self.initial: Tree = {name: _copy(t) for name, t in self._state.items()}
         self._set_scope(scope(self.model), buffers)
-        self._frozen: dict[str, nn.Module] = {}
         self._data: OrderedDict[int, Samples] = OrderedDict()
         self._bytes = 0
 
@@ -196,19 +193,22 @@ class Site:
         return self.model
 
     @torch.no_grad()
-    def frozen(self, key: str, tree: AnyTree) -> nn.Module:
-        """A teacher: a copy of the model with these values, in eval mode and without gradients.
+    def completed(self, tree: AnyTree) -> Tree:
+        """Copies of these values, and of the initial ones of what is not in the tree.
 
-        Names that are not in the tree have their initial values. There is one copy for each key,
-        which the next call overwrites.
+        They are laid out in memory as the model's, for `teacher`.
         """
-        if key not in self._frozen:
-            self._frozen[key] = deepcopy(self.model).requires_grad_(False)
-        module = self._frozen[key].eval()
-        state = module.state_dict()
         values = {**self.initial, **tree}
+        state = {name: torch.empty_like(t) for name, t in self._state.items()}
         torch._foreach_copy_(list(state.values()), [values[name] for name in state])
-        return module
+        return state
+
+    @cached_property
+    def teacher(self) -> Frozen:
+        """The model in eval mode as a function of its tensors, for use without gradients."""
+        from fedhet.core.functional import Frozen
+
+        return Frozen(deepcopy(self.model))
 
     def read(self, names: list[str]) -> Tree:
         """Copies of the model's tensors with these names."""

@@ -25,7 +25,7 @@ from fedhet.core.functional import gradient
 from fedhet.core.loop import Clock
 from fedhet.core.messages import Broadcast, Failure, LocalSettings, Reply, Update
 from fedhet.core.optimizers import SGD
-from fedhet.core.plugin import active_hooks, overrides
+from fedhet.core.plugin import STEP_HOOKS, Plugin, overrides
 from fedhet.core.state import Store
 from fedhet.core.task import Samples
 from fedhet.core.trees import AnyTree
@@ -69,9 +69,10 @@ def obstacle(client: FedClient, local: LocalSettings) -> str | None:
     for name in REPLACED:
         if overrides(client, FedClient, name):
             return f"{type(client).__name__} has its own {name}"
-    for hook, methods in active_hooks(client.plugins).items():
-        if methods:
-            return f"plugin {methods[0].__self__.name!r} has the hook {hook}"
+    for plugin in client.plugins:
+        for hook in STEP_HOOKS:
+            if overrides(plugin, Plugin, hook):
+                return f"plugin {plugin.name!r} has the hook {hook}"
     model = client.site.model
     if next(model.buffers(), None) is not None:
         return "the model has buffers, which training may change (model.norm=group has none)"
@@ -124,7 +125,7 @@ class Member:
     def ready(cls, client: FedClient, msg: Broadcast) -> Member:
         """The client, ready to train: `FedClient.handle` and `train` up to the loop."""
         client.receive(msg)
-        client.prepare()
+        client.begin()
         data = client.data
         batches: list[Tensor] = []
         orders = client.orders(len(data))

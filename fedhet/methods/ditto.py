@@ -28,15 +28,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from torch import Tensor, nn
+from torch import nn
 
-from fedhet.core import check
+from fedhet.core import check, trees
 from fedhet.core.client import FedClient
 from fedhet.core.messages import Broadcast, Extras, Update
 from fedhet.core.phases import Phase
 from fedhet.core.setting import Setting
 from fedhet.core.strategy import FedStrategy
-from fedhet.core.trees import Tree
+from fedhet.core.trees import AnyTree, Prepared, Tree
 from fedhet.methods.fedprox import add_proximal
 
 LAM = "ditto.lam"
@@ -46,9 +46,6 @@ PERSONAL = "ditto.v"  # client state
 
 class DittoClient(FedClient):
     """FedAvg's training, then that of the personal model."""
-
-    _anchors: list[Tensor] | None = None  # x_t, while v_k is trained
-    _lam: float
 
     def train(self, msg: Broadcast) -> Update:
         update = super().train(msg)
@@ -61,21 +58,20 @@ class DittoClient(FedClient):
     def _train_personal(self, msg: Broadcast) -> Tree:
         """v_k after the epochs of this round."""
         site = self.site
-        self._lam = msg.scalar(LAM)
-        self._anchors = [msg.weights[name] for name in site.trained]
         model = site.load(self._personal_weights())
         data = site.train_data(self.pid)
-        self.train_model(model, data, epochs=msg.epochs(EPOCHS), hooks=False)
-        self._anchors = None
+        received = trees.pick(msg.weights, site.trained)
+        self.train_model(model, data, received, epochs=msg.epochs(EPOCHS), hooks=False)
         return site.read([*site.shared, *site.kept])
 
     def _personal_weights(self) -> Tree:
         """v_k as this client keeps it, or else its initial value."""
         return {**self.site.initial, **(self.state.get(PERSONAL) or {})}
 
-    def gradient(self, grads: list[Tensor]) -> None:
-        if self._anchors is not None:
-            add_proximal(grads, self.site.parameters, self._anchors, self._lam)
+    def gradient(self, grads: Tree, params: AnyTree, own: Prepared) -> None:
+        if own:  # x_t, while v_k is trained
+            pulled, w, x = trees.columns(own, grads, params, own)
+            add_proximal(pulled, w, x, self.msg.scalar(LAM))
 
     def views(self, msg: Broadcast) -> dict[str, Callable[[], nn.Module]]:
         personal = {"personal": lambda: self.site.load(self._personal_weights())}

@@ -48,15 +48,15 @@ from collections.abc import Iterator
 from numbers import Integral
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedhet.core import check, trees
 from fedhet.core.errors import ConfigError
-from fedhet.core.messages import Broadcast, Update
+from fedhet.core.messages import Broadcast, Report, Update
 from fedhet.core.optimizers import Optimizer
 from fedhet.core.phases import Phase
-from fedhet.core.plugin import Plugin, Report
-from fedhet.core.trees import Tree
+from fedhet.core.plugin import Plugin
+from fedhet.core.trees import Prepared, Tree
 from fedhet.maths import fedlex as maths
 from fedhet.methods.fedavg import FedAvg
 
@@ -250,25 +250,22 @@ class FedLExPlugin(Plugin):
         }
 
     # ---- training, client
-    def prepare(self, msg: Broadcast) -> None:
+    def prepare(self, msg: Broadcast) -> Tree | None:
         if not msg.trains:
-            return
-        site = self.client.site
-        guidance = msg.tree(G)
-        self._positions = [site.trained.index(name) for name in guidance]
-        self._masks = [
-            g.to(site.device, site.parameters[i].dtype)
-            for i, g in zip(self._positions, guidance.values(), strict=True)
-        ]
+            return None
+        like = self.client.site.initial
+        return {name: g.to(like[name].device, like[name].dtype) for name, g in msg.tree(G).items()}
 
-    def scale(self, grads: list[Tensor]) -> None:
+    def scale(self, grads: Tree, own: Prepared) -> None:
         if self.apply_to == "gradient":
-            maths.mask_gradient([grads[i] for i in self._positions], self._masks)
+            maths.mask_gradient(*trees.columns(own, grads, own))
 
-    def optimizer(self, inner: Optimizer, params: list[Tensor]) -> Optimizer:
+    def optimizer(
+        self, inner: Optimizer, params: dict[str, nn.Parameter], own: Prepared
+    ) -> Optimizer:
         if self.apply_to == "gradient":
             return inner
-        return MaskedStep(inner, [params[i] for i in self._positions], self._masks)
+        return MaskedStep(inner, *trees.columns(own, params, own))
 
 
 def _count_or_share(name: str, value: float) -> float:

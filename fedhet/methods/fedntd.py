@@ -28,7 +28,7 @@ federated learning".
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from fedhet.core import check
@@ -36,9 +36,8 @@ from fedhet.core.errors import ConfigError
 from fedhet.core.messages import Broadcast
 from fedhet.core.plugin import Plugin
 from fedhet.core.training import Batch
+from fedhet.core.trees import AnyTree, Prepared, Tree
 from fedhet.methods.fedavg import FedAvg
-
-GLOBAL = "fedntd.global"  # the site's frozen copy of the received model
 
 
 def not_true_distillation(logits: Tensor, logits_global: Tensor, y: Tensor, tau: float) -> Tensor:
@@ -79,7 +78,6 @@ class FedNTDPlugin(Plugin):
         self.beta = check.number("plugin.fedntd.beta", beta, low=0)
         self.tau = check.number("plugin.fedntd.tau", tau, open_low=0)
         super().__init__(beta=self.beta, tau=self.tau)
-        self._teacher: nn.Module | None = None
 
     # ---- server
     def setup(self) -> None:
@@ -92,16 +90,16 @@ class FedNTDPlugin(Plugin):
             )
 
     # ---- client
-    def prepare(self, msg: Broadcast) -> None:
-        if self.beta:
-            received = self.client.received_weights(msg)
-            self._teacher = self.client.site.frozen(GLOBAL, received)
+    def prepare(self, msg: Broadcast) -> Tree | None:
+        if not self.beta:
+            return None
+        return self.client.site.completed(self.client.received_weights(msg))
 
-    def losses(self, batch: Batch) -> Tensor:
-        if self._teacher is None:
+    def losses(self, params: AnyTree, batch: Batch, own: Prepared) -> Tensor:
+        if not own:
             return batch.logits.new_zeros(len(batch.y))
         with torch.no_grad():
-            teacher_logits = self._teacher(batch.x)
+            teacher_logits = self.client.site.teacher(own)(batch.x)
         logits = batch.logits.to(teacher_logits.dtype)  # they are bfloat16 under engine.amp
         return self.beta * not_true_distillation(logits, teacher_logits, batch.y, self.tau)
 

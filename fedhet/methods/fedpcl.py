@@ -63,7 +63,7 @@ from fedhet.core.phases import Phase
 from fedhet.core.setting import Setting
 from fedhet.core.strategy import FedStrategy
 from fedhet.core.training import Batch
-from fedhet.core.trees import Tree
+from fedhet.core.trees import AnyTree, Prepared, Tree
 from fedhet.core.workspace import Scope
 from fedhet.maths import fedpcl as maths
 from fedhet.models.base import feature_head
@@ -129,14 +129,16 @@ class FedPCLClient(FedClient):
             noised = update.tree(PROTOTYPES)
             update.extras[PROTOTYPES] = {**noised, "mean": normalize(noised["mean"])}
 
-    def losses(self, batch: Batch) -> Tensor:
-        shared = self.msg.tree(PROTOTYPES)
+    def prepare(self, msg: Broadcast) -> Tree:
+        return msg.tree(PROTOTYPES)
+
+    def losses(self, params: AnyTree, batch: Batch, own: Prepared) -> Tensor:
         return maths.losses(
             normalize(batch.z),
             batch.y,
-            shared["mean"],
-            shared["clients"],
-            shared["has"],
+            own["mean"],
+            own["clients"],
+            own["has"],
             self.msg.scalar(TAU),
             self.msg.text(DENOMINATOR),
         )

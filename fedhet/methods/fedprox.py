@@ -31,9 +31,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fedhet.core import check
+from fedhet.core import check, trees
 from fedhet.core.messages import Broadcast
 from fedhet.core.plugin import Plugin
+from fedhet.core.trees import AnyTree, Prepared, Tree
 from fedhet.methods.fedavg import FedAvg
 
 
@@ -63,18 +64,13 @@ class FedProxPlugin(Plugin):
         self.mu = check.number("plugin.fedprox.mu", mu, low=0)
         super().__init__(mu=self.mu)
 
-    def prepare(self, msg: Broadcast) -> None:
-        site = self.client.site
-        parameters = site.parameters
-        received = [(i, name) for i, name in enumerate(site.trained) if name in msg.weights]
-        self._positions = [i for i, _ in received]
-        self._params = [parameters[i] for i, _ in received]
-        self._anchors = [msg.weights[name] for _, name in received]
+    def prepare(self, msg: Broadcast) -> Tree:
+        return {name: msg.weights[name] for name in self.client.site.trained if name in msg.weights}
 
-    def gradient(self, grads: list[Tensor]) -> None:
+    def gradient(self, grads: Tree, params: AnyTree, own: Prepared) -> None:
         if self.mu:
-            pulled = [grads[i] for i in self._positions]
-            add_proximal(pulled, self._params, self._anchors, self.mu)
+            pulled, w, x = trees.columns(own, grads, params, own)
+            add_proximal(pulled, w, x, self.mu)
 
 
 FedProx = FedAvg.preset("FedProx", FedProxPlugin)

@@ -47,11 +47,12 @@ from fedhet.core.phases import Phase
 from fedhet.core.setting import Setting
 from fedhet.core.strategy import FedStrategy
 from fedhet.core.training import Batch
+from fedhet.core.trees import AnyTree, Prepared
 from fedhet.models.base import feature_head
 
 GAMMA = "fedrod.gamma"
 INIT = "fedrod.init"
-HEAD = "fedrod.head"  # client state
+HEAD = "fedrod.head"  # client state, and what begins the names of its parameters in training
 
 
 def balanced_softmax(logits: Tensor, y: Tensor, counts: Tensor, gamma: float) -> Tensor:
@@ -97,63 +98,63 @@ class TwoHeadModel(nn.Module):
 
 
 class TwoHeadOptimizer:
-    """Steps the model with the gradient that it is given, and the personal head with its own."""
+    """Steps the model with its `size` gradients, and the personal head with the others."""
 
     def __init__(
         self,
         generic: optimizers.Optimizer,
         personal: optimizers.Optimizer,
-        personal_gradient: Callable[[], list[Tensor]],
+        size: int,
     ) -> None:
         self.generic = generic
         self.personal = personal
-        self.personal_gradient = personal_gradient
+        self.size = size
 
     def step(self, grads: list[Tensor]) -> None:
-        self.generic.step(grads)
-        self.personal.step(self.personal_gradient())
+        self.generic.step(grads[: self.size])
+        self.personal.step(grads[self.size :])
 
 
 class FedRODClient(FedClient):
-    """FedAvg with the balanced softmax; the personal head is trained on the same batches.
-
-    Attributes, set in the phase `train`:
-        _head: the personal head.
-        _counts: (classes,) the label counts.
-        _personal_loss: the personal head's loss on the current batch.
-    """
-
-    _head: nn.Module
-    _counts: Tensor
-    _personal_loss: Tensor
+    """FedAvg with the balanced softmax; the personal head is trained on the same batches."""
 
     def train(self, msg: Broadcast) -> Update:
-        self._head = self._personal_head(msg)
-        self._counts = torch.bincount(self.data.y, minlength=self.site.task.classes)
-        update = super().train(msg)
-        self.state.put(HEAD, self._head.state_dict())
-        return update
+        self.model = self.site.load(self.start(msg))
+        head = self._personal_head(msg)
+        beside = {f"{HEAD}.{name}": p for name, p in head.named_parameters()}
+        self.steps = self.train_model(self.model, self.data, self.prepare(msg), beside=beside)
+        self.state.put(HEAD, head.state_dict())
+        return self.reply()
 
-    def losses(self, batch: Batch) -> Tensor:
-        if GAMMA not in self.msg.extras:  # a plug-in's own phase
-            return super().losses(batch)
-        personal_logits = batch.logits.detach() + self._head(batch.z.detach())
-        self._personal_loss = functional.cross_entropy(personal_logits, batch.y)
+    def prepare(self, msg: Broadcast) -> Prepared:
+        return {"counts": torch.bincount(self.data.y, minlength=self.site.task.classes)}
+
+    def losses(self, params: AnyTree, batch: Batch, own: Prepared) -> Tensor:
+        if not own:  # a plug-in's own phase
+            return self.site.task.criterion(batch.logits, batch.y)
         # Not `balanced_softmax`: its check of the labels would make each step wait for the device,
         # and these are the labels that were counted.
-        logits = balanced_logits(batch.logits, self._counts, self.msg.scalar(GAMMA))
+        logits = balanced_logits(batch.logits, own["counts"], self.msg.scalar(GAMMA))
         return functional.cross_entropy(logits, batch.y, reduction="none")
 
-    def optimizer(self, params: list[nn.Parameter]) -> optimizers.Optimizer:
-        generic = super().optimizer(params)
-        if GAMMA not in self.msg.extras:
-            return generic
-        head = list(self._head.parameters())
+    def penalty(self, params: AnyTree, batch: Batch, own: Prepared) -> Tensor:
+        """The personal head's loss, of which no gradient reaches the model."""
+        if not own:
+            return batch.logits.new_zeros(())
+        with self.site.autocast():
+            z, bias = batch.z.detach(), params.get(f"{HEAD}.bias")
+            own_logits = functional.linear(z, params[f"{HEAD}.weight"], bias)
+            return functional.cross_entropy(batch.logits.detach() + own_logits, batch.y)
 
-        def personal_gradient() -> list[Tensor]:
-            return list(torch.autograd.grad(self._personal_loss, head))
-
-        return TwoHeadOptimizer(generic, optimizers.make(self.local, head), personal_gradient)
+    def optimizer(self, params: dict[str, nn.Parameter], own: Prepared) -> optimizers.Optimizer:
+        if not own:
+            return super().optimizer(params, own)
+        in_order = list(params.values())
+        size = sum(not name.startswith(HEAD) for name in params)
+        generic, personal = (
+            optimizers.make(self.local, part) for part in (in_order[:size], in_order[size:])
+        )
+        return TwoHeadOptimizer(generic, personal, size)
 
     def _personal_head(self, msg: Broadcast) -> nn.Module:
         """h_k as this client keeps it, or else its initial value."""

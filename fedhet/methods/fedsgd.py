@@ -41,6 +41,7 @@ from fedhet.core.messages import Broadcast, Extras, Update
 from fedhet.core.phases import Phase
 from fedhet.core.setting import Setting
 from fedhet.core.strategy import FedStrategy
+from fedhet.core.training import trained
 from fedhet.core.trees import AnyTree, Tree
 
 CHUNK = "fedsgd.chunk"
@@ -67,10 +68,10 @@ class FedSGDClient(FedClient):
             index = index[:chunk]
         grads = self.full_gradient(self.model, self.data, index, chunk)
         with torch.no_grad():
-            self.apply_gradient_hooks(grads)
+            self.apply_gradient_hooks(grads, trained(self.model))
             if self.local.clip is not None:
-                optimizers.clip_norm(grads, self.local.clip)
-        update = self.reply({GRADIENT: dict(zip(self.site.trained, grads, strict=True))})
+                optimizers.clip_norm(list(grads.values()), self.local.clip)
+        update = self.reply({GRADIENT: grads})
         buffers = [name for name in update.weights if name not in self.site.trained]
         if buffers:
             update.extras[BUFFERS] = trees.pick(update.weights, buffers)

@@ -35,18 +35,19 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from fedhet.core import check
 from fedhet.core.messages import Broadcast, Update
-from fedhet.core.plugin import Plugin
+from fedhet.core.plugin import Plugin, Terms
 from fedhet.core.training import Batch
+from fedhet.core.trees import AnyTree, Prepared
 from fedhet.methods.fedavg import FedAvg
 from fedhet.models.base import require_features
 
-GLOBAL = "moon.global"  # the site's frozen copy of the received model
-PREVIOUS = "moon.previous"  # client state, and the site's frozen copy of it
+PREVIOUS = "moon.previous"  # client state
+TERM = "moon.term"  # what is recorded
 
 
 def contrastive(z: Tensor, z_global: Tensor, z_previous: Tensor, tau: float) -> Tensor:
@@ -77,33 +78,32 @@ class MoonPlugin(Plugin):
         self.mu = check.number("plugin.moon.mu", mu, low=0)
         self.tau = check.number("plugin.moon.tau", tau, open_low=0)
         super().__init__(mu=self.mu, tau=self.tau)
-        self._references: tuple[nn.Module, nn.Module] | None = None  # global, previous
-        self._terms: list[Tensor] = []
 
     # ---- server
     def setup(self) -> None:
         require_features(self.server.site.model, "moon")
 
     # ---- client
-    def prepare(self, msg: Broadcast) -> None:
+    def prepare(self, msg: Broadcast) -> Prepared | None:
         previous = self.client.state.get(PREVIOUS) if self.mu else None
-        if previous is not None:
-            site = self.client.site
-            received = self.client.received_weights(msg)
-            self._references = site.frozen(GLOBAL, received), site.frozen(PREVIOUS, previous)
+        if previous is None:
+            return None
+        received = self.client.received_weights(msg)
+        completed = self.client.site.completed
+        return {"global": completed(received), "previous": completed(previous)}
 
-    def losses(self, batch: Batch) -> Tensor:
-        if self._references is None:
+    def losses(self, params: AnyTree, batch: Batch, own: Prepared) -> Terms:
+        if not own:
             term = torch.full((len(batch.y),), math.log(2), device=batch.y.device)
         else:
+            teacher = self.client.site.teacher
             with torch.no_grad():
                 z_global, z_previous = (
-                    model.features(batch.x).flatten(1)  # type: ignore[operator]
-                    for model in self._references
+                    teacher(own[key]).features(batch.x).flatten(1)  # type: ignore[operator]
+                    for key in ("global", "previous")
                 )
             term = contrastive(batch.z.flatten(1), z_global, z_previous, self.tau)
-        self._terms.append(term.detach())
-        return self.mu * term
+        return self.mu * term, {TERM: term}
 
     def finish(self, update: Update) -> None:
         """Keep the local model, and record the mean of the term without the factor mu.
@@ -113,10 +113,10 @@ class MoonPlugin(Plugin):
         if self.mu:
             site = self.client.site
             self.client.state.put(PREVIOUS, site.read([*site.shared, *site.kept]))
-            terms = torch.cat(self._terms)
+            terms = self.client.recorded(TERM)
             # No sample is drawn twice before all have been.
             if min(self.client.num_examples, len(terms)) >= site.min_count:
-                update.metrics["moon.term"] = float(terms.mean())
+                update.metrics[TERM] = float(terms.mean())
 
 
 Moon = FedAvg.preset("Moon", MoonPlugin)

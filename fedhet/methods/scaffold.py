@@ -44,7 +44,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from torch import Tensor
 
 from fedhet.core import check, trees
 from fedhet.core.admission import check_steps
@@ -54,7 +53,7 @@ from fedhet.core.metrics import FORWARD_BATCH
 from fedhet.core.phases import Phase
 from fedhet.core.setting import Setting
 from fedhet.core.strategy import FedStrategy
-from fedhet.core.trees import AnyTree, Tree
+from fedhet.core.trees import AnyTree, Prepared, Tree
 
 CONTROL = "scaffold.c"  # extra down: c
 GRADIENT = "scaffold.gradient"  # extra down: true under option I
@@ -67,13 +66,8 @@ WEIGHTS = ("aggregation", "uniform")  # of the mean of the control variates
 class ScaffoldClient(FedClient):
     """Trains by SGD on g - c_i + c, and keeps c_i from one participation to the next."""
 
-    _corrections: dict[int, Tensor] = {}  # parameter -> c - c_i; empty in phases of plug-ins
-
     def train(self, msg: Broadcast) -> Update:
-        c = msg.tree(CONTROL)
-        c_i = self.state.get(OWN) or trees.map(torch.zeros_like, c)
-        positions = {name: i for i, name in enumerate(self.site.trained)}
-        self._corrections = {positions[name]: c[name] - c_i[name] for name in c}
+        c, c_i = controls(self, msg)
         if GRADIENT in msg.extras:
             c_plus = trees.pick(local_gradient(self, msg), c)
             update = super().train(msg)
@@ -87,10 +81,13 @@ class ScaffoldClient(FedClient):
         self.state.put(OWN, c_plus)
         return update
 
-    def gradient(self, grads: list[Tensor]) -> None:
-        if self._corrections:
-            corrected = [grads[i] for i in self._corrections]
-            torch._foreach_add_(corrected, list(self._corrections.values()))
+    def prepare(self, msg: Broadcast) -> Tree:
+        c, c_i = controls(self, msg)
+        return {name: c[name] - c_i[name] for name in c}
+
+    def gradient(self, grads: Tree, params: AnyTree, own: Prepared) -> None:
+        if own:
+            torch._foreach_add_(*trees.columns(own, grads, own))
 
 
 class Scaffold(FedStrategy):
@@ -216,6 +213,12 @@ def option_ii(c: Tree, dy: AnyTree, steps_lr: float) -> Tree:
     return {name: dy[name] / -steps_lr - c[name].double() for name in c}
 
 
+def controls(client: FedClient, msg: Broadcast) -> tuple[Tree, Tree]:
+    """c and c_i, as they are before the training."""
+    c = msg.tree(CONTROL)
+    return c, client.state.get(OWN) or trees.map(torch.zeros_like, c)
+
+
 def local_gradient(client: FedClient, msg: Broadcast) -> Tree:
     """The gradient of the local loss over all training samples, at the received weights.
 
@@ -223,5 +226,4 @@ def local_gradient(client: FedClient, msg: Broadcast) -> Tree:
     """
     model = client.site.load(client.start(msg))
     index = torch.arange(len(client.data), device=client.site.device)
-    grads = client.full_gradient(model, client.data, index, FORWARD_BATCH)
-    return dict(zip(client.site.trained, grads, strict=True))
+    return client.full_gradient(model, client.data, index, FORWARD_BATCH)

@@ -39,7 +39,7 @@ from fedhet.core.messages import Broadcast, Extras, Update
 from fedhet.core.phases import Phase
 from fedhet.core.setting import Setting
 from fedhet.core.strategy import FedStrategy
-from fedhet.core.trees import Tree
+from fedhet.core.trees import Prepared, Tree
 
 MOMENTUM = "sgdm.d"
 
@@ -50,20 +50,20 @@ class SGDMClient(FedClient):
     Where the server sends no d (reset, or a phase of a plug-in), the momentum starts at 0.
     """
 
-    _d: Tree | None = None
-
     def train(self, msg: Broadcast) -> Update:
-        if MOMENTUM in msg.extras:
-            # A copy, because training changes it in place and other clients receive the original.
-            self._d = trees.map(torch.clone, trees.pick(msg.tree(MOMENTUM), self.site.trained))
         update = super().train(msg)
-        if self._d is not None:
+        if MOMENTUM in msg.extras:
             update.extras[MOMENTUM] = self._d
         return update
 
-    def optimizer(self, params: list[nn.Parameter]) -> optimizers.Optimizer:
-        buffers = None if self._d is None else list(self._d.values())
-        return optimizers.SGD(params, self.local, buffers)
+    def prepare(self, msg: Broadcast) -> Tree:
+        # A copy, because training changes it in place and other clients receive the original.
+        d = msg.tree(MOMENTUM) if MOMENTUM in msg.extras else {}
+        self._d = trees.map(torch.clone, trees.pick(d, self.site.trained if d else ()))
+        return self._d
+
+    def optimizer(self, params: dict[str, nn.Parameter], own: Prepared) -> optimizers.Optimizer:
+        return optimizers.SGD(list(params.values()), self.local, list(own.values()) or None)
 
 
 class SGDM(FedStrategy):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from contracts.short import shortened, slow_unless
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedhet.config import catalogue
 from fedhet.core import trees
@@ -18,7 +18,7 @@ from fedhet.core.optimizers import Optimizer
 from fedhet.core.phases import locate
 from fedhet.core.plugin import Plugin
 from fedhet.core.training import Batch
-from fedhet.core.trees import Tree
+from fedhet.core.trees import AnyTree, Prepared, Tree
 from fedhet.data.toy import toy_task
 from fedhet.job import Job
 from fedhet.methods.fedavg import FedAvg
@@ -40,22 +40,24 @@ class Newcomer(Plugin):
 
 
 class Clips(Newcomer):
-    def scale(self, grads: list[Tensor]) -> None:
-        torch.nn.utils.get_total_norm(grads)
+    def scale(self, grads: Tree, own: Prepared) -> None:
+        torch.nn.utils.get_total_norm(grads.values())
 
 
 class Adds(Newcomer):
-    def gradient(self, grads: list[Tensor]) -> None:
-        grads[0].add_(1)
+    def gradient(self, grads: Tree, params: AnyTree, own: Prepared) -> None:
+        next(iter(grads.values())).add_(1)
 
 
 class Wraps(Newcomer):
-    def optimizer(self, inner: Optimizer, params: list[Tensor]) -> Optimizer:
+    def optimizer(
+        self, inner: Optimizer, params: dict[str, nn.Parameter], own: Prepared
+    ) -> Optimizer:
         return inner
 
 
 class Penalises(Newcomer):
-    def penalty(self, batch: Batch) -> Tensor:
+    def penalty(self, params: AnyTree, batch: Batch, own: Prepared) -> Tensor:
         return batch.logits.square().mean()
 
 

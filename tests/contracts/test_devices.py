@@ -263,7 +263,9 @@ def on_the_cpu(grads: list[Tensor]) -> None:
 def test_a_method_that_mixes_devices_is_told_where(
     launch: Launch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(FedAvgClient, "gradient", lambda self, grads: on_the_cpu(grads))
+    monkeypatch.setattr(
+        FedAvgClient, "gradient", lambda self, grads, params, own: on_the_cpu(list(grads.values()))
+    )
     launch("method=fedavg", *LINES, task=toy_task(3))
     expected = (
         r"client 2 failed in phase 'train', step 1: RuntimeError: add_\.Tensor: all tensors must be"
@@ -299,7 +301,9 @@ def test_a_step_that_copies_or_waits_is_found(
     gradient: Callable[[list[Tensor]], object],
     found: str | None,
 ) -> None:
-    monkeypatch.setattr(FedAvgClient, "gradient", lambda self, grads: gradient(grads))
+    monkeypatch.setattr(
+        FedAvgClient, "gradient", lambda self, grads, params, own: gradient(list(grads.values()))
+    )
     lines = ["method=fedavg", *LINES, "eval.clients=false"]
     if found is None:
         check(launch, lines, toy_task(3))

@@ -14,9 +14,9 @@ from fedhet.core.errors import ConfigError
 from fedhet.core.messages import Broadcast, Update
 from fedhet.core.plugin import Plugin
 from fedhet.core.training import Batch
-from fedhet.core.trees import Tree
+from fedhet.core.trees import AnyTree, Prepared, Tree
 from fedhet.data.toy import toy_task
-from fedhet.methods.fedavg import FedAvg
+from fedhet.methods.fedavg import FedAvg, FedAvgClient
 from fedhet.methods.fedprox import FedProxPlugin
 from fedhet.methods.scaffold import Scaffold
 
@@ -49,18 +49,18 @@ class Noting(Plugin):
     def prepare(self, msg: Broadcast) -> None:
         self.note("prepare")
 
-    def losses(self, batch: Batch) -> Tensor:
+    def losses(self, params: AnyTree, batch: Batch, own: Prepared) -> Tensor:
         self.note("losses")
         return torch.zeros(len(batch.y))
 
-    def penalty(self, batch: Batch) -> Tensor:
+    def penalty(self, params: AnyTree, batch: Batch, own: Prepared) -> Tensor:
         self.note("penalty")
         return torch.zeros(())
 
-    def gradient(self, grads: list[Tensor]) -> None:
+    def gradient(self, grads: Tree, params: AnyTree, own: Prepared) -> None:
         self.note("gradient")
 
-    def scale(self, grads: list[Tensor]) -> None:
+    def scale(self, grads: Tree, own: Prepared) -> None:
         self.note("scale")
 
     def finish(self, update: Update) -> None:
@@ -168,3 +168,22 @@ def test_refusals(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         federation(toy_task(), cls, plugins=plugins)
+
+
+def test_hooks_in_an_old_form_are_refused_where_the_class_is_made() -> None:
+    with pytest.raises(
+        ConfigError,
+        match=r"Old has losses\(self, batch\), which is called as losses\(self, params, batch, own",
+    ):
+
+        class Old(Plugin):
+            def losses(self, batch: Batch) -> Tensor:  # type: ignore[override]
+                return batch.logits.new_zeros(len(batch.y))
+
+    with pytest.raises(
+        ConfigError, match=r"gradient\(self, grads\), .*gradient\(self, grads, params, own"
+    ):
+
+        class OldClient(FedAvgClient):
+            def gradient(self, grads: list[Tensor]) -> None:  # type: ignore[override]
+                grads[0].zero_()

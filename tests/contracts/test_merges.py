@@ -143,7 +143,7 @@ def test_the_order_of_replies_does_not_matter(
             update = Update(pid, 1, weights=dict(updates[pid].weights))
             update.change = trees.Difference(update.weights, old)
             received.append(update)
-        admitted = rule.admit(step, iter(received), run.strategy.setting)
+        admitted = rule.admit(step, iter(received))
         selected = list(rule.select(step, admitted))
         mean = rule.mean((update.change, 1.0) for update in sorted(selected, key=lambda u: u.pid))
         return {update.pid for update in selected}, mean

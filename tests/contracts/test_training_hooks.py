@@ -14,6 +14,7 @@ from fedhet.core.messages import Update
 from fedhet.core.plugin import Plugin
 from fedhet.core.task import ClientData, Samples, Task
 from fedhet.core.training import Batch
+from fedhet.core.trees import AnyTree, Prepared, Tree
 from fedhet.data.toy import toy_task
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fednorm import FedNormPlugin
@@ -36,8 +37,8 @@ class Doubled(Plugin):
 
     name = "doubled"
 
-    def scale(self, grads: list[Tensor]) -> None:
-        torch._foreach_mul_(grads, 2.0)
+    def scale(self, grads: Tree, own: Prepared) -> None:
+        torch._foreach_mul_(list(grads.values()), 2.0)
 
 
 @pytest.mark.parametrize("plugin", [WeightsOfTwo, Doubled])
@@ -62,8 +63,8 @@ class Downhill(Plugin):
 
     name = "downhill"
 
-    def penalty(self, batch: Batch) -> Tensor:
-        return sum((p.sum() for p in self.client.site.parameters), torch.zeros(()))
+    def penalty(self, params: AnyTree, batch: Batch, own: Prepared) -> Tensor:
+        return sum((p.sum() for p in params.values()), torch.zeros(()))
 
 
 def test_sample_weights_multiply_losses_and_not_penalties(federation: Federation) -> None:
@@ -90,7 +91,7 @@ class ByWeight(Plugin):
     def sample_weights(self, data: Samples) -> Tensor:
         return data.y.float()
 
-    def losses(self, batch: Batch) -> Tensor:
+    def losses(self, params: AnyTree, batch: Batch, own: Prepared) -> Tensor:
         data = self.client.data
         assert torch.equal(data.x[batch.index], batch.x)
         assert torch.equal(data.y[batch.index], batch.y)
@@ -103,7 +104,7 @@ class ByLoss(Plugin):
 
     name = "by_loss"
 
-    def losses(self, batch: Batch) -> Tensor:
+    def losses(self, params: AnyTree, batch: Batch, own: Prepared) -> Tensor:
         return (batch.y - 1) * self.client.site.task.criterion(batch.logits, batch.y)
 
 

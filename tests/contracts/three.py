@@ -18,7 +18,7 @@ from fedhet.core.messages import Broadcast, Extras, Update
 from fedhet.core.phases import Phase
 from fedhet.core.setting import Setting
 from fedhet.core.strategy import FedStrategy
-from fedhet.core.trees import Tree
+from fedhet.core.trees import AnyTree, Prepared, Tree
 
 TOLERANCE = 0.02
 
@@ -39,14 +39,12 @@ class ThreeClient(FedClient):
         }
         return Update(self.pid, self.num_examples, moved)
 
-    def train(self, msg: Broadcast) -> Update:
-        mask = msg.tree("three.mask")
-        self.mask = [mask[name] for name in self.site.trained]
-        return super().train(msg)
+    def prepare(self, msg: Broadcast) -> Tree:
+        return msg.tree("three.mask")
 
-    def gradient(self, grads: list[Tensor]) -> None:
-        if self.msg.trains:
-            torch._foreach_mul_(grads, self.mask)
+    def gradient(self, grads: Tree, params: AnyTree, own: Prepared) -> None:
+        if own:
+            torch._foreach_mul_(*trees.columns(grads, grads, own))
 
 
 class Three(FedStrategy):

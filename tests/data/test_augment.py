@@ -14,6 +14,7 @@ from torch import nn
 from fedhet.core.messages import Broadcast, LocalSettings, Update
 from fedhet.core.plugin import Plugin
 from fedhet.core.task import ClientData, Samples, Task
+from fedhet.core.trees import AnyTree, Prepared
 from fedhet.core.workspace import Site
 from fedhet.data import Dataset, Normalize
 from fedhet.data.augment import PADDING, CropFlip, augmentation
@@ -164,7 +165,7 @@ class Spy(Plugin):
         super().__init__()
         self.batches: list[tuple[torch.Tensor, torch.Tensor]] = []
 
-    def losses(self, batch: object) -> torch.Tensor:
+    def losses(self, params: AnyTree, batch: object, own: Prepared) -> torch.Tensor:
         self.batches.append((batch.x, batch.index))  # type: ignore[attr-defined]
         return torch.zeros(len(batch.y))  # type: ignore[attr-defined]
 

@@ -15,7 +15,7 @@ from fedhet.core.phases import Phase
 from fedhet.core.plugin import Plugin
 from fedhet.core.task import Task
 from fedhet.core.training import Batch
-from fedhet.core.trees import Tree
+from fedhet.core.trees import AnyTree, Prepared, Tree
 from fedhet.data.toy import toy_task
 
 
@@ -41,8 +41,8 @@ class Half(Plugin):
 
     name = "half"
 
-    def scale(self, grads: list[Tensor]) -> None:
-        torch._foreach_mul_(grads, 0.5)
+    def scale(self, grads: Tree, own: Prepared) -> None:
+        torch._foreach_mul_(list(grads.values()), 0.5)
 
 
 class Spy(Plugin):
@@ -54,7 +54,7 @@ class Spy(Plugin):
         super().__init__()
         self.seen = seen
 
-    def losses(self, batch: Batch) -> Tensor:
+    def losses(self, params: AnyTree, batch: Batch, own: Prepared) -> Tensor:
         self.seen[self.client.msg.step, self.client.pid].append(batch.index.tolist())
         return torch.zeros(len(batch.y))
 

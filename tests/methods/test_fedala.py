@@ -17,6 +17,7 @@ from methods.readouts import arrays, client_state, step_and_replies
 from fedhet.core.errors import ConfigError, RunFailed
 from fedhet.core.evaluation import evaluation_messages
 from fedhet.core.plugin import Plugin
+from fedhet.core.trees import AnyTree, Prepared
 from fedhet.data.toy import toy_task
 from fedhet.flower import wire
 from fedhet.methods.fedala import LOCAL, WEIGHTS, FedALA, FedALAClient
@@ -189,7 +190,7 @@ class Counting(Plugin):
         super().__init__()
         self.sizes = sizes
 
-    def losses(self, batch: Any) -> Any:
+    def losses(self, params: AnyTree, batch: Any, own: Prepared) -> Any:
         self.sizes.append(len(batch.y))
         return torch.zeros(len(batch.y))
 

@@ -55,15 +55,16 @@ def test_it_pulls_each_parameter_towards_the_received_one(federation: Callable[.
     msg = run.strategy.plan(1)[0]
     client = run.client()
     client.receive(msg)
-    client.prepare()
+    client.begin()
     site = client.site
     with torch.no_grad():
         for i, name in enumerate(site.trained):
             site.parameters[i].copy_(msg.weights[name] + i)
-    grads = [torch.zeros_like(parameter) for parameter in site.parameters]
+    params = dict(zip(site.trained, site.parameters, strict=True))
+    grads = {name: torch.zeros_like(p) for name, p in params.items()}
     with torch.no_grad():
-        plugin.gradient(grads)
-    for i, g in enumerate(grads):
+        plugin.gradient(grads, params, plugin.prepare(msg))
+    for i, g in enumerate(grads.values()):
         torch.testing.assert_close(g, torch.full_like(g, MU * i), msg=site.trained[i])
 
 

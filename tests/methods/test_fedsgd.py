@@ -20,6 +20,7 @@ from fedhet.core.errors import ConfigError, RunFailed
 from fedhet.core.plugin import Plugin
 from fedhet.core.task import Samples
 from fedhet.core.training import Batch
+from fedhet.core.trees import AnyTree, Prepared
 from fedhet.data.toy import toy_task
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fedntd import FedNTDPlugin
@@ -83,8 +84,8 @@ class Weighing(Plugin):
     def sample_weights(self, data: Samples) -> Tensor:
         return torch.linspace(0, 2, len(data), dtype=torch.float64)
 
-    def penalty(self, batch: Batch) -> Tensor:
-        return sum((p**2).sum() for p in self.client.site.parameters)  # type: ignore[return-value]
+    def penalty(self, params: AnyTree, batch: Batch, own: Prepared) -> Tensor:
+        return sum((p**2).sum() for p in params.values())  # type: ignore[return-value]
 
 
 @pytest.mark.parametrize("chunk", [1, 5, 8])

@@ -30,6 +30,7 @@ from torch import Tensor
 from fedhet.core.errors import ConfigError, RunFailed
 from fedhet.core.plugin import Plugin
 from fedhet.core.training import Batch
+from fedhet.core.trees import AnyTree, Prepared
 from fedhet.data.toy import toy_task
 from fedhet.methods.scaffold import Scaffold
 
@@ -107,7 +108,7 @@ def test_the_extra_pass_covers_every_sample_once(federation: Federation) -> None
     class Spy(Plugin):
         name = "spy"
 
-        def losses(self, batch: Batch) -> Tensor:
+        def losses(self, params: AnyTree, batch: Batch, own: Prepared) -> Tensor:
             seen.append(len(batch.y))
             return torch.zeros(len(batch.y))
 

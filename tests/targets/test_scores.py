@@ -219,7 +219,7 @@ def test_tallies_travel_by_flower(target: str, federation: type[Federation]) -> 
     for msg in evaluation_messages(run.strategy):
         arrays, config = wire.write_broadcast(msg)
         sent.append(run.client().handle(msg))
-        loss, examples, metrics_of_flower = run.client().evaluate(arrays, config)
+        loss, examples, metrics_of_flower = wire.Adapter(run.client()).evaluate(arrays, config)
         result = EvaluateRes(Status(Code.OK, ""), loss, examples, metrics_of_flower)
         arrived.append(wire.read_result(msg, result, 2**20))
     scoring = run.site.task.scoring

@@ -10,10 +10,10 @@ import torch
 from fedhet.core import trees
 from fedhet.core.check import counted
 from fedhet.core.errors import ConfigError
-from fedhet.core.messages import Broadcast, Update
+from fedhet.core.messages import Broadcast, Report, Update
 from fedhet.core.metrics import comm_cost
 from fedhet.core.phases import EarlyStopping, Phase
-from fedhet.core.plugin import Plugin, Report
+from fedhet.core.plugin import Plugin
 from fedhet.core.trees import Tree
 from fedhet.methods.feddisk import networks
 from fedhet.methods.feddisk.client import ESS, VAL, held_out_of

@@ -51,12 +51,13 @@ from fedhet.core import check, streams
 from fedhet.core.client import FedClient
 from fedhet.core.counts import suppressed
 from fedhet.core.errors import RunFailed
+from fedhet.core.functional import Frozen
 from fedhet.core.messages import Broadcast, Extras, Update
 from fedhet.core.phases import Phase
 from fedhet.core.setting import Setting
 from fedhet.core.strategy import FedStrategy
 from fedhet.core.training import Batch
-from fedhet.core.trees import Tree
+from fedhet.core.trees import AnyTree, Prepared, Tree
 from fedhet.methods.fedgen.generator import Generator, Source
 from fedhet.models.base import feature_head
 
@@ -105,42 +106,59 @@ def diversity(z_Bd: Tensor, noise_Bm: Tensor) -> Tensor:
 class FedGenClient(FedClient):
     """FedAvg, with generated features in each batch once there is a generator."""
 
-    _generator: Generator | None = None  # None in round 1 and in a plug-in's own phase
-    _source: Source
-    _lam: float
-    _kl: float
+    _generator: Frozen
+    _source: Source | None = None  # None in round 1 and in a plug-in's own phase
 
     def train(self, msg: Broadcast) -> Update:
         classes = self.site.task.classes
-        if GENERATOR in msg.extras:
-            self._generator = Generator.from_tree(msg.tree(GENERATOR), classes)
-            draws, law = self.generator("fedgen"), msg.tensor(LAW)
-            self._source = Source(self._generator, draws, law=law, noise=msg.text(NOISE))
-            self._lam = msg.scalar(LAM)
-            self._kl = msg.scalar(KL)
         update = super().train(msg)
         counts = self.site.task.clients[self.pid].train.y.bincount(minlength=classes).cpu()
         update.extras[COUNTS] = suppressed(counts, self.site.min_count)
         return update
 
-    def losses(self, batch: Batch) -> Tensor:
-        losses = super().losses(batch)
-        if self._generator is None or not self._kl:
+    def prepare(self, msg: Broadcast) -> Prepared | None:
+        if GENERATOR not in msg.extras:
+            return None
+        tree = msg.tree(GENERATOR)
+        generator = Generator.from_tree(tree, self.site.task.classes)
+        draws, law = self.generator("fedgen"), msg.tensor(LAW)
+        self._source = Source(generator, draws, law=law, noise=msg.text(NOISE))
+        self._generator = Frozen(generator)
+        return {"generator": tree}
+
+    def draws(self, n: int) -> Prepared:
+        if self._source is None:
+            return {}
+        drawn = {}
+        if self.msg.scalar(KL):
+            drawn["noise of batch"] = self._source.noise(n)
+        if self.msg.scalar(LAM):
+            drawn["labels"] = self._source.labels(n)
+            drawn["noise"] = self._source.noise(n)
+        return drawn
+
+    def losses(self, params: AnyTree, batch: Batch, own: Prepared) -> Tensor:
+        losses = self.site.task.criterion(batch.logits, batch.y)
+        if "noise of batch" not in own:
             return losses
         with torch.no_grad():
-            z = self._generator(self._source.noise(len(batch.y)), batch.y)
-            target = self.model.head(z).softmax(1)  # type: ignore[operator]
+            z = self._generator(own["generator"])(own["noise of batch"], batch.y)
+            target = self._head(params, z).softmax(1)
         log_softmax = batch.logits.log_softmax(1)
         divergence = functional.kl_div(log_softmax, target, reduction="none").sum(1)
-        return losses + self._kl * divergence
+        return losses + self.msg.scalar(KL) * divergence
 
-    def penalty(self, batch: Batch) -> Tensor:
-        if self._generator is None or not self._lam:
+    def penalty(self, params: AnyTree, batch: Batch, own: Prepared) -> Tensor:
+        if "labels" not in own:
             return batch.logits.new_zeros(())
-        y = self._source.labels(len(batch.y))
-        z = self._generator(self._source.noise(len(y)), y)
-        logits = self.model.head(z)  # type: ignore[operator]
-        return self._lam * self.site.task.criterion(logits, y).mean()
+        z = self._generator(own["generator"])(own["noise"], own["labels"])
+        logits = self._head(params, z)
+        return self.msg.scalar(LAM) * self.site.task.criterion(logits, own["labels"]).mean()
+
+    def _head(self, params: AnyTree, z: Tensor) -> Tensor:
+        """The logits of the model's head, which may be trained or have its initial values."""
+        values = {**self.site.initial, **params}
+        return functional.linear(z, values["head.weight"], values.get("head.bias"))
 
 
 class FedGen(FedStrategy):

@@ -21,7 +21,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from torch import Tensor
 
 from fedhet.core import check, trees
 from fedhet.core.client import FedClient
@@ -29,7 +28,7 @@ from fedhet.core.messages import Broadcast, Extras, Update
 from fedhet.core.phases import Phase
 from fedhet.core.setting import Setting
 from fedhet.core.strategy import FedStrategy
-from fedhet.core.trees import Tree
+from fedhet.core.trees import AnyTree, Prepared, Tree
 
 ALPHA = "feddyn.alpha"  # extra down
 GRADIENT = "feddyn.g"  # the client's state: g_k
@@ -38,25 +37,22 @@ GRADIENT = "feddyn.g"  # the client's state: g_k
 class FedDynClient(FedClient):
     """Trains on the gradient of L_k minus g_k, plus alpha (w - x)."""
 
-    _alpha = 0.0  # set in `train`, like the next two
-    _received: Tree
-    _g: Tree
-
     def train(self, msg: Broadcast) -> Update:
-        self._alpha = msg.scalar(ALPHA)
-        self._received = trees.pick(msg.weights, self.site.trained)
-        self._g = self.state.get(GRADIENT) or trees.map(torch.zeros_like, self._received)
         update = super().train(msg)
-        if self._alpha:
-            moved = trees.Difference(trees.pick(update.weights, self._g), self._received)
-            self.state.put(GRADIENT, trees.cast(trees.add(self._g, moved, -self._alpha), self._g))
+        if alpha := msg.scalar(ALPHA):
+            own = self.prepare(msg)
+            moved = trees.Difference(trees.pick(update.weights, own["g"]), own["x"])
+            self.state.put(GRADIENT, trees.cast(trees.add(own["g"], moved, -alpha), own["g"]))
         return update
 
-    def gradient(self, grads: list[Tensor]) -> None:
-        if self._alpha:
-            site = self.site
-            for grad, w, name in zip(grads, site.parameters, site.trained, strict=True):
-                grad.sub_(self._g[name]).add_(w - self._received[name], alpha=self._alpha)
+    def prepare(self, msg: Broadcast) -> Prepared:
+        x = trees.pick(msg.weights, self.site.trained)
+        return {"x": x, "g": self.state.get(GRADIENT) or trees.map(torch.zeros_like, x)}
+
+    def gradient(self, grads: Tree, params: AnyTree, own: Prepared) -> None:
+        if own and (alpha := self.msg.scalar(ALPHA)):
+            for name, grad in grads.items():
+                grad.sub_(own["g"][name]).add_(params[name] - own["x"][name], alpha=alpha)
 
 
 class FedDyn(FedStrategy):

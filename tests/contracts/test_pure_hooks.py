@@ -1,0 +1,143 @@
+"""The hooks of a step are functions: those of two clients can be computed as one.
+
+Every call of a hook in the last step of a short run is noted. What the clients' calls got is then
+stacked and given to one of the two objects, while the live model holds NaN: to losses and penalties
+under torch.func.vmap, to the hooks of gradients as it is.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from composing import composed
+from contracts.short import SETTINGS, SHORT
+from torch import Tensor
+from torch.func import vmap
+from torch.utils._pytree import tree_leaves, tree_map
+
+from fedhet.config import catalogue
+from fedhet.core.functional import Frozen
+from fedhet.core.phases import locate
+from fedhet.core.plugin import Plugin, overrides
+from fedhet.core.training import Batch, LocalTraining
+from fedhet.data.toy import toy_task
+from fedhet.job import Job
+from fedhet.models.lstm import CharLSTM
+from fedhet.stores import MemoryStore
+
+TERMS = ("losses", "penalty")
+HOOKS = (*TERMS, "gradient", "scale")
+# None of these hooks is an exception. What cannot be computed for many clients at once is called
+# outside of the steps (`data` and `sample_weights`, with FedGMM's mixtures by scikit-learn and
+# FedDisk's networks) or holds the state of an optimiser (`optimizer` of SGDM, FedROD and FedLEx).
+# Clients whose trees differ in their names are not alike: MOON's first participation has no tree.
+OPTIONS = {"fedgen": ["method.kl=1"]}  # a term that is off by default
+CASES = [(method, "") for method in catalogue.choices("method")]
+CASES += [("fedavg", plugin) for plugin in catalogue.choices("plugin")]
+
+
+def parts(arg: Any) -> Any:
+    """The tensors of a batch in the order of its fields, or a tree as a dict."""
+    if isinstance(arg, Batch):
+        return [arg.x, arg.y, arg.index, arg.features, arg.logits]
+    return dict(arg)
+
+
+def copied(tree: Any) -> Any:
+    """The tree, all of whose leaves are tensors, without the graph and apart from later changes."""
+    return tree_map(lambda t: t.detach().clone(), tree)
+
+
+def attributes(owner: Any) -> dict[str, Any]:
+    """What shows a change of an attribute, of a container in one, or of a tensor in one."""
+    return {
+        name: (id(value), [(id(t), getattr(t, "_version", 0)) for t in tree_leaves(value)])
+        for name, value in vars(owner).items()
+    }
+
+
+class Noted:
+    """The calls of the hooks of one client, by (name of the owner, hook)."""
+
+    def __init__(self, client: Any) -> None:
+        self.hooks: dict[tuple[str, str], Callable[..., Any]] = {}
+        self.calls: dict[tuple[str, str], list[Any]] = defaultdict(list)
+        for owner in (client, *client.plugins):
+            base = Plugin if isinstance(owner, Plugin) else LocalTraining
+            for hook in HOOKS:
+                if hasattr(base, hook) and overrides(owner, base, hook):
+                    self._note(owner, hook)
+
+    def _note(self, owner: Any, hook: str) -> None:
+        key = getattr(owner, "name", "method"), hook
+        function = self.hooks[key] = getattr(owner, hook)
+
+        def noting(*args: Any) -> Any:
+            given = copied([parts(arg) for arg in args])
+            before = attributes(owner)
+            result = function(*args)
+            assert attributes(owner) == before, f"{key} has changed an attribute"
+            self.calls[key].append((given, copied(result if hook in TERMS else args[0])))
+            return result
+
+        setattr(owner, hook, noting)
+
+
+def last_step(method: str, plugin: str) -> tuple[Job, list[Noted]]:
+    """The clients' calls in the last of two rounds, of two clients with as many samples."""
+    short = {line for name in (method, plugin) for line in SHORT.get(name, [])}
+    settings = [*SETTINGS, "fraction=1", "privacy.min_count=0", *short, *OPTIONS.get(method, [])]
+    job = Job(
+        composed(f"method={method}", f"plugin=[{plugin}]", *settings), toy_task(2, equal=True)
+    )
+    store = MemoryStore()
+    number = 1
+    while locate(job.strategy.timetable, number):
+        plan = job.strategy.plan(number)
+        clients = [job.client(store) for _ in plan]
+        noted = [Noted(client) for client in clients]
+        replies = [client.handle(msg) for client, msg in zip(clients, plan, strict=True)]
+        job.strategy.settle(replies)
+        number += 1
+    return job, noted
+
+
+def at_once(hook: str, function: Callable[..., Any], args: Any) -> Any:
+    """What the hook makes of stacked arguments: its terms, or the gradients that it has changed."""
+    if hook not in TERMS:
+        function(*args)
+        return args[0]
+    return vmap(lambda params, batch, own: function(params, Batch(*batch), own))(*args)
+
+
+@pytest.mark.parametrize(("method", "plugin"), CASES)
+def test_the_hooks_of_two_clients_are_computed_as_one(method: str, plugin: str) -> None:
+    job, (one, two) = last_step(method, plugin)
+    with torch.no_grad():
+        for t in job.site.model.state_dict().values():
+            t.fill_(torch.nan)
+    for key, function in one.hooks.items():
+        assert one.calls[key], f"{key} was not called"
+        for pair in zip(one.calls[key], two.calls[key], strict=True):
+            args, expected = tree_map(lambda *t: torch.stack(t), *pair)
+            result = at_once(key[1], function, args)
+            torch.testing.assert_close(result, expected, rtol=1e-6, atol=1e-7)
+
+
+def test_a_recurrent_model_is_a_function_of_its_tensors() -> None:
+    """Its layers keep a second list of their weights."""
+
+    def model() -> CharLSTM:
+        return CharLSTM(shape=(6,), classes=9, embedding=3, hidden=5, layers=2).eval()
+
+    one, two, given = model(), model(), model()
+    frozen = Frozen(given)
+    x = torch.randint(0, 9, (4, 6))
+    with torch.no_grad():
+        for expected in (one, two, one):
+            result: Tensor = frozen(expected.state_dict())(x)
+            assert torch.equal(result, expected(x))
