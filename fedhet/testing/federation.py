@@ -26,7 +26,7 @@ import torch
 
 from fedhet.core import trees
 from fedhet.core.client import FedClient
-from fedhet.core.groups import OFF, Noise
+from fedhet.core.groups import OFF, Evaluation, Noise
 from fedhet.core.loop import Loop
 from fedhet.core.messages import Broadcast, LocalSettings, Reply
 from fedhet.core.phases import locate
@@ -63,7 +63,8 @@ class Federation:
         min_count: the smallest number of samples of which a client sends a statistic.
         buffers: what becomes of buffers: "average", "local" or "frozen".
         noise: what is done to the clients' replies (privacy.noise).
-        site: further arguments of `fedhet.core.workspace.Site`, such as `evaluation`.
+        evaluation: when and what the run evaluates.
+        site: further arguments of `fedhet.core.workspace.Site`, such as `limits`.
         options: the method's own options, such as {"lr_g": 0.5}.
         lr: the learning rate of the first round.
         epochs: local epochs.
@@ -91,6 +92,7 @@ class Federation:
         buffers: str = "average",
         noise: Noise = OFF,
         min_count: int = 0,
+        evaluation: Evaluation = Evaluation(),
         site: dict[str, Any] | None = None,
         options: dict[str, Any] | None = None,
         lr: float = 0.1,
@@ -110,6 +112,7 @@ class Federation:
             noise=noise,
             release=release,
             min_count=min_count,
+            evaluation=evaluation,
             **site or {},
         )
         settings = LocalSettings(lr=lr, epochs=epochs, batch_size=batch_size, **local or {})

@@ -66,7 +66,7 @@ def client() -> Figures:
 
     from fedhet.core.task import Samples, Task
     from fedhet.core.workspace import Site
-    from fedhet.data import Dataset, Federation, Partition, transform
+    from fedhet.data import Dataset, FederatedData, Partition, transform
 
     torch.set_num_threads(1)
     x = torch.randint(0, 256, (10_000, 3, 32, 32), dtype=torch.uint8)
@@ -74,7 +74,7 @@ def client() -> Figures:
     dataset = Dataset("random", x, y, Samples(x[:10], y[:10]), CLASSES, MEAN, STD)
     order = np.random.default_rng(0).permutation(len(x))
     indices = np.array_split(order, len(x) // IMAGES)
-    clients = Federation(dataset, Partition("iid", indices), [1, 0, 0], 0)
+    clients = FederatedData(dataset, Partition("iid", indices), [1, 0, 0], 0)
     task = Task(
         model=lambda: torch.nn.Linear(1, 1),
         criterion=lambda output, y: output,

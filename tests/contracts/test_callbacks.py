@@ -10,10 +10,9 @@ import torch
 
 from fedhet.core.callbacks import Callback, Row
 from fedhet.core.errors import ConfigError, RunFailed
-from fedhet.core.groups import Evaluation
+from fedhet.core.groups import Evaluation, Noise
 from fedhet.core.loop import Loop
 from fedhet.core.messages import Broadcast, Update
-from fedhet.core.noise import Noise
 from fedhet.core.workspace import Site
 from fedhet.data.toy import toy_task
 from fedhet.engines.couriers import LocalCourier
@@ -53,8 +52,8 @@ class Diary(Callback):
 
 
 def run(federation: Callable[..., Any], *callbacks: Callback, **how: Any) -> Loop:
-    site = {"evaluation": Evaluation(every=how.pop("every", 2))}
-    made = federation(toy_task(2), FedAvg, site=site, **{"rounds": 2, **how})
+    how = {"rounds": 2, "evaluation": Evaluation(every=2), **how}
+    made = federation(toy_task(2), FedAvg, **how)
     loop = Loop(made.strategy, callbacks)
     loop.run(LocalCourier(made.client, made.store))
     return loop
@@ -90,7 +89,7 @@ def test_an_evaluation_can_end_the_phase(federation: Callable[..., Any]) -> None
         def evaluated(self, loop: Loop, row: Row, updates: Sequence[Update]) -> bool:
             return loop.round == 2
 
-    loop = run(federation, Enough(), rounds=5, every=1)
+    loop = run(federation, Enough(), rounds=5, evaluation=Evaluation())
     assert loop.round == 2
     assert [entry.rounds for entry in loop.method.timetable] == [2]
 

@@ -106,7 +106,7 @@ def test_a_plugin_schedules_training_alone(federation: Callable[..., Any]) -> No
         FedAvg,
         plugins=lambda: [Slower()],
         lr=0.4,
-        site={"evaluation": Evaluation(finetune_epochs=1)},
+        evaluation=Evaluation(finetune_epochs=1),
     )
     (trained, *_) = run.step()
     assert (trained.local.lr, trained.local.epochs) == (pytest.approx(0.004), 7)

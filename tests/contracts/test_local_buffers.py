@@ -143,7 +143,7 @@ def test_what_is_fine_tuned_is_what_the_client_has(federation: Federation) -> No
         FedAvg,
         buffers="local",
         batch_size=99,
-        site={"evaluation": Evaluation(finetune_epochs=3)},
+        evaluation=Evaluation(finetune_epochs=3),
         rounds=2,
     )
     run.step()

@@ -204,7 +204,7 @@ def test_what_counts_epochs_of_its_own_is_unaffected(federation: Federation) -> 
 
     for cls, how in (
         (FedBABU, {}),
-        (FedAvg, {"site": {"evaluation": Evaluation(finetune_epochs=3)}}),
+        (FedAvg, {"evaluation": Evaluation(finetune_epochs=3)}),
     ):
         scores = []
         for local in ({}, {"steps": 1}):

@@ -12,7 +12,7 @@ import torch
 from fedhet.core.errors import ConfigError
 from fedhet.core.task import Samples
 from fedhet.core.workspace import Site
-from fedhet.data import Dataset, Federation, Normalize, Partition, class_counts, split, transform
+from fedhet.data import Dataset, FederatedData, Normalize, Partition, class_counts, split, transform
 from fedhet.data.toy import toy_task
 
 FRACTIONS = [
@@ -69,7 +69,7 @@ def four_clients(n: int = 40) -> Partition:
 
 def test_clients_hold_their_own_samples() -> None:
     data, partition = toy(), four_clients()
-    federation = Federation(data, partition, [0.8, 0.1, 0.1], seed=7)
+    federation = FederatedData(data, partition, [0.8, 0.1, 0.1], seed=7)
     assert len(federation) == 4
     for pid, client in enumerate(federation):
         held = [part for part in (client.train, client.val, client.test) if part is not None]
@@ -92,12 +92,12 @@ def noisy(
     seed: int = 7,
     fractions: tuple[float, ...] = (0.8, 0.1, 0.1),
     value: float = 0.5,
-) -> Federation:
+) -> FederatedData:
     """All samples are grey images of one value, float32."""
     x = torch.full((40_000, 1, 4, 4), value)
     y = torch.arange(len(x)) % 4
     data = Dataset("grey", x, y, Samples(x[:4], y[:4]), ("a", "b", "c", "d"))
-    return Federation(data, partition, fractions, seed, noise=0.01)
+    return FederatedData(data, partition, fractions, seed, noise=0.01)
 
 
 def test_noise_has_the_variance_of_its_client() -> None:
@@ -120,8 +120,8 @@ def test_noise_is_clipped_and_starts_from_the_pixels() -> None:
     assert float(bright.max()) == 1
     assert float((bright == 1).float().mean()) == pytest.approx(0.5, abs=0.03)
     data = toy()
-    mixed = Federation(data, four_clients(), [1, 0, 0], seed=0, noise=1e-8)[0].train
-    plain = Federation(data, four_clients(), [1, 0, 0], seed=0)[0].train
+    mixed = FederatedData(data, four_clients(), [1, 0, 0], seed=0, noise=1e-8)[0].train
+    plain = FederatedData(data, four_clients(), [1, 0, 0], seed=0)[0].train
     assert torch.allclose(mixed.x, plain.x / 255, atol=1e-3)
     assert torch.equal(mixed.y, plain.y)
 
@@ -152,12 +152,12 @@ def test_noise_is_for_images() -> None:
     table = Dataset("table", x, y, Samples(x[:1], y[:1]), ("a",))
     message = r"partition\.noise=0\.1: noise is for images .* of table have shape \(3,\)"
     with pytest.raises(ConfigError, match=message):
-        Federation(table, Partition("toy", [np.arange(4)]), [1, 0, 0], seed=0, noise=0.1)
+        FederatedData(table, Partition("toy", [np.arange(4)]), [1, 0, 0], seed=0, noise=0.1)
 
 
 def test_sizes_copy_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    federation = Federation(toy(), four_clients(), [0.5, 0.25, 0.25], seed=0)
-    monkeypatch.delattr(Federation, "_gather")
+    federation = FederatedData(toy(), four_clients(), [0.5, 0.25, 0.25], seed=0)
+    monkeypatch.delattr(FederatedData, "_gather")
     assert federation.part_sizes[:2] == [(10, 5, 5), (1, 0, 0)]
     # of 18 samples, floor(4.5 + .5) = 5 each are for validation and test
     assert federation.sizes == [10, 1, 0, 8]

@@ -102,7 +102,7 @@ def test_a_global_model_can_be_fine_tuned(
         toy_task(norm=norm),
         FedBN,
         options={"server_bn": server_bn},
-        site={"evaluation": Evaluation(finetune_epochs=5)},
+        evaluation=Evaluation(finetune_epochs=5),
         lr=0.5,
     )
     run.step()
@@ -114,7 +114,7 @@ def test_a_global_model_can_be_fine_tuned(
 def test_without_a_global_model_fine_tuning_is_refused(federation: Federation) -> None:
     message = r"eval\.finetune_epochs=5: method=fedbn"
     with pytest.raises(ConfigError, match=message):
-        federation(toy_task(norm=True), FedBN, site={"evaluation": Evaluation(finetune_epochs=5)})
+        federation(toy_task(norm=True), FedBN, evaluation=Evaluation(finetune_epochs=5))
 
 
 @pytest.mark.parametrize("server_bn", ["none", "average"])

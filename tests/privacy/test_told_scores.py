@@ -46,8 +46,8 @@ def site(*data: Samples, target: str = "class", **asked: Any) -> Federation:
     clients = [ClientData(*data)]
     task = Task(lambda: nn.Linear(4, outputs), kind.losses, clients, None, outputs, target=target)
     limits = asked.pop("limits", SITE)
-    settings = {"limits": limits, "evaluation": Evaluation(**asked)}
-    return Federation(task, FedAvg, min_count=limits.min_count, site=settings)
+    how = {"evaluation": Evaluation(**asked), "site": {"limits": limits}}
+    return Federation(task, FedAvg, min_count=limits.min_count, **how)
 
 
 def asked(run: Federation, weights: dict[str, torch.Tensor] | None = None) -> Broadcast:
