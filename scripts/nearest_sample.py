@@ -36,6 +36,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this checkout
 from fedhet import config
 from fedhet.cli.errors import report_error
 from fedhet.core.client import FedClient
+from fedhet.core.loop import Loop
 from fedhet.core.messages import Failure, Update
 from fedhet.core.metrics import chunks
 from fedhet.core.phases import locate
@@ -48,6 +49,7 @@ from fedhet.methods.fedgen import COUNTS
 from fedhet.methods.fedgmm.mixtures import MIXTURES
 from fedhet.methods.fednorm import Z
 from fedhet.methods.fedpcl import PROTOTYPES
+from fedhet.privacy.account import Account
 from fedhet.process import pinned_threads
 from fedhet.stores import MemoryStore
 
@@ -103,18 +105,20 @@ def attacked(overrides: list[str]) -> Iterator[Target]:
     with pinned_threads(settings.run.engine.threads):
         job = Job(settings)
         strategy, store = job.strategy, MemoryStore()
+        loop = Loop(strategy, [Account(job.site.noise)] if job.site.noise else [])
         number = 0
         while locate(strategy.timetable, number + 1):
             number += 1
-            replies = []
-            for msg in strategy.plan(number):
+            replies, plan = [], strategy.plan(number)
+            loop.send(plan)
+            for msg in plan:
                 client = job.client(store)
                 reply = client.handle(msg)
                 if isinstance(reply, Failure):
                     raise RuntimeError(str(reply))
                 yield from targets(client, reply)
                 replies.append(reply)
-            strategy.settle(replies)
+            strategy.settle(replies, loop.accept)
 
 
 def targets(client: FedClient, reply: Update) -> Iterator[Target]:

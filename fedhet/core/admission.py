@@ -293,10 +293,10 @@ def check_scores(
 def _in_range(metric: str, value: float) -> bool:
     if isinstance(value, int) and abs(value) > EXACT:  # no file of scores could hold it
         return False
-    if metric == "loss":  # it may be infinite
-        return not math.isnan(value)
-    low, high = (0.0, 1.0) if metric in SHARES else (-trees.LARGEST, trees.LARGEST)
-    return low <= value <= high
+    if metric in SHARES:
+        return 0.0 <= value <= 1.0
+    # Those of a model that has diverged are infinite, which is a result.
+    return value <= 1.0 if metric == "r2" else not math.isnan(value)
 
 
 # ---- the number of local steps that a reply claims
@@ -419,9 +419,14 @@ class Undo:
         packer = MemoryPacker()
         if self.possible and setting.on_failure == "skip":
             parts = strategy.parts.items()
-            self._before = {name: packer.memory(part, name) for name, part in parts}
-            for name in KEPT:
-                del self._before["method"][name]
+            try:
+                self._before = {name: packer.memory(part, name) for name, part in parts}
+                for name in KEPT:
+                    del self._before["method"][name]
+            except TypeError as error:
+                self.possible = False
+                if strategy.current.step == 1:
+                    log.warning("no step can be undone, should a reply spoil it: %s", error)
         self._tensors = {name: t.clone() for name, t in packer.tensors.items()}
 
     def __call__(self, report: Callable[[Failure], None]) -> bool:

@@ -61,7 +61,8 @@ def counts_few(values: np.ndarray, least: int) -> list[bool]:
     """Return of which columns the moments tell how many samples have a value, if these are few.
 
     Count, mean and squares describe fewer than `least` samples if all others have the same value.
-    They are three equations, which determine how often each of up to three values occurs.
+    They are three equations, which determine how often each of up to three values occurs, and
+    nearly so where some of few values are much larger than the others.
 
     Args:
         values: (n, C, ...), the samples.
@@ -73,6 +74,6 @@ def counts_few(values: np.ndarray, least: int) -> list[bool]:
 def _counts_few(column: np.ndarray, least: int) -> bool:
     found, counts = np.unique(column, return_counts=True)
     kinds = [column != found[counts.argmax()]]
-    if len(found) <= 3:
+    if len(found) <= 3 or len(column) >= 2 * least * len(found):
         kinds += [column == value for value in found]
     return any(kind.reshape(len(column), -1).any(1).sum() < least for kind in kinds)

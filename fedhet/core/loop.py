@@ -193,7 +193,15 @@ class Loop:
 
         self.send(evaluation_messages(method))
         updates = received((yield self.plan, Clock()), method, report, self.accept)
-        if row["loss_global"] is None and mostly_diverged(updates, method) and undo(report):
+        spoilt: list[Failure] = []
+        diverged = row["loss_global"] is None and mostly_diverged(updates, method)
+        if diverged and undo(spoilt.append):
+            # The clients are asked again: who failed in this evaluation may fail once more.
+            failed = len(row["failures"]) - len(method.current.failures)
+            del row["failures"][len(row["failures"]) - failed :]
+            del self.failures[len(self.failures) - failed :]
+            for failure in spoilt:
+                report(failure)
             row |= {"accepted": 0, "weights_sha256": trees.sha256(method.weights)}
             self.send(evaluation_messages(method))
             updates = received((yield self.plan, Clock()), method, report, self.accept)

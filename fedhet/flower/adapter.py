@@ -42,7 +42,8 @@ class StrategyAdapter(Callback):
         method.adapter = self
         self.nodes = Nodes(method.setting.replies)
         self._method = method
-        self._loop = Loop(method, [*callbacks, self])
+        evaluates = method.site.evaluation.clients and not method.site.noise
+        self._loop = Loop(method, [*callbacks, self], evaluates=evaluates)
         self._steps = self._loop.steps()
         self._request: Request | None = None
         self._begun = False

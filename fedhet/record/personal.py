@@ -120,6 +120,8 @@ class PersonalModels(Callback):
         """Let the messages of the last evaluation also ask for the models."""
         self._asked = {}
         if loop.evaluating and loop.last:
+            # Of an evaluation before the last step was undone.
+            shutil.rmtree(self._home / f"round-{loop.round:06d}", ignore_errors=True)
             self._ask(plan, [view for view, which in self._wanted if which == LAST])
 
     def accepted(self, loop: Loop, update: Update) -> None:

@@ -253,3 +253,11 @@ def test_a_node_that_fails_in_every_evaluation(
     run = FlowerRun("method=fedavg", *LINES, "rounds=2", f"on_failure={on_failure}")
     with pytest.raises(RunFailed, match=r"client 0 failed in phase 'evaluate'.*node has left"):
         run.fit(2)
+
+
+def test_noise_under_flowers_own_server() -> None:
+    """It is accounted for, and no client is asked for scores."""
+    run = FlowerRun("method=fedavg", *LINES, "privacy.noise=1", "eval.clients=false", "rounds=2")
+    history = run.fit(2)
+    assert run.asked("train") == [1, 2] and run.asked("evaluate") == []
+    assert len(history.losses_centralized) == 3

@@ -122,6 +122,25 @@ def test_a_step_that_one_reply_spoils_is_undone(
     assert trees.first_nonfinite(run.weights) is None
 
 
+def test_a_client_that_fails_both_evaluations_of_an_undone_step_has_failed_once(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = validated()
+    task.test = None
+    attack(monkeypatch, {1}, trees.LARGEST)
+    assess = FedClient.assess
+
+    def failing(self: FedClient, *visit: Any) -> Update:
+        if self.pid == 3:
+            raise OSError("the disk is full")
+        return assess(self, *visit)
+
+    monkeypatch.setattr(FedClient, "assess", failing)
+    run = launch(*SHORT, *ALL, "method=fedavg", "client.lr=.01", task=deeper(task))
+    first = [(f["phase"], f["pid"]) for f in run.summary["failures"] if f["round"] == 1]
+    assert sorted(first) == [("evaluate", 3), ("train", 2)]
+
+
 def deeper(task: Task) -> Task:
     """With a model of three layers, whose outputs overflow where its weights are huge."""
     shape = tuple(task.clients[0].train.x.shape[1:])

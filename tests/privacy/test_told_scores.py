@@ -186,6 +186,7 @@ def test_fine_tuning_takes_the_epochs_of_the_clients_own_settings() -> None:
         ([0] * 20 + [1] * 27 + [2] * 3, True),
         ([0] * 30 + [1] * 15 + [2, 3, 4, 5, 6], False),  # several numbers are possible
         ([0] * 47 + [1, 5, 9], True),
+        ([0] * 30 + [1] * 17 + [1000] * 2 + [10**6], True),  # the sum has a digit for each
         (list(range(50)), False),
     ],
 )

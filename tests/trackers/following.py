@@ -26,16 +26,16 @@ LINES = [
 KILLED = """
 import os, sys
 from fedhet.cli.main import main
-from fedhet.record.run_folder import Recorder
+from fedhet.trackers.tracking import Tracking
 
-step = Recorder.step
+settled = Tracking.settled
 
-def stepped(self, *args):
-    step(self, *args)
-    if len(self.rows) == 3:
+def stepped(self, loop, row):
+    settled(self, loop, row)
+    if loop.round == 3:
         os._exit(9)
 
-Recorder.step = stepped
+Tracking.settled = stepped
 main(sys.argv[1:])
 """
 
