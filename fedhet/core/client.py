@@ -294,16 +294,16 @@ class FedClient(LocalTraining, NumPyClient):
             if not site.limits.evaluate:
                 return Update(self.pid, self.num_examples)
         kept = self.msg.text(KEEP).split(",") if KEEP in self.msg.extras else []
-        if kept and not self.site.simulated:
+        if kept and not site.simulated:
             raise ValueError("the server asks for personal models, which never leave their site")
-        own, given = self.site.task.clients[self.pid], self.views(self.msg)
-        views = {name: given[own] for name, own in evaluated_views(given, self.site).items()}
+        own, given = site.task.clients[self.pid], self.views(self.msg)
+        views = {name: given[own] for name, own in evaluated_views(given, site).items()}
         if site.evaluation.finetune_epochs and telling:
             views["finetuned"] = lambda: self._finetuned(given["global"]())
         held_out = {"val": own.val, "test": own.test}
-        parts = {part: self.site.prepared(s) for part, s in held_out.items() if s is not None}
-        if TRAIN_TOO in self.msg.extras and self.num_examples >= self.site.min_count:
-            parts["train"] = self.site.train_data(self.pid)
+        parts = {part: site.prepared(s) for part, s in held_out.items() if s is not None}
+        if TRAIN_TOO in self.msg.extras and self.num_examples >= site.min_count:
+            parts["train"] = site.train_data(self.pid)
         least = site.limits.min_test if telling else 0
         parts = {part: samples for part, samples in parts.items() if len(samples) >= least}
         metrics: dict[str, float] = {}
@@ -312,9 +312,9 @@ class FedClient(LocalTraining, NumPyClient):
         for view, build in views.items():
             model = build()
             for part, samples in parts.items():
-                scores, tally = assess(model, samples, self.site.task)
+                scores, tally = assess(model, samples, site.task)
                 if least:
-                    scores, tally = self.site.task.scoring.told(tally, samples.y, site.min_count)
+                    scores, tally = site.task.scoring.told(tally, samples.y, site.min_count)
                 if scores:
                     scores |= {"n": float(len(samples))}
                     metrics |= {f"{part}.{view}.{name}": value for name, value in scores.items()}
@@ -322,9 +322,9 @@ class FedClient(LocalTraining, NumPyClient):
             if visit:
                 visit(view, model)
             if view in kept:
-                common = {**self.site.initial, **self.msg.weights}
-                models[f"{KEEP}.{view}"] = own_tensors(model, self.site.model, common)
-        extras = {**models, **(tallies if self.site.task.scoring.pooled else {})}
+                common = {**site.initial, **self.msg.weights}
+                models[f"{KEEP}.{view}"] = own_tensors(model, site.model, common)
+        extras = {**models, **(tallies if site.task.scoring.pooled else {})}
         return Update(self.pid, self.num_examples, metrics=metrics, extras=extras)
 
     def _check_asked(self) -> None:

@@ -197,9 +197,9 @@ class Loop:
         diverged = row["loss_global"] is None and mostly_diverged(updates, method)
         if diverged and undo(spoilt.append):
             # The clients are asked again: who failed in this evaluation may fail once more.
-            failed = len(row["failures"]) - len(method.current.failures)
-            del row["failures"][len(row["failures"]) - failed :]
-            del self.failures[len(self.failures) - failed :]
+            before = len(method.current.failures)
+            del self.failures[len(self.failures) + before - len(row["failures"]) :]
+            del row["failures"][before:]
             for failure in spoilt:
                 report(failure)
             row |= {"accepted": 0, "weights_sha256": trees.sha256(method.weights)}

@@ -26,6 +26,15 @@ ROWS = [
     {"round": 3},
     {"acc_val_weighted": 0.5, "acc_personal_val_weighted": 0.4, "acc_finetuned_val_weighted": 0.2},
 ]
+THREE = """
+axes:
+  method:
+    Shared: method=fedavg
+    Tuned locally: method=fedavg eval.finetune_epochs=1
+    Own: method=ditto eval.finetune_epochs=1
+  seed: [0]
+tune: {space: {client.lr: [.3, .001]}}
+report: {metric: personal}"""
 
 
 @pytest.mark.parametrize(
@@ -62,15 +71,7 @@ def test_trials_choose_by_the_models_that_count(
     write: Callable[..., None], pretend: Pretend
 ) -> None:
     """Each method by its own kind: the rate that is best for one of them is worse for others."""
-    write("""
-axes:
-  method:
-    Shared: method=fedavg
-    Tuned locally: method=fedavg eval.finetune_epochs=1
-    Own: method=ditto eval.finetune_epochs=1
-  seed: [0]
-tune: {space: {client.lr: [.3, .001]}}
-report: {metric: personal}""")
+    write(THREE)
     models = {"Shared": [], "Tuned locally": ["finetuned"], "Own": ["personal", "finetuned"]}
     high = {"Shared": "", "Tuned locally": "finetuned_", "Own": "personal_"}
 
@@ -97,16 +98,7 @@ report: {metric: personal}""")
 def test_trials_and_runs_count_with_the_same_models(
     write: Callable[..., None],
 ) -> None:
-    write(f"""rounds: 2
-{SMALL}
-axes:
-  method:
-    Shared: method=fedavg
-    Tuned locally: method=fedavg eval.finetune_epochs=1
-    Own: method=ditto eval.finetune_epochs=1
-  seed: [0]
-tune: {{space: {{client.lr: [.3, .001]}}}}
-report: {{metric: personal}}""")
+    write(f"rounds: 2\n{SMALL}\n{THREE}")
     assert run() == 0
     home = Path("experiments/mine")
     record = json.loads((home / "experiment.json").read_text())
