@@ -28,7 +28,7 @@ from fedhet.core.setting import Setting
 from fedhet.core.state import ClientState
 from fedhet.core.strategy import FedStrategy
 from fedhet.core.training import Batch, LocalTraining
-from fedhet.core.workspace import Site
+from fedhet.core.workspace import Workspace
 from fedhet.data.toy import toy_task
 
 PAGE = (Path(__file__).parents[1] / "docs" / "extending.md").read_text(encoding="utf-8")
@@ -52,7 +52,7 @@ CALLED = {
     },
     Message: {"boolean", "text", "scalar", "integer", "tensor", "tree", "counts"},
     ClientState: {"get", "put"},
-    Site: {name for name, member in vars(Site).items() if inspect.isfunction(member)},
+    Workspace: {name for name, member in vars(Workspace).items() if inspect.isfunction(member)},
 }
 
 
@@ -243,7 +243,9 @@ def test_the_recipes_work(federation: Callable[..., Any]) -> None:
     client_cls = type("MineClient", (mine_client,), functions(client_part))
 
     def cohort_extras(self: Any, phase: Phase, step: int, cohort: list[int]) -> Any:
-        pull = {name: torch.zeros_like(self.site.initial[name]) for name in self.site.trained}
+        pull = {
+            name: torch.zeros_like(self.workspace.initial[name]) for name in self.workspace.trained
+        }
         return {"mine.pull": pull} if phase.trains else {}
 
     members = {**functions(server), "cohort_extras": cohort_extras, "rate": 0.5}

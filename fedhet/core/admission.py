@@ -77,7 +77,7 @@ def _checked(
         if isinstance(reply, Update):
             sizes_up = messages.payload(step.entry.phase.slot, reply.weights, reply.extras)
             try:
-                _complete(step, reply, sizes[reply.pid], setting.site.variances)
+                _complete(step, reply, sizes[reply.pid], setting.workspace.variances)
                 check(reply)
                 _refuse_unread(reply)
             except ValueError as error:
@@ -314,7 +314,7 @@ def check_steps(method: FedStrategy, update: Update, name: str, *, low: int = 0)
         return
     n = method.sizes[update.pid]
     local = method.local
-    used = usable(method.site.model, n, local.batch_size)
+    used = usable(method.workspace.model, n, local.batch_size)
     expected = sum(-(-min(size, used) // local.batch_size) for size in local.epoch_sizes(used))
     if steps != expected:
         raise ValueError(
@@ -448,7 +448,7 @@ class Undo:
             raise RunFailed(str(failed))
         log.warning("round %d is undone: %s", strategy.current.round, failed)
         for name, part in strategy.parts.items():
-            put_back(part, self._before[name], self._tensors, strategy.site.device, name)
+            put_back(part, self._before[name], self._tensors, strategy.workspace.device, name)
         strategy.current.accepted = 0
         strategy.jumps.undone = strategy.current.round
         return True
