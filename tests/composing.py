@@ -44,8 +44,7 @@ def composed(*overrides: str) -> Config:
     for override in parsed:
         if override.key_or_group not in groups:
             OmegaConf.update(cfg, override.key_or_group, override.value())
-    interpolations.check_composed(cfg)
-    OmegaConf.resolve(cfg)
+    interpolations.resolve(cfg)
     check_targets(cfg)
     validate(cfg)
     OmegaConf.set_readonly(cfg, True)

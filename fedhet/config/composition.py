@@ -237,10 +237,8 @@ def _checked(cfg: DictConfig, hydra: Any, run_dir: str) -> Config:
     }
     validation.check_fixed_choices(choices)
     cfg = _of_run(cfg)
-    interpolations.check_composed(cfg)
-    OmegaConf.resolve(cfg)
-    interpolations.check_resolved(cfg)
-    hydra_settings.check(hydra, cfg)
+    interpolations.resolve(cfg)
+    hydra_settings.check(hydra, _untouched(catalogue.CONF))
     validation.check_structure(cfg)
     validation.check_server_opt(cfg, choices["server_opt"])
     check_targets(cfg)
@@ -254,6 +252,13 @@ def _checked(cfg: DictConfig, hydra: Any, run_dir: str) -> Config:
     config = Config(cfg, names, run_dir, run_dir_given, lines)
     _ = config.run  # checks the values
     return config
+
+
+@lru_cache(maxsize=2)
+def _untouched(conf: Path) -> DictConfig:
+    """Hydra's own settings, as `conf` has them."""
+    hydra: DictConfig = _hydra_config([]).hydra
+    return hydra
 
 
 def _of_run(cfg: DictConfig) -> DictConfig:

@@ -1,20 +1,21 @@
 """Interpolations `${...}` in overrides and settings: which may be read where.
 
 A resolver such as `${oc.env:NAME}` reads the machine on which it is resolved, and what it reads
-would be in the messages and the record of the run. So no setting of a run calls one. Hydra's own
-settings may, but for those of a run that comes from another machine.
+would be in the messages and the record of the run. So no setting of a run calls one. The folders of
+Hydra's own settings may, but for those of a run that comes from another machine.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from hydra.core.override_parser.types import Quote, QuotedString
 from omegaconf import DictConfig, OmegaConf
 
 from fedhet.config.lines import key_of
+from fedhet.config.targets import walk
 from fedhet.core.errors import ConfigError
 
 RUN_DIR = "hydra.run.dir"
@@ -37,15 +38,24 @@ def check_lines(lines: Sequence[str], *, sent: bool) -> None:
     for line in lines:
         key = key_of(line).strip()
         hydras = re.match(r"hydra\b", key)
-        if hydras and not sent:  # hydra_settings.py has checks of them
-            continue
-        if hydras and key != RUN_DIR:
+        if hydras and sent and key != RUN_DIR:
             raise ConfigError(
                 f"{line!r}: a run from another machine sets {RUN_DIR} and nothing else of Hydra"
             )
-        readable = (SETTING, _NOW) if hydras else (SETTING,)
-        if not only(line, readable):
+        if not only(line, (SETTING, _NOW) if hydras else (SETTING,)) and (sent or not hydras):
             raise ConfigError(f"{line!r} {_HINT}")
+
+
+def resolve(cfg: DictConfig) -> None:
+    """Replace references to settings by their values; refuse what files have that reads a machine.
+
+    Raises:
+        ConfigError: naming the key.
+    """
+    _check_texts(cfg, (SETTING,), _HINT)
+    OmegaConf.resolve(cfg)
+    # Such a text would be resolved when it is read.
+    _check_texts(cfg, (), "is refused: a setting cannot contain '${' as text")
 
 
 _HINT = (
@@ -55,26 +65,10 @@ _HINT = (
 )
 
 
-def check_composed(cfg: DictConfig) -> None:
-    """Refuse resolvers in the settings, which files may have too.
-
-    Raises:
-        ConfigError: naming the key.
-    """
-    for key, value in _strings(OmegaConf.to_container(cfg)):
-        if not only(value, (SETTING,)):
-            raise ConfigError(f"{key}={value} {_HINT}")
-
-
-def check_resolved(cfg: DictConfig) -> None:
-    """Refuse text that an interpolation has turned into another one: reading it would resolve it.
-
-    Raises:
-        ConfigError: naming the key.
-    """
-    for key, value in _strings(OmegaConf.to_container(cfg)):
-        if "${" in value:
-            raise ConfigError(f"{key}={value}: a setting cannot contain '${{' as text")
+def _check_texts(cfg: DictConfig, forms: Sequence[re.Pattern[str]], reason: str) -> None:
+    for key, _, value in walk(OmegaConf.to_container(cfg)):
+        if isinstance(value, str) and not only(value, forms):
+            raise ConfigError(f"{key}={value} {reason}")
 
 
 def literal(value: Any) -> str:
@@ -94,12 +88,3 @@ def only(text: str, forms: Sequence[re.Pattern[str]]) -> bool:
     """Return whether each `${` in the text, nested or escaped ones too, begins one of the forms."""
     places = (place.start() for place in re.finditer(r"\$\{", text))
     return all(any(form.match(text, place) for form in forms) for place in places)
-
-
-def _strings(node: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    """Yield (dotted key, text) for every text in nested mappings and lists."""
-    if isinstance(node, str):
-        yield path, node
-    elif isinstance(node, dict | list):
-        for name, inner in node.items() if isinstance(node, dict) else enumerate(node):
-            yield from _strings(inner, f"{path}.{name}" if path else str(name))

@@ -70,6 +70,9 @@ WRITES = {
     "a dollar and the rest": "+hydra.callbacks.x.a='$${hydra.job.name}'",
     "output beside the run folder": "hydra.output_subdir=../../elsewhere",
     "output in a fixed place": "hydra.output_subdir=/tmp/elsewhere",
+    "an honest handler": f"{HANDLERS}{{a: {{class: logging.FileHandler, filename: v}}}}",
+    "an honest callback": f"{CALLBACK}{{_target_: hydra.experimental.callbacks.LogJobReturnCallback}}",
+    "another logging": "hydra/job_logging=default",
     "name that is a path": "hydra.job.name=../x",
     "environment in a file": "+hydra.job.env_copy=[HOME]",
     "search path in a dictionary": "hydra={searchpath: [/tmp]}",
@@ -177,12 +180,11 @@ def test_a_file_calls_and_writes_nothing(own_conf: Path, text: str) -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "+hydra.job_logging.handlers={a: {class: logging.FileHandler, filename: mine.log}}",
-        "hydra/job_logging=default",
-        "+hydra.callbacks.x._target_=hydra.experimental.callbacks.LogJobReturnCallback",
+        "hydra/launcher=processes",
+        "hydra.launcher._target_=hydra._internal.core_plugins.basic_launcher.BasicLauncher",
         "hydra.run.dir='out/${now:%Y}/${client.lr}-${seed}-${oc.env:HOME,x}'",
         "hydra.sweep.subdir='${hydra.job.override_dirname}'",
-        "hydra.output_subdir=.hydra",
+        "hydra.sweep.dir='${hydra.runtime.cwd}/sweep-${seed}'",
     ],
 )
 def test_what_hydra_is_used_for_still_works(line: str) -> None:
