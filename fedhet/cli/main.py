@@ -15,9 +15,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NoReturn
 
-from fedhet import process
 from fedhet.cli import help
 from fedhet.cli.commands import is_command, run_command
+from fedhet.cli.compatibility import compatibility
 from fedhet.cli.errors import INTERRUPTED, drop_output, report_error
 from fedhet.cli.interrupts import interruptible
 from fedhet.cli.options import options_text
@@ -67,17 +67,13 @@ def _main(argv: Sequence[str]) -> int:
 
 
 def _list(words: Sequence[str]) -> None:
-    """Print the pieces, and then which of them fit, which takes seconds."""
+    """Print the pieces, and which of them fit; the latter takes seconds for pieces of one's own."""
     if words:
         raise ConfigError(
             f"--list {' '.join(words)}: it lists all methods and plug-ins, and takes nothing else;"
             " --help method, or --help method=<name>, tells more"
         )
     print(help.pieces_text(), flush=True)
-    print("building each method with each plug-in, to see which fit ...", file=sys.stderr)
-    with process.imports():
-        from fedhet.cli.compatibility import compatibility
-
     print(help.combinations_text(compatibility()))
 
 

@@ -11,9 +11,8 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
-from importlib.machinery import ModuleSpec
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from pathlib import Path
@@ -89,8 +88,7 @@ def _installed(path: tuple[str, ...]) -> tuple[Installed, ...]:
 
 def _piece(point: EntryPoint) -> Installed:
     parts = re.split("[.:]", point.value)
-    for location in _locations(parts[0]):
-        folder = Path(location, *parts[1:])
+    for folder in locations(".".join(parts)):
         if folder.is_dir():
             return Installed(folder.resolve(), ".".join(parts[:-1]) or parts[0])
     owner = f" of the installed package {point.dist.name}" if point.dist else ""
@@ -106,24 +104,16 @@ def locations(package: str) -> list[Path]:
     Neither it nor the packages in which it lies are imported.
     """
     first, *inner = package.split(".")
-    found = [Path(folder, *inner) for folder in _locations(first)]
-    if not inner and not found:
-        found = [Path(spec.origin)] if (spec := _spec(first)) and spec.origin else []
-    modules = [path.with_suffix(".py") for path in found]
-    return [path for path in found if path.is_dir()] + [p for p in modules if p.is_file()]
-
-
-def _locations(package: str) -> Iterator[str]:
-    """Yield the folders of a package, which is not imported."""
-    if (spec := _spec(package)) is not None:
-        yield from spec.submodule_search_locations or ()
-
-
-def _spec(package: str) -> ModuleSpec | None:
     try:
-        return find_spec(package)
+        spec = find_spec(first)
     except (ImportError, ValueError):
-        return None
+        spec = None
+    if spec is None:
+        return []
+    # A module has no folders, and its own file in place of them.
+    paths = [Path(folder, *inner) for folder in spec.submodule_search_locations or ()]
+    files = [path.with_suffix(".py") for path in paths] or [Path(spec.origin or "")] * (not inner)
+    return [path for path in paths if path.is_dir()] + [path for path in files if path.is_file()]
 
 
 def _existing(word: str, origin: str) -> Path:

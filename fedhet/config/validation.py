@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import fields
-from functools import lru_cache
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -118,40 +117,38 @@ def check_keys(cfg: DictConfig) -> None:
                 f"unknown setting {key!r} in {where}{did_you_mean(key, known, below)}; the top"
                 f" level has {', '.join(known)}"
             )
-        if not known.get(key):
-            continue
-        node = cfg._get_node(key)
-        if not isinstance(node, DictConfig):
-            if key in _GROUPS:
-                continue  # `check_structure` refuses it
-            raise ConfigError(f"{key}={node}: this has settings: {', '.join(known[key])}")
-        allowed = {*known[key], *_own_keys(key)} if {*node} - known[key].keys() else known[key]
-        for setting in map(str, node):
+        node, allowed = cfg._get_node(key), known.get(key, [])
+        if allowed and key not in _GROUPS and not isinstance(node, DictConfig):
+            raise ConfigError(f"{key}={node}: this has settings: {', '.join(allowed)}")
+        for setting in map(str, node) if allowed and isinstance(node, DictConfig) else ():
             if setting not in allowed:
                 raise ConfigError(
-                    f"unknown setting '{key}.{setting}' in {where}"
-                    f"{did_you_mean(setting, known[key])}; {key} has {', '.join(known[key])}"
+                    f"unknown setting '{key}.{setting}' in {where}{did_you_mean(setting, allowed)};"
+                    f" {key} has {', '.join(allowed)}"
                 )
 
 
-@lru_cache(maxsize=1)
-def _known_keys() -> dict[str, dict[str, None]]:
+def _known_keys() -> dict[str, list[str]]:
     """The keys of the top level, and those below them; none where any key may stand."""
-    settings: Any = OmegaConf.to_container(OmegaConf.load(catalogue.file("config")))
-    del settings["defaults"], settings["hydra"]
-    known = {group: dict[str, None]() for group in catalogue.groups() if group != "experiment"}
-    for group in known:
-        contents = [catalogue.content(group, choice) for choice in catalogue.built_in(group)]
-        if not any("_target_" in content for content in contents):
-            known[group] = dict.fromkeys(key for content in contents for key in content)
-    inner = {key: value if isinstance(value, dict) else {} for key, value in settings.items()}
-    return known | {key: dict.fromkeys(map(str, below)) for key, below in inner.items()}
+    known = {group: _keys(group) for group in catalogue.groups() if group != "experiment"}
+    for key, value in catalogue.content("config").items():
+        if key not in ("defaults", "hydra"):
+            known[key] = [*value] if isinstance(value, dict) else []
+    return known
 
 
-def _own_keys(group: str) -> Iterator[str]:
-    """The keys that files of one's own give a group in addition."""
-    for choice in catalogue.choices(group) if group in catalogue.groups() else ():
-        yield from catalogue.content(group, choice)
+def _keys(group: str) -> list[str]:
+    """The keys that the files of a group have; none where a file names a class, which checks them.
+
+    Files of one's own may have more than those of conf/.
+    """
+    keys: dict[str, None] = {}
+    for choice in catalogue.choices(group):
+        content = catalogue.content(group, choice)
+        if "_target_" in content:
+            return []
+        keys |= dict.fromkeys(content)
+    return list(keys)
 
 
 def check_fixed_choices(choices: Mapping[str, str]) -> None:

@@ -30,14 +30,9 @@ def install_jobs(monkeypatch: pytest.MonkeyPatch, configs: list[Config], job: Jo
         summary = {"validation": settings.cfg.seed or None, "accuracy": {"last": -1}}
         return types.SimpleNamespace(summary=summary, dir=folder)
 
-    rows = [("fedavg", "fednorm", None), ("fednorm", "fedprox", "they quarrel")]
-    for name, content in (
-        ("fedhet.job", {"run_job": run_job}),
-        ("fedhet.cli.compatibility", {"compatibility": lambda: rows}),
-    ):
-        stub = types.ModuleType(name)
-        stub.__dict__.update(content)
-        monkeypatch.setitem(sys.modules, name, stub)
+    stub = types.ModuleType("fedhet.job")
+    stub.__dict__.update(run_job=run_job)
+    monkeypatch.setitem(sys.modules, "fedhet.job", stub)
 
 
 def failing(error: BaseException, when: Callable[[Config], bool] = lambda settings: True) -> Job:

@@ -60,7 +60,7 @@ def test_labels_of_a_regression_say_why_not(launch: Callable[..., Any]) -> None:
 
 
 def test_what_is_wrong_is_told_before_anything_heavy_is_imported(tmp_path: Path) -> None:
-    """`--list` takes seconds, but begins with what needs none, and refuses what it would ignore."""
+    """And `--list` refuses what it would ignore."""
     commands = [["--list", "method"], ["partition.alpha=-1"], ["report", str(tmp_path)]]
     code = (
         "import sys; from fedhet.cli import main;"
@@ -75,23 +75,6 @@ def test_what_is_wrong_is_told_before_anything_heavy_is_imported(tmp_path: Path)
     first, second, third = done.stderr.splitlines()
     assert "--list method: " in first and "takes nothing else" in first
     assert "partition.alpha=-1: must be a number > 0" in second and "has no runs" in third
-
-
-def test_a_list_begins_at_once(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    told: list[str] = []
-
-    def compatibility() -> list[tuple[str, str, str | None]]:
-        printed = capsys.readouterr()
-        told.extend([printed.out, printed.err])
-        return [("fedavg", "fedprox", None)]
-
-    monkeypatch.setattr("fedhet.cli.compatibility.compatibility", compatibility)
-    assert main.main(["--list"]) == 0
-    assert "scaffold" in told[0] and "combinations" not in told[0]
-    assert "to see which fit" in told[1]
-    assert "combinations" in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("own_process")

@@ -71,7 +71,9 @@ WRITES = {
     "output beside the run folder": "hydra.output_subdir=../../elsewhere",
     "output in a fixed place": "hydra.output_subdir=/tmp/elsewhere",
     "an honest handler": f"{HANDLERS}{{a: {{class: logging.FileHandler, filename: v}}}}",
-    "an honest callback": f"{CALLBACK}{{_target_: hydra.experimental.callbacks.LogJobReturnCallback}}",
+    "an honest callback": (
+        f"{CALLBACK}{{_target_: hydra.experimental.callbacks.LogJobReturnCallback}}"
+    ),
     "another logging": "hydra/job_logging=default",
     "name that is a path": "hydra.job.name=../x",
     "environment in a file": "+hydra.job.env_copy=[HOME]",

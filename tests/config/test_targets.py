@@ -182,8 +182,7 @@ def test_hydras_own_settings_cannot_name_other_code(override: str) -> None:
 def test_logging_factories_cannot_name_code(own_conf: Path) -> None:
     """Python's logging settings name a function in the key "()", which only a file can contain."""
     (own_conf / "experiment" / "logged.yaml").write_text(
-        "# @package _global_\n"
-        "hydra: {job_logging: {formatters: {mine: {(): os.system}}}}\n"
+        "# @package _global_\nhydra: {job_logging: {formatters: {mine: {(): os.system}}}}\n"
     )
     message = r"hydra.job_logging.formatters.mine.\(\) is not allowed"
     with pytest.raises(ConfigError, match=message):

@@ -14,6 +14,7 @@ from own.conftest import ROOT, Command, forget
 
 import fedhet
 from fedhet.cli import main
+from fedhet.cli.compatibility import compatibility
 from fedhet.cli.new import KINDS, create
 from fedhet.config import catalogue, check_overrides, compose
 from fedhet.config.targets import find_target
@@ -163,10 +164,8 @@ def test_the_process_of_a_launcher_knows_the_search_path() -> None:
 
 
 def test_list_goes_on_where_a_piece_cannot_be_built(
-    conf: Path, monkeypatch: pytest.MonkeyPatch
+    conf: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from fedhet.cli.compatibility import compatibility
-
     (conf / "method" / "open.yaml").write_text("_target_: mine_pkg.m_method.MMethod\npull: ???\n")
     (conf / "plugin" / "lost.yaml").write_text("# @package plugin.lost\n_target_: lost.Lost\n")
     few = {"method": ("fedavg", "m_method", "open"), "plugin": ("m_plugin", "lost")}
@@ -177,6 +176,7 @@ def test_list_goes_on_where_a_piece_cannot_be_built(
         ("fedavg", "m_plugin"),
         ("m_method", "m_plugin"),
     }
+    assert "pieces of your own" in capsys.readouterr().err
     assert "method.pull has no default" in str(rows["open", "m_plugin"])
     assert "lost.Lost is not trusted" in str(rows["fedavg", "lost"])
 
