@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from fedhet.cli.columns import columns, wrapped
 from fedhet.config import catalogue
@@ -28,17 +28,20 @@ def options_text(words: Sequence[str]) -> str:
         ConfigError: a word names nothing; the message suggests the closest names.
     """
     chosen = dict(piece for word in words for piece in _chosen(word) if piece[1])
-    pieces = list(dict.fromkeys(piece for word in words for piece in _pieces(word, chosen)))
-    origins: dict[Choice, str] = {}
-    sections = []
-    for position, piece in enumerate(pieces):  # which grows
-        sections.append(_section(piece, origins) if piece[1] else _choices_text(piece[0]))
-        for other in catalogue.brought(*_file(piece)) if all(piece) else []:
-            other_choice = other[0] != "plugin" and other[0] in dict(pieces)
-            if other not in pieces and not other_choice:
-                origins[other] = f" (part of {_written(piece)})"
-                pieces.insert(position + 1, other)
-    return "\n\n".join(sections)
+    named = dict.fromkeys(piece for word in words for piece in _pieces(word, chosen))
+    sections: dict[Choice, str] = {}
+
+    def add(piece: Choice, origin: str = "") -> None:
+        """Add the options of a piece, and of what it brings unless the words name another one."""
+        sections[piece] = _section(piece, origin) if piece[1] else _choices_text(piece[0])
+        for other in catalogue.brought(*_file(piece)) if all(piece) else ():
+            known = [*named, *sections]
+            if other not in known and (other[0] == "plugin" or other[0] not in dict(known)):
+                add(other, f" (part of {_written(piece)})")
+
+    for piece in named:
+        add(piece)
+    return "\n\n".join(sections.values())
 
 
 def _pieces(word: str, chosen: dict[str, str]) -> list[Choice]:
@@ -100,8 +103,8 @@ def _file(piece: Choice) -> Choice:
     return (group, choice.partition("/")[0]) if group == "model" else piece
 
 
-def _section(piece: Choice, origins: Mapping[Choice, str]) -> str:
-    """Return the options of a piece; `origins` says of some what they are part of."""
+def _section(piece: Choice, origin: str) -> str:
+    """Return the options of a piece; `origin` says what it is part of."""
     group, choice = piece
     if piece == TOP:
         return f"{_written(piece)}\n{columns(list(_rows(catalogue.settings(choice), '')))}"
@@ -113,7 +116,7 @@ def _section(piece: Choice, origins: Mapping[Choice, str]) -> str:
         *((_short(preset), "set by it") for preset in catalogue.presets(path)),
     ]
     parts = [
-        wrapped(f"{_written(piece)}{origins.get(piece, '')}" + (f": {title}" if title else "")),
+        wrapped(f"{_written(piece)}{origin}" + (f": {title}" if title else "")),
         *(wrapped(remark, "  ") for remark in catalogue.remarks(path)),
         columns(rows) if rows else "  It has no options.",
     ]

@@ -6,6 +6,7 @@ choice of it is a file in any of the folders, and no two folders may have the sa
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -38,6 +39,7 @@ ONE_METHOD = (
 )
 
 _GLOBAL = "# @package _global_"
+_HEAD = re.compile(r"\A(?:# @package.*\n)?#(?! @package)(?P<title>.*)\n")
 _HYDRAS_OWN = ("_target_", "defaults", "hydra")
 
 
@@ -140,9 +142,8 @@ def overrides_of_choice(choice: str) -> list[str]:
 
 def defaults() -> dict[str, str | list[str] | None]:
     """Return group -> the choice in config.yaml: a name, a list of names, or None for no choice."""
-    entries = content("config")["defaults"]
-    pairs = [pair for entry in entries if isinstance(entry, dict) for pair in entry.items()]
-    return {group: choice for group, choice in pairs if not group.startswith("override ")}
+    chosen = _chosen("config").items()
+    return {group: choice for group, choice in chosen if not group.startswith("override ")}
 
 
 def fixed_choices(group: str, choice: str) -> dict[str, str]:
@@ -150,23 +151,25 @@ def fixed_choices(group: str, choice: str) -> dict[str, str]:
 
     For the method fedadam that is {"server_opt": "fedadam"}.
     """
-    entries = content(group, choice).get("defaults", [])
-    pairs = [pair for entry in entries if isinstance(entry, dict) for pair in entry.items()]
     return {
         key.removeprefix("override /").partition("@")[0]: value
-        for key, value in pairs
+        for key, value in _chosen(group, choice).items()
         if key.startswith("override /")
+    }
+
+
+def _chosen(*path: str) -> dict[str, Any]:
+    """Return group -> choice, as the defaults list of a file has them."""
+    entries = content(*path).get("defaults", [])
+    return {
+        key: value for entry in entries if isinstance(entry, dict) for key, value in entry.items()
     }
 
 
 def title(group: str, choice: str) -> str:
     """Return the first comment of the choice's file, without the `# @package` line; "" if none."""
-    for line in file(f"{group}/{choice}").read_text(encoding="utf-8").splitlines():
-        if not line.startswith("#"):
-            break
-        if not line.startswith("# @package"):
-            return line.removeprefix("#").strip()
-    return ""
+    head = _HEAD.match(file(f"{group}/{choice}").read_text(encoding="utf-8"))
+    return head["title"].strip() if head else ""
 
 
 def brought(group: str, choice: str) -> list[tuple[str, str]]:
@@ -242,21 +245,13 @@ def _comments(text: str) -> tuple[dict[int, str], list[str]]:
     """
     above: dict[int, str] = {}
     free: list[str] = []
-    block: list[str] = []
-    titled = False
-    for number, line in enumerate(text.splitlines()):
-        words = line.strip()
-        if words.startswith("#"):
-            if titled:
-                block.append(words.lstrip("# "))
-            titled = titled or not words.startswith("# @package")
-            continue
-        titled = True
-        if block and words:
-            above[number] = " ".join(block)
-        elif block:
-            free.append(" ".join(block))
-        block = []
+    text = _HEAD.sub(lambda head: "\n" * head[0].count("\n"), text)
+    for block in re.finditer(r"^((?: *#.*\n)+)(.*)", text, re.MULTILINE):
+        words = " ".join(line.lstrip("# ") for line in block[1].splitlines())
+        if block[2].strip():
+            above[text.count("\n", 0, block.start(2))] = words
+        else:
+            free.append(words)
     return above, free
 
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from fedhet.core.check import boolean, integer, number, one_of, optional, text
+from fedhet.core.check import Checked, integer, setting
 from fedhet.core.errors import ConfigError
 from fedhet.core.groups import Course, Evaluation, LocalSettings, Noise, Speed
 
 
-@dataclass(frozen=True)
-class Engine:
+@dataclass(frozen=True, kw_only=True)
+class Engine(Checked):
     """Where clients run, and with what (conf/engine/*.yaml).
 
     Attributes:
@@ -28,21 +28,18 @@ class Engine:
         vectorize: how many clients train as one; 0 for none, "auto" for as many as fit a GPU.
     """
 
+    GROUP = "engine"
     name: str
-    workers: int | None
-    threads: int
-    num_cpus: float
-    num_gpus: float
+    workers: int | None = setting(low=1)
+    threads: int = setting(low=1)
+    num_cpus: float = setting(open_low=0)
+    num_gpus: float = setting(low=0)
     address: str | None
     speed: Speed
     vectorize: int | str
 
     def __post_init__(self) -> None:
-        optional(integer, "engine.workers", self.workers, low=1)
-        integer("engine.threads", self.threads, low=1)
-        number("engine.num_cpus", self.num_cpus, open_low=0)
-        number("engine.num_gpus", self.num_gpus, low=0)
-        optional(text, "engine.address", self.address)
+        super().__post_init__()
         if self.vectorize != "auto":
             integer("engine.vectorize", self.vectorize, low=0)
         if self.vectorize and self.name != "local":
@@ -70,29 +67,22 @@ class RunSettings(Course):
         engine: where clients run.
     """
 
-    seed: int
+    seed: int = setting(low=0, high=2**63 - 1)
     data_dir: str
-    device: str
+    device: str = setting(allowed=("auto", "cpu", "cuda"))
     figures: bool
-    buffers: str
+    buffers: str = setting(allowed=("average", "local", "frozen"))
     local: LocalSettings
-    min_count: int
+    min_count: int = setting(name="privacy.min_count", low=0)
     noise: Noise
     evaluation: Evaluation
-    checkpoint_every: float | None
+    checkpoint_every: float | None = setting(name="checkpoint.every", low=0)
     engine: Engine
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        integer("seed", self.seed, low=0, high=2**63 - 1)
-        text("data_dir", self.data_dir)
         if re.fullmatch(r"cuda:\d+", str(self.device)):
             raise ConfigError(
                 f"device={self.device} is not allowed; choose this GPU by device=cuda, with"
                 f" CUDA_VISIBLE_DEVICES={self.device[5:]} in the environment"
             )
-        one_of("device", self.device, ("auto", "cpu", "cuda"))
-        boolean("figures", self.figures)
-        one_of("buffers", self.buffers, ("average", "local", "frozen"))
-        integer("privacy.min_count", self.min_count, low=0)
-        optional(number, "checkpoint.every", self.checkpoint_every, low=0)
+        super().__post_init__()

@@ -35,7 +35,7 @@ def check_targets(cfg: DictConfig) -> None:
     """
     for path, name, value in walk(OmegaConf.to_container(cfg, resolve=True)):
         if name == "_target_" and value is not None:
-            check_trusted(path, value, trusted())
+            check_trusted(path, value)
 
 
 def find_target(node: DictConfig) -> Any:
@@ -53,7 +53,7 @@ def find(path: str, target: str) -> Any:
     Raises:
         ConfigError: as `find_target` does.
     """
-    check_trusted(path, target, trusted())
+    check_trusted(path, target)
     # fedhet's other functions write files and start processes, which no setting may ask for.
     hidden = target.startswith("fedhet.") and target not in catalogue.targets()
     thing = defined(target) if not hidden and _NAME.fullmatch(target) else None
@@ -141,19 +141,17 @@ def trusted() -> tuple[str, ...]:
     return ("fedhet", *pieces.trusted_packages())
 
 
-def check_trusted(path: str, target: object, trusted: tuple[str, ...]) -> None:
-    """Refuse a name outside of these packages.
+def check_trusted(path: str, target: object) -> None:
+    """Refuse a name outside of the trusted packages.
 
     Raises:
         ConfigError: naming the key and the trusted prefixes.
     """
-    if isinstance(target, str) and any(f"{target}.".startswith(f"{name}.") for name in trusted):
+    if isinstance(target, str) and any(f"{target}.".startswith(f"{name}.") for name in trusted()):
         return
-    allowed = ", ".join(f"{name}.*" for name in trusted)
-    hint = "; the environment variable FEDHET_TRUST adds packages"
     raise ConfigError(
-        f"{path}={target} is not trusted; allowed: {allowed}"
-        f"{'' if path.startswith('hydra.') else hint}"
+        f"{path}={target} is not trusted; allowed: {', '.join(f'{name}.*' for name in trusted())};"
+        " the environment variable FEDHET_TRUST adds packages"
     )
 
 

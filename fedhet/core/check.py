@@ -1,7 +1,7 @@
 """Checks of single settings.
 
-Each returns the value in its type, or raises a ConfigError that says what is allowed. The last
-functions word parts of messages.
+Each returns the value in its type, or raises a ConfigError that says what is allowed. `Checked` is
+a class of settings, whose fields say what they allow; the last functions word parts of messages.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import MISSING, dataclass, field, fields
 from numbers import Integral, Real
-from typing import TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from fedhet.core.errors import ConfigError
 
@@ -106,6 +107,51 @@ def each(
     if isinstance(values, str) or not isinstance(values, Sequence):
         raise _not_allowed(name, values, "a list")
     return tuple(check(f"{name}[{i}]", value, **limits) for i, value in enumerate(values))
+
+
+def setting(default: Any = MISSING, *, name: str = "", **limits: Any) -> Any:
+    """Return a field of a `Checked` class.
+
+    Args:
+        default: its default; without one it is required.
+        name: how a user writes it, where that is not <group>.<name of the field>.
+        limits: what `number` or `integer` take, or `allowed`, the words of `one_of`.
+    """
+    return field(default=default, metadata={"name": name, "limits": limits})
+
+
+_BY_TYPE: dict[str, Callable[..., object]] = {
+    "bool": boolean,
+    "int": integer,
+    "float": number,
+    "str": text,
+}
+
+
+@dataclass(frozen=True)
+class Checked:
+    """Settings that are checked when they are made.
+
+    A bool, int, float or str must be one, with `| None` also null, within the limits that `setting`
+    gives its field. Fields of other types are left to the class.
+    """
+
+    GROUP: ClassVar[str] = ""  # before the names of the settings, as in client.lr
+
+    def __post_init__(self) -> None:
+        for each_field in fields(self):
+            kind, _, other = str(each_field.type).partition(" | ")
+            if kind not in _BY_TYPE or other not in ("", "None"):
+                continue
+            limits = each_field.metadata.get("limits", {})
+            check = one_of if "allowed" in limits else _BY_TYPE[kind]
+            prefix = f"{self.GROUP}." if self.GROUP else ""
+            name = each_field.metadata.get("name") or f"{prefix}{each_field.name}"
+            value = getattr(self, each_field.name)
+            if other:
+                optional(check, name, value, **limits)
+            else:
+                check(name, value, **limits)
 
 
 def counted(n: int, noun: str, plural: str = "") -> str:

@@ -1,6 +1,7 @@
 """The settings that core reads, by their groups in the configuration; imports no torch.
 
-Each constructor checks its own values, and names them as a user writes them.
+Each field says what it allows, and each constructor checks its values, which it names as a user
+writes them.
 """
 
 from __future__ import annotations
@@ -9,17 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 
-from fedhet.core.check import (
-    MOST_EPOCHS,
-    MOST_SAMPLES,
-    MOST_STEPS,
-    boolean,
-    each,
-    integer,
-    number,
-    one_of,
-    optional,
-)
+from fedhet.core.check import MOST_EPOCHS, MOST_SAMPLES, MOST_STEPS, Checked, each, number, setting
 from fedhet.core.errors import ConfigError
 
 DEFAULT_DELTA = 1e-5
@@ -28,31 +19,22 @@ LEAST_NOISE, MOST_NOISE = 1e-6, 1e6
 
 
 @dataclass(frozen=True)
-class LocalSettings:
+class LocalSettings(Checked):
     """How clients train in one step (conf/client/*.yaml).
 
     The settings travel with every message, so that a plug-in can schedule them. `steps`, where it
     is not None, replaces `epochs`. A plug-in may set no epochs, or a rate of 0.
     """
 
-    lr: float
-    epochs: int = 1
-    batch_size: int = 32
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    clip: float | None = None
-    optimizer: str = "sgd"
-    steps: int | None = None
-
-    def __post_init__(self) -> None:
-        number("client.lr", self.lr, low=0)
-        integer("client.epochs", self.epochs, low=0, high=MOST_EPOCHS)
-        integer("client.batch_size", self.batch_size, low=1, high=MOST_SAMPLES)
-        number("client.momentum", self.momentum, low=0, open_high=1)
-        number("client.weight_decay", self.weight_decay, low=0)
-        optional(number, "client.clip", self.clip, open_low=0)
-        one_of("client.optimizer", self.optimizer, ("sgd", "adam"))
-        optional(integer, "client.steps", self.steps, low=1, high=MOST_STEPS)
+    GROUP = "client"
+    lr: float = setting(low=0)
+    epochs: int = setting(1, low=0, high=MOST_EPOCHS)
+    batch_size: int = setting(32, low=1, high=MOST_SAMPLES)
+    momentum: float = setting(0.0, low=0, open_high=1)
+    weight_decay: float = setting(0.0, low=0)
+    clip: float | None = setting(None, open_low=0)
+    optimizer: str = setting("sgd", allowed=("sgd", "adam"))
+    steps: int | None = setting(None, low=1, high=MOST_STEPS)
 
     def epoch_sizes(self, n: int, epochs: int | None = None) -> Iterator[int]:
         """How many of n samples each epoch takes: all, unless `steps` end inside the last one.
@@ -71,7 +53,7 @@ class LocalSettings:
 
 
 @dataclass(frozen=True)
-class ReplyLimits:
+class ReplyLimits(Checked):
     """Which replies are accepted, how long they are awaited, and how many must come (`replies`).
 
     Attributes:
@@ -91,30 +73,18 @@ class ReplyLimits:
         max_mb: MB of a reply from another process beyond twice those of its message.
     """
 
-    deadline: float | None = None
-    grace: float = 10.0
-    enough: float | None = None
-    oversample: float = 0.0
-    least: int = 1
-    bad_steps: int = 0
-    max_lost: float = 0.1
-    join: float = 600.0
-    min_nodes: int | None = None
-    max_jump: float | None = 1000.0
-    max_mb: float = 256.0
-
-    def __post_init__(self) -> None:
-        optional(number, "replies.deadline", self.deadline, open_low=0)
-        number("replies.grace", self.grace, low=0)
-        optional(number, "replies.enough", self.enough, open_low=0, high=1)
-        number("replies.oversample", self.oversample, low=0)
-        integer("replies.least", self.least, low=1)
-        integer("replies.bad_steps", self.bad_steps, low=0)
-        number("replies.max_lost", self.max_lost, low=0, high=1)
-        number("replies.join", self.join, low=0)
-        optional(integer, "replies.min_nodes", self.min_nodes, low=1)
-        optional(number, "replies.max_jump", self.max_jump, open_low=1)
-        number("replies.max_mb", self.max_mb, open_low=0)
+    GROUP = "replies"
+    deadline: float | None = setting(None, open_low=0)
+    grace: float = setting(10.0, low=0)
+    enough: float | None = setting(None, open_low=0, high=1)
+    oversample: float = setting(0.0, low=0)
+    least: int = setting(1, low=1)
+    bad_steps: int = setting(0, low=0)
+    max_lost: float = setting(0.1, low=0, high=1)
+    join: float = setting(600.0, low=0)
+    min_nodes: int | None = setting(None, low=1)
+    max_jump: float | None = setting(1000.0, open_low=1)
+    max_mb: float = setting(256.0, open_low=0)
 
     @property
     def max_bytes(self) -> int:
@@ -130,7 +100,7 @@ class ReplyLimits:
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class Evaluation(Checked):
     """When and what a run evaluates (`eval`).
 
     Attributes:
@@ -146,23 +116,18 @@ class Evaluation:
         targets: summary.json has what it took to reach each of these scores.
     """
 
-    every: int = 1
+    GROUP = "eval"
+    every: int = setting(1, low=1)
     clients: bool = True
     train: bool = False
-    finetune_epochs: int = 0
+    finetune_epochs: int = setting(0, low=0, high=MOST_EPOCHS)
     personal: bool = True
-    personal_mb: float | None = 200.0
-    last_k: int = 5
+    personal_mb: float | None = setting(200.0, low=0)
+    last_k: int = setting(5, low=1)
     targets: Sequence[float] = ()
 
     def __post_init__(self) -> None:
-        integer("eval.every", self.every, low=1)
-        boolean("eval.clients", self.clients)
-        boolean("eval.train", self.train)
-        integer("eval.finetune_epochs", self.finetune_epochs, low=0, high=MOST_EPOCHS)
-        boolean("eval.personal", self.personal)
-        optional(number, "eval.personal_mb", self.personal_mb, low=0)
-        integer("eval.last_k", self.last_k, low=1)
+        super().__post_init__()
         targets = each(number, "eval.targets", self.targets, open_low=0, high=1)
         object.__setattr__(self, "targets", targets)
         if self.train and not self.clients:
@@ -172,7 +137,7 @@ class Evaluation:
 
 
 @dataclass(frozen=True)
-class Stopping:
+class Stopping(Checked):
     """When training ends before its last round (`early_stopping`).
 
     Attributes:
@@ -180,16 +145,13 @@ class Stopping:
         min_delta: by how much a validation must be better to count.
     """
 
-    patience: int | None = None
-    min_delta: float = 0.0
-
-    def __post_init__(self) -> None:
-        optional(integer, "early_stopping.patience", self.patience, low=1)
-        number("early_stopping.min_delta", self.min_delta, low=0)
+    GROUP = "early_stopping"
+    patience: int | None = setting(None, low=1)
+    min_delta: float = setting(0.0, low=0)
 
 
 @dataclass(frozen=True)
-class Noise:
+class Noise(Checked):
     """The noise on clients' replies (`privacy`); it is false while the noise is off.
 
     Attributes:
@@ -199,21 +161,19 @@ class Noise:
         budget: the largest epsilon that a client may spend in the run; None for any.
     """
 
-    multiplier: float = 0.0
-    clip: float = 1.0
-    delta: float = DEFAULT_DELTA
-    budget: float | None = None
+    GROUP = "privacy"
+    multiplier: float = setting(0.0, name="privacy.noise", low=0, high=MOST_NOISE)
+    clip: float = setting(1.0, open_low=0)
+    delta: float = setting(DEFAULT_DELTA, open_low=0, open_high=1)
+    budget: float | None = setting(None, open_low=0)
 
     def __post_init__(self) -> None:
-        noise = number("privacy.noise", self.multiplier, low=0, high=MOST_NOISE)
-        if 0 < noise < LEAST_NOISE:
+        super().__post_init__()
+        if 0 < self.multiplier < LEAST_NOISE:
             raise ConfigError(
-                f"privacy.noise={noise:g} is not allowed; it must be 0, which is off, or a number"
-                f" in [{LEAST_NOISE:g}, {MOST_NOISE:g}]"
+                f"privacy.noise={self.multiplier:g} is not allowed; it must be 0, which is off, or a"
+                f" number in [{LEAST_NOISE:g}, {MOST_NOISE:g}]"
             )
-        number("privacy.clip", self.clip, open_low=0)
-        number("privacy.delta", self.delta, open_low=0, open_high=1)
-        optional(number, "privacy.budget", self.budget, open_low=0)
         for name in ("clip", "delta", "budget"):
             if not self and (value := getattr(self, name)) != getattr(Noise, name):
                 raise ConfigError(
@@ -229,7 +189,7 @@ OFF = Noise()
 
 
 @dataclass(frozen=True)
-class Speed:
+class Speed(Checked):
     """How the local steps are computed (conf/engine/*.yaml).
 
     Each option changes the last bits of the result, so all are off by default.
@@ -240,18 +200,14 @@ class Speed:
         channels_last: keep images and convolutions in NHWC layout.
     """
 
+    GROUP = "engine"
     compile: bool = False
     amp: bool = False
     channels_last: bool = False
 
-    def __post_init__(self) -> None:
-        boolean("engine.compile", self.compile)
-        boolean("engine.amp", self.amp)
-        boolean("engine.channels_last", self.channels_last)
-
 
 @dataclass(frozen=True, kw_only=True)
-class Course:
+class Course(Checked):
     """What a run does round by round, as every strategy and the configuration have it.
 
     Attributes:
@@ -267,21 +223,12 @@ class Course:
         deliver: in the end, let every client keep the final models at its site.
     """
 
-    rounds: int = 1
-    fraction: float = 1.0
-    lr_decay: float = 1.0
-    schedule: str = "constant"
-    on_failure: str = "stop"
-    on_lost_state: str = "stop"
+    rounds: int = setting(1, low=1)
+    fraction: float = setting(1.0, open_low=0, high=1)
+    lr_decay: float = setting(1.0, name="client.lr_decay", open_low=0, high=1)
+    schedule: str = setting("constant", name="client.schedule", allowed=("constant", "cosine"))
+    on_failure: str = setting("stop", allowed=("stop", "skip"))
+    on_lost_state: str = setting("stop", allowed=("stop", "restart"))
     replies: ReplyLimits = ReplyLimits()
     early_stopping: Stopping = Stopping()
     deliver: bool = False
-
-    def __post_init__(self) -> None:
-        integer("rounds", self.rounds, low=1)
-        number("fraction", self.fraction, open_low=0, high=1)
-        number("client.lr_decay", self.lr_decay, open_low=0, high=1)
-        one_of("client.schedule", self.schedule, ("constant", "cosine"))
-        one_of("on_failure", self.on_failure, ("stop", "skip"))
-        one_of("on_lost_state", self.on_lost_state, ("stop", "restart"))
-        boolean("deliver", self.deliver)
