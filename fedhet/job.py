@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import importlib
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, field, fields
 from functools import cached_property, partial
@@ -303,35 +303,23 @@ def run_job(settings: Config, task: Task | None = None) -> Run:
         try:
             folder = engine.run(job)
         except Exception as error:
-            if job.loop is None and not isinstance(error, RunFailed):
-                raise  # the run had not begun: a setting was wrong
-            raise _failed(job, error) from error
+            if job.loop is None:
+                raise  # the run had not begun: a setting was wrong; or another process has told it
+            job.loop.end("failed", error)  # also where it has failed outside of its own steps
+            raise RunFailed(reason_of(error), str(job.folder)) from error
     run = Run.read(folder)
     terminal.print_summary(run.summary, run.dir)
     return run
 
 
 def try_settings(settings: Config) -> None:
-    """Refuse settings of what acts on the server before any data are read."""
-    with quiet():
-        _ = Job(settings, toy_task()).strategy
-    tracker_of(settings.cfg)
+    """Refuse settings of what acts on the server before any data are read.
 
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Silence the log while a strategy is only tried; the run itself repeats its messages."""
+    The log is silent meanwhile: the run itself repeats its messages.
+    """
     log.disabled = True
     try:
-        yield
+        _ = Job(settings, toy_task()).strategy
     finally:
         log.disabled = False
-
-
-def _failed(job: Job, error: Exception) -> RunFailed:
-    """Record the failure, also one outside the run's own steps, and return it for the user."""
-    reason = reason_of(error)
-    if job.loop is None:
-        return RunFailed(reason, error.folder if isinstance(error, RunFailed) else None)
-    job.loop.end("failed", error)
-    return RunFailed(reason, str(job.folder))
+    tracker_of(settings.cfg)
