@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
 from flwr.common import EvaluateIns, FitIns, Parameters, ndarrays_to_parameters
 from flwr.server.client_manager import ClientManager
@@ -20,6 +20,7 @@ from fedhet.flower import wire
 from fedhet.flower.nodes import Nodes
 
 log = logging.getLogger("fedhet")
+Ins = TypeVar("Ins", FitIns, EvaluateIns)
 
 
 class StrategyAdapter(Callback):
@@ -72,10 +73,7 @@ class StrategyAdapter(Callback):
         if self._request is None:
             self._row = {}
             log.info("round %d is past the end of the timetable; no client is asked", server_round)
-        packer = wire.MessagePacker(self.nodes.agreed)
-        return [
-            (proxy, wire.fit_ins(msg, packer)) for proxy, msg in self._addressed(client_manager)
-        ]
+        return self._addressed(client_manager, wire.fit_ins)
 
     def aggregate_fit(
         self, server_round: int, results: list[tuple[Any, Any]], failures: list[Any]
@@ -97,13 +95,7 @@ class StrategyAdapter(Callback):
 
         Under privacy.noise clients evaluate nothing.
         """
-        if not self._evaluating:
-            return []
-        packer = wire.MessagePacker(self.nodes.agreed)
-        return [
-            (proxy, wire.evaluate_ins(msg, packer))
-            for proxy, msg in self._addressed(client_manager)
-        ]
+        return self._addressed(client_manager, wire.evaluate_ins) if self._evaluating else []
 
     def aggregate_evaluate(
         self, server_round: int, results: list[tuple[Any, Any]], failures: list[Any]
@@ -171,13 +163,25 @@ class StrategyAdapter(Callback):
         plan, _ = self._request or ([], None)
         return {msg.pid: msg for msg in plan}
 
-    def _addressed(self, manager: ClientManager) -> Iterator[tuple[ClientProxy, Broadcast]]:
-        """The messages that are due, with the nodes that host their clients."""
+    def _addressed(
+        self, manager: ClientManager, ins: Callable[[Broadcast, wire.MessagePacker], Ins]
+    ) -> list[tuple[ClientProxy, Ins]]:
+        """The messages that are due, with the nodes that host their clients.
+
+        Where there is no such node, Flower's Server does not ask for the results: then all clients
+        have failed.
+
+        Raises:
+            RunFailed: they have, and the run does not go on without them.
+        """
         awaited = self._awaited
         proxies = self.nodes.proxies(awaited, manager)
-        for pid, msg in awaited.items():
-            if proxy := proxies[pid]:
-                yield proxy, msg
+        packer = wire.MessagePacker(self.nodes.agreed)
+        hosted = ((proxies[pid], msg) for pid, msg in awaited.items())
+        addressed = [(proxy, ins(msg, packer)) for proxy, msg in hosted if proxy]
+        if awaited and not addressed:
+            self._answer(self._in_order([], []))
+        return addressed
 
     def _in_order(self, results: list[tuple[Any, Any]], failures: list[Any]) -> Iterator[Reply]:
         """The replies of the clients that were asked."""

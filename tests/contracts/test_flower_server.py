@@ -255,6 +255,33 @@ def test_a_node_that_fails_in_every_evaluation(
         run.fit(2)
 
 
+@pytest.mark.parametrize("half", ["fit", "evaluate"])
+def test_a_round_in_which_no_node_is_present(half: str) -> None:
+    """Flower's Server gives no results then: all clients have failed, and nothing is late."""
+    lines = ["rounds=2", "on_failure=skip", "replies.bad_steps=1"]
+    run = FlowerRun("method=fedavg", *LINES, *lines)
+    strategy = run.job.strategy
+    server = Server(client_manager=run.nodes, strategy=strategy)
+    server.parameters = strategy.initialize_parameters(run.nodes)
+    if half == "evaluate":
+        server.fit_round(1, None)
+    else:
+        strategy.adapter.nodes.proxies([0], run.nodes)  # all have joined
+    nodes = list(run.nodes.all().values())
+    for node in nodes:
+        run.nodes.unregister(node)
+    if half == "evaluate":
+        with pytest.raises(RunFailed, match=r"failed in phase 'evaluate'.*no reply"):
+            server.evaluate_round(1, None)
+        return
+    assert server.fit_round(1, None) is None
+    for node in nodes:
+        run.nodes.register(node)
+    assert server.evaluate_round(1, None)
+    assert server.fit_round(2, None) and server.evaluate_round(2, None)
+    assert run.asked("train") == [2] and run.asked("evaluate") == [1, 2]
+
+
 def test_noise_under_flowers_own_server() -> None:
     """It is accounted for, and no client is asked for scores."""
     run = FlowerRun("method=fedavg", *LINES, "privacy.noise=1", "eval.clients=false", "rounds=2")
