@@ -379,8 +379,8 @@ class FedStrategy(Strategy):
 
     def forget_reports(self) -> None:
         """Empty what method, plug-ins and merge report."""
-        piece: Reporting
-        for piece in (self, *self.plugins, self.setting.merge):
+        pieces: list[Reporting] = [self, *self.plugins, self.setting.merge]
+        for piece in pieces:
             piece.report = {}
 
     def reports(self) -> dict[str, Report]:

@@ -28,8 +28,9 @@ class StrategyAdapter(Callback):
 
     Flower's Server runs a fixed number of rounds, the phases before the training among them
     (`FedStrategy.num_rounds`). A round past the end of the timetable asks no client. The server and
-    the clients evaluate after the rounds for which an evaluation is due. What needs a run folder
-    does not happen, unless `callbacks` do it.
+    the clients evaluate after the rounds for which an evaluation is due. Where the clients' losses
+    undo a step, the next round asks them to evaluate again, and trains nothing. What needs a run
+    folder does not happen, unless `callbacks` do it.
 
     Args:
         method: the run's strategy, to which the adapter is attached.
@@ -49,13 +50,14 @@ class StrategyAdapter(Callback):
         self._request: Request | None = None
         self._begun = False
         self._row: Row = {}
+        self._given = _shared(method)  # the parameters that Flower's Server holds
 
     def settled(self, loop: Loop, row: Row) -> None:
         self._row = row
 
     def initialize_parameters(self, client_manager: ClientManager) -> Parameters:
         """The model's shared tensors, in state-dict order."""
-        return _shared(self._method)
+        return self._given
 
     def configure_fit(
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
@@ -84,9 +86,10 @@ class StrategyAdapter(Callback):
             RunFailed: a client failed and on_failure is "stop", or no client succeeded.
         """
         if self._request is None:
-            return _shared(self._method), {}
+            return self._given, {}
         self._answer(self._in_order(results, failures))
-        return _shared(self._method), dict(self._last["metrics"])
+        self._given = _shared(self._method)
+        return self._given, dict(self._last["metrics"])
 
     def configure_evaluate(
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
@@ -190,7 +193,7 @@ class StrategyAdapter(Callback):
 
     def _check_own(self, parameters: Parameters) -> None:
         """Refuse parameters that a strategy around the method has changed."""
-        if parameters.tensors != _shared(self._method).tensors:
+        if parameters.tensors != self._given.tensors:
             raise RunFailed(
                 "Flower's parameters are not the method's: a strategy around it has changed them,"
                 " which has no effect on fedhet's model; for differential privacy set privacy.noise"
