@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 LOWEST := .venv-lowest
 # Two processes; the tests of a file stay in one of them, because they share what it prepares.
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+PYTEST := -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 FAST := -m "not slow and not matrix"
 # Percent of the lines that `make test` executes at least, in all files and in some packages.
 COVERED := 90:fedhet/* 95:fedhet/*.py 95:fedhet/methods/* 95:fedhet/maths/* 95:fedhet/core/* \
@@ -30,10 +30,10 @@ run: $(READY)  ## compare seven methods on the digits, or run what ARGS says (AR
 	$(BIN)/python -m fedhet $(or $(ARGS),experiment=first_look)
 
 test: $(READY)  ## the fast tests, about five minutes; of one folder with ONLY=methods
-	$(PYTEST) $(FAST) $(addprefix tests/,$(ONLY)) $(ARGS)
+	$(BIN)/python $(PYTEST) $(FAST) $(addprefix tests/,$(ONLY)) $(ARGS)
 
 test-slow: $(READY)  ## the other tests, but for the matrix of engines; about twenty minutes
-	$(PYTEST) -m "slow and not matrix" $(addprefix tests/,$(ONLY)) $(ARGS)
+	$(BIN)/python $(PYTEST) -m "slow and not matrix" $(addprefix tests/,$(ONLY)) $(ARGS)
 
 test-all: test test-slow  ## all tests; the matrix of engines and deployments takes an hour
 	$(BIN)/python -m pytest -m matrix $(addprefix tests/,$(ONLY)) $(ARGS)
@@ -46,7 +46,10 @@ test-lowest:  ## the fast tests with the oldest dependencies allowed, in .venv-l
 
 coverage: $(READY)  ## which lines the fast tests execute, and whether they are enough
 	$(BIN)/coverage erase
-	$(PYTEST) $(FAST) --cov --cov-report= $(ARGS)
+	$(BIN)/coverage run $(PYTEST) $(FAST) $(ARGS)
+	@# A process that a test has killed may leave half a file, of which coverage would warn.
+	$(BIN)/python -W ignore -m coverage combine --quiet
+	rm -f .coverage.*
 	$(BIN)/coverage report
 	@set -f; for rule in $(COVERED); do \
 	  printf '%s of %s, at least %s: ' "lines" "$${rule#*:}" "$${rule%%:*}"; \
