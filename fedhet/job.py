@@ -32,7 +32,7 @@ from fedhet.core.setting import Setting
 from fedhet.core.state import Store
 from fedhet.core.strategy import FedStrategy
 from fedhet.core.task import Task
-from fedhet.core.workspace import Site
+from fedhet.core.workspace import Workspace
 from fedhet.data.augment import augmentation
 from fedhet.data.federation import target_scale, transform
 from fedhet.data.given import check_settings, check_task, partition_record
@@ -93,10 +93,10 @@ def device_of(run: RunSettings) -> torch.device:
     return torch.device("cpu")
 
 
-def site_of(config: Config, task: Task, engine: str, limits: Limits) -> Site:
+def site_of(config: Config, task: Task, engine: str, limits: Limits) -> Workspace:
     """What the clients of this process share."""
     run = config.run
-    return Site(
+    return Workspace(
         task,
         device=device_of(run),
         seed=run.seed,
@@ -112,7 +112,7 @@ def site_of(config: Config, task: Task, engine: str, limits: Limits) -> Site:
     )
 
 
-def strategy_of(config: Config, site: Site, plugins: list[Plugin]) -> FedStrategy:
+def strategy_of(config: Config, workspace: Workspace, plugins: list[Plugin]) -> FedStrategy:
     """The strategy of the configured method with these plug-ins.
 
     Raises:
@@ -122,7 +122,7 @@ def strategy_of(config: Config, site: Site, plugins: list[Plugin]) -> FedStrateg
     server_opt, merge = instantiate(cfg.server_opt), instantiate(cfg.merge)
     check_merge(cfg, merge)
     setting = Setting(
-        site,
+        workspace,
         run.local,
         plugins=plugins,
         server_opt=server_opt,
@@ -185,7 +185,7 @@ class Job:
         return self._data.digest
 
     @cached_property
-    def site(self) -> Site:
+    def workspace(self) -> Workspace:
         """What the clients of this process share."""
         return site_of(self.config, self.task, self.engine, self.limits)
 
@@ -206,13 +206,13 @@ class Job:
     @cached_property
     def strategy(self) -> FedStrategy:
         """The run's strategy."""
-        return strategy_of(self.config, self.site, self.plugins())
+        return strategy_of(self.config, self.workspace, self.plugins())
 
     def client(
         self, store: Store | Callable[[str], Store], properties: dict[str, Any] | None = None
     ) -> FedClient:
         """Return a client that keeps its state in `store`, or in that of a message's experiment."""
-        client = self._client_cls(self.site, self.plugins(), store, properties)
+        client = self._client_cls(self.workspace, self.plugins(), store, properties)
         if self.engine == "flwr":
             client.delivery = partial(delivery.keep, self)
         return client
@@ -221,7 +221,7 @@ class Job:
         """Build what the clients of this process share, but for what is on a GPU."""
         _ = self.data_digest, self.task, self._plugin_templates
         if device_of(self.config.run).type == "cpu":
-            _ = self.site
+            _ = self.workspace
 
     @cached_property
     def nodes(self) -> Nodes:
@@ -239,14 +239,14 @@ def begin(job: Job) -> Loop:
             go on; there is no new folder then.
         RunFailed: a file cannot be written.
     """
-    run, strategy, site = job.config.run, job.strategy, job.site
-    if (run.device, site.device.type) == ("auto", "cpu") and torch.cuda.is_available():
+    run, strategy, workspace = job.config.run, job.strategy, job.workspace
+    if (run.device, workspace.device.type) == ("auto", "cpu") and torch.cuda.is_available():
         log.warning("device=auto with engine.num_gpus=0 is the CPU; %s", A_GPU)
     check_cohorts(strategy)
     account.check_run(strategy)
     record, tracking, checkpoints, lock = start(job)
     callbacks = [
-        *([account.Account(site.noise)] if site.noise else []),
+        *([account.Account(workspace.noise)] if workspace.noise else []),
         Selection(strategy.setting),
         PersonalModels(strategy, record.folder),
         *([delivery.Delivery()] if run.deliver else []),
@@ -298,7 +298,7 @@ def run_job(settings: Config, task: Task | None = None) -> Run:
         if task is None:
             try_settings(settings)
         else:
-            check_task(job.site)
+            check_task(job.workspace)
         engine = importlib.import_module(f"fedhet.engines.{name}")
         try:
             folder = engine.run(job)

@@ -105,7 +105,7 @@ def attacked(overrides: list[str]) -> Iterator[Target]:
     with pinned_threads(settings.run.engine.threads):
         job = Job(settings)
         strategy, store = job.strategy, MemoryStore()
-        loop = Loop(strategy, [Account(job.site.noise)] if job.site.noise else [])
+        loop = Loop(strategy, [Account(job.workspace.noise)] if job.workspace.noise else [])
         number = 0
         while locate(strategy.timetable, number + 1):
             number += 1
@@ -123,29 +123,29 @@ def attacked(overrides: list[str]) -> Iterator[Target]:
 
 def targets(client: FedClient, reply: Update) -> Iterator[Target]:
     """What an update tells; the client still holds the network with which it was made."""
-    site, own = client.site, client.site.task.clients[client.pid]
-    test = site.task.test
+    workspace, own = client.workspace, client.workspace.task.clients[client.pid]
+    test = workspace.task.test
     if test is None:
         raise SystemExit("the attack needs samples of a global test set")
     if MIXTURES in reply.extras:
         mixtures = reply.tree(MIXTURES)
-        images = (flat(site.floating(part)) for part in (own.train, test))
+        images = (flat(workspace.floating(part)) for part in (own.train, test))
         yield from by_class(mixtures["mu"], mixtures["label"], *images)
     if PROTOTYPES in reply.extras:
         means = reply.tree(PROTOTYPES)
-        seen = (latents(client, site.prepared(part), unit=True) for part in (own.train, test))
+        seen = (latents(client, workspace.prepared(part), unit=True) for part in (own.train, test))
         label = torch.arange(len(means["mean"]))
         yield from by_class(means["mean"][means["has"]], label[means["has"]], *seen)
     if Z in reply.extras and len(z := reply.tensor(Z)):
         held_out = [part for part in (own.val, own.test) if part is not None and len(part)]
-        members = latents(client, site.prepared(own.train)).x
-        others = [latents(client, site.prepared(part)).x for part in held_out]
+        members = latents(client, workspace.prepared(own.train)).x
+        others = [latents(client, workspace.prepared(part)).x for part in held_out]
         yield Target(z[None], members, torch.cat([members[:0], *others]))
     if COUNTS in reply.extras:
-        told = reply.counts(COUNTS, reply.num_examples, site.task.classes)
+        told = reply.counts(COUNTS, reply.num_examples, workspace.task.classes)
         yield from of_counts(told, own.train.y)
     if client.msg.slot == SLOT and reply.weights:
-        images = (flat(site.floating(part)) for part in (own.train, test))
+        images = (flat(workspace.floating(part)) for part in (own.train, test))
         yield from of_density(client, reply, *images)
 
 
@@ -164,7 +164,7 @@ def of_density(
     """What a MADE tells to someone who knows the one from which its training started."""
     (plugin,) = (piece for piece in client.active if isinstance(piece, DensityClient))
     x = members.x
-    masks = plugin.make_masks(x.shape[1], client.site.seed)
+    masks = plugin.make_masks(x.shape[1], client.workspace.seed)
     expected = torch.zeros_like(x[:1])
     for d in range(x.shape[1]):
         expected[:, d] = feddisk.logits(reply.weights, masks, expected)[:, d].sigmoid()
@@ -196,7 +196,7 @@ def flat(samples: Samples) -> Samples:
 @torch.no_grad()
 def latents(client: FedClient, samples: Samples, *, unit: bool = False) -> Samples:
     """What the last layer of the client's network reads of the samples, of length 1 if `unit`."""
-    model = client.site.model.eval()
+    model = client.workspace.model.eval()
     x = torch.cat([model.features(x).flatten(1) for x in chunks(samples.x)])  # type: ignore[operator]
     return Samples(normalize(x) if unit else x, samples.y)
 

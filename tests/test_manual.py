@@ -28,7 +28,7 @@ from fedhet.core.setting import Setting
 from fedhet.core.state import ClientState
 from fedhet.core.strategy import FedStrategy
 from fedhet.core.training import Batch, LocalTraining
-from fedhet.core.workspace import Site
+from fedhet.core.workspace import Workspace
 from fedhet.data.toy import toy_task
 
 PAGE = (Path(__file__).parents[1] / "docs" / "extending.md").read_text(encoding="utf-8")
@@ -52,7 +52,7 @@ CALLED = {
     },
     Message: {"boolean", "text", "scalar", "integer", "tensor", "tree", "counts"},
     ClientState: {"get", "put"},
-    Site: {name for name, member in vars(Site).items() if inspect.isfunction(member)},
+    Workspace: {name for name, member in vars(Workspace).items() if inspect.isfunction(member)},
 }
 
 
@@ -111,7 +111,7 @@ def test_every_hook_is_in_the_manual_with_its_signature() -> None:
     lacking = [
         f"{cls.__name__}: {written(cls, name)}"
         for cls, name in documented()
-        if not {written(cls, name), f"site.{written(cls, name)}"} & CODE
+        if not {written(cls, name), f"workspace.{written(cls, name)}"} & CODE
     ]
     assert not lacking
 
@@ -147,7 +147,7 @@ def test_no_signature_of_the_manual_is_out_of_date() -> None:
         for cls in (*AUTHORS, *CALLED, Setting)
         for name in members(cls)
         if not isinstance(vars(cls)[name], cached_property)
-        for prefix in ("", "site.")
+        for prefix in ("", "workspace.")
     }
     signatures = {code for code in CODE if re.fullmatch(r"[\w.]+\(.*\) -> .*", code)}
     assert len(signatures) > 40
@@ -243,7 +243,9 @@ def test_the_recipes_work(federation: Callable[..., Any]) -> None:
     client_cls = type("MineClient", (mine_client,), functions(client_part))
 
     def cohort_extras(self: Any, phase: Phase, step: int, cohort: list[int]) -> Any:
-        pull = {name: torch.zeros_like(self.site.initial[name]) for name in self.site.trained}
+        pull = {
+            name: torch.zeros_like(self.workspace.initial[name]) for name in self.workspace.trained
+        }
         return {"mine.pull": pull} if phase.trains else {}
 
     members = {**functions(server), "cohort_extras": cohort_extras, "rate": 0.5}

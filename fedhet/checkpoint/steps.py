@@ -79,7 +79,7 @@ class Checkpoints(Callback):
         before = {name: dict(tree) for name, tree in strategy.weights.items()}
         nodes, tensors = found.values()
         for name, part in self._parts.items():
-            put_back(part, nodes.get(name, {}), tensors, strategy.site.device, name)
+            put_back(part, nodes.get(name, {}), tensors, strategy.workspace.device, name)
         if set(strategy.weights) != set(before):
             raise ValueError(f"it has the slots {sorted(strategy.weights)}")
         for name, tree in before.items():

@@ -50,7 +50,7 @@ def _reason(job: Job | ConfigError, plugin: Plugin | ConfigError) -> str | None:
     try:
         others = [each for each in job.plugins() if each.name != plugin.name]
         with quiet():
-            strategy_of(job.config, job.site, [*others, deepcopy(plugin)])
+            strategy_of(job.config, job.workspace, [*others, deepcopy(plugin)])
     except ConfigError as error:
         return str(error)
     return None

@@ -78,7 +78,7 @@ def _checked(
         if isinstance(reply, Update):
             sizes_up = messages.payload(step.entry.phase.slot, reply.weights, reply.extras)
             try:
-                _complete(step, reply, sizes[reply.pid], setting.site.variances)
+                _complete(step, reply, sizes[reply.pid], setting.workspace.variances)
                 check(reply)
                 _refuse_unread(reply)
             except ValueError as error:
@@ -315,7 +315,7 @@ def check_steps(method: FedStrategy, update: Update, name: str, *, low: int = 0)
         return
     n = method.sizes[update.pid]
     local = method.local
-    used = usable(method.site.model, n, local.batch_size)
+    used = usable(method.workspace.model, n, local.batch_size)
     expected = sum(-(-min(size, used) // local.batch_size) for size in local.epoch_sizes(used))
     if steps != expected:
         raise ValueError(
@@ -460,7 +460,7 @@ class Undo:
         if not failures:
             return False
         for name, part in strategy.parts.items():
-            put_back(part, self._before[name], self._tensors, strategy.site.device, name)
+            put_back(part, self._before[name], self._tensors, strategy.workspace.device, name)
         strategy.forget_reports()
         strategy.current.accepted = 0
         strategy.current.metrics = {}

@@ -37,7 +37,7 @@ from fedhet.core.state import ClientState, Store
 from fedhet.core.task import Samples
 from fedhet.core.training import LocalTraining
 from fedhet.core.trees import AnyTree
-from fedhet.core.workspace import Site
+from fedhet.core.workspace import Workspace
 
 log = logging.getLogger("fedhet")
 Result = TypeVar("Result")
@@ -47,14 +47,14 @@ KEEP = "eval.keep"  # extra: the views, joined by commas, whose models the reply
 DELIVER = "eval.deliver"  # extra: the site is to keep the models; the digest of the global one
 
 
-def evaluated_views(views: Iterable[str], site: Site) -> dict[str, str]:
+def evaluated_views(views: Iterable[str], workspace: Workspace) -> dict[str, str]:
     """Which of a method's views are evaluated: the name of each in the record -> its own name.
 
     Without a global model, "global" becomes "personal": the shared weights with the client's own
     statistics. A method's own "personal" view takes precedence, unless eval.personal=false.
     """
-    names = [name for name in views if site.evaluation.personal or name != "personal"]
-    if not site.local_statistics:
+    names = [name for name in views if workspace.evaluation.personal or name != "personal"]
+    if not workspace.local_statistics:
         return {name: name for name in names}
     if "personal" in names:
         return {name: name for name in names if name != "global"}
@@ -101,12 +101,12 @@ class FedClient(LocalTraining, NumPyClient):
 
     def __init__(
         self,
-        site: Site,
+        workspace: Workspace,
         plugins: Sequence[Plugin],
         store: Store | Callable[[str], Store],
         properties: dict[str, Any] | None = None,
     ) -> None:
-        super().__init__(site)
+        super().__init__(workspace)
         self.plugins = list(plugins)
         self.store = store
         self.properties = properties or {}
@@ -128,7 +128,7 @@ class FedClient(LocalTraining, NumPyClient):
         try:
             with (
                 time_limit(msg.deadline),
-                self.site.seeded("torch", msg.phase, msg.step, msg.pid),
+                self.workspace.seeded("torch", msg.phase, msg.step, msg.pid),
             ):
                 return work()
         except Exception as error:  # whatever it is, the server must learn whose it was
@@ -160,13 +160,13 @@ class FedClient(LocalTraining, NumPyClient):
                 "server and client differ in their plug-ins or in the plug-ins' settings:"
                 f" {msg.plugins} on the server, {own} here"
             )
-        super().receive(msg.on(self.site.device))
+        super().receive(msg.on(self.workspace.device))
         store = self.store(msg.experiment) if callable(self.store) else self.store
-        self.state = ClientState(store, msg.pid, msg.version, self.site.device, msg.pinned)
+        self.state = ClientState(store, msg.pid, msg.version, self.workspace.device, msg.pinned)
         self.steps = 0
 
     def _check_hosted(self, pid: int) -> None:
-        clients = len(self.site.task.sizes)
+        clients = len(self.workspace.task.sizes)
         nodes = self.properties.get("num-partitions", 1)
         here = self.properties.get("partition-id", 0)
         if not 0 <= pid < clients or pid % nodes != here:
@@ -201,13 +201,13 @@ class FedClient(LocalTraining, NumPyClient):
         for plugin in reversed(self.active):
             plugin.finish(update)
         messages.check_extras(update.extras, update.metrics)
-        if self.site.noise:
-            self.site.release(self, update)
+        if self.workspace.noise:
+            self.workspace.release(self, update)
         update.keeps = self.state.commit(self.msg.round)
-        if update.keeps and not self.site.noise:  # the size may depend on the data
+        if update.keeps and not self.workspace.noise:  # the size may depend on the data
             # The size of some of it would tell the counts of classes.
             hidden = [key for plugin in self.plugins for key in plugin.unsized]
-            size = self.state.nbytes(hidden if self.site.min_count else ())
+            size = self.state.nbytes(hidden if self.workspace.min_count else ())
             update.metrics[STATE_BYTES] = float(size)
         update.metrics["seconds.train"] = seconds
         update.metrics["seconds.extras"] = self._preparing + time.perf_counter() - began
@@ -216,16 +216,16 @@ class FedClient(LocalTraining, NumPyClient):
     def _training_set(self) -> Samples:
         changing = [plugin for plugin in self.active if overrides(plugin, Plugin, "data")]
         if not changing:
-            return self.site.train_data(self.pid)
-        raw = self.site.floating(self.site.task.clients[self.pid].train)
+            return self.workspace.train_data(self.pid)
+        raw = self.workspace.floating(self.workspace.task.clients[self.pid].train)
         for plugin in changing:
             raw = plugin.data(raw)
-        return Samples(self.site.transformed(raw.x), raw.y)
+        return Samples(self.workspace.transformed(raw.x), raw.y)
 
     # ---- what a method overrides
     def train(self, msg: Broadcast) -> Update:
         """The phase `train`: start from the received weights, train as `local` says, reply."""
-        self.model = self.site.load(self.start(msg))
+        self.model = self.workspace.load(self.start(msg))
         self.steps = self.train_model(self.model, self.data, self.prepare(msg))
         return self.reply()
 
@@ -235,15 +235,15 @@ class FedClient(LocalTraining, NumPyClient):
 
     def received_weights(self, msg: Broadcast) -> AnyTree:
         """All of the model as received: names that are not shared have the values kept here."""
-        if len(msg.weights) == len(self.site.initial):
+        if len(msg.weights) == len(self.workspace.initial):
             return msg.weights
-        return {**self.site.initial, **(self.state.get(UNSHARED) or {}), **msg.weights}
+        return {**self.workspace.initial, **(self.state.get(UNSHARED) or {}), **msg.weights}
 
     def reply(self, extras: Extras | None = None) -> Update:
         """The update with the model as it is now; what is never shared goes into the state."""
-        if self.site.kept:
-            self.state.put(UNSHARED, self.site.read(self.site.kept))
-        weights = self.site.read(self.site.shared)
+        if self.workspace.kept:
+            self.state.put(UNSHARED, self.workspace.read(self.workspace.kept))
+        weights = self.workspace.read(self.workspace.shared)
         return Update(self.pid, self.num_examples, weights, extras=extras or {})
 
     def released(self, update: Update) -> None:
@@ -252,14 +252,14 @@ class FedClient(LocalTraining, NumPyClient):
     @property
     def num_examples(self) -> int:
         """The real training samples, also where a plug-in has added generated ones."""
-        return self.site.task.sizes[self.pid]
+        return self.workspace.task.sizes[self.pid]
 
     def views(self, msg: Broadcast) -> dict[str, Callable[[], nn.Module]]:
         """The models to evaluate, by name ("global", "personal"); each is built when it is due.
 
         "global" is the received model; a run that has none evaluates it as "personal".
         """
-        return {"global": lambda: self.site.load(self.received_weights(msg))}
+        return {"global": lambda: self.workspace.load(self.received_weights(msg))}
 
     @classmethod
     def personal_module(cls, model: nn.Module) -> nn.Module:
@@ -288,23 +288,23 @@ class FedClient(LocalTraining, NumPyClient):
         Raises:
             ValueError: the server asks for what the run's settings here do not have.
         """
-        site, telling = self.site, visit is None
+        workspace, telling = self.workspace, visit is None
         if telling:
             self._check_asked()
-            if not site.limits.evaluate:
+            if not workspace.limits.evaluate:
                 return Update(self.pid, self.num_examples)
         kept = self.msg.text(KEEP).split(",") if KEEP in self.msg.extras else []
-        if kept and not site.simulated:
+        if kept and not workspace.simulated:
             raise ValueError("the server asks for personal models, which never leave their site")
-        own, given = site.task.clients[self.pid], self.views(self.msg)
-        views = {name: given[own] for name, own in evaluated_views(given, site).items()}
-        if site.evaluation.finetune_epochs and telling:
+        own, given = workspace.task.clients[self.pid], self.views(self.msg)
+        views = {name: given[own] for name, own in evaluated_views(given, workspace).items()}
+        if workspace.evaluation.finetune_epochs and telling:
             views["finetuned"] = lambda: self._finetuned(given["global"]())
         held_out = {"val": own.val, "test": own.test}
-        parts = {part: site.prepared(s) for part, s in held_out.items() if s is not None}
-        if TRAIN_TOO in self.msg.extras and self.num_examples >= site.min_count:
-            parts["train"] = site.train_data(self.pid)
-        least = site.limits.min_test if telling else 0
+        parts = {part: workspace.prepared(s) for part, s in held_out.items() if s is not None}
+        if TRAIN_TOO in self.msg.extras and self.num_examples >= workspace.min_count:
+            parts["train"] = workspace.train_data(self.pid)
+        least = workspace.limits.min_test if telling else 0
         parts = {part: samples for part, samples in parts.items() if len(samples) >= least}
         metrics: dict[str, float] = {}
         models: Extras = {}
@@ -312,9 +312,11 @@ class FedClient(LocalTraining, NumPyClient):
         for view, build in views.items():
             model = build()
             for part, samples in parts.items():
-                scores, tally = assess(model, samples, site.task)
+                scores, tally = assess(model, samples, workspace.task)
                 if least:
-                    scores, tally = site.task.scoring.told(tally, samples.y, site.min_count)
+                    scores, tally = workspace.task.scoring.told(
+                        tally, samples.y, workspace.min_count
+                    )
                 if scores:
                     scores |= {"n": float(len(samples))}
                     metrics |= {f"{part}.{view}.{name}": value for name, value in scores.items()}
@@ -322,14 +324,14 @@ class FedClient(LocalTraining, NumPyClient):
             if visit:
                 visit(view, model)
             if view in kept:
-                common = {**site.initial, **self.msg.weights}
-                models[f"{KEEP}.{view}"] = own_tensors(model, site.model, common)
-        extras = {**models, **(tallies if site.task.scoring.pooled else {})}
+                common = {**workspace.initial, **self.msg.weights}
+                models[f"{KEEP}.{view}"] = own_tensors(model, workspace.model, common)
+        extras = {**models, **(tallies if workspace.task.scoring.pooled else {})}
         return Update(self.pid, self.num_examples, metrics=metrics, extras=extras)
 
     def _check_asked(self) -> None:
-        asked = self.site.evaluation
-        if self.site.noise:
+        asked = self.workspace.evaluation
+        if self.workspace.noise:
             raise ValueError("privacy.noise: no scores leave a client; set eval.clients=false")
         if not asked.clients:
             raise ValueError("the server asks for scores, and the run has eval.clients=false")
@@ -341,12 +343,12 @@ class FedClient(LocalTraining, NumPyClient):
     def _finetuned(self, model: nn.Module) -> nn.Module:
         """The model after plain training on the client's own data, without method or plug-ins.
 
-        It is the site's model, which the next `load` overwrites.
+        It is the workspace's model, which the next `load` overwrites.
         """
-        plain = LocalTraining(self.site)
+        plain = LocalTraining(self.workspace)
         plain.receive(self.msg)
-        epochs = self.site.evaluation.finetune_epochs
-        plain.train_model(model, self.site.train_data(self.pid), epochs=epochs, hooks=False)
+        epochs = self.workspace.evaluation.finetune_epochs
+        plain.train_model(model, self.workspace.train_data(self.pid), epochs=epochs, hooks=False)
         return model
 
     # ---- Flower's methods

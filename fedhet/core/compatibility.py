@@ -201,7 +201,7 @@ def _client_refusals(method: FedStrategy) -> Iterator[str]:
 
 def _noise_refusals(method: FedStrategy) -> Iterator[str]:
     """Why a method or a plug-in sends what noise cannot cover."""
-    noise = method.site.noise
+    noise = method.workspace.noise
     named = [(f"method={method.name}", method.refuses_noise or _reason(NOISE, noise, method))]
     named += [(f"plugin {plugin.name}", plugin.refuses_noise) for plugin in method.plugins]
     for name, reason in named if noise else ():
@@ -216,7 +216,7 @@ def _setting_refusals(method: FedStrategy) -> Iterator[str]:
             f"method={method.name} has no global model that a server optimiser could update; use"
             " server_opt=none"
         )
-    evaluation = method.site.evaluation
+    evaluation = method.workspace.evaluation
     epochs = evaluation.finetune_epochs
     if epochs and "global" not in method.evaluates:
         yield (
@@ -224,7 +224,7 @@ def _setting_refusals(method: FedStrategy) -> Iterator[str]:
         )
     if not evaluation.personal and "global" not in method.evaluates:
         yield f"eval.personal=false: method={method.name} has personal models only; use true"
-    target = method.site.task.scoring
+    target = method.workspace.task.scoring
     if evaluation.targets and not target.score():
         yield (
             f"eval.targets={list(evaluation.targets)}: a task with target={target.name} has no"

@@ -37,11 +37,11 @@ def global_scores(
 
     Empty where the task has no such set, or the run no such model.
     """
-    site = strategy.site
-    if "global" not in strategy.views or (data := site.test_data) is None:
+    workspace = strategy.workspace
+    if "global" not in strategy.views or (data := workspace.test_data) is None:
         return {}
     some = data if most is None else Samples(data.x[:most], data.y[:most])
-    return score(site.load(weights or strategy.weights["model"]), some, site.task)
+    return score(workspace.load(weights or strategy.weights["model"]), some, workspace.task)
 
 
 def sound_scores(strategy: FedStrategy, undo: Undo) -> dict[str, float]:
@@ -93,7 +93,7 @@ def evaluation_messages(strategy: FedStrategy, moment: Moment | None = None) -> 
     They carry the configuration's settings of local training, not those of the step: a rate that
     has been lowered for the training must not weaken an evaluation that fine-tunes.
     """
-    train = {TRAIN_TOO: 1} if strategy.site.evaluation.train and moment is None else {}
+    train = {TRAIN_TOO: 1} if strategy.workspace.evaluation.train and moment is None else {}
     moment = moment or evaluation_moment(strategy)
     msg = Broadcast(
         phase=EVALUATE,
@@ -125,11 +125,11 @@ def received(
     Raises:
         RunFailed: a client failed and `on_failure` is "stop", or no client succeeded.
     """
-    target = strategy.site.task.scoring
+    target = strategy.workspace.task.scoring
     asked = [f"{KEEP}.{view}" for view in strategy.views]
-    parts = ("train", *PARTS) if strategy.site.evaluation.train else PARTS
+    parts = ("train", *PARTS) if strategy.workspace.evaluation.train else PARTS
     scored = [f"{part}.{view}" for part in parts for view in strategy.views]
-    known = strategy.site.task.part_sizes
+    known = strategy.workspace.task.part_sizes
     updates: list[Update] = []
     failures: list[Failure] = []
     for reply in replies:
@@ -241,7 +241,7 @@ class Selection(Callback):
     memory = ("_best", "_stop")
 
     def __init__(self, setting: Setting) -> None:
-        self._key = setting.site.task.scoring.key("val_weighted")
+        self._key = setting.workspace.task.scoring.key("val_weighted")
         self._best = math.inf
         self._stop: EarlyStopping | None = None
         stopping = setting.early_stopping

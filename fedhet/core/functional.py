@@ -15,30 +15,30 @@ from torch.func import functional_call, grad_and_value
 from fedhet.core.trees import AnyTree, Tree
 
 if TYPE_CHECKING:
-    from fedhet.core.workspace import Site
+    from fedhet.core.workspace import Workspace
 
 Gradient = Callable[
     [list[Tensor], Tree, Tensor, Tensor, Tensor | None], tuple[list[Tensor], Tensor, Tree]
 ]
 
 
-def gradient(site: Site) -> Gradient:
-    """Return the gradient function of the site's model in its present mode.
+def gradient(workspace: Workspace) -> Gradient:
+    """Return the gradient function of the workspace's model in its present mode.
 
     It maps (parameters, buffers, x, y, w) to (gradients, loss, buffers after the batch), and
     changes none of its arguments. The loss is mean_b losses_b, or sum_b w_b losses_b if the
     weights w (B,) are not None.
     """
-    names = site.trained
-    model = site.model
-    criterion = site.task.criterion
+    names = workspace.trained
+    model = workspace.model
+    criterion = workspace.task.criterion
 
     def loss(
         parameters: list[Tensor], buffers: Tree, x: Tensor, y: Tensor, w: Tensor | None
     ) -> tuple[Tensor, Tree]:
         after = {name: t.clone() for name, t in buffers.items()}
         state = {**dict(zip(names, parameters, strict=True)), **after}
-        with site.autocast():
+        with workspace.autocast():
             losses = criterion(functional_call(model, state, (x,)), y)
         return losses.mean() if w is None else (losses * w).sum(), after
 
@@ -84,10 +84,12 @@ class Compiled:
     frozen norms). Every other batch size would be compiled, too; hence full batches only.
     """
 
-    def __init__(self, site: Site) -> None:
-        self._f: Gradient = torch.compile(gradient(site), dynamic=False)
-        self._parameters = [p.detach() for p in site.parameters]  # they share the model's memory
-        self._buffers = dict(site.model.named_buffers())
+    def __init__(self, workspace: Workspace) -> None:
+        self._f: Gradient = torch.compile(gradient(workspace), dynamic=False)
+        self._parameters = [
+            p.detach() for p in workspace.parameters
+        ]  # they share the model's memory
+        self._buffers = dict(workspace.model.named_buffers())
 
     def __call__(self, x: Tensor, y: Tensor, w: Tensor | None) -> tuple[Tensor, list[Tensor]]:
         """Return the loss and the gradients of the model, and update its buffers.

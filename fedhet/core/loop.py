@@ -105,10 +105,10 @@ class Loop:
         self.failures: list[dict[str, Any]] = []
         self.notes: dict[str, Any] = {}
         self._over = False
-        if method.site.noise and not any(callback.accounts for callback in self.callbacks):
+        if method.workspace.noise and not any(callback.accounts for callback in self.callbacks):
             raise ConfigError(
-                f"privacy.noise={method.site.noise.multiplier:g} without an account of it: the run"
-                " needs fedhet.privacy.account.Account among its callbacks"
+                f"privacy.noise={method.workspace.noise.multiplier:g} without an account of it: the"
+                " run needs fedhet.privacy.account.Account among its callbacks"
             )
 
     @property
@@ -167,7 +167,7 @@ class Loop:
                 digest = trees.sha256(method.weights)
             self.row = row = step_row(method, clock, digest)
             if method.due:
-                keys = {**method.site.task.scoring.keys, "loss": "loss"}
+                keys = {**method.workspace.task.scoring.keys, "loss": "loss"}
                 row |= {f"{key}_global": scores.get(score) for score, key in keys.items()}
                 try:
                     if self.evaluates:
@@ -206,7 +206,7 @@ class Loop:
             row["client_state"] = state_sizes(method.state_bytes)
             self.send(evaluation_messages(method))
             updates = received((yield self.plan, Clock()), method, report, self.accept)
-        row |= client_means(updates, method.views, method.site.task.scoring)
+        row |= client_means(updates, method.views, method.workspace.task.scoring)
         stop = [callback.evaluated(self, row, updates) for callback in self.callbacks]
         if any(stop):
             method.end_phase()
@@ -310,7 +310,7 @@ def step_row(strategy: FedStrategy, clock: Clock, digest: str) -> dict[str, Any]
 
 def _no_scores(strategy: FedStrategy) -> dict[str, None]:
     """The scores that a line of rounds.jsonl always has, for a step without an evaluation."""
-    keys = strategy.site.task.scoring.keys.values()
+    keys = strategy.workspace.task.scoring.keys.values()
     parts = ("clients_mean", "clients_weighted")
     on_global = [f"{key}_global" for key in (*keys, "loss")]
     return dict.fromkeys([*on_global, *(f"{key}_{part}" for key in keys for part in parts)])

@@ -12,7 +12,7 @@ from fedhet.core.messages import LOST, Failure
 from fedhet.core.phases import Phase
 from fedhet.core.plugin import Plugin
 from fedhet.core.server_opt import ServerOptimizer
-from fedhet.core.workspace import Site
+from fedhet.core.workspace import Workspace
 
 
 @dataclass(frozen=True)
@@ -20,14 +20,14 @@ class Setting(Course):
     """What every strategy is built with, so that a method's constructor names only its own options.
 
     Attributes:
-        site: task, model and device, and what is evaluated.
+        workspace: task, model and device, and what is evaluated.
         local: how clients train; `lr` is the rate of the first round.
         plugins: the plug-ins, in their order.
         server_opt: the server optimiser, or None.
         merge: how updates become one: their mean, or a merge that resists attackers.
     """
 
-    site: Site
+    workspace: Workspace
     local: LocalSettings
     plugins: Sequence[Plugin] = ()
     server_opt: ServerOptimizer | None = None
@@ -36,7 +36,7 @@ class Setting(Course):
     @property
     def evaluation(self) -> Evaluation:
         """When and what the run evaluates."""
-        return self.site.evaluation
+        return self.workspace.evaluation
 
     def starts_afresh(self, reason: str) -> bool:
         """Whether this is a lost state, and the run lets its client begin again without one."""

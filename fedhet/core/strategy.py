@@ -42,7 +42,7 @@ class FedStrategy(Strategy):
 
     A constructor checks the method's own options first and calls `super().__init__(setting)` last,
     because that asks for everything that the options decide: `refuses`, `slots`, `phases`. What
-    needs the site, the model or the data goes into `setup`, which runs before these.
+    needs the workspace, the model or the data goes into `setup`, which runs before these.
 
     Attributes:
         name: its name in the configuration.
@@ -68,7 +68,8 @@ class FedStrategy(Strategy):
         personal_names: what differs from client to client in the personal models, beside what
             `scope` keeps; None for everything.
         memory: the names of further attributes that outlast a step, for checkpoints.
-        site, sizes, rounds: task, model and device; training samples per client; training rounds.
+        workspace: task, model and device, shared by the clients of a process.
+        sizes, rounds: training samples per client; training rounds.
         experiment: identifies the run; one that goes on is still the same.
         weights: slot -> its tensors; "model" has all of the model's.
         timetable: the run's phases in order, those of plug-ins first.
@@ -109,8 +110,8 @@ class FedStrategy(Strategy):
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
-        self.site = setting.site
-        self.sizes = self.site.task.sizes
+        self.workspace = setting.workspace
+        self.sizes = self.workspace.task.sizes
         self.rounds = setting.rounds
         self.plugins = list(setting.plugins)
         self.local = setting.local
@@ -124,7 +125,7 @@ class FedStrategy(Strategy):
         self.kept_back: dict[int, list[int]] = {}  # pid -> versions that checkpoints need
         self.experiment = secrets.token_hex(16)
         self.current: Step
-        self.weights: dict[str, Tree] = {"model": dict(self.site.initial)}
+        self.weights: dict[str, Tree] = {"model": dict(self.workspace.initial)}
         self.setup()
         compatibility.check(self)
         self.weights |= self.slots()
@@ -146,7 +147,7 @@ class FedStrategy(Strategy):
     @property
     def receives_model(self) -> bool:
         """Whether clients receive parameters of the model."""
-        return bool(self.site.mergeable)
+        return bool(self.workspace.mergeable)
 
     @property
     def sends_weights(self) -> bool:
@@ -204,24 +205,24 @@ class FedStrategy(Strategy):
         entry = self.timetable[index]
         phase = entry.phase
         size = phase.cohort, self.setting.share(phase)
-        cohort = sample_cohort(self.sizes, *size, self.site.seed, entry.name, step)
+        cohort = sample_cohort(self.sizes, *size, self.workspace.seed, entry.name, step)
         sent = self.sent(phase.slot) if phase.slot else {}
         old = trees.pick(sent, self.mergeable(phase.slot)) if phase.slot else {}
         about = index, entry, server_round, step, cohort, sent, old
-        self.current = Step(*about, self.site.device, self.setting.ends_run)
+        self.current = Step(*about, self.workspace.device, self.setting.ends_run)
         self.jumps.begin(self.current)
         return True
 
     def mergeable(self, slot: str) -> list[str]:
         """The names that merges, plug-ins and server optimisers see; buffers never are."""
         if slot == "model":
-            return self.site.mergeable
+            return self.workspace.mergeable
         return [name for name, t in self.weights[slot].items() if t.is_floating_point()]
 
     def sent(self, slot: str) -> Tree:
         """The slot as it travels."""
         weights = self.weights[slot]
-        return trees.pick(weights, self.site.shared) if slot == "model" else weights
+        return trees.pick(weights, self.workspace.shared) if slot == "model" else weights
 
     def plan(self, server_round: int) -> list[Broadcast]:
         """The messages of a round, in the cohort's order."""
@@ -358,8 +359,8 @@ class FedStrategy(Strategy):
         They are those of the method, without "global" where the run has no global model, and
         "finetuned" where the run asks for it.
         """
-        views = tuple(evaluated_views(self.evaluates, self.site))
-        return (*views, "finetuned") if self.site.evaluation.finetune_epochs else views
+        views = tuple(evaluated_views(self.evaluates, self.workspace))
+        return (*views, "finetuned") if self.workspace.evaluation.finetune_epochs else views
 
     @property
     def due(self) -> bool:

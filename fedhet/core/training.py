@@ -30,7 +30,7 @@ from fedhet.core.plugin import (
 )
 from fedhet.core.task import Samples
 from fedhet.core.trees import AnyTree, Prepared, Tree
-from fedhet.core.workspace import Site
+from fedhet.core.workspace import Workspace
 
 Objective = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor | None]]
 BatchGradient = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, list[Tensor]]]
@@ -77,8 +77,8 @@ class LocalTraining:
     local: LocalSettings
     active: list[Plugin]
 
-    def __init__(self, site: Site) -> None:
-        self.site = site
+    def __init__(self, workspace: Workspace) -> None:
+        self.workspace = workspace
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -116,7 +116,7 @@ class LocalTraining:
 
     def losses(self, params: AnyTree, batch: Batch, own: Prepared) -> Terms:
         """(B,) per-sample losses."""
-        return self.site.task.criterion(batch.logits, batch.y)
+        return self.workspace.task.criterion(batch.logits, batch.y)
 
     def penalty(self, params: AnyTree, batch: Batch, own: Prepared) -> Terms:
         """A scalar to add to the batch loss."""
@@ -150,7 +150,7 @@ class LocalTraining:
             patience: stop after so many epochs without a lower mean loss; None for never.
             hooks: whether the plug-ins' hooks run; False for training that the server never sees.
         """
-        site = self.site
+        workspace = self.workspace
         size = self.local.batch_size
         own = dict(own or {})
         of_model = trained(model)
@@ -168,12 +168,12 @@ class LocalTraining:
         stop = None if patience is None else EarlyStopping(patience)
         steps = 0
         for length in self.local.epoch_sizes(n, epochs):
-            order = next(orders).to(site.device, non_blocking=True)[:length]
-            epoch = site.gathered(data.x, order), data.y[order], order
+            order = next(orders).to(workspace.device, non_blocking=True)[:length]
+            epoch = workspace.gathered(data.x, order), data.y[order], order
             # On the device: reading the loss of each batch would make every step wait for it.
-            epoch_loss = torch.zeros((), dtype=torch.float64, device=site.device)
+            epoch_loss = torch.zeros((), dtype=torch.float64, device=workspace.device)
             for x, y, index in zip(*(t.split(size) for t in epoch), strict=True):
-                losses, grads = batch_gradient(site.augmented(x, augmentation), y, index)
+                losses, grads = batch_gradient(workspace.augmented(x, augmentation), y, index)
                 with torch.no_grad():
                     if changing:
                         named = dict(zip(of_model, grads, strict=False))
@@ -197,7 +197,7 @@ class LocalTraining:
     def generator(self, purpose: str) -> torch.Generator:
         """The random stream of this message and purpose, on the CPU."""
         msg = self.msg
-        return streams.torch_generator(self.site.seed, purpose, msg.phase, msg.step, self.pid)
+        return streams.torch_generator(self.workspace.seed, purpose, msg.phase, msg.step, self.pid)
 
     def _batch_gradient(
         self,
@@ -217,13 +217,13 @@ class LocalTraining:
             loss = losses if penalty is None else losses.mean() + penalty
             return loss.detach(), derivative(losses, penalty, params)
 
-        usual = self.site.parameters  # fine-tuning may train others
+        usual = self.workspace.parameters  # fine-tuning may train others
         as_usual = len(params) == len(usual) and all(map(is_, params, usual))
-        if not (self.site.speed.compile and as_usual and self._plain_loss(hooks)):
+        if not (self.workspace.speed.compile and as_usual and self._plain_loss(hooks)):
             return eager
         weights = self.sample_weights(data) if hooks else None
         size = self.local.batch_size
-        compiled = self.site.compiled
+        compiled = self.workspace.compiled
 
         def fast(x: Tensor, y: Tensor, index: Tensor) -> tuple[Tensor, list[Tensor]]:
             if len(y) < size:  # each other batch size would be compiled anew
@@ -262,7 +262,7 @@ class LocalTraining:
         def terms(x: Tensor, y: Tensor, index: Tensor) -> tuple[Tensor, Tensor | None]:
             for draw, prepared in drawing:
                 prepared |= draw(len(y))
-            with self.site.autocast():
+            with self.workspace.autocast():
                 z = None if features is None else features(x)
                 logits = model(x) if z is None else model.head(z)  # type: ignore[operator]
                 batch = Batch(x, y, index, z, logits)
@@ -310,7 +310,7 @@ class LocalTraining:
         total = [torch.zeros_like(p) for p in params.values()]
         augmentation = self.generator("augment")
         for part in index.split(chunk):
-            x = self.site.augmented(data.x[part], augmentation)
+            x = self.workspace.augmented(data.x[part], augmentation)
             grads = derivative(*objective(x, data.y[part], part), list(params.values()))
             torch._foreach_add_(total, grads, alpha=len(part) / len(index))
         return dict(zip(params, total, strict=True))
@@ -324,7 +324,7 @@ class LocalTraining:
         model.train()
         used = usable(model, n, size)
         single = used == n and (n % size == 1 or size == 1)
-        if self.site.frozen_norms or single:
+        if self.workspace.frozen_norms or single:
             for norm in norms(model):
                 norm.eval()
         return used

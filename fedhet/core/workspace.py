@@ -42,7 +42,7 @@ class Scope:
     shared: Callable[[str], bool] = lambda name: True
 
 
-class Site:
+class Workspace:
     """One per process. Its model is one object whose tensors every client overwrites in turn.
 
     Args:
@@ -104,7 +104,7 @@ class Site:
             self.release = release
         elif noise:
             raise ConfigError(
-                f"privacy.noise={noise.multiplier:g} without an account of it: the site needs"
+                f"privacy.noise={noise.multiplier:g} without an account of it: the workspace needs"
                 " release=fedhet.privacy.account.release"
             )
         self.min_count = min_count

@@ -14,7 +14,7 @@ from fedhet.config.lines import key_of
 from fedhet.core.errors import ConfigError, DataError
 from fedhet.core.targets import WITH_CLASSES
 from fedhet.core.task import Samples, Task
-from fedhet.core.workspace import Site
+from fedhet.core.workspace import Workspace
 from fedhet.models.base import trial_output
 
 # The settings that a task replaces.
@@ -47,7 +47,7 @@ def check_settings(settings: Config) -> None:
         )
 
 
-def check_task(site: Site) -> None:
+def check_task(workspace: Workspace) -> None:
     """Check that model, criterion, classes and data of the site's task fit together.
 
     Every client in a list is checked; where another sequence loads them, only the first one that
@@ -58,7 +58,7 @@ def check_task(site: Site) -> None:
             sample, or `classes` does not fit the targets and the model's output.
         DataError: a target or an input is out of range; the message names client, part and sample.
     """
-    task = site.task
+    task = workspace.task
     tried = set()
     for where, samples in _parts(task):
         if task.target in WITH_CLASSES:
@@ -67,11 +67,11 @@ def check_task(site: Site) -> None:
             _check_labels(where, samples.y, task.classes)
         elif samples.y.is_floating_point():
             _check_finite(where, "target", samples.y)
-        _check_inputs(where, samples, site)
+        _check_inputs(where, samples, workspace)
         kind = (samples.x.shape[1:], samples.x.dtype, samples.y.shape[1:], samples.y.dtype)
         if kind not in tried:
             tried.add(kind)
-            _try(where, samples, site)
+            _try(where, samples, workspace)
 
 
 def _parts(task: Task) -> Iterator[tuple[str, Samples]]:
@@ -118,13 +118,13 @@ def _check_labels(where: str, y: Tensor, labels: int) -> None:
         raise DataError(f"{where}, sample {row}: a target is {y[row, label].item()}; {expected}")
 
 
-def _check_inputs(where: str, samples: Samples, site: Site) -> None:
+def _check_inputs(where: str, samples: Samples, workspace: Workspace) -> None:
     """Refuse inputs that are NaN or infinite, unless the transform replaces them."""
     x = samples.x
     if not x.is_floating_point() or not x.numel() or all(bound.isfinite() for bound in x.aminmax()):
         return
-    if site.task.transform is not None:
-        x = site.prepared(Samples(x.clone(), samples.y)).x
+    if workspace.task.transform is not None:
+        x = workspace.prepared(Samples(x.clone(), samples.y)).x
     _check_finite(where, "input", x)
 
 
@@ -138,18 +138,19 @@ def _check_finite(where: str, what: str, values: Tensor) -> None:
         )
 
 
-def _try(where: str, samples: Samples, site: Site) -> None:
+def _try(where: str, samples: Samples, workspace: Workspace) -> None:
     """Try model and criterion on a batch of several samples, and on one of a single sample."""
-    task = site.task
+    task = workspace.task
     few = torch.arange(TRIAL) % len(samples)
-    batch = site.prepared(Samples(samples.x[few], samples.y[few]))
-    name = type(site.model).__name__
-    with site.seeded("trial"), torch.no_grad():
+    batch = workspace.prepared(Samples(samples.x[few], samples.y[few]))
+    name = type(workspace.model).__name__
+    with workspace.seeded("trial"), torch.no_grad():
         output = trial_output(
-            site.model,
+            workspace.model,
             batch.x,
-            f"Task: the model {name}, whose parameters are {site.parameters[0].dtype}, does not"
-            f" take {TRIAL} samples of {where}, {batch.x.dtype} of shape {tuple(batch.x.shape)}",
+            f"Task: the model {name}, whose parameters are {workspace.parameters[0].dtype}, does"
+            f" not take {TRIAL} samples of {where}, {batch.x.dtype} of shape"
+            f" {tuple(batch.x.shape)}",
         )
         _check_output(output, name, task)
         for n in (TRIAL, 1):
@@ -211,11 +212,11 @@ def _name(thing: Any) -> str:
 
 
 # ---- the record
-def recorded_config(cfg: DictConfig, site: Site) -> DictConfig:
+def recorded_config(cfg: DictConfig, workspace: Workspace) -> DictConfig:
     """Return the configuration with the task in place of the settings that it replaces."""
-    task = site.task
+    task = workspace.task
     kept = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key not in REPLACED])
-    model = type(site.model)
+    model = type(workspace.model)
     named = {
         "model": f"{model.__module__}.{model.__qualname__}",
         "criterion": _name(task.criterion),

@@ -237,7 +237,7 @@ class PoolCourier:
         """
         return (
             sys.platform == "linux"
-            and self._job.site.device.type == "cpu"
+            and self._job.workspace.device.type == "cpu"
             and self._job.config.run.engine.threads == 1
             and not any(name.startswith("pt_autograd") for name in thread_names())
         )

@@ -29,7 +29,7 @@ from fedhet.core.plugin import STEP_HOOKS, Plugin, overrides
 from fedhet.core.state import Store
 from fedhet.core.task import Samples
 from fedhet.core.trees import AnyTree
-from fedhet.core.workspace import Site
+from fedhet.core.workspace import Workspace
 from fedhet.engines.couriers import LocalCourier
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def clients_together(job: Job, make: Callable[[], FedClient]) -> int:
     """
     wanted = job.config.run.engine.vectorize
     k = AUTO if wanted == "auto" else int(wanted)
-    if not k or (wanted == "auto" and job.site.device.type != "cuda"):
+    if not k or (wanted == "auto" and job.workspace.device.type != "cuda"):
         return 0
     reason = obstacle(make(), job.strategy.setting.local)
     if reason is None:
@@ -73,10 +73,10 @@ def obstacle(client: FedClient, local: LocalSettings) -> str | None:
         for hook in STEP_HOOKS:
             if overrides(plugin, Plugin, hook):
                 return f"plugin {plugin.name!r} has the hook {hook}"
-    model = client.site.model
+    model = client.workspace.model
     if next(model.buffers(), None) is not None:
         return "the model has buffers, which training may change (model.norm=group has none)"
-    if client.site.task.augment is not None:
+    if client.workspace.task.augment is not None:
         return "augmentation draws for one client at a time (dataset.augment=none)"
     if any(isinstance(module, _DropoutNd) and module.p > 0 for module in model.modules()):
         return "dropout would draw other numbers"
@@ -84,30 +84,30 @@ def obstacle(client: FedClient, local: LocalSettings) -> str | None:
         return "torch.func.vmap computes recurrent layers one client after another, or not at all"
     if local.optimizer != "sgd":
         return f"client.optimizer={local.optimizer} (sgd can)"
-    return _refusal(client.site)
+    return _refusal(client.workspace)
 
 
-def _refusal(site: Site) -> str | None:
+def _refusal(workspace: Workspace) -> str | None:
     """Why torch cannot vectorise this model and criterion; None where it can.
 
     One gradient is tried, on the first sample of the largest client.
     """
-    sizes = site.task.sizes
-    data = site.train_data(sizes.index(max(sizes)))
-    parameters = [p[None] for p in site.parameters]
-    buffers = dict(site.model.named_buffers())
-    weights = torch.ones(1, 1, device=site.device)
+    sizes = workspace.task.sizes
+    data = workspace.train_data(sizes.index(max(sizes)))
+    parameters = [p[None] for p in workspace.parameters]
+    buffers = dict(workspace.model.named_buffers())
+    weights = torch.ones(1, 1, device=workspace.device)
     try:
-        _vectorised(site)(parameters, buffers, data.x[None, :1], data.y[None, :1], weights)
+        _vectorised(workspace)(parameters, buffers, data.x[None, :1], data.y[None, :1], weights)
     # what vmap raises for an operation that it has no rule for
     except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
         return f"torch says: {str(error).strip().splitlines()[0]}"
     return None
 
 
-def _vectorised(site: Site) -> Callable[..., tuple[list[Tensor], Tensor, object]]:
+def _vectorised(workspace: Workspace) -> Callable[..., tuple[list[Tensor], Tensor, object]]:
     """`functional.gradient` over a further first dimension, the client, of all but the buffers."""
-    return vmap(gradient(site), in_dims=(0, None, 0, 0, 0), out_dims=(0, 0, None))  # type: ignore[no-any-return, arg-type]
+    return vmap(gradient(workspace), in_dims=(0, None, 0, 0, 0), out_dims=(0, 0, None))  # type: ignore[no-any-return, arg-type]
 
 
 # ---- one client of a group
@@ -136,8 +136,8 @@ class Member:
     def finish(self, parameters: list[Tensor], seconds: float) -> Update:
         """The reply, with these trained parameters."""
         client = self.client
-        trained = dict(zip(client.site.trained, parameters, strict=True))
-        client.model = client.site.load({**self.start, **trained})
+        trained = dict(zip(client.workspace.trained, parameters, strict=True))
+        client.model = client.workspace.load({**self.start, **trained})
         client.steps = len(self.batches)
         return client.finish(client.reply(), seconds)
 
@@ -206,20 +206,20 @@ def train_together(members: list[Member]) -> list[list[Tensor]]:
     # Longest first, so that the members that still train are always the first ones.
     order = sorted(range(len(members)), key=lambda i: -len(members[i].batches))
     group = [members[i] for i in order]
-    site = group[0].client.site
+    workspace = group[0].client.workspace
     local = group[0].client.local
-    values = [{**site.initial, **one.start} for one in group]
-    params = [torch.stack([value[name] for value in values]) for name in site.trained]
-    site.load(values[0])  # for the tensors that are not trained
-    buffers = dict(site.model.named_buffers())
+    values = [{**workspace.initial, **one.start} for one in group]
+    params = [torch.stack([value[name] for value in values]) for name in workspace.trained]
+    workspace.load(values[0])  # for the tensors that are not trained
+    buffers = dict(workspace.model.named_buffers())
     largest = max(len(one.data) for one in group)
     x = torch.stack([_padded(one.data.x, largest) for one in group])
     y = torch.stack([_padded(one.data.y, largest) for one in group])
-    index, weights = _stacked_batches(group, site.device)
+    index, weights = _stacked_batches(group, workspace.device)
     lengths = [len(one.batches) for one in group]
-    rows = torch.arange(len(group), device=site.device)[:, None]
-    site.model.train()
-    gradients = _vectorised(site)
+    rows = torch.arange(len(group), device=workspace.device)[:, None]
+    workspace.model.train()
+    gradients = _vectorised(workspace)
     unclipped = replace(local, clip=None)
     momenta = [torch.zeros_like(p) for p in params]
     with torch.no_grad():

@@ -42,7 +42,7 @@ def strategy(
     from fedhet.privacy.account import Account
 
     job = _job(method, task, plugins, overrides)
-    noise = job.site.noise
+    noise = job.workspace.noise
     StrategyAdapter(job.strategy, [Account(noise)] if noise else [])
     return job.strategy
 
@@ -96,5 +96,5 @@ def _job(method: str, task: Task, plugins: Sequence[str], overrides: Sequence[st
     settings = config.cached((*chosen, *overrides))
     check_settings(settings)
     job = Job(settings, task, "flwr")  # its clients may be real ones
-    check_task(job.site)
+    check_task(job.workspace)
     return job

@@ -44,7 +44,7 @@ class StrategyAdapter(Callback):
         method.adapter = self
         self.nodes = Nodes(method.setting.replies)
         self._method = method
-        evaluates = method.site.evaluation.clients and not method.site.noise
+        evaluates = method.workspace.evaluation.clients and not method.workspace.noise
         self._loop = Loop(method, [*callbacks, self], evaluates=evaluates)
         self._steps = self._loop.steps()
         self._request: Request | None = None
@@ -113,7 +113,7 @@ class StrategyAdapter(Callback):
         if not self._evaluating:
             return None, {}
         self._answer(self._in_order(results, failures))
-        target = self._method.site.task.scoring
+        target = self._method.workspace.task.scoring
         scored = ("acc_", "loss_", *(f"{key}_" for key in target.keys.values()))
         means = {
             name: value
@@ -139,7 +139,7 @@ class StrategyAdapter(Callback):
         if server_round == 0:
             scores = global_scores(self._method)
         else:
-            keys = {**self._method.site.task.scoring.keys, "loss": "loss"}
+            keys = {**self._method.workspace.task.scoring.keys, "loss": "loss"}
             found = {score: self._last.get(f"{key}_global") for score, key in keys.items()}
             scores = {score: value for score, value in found.items() if value is not None}
         return (scores.pop("loss"), dict(scores)) if "loss" in scores else None

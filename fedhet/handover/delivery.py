@@ -103,7 +103,7 @@ def keep(job: Job, client: FedClient) -> Update:
         ValueError: the message is not one of such a run, or its model is not the server's.
         WriteError: the files cannot be written; an earlier delivery is as it was.
     """
-    msg, site = client.msg, client.site
+    msg, workspace = client.msg, client.workspace
     stated = msg.text(DELIVER)
     if not job.config.run.deliver:
         raise ValueError("the server delivers a model, and the run's settings do not (deliver)")
@@ -114,11 +114,13 @@ def keep(job: Job, client: FedClient) -> Update:
             models[view] = {name: t.clone() for name, t in model.state_dict().items()}
 
     scores = client.assess(take).metrics
-    views = list(evaluated_views(client.views(msg), site))
+    views = list(evaluated_views(client.views(msg), workspace))
     digest = None
     if "global" in views:
-        trees.check_like("the final model", msg.weights, trees.pick(site.initial, site.shared))
-        models["model"] = {**site.initial, **msg.weights}
+        trees.check_like(
+            "the final model", msg.weights, trees.pick(workspace.initial, workspace.shared)
+        )
+        models["model"] = {**workspace.initial, **msg.weights}
         digest = trees.sha256({"model": models["model"]})
     if stated != (digest or ""):
         raise ValueError(

@@ -49,24 +49,24 @@ class DittoClient(FedClient):
 
     def train(self, msg: Broadcast) -> Update:
         update = super().train(msg)
-        local_model = self.site.read(list(self.site.initial))
-        with self.site.seeded("ditto", msg.phase, msg.step, msg.pid):
+        local_model = self.workspace.read(list(self.workspace.initial))
+        with self.workspace.seeded("ditto", msg.phase, msg.step, msg.pid):
             self.state.put(PERSONAL, self._train_personal(msg))
-        self.site.load(local_model)  # plug-ins read it before the reply leaves
+        self.workspace.load(local_model)  # plug-ins read it before the reply leaves
         return update
 
     def _train_personal(self, msg: Broadcast) -> Tree:
         """v_k after the epochs of this round."""
-        site = self.site
-        model = site.load(self._personal_weights())
-        data = site.train_data(self.pid)
-        received = trees.pick(msg.weights, site.trained)
+        workspace = self.workspace
+        model = workspace.load(self._personal_weights())
+        data = workspace.train_data(self.pid)
+        received = trees.pick(msg.weights, workspace.trained)
         self.train_model(model, data, received, epochs=msg.epochs(EPOCHS), hooks=False)
-        return site.read([*site.shared, *site.kept])
+        return workspace.read([*workspace.shared, *workspace.kept])
 
     def _personal_weights(self) -> Tree:
         """v_k as this client keeps it, or else its initial value."""
-        return {**self.site.initial, **(self.state.get(PERSONAL) or {})}
+        return {**self.workspace.initial, **(self.state.get(PERSONAL) or {})}
 
     def gradient(self, grads: Tree, params: AnyTree, own: Prepared) -> None:
         if own:  # x_t, while v_k is trained
@@ -74,7 +74,7 @@ class DittoClient(FedClient):
             add_proximal(pulled, w, x, self.msg.scalar(LAM))
 
     def views(self, msg: Broadcast) -> dict[str, Callable[[], nn.Module]]:
-        personal = {"personal": lambda: self.site.load(self._personal_weights())}
+        personal = {"personal": lambda: self.workspace.load(self._personal_weights())}
         return {**super().views(msg), **personal}
 
 

@@ -82,7 +82,7 @@ class DriftPlugin(Plugin):
             "dispersion": scatter**0.5 / float(center.norm()),
         }
         if self.sample:
-            draw = streams.torch_generator(self.server.site.seed, "drift")
+            draw = streams.torch_generator(self.server.workspace.seed, "drift")
             entries = torch.randperm(len(w), generator=draw)[: self.sample].to(w.device)
             self.report["clients"] = torch.stack([model[entries] for model in models])
             self.report["merged"] = w[entries].float()

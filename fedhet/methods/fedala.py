@@ -51,7 +51,7 @@ from fedhet.core.phases import Phase
 from fedhet.core.setting import Setting
 from fedhet.core.strategy import FedStrategy
 from fedhet.core.trees import AnyTree
-from fedhet.core.workspace import Site
+from fedhet.core.workspace import Workspace
 from fedhet.maths import fedala as maths
 
 ETA = "fedala.eta"
@@ -64,10 +64,10 @@ WEIGHTS = "fedala.A"  # client state: A_k
 WINDOW = 10  # the number of epochs whose losses must have settled
 
 
-def layers(site: Site) -> list[list[str]]:
+def layers(workspace: Workspace) -> list[list[str]]:
     """The names of the trained parameters, by the module that holds them, in the model's order."""
     by_module: dict[str, list[str]] = {}
-    for name in site.trained:
+    for name in workspace.trained:
         by_module.setdefault(name.rpartition(".")[0], []).append(name)
     return list(by_module.values())
 
@@ -83,7 +83,7 @@ class FedALAClient(FedClient):
     def train(self, msg: Broadcast) -> Update:
         self._learn_weights(msg)
         update = super().train(msg)
-        self.state.put(LOCAL, self.site.read(self._top(msg)))
+        self.state.put(LOCAL, self.workspace.read(self._top(msg)))
         return update
 
     def start(self, msg: Broadcast) -> AnyTree:
@@ -105,12 +105,12 @@ class FedALAClient(FedClient):
     def _start_model(self, msg: Broadcast) -> nn.Module:
         """The model start_k that this client would train from."""
         self._learn_weights(msg)  # an evaluation never commits the state
-        return self.site.load(self.start(msg))
+        return self.workspace.load(self.start(msg))
 
     def _top(self, msg: Broadcast) -> list[str]:
         """The names of the trained parameters of the top layers."""
         count = msg.integer(LAYERS, low=1)
-        return [name for layer in layers(self.site)[-count:] for name in layer]
+        return [name for layer in layers(self.workspace)[-count:] for name in layer]
 
     def _learn_weights(self, msg: Broadcast) -> None:
         """Adapt A_k, which the state keeps, to the received weights.
@@ -127,7 +127,7 @@ class FedALAClient(FedClient):
             epochs = msg.epochs(EPOCHS, low=1)
         else:
             epochs = 1
-        with self.site.seeded("fedala", msg.phase, msg.step, msg.pid):
+        with self.workspace.seeded("fedala", msg.phase, msg.step, msg.pid):
             learned = self._adapted(
                 msg,
                 [weights[name] for name in top],
@@ -150,10 +150,10 @@ class FedALAClient(FedClient):
         This loop replaces `train_model`: what it trains is A_k, from which the model's parameters
         are computed. All lists hold one tensor per top parameter.
         """
-        model = self.site.load(self.start(msg))
+        model = self.workspace.load(self.start(msg))
         top = set(self._top(msg))
         params: list[Tensor] = [p for name, p in model.named_parameters() if name in top]
-        data = self.site.train_data(self.pid)
+        data = self.workspace.train_data(self.pid)
         index = self._drawn_samples(msg, len(data))
         index = index[: self.train_mode(model, len(index), self.local.batch_size)]
         objective = self.objective(model, data, hooks=False)
@@ -161,7 +161,7 @@ class FedALAClient(FedClient):
         threshold = msg.scalar(THRESHOLD)
         losses: list[float] = []
         for _ in range(epochs):
-            total = torch.zeros((), dtype=torch.float64, device=self.site.device)
+            total = torch.zeros((), dtype=torch.float64, device=self.workspace.device)
             for part in index.split(self.local.batch_size):
                 loss, penalty = objective(data.x[part], data.y[part], part)
                 grads = derivative(loss, penalty, params)
@@ -178,7 +178,7 @@ class FedALAClient(FedClient):
         """The positions of s % of n samples, drawn afresh for each message."""
         count = max(1, round(n * msg.scalar(PERCENTAGE) / 100))
         order = torch.randperm(n, generator=self.generator("fedala.samples"))
-        return order[:count].to(self.site.device)
+        return order[:count].to(self.workspace.device)
 
 
 class FedALA(FedStrategy):
@@ -206,7 +206,7 @@ class FedALA(FedStrategy):
         super().__init__(setting)
 
     def setup(self) -> None:
-        all_layers = layers(self.site)
+        all_layers = layers(self.workspace)
         top = len(all_layers) if self.p == "all" else int(self.p)
         self.personal_names = [name for layer in all_layers[-top:] for name in layer]
         self.evaluation_extras = {

@@ -50,19 +50,19 @@ class FedBABUClient(FedClient):
         return {**super().views(msg), "personal": lambda: self._fine_tuned(msg)}
 
     def _fine_tuned(self, msg: Broadcast) -> nn.Module:
-        """The site's model after fine-tuning; the next `load` overwrites it, head included."""
-        site = self.site
+        """The workspace's model after fine-tuning; the next `load` overwrites it, head included."""
+        workspace = self.workspace
         epochs = msg.epochs(EPOCHS)
         part = msg.text(PART)
-        model = site.load(self.start(msg))
+        model = workspace.load(self.start(msg))
         head = {name: p for name, p in model.named_parameters() if name.startswith(HEAD)}
-        body = dict(zip(site.trained, site.parameters, strict=True))
+        body = dict(zip(workspace.trained, workspace.parameters, strict=True))
         try:
             for p in body.values():
                 p.requires_grad_(part != "head")
             for p in head.values():
                 p.requires_grad_(part != "body")
-            self.train_model(model, site.train_data(self.pid), epochs=epochs, hooks=False)
+            self.train_model(model, workspace.train_data(self.pid), epochs=epochs, hooks=False)
         finally:
             for name, p in (body | head).items():
                 p.requires_grad_(name in body)

@@ -68,20 +68,20 @@ class FedBNClient(FedClient):
     def reply(self, extras: Extras | None = None) -> Update:
         update = super().reply(extras)
         if SEND in self.msg.extras:
-            update.extras[NORMS] = self.site.read(floating_norm_names(self.site.model))
+            update.extras[NORMS] = self.workspace.read(floating_norm_names(self.workspace.model))
         return update
 
     def views(self, msg: Broadcast) -> dict[str, Callable[[], nn.Module]]:
-        if not norm_names(self.site.model):
+        if not norm_names(self.workspace.model):
             return super().views(msg)
         own = self.received_weights(msg)
         if NORMS not in msg.extras:
-            return {"personal": lambda: self.site.load(own)}
+            return {"personal": lambda: self.workspace.load(own)}
         averaged = {**own, **msg.tree(NORMS)}
         personal = own if self.state.get(UNSHARED) else averaged
         return {
-            "global": lambda: self.site.load(averaged),
-            "personal": lambda: self.site.load(personal),
+            "global": lambda: self.workspace.load(averaged),
+            "personal": lambda: self.workspace.load(personal),
         }
 
 
@@ -108,8 +108,8 @@ class FedBN(FedStrategy):
         return Scope(shared=lambda name: name not in kept)
 
     def setup(self) -> None:
-        model = self.site.model
-        if self.site.frozen_norms:
+        model = self.workspace.model
+        if self.workspace.frozen_norms:
             raise ConfigError(
                 "buffers=frozen: method=fedbn keeps batch norm local, statistics included; use"
                 " buffers=average or local"
@@ -136,7 +136,7 @@ class FedBN(FedStrategy):
         if self._averages_norms:
             norms = update.tree(NORMS, like=self._mean_norms)
             if bad := trees.first_negative(
-                {n: norms[n] for n in self.site.variances if n in norms}
+                {n: norms[n] for n in self.workspace.variances if n in norms}
             ):
                 raise ValueError(f"extra {NORMS!r}: {bad} has negative values; variances are >= 0")
 

@@ -135,10 +135,10 @@ class FedLExPlugin(Plugin):
 
     # ---- phase "explore"
     def setup(self) -> None:
-        site = self.server.site
+        workspace = self.server.workspace
         self._expected = {  # the names, shapes and dtype of a D
-            name: torch.empty(site.initial[name].shape, dtype=torch.float32, device="meta")
-            for name in site.mergeable
+            name: torch.empty(workspace.initial[name].shape, dtype=torch.float32, device="meta")
+            for name in workspace.mergeable
         }
         self._explorers = self._count_explorers()
         self._deviations: dict[int, Tree] = {}  # by explorer, largest client first
@@ -168,13 +168,13 @@ class FedLExPlugin(Plugin):
     def explore(self, msg: Broadcast) -> Update:
         """Train a copy of the model, send how far each parameter has moved, discard the copy."""
         client = self.client
-        site = client.site
-        model = site.load(client.start(msg))
+        workspace = client.workspace
+        model = workspace.load(client.start(msg))
         steps = client.train_model(
             model, client.data, epochs=self.e_exp, patience=self.patience, hooks=False
         )
-        start = trees.pick(msg.weights, site.mergeable)
-        deviation = maths.deviation(start, site.read(site.mergeable), torch.float32)
+        start = trees.pick(msg.weights, workspace.mergeable)
+        deviation = maths.deviation(start, workspace.read(workspace.mergeable), torch.float32)
         return Update(
             client.pid,
             client.num_examples,
@@ -253,7 +253,7 @@ class FedLExPlugin(Plugin):
     def prepare(self, msg: Broadcast) -> Tree | None:
         if not msg.trains:
             return None
-        like = self.client.site.initial
+        like = self.client.workspace.initial
         return {name: g.to(like[name].device, like[name].dtype) for name, g in msg.tree(G).items()}
 
     def scale(self, grads: Tree, own: Prepared) -> None:

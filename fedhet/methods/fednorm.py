@@ -72,7 +72,7 @@ class FedNormPlugin(Plugin):
     # ---- client
     def prepare(self, msg: Broadcast) -> None:
         if self.z_when == "before_training":
-            self.client.site.load(self.client.start(msg))
+            self.client.workspace.load(self.client.start(msg))
             self._z = self._mean_latents()
 
     def finish(self, update: Update) -> None:
@@ -84,27 +84,27 @@ class FedNormPlugin(Plugin):
     def _mean_latents(self) -> Tensor:
         """z (d,) in float32, over all real training samples, without augmentation.
 
-        It is empty, (0,), where these are fewer than `site.min_count`.
+        It is empty, (0,), where these are fewer than `workspace.min_count`.
         """
-        site = self.client.site
-        features = getattr(site.model, "features", None)
+        workspace = self.client.workspace
+        features = getattr(workspace.model, "features", None)
         if features is None:
             raise ValueError(
-                f"fednorm needs a model with features(x) and head(f); {type(site.model).__name__}"
-                " has no features"
+                "fednorm needs a model with features(x) and head(f);"
+                f" {type(workspace.model).__name__} has no features"
             )
-        site.model.eval()
-        data = site.train_data(self.client.pid)
-        if len(data) < site.min_count:
-            return torch.empty(0, device=site.device)
-        total = torch.zeros((), dtype=torch.float64, device=site.device)
+        workspace.model.eval()
+        data = workspace.train_data(self.client.pid)
+        if len(data) < workspace.min_count:
+            return torch.empty(0, device=workspace.device)
+        total = torch.zeros((), dtype=torch.float64, device=workspace.device)
         for x in chunks(data.x):
             total = total + features(x).flatten(1).sum(0, dtype=torch.float64)
         return (total / len(data)).float()
 
     # ---- server
     def setup(self) -> None:
-        head = getattr(self.server.site.model, "head", None)
+        head = getattr(self.server.workspace.model, "head", None)
         # Where the head does not say how wide its input is, the first client's z decides.
         self._width: int | None = getattr(head, "in_features", None)
         self._pair_reported = False

@@ -81,8 +81,8 @@ class FedNTDPlugin(Plugin):
 
     # ---- server
     def setup(self) -> None:
-        self.server.site.task.check_classes("plugin 'fedntd'")
-        classes = self.server.site.task.classes
+        self.server.workspace.task.check_classes("plugin 'fedntd'")
+        classes = self.server.workspace.task.classes
         if classes < 2:
             raise ConfigError(
                 "fedntd distils the classes other than the label, which needs at least two classes;"
@@ -93,13 +93,13 @@ class FedNTDPlugin(Plugin):
     def prepare(self, msg: Broadcast) -> Tree | None:
         if not self.beta:
             return None
-        return self.client.site.completed(self.client.received_weights(msg))
+        return self.client.workspace.completed(self.client.received_weights(msg))
 
     def losses(self, params: AnyTree, batch: Batch, own: Prepared) -> Tensor:
         if not own:
             return batch.logits.new_zeros(len(batch.y))
         with torch.no_grad():
-            teacher_logits = self.client.site.teacher(own)(batch.x)
+            teacher_logits = self.client.workspace.teacher(own)(batch.x)
         logits = batch.logits.to(teacher_logits.dtype)  # they are bfloat16 under engine.amp
         return self.beta * not_true_distillation(logits, teacher_logits, batch.y, self.tau)
 

@@ -106,7 +106,7 @@ class FedPCLClient(FedClient):
 
     def collect(self, msg: Broadcast) -> Update:
         """The phase `collect`: send the prototypes of the initial model."""
-        model = self.site.load(self.start(msg))
+        model = self.workspace.load(self.start(msg))
         return self._with_prototypes(Update(self.pid, self.num_examples), model)
 
     def train(self, msg: Broadcast) -> Update:
@@ -116,10 +116,12 @@ class FedPCLClient(FedClient):
         """The update with the prototypes that may be sent; the client keeps all of its own."""
         prototypes = self._prototypes(model, renormalise=self.msg.boolean(RENORMALISE))
         self.state.put(OWN, prototypes)
-        counts = self.site.train_data(self.pid).y.bincount(minlength=self.site.task.classes)
-        told = prototypes["has"] & (counts >= self.site.min_count)
+        counts = self.workspace.train_data(self.pid).y.bincount(
+            minlength=self.workspace.task.classes
+        )
+        told = prototypes["has"] & (counts >= self.workspace.min_count)
         mean = prototypes["mean"].where(told[:, None], 0)
-        if self.site.noise:
+        if self.workspace.noise:
             told = torch.ones_like(told)
         update.extras[PROTOTYPES] = {"mean": mean, "has": told}
         return update
@@ -147,9 +149,9 @@ class FedPCLClient(FedClient):
     def _prototypes(self, model: nn.Module, *, renormalise: bool = False) -> Tree:
         """The class means of z over the client's real training samples, in eval mode."""
         model.eval()
-        data = self.site.train_data(self.pid)
+        data = self.workspace.train_data(self.pid)
         z = torch.cat([normalize(model.features(x)) for x in chunks(data.x)])  # type: ignore[operator]
-        mean, has = maths.prototypes(z, data.y, self.site.task.classes)
+        mean, has = maths.prototypes(z, data.y, self.workspace.task.classes)
         if renormalise:
             mean = normalize(mean)
         return {"mean": mean.to(z.dtype), "has": has}
@@ -167,7 +169,7 @@ class FedPCLClient(FedClient):
 
         Where the message has prototypes, they stand in for the classes that the client lacks.
         """
-        model = self.site.load(self.start(msg))
+        model = self.workspace.load(self.start(msg))
         prototypes = self.state.get(OWN)
         if prototypes is None:  # the client failed in the phase `collect`
             prototypes = self._prototypes(model)
@@ -217,14 +219,14 @@ class FedPCL(FedStrategy):
         return Scope(trained=lambda name: not name.startswith("head."), shared=lambda name: False)
 
     def setup(self) -> None:
-        self.site.task.check_classes("method=fedpcl")
+        self.workspace.task.check_classes("method=fedpcl")
         why = "method=fedpcl compares the features that a model's last layer reads, by class"
-        self._head = feature_head(self.site.model, why)
+        self._head = feature_head(self.workspace.model, why)
 
     def slots(self) -> dict[str, Tree]:
-        classes = self.site.task.classes
+        classes = self.workspace.task.classes
         mean = self._head.weight.new_zeros(classes, self._head.in_features).detach()
-        has = torch.zeros(classes, dtype=torch.bool, device=self.site.device)
+        has = torch.zeros(classes, dtype=torch.bool, device=self.workspace.device)
         return {SLOT: {"mean": mean, "has": has}}
 
     def phases(self) -> list[Phase]:
@@ -247,7 +249,7 @@ class FedPCL(FedStrategy):
     def check(self, update: Update) -> None:
         means = update.tree(PROTOTYPES, like=self.weights[SLOT])["mean"]
         longest = float(means.norm(dim=1).max())
-        if longest > 1 + ROUNDING and not self.site.noise:
+        if longest > 1 + ROUNDING and not self.workspace.noise:
             raise ValueError(
                 f"extra {PROTOTYPES!r} has a prototype of norm {longest:.4g}; means of unit vectors"
                 " have at most 1"
@@ -278,5 +280,5 @@ class FedPCL(FedStrategy):
                 "fedpcl: no client has sent a prototype of the classes %s (privacy.min_count=%d);"
                 " their samples are not trained on until one does",
                 unknown,
-                self.site.min_count,
+                self.workspace.min_count,
             )

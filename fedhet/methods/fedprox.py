@@ -65,7 +65,9 @@ class FedProxPlugin(Plugin):
         super().__init__(mu=self.mu)
 
     def prepare(self, msg: Broadcast) -> Tree:
-        return {name: msg.weights[name] for name in self.client.site.trained if name in msg.weights}
+        return {
+            name: msg.weights[name] for name in self.client.workspace.trained if name in msg.weights
+        }
 
     def gradient(self, grads: Tree, params: AnyTree, own: Prepared) -> None:
         if self.mu:

@@ -119,7 +119,7 @@ class FedRODClient(FedClient):
     """FedAvg with the balanced softmax; the personal head is trained on the same batches."""
 
     def train(self, msg: Broadcast) -> Update:
-        self.model = self.site.load(self.start(msg))
+        self.model = self.workspace.load(self.start(msg))
         head = self._personal_head(msg)
         beside = {f"{HEAD}.{name}": p for name, p in head.named_parameters()}
         self.steps = self.train_model(self.model, self.data, self.prepare(msg), beside=beside)
@@ -127,11 +127,11 @@ class FedRODClient(FedClient):
         return self.reply()
 
     def prepare(self, msg: Broadcast) -> Prepared:
-        return {"counts": torch.bincount(self.data.y, minlength=self.site.task.classes)}
+        return {"counts": torch.bincount(self.data.y, minlength=self.workspace.task.classes)}
 
     def losses(self, params: AnyTree, batch: Batch, own: Prepared) -> Tensor:
         if not own:  # a plug-in's own phase
-            return self.site.task.criterion(batch.logits, batch.y)
+            return self.workspace.task.criterion(batch.logits, batch.y)
         # Not `balanced_softmax`: its check of the labels would make each step wait for the device,
         # and these are the labels that were counted.
         logits = balanced_logits(batch.logits, own["counts"], self.msg.scalar(GAMMA))
@@ -141,7 +141,7 @@ class FedRODClient(FedClient):
         """The personal head's loss, of which no gradient reaches the model."""
         if not own:
             return batch.logits.new_zeros(())
-        with self.site.autocast():
+        with self.workspace.autocast():
             z, bias = batch.z.detach(), params.get(f"{HEAD}.bias")
             own_logits = functional.linear(z, params[f"{HEAD}.weight"], bias)
             return functional.cross_entropy(batch.logits.detach() + own_logits, batch.y)
@@ -158,10 +158,10 @@ class FedRODClient(FedClient):
 
     def _personal_head(self, msg: Broadcast) -> nn.Module:
         """h_k as this client keeps it, or else its initial value."""
-        head: nn.Module = deepcopy(self.site.model.head)  # type: ignore[assignment]
+        head: nn.Module = deepcopy(self.workspace.model.head)  # type: ignore[assignment]
         values = self.state.get(HEAD)
         if values is None:
-            values = {name: self.site.initial[f"head.{name}"] for name in head.state_dict()}
+            values = {name: self.workspace.initial[f"head.{name}"] for name in head.state_dict()}
             if msg.text(INIT) == "zeros":
                 values = {name: torch.zeros_like(t) for name, t in values.items()}
         head.load_state_dict(values)
@@ -175,7 +175,9 @@ class FedRODClient(FedClient):
         return TwoHeadModel(model, deepcopy(model.head))  # type: ignore[arg-type]
 
     def _two_head_model(self, msg: Broadcast) -> nn.Module:
-        return TwoHeadModel(self.site.load(self.received_weights(msg)), self._personal_head(msg))
+        return TwoHeadModel(
+            self.workspace.load(self.received_weights(msg)), self._personal_head(msg)
+        )
 
 
 class FedROD(FedStrategy):
@@ -191,9 +193,9 @@ class FedROD(FedStrategy):
         super().__init__(setting)
 
     def setup(self) -> None:
-        self.site.task.check_classes("method=fedrod")
+        self.workspace.task.check_classes("method=fedrod")
         why = "method=fedrod balances the classes of the clients and adds a personal head"
-        head = feature_head(self.site.model, why)
+        head = feature_head(self.workspace.model, why)
         self.personal_names = [f"personal_head.{name}" for name in head.state_dict()]
         self.evaluation_extras = {INIT: self.init}
 

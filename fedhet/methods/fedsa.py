@@ -114,7 +114,7 @@ class FedSA(FedStrategy):
             weights = torch.tensor(
                 [update.weight for update in received],
                 dtype=torch.float64,
-                device=self.site.device,
+                device=self.workspace.device,
             )
         new: Tree = {}
         high: list[int] = []  # the number of high entries of each tensor

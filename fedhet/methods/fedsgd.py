@@ -59,9 +59,9 @@ class FedSGDClient(FedClient):
     """Sends the gradient of its local loss; it takes no step."""
 
     def train(self, msg: Broadcast) -> Update:
-        self.model = self.site.load(self.start(msg))
+        self.model = self.workspace.load(self.start(msg))
         # The order of FedAvg's first epoch, so that batches=1 takes the first of its batches.
-        index = next(self.orders(len(self.data))).to(self.site.device)
+        index = next(self.orders(len(self.data))).to(self.workspace.device)
         chunk = msg.integer(CHUNK)
         if not chunk:
             chunk = self.local.batch_size
@@ -72,7 +72,7 @@ class FedSGDClient(FedClient):
             if self.local.clip is not None:
                 optimizers.clip_norm(list(grads.values()), self.local.clip)
         update = self.reply({GRADIENT: grads})
-        buffers = [name for name in update.weights if name not in self.site.trained]
+        buffers = [name for name in update.weights if name not in self.workspace.trained]
         if buffers:
             update.extras[BUFFERS] = trees.pick(update.weights, buffers)
         update.weights = {}  # the parameters are still x, which the server has
@@ -94,10 +94,10 @@ class FedSGD(FedStrategy):
         super().__init__(setting)
 
     def setup(self) -> None:
-        site = self.site
-        buffers = [name for name in site.shared if name not in site.trained]
-        self._like = trees.pick(site.initial, site.trained)
-        self._buffers = trees.pick(site.initial, buffers)
+        workspace = self.workspace
+        buffers = [name for name in workspace.shared if name not in workspace.trained]
+        self._like = trees.pick(workspace.initial, workspace.trained)
+        self._buffers = trees.pick(workspace.initial, buffers)
         self.releases = 2 if any(t.is_floating_point() for t in self._buffers.values()) else 1
 
     def phases(self) -> list[Phase]:

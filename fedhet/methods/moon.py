@@ -81,7 +81,7 @@ class MoonPlugin(Plugin):
 
     # ---- server
     def setup(self) -> None:
-        require_features(self.server.site.model, "moon")
+        require_features(self.server.workspace.model, "moon")
 
     # ---- client
     def prepare(self, msg: Broadcast) -> Prepared | None:
@@ -89,14 +89,14 @@ class MoonPlugin(Plugin):
         if previous is None:
             return None
         received = self.client.received_weights(msg)
-        completed = self.client.site.completed
+        completed = self.client.workspace.completed
         return {"global": completed(received), "previous": completed(previous)}
 
     def losses(self, params: AnyTree, batch: Batch, own: Prepared) -> Terms:
         if not own:
             term = torch.full((len(batch.y),), math.log(2), device=batch.y.device)
         else:
-            teacher = self.client.site.teacher
+            teacher = self.client.workspace.teacher
             with torch.no_grad():
                 z_global, z_previous = (
                     teacher(own[key]).features(batch.x).flatten(1)  # type: ignore[operator]
@@ -111,11 +111,11 @@ class MoonPlugin(Plugin):
         Each sample's term is the one with which it was trained.
         """
         if self.mu:
-            site = self.client.site
-            self.client.state.put(PREVIOUS, site.read([*site.shared, *site.kept]))
+            workspace = self.client.workspace
+            self.client.state.put(PREVIOUS, workspace.read([*workspace.shared, *workspace.kept]))
             terms = self.client.recorded(TERM)
             # No sample is drawn twice before all have been.
-            if min(self.client.num_examples, len(terms)) >= site.min_count:
+            if min(self.client.num_examples, len(terms)) >= workspace.min_count:
                 update.metrics[TERM] = float(terms.mean())
 
 

@@ -115,7 +115,7 @@ class Scaffold(FedStrategy):
         super().__init__(setting)
 
     def setup(self) -> None:
-        like = trees.pick(self.site.initial, self.site.mergeable)
+        like = trees.pick(self.workspace.initial, self.workspace.mergeable)
         self._controls = ControlVariates(like, len(self.sizes), self.control, self.control_weights)
 
     def base_weight(self, update: Update) -> float:
@@ -222,8 +222,8 @@ def controls(client: FedClient, msg: Broadcast) -> tuple[Tree, Tree]:
 def local_gradient(client: FedClient, msg: Broadcast) -> Tree:
     """The gradient of the local loss over all training samples, at the received weights.
 
-    It uses the site's model, which the training that follows loads anew.
+    It uses the workspace's model, which the training that follows loads anew.
     """
-    model = client.site.load(client.start(msg))
-    index = torch.arange(len(client.data), device=client.site.device)
+    model = client.workspace.load(client.start(msg))
+    index = torch.arange(len(client.data), device=client.workspace.device)
     return client.full_gradient(model, client.data, index, FORWARD_BATCH)

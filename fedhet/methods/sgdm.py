@@ -59,7 +59,7 @@ class SGDMClient(FedClient):
     def prepare(self, msg: Broadcast) -> Tree:
         # A copy, because training changes it in place and other clients receive the original.
         d = msg.tree(MOMENTUM) if MOMENTUM in msg.extras else {}
-        self._d = trees.map(torch.clone, trees.pick(d, self.site.trained if d else ()))
+        self._d = trees.map(torch.clone, trees.pick(d, self.workspace.trained if d else ()))
         return self._d
 
     def optimizer(self, params: dict[str, nn.Parameter], own: Prepared) -> optimizers.Optimizer:
@@ -93,7 +93,7 @@ class SGDM(FedStrategy):
         super().__init__(replace(setting, local=replace(local, momentum=self.gamma)))
 
     def setup(self) -> None:
-        self._like = trees.pick(self.site.initial, self.site.trained)
+        self._like = trees.pick(self.workspace.initial, self.workspace.trained)
         self._d = trees.zeros(self._like)
 
     def cohort_extras(self, phase: Phase, step: int, cohort: list[int]) -> Extras:

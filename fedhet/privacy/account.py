@@ -55,7 +55,7 @@ def release(client: FedClient, update: Update) -> None:
         ValueError: the update has something that noise cannot cover, the server does not account
             for all of it, or it would exceed the budget. Nothing may then be sent.
     """
-    msg, noise = client.msg, client.site.noise
+    msg, noise = client.msg, client.workspace.noise
     pieces: list[FedClient | Plugin] = [*client.active, client]
     public = {name for piece in pieces for name in piece.public}
     content = Content.of(update, msg.weights, public)
@@ -66,8 +66,8 @@ def release(client: FedClient, update: Update) -> None:
         )
     spent = _spend(client, content.releases)  # before anything leaves
     draw: Draw = unpredictable
-    if client.site.simulated:
-        draw = seeded(client.site.seed, msg.phase, msg.step, msg.pid)
+    if client.workspace.simulated:
+        draw = seeded(client.workspace.seed, msg.phase, msg.step, msg.pid)
     content.noised(noise, draw).write(update, msg.weights)
     update.metrics = {SPENT: spent}
     for piece in pieces:
@@ -80,11 +80,11 @@ def _spend(client: FedClient, releases: int) -> int:
     Raises:
         ValueError: they would exceed the run's budget, or what the machine's owner allows.
     """
-    msg, noise = client.msg, client.site.noise
+    msg, noise = client.msg, client.workspace.noise
     # The numbers of clients are the run's choice, the name of a site is not.
     name = "this machine" if client.site_name is None else f"site {client.site_name!r}"
     # Of a simulated client, no two processes serve messages at a time, and its noise hides nothing.
-    with nullcontext() if client.site.simulated else locked(name) as path:
+    with nullcontext() if client.workspace.simulated else locked(name) as path:
         ledger = Ledger(client.state.store, msg.pid)
         spent = max(ledger.spent, msg.integer(SPENT))
         check_budget(noise, msg.pid, spent, releases)
@@ -216,7 +216,7 @@ def check_run(strategy: FedStrategy) -> None:
     Raises:
         ConfigError: it says after which round the budget is spent.
     """
-    noise = strategy.site.noise
+    noise = strategy.workspace.noise
     if not noise or noise.budget is None:
         return
     spent: Counter[int] = Counter()
@@ -226,7 +226,7 @@ def check_run(strategy: FedStrategy) -> None:
         releases = releases_of(strategy, entry)
         size = entry.phase.cohort, strategy.setting.share(entry.phase)
         for step in range(1, entry.rounds + 1):
-            cohort = sample_cohort(strategy.sizes, *size, strategy.site.seed, entry.name, step)
+            cohort = sample_cohort(strategy.sizes, *size, strategy.workspace.seed, entry.name, step)
             spent.update(dict.fromkeys(cohort, releases))
             after = epsilon(noise.multiplier, noise.delta, max(spent.values()))
             if after > noise.budget:

@@ -77,9 +77,9 @@ class PersonalModels(Callback):
             size = sum(n > 0 for n in self._strategy.sizes) * self._largest(view)
             if not loop.evaluates:
                 self._refuse(view, which, "eval.clients=false")
-            elif not self._strategy.site.simulated:
+            elif not self._strategy.workspace.simulated:
                 self._refuse(view, which, "under engine=flwr they stay at their clients' sites")
-            elif view == "personal" and not self._strategy.site.evaluation.personal:
+            elif view == "personal" and not self._strategy.workspace.evaluation.personal:
                 # They are the shared weights, and would be read as the method's own models.
                 self._refuse(view, which, "eval.personal=false")
             elif limit == 0:
@@ -105,12 +105,12 @@ class PersonalModels(Callback):
             names = ()  # the shared weights with the client's own statistics
         if names is None:
             return trees.nbytes(state)
-        kept = trees.pick(strategy.site.initial, strategy.site.kept)
+        kept = trees.pick(strategy.workspace.initial, strategy.workspace.kept)
         return trees.nbytes(trees.pick(state, names)) + trees.nbytes(kept)
 
     def _module(self, view: str) -> tuple[nn.Module, nn.Module]:
         """A module like those of the view, and the model in it; only their names are used."""
-        return _module(self._strategy.client_cls, view, self._strategy.site.model)
+        return _module(self._strategy.client_cls, view, self._strategy.workspace.model)
 
     def _refuse(self, view: str, which: str, reason: str) -> None:
         self._record["not_kept"][f"{view}.{which}"] = reason
@@ -136,7 +136,7 @@ class PersonalModels(Callback):
             if which == LAST:
                 self._chosen[f"{view}.{which}"] = moment
                 continue
-            value = row.get(self._strategy.site.task.scoring.key(f"{view}_val_weighted"))
+            value = row.get(self._strategy.workspace.task.scoring.key(f"{view}_val_weighted"))
             if value is None:  # no score, or no validation samples
                 value = -row.get(f"loss_{view}_val_weighted", math.inf)
             if value > self._best.get(view, -math.inf):
@@ -175,7 +175,7 @@ class PersonalModels(Callback):
 
     def _store(self, msg: Broadcast, update: Update) -> None:
         """Store the models of an update to such a message."""
-        common = {**self._strategy.site.initial, **msg.weights} if self._asked else {}
+        common = {**self._strategy.workspace.initial, **msg.weights} if self._asked else {}
         folder = self._home / f"round-{msg.round:06d}"
         for view, modules in dict(self._asked).items():
             try:

@@ -15,7 +15,7 @@ from fedhet.checkpoint import reopened
 from fedhet.checkpoint.folder import CheckpointFolder
 from fedhet.checkpoint.steps import Checkpoints
 from fedhet.core.groups import Speed
-from fedhet.core.workspace import Site
+from fedhet.core.workspace import Workspace
 from fedhet.data.given import recorded_config
 from fedhet.record.lock import Lock, claim
 from fedhet.record.run_folder import Recorder
@@ -34,10 +34,12 @@ def start(job: Job) -> tuple[Recorder, Tracking, Checkpoints, Lock]:
         ConfigError: the folder cannot be used, or its run cannot go on.
         RunFailed: a file cannot be written.
     """
-    site = job.strategy.site  # before the folder: settings that do not fit leave none behind
+    workspace = (
+        job.strategy.workspace
+    )  # before the folder: settings that do not fit leave none behind
     config = job.config
     tracker = tracker_of(config.cfg)
-    cfg = recorded_config(config.cfg, site) if job.given else config.cfg
+    cfg = recorded_config(config.cfg, workspace) if job.given else config.cfg
     folder = Path(config.run_dir)
     if not config.resumes:
         folder = claim(folder, explicit=config.run_dir_given)
@@ -56,11 +58,11 @@ def start(job: Job) -> tuple[Recorder, Tracking, Checkpoints, Lock]:
         log.info("run folder: %s", folder)
         recorder = Recorder(
             folder,
-            _about(job, folder, site),
+            _about(job, folder, workspace),
             config=OmegaConf.to_yaml(cfg),
             overrides=config.overrides,
             partition=job.partition,
-            environment=_environment(job, site),
+            environment=_environment(job, workspace),
             past=past,
         )
         recorder.draws = config.run.figures
@@ -82,7 +84,7 @@ def _locked(folder: Path) -> Iterator[Lock]:
         raise
 
 
-def _about(job: Job, folder: Path, site: Site) -> dict[str, Any]:
+def _about(job: Job, folder: Path, workspace: Workspace) -> dict[str, Any]:
     """Return the entries of summary.json that are known before the run."""
     choices = job.config.choices
     given = job.given is not None
@@ -92,7 +94,7 @@ def _about(job: Job, folder: Path, site: Site) -> dict[str, Any]:
         "server_opt": choices["server_opt"],
         "merge": choices["merge"],
         "dataset": None if given else choices["dataset"],
-        "model": type(site.model).__name__ if given else choices["model"],
+        "model": type(workspace.model).__name__ if given else choices["model"],
         "partition": {key: job.partition[key] for key in ("name", "clients", "hash")},
         "seed": job.config.run.seed,
         "rounds": job.config.run.rounds,
@@ -101,20 +103,22 @@ def _about(job: Job, folder: Path, site: Site) -> dict[str, Any]:
     }
 
 
-def _environment(job: Job, site: Site) -> dict[str, Any]:
+def _environment(job: Job, workspace: Workspace) -> dict[str, Any]:
     """Return the entries of environment.json that belong to this run."""
     threads = torch.get_num_threads()
     # Equal seeds give equal bytes in this mode only (docs/architecture.md).
     bit_exact = (
-        site.device.type == "cpu"
+        workspace.device.type == "cpu"
         and threads == 1
-        and site.speed == Speed()
+        and workspace.speed == Speed()
         and not job.config.run.engine.vectorize
-        and (site.simulated or not site.noise)  # real clients draw noise that no seed repeats
+        and (
+            workspace.simulated or not workspace.noise
+        )  # real clients draw noise that no seed repeats
     )
     return {
         "engine": job.engine,
-        "device": str(site.device),
+        "device": str(workspace.device),
         "threads": threads,
         "bit_exact": bit_exact,
     }

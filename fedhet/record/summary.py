@@ -71,7 +71,7 @@ def summarise(
         failures: the clients that failed, with the round.
     """
     executed = [row["phase"] for row in rows]
-    target, evaluation = strategy.site.task.scoring, strategy.setting.evaluation
+    target, evaluation = strategy.workspace.task.scoring, strategy.setting.evaluation
     losses = [row["loss_global"] for row in rows if row["loss_global"] is not None]
     validation = [row[key] for row in rows if (key := target.key("val_weighted")) in row]
     clocks = sums([row["seconds"] for row in rows])
@@ -244,7 +244,7 @@ def _communication(rows: Sequence[Row], strategy: FedStrategy) -> dict[str, int 
     before the training counts as a round if clients sent something up in it. Both are None if no
     score is defined.
     """
-    key = strategy.site.task.scoring.key("global")
+    key = strategy.workspace.task.scoring.key("global")
     scored = [
         (row["step"], row[key])
         for row in rows

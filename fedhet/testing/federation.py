@@ -35,7 +35,7 @@ from fedhet.core.setting import Setting
 from fedhet.core.strategy import FedStrategy
 from fedhet.core.task import Task
 from fedhet.core.trees import Tree
-from fedhet.core.workspace import Site
+from fedhet.core.workspace import Workspace
 from fedhet.privacy.account import Account, release
 from fedhet.stores import MemoryStore
 
@@ -64,7 +64,7 @@ class Federation:
         buffers: what becomes of buffers: "average", "local" or "frozen".
         noise: what is done to the clients' replies (privacy.noise).
         evaluation: when and what the run evaluates.
-        site: further arguments of `fedhet.core.workspace.Site`, such as `limits`.
+        workspace: further arguments of `fedhet.core.workspace.Workspace`, such as `limits`.
         options: the method's own options, such as {"lr_g": 0.5}.
         lr: the learning rate of the first round.
         epochs: local epochs.
@@ -74,7 +74,7 @@ class Federation:
             `on_failure`, `server_opt`, ...
 
     Attributes:
-        site: the task, the model and the prepared data.
+        workspace: the task, the model and the prepared data.
         strategy: the server half.
         account: what the clients have been asked to release, where replies are noised.
         store: the clients' states; another store may be put in its place.
@@ -93,7 +93,7 @@ class Federation:
         noise: Noise = OFF,
         min_count: int = 0,
         evaluation: Evaluation = Evaluation(),
-        site: dict[str, Any] | None = None,
+        workspace: dict[str, Any] | None = None,
         options: dict[str, Any] | None = None,
         lr: float = 0.1,
         epochs: int = 1,
@@ -103,7 +103,7 @@ class Federation:
     ) -> None:
         plugins = plugins or partial(_required, cls)
         device = torch.device("cpu")
-        self.site = Site(
+        self.workspace = Workspace(
             task,
             device=device,
             seed=seed,
@@ -113,16 +113,16 @@ class Federation:
             release=release,
             min_count=min_count,
             evaluation=evaluation,
-            **site or {},
+            **workspace or {},
         )
         settings = LocalSettings(lr=lr, epochs=epochs, batch_size=batch_size, **local or {})
-        built_with = Setting(self.site, settings, plugins=plugins(), **setting)
+        built_with = Setting(self.workspace, settings, plugins=plugins(), **setting)
         self.strategy = cls(built_with, **options or {})
         self.account = Account(noise)
         self._loop = Loop(self.strategy, [self.account] if noise else [])
         self.store: Any = MemoryStore()
         self.client: Callable[[], FedClient] = lambda: cls.client_cls(
-            self.site, plugins(), self.store
+            self.workspace, plugins(), self.store
         )
         self.round = 0
 

@@ -23,7 +23,8 @@ from fedhet.core.strategy import FedStrategy
 DEPTH = 3  # of objects in attributes of objects
 # What fedhet itself assigns in each step, and what never changes.
 OWN = {"current", "local", "report", "timetable", "kept_back"}
-OWN |= {"site", "setting", "sizes", "rounds", "plugins", "settings", "server", "nodes", "_awaited"}
+OWN |= {"workspace", "setting", "sizes", "rounds", "plugins", "settings", "server", "nodes"}
+OWN |= {"_awaited"}
 KINDS = (FedStrategy, Plugin, ServerOptimizer)
 
 Traces = dict[str, dict[str, str]]  # object -> attribute -> its value, in short

@@ -35,7 +35,7 @@ from fedhet.core.messages import LocalSettings, Update
 from fedhet.core.server_opt import FedOpt
 from fedhet.core.setting import Setting
 from fedhet.core.task import ClientData, Samples, Task
-from fedhet.core.workspace import Site
+from fedhet.core.workspace import Workspace
 from fedhet.methods.fednorm import FedNormPlugin, Z
 from fedhet.methods.fedsa import FedSA
 from fedhet.models import ResNet18
@@ -51,13 +51,15 @@ def server(clients: int) -> FedSA:
         test=None,
         classes=10,
     )
-    return FedSA(Setting(Site(task, device=torch.device("cpu"), seed=0), LocalSettings(lr=0.1)))
+    return FedSA(
+        Setting(Workspace(task, device=torch.device("cpu"), seed=0), LocalSettings(lr=0.1))
+    )
 
 
 def received(strategy: FedSA, clients: int) -> list[Update]:
     """The updates of a round, as they are after the server's checks."""
     draw = torch.Generator().manual_seed(0)
-    old = trees.pick(strategy.site.initial, strategy.site.trained)
+    old = trees.pick(strategy.workspace.initial, strategy.workspace.trained)
     updates = []
     for pid in range(clients):
         weights = {}
@@ -84,7 +86,7 @@ def copying(updates: list[Update]) -> Callable[[], None]:
 
 def aggregations(strategy: FedSA, updates: list[Update]) -> dict[str, Callable[[], Any]]:
     """The pieces that read all updates; each returns its result."""
-    old = trees.pick(strategy.site.initial, strategy.site.trained)
+    old = trees.pick(strategy.workspace.initial, strategy.workspace.trained)
     fednorm = FedNormPlugin()
     return {
         "mean": lambda: trees.mean((update.change, update.weight) for update in updates),
@@ -154,7 +156,7 @@ def main() -> None:
 
     ratios = {name: ratio(name, "mean") for name in pieces}
     of_copy = ratio("mean", "copy")
-    entries = sum(strategy.site.initial[name].numel() for name in strategy.site.trained)
+    entries = sum(strategy.workspace.initial[name].numel() for name in strategy.workspace.trained)
     high = strategy.report["frac_high"]
     print(f"{args.clients} clients, {entries:,} entries, {high:.2%} of them of high dispersion")
     for name in pieces:

@@ -30,7 +30,7 @@ from workloads import CLASSES, COHORT, Data, TwoNN, criterion, data
 
 from fedhet.core.messages import Update
 from fedhet.core.task import ClientData, Samples, Task
-from fedhet.core.workspace import Site
+from fedhet.core.workspace import Workspace
 from fedhet.maths import fedpcl
 from fedhet.methods import fedgen
 from fedhet.methods.fednorm import FedNorm, FedNormPlugin
@@ -162,9 +162,9 @@ def latents(samples: Data) -> float:
         test=None,
         classes=CLASSES,
     )
-    site = Site(task, device=torch.device("cpu"), seed=0)
+    workspace = Workspace(task, device=torch.device("cpu"), seed=0)
     plugin = FedNormPlugin()
-    client = FedNorm.client_cls(site, [plugin], MemoryStore())
+    client = FedNorm.client_cls(workspace, [plugin], MemoryStore())
     ratios = []
     for pid, (x, y) in enumerate(samples):
         client.pid = pid
@@ -172,7 +172,7 @@ def latents(samples: Data) -> float:
         seconds = alternating(
             {
                 "latents": lambda _, update=update: plugin.finish(update),
-                "pass": lambda _, x=x: site.model(x),
+                "pass": lambda _, x=x: workspace.model(x),
             },
             [0],
         )  # type: ignore[misc]

@@ -65,7 +65,7 @@ def client() -> Figures:
     import torch
 
     from fedhet.core.task import Samples, Task
-    from fedhet.core.workspace import Site
+    from fedhet.core.workspace import Workspace
     from fedhet.data import Dataset, FederatedData, Partition, transform
 
     torch.set_num_threads(1)
@@ -84,9 +84,9 @@ def client() -> Figures:
         transform=transform(dataset),
         sizes=clients.sizes,
     )
-    site = Site(task, device=torch.device("cpu"), seed=0)
+    workspace = Workspace(task, device=torch.device("cpu"), seed=0)
     return {
-        "ms": _ms(lambda: site.prepared(clients[0].train), 100),
+        "ms": _ms(lambda: workspace.prepared(clients[0].train), 100),
         **_usual_pipelines(x[:IMAGES].permute(0, 2, 3, 1).numpy(), y[:IMAGES].tolist()),
     }
 

@@ -31,7 +31,7 @@ class IdleClient(FedClient):
     """Loads the received weights into the model and sends them back."""
 
     def train(self, msg: Broadcast) -> Update:
-        self.site.load(self.start(msg))
+        self.workspace.load(self.start(msg))
         return self.reply()
 
 

@@ -59,6 +59,6 @@ def scaling(factors: dict[int, float]) -> Alter:
 
 def moved(run: Any, name: str = "head.bias") -> float:
     """By how much the step has moved a tensor, all of whose entries moved by as much."""
-    change = run.model[name].double() - run.site.initial[name].double()
+    change = run.model[name].double() - run.workspace.initial[name].double()
     torch.testing.assert_close(change, change.flatten()[0].expand_as(change), rtol=0, atol=1e-6)
     return float(change.flatten()[0])

@@ -16,7 +16,7 @@ from fedhet.core.evaluation import evaluation_messages
 from fedhet.core.messages import Broadcast, Update
 from fedhet.core.server_opt import FedAvgM, FedOpt, ServerOptimizer
 from fedhet.core.task import ClientData, Samples, Task
-from fedhet.core.workspace import Site
+from fedhet.core.workspace import Workspace
 from fedhet.data.toy import toy_task
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fedbn import NORMS, FedBN
@@ -100,7 +100,7 @@ def test_server_optimisers_see_parameters_only(
     names = Names()
     run = federation(toy_task(norm=True), cls, server_opt=names, buffers=buffers)
     run.step()
-    assert names.seen == {name for name, _ in run.site.model.named_parameters()}
+    assert names.seen == {name for name, _ in run.workspace.model.named_parameters()}
 
 
 def test_local(federation: Federation) -> None:
@@ -122,7 +122,7 @@ def test_local(federation: Federation) -> None:
 def test_a_client_is_evaluated_with_its_local_statistics(federation: Federation) -> None:
     run = federation(toy_task(norm=True), FedAvg, buffers="local", rounds=1)
     run.step()
-    task = run.site.task
+    task = run.workspace.task
     for msg in evaluation_messages(run.strategy)[:2]:
         update = run.client().handle(msg)
         assert isinstance(update, Update), update
@@ -130,7 +130,7 @@ def test_a_client_is_evaluated_with_its_local_statistics(federation: Federation)
         test = task.clients[msg.pid].test
 
         def mean_loss(weights: trees.Tree, test: Samples = test) -> float:
-            model = run.site.load(weights).eval()
+            model = run.workspace.load(weights).eval()
             return float(task.criterion(model(test.x), test.y).detach().double().mean())
 
         state = run.store.load(msg.pid, 1)
@@ -147,7 +147,9 @@ def test_frozen(federation: Federation) -> None:
     plan = run.step(listening(heard))
     run.step()
     assert not {MEAN, VAR, COUNT} & {*plan[0].weights, *heard[0].weights}
-    assert all(torch.equal(run.site.read([name])[name], start[name]) for name in (MEAN, VAR, COUNT))
+    assert all(
+        torch.equal(run.workspace.read([name])[name], start[name]) for name in (MEAN, VAR, COUNT)
+    )
     # The affine part is a parameter.
     assert not torch.equal(run.model["body.1.weight"], start["body.1.weight"])
     assert not run.strategy.versions
@@ -214,4 +216,4 @@ def test_tied_parameters_are_refused() -> None:
     task = toy_task(2)
     task.model = Tied
     with pytest.raises(ConfigError, match=r"'b\.weight' tied"):
-        Site(task, device=torch.device("cpu"), seed=0)
+        Workspace(task, device=torch.device("cpu"), seed=0)

@@ -13,7 +13,7 @@ from fedhet.core.errors import ConfigError, RunFailed, WriteError
 from fedhet.core.groups import Evaluation, Noise
 from fedhet.core.loop import Loop
 from fedhet.core.messages import Broadcast, Update
-from fedhet.core.workspace import Site
+from fedhet.core.workspace import Workspace
 from fedhet.data.toy import toy_task
 from fedhet.engines.couriers import LocalCourier
 from fedhet.methods.fedavg import FedAvg
@@ -170,8 +170,8 @@ def test_noise_without_an_account_is_refused(federation: Callable[..., Any]) -> 
     assert Loop(noised.strategy, [Account(Noise(1.0))])
     device = torch.device("cpu")
     with pytest.raises(ConfigError, match=r"privacy\.noise=1 without an account"):
-        Site(toy_task(), device=device, seed=0, noise=Noise(1.0))
-    assert Site(toy_task(), device=device, seed=0, noise=Noise(1.0), release=release)
+        Workspace(toy_task(), device=device, seed=0, noise=Noise(1.0))
+    assert Workspace(toy_task(), device=device, seed=0, noise=Noise(1.0), release=release)
 
 
 def test_whoever_drives_the_loop_carries_its_messages(federation: Callable[..., Any]) -> None:

@@ -113,9 +113,9 @@ def test_runs(
         assert math.isfinite(done.summary["loss"])
     else:
         assert done.summary["loss"] is None
-    initial = fresh.site.initial
+    initial = fresh.workspace.initial
     moved = any(not torch.equal(initial[name], t) for name, t in done.weights.items())
-    assert moved is bool(fresh.site.shared)
+    assert moved is bool(fresh.workspace.shared)
     assert trees.sha256(fresh.weights) != done.summary["weights_sha256"]
 
     apart = Apart(settings, task, tmp_path / "state").run()

@@ -251,7 +251,7 @@ def test_messages_and_states_may_come_from_the_cpu(method: str, tmp_path: Path) 
     expected = Apart(settings, task, tmp_path / "cpu").run().strategy
     with on_the_device():
         run = Apart(settings, task, tmp_path / "device").run().strategy
-    assert run.site.device.type == "pretend"
+    assert run.workspace.device.type == "pretend"
     assert trees.sha256(run.weights) == trees.sha256(expected.weights)
 
 

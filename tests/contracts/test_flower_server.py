@@ -106,7 +106,7 @@ class FlowerRun:
 
     def __init__(self, *overrides: str, task: Task | None = None) -> None:
         self.job = Job(composed(*overrides), task or toy_task(5))
-        noise = self.job.site.noise
+        noise = self.job.workspace.noise
         StrategyAdapter(self.job.strategy, [Account(noise)] if noise else [])
         store = MemoryStore()
         self.nodes = joined(lambda properties: self.job.client(store, properties), 2)
@@ -139,7 +139,7 @@ def test_the_weights_are_those_of_the_classes_alone(
     expected = federation(with_dropout(), cls, **how).run()
     run = federation(with_dropout(), cls, **how)
     nodes = joined(
-        lambda properties: cls.client_cls(run.site, plugins(), run.store, properties), total
+        lambda properties: cls.client_cls(run.workspace, plugins(), run.store, properties), total
     )
     StrategyAdapter(run.strategy)
     history, _ = Server(client_manager=nodes, strategy=run.strategy).fit(3, None)

@@ -71,7 +71,7 @@ def test_fuzzed_evaluations(
     draw = random.Random(0)
     task = toy_task(3) if target == "class" else task_of(target)
     run = federation(task, FedAvg, on_failure="skip")
-    run.site.evaluation = replace(run.site.evaluation, train=True)
+    run.workspace.evaluation = replace(run.workspace.evaluation, train=True)
     run.step()
     plan = evaluation_messages(run.strategy)[:2]
     honest = [run.client().handle(msg) for msg in plan]
@@ -88,7 +88,7 @@ def test_fuzzed_evaluations(
         Recorder.clients(record, 1, metrics)
         table = pyarrow.parquet.read_table(tmp_path / "clients" / "round-000001.parquet")
         assert len(table) == sum(map(len, metrics.values()))
-        means = client_means(updates, run.strategy.views, run.site.task.scoring)
+        means = client_means(updates, run.strategy.views, run.workspace.task.scoring)
         json.loads(as_json(means))
         for name, value in means.items():
             assert not math.isnan(value), (name, replies[0])
@@ -131,7 +131,8 @@ def test_fuzzed_reports_of_sites(tmp_path: Path, cases: int) -> None:
     draw = random.Random(0)
     deployment = Deployment(write_sites(tmp_path), sites="")
     nodes = [
-        deployment.join(site, number, share_counts=True) for number, site in enumerate("abc", 1)
+        deployment.join(workspace, number, share_counts=True)
+        for number, workspace in enumerate("abc", 1)
     ]
     properties = [node.client.get_properties({}) for node in nodes]
     read = deployment.nodes._report

@@ -107,14 +107,17 @@ def test_a_message_for_another_node(federation: Federation, pid: int) -> None:
     """The toy task has four clients; this node hosts 0 and 2."""
     run = federation(toy_task(), Scaffold)
     msg = run.strategy.plan(1)[0]
-    client = Scaffold.client_cls(run.site, [], run.store, {"partition-id": 0, "num-partitions": 2})
+    client = Scaffold.client_cls(
+        run.workspace, [], run.store, {"partition-id": 0, "num-partitions": 2}
+    )
     msg.pid = pid
     reply = client.handle(msg)
     assert isinstance(reply, Failure) and f"the message is for client {pid}" in reply.cause
 
 
 @pytest.mark.parametrize(
-    "phase", ["fit", "handle", "receive", "assess", "__init__", "_training_set", "site", "", "a.b"]
+    "phase",
+    ["fit", "handle", "receive", "assess", "__init__", "_training_set", "workspace", "", "a.b"],
 )
 def test_a_message_calls_only_phases(federation: Federation, phase: str) -> None:
     run = federation(toy_task(), Scaffold)

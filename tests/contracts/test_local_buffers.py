@@ -112,7 +112,9 @@ def test_counters_are_no_statistics(launch: Launch) -> None:
 def own_model(run: Any, pid: int) -> dict[str, Tensor]:
     """The shared weights with the statistics that the client keeps, or the initial ones."""
     state = run.store.load(pid, run.strategy.versions.get(pid, 0)) or {}
-    own = {name: state.get(f"client.kept/{name}", run.site.initial[name]) for name in STATISTICS}
+    own = {
+        name: state.get(f"client.kept/{name}", run.workspace.initial[name]) for name in STATISTICS
+    }
     return {**run.model, **own}
 
 
@@ -129,9 +131,9 @@ def test_clients_evaluate_the_shared_weights_with_their_statistics(federation: F
     for msg in evaluation_messages(run.strategy):
         update = run.client().handle(msg)
         assert isinstance(update, Update), update
-        model = run.site.task.model()
+        model = run.workspace.task.model()
         model.load_state_dict(own_model(run, msg.pid))
-        expected = loss(model, run.site.task.clients[msg.pid].test)
+        expected = loss(model, run.workspace.task.clients[msg.pid].test)
         assert update.metrics["test.personal.loss"] == pytest.approx(expected, rel=1e-5)
         assert not any(".global." in name for name in update.metrics)
 
@@ -151,8 +153,8 @@ def test_what_is_fine_tuned_is_what_the_client_has(federation: Federation) -> No
     assert run.strategy.views == ("personal", "finetuned")
     for msg in evaluation_messages(run.strategy):
         metrics = run.client().handle(msg).metrics
-        client = run.site.task.clients[msg.pid]
-        model = run.site.task.model()
+        client = run.workspace.task.clients[msg.pid]
+        model = run.workspace.task.model()
         model.load_state_dict(own_model(run, msg.pid))
         assert metrics["test.personal.loss"] == pytest.approx(loss(model, client.test), rel=1e-5)
         model.train()
@@ -180,7 +182,7 @@ def test_a_personal_model_is_the_methods_own(method: str) -> None:
         assert {name.split(".")[1] for name in metrics} == set(strategy.views)
         client = job.client(store)
         client.receive(msg)
-        with job.site.seeded("torch", msg.phase, msg.step, msg.pid):
+        with job.workspace.seeded("torch", msg.phase, msg.step, msg.pid):
             model = client.views(msg)["personal"]()
         samples = job.task.clients[msg.pid].test
         assert samples is not None

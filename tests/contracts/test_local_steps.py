@@ -69,9 +69,9 @@ def test_by_hand(federation: Federation, steps: int, norm: bool) -> None:
     client = run.client()
     update = client.handle(msg)
     assert client.steps == steps
-    data = run.site.task.clients[1].train
+    data = run.workspace.task.clients[1].train
     assert len(data) == 16
-    model = run.site.task.model()
+    model = run.workspace.task.model()
     model.load_state_dict(msg.weights)
     model.train()
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -29,7 +29,7 @@ def test_clipped_to_the_median(federation: Federation, norm: bool) -> None:
 
 def test_clipped_to_a_fixed_norm(federation: Federation) -> None:
     run = after_a_step(federation, merge=NormClip(norm=1e-3), clients=1)
-    change = trees.Difference(run.model, run.site.initial)
+    change = trees.Difference(run.model, run.workspace.initial)
     assert trees.norm(change) == pytest.approx(1e-3, rel=1e-3)
 
 

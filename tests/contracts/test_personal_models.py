@@ -107,7 +107,7 @@ def test_the_loaded_model_is_the_one_that_the_client_evaluated(launch: Launch, n
             for pid, client in enumerate(again.task.clients):
                 model = fedhet.load(run, weights, client=pid)
                 assert client.test is not None and not model.training
-                scores = score(model, again.site.prepared(client.test), again.task)
+                scores = score(model, again.workspace.prepared(client.test), again.task)
                 assert scores == recorded(run, kept[view][which], view, pid)
                 accuracies.append(scores["accuracy"])
             mean = sum(accuracies) / len(accuracies)

@@ -118,7 +118,7 @@ def at_once(hook: str, function: Callable[..., Any], args: Any) -> Any:
 def test_the_hooks_of_two_clients_are_computed_as_one(method: str, plugin: str) -> None:
     job, (one, two) = last_step(method, plugin)
     with torch.no_grad():
-        for t in job.site.model.state_dict().values():
+        for t in job.workspace.model.state_dict().values():
             t.fill_(torch.nan)
     for key, function in one.hooks.items():
         assert one.calls[key], f"{key} was not called"

@@ -235,7 +235,7 @@ def test_a_client_with_other_plugins_is_refused(
     federation: Callable[..., Any], plugins: list[FedNormPlugin]
 ) -> None:
     run = federation(toy_task(), FedAvg, plugins=lambda: [FedNormPlugin()])
-    run.client = lambda: FedAvg.client_cls(run.site, plugins, run.store)
+    run.client = lambda: FedAvg.client_cls(run.workspace, plugins, run.store)
     message = r"client 3 .*differ in their plug-ins.*fednorm.*on the server.*here"
     with pytest.raises(RunFailed, match=message):
         run.step()

@@ -25,7 +25,9 @@ class Judged:
 
     def __init__(self, patience: int | None, min_delta: float = 0.0) -> None:
         task = SimpleNamespace(task=toy_task())
-        self.setting: Any = SimpleNamespace(early_stopping=Stopping(patience, min_delta), site=task)
+        self.setting: Any = SimpleNamespace(
+            early_stopping=Stopping(patience, min_delta), workspace=task
+        )
         self.round = 0
         self.kept: list[int] = []  # the rounds whose model was the best so far
 

@@ -30,8 +30,8 @@ class CountingClient(FedClient):
         kept = self.state.get("counting.n")
         n = (kept["n"] if kept else torch.tensor(0)) + 1
         self.state.put("counting.n", {"n": n})
-        if n == 2 and self.pid == 1 and self.site.seed == 7:
-            self.site.seed = 8  # so that it fails once
+        if n == 2 and self.pid == 1 and self.workspace.seed == 7:
+            self.workspace.seed = 8  # so that it fails once
             raise OSError("battery")
         update = super().train(msg)
         update.extras["counting.n"] = int(n)

@@ -95,7 +95,7 @@ class ByWeight(Plugin):
         data = self.client.data
         assert torch.equal(data.x[batch.index], batch.x)
         assert torch.equal(data.y[batch.index], batch.y)
-        assert torch.equal(self.client.site.model.head(batch.z), batch.logits)
+        assert torch.equal(self.client.workspace.model.head(batch.z), batch.logits)
         return torch.zeros(len(batch.y))
 
 
@@ -105,7 +105,7 @@ class ByLoss(Plugin):
     name = "by_loss"
 
     def losses(self, params: AnyTree, batch: Batch, own: Prepared) -> Tensor:
-        return (batch.y - 1) * self.client.site.task.criterion(batch.logits, batch.y)
+        return (batch.y - 1) * self.client.workspace.task.criterion(batch.logits, batch.y)
 
 
 def test_sample_weights_meet_their_samples_in_every_batch(federation: Federation) -> None:

@@ -26,8 +26,8 @@ TOLERANCE = 0.02
 class ThreeClient(FedClient):
     def explore(self, msg: Broadcast) -> Update:
         assert msg.extras["three.pid"] == self.pid
-        self.train_model(self.site.load(self.start(msg)), self.data, epochs=1)
-        change = trees.Difference(self.site.read(self.site.trained), msg.weights)
+        self.train_model(self.workspace.load(self.start(msg)), self.data, epochs=1)
+        change = trees.Difference(self.workspace.read(self.workspace.trained), msg.weights)
         far = trees.map(lambda d: d.square().float(), change)
         return Update(self.pid, self.num_examples, extras={"three.far": far})
 
@@ -61,7 +61,7 @@ class Three(FedStrategy):
         return {"density": {"mean": torch.zeros(4, dtype=torch.float64), "seen": torch.tensor(0)}}
 
     def look(self, update: Update) -> None:
-        update.tree("three.far", self.site.initial)
+        update.tree("three.far", self.workspace.initial)
 
     def phases(self) -> list[Phase]:
         explore = Phase("explore", 1, self.remember, check=self.look, cohort=1.0, uploads=False)
@@ -86,7 +86,9 @@ class Three(FedStrategy):
         return {"three.mask": trees.map(lambda d: (d > d.median()).float(), mean)}
 
     def remember(self, updates: Iterator[Update], old: Tree) -> Tree:
-        self.far = {update.pid: update.tree("three.far", self.site.initial) for update in updates}
+        self.far = {
+            update.pid: update.tree("three.far", self.workspace.initial) for update in updates
+        }
         return {}
 
     def walk(self, updates: Iterator[Update], old: Tree) -> Tree:

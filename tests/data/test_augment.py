@@ -15,7 +15,7 @@ from fedhet.core.messages import Broadcast, LocalSettings, Update
 from fedhet.core.plugin import Plugin
 from fedhet.core.task import ClientData, Samples, Task
 from fedhet.core.trees import AnyTree, Prepared
-from fedhet.core.workspace import Site
+from fedhet.core.workspace import Workspace
 from fedhet.data import Dataset, Normalize
 from fedhet.data.augment import PADDING, CropFlip, augmentation
 from fedhet.methods.fedavg import FedAvgClient
@@ -130,12 +130,12 @@ def task(seen: list[torch.Tensor] | None = None, n: int = 10) -> Task:
     )
 
 
-def site(seen: list[torch.Tensor] | None) -> Site:
-    return Site(task(seen), device=torch.device("cpu"), seed=0)
+def workspace(seen: list[torch.Tensor] | None) -> Workspace:
+    return Workspace(task(seen), device=torch.device("cpu"), seed=0)
 
 
 def message(
-    site: Site,
+    workspace: Workspace,
     local: LocalSettings,
     plugins: dict[str, str],
     pid: int = 0,
@@ -147,7 +147,7 @@ def message(
         step=step,
         round=step,
         slot="model",
-        weights=site.initial,
+        weights=workspace.initial,
         extras=dict(extras),
         local=local,
         trains=True,
@@ -175,7 +175,7 @@ def trained(
 ) -> tuple[list[torch.Tensor], list[tuple[torch.Tensor, torch.Tensor]]]:
     """The raw batches that were augmented, and (x, index) of those that were trained on."""
     seen: list[torch.Tensor] = []
-    spy, place = Spy(), site(seen)
+    spy, place = Spy(), workspace(seen)
     msg = message(place, LocalSettings(0.1, 2, 4), {"spy": spy.digest()}, pid, step)
     reply = FedAvgClient(place, [spy], MemoryStore()).handle(msg)
     assert isinstance(reply, Update), reply
@@ -261,16 +261,16 @@ def test_clients_do_not_train_as_one() -> None:
     from fedhet.engines.vectorized import obstacle
 
     local = LocalSettings(0.1, 1, 4)
-    augmented = obstacle(FedAvgClient(site([]), [], MemoryStore()), local)
+    augmented = obstacle(FedAvgClient(workspace([]), [], MemoryStore()), local)
     assert "dataset.augment=none" in str(augmented)
-    assert obstacle(FedAvgClient(site(None), [], MemoryStore()), local) is None
+    assert obstacle(FedAvgClient(workspace(None), [], MemoryStore()), local) is None
 
 
 def test_fedsgd_augments_its_full_gradient() -> None:
     from fedhet.methods.fedsgd import CHUNK, FedSGDClient
 
     seen: list[torch.Tensor] = []
-    place = site(seen)
+    place = workspace(seen)
     msg = message(place, LocalSettings(0.1, 1, 4), {}, **{CHUNK: 4})
     reply = FedSGDClient(place, [], MemoryStore()).handle(msg)
     assert isinstance(reply, Update), reply

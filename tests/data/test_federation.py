@@ -11,7 +11,7 @@ import torch
 
 from fedhet.core.errors import ConfigError
 from fedhet.core.task import Samples
-from fedhet.core.workspace import Site
+from fedhet.core.workspace import Workspace
 from fedhet.data import Dataset, FederatedData, Normalize, Partition, class_counts, split, transform
 from fedhet.data.toy import toy_task
 
@@ -199,10 +199,10 @@ def test_class_counts() -> None:
 def test_pixels_are_normalised_in_place_and_the_shared_array_stays() -> None:
     task = toy_task(1)
     task.transform = Normalize((0.2,), (0.5,))
-    site = Site(task, device=torch.device("cpu"), seed=0)
+    workspace = Workspace(task, device=torch.device("cpu"), seed=0)
     pixels = torch.arange(24, dtype=torch.uint8).reshape(2, 1, 3, 4)
     for x in (pixels, pixels.float() / 255):
         before = x.clone()
-        prepared = site.prepared(Samples(x, torch.zeros(2))).x
+        prepared = workspace.prepared(Samples(x, torch.zeros(2))).x
         assert torch.equal(prepared, (pixels.float() / 255 - 0.2) / 0.5)
         assert torch.equal(x, before)

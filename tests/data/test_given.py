@@ -18,7 +18,7 @@ from torch.nn import functional
 import fedhet
 from fedhet.core.errors import ConfigError, DataError
 from fedhet.core.task import ClientData, Samples, Task
-from fedhet.core.workspace import Site
+from fedhet.core.workspace import Workspace
 from fedhet.data.given import check_task
 from fedhet.data.toy import ToyModel, toy_task
 from fedhet.testing import run_quietly
@@ -216,14 +216,14 @@ def test_a_trial_changes_nothing() -> None:
         made.body.append(nn.Dropout(0.3))
         return made
 
-    site = Site(replace(toy_task(), model=model), device=torch.device("cpu"), seed=0)
+    workspace = Workspace(replace(toy_task(), model=model), device=torch.device("cpu"), seed=0)
     torch.manual_seed(0)
-    check_task(site)
+    check_task(workspace)
     after = torch.rand(3)
     torch.manual_seed(0)
     assert torch.equal(after, torch.rand(3))
-    state = site.model.state_dict()
-    assert all(torch.equal(t, site.initial[name]) for name, t in state.items())
+    state = workspace.model.state_dict()
+    assert all(torch.equal(t, workspace.initial[name]) for name, t in state.items())
 
 
 # ---- settings and the record

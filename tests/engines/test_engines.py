@@ -283,7 +283,7 @@ def test_a_client_that_asks_for_no_gpu_has_none(
         caplog.clear()
         begin(job).end("interrupted")
         assert job.run_dir == tmp_path / device
-        assert job.site.device.type == "cpu"
+        assert job.workspace.device.type == "cpu"
         assert caplog.text.count("device=auto with engine.num_gpus=0 is the CPU") == lines
 
 

@@ -17,7 +17,7 @@ CORE = {
 LIBRARIES = {*sys.stdlib_module_names, "numpy", "torch"}
 FLOWERS = {"flwr.server.strategy.Strategy", "flwr.client.NumPyClient"}
 # What has a type of its own.
-HALVES = {"strategy", "method", "client", "server", "site", "plugin"}
+HALVES = {"strategy", "method", "client", "server", "workspace", "plugin"}
 
 
 def foreign(tree: ast.Module) -> set[str]:
@@ -57,11 +57,11 @@ if TYPE_CHECKING:
     from flwr.common import Parameters
     from flwr.server.strategy import Strategy
 class Loop:
-    site: Any
+    workspace: Any
     def __init__(self, strategy: Any | None, tree: Any) -> None:
         self.client: Any = strategy
         import omegaconf
 """
     tree = ast.parse(source)
     assert foreign(tree) == {"fedhet.record.run_folder", "flwr.common", "omegaconf"}
-    assert {*anything(tree)} & HALVES == {"site", "strategy", "client"}
+    assert {*anything(tree)} & HALVES == {"workspace", "strategy", "client"}

@@ -79,8 +79,10 @@ class Explore(Plugin):
 
     def walk(self, msg: Broadcast) -> Update:
         client: FedClient = self.client
-        client.train_model(client.site.load(client.start(msg)), client.data, epochs=2, hooks=False)
-        end = client.site.read(client.site.shared)
+        client.train_model(
+            client.workspace.load(client.start(msg)), client.data, epochs=2, hooks=False
+        )
+        end = client.workspace.read(client.workspace.shared)
         return Update(client.pid, client.num_examples, extras={"explore.end": end})
 
     def collect(self, updates: Iterator[Update], old: Tree) -> Tree:

@@ -17,5 +17,5 @@ def source(
     run: Any, generator: Generator, step: int, pid: int, *, law: Tensor, noise: str = "normal"
 ) -> NoiseSource:
     """The noise and labels of training step `step`, at client `pid` or at the server."""
-    stream = streams.torch_generator(run.site.seed, "fedgen", "train", step, pid)
+    stream = streams.torch_generator(run.workspace.seed, "fedgen", "train", step, pid)
     return NoiseSource(generator, stream, law=law, noise=noise)

@@ -171,7 +171,7 @@ def test_views(federation: Federation) -> None:
         assert (v is first) == (msg.pid not in cohort)
         data = clients[msg.pid].train
         for view, w in (("global", run.model), ("personal", v)):
-            output = run.site.load(w).eval()(data.x)
+            output = run.workspace.load(w).eval()(data.x)
             loss = float(plain.criterion(output, data.y).detach().mean())
             assert metrics[f"test.{view}.loss"] == pytest.approx(loss, rel=1e-9), view
 

@@ -24,7 +24,7 @@ SENT = {
 
 def measured(new: dict[str, torch.Tensor], sample: int = 0) -> dict[str, Any]:
     plugin = DriftPlugin(sample=sample)
-    plugin.server = type("Server", (), {"site": type("Site", (), {"seed": 3})()})()  # type: ignore[assignment]
+    plugin.server = type("Server", (), {"workspace": type("Workspace", (), {"seed": 3})()})()  # type: ignore[assignment]
     updates = [Update(pid=pid, num_examples=1, weights=w, change=w) for pid, w in SENT.items()]
     assert list(plugin.incoming(iter(updates), OLD)) == updates
     assert plugin.merged(new, OLD) is new

@@ -113,7 +113,7 @@ def test_evaluation_leaves_no_trace(federation: Federation, part: str, buffers: 
         "local": {"momentum": 0.5},
     }
     watched, alone = (federation(toy_task(norm=True), FedBABU, **how) for _ in range(2))
-    flags = {name: p.requires_grad for name, p in watched.site.model.named_parameters()}
+    flags = {name: p.requires_grad for name, p in watched.workspace.model.named_parameters()}
     assert set(flags.values()) == {True, False}
     for _ in range(3):
         watched.step()
@@ -125,7 +125,9 @@ def test_evaluation_leaves_no_trace(federation: Federation, part: str, buffers: 
                 assert (received is None) == (buffers == "local")
                 assert metrics["test.personal.loss"] != received
             global_scores(watched.strategy)
-        assert {name: p.requires_grad for name, p in watched.site.model.named_parameters()} == flags
+        assert {
+            name: p.requires_grad for name, p in watched.workspace.model.named_parameters()
+        } == flags
         assert watched.sha256 == alone.sha256
         for pid in range(4):
             kept, other = (
@@ -147,8 +149,8 @@ def test_a_failed_fine_tuning_leaves_no_trace_either(
     failure = client.handle(evaluation_messages(run.strategy)[1])
     assert failure.pid == 1
     assert "ZeroDivisionError" in failure.cause
-    trained = [name for name, p in run.site.model.named_parameters() if p.requires_grad]
-    assert trained == run.site.trained
+    trained = [name for name, p in run.workspace.model.named_parameters() if p.requires_grad]
+    assert trained == run.workspace.trained
     assert run.sha256 == before
 
 
@@ -282,7 +284,7 @@ def test_a_parameter_that_the_model_froze_stays_frozen(federation: Federation) -
     client = run.client()
     for msg in evaluation_messages(run.strategy):
         client.handle(msg)
-        assert torch.equal(run.site.model.body[0].bias, before)
+        assert torch.equal(run.workspace.model.body[0].bias, before)
     assert torch.equal(run.model["body.0.bias"], before)
 
 

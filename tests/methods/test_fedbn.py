@@ -50,7 +50,7 @@ def test_by_hand(federation: Federation, batch_size: int) -> None:
     run = federation(
         toy_task(norm=True), FedBN, rounds=3, fraction=0.75, epochs=2, batch_size=batch_size
     )
-    task = run.site.task
+    task = run.workspace.task
     own = [{name: run.model[name].clone() for name in BN} for _ in range(4)]
 
     def trained(x: dict[str, Tensor], msg: Any) -> dict[str, Tensor]:

@@ -42,10 +42,10 @@ def view_losses(run: Any) -> list[dict[str, float]]:
 
 def loss(run: Any, pid: int, tree: dict[str, Tensor]) -> float:
     """The test loss of client `pid` with these values, and the initial ones elsewhere."""
-    task = run.site.task
+    task = run.workspace.task
     test = task.clients[pid].test
     model = task.model().eval()
-    model.load_state_dict({**run.site.initial, **tree})
+    model.load_state_dict({**run.workspace.initial, **tree})
     return float(task.criterion(model(test.x), test.y).detach().double().mean())
 
 
@@ -73,7 +73,7 @@ def test_views_with_the_mean(federation: Federation) -> None:
         toy_task(norm=True), FedBN, options={"server_bn": "average"}, fraction=0.5, epochs=5, lr=0.5
     )
     cohort = [msg.pid for msg in run.step()]
-    task = run.site.task
+    task = run.workspace.task
     samples = sum(task.sizes[pid] for pid in cohort)
     for name in BN:
         total = sum(

@@ -101,7 +101,7 @@ def test_what_the_classifier_tells_apart_with_ratio_outputs(
     plan = [run.step() for _ in range(4)][-1]
     global_made = run.strategy.weights["density"]
     for msg, local_made, (zeros, ones, at) in zip(plan, fitted, seen, strict=True):
-        x = run.site.task.clients[msg.pid].train.x.double().numpy()
+        x = run.workspace.task.clients[msg.pid].train.x.double().numpy()
         for made, actual in ((local_made, zeros), (global_made, ones), (local_made, at)):
             expected = outputs(made, x)
             if features == "conditional":

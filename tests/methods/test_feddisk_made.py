@@ -21,12 +21,12 @@ from fedhet.methods.feddisk import FedDisk
 def held_out_loss(run: Any, made: Tree) -> float:
     """The n-weighted mean loss of a MADE over held-out tenths of the training data."""
     mask = feddisk.masks(4, 8)
-    sizes = run.site.task.sizes
+    sizes = run.workspace.task.sizes
     total = 0.0
     for pid, n in enumerate(sizes):
         client = run.client()
         client.pid = pid
-        train, held_out = client.plugins[0]._split(run.site.task.clients[pid].train.x)
+        train, held_out = client.plugins[0]._split(run.workspace.task.clients[pid].train.x)
         assert len(held_out) == round(0.1 * n)
         assert len(train) + len(held_out) == n
         total += n * float(feddisk.nll(made, mask, held_out).double().mean())

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fedhet.core.plugin import Plugin
 from fedhet.core.task import Samples
-from fedhet.core.workspace import Site
+from fedhet.core.workspace import Workspace
 from fedhet.data.toy import toy_task
 from fedhet.maths import feddisk
 from fedhet.methods.feddisk import FedDisk, FedDiskPlugin, networks
@@ -160,8 +160,8 @@ def test_the_pool_is_drawn_from_all_clients_without_replacement() -> None:
         for pid, n in enumerate(sizes)
     ]
     plugin = FedDiskPlugin(ratio="raw")
-    site = Site(task_of(*inputs), device=torch.device("cpu"), seed=0)
-    client = FedDisk.client_cls(site, [plugin], MemoryStore())
+    workspace = Workspace(task_of(*inputs), device=torch.device("cpu"), seed=0)
+    client = FedDisk.client_cls(workspace, [plugin], MemoryStore())
     client.pid = 1
     for n in (9, 17):
         pool = plugin._pooled(n)[:, 0]

@@ -150,5 +150,5 @@ def test_norm_clip_shortens_the_heads_too(
     run.step(alter)
     assert len(heads) == 2
     for name, of_clients in zip(("head.weight", "head.bias"), heads, strict=True):
-        change = (of_clients - run.site.initial[name]).flatten(1).norm(dim=1)
+        change = (of_clients - run.workspace.initial[name]).flatten(1).norm(dim=1)
         assert 0 < change.max() <= 1.001e-2

@@ -48,7 +48,7 @@ def test_the_first_step_of_the_generator(
         heads[reply.pid].load_state_dict(
             {name: reply.weights[f"head.{name}"] for name in ("weight", "bias")}
         )
-        labels = run.site.task.clients[reply.pid].train.y
+        labels = run.workspace.task.clients[reply.pid].train.y
         counts[reply.pid] = torch.bincount(labels, minlength=2)
     total = torch.stack(list(counts.values())).sum(0)
     draws = source(run, generator, 1, SERVER, law=total.float())
@@ -141,7 +141,7 @@ def test_drawn_labels_exist(
             super().__init__(generator, stream, law=law, noise=noise)
 
     def seed(step: int, pid: int) -> int:
-        return streams.integer(run.site.seed, "fedgen", "train", step, pid)
+        return streams.integer(run.workspace.seed, "fedgen", "train", step, pid)
 
     monkeypatch.setattr(fedgen, "NoiseSource", Recording)
     run = federation(one_label_each(), FedGen, options=SMALL, fraction=0.25, rounds=6)

@@ -127,7 +127,7 @@ def test_an_unused_parameter_survives_rescaling_over_the_whole_model(federation:
     assert run.step()[0].extras[G]["spare"].tolist() == [1.0, 1.0]
     run.run()
     assert run.model["spare"].tolist() == [1.0, 1.0]
-    assert not torch.equal(run.model["head.weight"], run.site.initial["head.weight"])
+    assert not torch.equal(run.model["head.weight"], run.workspace.initial["head.weight"])
 
 
 def test_a_model_of_one_number_has_a_mask_of_one(federation: Make) -> None:

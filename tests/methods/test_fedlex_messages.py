@@ -72,7 +72,7 @@ def test_messages_and_report(federation: Make) -> None:
 
     run = federation(toy_task(norm=True), FedAvg, plugins=plugins, rounds=4, fraction=0.5)
     model = sum(t.nbytes for t in run.model.values())
-    names = [name for name, _ in run.site.model.named_parameters()]
+    names = [name for name, _ in run.workspace.model.named_parameters()]
     mask = sum(run.model[name].nbytes for name in names)
     explorers = {msg.pid for msg in run.step()}
     assert run.strategy.current.bytes == {"down": {"model": 2 * model}, "up": {D: 2 * mask}}

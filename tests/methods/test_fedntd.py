@@ -128,7 +128,7 @@ def test_the_teacher_is_in_eval_mode_with_the_statistics_of_evaluation(
     run.step()
     for msg in run.strategy.plan(2):
         own = client_state(run, msg.pid, "client.kept")
-        received = {**run.site.initial, **own, **msg.weights}
+        received = {**run.workspace.initial, **own, **msg.weights}
         student = NormNet().train(buffers != "frozen")
         teacher = NormNet().eval()
         student.load_state_dict(received)

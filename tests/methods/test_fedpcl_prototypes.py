@@ -34,11 +34,11 @@ def one_label_each(labels: tuple[int, ...], tests: int | None = None) -> Task:
 def test_prototypes_are_formed_in_eval_mode(federation: Callable[..., Any]) -> None:
     """With the running statistics that the client's predictions use."""
     run = federation(toy_task(norm=True), FedPCL, rounds=1).run()
-    for pid, client in enumerate(run.site.task.clients):
+    for pid, client in enumerate(run.workspace.task.clients):
         kept = client_state(run, pid, UNSHARED)
-        assert list(kept) == run.site.kept
-        model = run.site.task.model().eval()
-        model.load_state_dict({**run.site.initial, **kept})
+        assert list(kept) == run.workspace.kept
+        model = run.workspace.task.model().eval()
+        model.load_state_dict({**run.workspace.initial, **kept})
         z = nn.functional.normalize(model.features(client.train.x)).detach()
         expected = torch.stack([z[client.train.y == c].mean(0) for c in range(2)])
         own = client_state(run, pid, OWN)["mean"]
@@ -114,9 +114,9 @@ def test_a_client_that_failed_to_collect_takes_part_later(federation: Callable[.
     run.step(alter=fail)
     assert run.strategy.weights["prototypes"]["has"].tolist() == [False, True]
     run.step()
-    initial = run.site.initial
+    initial = run.workspace.initial
     kept = client_state(run, 0, UNSHARED)
-    assert all(torch.equal(kept[name], initial[name]) for name in run.site.kept)
+    assert all(torch.equal(kept[name], initial[name]) for name in run.workspace.kept)
     assert run.strategy.weights["prototypes"]["has"].all()
     run.step()
     trained = client_state(run, 0, UNSHARED)["body.0.weight"]
@@ -139,5 +139,5 @@ class FrozenEncoder(ToyModel):
 
 def test_a_frozen_encoder_with_a_projection(federation: Callable[..., Any]) -> None:
     run = federation(replace(toy_task(), model=FrozenEncoder), FedPCL, rounds=2).run()
-    assert run.site.trained == ["projection.weight", "projection.bias"]
+    assert run.workspace.trained == ["projection.weight", "projection.bias"]
     assert run.strategy.weights["prototypes"]["mean"].shape == (2, 5)

@@ -56,16 +56,16 @@ def test_it_pulls_each_parameter_towards_the_received_one(federation: Callable[.
     client = run.client()
     client.receive(msg)
     client.begin()
-    site = client.site
+    workspace = client.workspace
     with torch.no_grad():
-        for i, name in enumerate(site.trained):
-            site.parameters[i].copy_(msg.weights[name] + i)
-    params = dict(zip(site.trained, site.parameters, strict=True))
+        for i, name in enumerate(workspace.trained):
+            workspace.parameters[i].copy_(msg.weights[name] + i)
+    params = dict(zip(workspace.trained, workspace.parameters, strict=True))
     grads = {name: torch.zeros_like(p) for name, p in params.items()}
     with torch.no_grad():
         plugin.gradient(grads, params, plugin.prepare(msg))
     for i, g in enumerate(grads.values()):
-        torch.testing.assert_close(g, torch.full_like(g, MU * i), msg=site.trained[i])
+        torch.testing.assert_close(g, torch.full_like(g, MU * i), msg=workspace.trained[i])
 
 
 def test_a_bad_factor_is_named() -> None:

@@ -157,7 +157,7 @@ def test_the_personal_head_has_its_own_optimiser(federation: Federation) -> None
     )
     run.step()
     generic = HeadOnly()
-    generic.load_state_dict(run.site.initial)
+    generic.load_state_dict(run.workspace.initial)
     head = nn.Linear(3, CLASSES, dtype=torch.float64)
     for p in head.parameters():
         nn.init.zeros_(p)
@@ -187,7 +187,7 @@ def test_the_personal_head_never_leaves_the_client(federation: Federation) -> No
         plan, replies = step_and_replies(run)
         for msg, reply in zip(plan, replies, strict=True):
             packed, _, config = wire.reply_arrays(msg, reply)
-            shapes = [tuple(run.model[name].shape) for name in run.site.shared]
+            shapes = [tuple(run.model[name].shape) for name in run.workspace.shared]
             assert [array.shape for array in packed] == shapes
             assert not any("fedrod" in key for key in config)
             assert "fedrod" not in config["fedhet"]

@@ -161,13 +161,15 @@ def test_both_references_are_in_eval_mode_with_their_own_statistics(
     for msg in run.strategy.plan(2):
         own = client_state(run, msg.pid, "client.kept")
         previous = client_state(run, msg.pid, PREVIOUS)
-        assert set(previous) == set(run.site.initial if buffers != "frozen" else run.site.trained)
-        received = {**run.site.initial, **own, **msg.weights}
+        assert set(previous) == set(
+            run.workspace.initial if buffers != "frozen" else run.workspace.trained
+        )
+        received = {**run.workspace.initial, **own, **msg.weights}
         current = frozen(received).train(buffers != "frozen")
-        x = run.site.train_data(msg.pid).x
+        x = run.workspace.train_data(msg.pid).x
         z, z_global, z_previous = (
             model.features(x).detach()
-            for model in (current, frozen(received), frozen({**run.site.initial, **previous}))
+            for model in (current, frozen(received), frozen({**run.workspace.initial, **previous}))
         )
         term = run.client().handle(msg).metrics["moon.term"]
         expected = float(contrastive(z, z_global, z_previous, 0.5).mean())
@@ -187,7 +189,7 @@ def test_a_dead_sample_has_a_finite_gradient(federation: Federation) -> None:
     x[0] = 0
     one_client = replace(task(), model=model, clients=[ClientData((x, y))], sizes=[len(y)])
     run = federation(one_client, FedAvg, plugins=moon(mu=2), rounds=3, lr=0.01, batch_size=2).run()
-    features_after = run.site.model.features(x)
+    features_after = run.workspace.model.features(x)
     assert not features_after[0].any() and features_after.any()
     assert all(torch.isfinite(t).all() for t in run.model.values())
 

@@ -152,7 +152,7 @@ def test_c_is_the_mean_of_all_controls(
             report = plugin.report
             share[report["pids"]] = report["weights"] * len(report["pids"])
     sent = run.strategy.plan(8)[0].extras["scaffold.c"]
-    trained = [name for name, _ in run.site.model.named_parameters()]
+    trained = [name for name, _ in run.workspace.model.named_parameters()]
     assert list(sent) == trained  # controls are for parameters, never for buffers
     assert len(run.strategy.versions) == CLIENTS  # all have taken part, each in some rounds only
     assert bool(run.strategy.plugins) == (float(share.std()) > 1e-3)

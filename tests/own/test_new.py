@@ -75,8 +75,8 @@ FAULTS = [
     (
         "some_method.py",
         {  # a memory that other processes do not have
-            "self.state.get(PREVIOUS)": "vars(self.site).get(str(self.pid))",
-            "self.state.put(PREVIOUS": "setattr(self.site, str(self.pid)",
+            "self.state.get(PREVIOUS)": "vars(self.workspace).get(str(self.pid))",
+            "self.state.put(PREVIOUS": "setattr(self.workspace, str(self.pid)",
         },
         "wire",
     ),

@@ -259,11 +259,11 @@ def test_real_clients_of_a_server_that_was_killed_stay_within_the_budget(
 ) -> None:
     """They have served a step that its checkpoint does not have, and serve it again."""
     first = limited(federation, 3)
-    first.site.simulated = False
+    first.workspace.simulated = False
     first.store = DiskStore(tmp_path)
     first.step()
     second = limited(federation, 3)  # it goes on from before that step
-    second.site.simulated = False
+    second.workspace.simulated = False
     second.store = DiskStore(tmp_path)
     second.step()
     second.step()

@@ -242,7 +242,7 @@ def test_a_server_accepts_clients_that_tell_less_than_the_run_allows(
     """The machine of the clients has a floor of its own, and the server knows nothing of it."""
 
     def there(plan: list[Any], replies: list[Any]) -> list[Any]:
-        run.site.min_count = 0
+        run.workspace.min_count = 0
         assert all(isinstance(reply, Update) for reply in replies), replies
         return replies
 
@@ -253,7 +253,7 @@ def test_a_server_accepts_clients_that_tell_less_than_the_run_allows(
         few(), cls, plugins=make, options={} if plugin else options, rounds=2, on_failure="stop"
     )
     while locate(run.strategy.timetable, run.round + 1):
-        run.site.min_count = 10
+        run.workspace.min_count = 10
         run.step(alter=there)
     literal = federation(few(), cls, plugins=make, options={} if plugin else options, rounds=2)
     assert run.sha256 != literal.run().sha256

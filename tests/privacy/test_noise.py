@@ -141,7 +141,7 @@ def test_variances_of_batch_norm_stay_variances(federation: Federation) -> None:
 def test_real_clients_draw_noise_that_the_seed_does_not_tell(federation: Federation) -> None:
     def digest(simulated: bool) -> str:
         run = federation(toy_task(), FedAvg, noise=Noise(0.1))
-        run.site.simulated = simulated
+        run.workspace.simulated = simulated
         return str(run.run().sha256)
 
     assert digest(True) == digest(True)

@@ -55,7 +55,7 @@ def run(settings: Config, norm: bool = False, clients: int = 4, attacker: int = 
     """
     job = Job(noised(settings), toy_task(clients, norm=norm))
     strategy = job.strategy
-    account = Account(job.site.noise)
+    account = Account(job.workspace.noise)
     loop = Loop(strategy, [account])
     store = MemoryStore()
     number = 1
@@ -72,7 +72,7 @@ def run(settings: Config, norm: bool = False, clients: int = 4, attacker: int = 
                 change = trees.Difference(reply.weights, msg.weights)
                 reply.weights = trees.add(trees.cast(msg.weights, msg.weights), change, 1000)
                 reply.weights = trees.cast(reply.weights, msg.weights)
-                for name in job.site.variances:
+                for name in job.workspace.variances:
                     reply.weights[name].abs_()
         strategy.settle(replies, loop.accept)
         number += 1
@@ -113,8 +113,8 @@ def test_every_merge_composes(merge: str) -> None:
     job, account = run(composed(*lines), norm=True, clients=7, attacker=3)
     (releases,) = set(account.releases.values())
     assert releases == planned_releases(job.strategy)
-    change = trees.Difference(job.strategy.weights["model"], job.site.initial)
-    far = max(float(change[name].abs().max()) for name in job.site.mergeable)
+    change = trees.Difference(job.strategy.weights["model"], job.workspace.initial)
+    far = max(float(change[name].abs().max()) for name in job.workspace.mergeable)
     assert (far > 100) == (merge == "mean")
 
 
@@ -171,7 +171,7 @@ def test_prototypes_do_not_tell_which_classes_a_client_has() -> None:
     labels = job.task.clients[0].train.y
     labels.zero_()  # a client without the class 1
     plan = job.strategy.plan(1)
-    Loop(job.strategy, [Account(job.site.noise)]).send(plan)
+    Loop(job.strategy, [Account(job.workspace.noise)]).send(plan)
     (msg,) = [msg for msg in plan if msg.pid == 0]
     update = job.client(MemoryStore()).handle(msg)
     assert isinstance(update, Update)

@@ -43,7 +43,7 @@ class Machine:
 
     def serve(self, experiment: str, multiplier: float = 1.0, pid: int = 0) -> Reply:
         run = self._federation(toy_task(), FedAvg, noise=Noise(multiplier, budget=1e6))
-        run.site.simulated = False
+        run.workspace.simulated = False
         client = run.client()
         client.store, client.site_name = store_at_site, self._site
         (msg,) = [msg for msg in run.plan() if msg.pid == pid]
@@ -72,7 +72,7 @@ def test_a_server_that_numbers_its_clients_anew_gets_no_more() -> None:
         settings = composing.composed("method=fedavg", "privacy.noise=1", budget, *lines)
         job = Job(settings, engine="flwr")
         plan = job.strategy.plan(1)
-        Loop(job.strategy, [Account(job.site.noise)]).send(plan)
+        Loop(job.strategy, [Account(job.workspace.noise)]).send(plan)
         for msg in plan[seed : seed + 2]:
             client = job.client(store_at_site, {"partition-id": 0, "num-partitions": 1})
             served.append(not refused(client.handle(msg)))

@@ -39,14 +39,14 @@ def labelled(n: int, target: str) -> Samples:
     return Samples(torch.randn(n, 4, generator=draw), y if target == "number" else (y > 1).float())
 
 
-def site(*data: Samples, target: str = "class", **asked: Any) -> Federation:
+def workspace(*data: Samples, target: str = "class", **asked: Any) -> Federation:
     """A federation of one site."""
     outputs = CLASSES if target == "class" else 2
     kind = make(target, outputs)
     clients = [ClientData(*data)]
     task = Task(lambda: nn.Linear(4, outputs), kind.losses, clients, None, outputs, target=target)
     limits = asked.pop("limits", SITE)
-    how = {"evaluation": Evaluation(**asked), "site": {"limits": limits}}
+    how = {"evaluation": Evaluation(**asked), "workspace": {"limits": limits}}
     return Federation(task, FedAvg, min_count=limits.min_count, **how)
 
 
@@ -66,7 +66,7 @@ def constant(label: int) -> dict[str, torch.Tensor]:
 
 def test_constant_models_give_no_count_of_few_test_samples() -> None:
     """Ten of them gave the exact histogram of the labels, whatever privacy.min_count was."""
-    run = site(samples([9] * CLASSES), samples([1] * CLASSES), samples(COUNTS))
+    run = workspace(samples([9] * CLASSES), samples([1] * CLASSES), samples(COUNTS))
     msg, n = asked(run), sum(COUNTS)
     told = []
     for label in range(CLASSES):
@@ -102,11 +102,11 @@ def test_parts_of_fewer_samples_than_min_test_have_no_score(target: str) -> None
     def part(n: int) -> Samples:
         return samples([n // 2, n - n // 2]) if target == "class" else labelled(n, target)
 
-    run = site(part(40), part(19), part(20), target=target, train=True)
+    run = workspace(part(40), part(19), part(20), target=target, train=True)
     (reply,) = received([run.client().handle(asked(run))], run.strategy)
     told = {name.partition(".")[0] for name in reply.metrics}
     assert told == {"train", "test"}
-    exact = site(part(40), part(19), part(20), target=target, limits=Limits())
+    exact = workspace(part(40), part(19), part(20), target=target, limits=Limits())
     (reply,) = received([exact.client().handle(asked(exact))], exact.strategy)
     assert {name.partition(".")[0] for name in reply.metrics} == {"val", "test"}
 
@@ -115,7 +115,7 @@ def test_the_labels_of_few_samples_are_in_no_tally() -> None:
     y = torch.zeros(40, 2)
     y[:3, 0] = 1
     y[:38, 1] = 1
-    run = site(labelled(30, "labels"), None, Samples(torch.randn(40, 4), y), target="labels")
+    run = workspace(labelled(30, "labels"), None, Samples(torch.randn(40, 4), y), target="labels")
     model = {"weight": torch.zeros(2, 4), "bias": torch.tensor([1.0, 1.0])}
     (reply,) = received([run.client().handle(asked(run, model))], run.strategy)
     tally = reply.extras["test.global"]
@@ -124,7 +124,7 @@ def test_the_labels_of_few_samples_are_in_no_tally() -> None:
 
 
 def test_numbers_have_no_absolute_error_and_rare_ones_no_score() -> None:
-    run = site(labelled(30, "number"), None, labelled(40, "number"), target="number")
+    run = workspace(labelled(30, "number"), None, labelled(40, "number"), target="number")
     (reply,) = received([run.client().handle(asked(run))], run.strategy)
     assert {name.rpartition(".")[2] for name in reply.metrics} == {"n", "r2", "rmse"}
     all_of_it: Any = [Number(2).tally(torch.zeros(5, 2), torch.rand(5, 2))]
@@ -132,21 +132,21 @@ def test_numbers_have_no_absolute_error_and_rare_ones_no_score() -> None:
     y = torch.zeros(40, 2)
     y[:, 0] = torch.rand(40)
     y[:4, 1] = 1
-    run = site(labelled(30, "number"), None, Samples(torch.randn(40, 4), y), target="number")
+    run = workspace(labelled(30, "number"), None, Samples(torch.randn(40, 4), y), target="number")
     (reply,) = received([run.client().handle(asked(run))], run.strategy)
     assert not reply.metrics and not reply.extras
 
 
 def test_a_site_that_does_not_evaluate_is_no_failure() -> None:
     data = [samples([9] * CLASSES)] * 3
-    run = site(*data, limits=Limits(evaluate=False))
+    run = workspace(*data, limits=Limits(evaluate=False))
     (reply,) = received([run.client().handle(asked(run))], run.strategy)
     assert not reply.metrics and not reply.extras
 
 
 def test_a_site_reads_its_own_scores_as_they_are() -> None:
     """What `deliver=true` writes to its disk."""
-    run = site(*[samples([9] * CLASSES)] * 2, samples([1, 2]), limits=Limits(False, 50, 50))
+    run = workspace(*[samples([9] * CLASSES)] * 2, samples([1, 2]), limits=Limits(False, 50, 50))
     client = run.client()
     client.receive(asked(run))
     assert {"val.global.f1", "test.global.loss"} <= set(client.assess(lambda *_: None).metrics)
@@ -163,14 +163,14 @@ def test_a_client_refuses_an_evaluation_that_its_own_settings_do_not_have(
     own: dict[str, Any], extras: dict[str, Any], message: str
 ) -> None:
     """A dishonest server asked for it, and got it."""
-    run = site(*[samples([9] * CLASSES)] * 3, limits=Limits(), **own)
+    run = workspace(*[samples([9] * CLASSES)] * 3, limits=Limits(), **own)
     msg = asked(run)
     reply = run.client().handle(replace(msg, extras={**msg.extras, **extras}))
     assert isinstance(reply, Failure) and message in reply.cause
 
 
 def test_fine_tuning_takes_the_epochs_of_the_clients_own_settings() -> None:
-    run = site(*[samples([9] * CLASSES)] * 3, limits=Limits())
+    run = workspace(*[samples([9] * CLASSES)] * 3, limits=Limits())
     msg = asked(run)
     reply = run.client().handle(replace(msg, extras={"eval.finetune_epochs": 10**6}))
     assert isinstance(reply, Update)

@@ -78,4 +78,4 @@ def initial_loss(job: Job) -> float:
     x = torch.cat([client.test.x for client in task.clients])
     y = torch.cat([client.test.y for client in task.clients])
     with torch.no_grad():
-        return float(task.criterion(job.site.load(job.site.initial)(x), y).mean())
+        return float(task.criterion(job.workspace.load(job.workspace.initial)(x), y).mean())

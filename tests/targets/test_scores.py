@@ -233,7 +233,7 @@ def test_tallies_travel_by_flower(target: str, federation: type[Federation]) -> 
         loss, examples, metrics_of_flower = wire.Adapter(run.client()).evaluate(arrays, config)
         result = EvaluateRes(Status(Code.OK, ""), loss, examples, metrics_of_flower)
         arrived.append(wire.read_result(msg, result, 2**20))
-    scoring = run.site.task.scoring
+    scoring = run.workspace.task.scoring
     both = [
         client_means(received(replies, run.strategy, print), ["global"], scoring)
         for replies in (sent, arrived)

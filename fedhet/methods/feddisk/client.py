@@ -58,20 +58,20 @@ class DensityClient(Plugin):
     def density(self, msg: Broadcast) -> Update:
         """Train the global MADE for some local epochs, and validate it as it was received.
 
-        A client with fewer than `site.min_count` samples returns it unchanged, and none sends the
-        loss of fewer samples.
+        A client with fewer than `workspace.min_count` samples returns it unchanged, and none sends
+        the loss of fewer samples.
         """
         client = self.client
-        least = client.site.min_count
+        least = client.workspace.min_count
         if client.num_examples < least:
             untrained = dict(msg.weights)
-            withheld: Extras = {} if client.site.noise else {VAL: WITHHELD}
+            withheld: Extras = {} if client.workspace.noise else {VAL: WITHHELD}
             return Update(client.pid, client.num_examples, untrained, extras=withheld)
         train, held_out = self._split(self._inputs())
         masks = self._device_masks(train)
         made = self._trainable(msg.weights)
         update = Update(client.pid, client.num_examples)
-        if len(held_out) and not client.site.noise:
+        if len(held_out) and not client.workspace.noise:
             told = len(held_out) >= least
             update.extras[VAL] = networks.mean_nll(made, masks, held_out) if told else WITHHELD
         draws = client.generator("feddisk.made")
@@ -89,7 +89,7 @@ class DensityClient(Plugin):
         x = self._inputs()
         n = len(x)
         weights = torch.ones(n)
-        if n >= max(self.min_samples, self.client.site.min_count):
+        if n >= max(self.min_samples, self.client.workspace.min_count):
             r = self._density_ratio(x, msg.weights)
             weights = feddisk.sample_weights(r, self.lo, self.hi, self.normalise).float()
         self.client.state.put(KEPT, {"w": weights})
@@ -99,7 +99,7 @@ class DensityClient(Plugin):
     def _density_ratio(self, x: Tensor, global_made: Tree) -> Tensor:
         """r (n,), the global over the local density at x (n, D) (eq. 16)."""
         z_local, z_global, z = self._classifier_inputs(x, global_made)
-        with self.client.site.seeded("feddisk.classifier", pid=self.client.pid):
+        with self.client.workspace.seeded("feddisk.classifier", pid=self.client.pid):
             p = networks.classify(
                 z_local,
                 z_global,
@@ -118,7 +118,7 @@ class DensityClient(Plugin):
         masks = self._device_masks(x)
         global_made = trees.map(lambda t: t.to(x.device), global_made)
         local_made = networks.fit_made(
-            self._trainable(networks.initial_made(self.client.site, x.shape[1], self.hidden)),
+            self._trainable(networks.initial_made(self.client.workspace, x.shape[1], self.hidden)),
             masks,
             *self._split(x),
             self.local_made,
@@ -147,9 +147,9 @@ class DensityClient(Plugin):
 
     def _pooled(self, n: int) -> Tensor:
         """(n, D): n samples of all clients' training data, without replacement (FedDiskAb)."""
-        site = self.client.site
-        sizes = site.task.sizes
-        draws = streams.generator(site.seed, "feddisk.pool", pid=self.client.pid)
+        workspace = self.client.workspace
+        sizes = workspace.task.sizes
+        draws = streams.generator(workspace.seed, "feddisk.pool", pid=self.client.pid)
         chosen = draws.choice(sum(sizes), n, replace=False)
         # For each sample of the union: whose it is, and which of that client's samples.
         owner = np.repeat(np.arange(len(sizes)), sizes)
@@ -185,18 +185,18 @@ class DensityClient(Plugin):
 
         With `binarise` it is one Bernoulli draw of each pixel, the same in every phase.
         """
-        site = self.client.site
+        workspace = self.client.workspace
         pid = self.client.pid
         x = self._pixels(pid)
         if self.binarise:
-            draws = streams.torch_generator(site.seed, "feddisk.binarise", pid=pid)
-            x = (torch.rand(x.shape, generator=draws).to(site.device) < x).float()
+            draws = streams.torch_generator(workspace.seed, "feddisk.binarise", pid=pid)
+            x = (torch.rand(x.shape, generator=draws).to(workspace.device) < x).float()
         return x
 
     def _pixels(self, pid: int) -> Tensor:
         """(n, D) the training inputs of a client, which under ratio=raw may be another one."""
-        site = self.client.site
-        x = site.floating(site.task.clients[pid].train).x.flatten(1).float()
+        workspace = self.client.workspace
+        x = workspace.floating(workspace.task.clients[pid].train).x.flatten(1).float()
         try:
             feddisk.check_pixels(x)
         except ValueError as error:
@@ -206,7 +206,7 @@ class DensityClient(Plugin):
     def _split(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """(training part, held-out part); clients below `min_samples` hold out nothing."""
         n = len(x)
-        draws = streams.generator(self.client.site.seed, "feddisk.split", pid=self.client.pid)
+        draws = streams.generator(self.client.workspace.seed, "feddisk.split", pid=self.client.pid)
         order = torch.from_numpy(draws.permutation(n))
         held_out = held_out_of(n) if n >= self.min_samples else 0
         return x[order[held_out:]], x[order[:held_out]]
@@ -217,9 +217,11 @@ class DensityClient(Plugin):
         return feddisk.masks(dim, self.hidden, draws)
 
     def _device_masks(self, x: Tensor) -> Masks:
-        site = self.client.site
-        return Masks(*(t.to(site.device) for t in self.make_masks(x.shape[1], site.seed)))
+        workspace = self.client.workspace
+        return Masks(*(t.to(workspace.device) for t in self.make_masks(x.shape[1], workspace.seed)))
 
     def _trainable(self, made: Tree) -> Tree:
         """A copy of a MADE whose tensors require gradients."""
-        return trees.map(lambda t: t.to(self.client.site.device, copy=True).requires_grad_(), made)
+        return trees.map(
+            lambda t: t.to(self.client.workspace.device, copy=True).requires_grad_(), made
+        )

@@ -14,18 +14,18 @@ from fedhet.core.messages import LocalSettings
 from fedhet.core.optimizers import derivative
 from fedhet.core.phases import EarlyStopping
 from fedhet.core.trees import Tree
-from fedhet.core.workspace import Site
+from fedhet.core.workspace import Workspace
 from fedhet.maths import feddisk
 from fedhet.maths.feddisk import Masks, nll
 
 
-def initial_made(site: Site, dim: int, hidden: int) -> Tree:
-    """The weights from which the global MADE and every local one start, on the site's device.
+def initial_made(workspace: Workspace, dim: int, hidden: int) -> Tree:
+    """The weights from which the global MADE and every local one start, on the workspace's device.
 
     They are a function of the run's seed.
     """
-    draws = streams.torch_generator(site.seed, "feddisk.init")
-    return trees.map(lambda t: t.to(site.device), feddisk.initial(dim, hidden, draws))
+    draws = streams.torch_generator(workspace.seed, "feddisk.init")
+    return trees.map(lambda t: t.to(workspace.device), feddisk.initial(dim, hidden, draws))
 
 
 def fit_made(

@@ -38,7 +38,7 @@ class DensityServer(Plugin):
     min_samples: int
 
     def setup(self) -> None:
-        self.server.site.task.check_density(self.name)
+        self.server.workspace.task.check_density(self.name)
         self._check_ratio()
         largest = max(self.server.sizes)
         if self.ratio != "raw" and largest < self._weighed:
@@ -47,12 +47,12 @@ class DensityServer(Plugin):
                 self._weighed,
             )
         held_out = held_out_of(largest) if largest >= self.min_samples else 0
-        if self.ratio != "raw" and held_out < max(1, self.server.site.min_count):
+        if self.ratio != "raw" and held_out < max(1, self.server.workspace.min_count):
             log.warning(
                 "feddisk: no client validates the global MADE, because none has min_samples=%d and"
                 " holds out privacy.min_count=%d: all made_max_rounds=%d rounds are executed",
                 self.min_samples,
-                self.server.site.min_count,
+                self.server.workspace.min_count,
                 self.made_max_rounds,
             )
         self._early = EarlyStopping(self.made_patience)
@@ -63,7 +63,7 @@ class DensityServer(Plugin):
     @property
     def _weighed(self) -> int:
         """The smallest number of samples of a client that estimates density ratios."""
-        return max(self.min_samples, self.server.site.min_count)
+        return max(self.min_samples, self.server.workspace.min_count)
 
     def _check_ratio(self) -> None:
         """Warn of ratio=raw, and refuse it where it is not a simulation's.
@@ -73,7 +73,7 @@ class DensityServer(Plugin):
         """
         if self.ratio != "raw":
             return
-        if not self.server.site.simulated:
+        if not self.server.workspace.simulated:
             raise ConfigError(
                 "plugin.feddisk.ratio=raw (FedDiskAb) pools the clients' raw data, which only a"
                 " simulation can do: run it with engine=local or engine=ray"
@@ -90,8 +90,10 @@ class DensityServer(Plugin):
     def slots(self) -> dict[str, Tree]:
         if self.ratio == "raw":
             return {}
-        site = self.server.site
-        return {SLOT: networks.initial_made(site, site.task.inputs[0].numel(), self.hidden)}
+        workspace = self.server.workspace
+        return {
+            SLOT: networks.initial_made(workspace, workspace.task.inputs[0].numel(), self.hidden)
+        }
 
     def phases(self) -> list[Phase]:
         density = Phase(
@@ -122,7 +124,7 @@ class DensityServer(Plugin):
 
     # ---- phase 1, "density": the federation trains the global MADE
     def _check_density(self, update: Update) -> None:
-        if self.server.site.noise:  # no loss leaves a client, so all rounds are executed
+        if self.server.workspace.noise:  # no loss leaves a client, so all rounds are executed
             return
         if VAL in update.extras or update.num_examples >= self.min_samples:
             _validation(update)
@@ -165,7 +167,7 @@ class DensityServer(Plugin):
 
     # ---- phase 2, "weigh": each client estimates the density ratio of its samples
     def _check_weigh(self, update: Update) -> None:
-        if ESS not in update.metrics and not self.server.site.noise:
+        if ESS not in update.metrics and not self.server.workspace.noise:
             raise ValueError(f"the reply lacks the metric {ESS!r}")
         if not 0 <= (share := update.metrics.get(ESS, 0.0)) <= 1 + 1e-6:
             raise ValueError(f"metric {ESS!r} is {share:g}; a share of the samples is expected")

@@ -110,17 +110,17 @@ class FedGenClient(FedClient):
     _source: NoiseSource | None = None  # None in round 1 and in a plug-in's own phase
 
     def train(self, msg: Broadcast) -> Update:
-        classes = self.site.task.classes
+        classes = self.workspace.task.classes
         update = super().train(msg)
-        counts = self.site.task.clients[self.pid].train.y.bincount(minlength=classes).cpu()
-        update.extras[COUNTS] = suppressed(counts, self.site.min_count)
+        counts = self.workspace.task.clients[self.pid].train.y.bincount(minlength=classes).cpu()
+        update.extras[COUNTS] = suppressed(counts, self.workspace.min_count)
         return update
 
     def prepare(self, msg: Broadcast) -> Prepared | None:
         if GENERATOR not in msg.extras:
             return None
         tree = msg.tree(GENERATOR)
-        generator = Generator.from_tree(tree, self.site.task.classes)
+        generator = Generator.from_tree(tree, self.workspace.task.classes)
         draws, law = self.generator("fedgen"), msg.tensor(LAW)
         self._source = NoiseSource(generator, draws, law=law, noise=msg.text(NOISE))
         self._generator = Frozen(generator)
@@ -138,7 +138,7 @@ class FedGenClient(FedClient):
         return drawn
 
     def losses(self, params: AnyTree, batch: Batch, own: Prepared) -> Tensor:
-        losses = self.site.task.criterion(batch.logits, batch.y)
+        losses = self.workspace.task.criterion(batch.logits, batch.y)
         if "noise of batch" not in own:
             return losses
         with torch.no_grad():
@@ -153,11 +153,11 @@ class FedGenClient(FedClient):
             return batch.logits.new_zeros(())
         z = self._generator(own["generator"])(own["noise"], own["labels"])
         logits = self._head(params, z)
-        return self.msg.scalar(LAM) * self.site.task.criterion(logits, own["labels"]).mean()
+        return self.msg.scalar(LAM) * self.workspace.task.criterion(logits, own["labels"]).mean()
 
     def _head(self, params: AnyTree, z: Tensor) -> Tensor:
         """The logits of the model's head, which may be trained or have its initial values."""
-        values = {**self.site.initial, **params}
+        values = {**self.workspace.initial, **params}
         return functional.linear(z, values["head.weight"], values.get("head.bias"))
 
 
@@ -203,13 +203,13 @@ class FedGen(FedStrategy):
         super().__init__(setting)
 
     def setup(self) -> None:
-        self.site.task.check_classes("method=fedgen")
-        classes = self.site.task.classes
+        self.workspace.task.check_classes("method=fedgen")
+        classes = self.workspace.task.classes
         why = "method=fedgen generates the features that a model's last layer reads, for each class"
-        head = feature_head(self.site.model, why)
-        with self.site.seeded("fedgen.init"):
+        head = feature_head(self.workspace.model, why)
+        with self.workspace.seeded("fedgen.init"):
             generator = Generator(self.noise_dim, classes, self.hidden, head.in_features)
-        self._generator = generator.to(self.site.device, head.weight.dtype)
+        self._generator = generator.to(self.workspace.device, head.weight.dtype)
         self._adam = torch.optim.Adam(self._generator.parameters(), lr=self.server_lr)
         self._counts: dict[int, Tensor] = {}  # pid -> label counts of its last participation
 
@@ -240,7 +240,7 @@ class FedGen(FedStrategy):
 
     def _label_counts(self, update: Update) -> Tensor:
         return update.counts(
-            COUNTS, update.num_examples, self.site.task.classes, self.site.min_count
+            COUNTS, update.num_examples, self.workspace.task.classes, self.workspace.min_count
         )
 
     def merge(self, updates: Iterator[Update], old: Tree) -> Tree:
@@ -256,7 +256,9 @@ class FedGen(FedStrategy):
         counts = torch.stack([self._label_counts(update) for update in updates])
         self._counts |= {update.pid: n for update, n in zip(updates, counts, strict=True)}
         current = self.current
-        stream = streams.torch_generator(self.site.seed, "fedgen", current.entry.name, current.step)
+        stream = streams.torch_generator(
+            self.workspace.seed, "fedgen", current.entry.name, current.step
+        )
         law = self._law() * (counts.sum(0) > 0)
         if not law.any():
             log.warning(
@@ -273,14 +275,14 @@ class FedGen(FedStrategy):
         else:
             weights = W_KCd.new_tensor([update.weight for update in updates])
             shares_KC = weights[:, None].expand(counts.shape)
-        total = torch.zeros((), device=self.site.device)
+        total = torch.zeros((), device=self.workspace.device)
         self._generator.train()
         for _ in range(self.server_steps):
             y = source.labels(self.server_batch_size)
             noise = source.noise(self.server_batch_size)
             z = self._generator(noise, y)
             logits_KBC = torch.einsum("bd,kcd->kbc", z, W_KCd) + b_KC[:, None]
-            loss = self.site.task.criterion(ensemble(logits_KBC, shares_KC, y), y).mean()
+            loss = self.workspace.task.criterion(ensemble(logits_KBC, shares_KC, y), y).mean()
             total += loss.detach()
             if self.eta:
                 loss = loss + self.eta * diversity(z, noise)
@@ -301,7 +303,7 @@ class FedGen(FedStrategy):
 
         One that is not shared has its initial value; the bias of a head without one is 0.
         """
-        initial = self.site.initial.get(name)
+        initial = self.workspace.initial.get(name)
         if initial is None:
-            initial = self.site.initial["head.weight"].new_zeros(self.site.task.classes)
+            initial = self.workspace.initial["head.weight"].new_zeros(self.workspace.task.classes)
         return torch.stack([update.weights.get(name, initial) for update in updates])

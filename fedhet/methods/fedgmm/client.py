@@ -50,16 +50,18 @@ class MixtureClient(Plugin):
     def fit(self, msg: Broadcast) -> Update:
         """Fit one mixture to each class of which the client has enough samples, and send them.
 
-        A class has at least `site.min_count` samples, and a component PER_COMPONENT times as many,
-        unless it is the only one of its class: EM starts with fewer components, and those that are
-        smaller in the end are merged with others.
+        A class has at least `workspace.min_count` samples, and a component PER_COMPONENT times
+        as many, unless it is the only one of its class: EM starts with fewer components, and those
+        that are smaller in the end are merged with others.
         """
-        site = self.client.site
+        workspace = self.client.workspace
         pid = self.client.pid
         data = self._pixels()
         d = math.prod(data.x.shape[1:])
-        counts = suppressed(data.y.bincount(minlength=site.task.classes).cpu(), site.min_count)
-        fewest = PER_COMPONENT * site.min_count
+        counts = suppressed(
+            data.y.bincount(minlength=workspace.task.classes).cpu(), workspace.min_count
+        )
+        fewest = PER_COMPONENT * workspace.min_count
         components = {
             c: maths.components(n, self.components, fewest)
             for c, n in enumerate(counts.tolist())
@@ -70,7 +72,7 @@ class MixtureClient(Plugin):
         not_converged = 0
         for c, k in components.items():
             x = data.x[data.y == c].flatten(1)
-            seed = streams.integer(site.seed, f"fedgmm.em.{c}", msg.phase, msg.step, pid)
+            seed = streams.integer(workspace.seed, f"fedgmm.em.{c}", msg.phase, msg.step, pid)
             mixture, converged = maths.fit(x, k, reg_covar=self.reg_covar, seed=seed)
             # A component's samples are n pi, up to rounding.
             least = fewest * (1 - 1e-6) / len(x)
@@ -84,7 +86,7 @@ class MixtureClient(Plugin):
                     c,
                 )
         sent: Extras = {COUNTS: counts, MIXTURES: pack(mixtures, d)}
-        if site.noise:
+        if workspace.noise:
             shares, tree = noised.content(counts, mixtures, self.components, d)
             sent = {COUNTS: shares, MIXTURES: tree}
         return Update(
@@ -97,11 +99,11 @@ class MixtureClient(Plugin):
     # ---- phase "share"
     def share(self, msg: Broadcast) -> Update:
         """Draw the samples that this client lacks of each class, once for the whole run."""
-        site = self.client.site
+        workspace = self.client.workspace
         pid = self.client.pid
         data = self._pixels()
         shape = data.x.shape[1:]
-        classes = site.task.classes
+        classes = workspace.task.classes
         mixtures = unpack(msg.tree(MIXTURES), math.prod(shape), classes, self.reg_covar)
         lacking = partial(
             maths.generate_counts,
@@ -115,15 +117,19 @@ class MixtureClient(Plugin):
         x = torch.empty(total, math.prod(shape), dtype=torch.uint8)
         for c, part in enumerate(x.split(missing.tolist())):
             if len(part):
-                draws = streams.generator(site.seed, f"fedgmm.draw.{c}", msg.phase, msg.step, pid)
+                draws = streams.generator(
+                    workspace.seed, f"fedgmm.draw.{c}", msg.phase, msg.step, pid
+                )
                 part.copy_(maths.sample(mixtures[c], len(part), draws).mul_(255).round_())
         y = torch.arange(classes, dtype=data.y.dtype).repeat_interleave(missing)
         # Also where nothing is missing: the state shows that the phase has been here.
         self.client.state.put(KEPT, {"x": x.unflatten(1, shape), "y": y})
         # How many it lacks follows from its exact counts: it tells what follows from those that it
         # has sent.
-        said = int(lacking(suppressed(counts, site.min_count)).sum())
-        return Update(pid, self.client.num_examples, extras={} if site.noise else {GENERATED: said})
+        said = int(lacking(suppressed(counts, workspace.min_count)).sum())
+        return Update(
+            pid, self.client.num_examples, extras={} if workspace.noise else {GENERATED: said}
+        )
 
     def released(self, update: Update) -> None:
         if COUNTS in update.extras:
@@ -162,10 +168,10 @@ class MixtureClient(Plugin):
         Raises:
             ValueError: the inputs are not in [0, 1], or the labels are not classes.
         """
-        site = self.client.site
+        workspace = self.client.workspace
         pid = self.client.pid
-        classes = site.task.classes
-        data = site.floating(site.task.clients[pid].train)
+        classes = workspace.task.classes
+        data = workspace.floating(workspace.task.clients[pid].train)
         low, high = (float(bound) for bound in data.x.aminmax())
         if not (low >= 0 and high <= 1):  # also where they are NaN
             raise ValueError(f"fedgmm models pixels in [0, 1], but client {pid} has others")

@@ -51,7 +51,7 @@ class MixtureServer(Plugin):
         return self.agg_count == "augmented"
 
     def setup(self) -> None:
-        task = self.server.site.task
+        task = self.server.workspace.task
         task.check_classes("plugin 'fedgmm'")
         task.check_density(self.name)
         weighs_by_samples = self.server.base_weight(Update(0, num_examples=2)) == 2
@@ -108,8 +108,8 @@ class MixtureServer(Plugin):
 
     def _unpacked(self, update: Update) -> tuple[list[int], dict[int, Mixture]]:
         """A reply's samples by class, and its mixtures by class."""
-        classes = self.server.site.task.classes
-        least = 0 if self.server.site.noise else self.server.site.min_count
+        classes = self.server.workspace.task.classes
+        least = 0 if self.server.workspace.noise else self.server.workspace.min_count
         counts = update.counts(COUNTS, update.num_examples, classes, least)
         return counts.tolist(), unpack(update.tree(MIXTURES), self._d, classes, self.reg_covar)
 
@@ -122,7 +122,7 @@ class MixtureServer(Plugin):
         pids = sorted(replies)
         counts = torch.tensor([replies[pid][0] for pid in pids])
         pooled: dict[int, Mixture] = {}
-        for c in range(self.server.site.task.classes):
+        for c in range(self.server.workspace.task.classes):
             mixture = maths.aggregate(
                 counts[:, c].tolist(), [replies[pid][1].get(c) for pid in pids]
             )
@@ -152,7 +152,7 @@ class MixtureServer(Plugin):
 
     def _warn_of_absent(self, pooled: dict[int, Mixture]) -> int:
         """Return the number of classes without any mixture; warn where there are some."""
-        absent = [c for c in range(self.server.site.task.classes) if c not in pooled]
+        absent = [c for c in range(self.server.workspace.task.classes) if c not in pooled]
         if absent:
             log.warning(
                 "fedgmm: no client has a mixture of the classes %s; nothing is generated for them",
@@ -169,13 +169,13 @@ class MixtureServer(Plugin):
             counts[c] / len(mixture.pi) for counts, sent in replies for c, mixture in sent.items()
         ]
         thin = sum(share < 10 for share in shares)
-        if thin and self.server.site.min_count < 5:
+        if thin and self.server.workspace.min_count < 5:
             log.warning(
                 "fedgmm: privacy: %d of %s have fewer than 10 samples per component; with"
                 " privacy.min_count=%d their components may be near-copies of images",
                 thin,
                 counted(len(shares), "mixture"),
-                self.server.site.min_count,
+                self.server.workspace.min_count,
             )
         return thin
 
@@ -185,7 +185,7 @@ class MixtureServer(Plugin):
 
         Where its counts were not accepted, nothing follows, and the number is not used.
         """
-        if self.server.site.noise:
+        if self.server.workspace.noise:
             return
         generated = update.integer(GENERATED)
         if update.pid not in self._counts:
@@ -206,7 +206,7 @@ class MixtureServer(Plugin):
 
     def _note_generated(self, updates: Iterator[Update], old: Tree) -> Tree:
         """The merge of `share`: note how many samples each client drew, and drop the mixtures."""
-        if not self.server.site.noise:  # then nobody tells how many
+        if not self.server.workspace.noise:  # then nobody tells how many
             drawn = {update.pid: update.integer(GENERATED) for update in updates}
             self._generated = {pid: n for pid, n in drawn.items() if pid in self._counts}
             self.report = {"generated": sum(self._generated.values())}

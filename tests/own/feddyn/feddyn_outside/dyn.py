@@ -46,7 +46,7 @@ class FedDynClient(FedClient):
         return update
 
     def prepare(self, msg: Broadcast) -> Prepared:
-        x = trees.pick(msg.weights, self.site.trained)
+        x = trees.pick(msg.weights, self.workspace.trained)
         return {"x": x, "g": self.state.get(GRADIENT) or trees.map(torch.zeros_like, x)}
 
     def gradient(self, grads: Tree, params: AnyTree, own: Prepared) -> None:
@@ -67,7 +67,7 @@ class FedDyn(FedStrategy):
         super().__init__(setting)
 
     def setup(self) -> None:
-        self.h = trees.zeros(trees.pick(self.site.initial, self.site.mergeable))
+        self.h = trees.zeros(trees.pick(self.workspace.initial, self.workspace.mergeable))
 
     def base_weight(self, update: Update) -> float:
         return 1.0
