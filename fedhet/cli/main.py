@@ -20,7 +20,6 @@ from fedhet.cli.commands import is_command, run_command
 from fedhet.cli.compatibility import compatibility
 from fedhet.cli.errors import INTERRUPTED, drop_output, report_error
 from fedhet.cli.interrupts import interruptible
-from fedhet.cli.options import options_text
 from fedhet.config import pieces
 from fedhet.core.errors import ConfigError
 
@@ -53,7 +52,7 @@ def _main(argv: Sequence[str]) -> int:
         return run_command(argv[0], argv[1:])
     args = _parser().parse_intermixed_args(argv)
     if args.help:
-        print(options_text(args.overrides) if args.overrides else help.help_text())
+        print(help.options_text(args.overrides) if args.overrides else help.help_text())
     elif args.version:
         print(_version())
     elif args.list:
