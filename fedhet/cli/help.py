@@ -100,7 +100,7 @@ def options_text(words: Sequence[str]) -> str:
     def add(piece: Choice, origin: str = "") -> None:
         """Add the options of a piece, and of what it brings unless the words name another one."""
         sections[piece] = _section(piece, origin) if piece[1] else _choices_text(piece[0])
-        for other in catalogue.brought(*_file(piece)) if all(piece) else ():
+        for other in catalogue.brought(*piece) if all(piece) else ():
             known = [*named, *sections]
             if other not in known and (other[0] == "plugin" or other[0] not in dict(known)):
                 add(other, f" (part of {_written(piece)})")
@@ -154,7 +154,8 @@ def _chosen(word: str) -> list[Choice]:
         return [(group, "")]
     names = [name.strip() for name in value.strip("[]").split(",") if name.strip()]
     for name in names:
-        if _file((group, name))[1] not in groups[group]:
+        family = name.partition("/")[0] if group == "model" else name  # of torchvision/<name>
+        if family not in groups[group]:
             similar = did_you_mean(name, groups[group])
             raise ConfigError(
                 f"--help {word}: unknown {group} {name!r}{similar}; choose from:"
@@ -163,18 +164,12 @@ def _chosen(word: str) -> list[Choice]:
     return [(group, name) for name in names] or [(group, "")]
 
 
-def _file(piece: Choice) -> Choice:
-    """Return the choice that has a file: that of model=torchvision/<name> is torchvision."""
-    group, choice = piece
-    return (group, choice.partition("/")[0]) if group == "model" else piece
-
-
 def _section(piece: Choice, origin: str) -> str:
     """Return the options of a piece; `origin` says what it is part of."""
     group, choice = piece
-    path = "/".join(filter(None, _file(piece)))
+    path = "/".join(filter(None, piece))
     prefix = {"plugin": f"plugin.{choice}.", "": ""}.get(group, f"{group}.")
-    title = catalogue.title(*_file(piece)) if group else ""
+    title = catalogue.title(*piece) if group else ""
     rows = [
         *_rows(path, prefix),
         *((_short(preset), "set by it") for preset in catalogue.presets(path)),

@@ -82,9 +82,15 @@ def choices(group: str) -> tuple[str, ...]:
 
 
 def file(path: str) -> Path:
-    """Return `<path>.yaml`, where path is `<group>/<choice>` or `config`, in its folder."""
+    """Return `<path>.yaml`, where path is `<group>/<choice>` or `config`, in its folder.
+
+    For `torchvision/<name>` that is `torchvision.yaml`.
+    """
     group, _, choice = path.partition("/")
-    return _files(group)[choice] if choice else CONF / f"{path}.yaml"
+    if not choice:
+        return CONF / f"{group}.yaml"
+    files = _files(group)
+    return files.get(choice) or files[choice.partition("/")[0]]
 
 
 def built_in(group: str) -> tuple[str, ...]:
@@ -93,7 +99,7 @@ def built_in(group: str) -> tuple[str, ...]:
 
 
 def content(group: str, choice: str = "") -> dict[str, Any]:
-    """Return what the choice's file says; for `torchvision/<name>` that is `torchvision`.
+    """Return what the choice's file says.
 
     Args:
         group: the group, or "config" for config.yaml.
@@ -102,17 +108,12 @@ def content(group: str, choice: str = "") -> dict[str, Any]:
     Raises:
         ConfigError: the file is no YAML, or holds no settings.
     """
-    return _load(_file(group, choice) if choice else CONF / f"{group}.yaml")
+    return _load(file(f"{group}/{choice}"))
 
 
 def target(group: str, choice: str) -> str | None:
     """Return the class that the choice's file names, or None if it names none."""
-    return _target(group, _file(group, choice))
-
-
-def _file(group: str, choice: str) -> Path:
-    files = _files(group)
-    return files.get(choice) or files[choice.partition("/")[0]]
+    return _target(group, file(f"{group}/{choice}"))
 
 
 def _target(group: str, path: Path) -> str | None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -98,3 +100,30 @@ def test_each_names_the_place_in_the_list() -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             check.each(check.integer, "hidden", value, low=1)
+
+
+@dataclass(frozen=True)
+class Mine(check.Checked):
+    GROUP = "mine"
+    share: float = check.setting(low=0, high=1)
+    flag: bool = False
+    name: str | None = None
+    kind: str = check.setting("a", name="other.kind", allowed=("a", "b"))
+    free: int | str = "auto"
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"share": 2}, "mine.share=2 is not allowed; it must be a number >= 0 and <= 1"),
+        ({"share": None}, "mine.share=null is not allowed; it must be a number >= 0 and <= 1"),
+        ({"flag": 1}, "mine.flag=1 is not allowed; it must be true or false"),
+        ({"name": ""}, "mine.name= is not allowed; it must be text, or null"),
+        ({"kind": "c"}, "other.kind=c is not allowed; choose from: a, b"),
+    ],
+)
+def test_fields_are_checked_by_their_types_and_limits(given: dict[str, Any], message: str) -> None:
+    assert Mine(share=0.5, name=None, free=[]).kind == "a"  # type: ignore[arg-type]
+    with pytest.raises(ConfigError) as caught:
+        Mine(**{"share": 1, **given})
+    assert str(caught.value) == message
