@@ -23,6 +23,6 @@ class BuildPyWithConf(build_py):
             shutil.copytree("conf", Path(self.build_lib, "fedhet", "conf"), dirs_exist_ok=True)
 
 
-# Flower's app format asks for `license = {file = ...}`, in the place of which setuptools wants a name.
+# Flower's app format asks for `license = {file = ...}`, of which setuptools warns.
 warnings.filterwarnings("ignore", ".*`project.license` as a TOML table is deprecated", Warning)
 setup(cmdclass={"build_py": BuildPyWithConf})
