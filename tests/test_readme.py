@@ -12,14 +12,13 @@ import pytest
 
 import fedhet
 from fedhet import config
-from fedhet.cli.commands import COMMANDS
+from fedhet.cli.commands import commands as known_commands
 from fedhet.config import catalogue
 from fedhet.data.toy import toy_task
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
-# Without docs/methods/, whose parts are read, and linked, as they stand in docs/methods.md.
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def blocks(language: str) -> list[str]:
@@ -74,7 +73,7 @@ def test_the_printed_commands_are_shell() -> None:
 
 def is_other(words: list[str]) -> bool:
     """Whether these arguments of `python -m fedhet` start no run."""
-    is_command = bool(words) and words[0] in COMMANDS
+    is_command = bool(words) and words[0] in known_commands()
     return is_command or any(word.startswith("--") for word in words)
 
 

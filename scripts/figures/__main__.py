@@ -81,8 +81,6 @@ def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
         if args.write:
             every[name].write(about(), figures)
             tables.write_pages(root, {name})
-    if args.write and root == ROOT:
-        subprocess.run([sys.executable, ROOT / "scripts" / "methods_page.py"], check=True)
     found = tables.problems(root)
     print(*found, sep="\n", end="\n" if found else "")
     return 0 if not found and (same or args.write) else 1

@@ -113,9 +113,7 @@ def test_what_pages_print_can_be_measured_again(
 # What is no measured figure: the tables themselves, code, addresses.
 EXEMPT = re.compile(
     r"<!-- figures: .*?<!-- end figures -->"
-    r"|<!-- reproductions: .*?<!-- end reproductions -->"  # test_reproduction_page.py
-    r"|<!-- leaderboard(?:: personal)? -->.*?<!-- end leaderboard -->"  # test_leaderboard_page.py
-    r"|<!-- (search|confirmed) -->.*?<!-- end \1 -->"  # test_where_it_helps.py
+    r"|<!-- table: .*?<!-- end table -->"  # papers/tests/test_pages.py
     r"|```.*?```|`[^`]+`|\]\([^)]*\)|^    [^\n]*$",
     re.DOTALL | re.MULTILINE,
 )
