@@ -55,11 +55,10 @@ coverage: $(READY)  ## which lines the fast tests execute, and whether they are 
 	    || failed=yes; \
 	done; test -z "$$failed"
 
-check: $(READY)  ## check formatting, lint with ruff, check types with mypy, and dependencies' bounds
+check: $(READY)  ## check formatting, lint with ruff, check types with mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python scripts/known_holes.py
 
 bench: $(READY)  ## run the benchmarks
 	$(BIN)/python scripts/bench $(ARGS)
