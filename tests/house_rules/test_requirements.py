@@ -12,7 +12,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 # Package -> the first release without the hole, and the hole. It is kept by hand, because the data
-# of pip-audit need the network; `pip-audit -r requirements.txt` knows more where there is one.
+# of pip-audit need the network; `pip-audit .` knows more where there is one.
 MENDED = {
     "datasets": ("4.0.0", "earlier releases can run code that comes with a data set"),
     "filelock": ("3.20.3", "CVE-2026-22701"),
@@ -27,8 +27,8 @@ MENDED = {
 def requirements() -> list[str]:
     """The dependencies of fedhet and of its extras."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    own = (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines()
-    return own + [line for lines in project["optional-dependencies"].values() for line in lines]
+    extras = project["optional-dependencies"].values()
+    return [line for lines in (project["dependencies"], *extras) for line in lines]
 
 
 def holes(lines: list[str]) -> Iterator[str]:
@@ -53,6 +53,7 @@ def test_one_that_does_is_named(bound: str) -> None:
 def test_every_dependency_has_a_lower_bound_which_test_lowest_installs() -> None:
     """Its recipe in the Makefile reads them with sed."""
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    (pattern,) = re.findall(r"sed -nE 's/(\S+)/\S+/p' requirements.txt", makefile)
-    for line in (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines():
+    (pattern,) = re.findall(r"s/( \S+)/\S+/p' pyproject.toml", makefile)
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    for line in text.partition("dependencies = [\n")[2].partition("]")[0].splitlines():
         assert re.match(pattern, line), line
