@@ -44,18 +44,16 @@ def _early(run: ReproducedRun, target: float) -> float:
     return early[-1] if early else math.nan
 
 
-def _weighted(run: ReproducedRun, target: float) -> float:
-    """The mean of the last so many evaluations (`eval.last_k`), over all clients' test samples."""
-    last_k = run.cell.summary.get("acc_last_k") or {}
-    scores = [score for _, score in run.recorded("acc_clients_weighted")]
-    scores = scores[-int(last_k.get("evaluations") or 1) :]
-    return mean(scores) if scores else math.nan
+def _weighted(key: str, *, last_k: bool = False) -> Callable[[ReproducedRun, float], float]:
+    """The last score over all clients' test samples, or the mean of the last `eval.last_k`."""
 
+    def read(run: ReproducedRun, target: float) -> float:
+        known = run.cell.summary.get("acc_last_k") or {}
+        count = int(known.get("evaluations") or 1) if last_k else 1
+        scores = [score for _, score in run.recorded(key)][-count:]
+        return mean(scores) if scores else math.nan
 
-def _personal_weighted(run: ReproducedRun, target: float) -> float:
-    """The last score of the clients' own models, over all clients' test samples."""
-    scores = [score for _, score in run.recorded("acc_personal_weighted")]
-    return scores[-1] if scores else math.nan
+    return read
 
 
 def _loss(*keys: str) -> Callable[[ReproducedRun, float], float]:
@@ -231,18 +229,22 @@ def _peak_distance(run: ReproducedRun, target: float) -> float:
     return float(mean(distances)) if distances else math.nan
 
 
-MEASURES: dict[str, Callable[[ReproducedRun, float], float]] = {
+Measures = dict[str, Callable[[ReproducedRun, float], float]]
+SHARES: Measures = {
     **{name: _score(name) for name in ("last", "best_val", "last_k", "clients", "personal")},
     "finetuned": _score("finetuned"),
-    "last_k_weighted": _weighted,
-    "personal_weighted": _personal_weighted,
+    "last_k_weighted": _weighted("acc_clients_weighted", last_k=True),
+    "personal_weighted": _weighted("acc_personal_weighted"),
     "score": _early,
+    "client_spread": _client_spread,
+}
+MEASURES: Measures = {
+    **SHARES,
     "rounds": _rounds,
     "loss": _loss("loss_global", "loss_clients_mean"),
     "train_loss": _loss("loss_train_weighted"),
     "minutes_per_round": _minutes,
     "models_per_round": _exchanged,
-    "client_spread": _client_spread,
     "rank": _rank,
     "gain_last": _gain("last"),
     "gain_clients": _gain("clients"),
@@ -258,16 +260,11 @@ MEASURES: dict[str, Callable[[ReproducedRun, float], float]] = {
     "similarity": _similarity,
     "peak_distance": _peak_distance,
 }
-SHARES = {
-    *("last", "best_val", "last_k", "last_k_weighted", "clients", "personal", "personal_weighted"),
-    *("finetuned", "score", "client_spread"),
-}
-PRINTED_AS_SHARES = SHARES | {"gain_last", "gain_clients"}
 
 
 def is_share(name: str) -> bool:
     """Whether a measure is printed as a share, with three decimals."""
-    return name.partition("@")[0] in PRINTED_AS_SHARES
+    return name.partition("@")[0] in (*SHARES, "gain_last", "gain_clients")
 
 
 def in_words(name: str) -> str:

@@ -152,6 +152,12 @@ def test_the_list_needs_no_large_package(capsys: pytest.CaptureFixture[str]) -> 
     assert "fedlex" not in list_text(["fedgmm"])
 
 
+def test_no_configuration_names_a_function_of_papers() -> None:
+    """What the clone has beside the package is found, and not trusted."""
+    with pytest.raises(ConfigError, match=r"papers\.tables\.replace is not trusted"):
+        composition.compose(["plugin=[fednorm]", "plugin.fednorm._target_=papers.tables.replace"])
+
+
 def test_a_figure_that_other_runs_show_leads_to_them() -> None:
     assert papers.find("fedgmm/figure4") == papers.find("fedgmm/figure6")
 

@@ -146,7 +146,7 @@ def memory(reps: int) -> Result:
 
 def start(reps: int) -> Result:
     """The time from a command to its help text, and to the end of the first round."""
-    systems = alternate({"start": ["start.py"]}, reps)
+    systems = alternate({"start": ["commands.py", "start"]}, reps)
     system = systems["start"]
     first = "from the command to the end of the first round, median"
     return Result(
@@ -203,9 +203,9 @@ def data(reps: int) -> Result:
 
 
 def deployment(reps: int) -> Result:
-    """A round of three SuperNodes on this machine beyond its training (deployment.py)."""
+    """A round of three SuperNodes on this machine beyond its training (commands.py)."""
     bounds = {"stock": 4.0, "warm": 1.5}
-    systems = alternate({name: ["deployment.py", name] for name in bounds}, reps)
+    systems = alternate({name: ["commands.py", "deployment", name] for name in bounds}, reps)
     goals = [
         Goal(f"a round beyond the training, {name}, median", systems[name].median, bound, "s")
         for name, bound in bounds.items()
@@ -214,13 +214,13 @@ def deployment(reps: int) -> Result:
 
 
 def experiment(reps: int) -> Result:
-    """48 runs of the default job from the shell, on two cores (experiment.py)."""
+    """48 runs of the default job from the shell, on two cores (commands.py)."""
     systems = alternate(
         {
-            "two": ["experiment.py", "processes", "--runs", "48"],
-            "drawn": ["experiment.py", "processes", "--runs", "48", "--figures"],
-            "one": ["experiment.py", "processes", "--runs", "48", "--workers", "1"],
-            "commands": ["experiment.py", "single", "--runs", "12"],
+            "two": ["commands.py", "sweep", "48", "2"],
+            "drawn": ["commands.py", "sweep", "48", "2", "figures=true"],
+            "one": ["commands.py", "sweep", "48", "1"],
+            "commands": ["commands.py", "sweep", "12", "0"],
         },
         reps,
     )

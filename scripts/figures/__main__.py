@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import platform
-import re
 import subprocess
 import sys
 from importlib.metadata import version
@@ -51,13 +50,11 @@ def about() -> dict[str, str]:
 
     code = ("--", "fedhet", "conf", "scripts/figures")
     changed = git("status", "--porcelain", *code)
-    info = Path("/proc/cpuinfo")
-    model = re.search(r"model name\s*: (.*)", info.read_text()) if info.exists() else None
     return {
         "fedhet": version("fedhet"),
         "commit": git("log", "-1", "--format=%h", *code) + (" with changes" if changed else ""),
         "torch": torch.__version__.partition("+")[0],
-        "cpu": model[1] if model else platform.machine(),
+        "cpu": platform.processor() or platform.machine(),
     }
 
 
