@@ -13,7 +13,7 @@ import pytest
 
 import fedhet
 from fedhet import config
-from fedhet.cli.commands import COMMANDS
+from fedhet.cli.commands import commands as known_commands
 from fedhet.config import catalogue
 from fedhet.data.toy import toy_task
 
@@ -22,8 +22,7 @@ README = (ROOT / "README.md").read_text()
 START, RUNNING, PYTHON = (
     (ROOT / f"docs/{name}.md").read_text() for name in ("start", "running", "python")
 )
-# Without docs/methods/, whose parts are read, and linked, as they stand in docs/methods.md.
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def blocks(language: str, *pages: str) -> list[str]:
@@ -91,7 +90,7 @@ def test_the_printed_commands_are_shell() -> None:
 
 def is_other(words: list[str]) -> bool:
     """Whether these arguments of `python -m fedhet` start no run."""
-    is_command = bool(words) and words[0] in COMMANDS
+    is_command = bool(words) and words[0] in known_commands()
     return is_command or any(word.startswith("--") for word in words)
 
 
