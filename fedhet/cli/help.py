@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from fedhet.cli.columns import columns, wrapped
-from fedhet.cli.commands import COMMANDS
+from fedhet.cli.commands import commands
 from fedhet.config import catalogue
 from fedhet.config.catalogue import YamlSetting
 from fedhet.config.lines import key_of
@@ -69,7 +69,7 @@ def help_text() -> str:
     parts = [
         USAGE,
         "commands",
-        columns([(name, command.help) for name, command in COMMANDS.items()]),
+        columns([(name, command.help) for name, command in commands().items()]),
         "",
         "groups (* = default)",
         columns(groups),
