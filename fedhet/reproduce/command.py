@@ -132,7 +132,7 @@ def _experiment(paper: Paper, overrides: Sequence[str]) -> Experiment:
 def _run(experiment: Experiment) -> int:
     from fedhet.cli import experiments
 
-    code, folder = experiments.run(experiment, [])
+    code, folder = experiments.run(experiment)
     verdicts(folder)
     return code
 

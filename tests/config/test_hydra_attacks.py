@@ -177,12 +177,10 @@ def test_a_file_calls_and_writes_nothing(own_conf: Path, text: str) -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "+hydra.job_logging.handlers={a: {class: logging.FileHandler, filename: mine.log}}",
-        "hydra/job_logging=default",
-        "+hydra.callbacks.x._target_=hydra.experimental.callbacks.LogJobReturnCallback",
         "hydra.run.dir='out/${now:%Y}/${client.lr}-${seed}-${oc.env:HOME,x}'",
         "hydra.sweep.subdir='${hydra.job.override_dirname}'",
-        "hydra.output_subdir=.hydra",
+        "hydra.sweep.dir=out/${client.lr}",
+        "hydra/launcher=processes",
     ],
 )
 def test_what_hydra_is_used_for_still_works(line: str) -> None:

@@ -181,23 +181,12 @@ def test_hydras_own_settings_cannot_name_other_code(override: str) -> None:
 
 def test_logging_factories_cannot_name_other_code(own_conf: Path) -> None:
     """Python's logging settings name a function in the key "()", which only a file can contain."""
-    for factory, trusted in (("os.system", False), ("logging.Formatter", True)):
-        (own_conf / "experiment" / "logged.yaml").write_text(
-            "# @package _global_\n"
-            f"hydra: {{job_logging: {{formatters: {{mine: {{(): {factory}}}}}}}}}\n"
-        )
-        if trusted:
-            compose(["experiment=logged"])
-        else:
-            message = r"hydra.job_logging.formatters.mine.\(\)=os.system is not trusted"
-            with pytest.raises(ConfigError, match=message):
-                compose(["experiment=logged"])
-
-
-def test_hydras_own_code_is_trusted() -> None:
-    compose(
-        [
-            "hydra/job_logging=default",
-            "hydra.launcher._target_=hydra._internal.core_plugins.basic_launcher.BasicLauncher",
-        ]
+    (own_conf / "experiment" / "logged.yaml").write_text(
+        "# @package _global_\nhydra: {job_logging: {formatters: {mine: {(): os.system}}}}\n"
     )
+    with pytest.raises(ConfigError, match=r"hydra.job_logging=.*os.system.* is not allowed"):
+        compose(["experiment=logged"])
+
+
+def test_what_hydras_own_launcher_says_is_no_mistake() -> None:
+    compose(["hydra.launcher._target_=hydra._internal.core_plugins.basic_launcher.BasicLauncher"])

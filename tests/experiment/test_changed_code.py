@@ -15,10 +15,10 @@ import pytest
 from experiment.mine import SMALL, run, written
 
 import fedhet
-from fedhet.cli import launch
 from fedhet.core.errors import OtherCode
 from fedhet.experiment.code import Code, digest, joined, short
 from fedhet.experiment.folder import recorded
+from fedhet.launchers import runs as launched
 
 pytestmark = pytest.mark.usefixtures("own_process")
 Write = Callable[..., None]
@@ -43,7 +43,7 @@ def cells(home: Path = Path("experiments/mine")) -> list[dict[str, Any]]:
 def changed_on_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The code changes once, in the first run that is made; has its digests before and after."""
     digests = [digest()]
-    run_one = launch._run
+    run_one = launched.make
 
     def runs(settings: Any) -> Any:
         if len(digests) == 1:
@@ -51,7 +51,7 @@ def changed_on_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[
             digests.append(digest())
         return run_one(settings)
 
-    monkeypatch.setattr(launch, "_run", runs)
+    monkeypatch.setattr(launched, "make", runs)
     return digests
 
 
@@ -109,7 +109,7 @@ def test_it_starts_again_and_runs_all_with_the_new_code(
         lines = ["experiment=mine", "hydra/launcher=basic", "on_other_code=rerun"]
         experiment = definition.read(lines)
         assert experiment is not None
-        experiments.run(experiment, [])
+        experiments.run(experiment)
     assert len(begun) == 1
     assert {cell["code"]["digest"] for cell in cells()} == {changed_on_the_way[1]}
 
