@@ -13,12 +13,12 @@ COVERED := 90:fedhet/* 95:fedhet/*.py 95:fedhet/methods/* 95:fedhet/maths/* 95:f
   70:fedhet/flower/* 70:fedhet/engines/* 70:fedhet/deploy/* \
   70:fedhet/launchers/*
 
-.PHONY: help run test test-slow test-all test-lowest coverage check docs bench figures clean
+.PHONY: help run test test-slow test-all test-lowest coverage check docs bench figures bundle clean
 
 help:  ## print this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-$(READY): requirements.txt pyproject.toml setup.py
+$(READY): pyproject.toml setup.py
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "fedhet needs Python 3.11 or newer: make PYTHON=python3.12 ..." >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -40,7 +40,8 @@ test-all: test test-slow  ## all tests; the matrix of engines and deployments ta
 
 test-lowest:  ## the fast tests with the oldest dependencies allowed, in .venv-lowest (6 GB)
 	mkdir -p $(LOWEST)
-	sed -nE 's/^([a-z0-9-]+)>=([0-9.]+).*/\1==\2/p' requirements.txt > $(LOWEST)/constraints.txt
+	sed -nE '/^dep/,/^\]/s/ *"([a-z0-9-]+)>=([0-9.]+).*/\1==\2/p' pyproject.toml \
+	  > $(LOWEST)/constraints.txt
 	PIP_CONSTRAINT=$(CURDIR)/$(LOWEST)/constraints.txt $(MAKE) test VENV=$(LOWEST)
 
 coverage: $(READY)  ## which lines the fast tests execute, and whether they are enough
@@ -70,6 +71,10 @@ figures: $(READY)  ## measure the figures of README and docs anew (ONLY="readme 
 
 docs: $(READY)  ## generate docs/methods.md from the docstrings, conf/ and docs/methods/
 	$(BIN)/python scripts/methods_page.py
+
+bundle: $(READY)  ## build the Flower app, and what `flwr app publish` takes in build/fedhet
+	rm -rf build && mkdir build
+	cd build && $(abspath $(BIN))/flwr build --app .. && $(abspath $(BIN))/python -m zipfile -e *.fab fedhet
 
 clean:  ## remove the environment and the caches; keep runs and data
 	rm -rf $(VENV) $(LOWEST) .coverage* .pytest_cache .mypy_cache .ruff_cache build *.egg-info
