@@ -18,11 +18,6 @@ import yaml
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
-<<<<<<< HEAD
-from hydra.core.override_parser.types import Override
-=======
-from hydra.core.hydra_config import HydraConfig
->>>>>>> main
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException

@@ -8,6 +8,8 @@ are texts and numbers: nothing that these settings name is called.
 from __future__ import annotations
 
 import re
+from functools import reduce
+from operator import getitem
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -58,8 +60,7 @@ def check(hydra: DictConfig, settings: DictConfig) -> None:
         if not _READ.fullmatch(key_of(line)):
             raise _without_effect(line)
     for key, value in _UNCHANGED.items():
-        found = OmegaConf.select(OmegaConf.create(content), key)
-        found = OmegaConf.to_container(found) if OmegaConf.is_config(found) else found
+        found = reduce(getitem, key.split("."), content)
         if found != value:
             raise _without_effect(f"hydra.{key}={found}")
     for path, name, value in targets.walk({key: content[key] for key in _SECTIONS}, "hydra"):

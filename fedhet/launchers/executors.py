@@ -322,6 +322,7 @@ class Ray(Elsewhere):
 
         from fedhet.engines.ray import ray_arguments
 
+        self.ray = ray
         handler = signal.getsignal(signal.SIGTERM)
         with ray_arguments(self.address) as arguments:
             try:
@@ -332,33 +333,25 @@ class Ray(Elsewhere):
                 ray.shutdown()  # and what still runs ends with this process's connection
 
     def start(self, calls: Sequence[Callable[[], None]]) -> list[Any]:
-        import ray
-
-        task = ray.remote(lambda call: call()).options(**self.needs, max_retries=0)
+        task = self.ray.remote(lambda call: call()).options(**self.needs, max_retries=0)
         return [task.remote(call) for call in calls]
 
     def wait(self, handles: Sequence[Any]) -> None:
-        import ray
-
-        ray.wait([*handles], timeout=LISTEN_SECONDS)
+        self.ray.wait([*handles], timeout=LISTEN_SECONDS)
 
     def ended(self, handle: Any) -> str | None:
-        import ray
-
-        if not ray.wait([handle], timeout=0)[0]:
+        if not self.ray.wait([handle], timeout=0)[0]:
             return None
         try:
-            ray.get(handle)
-        except ray.exceptions.RayError as error:
+            self.ray.get(handle)
+        except self.ray.exceptions.RayError as error:
             cause = getattr(error, "cause", None) or error
             first = str(cause).strip().partition("\n")[0]
             return f"Ray has lost it: {type(cause).__name__}: {first}"
         return ""
 
     def interrupt(self, handle: Any) -> None:
-        import ray
-
-        ray.cancel(handle)
+        self.ray.cancel(handle)
 
 
 class Submitit(Elsewhere):
