@@ -41,11 +41,11 @@ def sweep(lines: list[str]) -> int:
     composition.check_overrides(lines, sweep=True)
     bases = composition.of_sweep()
     runs = []
-    for number, each in enumerate(overrides.product(parsed)):
-        varied = [line for line in each if key_of(line) not in fixed]
-        subfolder = composition.subfolder(each, number, ",".join(sorted(varied)), bases)
-        label = composition.label(each, fixed)
-        runs.append(PlannedRun(number, label, each, launching.folder / subfolder))
+    for number, own in enumerate(overrides.product(parsed)):
+        varied = ",".join(sorted(line for line in own if key_of(line) not in fixed))
+        subfolder = composition.subfolder(own, number, varied, bases)
+        label = composition.label(own, fixed)
+        runs.append(PlannedRun(number, label, own, launching.folder / subfolder))
     try:
         launching.folder.mkdir(parents=True, exist_ok=True)
         OmegaConf.save(launching.record, launching.folder / "multirun.yaml")

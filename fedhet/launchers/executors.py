@@ -28,7 +28,7 @@ import psutil
 from fedhet.cli.errors import INTERRUPTED, error_line, report_error, say
 from fedhet.cli.interrupts import interruptible
 from fedhet.config import composition
-from fedhet.config.composition import Config, Launching
+from fedhet.config.composition import Launching
 from fedhet.core import check, interruptions
 from fedhet.core.errors import ConfigError, OtherCode
 from fedhet.core.interruptions import raise_if_interrupted
@@ -92,8 +92,7 @@ class Here(Executor):
             watch.begins(run)
             say(run.name)
             try:
-                settings = composition.compose(run.overrides, bases=bases)
-                make_here(run.make, settings)
+                make_here(run.make, run.composed(bases))
             except OtherCode:
                 break
             except Exception as error:  # noqa: BLE001 -- it is one of many
@@ -135,7 +134,11 @@ class Elsewhere(Executor):
                 free = min(self.places - len(running), len(waiting))
                 if free:
                     batch = [waiting.popleft() for _ in range(free)]
-                    calls = [self._call(run, watch, bases) for run in batch]
+                    calls = []
+                    for run in batch:
+                        run.prepare()
+                        watch.begins(run)
+                        calls.append(partial(carry_out, run, run.composed(bases), str(Path.cwd())))
                     with signals_deferred():  # else a run might go on of which nobody knows
                         running |= zip(self.start(calls), batch, strict=True)
                 self.wait([*running])
@@ -157,12 +160,6 @@ class Elsewhere(Executor):
             self._end([*running])
             raise
         return failed
-
-    def _call(self, run: PlannedRun, watch: Watch, bases: composition.Bases) -> partial[None]:
-        settings: Config = composition.compose(run.overrides, bases=bases)
-        run.prepare()
-        watch.begins(run)
-        return partial(carry_out, run, settings, str(Path.cwd()))
 
     def _end(self, handles: list[Any]) -> None:
         """Let all runs end as after Ctrl-C, and kill those that do not, or at a second Ctrl-C."""
@@ -333,7 +330,7 @@ class Ray(Elsewhere):
                 ray.shutdown()  # and what still runs ends with this process's connection
 
     def start(self, calls: Sequence[Callable[[], None]]) -> list[Any]:
-        task = self.ray.remote(lambda call: call()).options(**self.needs, max_retries=0)
+        task: Any = self.ray.remote(lambda call: call()).options(**self.needs, max_retries=0)
         return [task.remote(call) for call in calls]
 
     def wait(self, handles: Sequence[Any]) -> None:

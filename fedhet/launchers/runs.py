@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from fedhet import process
 from fedhet.cli.errors import drop_output, error_line, report_error, say
+from fedhet.config import composition
 from fedhet.config.resuming import CELL
 from fedhet.config.targets import instantiate
 from fedhet.core.errors import (
@@ -28,6 +29,7 @@ from fedhet.experiment import folder as cells
 
 if TYPE_CHECKING:
     from fedhet.config import Config
+    from fedhet.config.bases import Bases
     from fedhet.record.results import Run
 
 log = logging.getLogger("fedhet")
@@ -74,13 +76,13 @@ class PlannedRun:
         if self.any_code is None:
             (self.folder / CELL).unlink(missing_ok=True)
 
-    def make(self, settings: Config) -> Run:
-        """Make the run in this process; raise what it fails with.
+    def composed(self, bases: Bases) -> Config:
+        """Return its settings, from what `bases` has composed for other runs of the sweep."""
+        settings = composition.compose(self.overrides, bases=bases)
+        return replace(settings, run_dir=str(self.folder))
 
-        Args:
-            settings: what its overrides are composed to.
-        """
-        settings = replace(settings, run_dir=str(self.folder))
+    def make(self, settings: Config) -> Run:
+        """Make the run, whose settings these are, in this process; raise what it fails with."""
         if self.any_code is None:
             return make(settings)
         with cells.recorded(self.folder, any_code=self.any_code):
@@ -151,7 +153,7 @@ def carry_out(run: PlannedRun, settings: Config, home: str) -> None:
 
     Args:
         run: the run.
-        settings: what its overrides are composed to.
+        settings: its settings.
         home: the working directory.
 
     Raises:

@@ -64,7 +64,6 @@ def test_the_process_of_a_run_leaves_its_reason(
     carry_out(run, compose([]), str(tmp_path))
     reason = "ZeroDivisionError: by zero (FEDHET_TRACEBACK=1 shows where)"
     assert run.failure("") == reason
-    assert (run.folder / "log.txt").read_text() == f"error: {reason}\n"
     with pytest.raises(ConfigError, match="all nodes need it under the same path"):
         carry_out(run, compose([]), str(tmp_path / "nowhere"))
 
@@ -100,7 +99,7 @@ def test_a_run_for_which_there_is_no_process(
     monkeypatch.setattr(
         executors.multiprocessing, "get_context", lambda how: SimpleNamespace(Process=Full)
     )
-    monkeypatch.setattr(executors.composition, "compose", lambda lines, bases: None)
+    monkeypatch.setattr(PlannedRun, "composed", lambda run, bases: None)
     assert launcher.launch([run], Watch(1)) == {run: "no process can be started for it"}
 
 
