@@ -38,6 +38,11 @@ _UNCHANGED: dict[str, Any] = {
     "job.env_set": {},
     "job_logging": _NO_LOGGING,
     "output_subdir": None,
+    "sweeper": {
+        "_target_": "hydra._internal.core_plugins.basic_sweeper.BasicSweeper",
+        "max_batch_size": None,
+        "params": None,
+    },
     "verbose": False,
 }
 # What an interpolation may begin with. Each of the resolvers returns a text or a number.
