@@ -88,6 +88,7 @@ class Here(Executor):
     def launch(self, runs: Sequence[PlannedRun], watch: Watch) -> dict[PlannedRun, str]:
         bases = composition.of_sweep()
         failed = {}
+        watch.live.stop()  # each run shows its own progress
         for run in runs:
             watch.begins(run)
             say(run.name)

@@ -88,7 +88,8 @@ def test_runs_on_ray(folder: Path, expected: list[str]) -> None:
     done = sweep(folder, "hydra/launcher=ray", "hydra.launcher.address=null", *failing)
     assert done.returncode == 1
     assert digests(folder) == expected
-    assert done.stdout == f"run folder: {folder}\n"
+    told = f"to compare the runs: python -m fedhet report {folder}"
+    assert done.stdout == f"run folder: {folder}\n{told}\n"
     assert done.stderr.count(": failed: data not found") == 2
     assert "train 2, accuracy" in next(folder.glob("*digits*/log.txt")).read_text()
 
