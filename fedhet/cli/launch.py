@@ -34,21 +34,22 @@ def sweep(lines: list[str]) -> int:
     Raises:
         ConfigError: an override is wrong; nothing was run.
     """
-    parsed = overrides.parse(lines)
-    fixed = {each.key_or_group: each for each in parsed if not each.is_sweep_override()}
-    launching = composition.launching([str(each.input_line) for each in fixed.values()])
-    makes = executor(launching)  # it imports, if it does, while the runs are checked
     composition.check_overrides(lines, sweep=True)
+    parsed = overrides.parse(lines)
+    fixed = {each.key_or_group for each in parsed if not each.is_sweep_override()}
+    every = overrides.product(parsed)
+    launching = composition.launching(every[0])
+    makes = executor(launching)
     bases = composition.of_sweep()
     runs = []
-    for number, own in enumerate(overrides.product(parsed)):
+    for number, own in enumerate(every):
         varied = ",".join(sorted(line for line in own if key_of(line) not in fixed))
         subfolder = composition.subfolder(own, number, varied, bases)
         label = composition.label(own, fixed)
         runs.append(PlannedRun(number, label, own, launching.folder / subfolder))
     try:
         launching.folder.mkdir(parents=True, exist_ok=True)
-        OmegaConf.save(launching.record, launching.folder / "multirun.yaml")
+        OmegaConf.save(OmegaConf.create(lines), launching.folder / "multirun.yaml")
     except OSError as error:
         raise uncreatable("hydra.sweep.dir", launching.folder, error) from error
     with Watch(len(runs)) as watch:

@@ -158,20 +158,18 @@ class Launching:
         launcher: the choice of hydra/launcher.
         settings: those of the launcher.
         folder: absolute path of the folder that holds the run folders.
-        record: what the overrides that are the same for all runs are composed to.
     """
 
     launcher: str
     settings: dict[str, Any]
     folder: Path
-    record: DictConfig
 
 
 def launching(lines: Sequence[str]) -> Launching:
     """Compose how the runs of a sweep or an experiment are started.
 
     Args:
-        lines: the overrides that are the same for all runs.
+        lines: the overrides of one of them.
 
     Raises:
         ConfigError: one of them is wrong.
@@ -182,7 +180,7 @@ def launching(lines: Sequence[str]) -> Launching:
         settings: Any = OmegaConf.to_container(cfg.hydra.launcher, resolve=True)
         settings.pop("_target_", None)
         folder = Path(cfg.hydra.sweep.dir).absolute()
-    return Launching(str(cfg.hydra.runtime.choices["hydra/launcher"]), settings, folder, cfg)
+    return Launching(str(cfg.hydra.runtime.choices["hydra/launcher"]), settings, folder)
 
 
 def subfolder(lines: Sequence[str], number: int, varied: str, bases: Bases) -> str:

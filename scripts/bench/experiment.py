@@ -1,4 +1,4 @@
-"""Many short runs from the shell. Prints JSON: {"wall": s, "own": s, "cpu": s, "runs": n}.
+"""Many short runs from the shell. Prints JSON: {"wall": s, "own": s, "runs": n}.
 
     python scripts/bench/experiment.py processes|single [--workers N] [--runs N] [--first SEED]
         [--figures]
@@ -6,15 +6,14 @@
 The runs are `python -m fedhet seed=...`: the digits, ten clients, twenty rounds. They draw their
 figures with --figures only, as those of an experiment do not. `processes` is one command with
 hydra/launcher=processes; `single` is one command after the other. `wall` is the time from the first
-command to the end of the last, `own` the sum of the runs' own seconds (`seconds.total` in
-summary.json), and `cpu` the processor time of all processes.
+command to the end of the last, and `own` the sum of the runs' own seconds (`seconds.total` in
+summary.json).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -50,11 +49,9 @@ def main() -> None:
         ends = [json.loads(file.read_text()) for file in Path(folder).glob("*/summary.json")]
     if [end["status"] for end in ends] != ["ok"] * args.runs:
         raise SystemExit("not all runs have ended well")
-    times = os.times()
     figures = {
         "wall": wall,
         "own": sum(end["seconds"]["total"] for end in ends),
-        "cpu": times.children_user + times.children_system,
         "runs": args.runs,
     }
     print(json.dumps(figures))

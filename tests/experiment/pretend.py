@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from omegaconf import OmegaConf
 
 from fedhet import report
 from fedhet.cli import experiments, main
@@ -59,7 +58,7 @@ class Pretend(Executor):
         """Run the experiment with these overrides, and return the exit code."""
         self.launched, self.sought = [], []
         with pytest.MonkeyPatch.context() as patch:
-            launching = Launching("basic", {}, self.folder, OmegaConf.create())
+            launching = Launching("basic", {}, self.folder)
             patch.setattr(experiments.composition, "launching", lambda lines: launching)
             patch.setattr(experiments, "executor", lambda launching: self)
             patch.setattr(Progress, "_launch", self._cells(Progress._launch))
