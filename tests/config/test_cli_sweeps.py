@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from fake_jobs import failing, install_jobs
+from omegaconf import OmegaConf
 
 from fedhet import config
 from fedhet.cli import main
@@ -118,3 +119,47 @@ def test_a_wrong_sweep_runs_nothing(jobs: list[Config], capsys: pytest.CaptureFi
     assert main.main(["seed=0,1"]) == 2
     assert jobs == []
     assert capsys.readouterr().out == ""
+
+
+@pytest.mark.usefixtures("read_once")
+def test_the_folder_of_a_sweep(jobs: list[Config], tmp_path: Path) -> None:
+    """Its name may have settings, and its record says with what it was called."""
+    lines = [
+        "rounds=3",
+        "seed=1,2",
+        "hydra.sweep.dir=sweeps/${rounds}",
+        "hydra.sweep.subdir=${seed}",
+    ]
+    assert main.main(["-m", *lines]) == 0
+    home = tmp_path / "sweeps" / "3"
+    assert [job.run_dir for job in jobs] == [str(home / "1"), str(home / "2")]
+    assert OmegaConf.to_container(OmegaConf.load(home / "multirun.yaml")) == lines
+
+
+@pytest.mark.usefixtures("read_once")
+def test_a_run_of_a_sweep_that_has_lost_too_much(
+    monkeypatch: pytest.MonkeyPatch, jobs: list[Config], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def degraded(path: Path, text: str) -> int:
+        return write(path, '{"degraded": true}' if path.parent.name == "1-seed=2" else text)
+
+    write = Path.write_text
+    monkeypatch.setattr(Path, "write_text", degraded)
+    assert main.main(["-m", "seed=1,2"]) == 3
+    assert "degraded: job 1: seed=2: it has lost" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("read_once")
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("client.lr=interval(0.1,1)", "a sweep has single values; name them"),
+        ("+hydra.launcher.threads=2", "hydra/launcher=basic: got an unexpected keyword argument"),
+    ],
+)
+def test_what_a_sweep_cannot_have(
+    line: str, reason: str, jobs: list[Config], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.main(["-m", "seed=1,2", line]) == 2
+    assert reason in capsys.readouterr().err
+    assert jobs == []
