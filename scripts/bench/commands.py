@@ -9,8 +9,9 @@ python scripts/bench/commands.py deployment stock|warm
     deploy node`; the first round, in which the nodes say who they are, is left out
 python scripts/bench/commands.py sweep RUNS WORKERS [figures=true]
     {"wall": seconds from the first command to the end of the last, "own": the sum of the runs'
-    own seconds (`seconds.total` in summary.json), "runs": RUNS} of `python -m fedhet seed=...`: the digits, ten clients, twenty rounds, in one
-    command with hydra/launcher=processes, or with WORKERS 0 in one command after the other.
+    own seconds (`seconds.total` in summary.json), "runs": RUNS} of `python -m fedhet seed=...`:
+    the digits, ten clients, twenty rounds, in one command with hydra/launcher=processes, or with
+    WORKERS 0 in one command after the other.
     They draw no figures unless asked to, as those of an experiment do not.
 """
 
