@@ -7,7 +7,6 @@ import importlib
 import itertools
 import os
 import signal
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -87,24 +86,10 @@ def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run
     return run
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_zygote() -> Iterator[None]:
-    """End the process that hydra/launcher=processes keeps, so that no other module's tests see it.
-
-    The tests of one module share it, because it takes seconds to import.
-    """
-    yield
-    processes = sys.modules.get("fedhet.launchers.processes")
-    if processes is not None and processes.warm.cache_info().currsize:
-        processes.warm().close()
-
-
 @pytest.fixture
 def own_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Restore what `main` changes in its process, and run it in an empty folder."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", sys.argv)
-    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
     monkeypatch.delenv("FEDHET_TRACEBACK", raising=False)
     handler = signal.getsignal(signal.SIGTERM)
     yield

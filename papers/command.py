@@ -77,7 +77,7 @@ def main(argv: Sequence[str]) -> int:
     papers.refuse_open_axes(paper, str(experiment.report["compare"]), labels)
     from fedhet.cli import experiments
 
-    code, folder = experiments.run(experiment, [])
+    code, folder = experiments.run(experiment)
     verdicts(folder)
     return code
 

@@ -57,11 +57,16 @@ def _main(argv: Sequence[str]) -> int:
         print(_version())
     elif args.list:
         _list(args.overrides)
+    elif args.cfg:
+        if args.multirun:
+            raise ConfigError("--cfg with -m: it shows one configuration; leave out -m")
+        from fedhet.config.composition import shown
+
+        print(shown(args.overrides, args.cfg, args.package, resolve=args.resolve), end="")
     else:
         from fedhet.cli.experiments import start
 
-        flags = [arg for arg in argv if arg not in args.overrides]
-        return start(args.overrides, flags, sweep=args.multirun)
+        return start(args.overrides, sweep=args.multirun)
     return 0
 
 
@@ -102,11 +107,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("overrides", nargs="*")
     for flags in (("-h", "--help"), ("--version",), ("--list",), ("-m", "--multirun")):
         parser.add_argument(*flags, action="store_true")
-    # The remaining options are passed on to Hydra.
     parser.add_argument("-c", "--cfg", choices=("job", "hydra", "all"))
     parser.add_argument("-p", "--package")
     parser.add_argument("--resolve", action="store_true")
-    parser.add_argument("--hydra-help", action="store_true")
     return parser
 
 

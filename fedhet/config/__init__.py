@@ -12,33 +12,27 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fedhet.config.catalogue import CONF
     from fedhet.config.composition import (
-        HYDRA_VERSION,
         Config,
         cached,
         check_overrides,
         compose,
-        from_hydra_job,
     )
     from fedhet.config.validation import validate
 
 _MODULES = {
     "CONF": "fedhet.config.catalogue",
-    "HYDRA_VERSION": "fedhet.config.composition",
     "Config": "fedhet.config.composition",
     "cached": "fedhet.config.composition",
     "check_overrides": "fedhet.config.composition",
     "compose": "fedhet.config.composition",
-    "from_hydra_job": "fedhet.config.composition",
     "validate": "fedhet.config.validation",
 }
 __all__ = [
     "CONF",
-    "HYDRA_VERSION",
     "Config",
     "cached",
     "check_overrides",
     "compose",
-    "from_hydra_job",
     "validate",
 ]
 

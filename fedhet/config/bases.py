@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 
-from hydra._internal.config_loader_impl import ConfigLoaderImpl, get_overrides_dirname
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import Override, OverrideType
 from hydra.errors import HydraException
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fedhet.config import catalogue
@@ -46,31 +45,22 @@ class Bases:
     def _from_base(self, lines: Sequence[str]) -> DictConfig:
         parsed = self._parser.parse_overrides(list(lines))
         values = [override for override in parsed if self._is_value(override)]
-        chosen = [override for override in parsed if override not in values]
-        key = tuple(str(override.input_line) for override in chosen)
+        key = tuple(str(override.input_line) for override in parsed if override not in values)
         if key not in self._bases:
             self._bases[key] = self._load(list(key))
         cfg = deepcopy(self._bases[key])
-        ConfigLoaderImpl._apply_overrides_to_config(values, cfg)
-        hydras = sum(override.is_hydra_override() for override in chosen)
-        given = cfg.hydra.overrides
-        first = list(given.hydra)[: len(given.hydra) - hydras]  # the sweep's own
-        given.hydra = [*first, *(each.input_line for each in parsed if each.is_hydra_override())]
-        tasks = [override for override in parsed if not override.is_hydra_override()]
-        given.task = [override.input_line for override in tasks]
-        how = cfg.hydra.job.config.override_dirname
-        cfg.hydra.job.override_dirname = get_overrides_dirname(
-            overrides=tasks,
-            kv_sep=how.kv_sep,
-            item_sep=how.item_sep,
-            exclude_keys=how.exclude_keys,
-        )
+        for override in values:
+            OmegaConf.update(cfg, override.key_or_group, override.value(), merge=True)
+        for name, hydras in (("hydra", True), ("task", False)):
+            cfg.hydra.overrides[name] = [
+                override.input_line for override in parsed if override.is_hydra_override() == hydras
+            ]
         return cfg
 
     def _is_value(self, override: Override) -> bool:
         """Whether it sets values that have no part in which files are read."""
         key = override.key_or_group
-        if override.is_delete() or override.package is not None or "/" in key:
+        if override.type != OverrideType.CHANGE or override.package is not None or "/" in key:
             return False
         if override.is_hydra_override():
             return key.startswith(_FOLDERS)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -18,7 +18,6 @@ import yaml
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
-from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
@@ -40,7 +39,6 @@ from fedhet.core.errors import ConfigError, UnknownChoice
 
 HYDRA_VERSION = "1.3"
 # What the file of an experiment says of the experiment itself; a single run has none of them.
-_FIXED = "hydra.job.config.override_dirname.exclude_keys"
 EXPERIMENT_KEYS = ("axes", "tune", "report", "scale", "scales", "on_other_code", "paper")
 _LOCK = threading.Lock()  # Hydra's state is one object per process
 
@@ -130,13 +128,6 @@ def cached(lines: tuple[str, ...]) -> Config:
     return replace(compose(lines, sent=True), run_dir="")
 
 
-def from_hydra_job(cfg: DictConfig) -> Config:
-    """Check the configuration that Hydra passes to the job it is running."""
-    hydra = HydraConfig.get()
-    with _as_config_error():
-        return _checked(cfg, hydra, hydra.runtime.output_dir)
-
-
 def check_overrides(lines: Sequence[str], *, sweep: bool = False) -> list[str]:
     """Check all names and values of the overrides; return them in the form that Hydra needs.
 
@@ -159,23 +150,89 @@ def check_overrides(lines: Sequence[str], *, sweep: bool = False) -> list[str]:
     return overrides.as_texts(parsed)
 
 
-def named_by_what_varies(lines: Sequence[str]) -> str:
-    """Return the override by which the names of a sweep's jobs leave out what all of them have."""
-    fixed = [each.key_or_group for each in overrides.parse(lines) if not each.is_sweep_override()]
-    return f"{_FIXED}={interpolations.literal(fixed)}"
+@dataclass(frozen=True)
+class Launching:
+    """How the runs of one command are started.
+
+    Attributes:
+        launcher: the choice of hydra/launcher.
+        settings: those of the launcher.
+        folder: absolute path of the folder that holds the run folders.
+    """
+
+    launcher: str
+    settings: dict[str, Any]
+    folder: Path
 
 
-def job_label(hydra: Any, lines: Sequence[str] | None = None) -> str:
-    """Return what a job overrides, for people: in a sweep only what varies in it.
+def launching(lines: Sequence[str]) -> Launching:
+    """Compose how the runs of a sweep or an experiment are started.
 
     Args:
-        hydra: Hydra's own settings, of the job or of its sweep.
-        lines: the overrides of the job; None: as `hydra` has them.
+        lines: the overrides of one of them.
+
+    Raises:
+        ConfigError: one of them is wrong.
     """
-    task: Any = lines or OmegaConf.to_container(hydra.overrides.task)  # not resolved
-    fixed = hydra.job.config.override_dirname.exclude_keys
-    varied = [line for line in task if key_of(line) not in fixed]
-    return " ".join(line.lstrip("+") for line in varied or task) or "the defaults"
+    cfg = _hydra_config(overrides.of_single_run(overrides.parse(lines)))
+    with _as_config_error():
+        hydra_settings.check(cfg.hydra)
+        settings: Any = OmegaConf.to_container(cfg.hydra.launcher, resolve=True)
+        settings.pop("_target_", None)
+        folder = Path(cfg.hydra.sweep.dir).absolute()
+    return Launching(str(cfg.hydra.runtime.choices["hydra/launcher"]), settings, folder)
+
+
+def subfolder(lines: Sequence[str], number: int, varied: str, bases: Bases) -> str:
+    """Name the folder of a sweep's run, below that of the sweep.
+
+    Args:
+        lines: the run's overrides.
+        number: that of the run.
+        varied: those of the overrides that are not the same for all runs.
+        bases: what composes the runs of the sweep.
+    """
+    cfg = bases(lines)
+    with _as_config_error():
+        cfg.hydra.job.update(num=number, override_dirname=varied)
+        return str(cfg.hydra.sweep.subdir)
+
+
+def shown(lines: Sequence[str], part: str, package: str | None, *, resolve: bool) -> str:
+    """The configuration of one run as YAML, for --cfg.
+
+    Args:
+        lines: the overrides.
+        part: job, hydra (Hydra's own settings) or all.
+        package: a dotted key, below which it is shown; None for all of it.
+        resolve: whether interpolations are replaced by what they stand for.
+
+    Raises:
+        ConfigError: it cannot be composed, or has no such key.
+    """
+    compose(lines)
+    cfg = _hydra_config(overrides.of_single_run(overrides.parse(lines)))
+    with open_dict(cfg), _as_config_error():
+        for key in [key for key in cfg if part != "all" and (key == "hydra") != (part == "hydra")]:
+            cfg.pop(key)
+        found = OmegaConf.select(cfg, package) if package else cfg
+        if not OmegaConf.is_config(found):
+            raise ConfigError(f"--package {package}: there are no settings of this name")
+        if resolve:
+            OmegaConf.resolve(found)
+        return (f"# @package {package}\n" if package else "") + OmegaConf.to_yaml(found)
+
+
+def label(lines: Sequence[str], fixed: Collection[str] = ()) -> str:
+    """Return what a run overrides, for people: in a sweep only what varies in it.
+
+    Args:
+        lines: the overrides of the run.
+        fixed: the keys of those that are the same for all runs.
+    """
+    varied = [line for line in lines if key_of(line) not in fixed]
+    own = [line for line in varied or lines if not line.lstrip("+").startswith("hydra")]
+    return " ".join(line.lstrip("+") for line in own) or "the defaults"
 
 
 def refuse_own_plugin(lines: Sequence[str]) -> None:
@@ -238,7 +295,7 @@ def _checked(cfg: DictConfig, hydra: Any, run_dir: str) -> Config:
     validation.check_fixed_choices(choices)
     cfg = _of_run(cfg)
     interpolations.resolve(cfg)
-    hydra_settings.check(hydra, _untouched(catalogue.CONF))
+    hydra_settings.check(hydra)
     validation.check_structure(cfg)
     validation.check_server_opt(cfg, choices["server_opt"])
     check_targets(cfg)
@@ -252,13 +309,6 @@ def _checked(cfg: DictConfig, hydra: Any, run_dir: str) -> Config:
     config = Config(cfg, names, run_dir, run_dir_given, lines)
     _ = config.run  # checks the values
     return config
-
-
-@lru_cache(maxsize=2)
-def _untouched(conf: Path) -> DictConfig:
-    """Hydra's own settings, as `conf` has them."""
-    hydra: DictConfig = _hydra_config([]).hydra
-    return hydra
 
 
 def _of_run(cfg: DictConfig) -> DictConfig:

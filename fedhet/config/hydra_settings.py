@@ -1,76 +1,87 @@
-"""Hydra's own settings, `hydra.*`: a run sets its folders and what starts it, and nothing else.
+"""Hydra's own settings, `hydra.*`: which of them are read.
 
-Hydra calls the launcher and the sweeper, the callbacks, and whatever Python's logging is told to
-call. So all but the folders and the settings of launcher and sweeper is as conf/config.yaml has it.
+fedhet has Hydra compose configurations and starts the runs itself. So it reads where the run
+folders lie and how a launcher works; the others would have no effect, and are refused. What is read
+are texts and numbers: nothing that these settings name is called.
 """
 
 from __future__ import annotations
 
 import re
+from functools import reduce
+from operator import getitem
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from fedhet.config.interpolations import SETTING, only
+from fedhet.config.lines import key_of
 from fedhet.config.targets import walk
 from fedhet.core.errors import ConfigError
 
-FOLDERS = ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir")
-_CORE, _SUBMITIT = "hydra._internal.core_plugins", "hydra_plugins.hydra_submitit_launcher"
-# The two places of a `_target_`, and what each may name.
-CALLED = {
-    "hydra.launcher._target_": (
-        "hydra_plugins.fedhet.ProcessesLauncher",
-        "hydra_plugins.fedhet.RayLauncher",
-        f"{_CORE}.basic_launcher.BasicLauncher",
-        f"{_SUBMITIT}.submitit_launcher.SlurmLauncher",
-        f"{_SUBMITIT}.submitit_launcher.LocalLauncher",
-    ),
-    "hydra.sweeper._target_": (
-        "hydra_plugins.fedhet.sweeper.ProductSweeper",
-        "hydra_plugins.fedhet.sweeper.ExperimentSweeper",
-        f"{_CORE}.basic_sweeper.BasicSweeper",
-    ),
+_READ = re.compile(r"hydra\.(run\.dir|sweep\.(dir|subdir)|launcher\.[\w.]+)|hydra/launcher")
+_SECTIONS = ("run", "sweep", "launcher")
+# What choices of hydra/launcher that are not ours say; the launchers of these names are ours, too.
+_LAUNCHERS = (
+    "hydra._internal.core_plugins.basic_launcher.BasicLauncher",
+    "hydra_plugins.hydra_submitit_launcher.submitit_launcher.LocalLauncher",
+    "hydra_plugins.hydra_submitit_launcher.submitit_launcher.SlurmLauncher",
+)
+_NO_LOGGING = {"version": 1, "root": None, "disable_existing_loggers": False}
+# What the other sections say as long as no file changes them.
+_UNCHANGED: dict[str, Any] = {
+    "callbacks": {},
+    "env": {},
+    "hydra_logging": _NO_LOGGING,
+    "job.chdir": False,
+    "job.env_copy": [],
+    "job.env_set": {},
+    "job_logging": _NO_LOGGING,
+    "output_subdir": None,
+    "sweeper": {
+        "_target_": "hydra._internal.core_plugins.basic_sweeper.BasicSweeper",
+        "max_batch_size": None,
+        "params": None,
+    },
+    "verbose": False,
 }
-_OPEN = ("hydra.launcher", "hydra.sweeper")
-# What Hydra sets itself, and `named_by_what_varies`.
-_WRITTEN = re.compile(r"hydra\.(mode|runtime|overrides|job\.(num|id|override_dirname|config))\b.*")
-# Each of these is a text, or another setting that is checked here.
+# Each of the resolvers returns a text or a number.
 _READABLE = (
+    SETTING,
     re.compile(r"\$\{hydra(\.\w+)+\}"),
     re.compile(r"\$\{(now|python_version|hydra|oc\.env|fedhet\.\w+):"),
 )
 
 
-def check(hydra: DictConfig, given: DictConfig) -> None:
-    """Refuse what would call other code, or read and write where a run has no business.
+def check(hydra: DictConfig) -> None:
+    """Refuse what has no effect, and interpolations that are more than a text.
 
     Args:
-        hydra: Hydra's settings of a run, with their interpolations.
-        given: the same where no file and no override changes them.
+        hydra: Hydra's settings, with their interpolations.
 
     Raises:
         ConfigError: naming the key.
     """
-    fixed = {path: value for path, _, value in walk(OmegaConf.to_container(given), "hydra")}
     content: Any = OmegaConf.to_container(hydra)
-    for path, name, value in walk(content, "hydra"):
-        folder = path in FOLDERS
-        if not folder and not path.startswith(_OPEN):
-            if fixed.get(path, fixed) == value or isinstance(value, dict | list):
-                continue
-            if not _WRITTEN.fullmatch(path):
-                raise ConfigError(  # without its value, which Hydra may have read from a variable
-                    f"{path} is not allowed: of Hydra's own settings, a run has"
-                    f" {', '.join(FOLDERS)}, hydra/launcher and hydra.launcher.*"
-                )
-        elif name == "_target_" and value not in CALLED.get(path, ()):
-            allowed = ", ".join(CALLED.get(path, ())) or "none here"
-            raise ConfigError(f"{path}={value} is not trusted; allowed: {allowed}")
-        elif isinstance(value, str) and (
-            path in _OPEN or not only(value, (*_READABLE, *[SETTING] * folder))
-        ):
+    idle = [line for line in content["overrides"]["hydra"] if not _READ.fullmatch(key_of(line))]
+    for key, value in _UNCHANGED.items():
+        if (found := reduce(getitem, key.split("."), content)) != value:
+            idle.append(f"hydra.{key}={found}")
+    if idle:
+        raise ConfigError(
+            f"{idle[0]} is not allowed, because it has no effect: of Hydra's own settings fedhet"
+            " reads hydra.run.dir, hydra.sweep.dir, hydra.sweep.subdir, hydra/launcher and"
+            " hydra.launcher.*"
+        )
+    for path, name, value in walk({key: content[key] for key in _SECTIONS}, "hydra"):
+        if name == "_target_" and (path != "hydra.launcher._target_" or value not in _LAUNCHERS):
             raise ConfigError(
-                f"{path}={value} is not allowed: it may refer to hydra.*, now, oc.env and"
-                f" python_version{', and to settings by their full names' if folder else ''}"
+                f"{path}={value} is not trusted: fedhet calls nothing that Hydra's settings name;"
+                " hydra/launcher has the launchers"
+            )
+        text = isinstance(value, str) and path != "hydra.launcher"  # which is a group of settings
+        if isinstance(value, str) and not (text and only(value, _READABLE)):
+            raise ConfigError(
+                f"{path}={value} is not allowed: Hydra's settings refer to hydra.*, to other"
+                " settings by their full names, and to now, oc.env and python_version"
             )

@@ -118,22 +118,43 @@ def of_sweep_runs(parsed: Sequence[Override]) -> Iterator[list[str]]:
             yield [*first[:position], line, *first[position + 1 :]]
 
 
+def product(parsed: Sequence[Override]) -> list[tuple[str, ...]]:
+    """Return the overrides of each run of a sweep: all combinations of the values.
+
+    Raises:
+        ConfigError: an override gives an interval, which has no single values.
+    """
+    options = _class_options(parsed)
+    alternatives = []
+    for override in parsed:
+        if override.is_sweep_override() and isinstance(override.value(), IntervalSweep):
+            raise ConfigError(f"{override.input_line!r}: a sweep has single values; name them")
+        plus = "++" if override.key_or_group in options else ""
+        alternatives.append([f"{plus}{line}" for line in _every_value(override)])
+    return list(itertools.product(*alternatives))
+
+
 def sweep_values(override: Override) -> list[str]:
     """Return one text for each value of a sweep, and an override without a sweep as it is.
 
     Of a range or an interval only the two ends are returned.
     """
+    sweep = override.value()
+    if override.is_sweep_override() and isinstance(sweep, IntervalSweep):
+        return [f"{override.key_or_group}={end}" for end in (sweep.start, sweep.end)]
+    lines = _every_value(override)
+    return lines[:: max(1, len(lines) - 1)] if isinstance(sweep, RangeSweep) else lines
+
+
+def _every_value(override: Override) -> list[str]:
+    """Return one text for each value of an override."""
     if not override.is_sweep_override():
         return [str(override.input_line)]
     sweep = override.value()
-    if isinstance(sweep, IntervalSweep):
-        values = [str(sweep.start), str(sweep.end)]
-    elif isinstance(sweep, Glob):
+    if isinstance(sweep, Glob):
         values = sweep.filter(list(catalogue.choices(override.key_or_group)))
     else:
         values = list(override.sweep_string_iterator())
-        if isinstance(sweep, RangeSweep):
-            values = values[:: max(1, len(values) - 1)]
     if not values:
         raise ConfigError(f"{override.input_line!r} has no value to run")
     return [f"{override.key_or_group}={value}" for value in values]

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -35,24 +33,3 @@ def find_data(sources: Iterable[Source]) -> None:
         loaded = instantiate(cfg.dataset, data_dir=cfg.data_dir)
         for file in (getattr(loaded, "files", None) or {}).values():  # dataset=local: the sites'
             find_path(cfg.data_dir, file, SITE_HINT)
-
-
-@dataclass(frozen=True)
-class Search:
-    """What another process looks for, and from where.
-
-    Attributes:
-        sources: the data.
-        folder: the working directory.
-        variables: environment variables.
-    """
-
-    sources: Sequence[Source]
-    folder: str
-    variables: dict[str, str]
-
-    def run(self) -> None:
-        """Look for the data; raises what `find_data` raises."""
-        os.chdir(self.folder)
-        os.environ.update(self.variables)
-        find_data(self.sources)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import combinations, product
 
 from hydra.core.override_parser.types import Override
@@ -11,8 +11,6 @@ from fedhet.config.lines import key_of
 from fedhet.core.errors import ConfigError
 from fedhet.experiment.axes import SEED, Value
 from fedhet.experiment.tuning import Tuning
-
-Place = tuple[str, Value]  # an axis, and a value on it
 
 
 def refuse_conflicts(
@@ -39,13 +37,13 @@ def refuse_conflicts(
                     " it would have no effect there; change the file, or choose other values of"
                     f" {axis}"
                 )
-    for places in _pairs(axes):
-        (axis, value), (other_axis, other) = places
-        for key in sorted(_keys(value) & _keys(other)):
-            raise ConfigError(
-                f"{_name(axis, value)} and {_name(other_axis, other)} both set {key}; a run has"
-                " one value of it"
-            )
+    for (axis, values), (other_axis, others) in combinations(axes.items(), 2):
+        for value, other in product(values, others):
+            for key in sorted(_keys(value) & _keys(other)):
+                raise ConfigError(
+                    f"{_name(axis, value)} and {_name(other_axis, other)} both set {key}; a run has"
+                    " one value of it"
+                )
     if tuning is not None:
         _refuse_tuned(axes, tuning)
 
@@ -61,13 +59,6 @@ def _refuse_tuned(axes: Mapping[str, Sequence[Value]], tuning: Tuning) -> None:
                     f"tune.{where}: {key} is tuned, and {_name(axis, value)} sets it as well; leave"
                     " one of them out"
                 )
-
-
-def _pairs(axes: Mapping[str, Sequence[Value]]) -> Iterator[tuple[Place, Place]]:
-    """The values of each two axes, which meet in a run."""
-    for (axis, values), (other_axis, others) in combinations(axes.items(), 2):
-        for value, other in product(values, others):
-            yield (axis, value), (other_axis, other)
 
 
 def _keys(value: Value) -> set[str]:

@@ -99,7 +99,7 @@ def read(lines: Sequence[str]) -> Experiment | None:
     Raises:
         ConfigError: the experiment's file, or an override, is wrong.
     """
-    about = [line for line in lines if _is_about_experiment(line)]
+    about = [line for line in lines if key_of(line) == "experiment" or _is_own(key_of(line))]
     chosen = {line.key_or_group: line for line in overrides.parse(about)}
     _refuse_sweep_of_experiments(chosen.get("experiment"))
     declared = _declared(chosen)
@@ -120,11 +120,12 @@ def read(lines: Sequence[str]) -> Experiment | None:
     scaled = {line.key_or_group: line for line in _of_scale(declared, labels)}
     rest = {**scaled, **{key: value for key, value in given.items() if key not in own}}
     experiment = rest.pop("experiment")
-    hydra = [key for key, override in rest.items() if _is_hydras(override)]
+    hydra = [key for key, override in rest.items() if override.is_hydra_override()]
     settings = {key: value for key, value in rest.items() if key not in hydra}
     axes = read_axes(declared["axes"], settings)
     fixed = [override.input_line for key, override in settings.items() if key not in axes]
-    tuning = read_tuning(declared["tune"], axes, settings, labels, _seed(declared, settings))
+    seed = settings[SEED].value() if SEED in settings else declared[SEED]
+    tuning = read_tuning(declared["tune"], axes, settings, labels, seed)
     refuse_conflicts(axes, {key: given[key] for key in settings if key in given}, tuning)
     if "figures" not in settings:  # the report has figures of all runs
         fixed.append("figures=false")
@@ -157,17 +158,8 @@ def refuse(lines: Sequence[str]) -> None:
         )
 
 
-def _is_about_experiment(line: str) -> bool:
-    key = key_of(line)
-    return key == "experiment" or _is_own(key)
-
-
 def _is_own(key: str) -> bool:
     return key.partition(".")[0] in EXPERIMENT_KEYS
-
-
-def _is_hydras(override: Override) -> bool:
-    return override.is_hydra_override() or override.key_or_group.startswith("hydra/")
 
 
 def _refuse_sweep_of_experiments(override: Override | None) -> None:
@@ -197,11 +189,6 @@ def _declared(given: Mapping[str, Override]) -> dict[str, Any]:
         key: OmegaConf.to_container(cfg[key]) if OmegaConf.is_config(cfg[key]) else cfg[key]
         for key in (*EXPERIMENT_KEYS, SEED)
     }
-
-
-def _seed(declared: Mapping[str, Any], settings: Mapping[str, Override]) -> object:
-    """The seed of the runs if none of the axes gives them one."""
-    return settings[SEED].value() if SEED in settings else declared[SEED]
 
 
 def _digest(name: str) -> str:

@@ -53,23 +53,27 @@ class ExperimentFolder:
     """The folder of an experiment that is being run.
 
     Args:
-        path: the folder, which must exist.
+        path: the folder.
         experiment: the experiment.
         code: the code that runs it.
-
-    Raises:
-        ConfigError: the folder holds another experiment.
     """
 
     def __init__(self, path: Path, experiment: Experiment, code: Code) -> None:
         self.path = path.resolve()
         self._experiment = experiment
         self._code = code
+
+    def refuse_other(self) -> None:
+        """Refuse a folder that holds another experiment.
+
+        Raises:
+            ConfigError: it does.
+        """
         before = _read(self.path / EXPERIMENT)
-        if before and before.get("experiment") != experiment.name:
+        if before and before.get("experiment") != self._experiment.name:
             raise ConfigError(
-                f"hydra.sweep.dir={path}: the folder holds the experiment"
-                f" {before.get('experiment')}; name another one for {experiment.name}"
+                f"hydra.sweep.dir={self.path}: the folder holds the experiment"
+                f" {before.get('experiment')}; name another one for {self._experiment.name}"
             )
 
     def missing(self, cells: Sequence[Cell]) -> list[Cell]:
@@ -80,7 +84,7 @@ class ExperimentFolder:
         Raises:
             ConfigError: other code has finished some, and the setting is "stop".
         """
-        states = {cell: _state(self.path / cell.folder) for cell in cells}
+        states = {cell: state_of(self.path / cell.folder) for cell in cells}
         finished = [cell for cell in cells if states[cell].get("status") == FINISHED]
         other = [
             c for c in finished if states[c].get("code", {}).get("digest") != self._code.digest
@@ -97,7 +101,7 @@ class ExperimentFolder:
     def discard(self, cells: Sequence[Cell]) -> None:
         """Remove what other code has finished of cells that will run again."""
         for cell in cells:
-            if _state(self.path / cell.folder).get("status") == FINISHED:
+            if state_of(self.path / cell.folder).get("status") == FINISHED:
                 shutil.rmtree(self.path / cell.folder)
 
     def prepare(self, cells: Sequence[Cell]) -> None:
@@ -107,7 +111,7 @@ class ExperimentFolder:
         """
         for cell in cells:
             folder = self.path / cell.folder
-            same_code = self._code.is_that_of(_state(folder).get("code", {}))
+            same_code = self._code.is_that_of(state_of(folder).get("code", {}))
             if not same_code or not any((folder / "checkpoints").glob("*/manifest.json")):
                 shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True, exist_ok=True)
@@ -123,7 +127,7 @@ class ExperimentFolder:
         now = Code.current()
         if self._experiment.on_other_code == "keep" or now.digest == self._code.digest:
             return
-        states = [_state(self.path / cell.folder) for cell in cells]
+        states = [state_of(self.path / cell.folder) for cell in cells]
         whole = [
             self._code.is_that_of(state.get("code", {}))
             for state in states
@@ -138,7 +142,7 @@ class ExperimentFolder:
 
     def missing_reasons(self, cells: Sequence[Cell]) -> dict[Cell, str]:
         """Return the cells that are not there, each with the reason."""
-        states = {cell: _state(self.path / cell.folder) for cell in cells}
+        states = {cell: state_of(self.path / cell.folder) for cell in cells}
         return {
             cell: state.get("reason") or REASONS.get(state.get("status"), "its record is damaged")
             for cell, state in states.items()
@@ -215,12 +219,12 @@ def count(path: Path, kind: str | None = None) -> tuple[int, int]:
     """How many cells of the experiment in a folder are there, and how many it has: of this kind."""
     every = _read(path / EXPERIMENT).get("cells", [])
     cells = [cell for cell in every if kind in (None, cell["kind"])]
-    states = [_state(path / cell["folder"]).get("status") for cell in cells]
+    states = [state_of(path / cell["folder"]).get("status") for cell in cells]
     return states.count(FINISHED), len(cells)
 
 
-def _state(folder: Path) -> dict[str, Any]:
-    """The content of a cell's cell.json; a finished cell without a whole record is not finished."""
+def state_of(folder: Path) -> dict[str, Any]:
+    """The content of a cell's cell.json; a finished cell without a whole record is damaged."""
     try:
         state = _read(folder / CELL)
         summary = _read(folder / "summary.json") if state.get("status") == FINISHED else {}

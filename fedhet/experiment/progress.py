@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,18 +13,13 @@ from fedhet.experiment.cells import Cell, Setting
 from fedhet.experiment.code import Code
 from fedhet.experiment.definition import Experiment
 from fedhet.experiment.folder import ExperimentFolder
+from fedhet.launchers.executors import Executor
+from fedhet.launchers.live import Watch
+from fedhet.launchers.runs import PlannedRun
 from fedhet.record.lock import Lock
 
 if TYPE_CHECKING:
     from fedhet.data.findable import Source
-
-# Runs a batch of cells, in whatever order, and returns when none of them runs any more.
-Launch = Callable[[Sequence[Cell]], None]
-# Is told the folder as soon as the experiment is recorded in it, how many cells are wanted, and how
-# many of them are there.
-Started = Callable[[Path, int, int], None]
-# Raises DataError if some of these data are missing where the cells will run.
-Find = Callable[["Sequence[Source]"], None]
 
 
 @dataclass(frozen=True)
@@ -32,117 +27,128 @@ class Outcome:
     """What has become of an experiment.
 
     Attributes:
-        folder: its folder.
         cells: the number of its runs and trials, in the part that is run now.
         missing: those that are not there, with the reason.
         others: the number of its cells outside of that part.
         degraded: whether a cell has lost more replies than it was allowed.
     """
 
-    folder: Path
     cells: int
     missing: dict[Cell, str]
     others: int
     degraded: bool
 
 
-def run(
-    experiment: Experiment,
-    path: Path,
-    code: Code,
-    launch: Launch,
-    started: Started,
-    find_data: Find,
-) -> Outcome:
-    """Run the cells of an experiment that are not there yet.
-
-    Trials come first; the settings that they choose are those of the runs. A cell that fails does
-    not end the others, and the runs of a setting without a successful trial are not launched.
+class Progress:
+    """An experiment, from its first cell to its last.
 
     Args:
         experiment: the experiment.
         path: its folder, which is created if it does not exist.
         code: the code with which the command began, before it imported what runs need.
-        launch: runs cells.
-        started: is told when the first cell is about to start.
-        find_data: looks for the data of the cells that are missing, before any of them starts.
+        executor: makes the runs of the cells.
 
-    Raises:
-        ConfigError: a cell's settings are wrong, or the folder cannot be used; nothing was run.
-        OtherCode: the code has changed meanwhile; no more was run.
-        DataError: data are missing; nothing was run.
+    Attributes:
+        began: whether it is recorded in its folder, and its first cell is about to start.
     """
-    if experiment.tuning:
-        combinations = [cells.labels(c) for c in cells.settings_of(experiment)]
-        tuning.check_budget(experiment.tuning, combinations)
-    data = cells.check(list(cells.covering(experiment)))
 
-    def find(missing: Sequence[Cell]) -> None:
-        if lines := dict.fromkeys(map(cells.data_lines, missing)):
-            find_data([data[each] for each in lines if each in data])
-
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise uncreatable("hydra.sweep.dir", path, error) from error
-    lock = Lock(path, "experiment")
-    try:
-        return _Progress(experiment, path, code, launch).run(started, find)
-    finally:
-        lock.release()
-
-
-class _Progress:
-    """An experiment whose folder is locked."""
-
-    def __init__(self, experiment: Experiment, path: Path, code: Code, launch: Launch) -> None:
-        self._experiment = experiment
-        self._folder = ExperimentFolder(path, experiment, code)
-        self._launch = launch
+    def __init__(self, experiment: Experiment, path: Path, code: Code, executor: Executor) -> None:
+        self.experiment = experiment
+        self.folder = ExperimentFolder(path, experiment, code)
+        self.began = False
+        self._executor = executor
+        self._launched = 0
         self._trials = cells.trials(experiment)
 
-    def run(self, started: Started, find: Callable[[Sequence[Cell]], None]) -> Outcome:
-        """Run what is missing, once `find` has found its data."""
+    def run(self) -> Outcome:
+        """Run the cells that are not there yet.
+
+        Trials come first; the settings that they choose are those of the runs. A cell that fails
+        does not end the others, and the runs of a setting without a successful trial are not
+        launched.
+
+        Raises:
+            ConfigError: a cell's settings are wrong, or the folder cannot be used; nothing was run.
+            OtherCode: the code has changed meanwhile; no more was run.
+            DataError: data are missing; nothing was run.
+        """
+        experiment, path = self.experiment, self.folder.path
+        if experiment.tuning:
+            combinations = [cells.labels(c) for c in cells.settings_of(experiment)]
+            tuning.check_budget(experiment.tuning, combinations)
+        data = cells.check(list(cells.covering(experiment)))
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise uncreatable("hydra.sweep.dir", path, error) from error
+        lock = Lock(path, "experiment")
+        try:
+            return self._run_all(data)
+        finally:
+            lock.release()
+
+    def _run_all(self, data: Mapping[frozenset[str], Source]) -> Outcome:
+        """Run what is missing of an experiment whose folder is locked.
+
+        Args:
+            data: `cells.data_lines` of a cell -> the data that it reads.
+        """
+        self.folder.refuse_other()
         # What trials of an earlier command have chosen stays recorded until there is more.
         runs, _ = self._runs()
-        every = cells.wanted(self._experiment, [*self._trials, *runs])
-        missing = self._folder.missing(every)  # before anything is written
-        find(missing)
-        self._folder.discard(missing)
+        every = cells.wanted(self.experiment, [*self._trials, *runs])
+        missing = self.folder.missing(every)  # before anything is written
+        if lines := dict.fromkeys(map(cells.data_lines, missing)):
+            self._executor.find_data([data[each] for each in lines if each in data])
+        self.folder.discard(missing)
         self._record(runs)
-        started(self._folder.path, len(every), len(every) - len(missing))
-        self._run(cells.wanted(self._experiment, self._trials))
-        runs, lost = self._runs()
-        self._record(runs)
-        self._run([cell for cell in cells.wanted(self._experiment, runs) if cell not in lost])
+        self.began = True
+        with Watch(len(every), len(every) - len(missing)) as watch:
+            self._launch(cells.wanted(self.experiment, self._trials), watch)
+            runs, lost = self._runs()
+            self._record(runs)
+            asked = cells.wanted(self.experiment, runs)
+            self._launch([cell for cell in asked if cell not in lost], watch)
         every = [*self._trials, *runs]
-        asked = cells.wanted(self._experiment, every)
-        reasons = self._folder.missing_reasons(asked)
+        asked = cells.wanted(self.experiment, every)
+        reasons = self.folder.missing_reasons(asked)
         why = "none of the trials that would choose its settings has ended well"
         reasons |= {cell: why for cell in asked if cell in lost}
-        degraded = self._folder.is_degraded(every)
-        return Outcome(self._folder.path, len(asked), reasons, len(every) - len(asked), degraded)
+        degraded = self.folder.is_degraded(every)
+        return Outcome(len(asked), reasons, len(every) - len(asked), degraded)
 
     def _runs(self) -> tuple[list[Cell], set[Cell]]:
         """The runs with the settings that the trials choose, and those for which none is chosen."""
-        tuning_ = self._experiment.tuning
+        tuning_ = self.experiment.tuning
         if tuning_ is None:
-            return cells.runs(self._experiment), set()
-        self._tuned = _choose(tuning_, self._folder, self._trials)
+            return cells.runs(self.experiment), set()
+        self._tuned = _choose(tuning_, self.folder, self._trials)
         chosen = {tuple(entry["axes"].items()): entry["chosen"] for entry in self._tuned}
-        runs = cells.runs(self._experiment, chosen)
+        runs = cells.runs(self.experiment, chosen)
         return runs, {cell for cell in runs if chosen[cell.on(tuning_.per)] is None}
 
     def _record(self, runs: Sequence[Cell]) -> None:
-        tuned = self._tuned if self._experiment.tuning else []
-        self._folder.write([*self._trials, *runs], tuned)
+        tuned = self._tuned if self.experiment.tuning else []
+        self.folder.write([*self._trials, *runs], tuned)
 
-    def _run(self, every: Sequence[Cell]) -> None:
-        todo = self._folder.missing(every)
-        if todo:
-            self._folder.prepare(todo)
-            self._launch(todo)
-            self._folder.refuse_change(todo)
+    def _launch(self, every: Sequence[Cell], watch: Watch) -> None:
+        todo = self.folder.missing(every)
+        self.folder.prepare(todo)
+        any_code = self.experiment.on_other_code == "keep"
+        runs = [
+            PlannedRun(
+                number,
+                cell.label,
+                cell.overrides,
+                self.folder.path / cell.folder,
+                any_code=any_code,
+                trial=cell.kind == "trial",
+            )
+            for number, cell in enumerate(todo, self._launched)
+        ]
+        self._launched += len(runs)
+        self._executor.launch(runs, watch)
+        self.folder.refuse_change(todo)
 
 
 def _choose(

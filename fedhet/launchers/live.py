@@ -1,20 +1,17 @@
 """What is shown while runs go on in other processes, read from their folders alone.
 
-So it is the same for every launcher. On a terminal there is a line for each running cell and a bar
-for the whole; elsewhere a line is printed when a cell ends.
+So it is the same for every launcher. On a terminal there is a line for each running run and a bar
+for the whole; elsewhere a line is printed when a run ends.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -25,9 +22,10 @@ from rich.text import Text
 from fedhet.core.errors import clean
 from fedhet.process import signals_deferred
 
-LOOK_SECONDS = 0.25
+if TYPE_CHECKING:
+    from fedhet.launchers.runs import PlannedRun
+
 TITLES = {"acc": "accuracy", "balanced": "balanced accuracy", "exact": "exact matches"}
-_current: list[Watch] = []  # the one that is shown, if any
 
 
 @dataclass
@@ -122,25 +120,21 @@ class ShownRun:
 
 
 class Watch:
-    """Looks at the cells' folders, and shows what has changed.
+    """Looks at the runs' folders, and shows what has changed; on a terminal inside its block.
 
     Args:
-        total: how many cells there are in all.
-        cells: run folder -> label, as far as they are known by now.
+        total: how many runs there are in all.
         done: how many of them had ended before.
-        console: where to show it.
+        console: where to show it; stderr if None.
     """
 
-    def __init__(
-        self, total: int, cells: Mapping[Path, str], done: int = 0, console: Console | None = None
-    ) -> None:
+    def __init__(self, total: int, done: int = 0, console: Console | None = None) -> None:
         self.total = total
-        self.cells = {folder: ShownRun(folder, label) for folder, label in cells.items()}
+        self.runs: dict[Path, ShownRun] = {}
         self.before = done
         self.done = done
         self.console = console or Console(stderr=True)
         self._began = time.monotonic()
-        self._lock = threading.RLock()
         self.live = Live(
             get_renderable=self.render,
             console=self.console,
@@ -149,80 +143,70 @@ class Watch:
             redirect_stdout=False,  # it would become stderr
         )
 
-    def begins(self, folder: Path, label: str, *, trial: bool = False) -> None:
-        """Take notice of a cell that will begin, or that a launcher has begun.
+    def __enter__(self) -> Watch:
+        with signals_deferred():  # interrupted in the middle, it would leave the cursor hidden
+            if self.console.is_terminal:
+                self.live.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        with signals_deferred():
+            self.look()
+            self.live.stop()
+
+    def begins(self, run: PlannedRun) -> None:
+        """Take notice of a run that begins."""
+        self.runs[run.folder] = ShownRun(run.folder, run.label, trial=run.trial)
+
+    def ends(self, run: PlannedRun, problem: str) -> None:
+        """Take notice of how a run has ended, in so far as its folder does not tell.
 
         Args:
-            folder: its run folder.
-            label: what it is, for people.
-            trial: whether its validation score is shown, because nobody may choose by test data.
-        """
-        with self._lock:
-            self.cells.setdefault(folder, ShownRun(folder, label, trial=trial))
-
-    def ends(self, folder: Path | None, label: str, problem: str) -> None:
-        """Take notice of how a cell has ended, in so far as its folder does not tell.
-
-        Args:
-            folder: its run folder, if it has one.
-            label: what it is.
+            run: the run.
             problem: why it has failed, or "".
         """
-        with self._lock:
-            cell = self.cells.get(folder) if folder else None
-            cell = cell or ShownRun(folder or Path(), label)
-            if not cell.ended:
-                cell.look()
-                if not cell.ended:
-                    cell.status, cell.reason = ("failed", problem) if problem else ("ok", "")
-                self._tell(cell)
+        shown = self.runs[run.folder]
+        shown.look()
+        if shown.status in ("waiting", "running"):
+            shown.status, shown.reason = ("failed", problem) if problem else ("ok", "")
+        self.done += 1
+        if not self.console.is_terminal or shown.status != "ok":
+            line = f"[{self.done}/{self.total}] {shown.line()}"
+            self.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def look(self) -> None:
         """Look at all folders once."""
-        with self._lock:
-            for cell in list(self.cells.values()):
-                if not cell.ended:
-                    cell.look()
-                    if cell.ended:
-                        self._tell(cell)
-            if self.live.is_started:
-                self.live.refresh()
-
-    def _tell(self, cell: ShownRun) -> None:
-        self.done += 1
-        self.cells.pop(cell.folder, None)
-        self.cells[cell.folder] = cell
-        if not self.console.is_terminal or cell.status != "ok":
-            line = f"[{self.done}/{self.total}] {cell.line()}"
-            self.console.print(line, highlight=False, markup=False, soft_wrap=True)
+        for shown in self.runs.values():
+            shown.look()
+        if self.live.is_started:
+            self.live.refresh()
 
     def left(self) -> float | None:
-        """Seconds until all cells will have ended; None before there is a basis for that."""
-        cells = self.cells.values()
-        progress = sum(cell.share for cell in cells)
+        """Seconds until all runs will have ended; None before there is a basis for that."""
+        progress = sum(run.share for run in self.runs.values())
         seconds = time.monotonic() - self._began
         if progress <= 0 or seconds < 1:
             return None
         return seconds * (self.total - self.before - progress) / progress
 
     def render(self) -> RenderableType:
-        """The lines of the running cells, and the bar."""
+        """The lines of the running runs, and the bar."""
         grid = Table.grid(padding=(0, 2))
-        running = [cell for cell in self.cells.values() if cell.status == "running"]
+        running = [run for run in self.runs.values() if run.status == "running"]
         room = max(1, self.console.height - 4)
-        for cell in running[:room]:
-            step = f"round {cell.row.get('round', 0)}/{cell.rounds}"
-            if cell.row and cell.row["phase"] != "train":
-                step = f"{cell.row['phase']} {cell.row['step']}"
+        for run in running[:room]:
+            step = f"round {run.row.get('round', 0)}/{run.rounds}"
+            if run.row and run.row["phase"] != "train":
+                step = f"{run.row['phase']} {run.row['step']}"
             grid.add_row(
-                *(Text(text, no_wrap=True) for text in (cell.score(), step, _time(cell.seconds))),
-                Text(cell.label, overflow="ellipsis", no_wrap=True),
+                *(Text(text, no_wrap=True) for text in (run.score(), step, _time(run.seconds))),
+                Text(run.label, overflow="ellipsis", no_wrap=True),
             )
         if len(running) > room:
             grid.add_row(Text(f"and {len(running) - room} more"))
         left = self.left()
         bar = Table.grid(padding=(0, 2))
-        progress = self.before + sum(cell.share for cell in self.cells.values())
+        progress = self.before + sum(run.share for run in self.runs.values())
         bar.add_row(
             Text(f"{self.done}/{self.total}"),
             ProgressBar(total=max(self.total, 1), completed=progress, width=40),
@@ -246,52 +230,3 @@ def _time(seconds: float) -> str:
         return f"{seconds:.0f} s"
     minutes = math.ceil(seconds / 60)
     return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02} min"
-
-
-def shown() -> bool:
-    """Whether a block of `watching` is under way in this process."""
-    return bool(_current)
-
-
-@contextmanager
-def watching(
-    total: int,
-    cells: Mapping[Path, str] | None = None,
-    done: int = 0,
-    console: Console | None = None,
-) -> Iterator[Watch]:
-    """Show the progress of runs in other processes during the block.
-
-    A block inside of another one shows nothing of its own, and adds to what the outer one shows.
-
-    Args:
-        total: how many cells there are in all.
-        cells: run folder -> label, as far as they are known; `Watch.begins` adds to them.
-        done: how many cells had ended before.
-        console: where to show it; stderr if None.
-    """
-    if _current:
-        yield _current[0]
-        return
-    watch = Watch(total, cells or {}, done, console)
-    stop = threading.Event()
-
-    def look() -> None:
-        while not stop.wait(LOOK_SECONDS):
-            watch.look()
-
-    thread = threading.Thread(target=look, name="fedhet-live", daemon=True)
-    _current.append(watch)
-    try:
-        with signals_deferred():  # interrupted in the middle, it would leave the cursor hidden
-            if watch.console.is_terminal:
-                watch.live.start()
-            thread.start()
-        yield watch
-    finally:
-        with signals_deferred():
-            stop.set()
-            thread.join()
-            watch.look()
-            watch.live.stop()
-            _current.clear()

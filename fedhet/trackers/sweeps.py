@@ -14,7 +14,8 @@ A_TIME = re.compile(r"\d\d-\d\d-\d\d")
 def sweep_of(folder: Path) -> Path | None:
     """The folder of the sweep or experiment to which a run folder belongs; None for a run alone.
 
-    Hydra writes multirun.yaml, and an experiment its experiment.json, before the first run begins.
+    A sweep writes multirun.yaml, and an experiment its experiment.json, before the first run
+    begins.
     """
     marks = ("experiment.json", "multirun.yaml")
     above = folder.resolve().parents[:DEPTH]

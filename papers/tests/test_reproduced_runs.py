@@ -28,7 +28,7 @@ def test_the_comparison_follows_the_runs_and_can_be_made_again(
 ) -> None:
     """The runs are made up; the exit code is theirs."""
 
-    def run(experiment: Experiment, flags: list[str]) -> tuple[int, Path]:
+    def run(experiment: Experiment) -> tuple[int, Path]:
         assert "hydra.sweep.dir=reproductions/fedgmm/figure6/smoke" in experiment.command
         made = make_experiment(
             Path("made"),

@@ -9,9 +9,9 @@ python scripts/bench/commands.py deployment stock|warm
     deploy node`; the first round, in which the nodes say who they are, is left out
 python scripts/bench/commands.py sweep RUNS WORKERS [figures=true]
     {"wall": seconds from the first command to the end of the last, "own": the sum of the runs'
-    own seconds (`seconds.total` in summary.json), "cpu": the processor time of all processes,
-    "runs": RUNS} of `python -m fedhet seed=...`: the digits, ten clients, twenty rounds, in one
-    command with hydra/launcher=processes, or with WORKERS 0 in one command after the other.
+    own seconds (`seconds.total` in summary.json), "runs": RUNS} of `python -m fedhet seed=...`:
+    the digits, ten clients, twenty rounds, in one command with hydra/launcher=processes, or with
+    WORKERS 0 in one command after the other.
     They draw no figures unless asked to, as those of an experiment do not.
 """
 
@@ -89,10 +89,8 @@ def sweep(runs: str, workers: str, figures: str = "figures=false") -> dict[str, 
         ends = [json.loads(file.read_text()) for file in Path(folder).glob("*/summary.json")]
     if [end["status"] for end in ends] != ["ok"] * int(runs):
         raise SystemExit("not all runs have ended well")
-    times = os.times()
     own = sum(end["seconds"]["total"] for end in ends)
-    cpu = times.children_user + times.children_system
-    return {"wall": wall, "own": own, "cpu": cpu, "runs": int(runs)}
+    return {"wall": wall, "own": own, "runs": int(runs)}
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-# An editable install would lend its hydra_plugins, which are a namespace package, to another tree.
+# The fedhet of an editable install is not that of another tree.
 TREE = os.environ["PYTHONPATH"]
 sys.path[:] = [one for one in sys.path if one == TREE or not (Path(one) / "fedhet").is_dir()]
 

@@ -35,7 +35,7 @@ def count(source: str) -> Counter[str]:
 def packages(root: Path) -> dict[str, Counter[str]]:
     """Count the packages of fedhet, then fedhet, the folders beside it, and all; without tests."""
     rows: dict[str, Counter[str]] = {}
-    for folder in ("fedhet", "hydra_plugins", "papers", "scripts"):
+    for folder in ("fedhet", "papers", "scripts"):
         for path in (root / folder).rglob("*.py"):
             _, first, *deeper = path.relative_to(root).parts
             if first == "tests":

@@ -16,7 +16,7 @@ Job = Callable[[Config], Any]
 
 
 def install_jobs(monkeypatch: pytest.MonkeyPatch, configs: list[Config], job: Job) -> None:
-    """Replace the engine by `job`, which is called while the run folder exists.
+    """Replace the engine by `job`, which is called before the run folder exists.
 
     Each configuration is appended to `configs`. A run's validation accuracy is its seed.
     """
@@ -26,7 +26,7 @@ def install_jobs(monkeypatch: pytest.MonkeyPatch, configs: list[Config], job: Jo
         folder = Path(settings.run_dir)
         job(settings)
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "summary.json").touch()
+        (folder / "summary.json").write_text("{}")
         summary = {"validation": settings.cfg.seed or None, "accuracy": {"last": -1}}
         return types.SimpleNamespace(summary=summary, dir=folder)
 

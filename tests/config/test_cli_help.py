@@ -29,6 +29,12 @@ def test_hydra_prints_the_configuration_at_any_position_of_the_option(
     for argv in (["--cfg", "job", "seed=3"], ["seed=3", "-c", "job"]):
         assert main.main(argv) == 0
         assert "\nseed: 3\n" in capsys.readouterr().out
+    assert main.main(["--cfg", "job", "-p", "client", "client.lr=.5"]) == 0
+    assert capsys.readouterr().out.startswith("# @package client\noptimizer: sgd\nlr: 0.5\n")
+    assert main.main(["--cfg", "hydra", "-p", "hydra.run", "--resolve", "hydra.run.dir=x"]) == 0
+    assert capsys.readouterr().out == "# @package hydra.run\ndir: x\n"
+    assert main.main(["--cfg", "job", "-p", "clients"]) == 2
+    assert "--package clients" in capsys.readouterr().err
     assert jobs == []
 
 

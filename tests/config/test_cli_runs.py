@@ -103,7 +103,7 @@ def test_an_interrupted_run_keeps_its_folder(
     configs: list[Config] = []
 
     def job(settings: Config) -> None:
-        Path(settings.run_dir, "rounds.jsonl").touch()
+        Path(settings.run_dir).mkdir(parents=True)
         os.kill(os.getpid(), how)
         raise AssertionError("still running")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import math
 import types
 import weakref
 from pathlib import Path
@@ -11,12 +10,12 @@ from typing import Any
 
 import pytest
 from fake_jobs import failing, install_jobs
+from omegaconf import OmegaConf
 
 from fedhet import config
 from fedhet.cli import main
-from fedhet.cli.launch import HydraTask
 from fedhet.config import Config
-from fedhet.core.errors import DataError, RunFailed
+from fedhet.core.errors import RunFailed
 
 pytestmark = pytest.mark.usefixtures("own_process")
 
@@ -106,39 +105,11 @@ def test_a_failing_job_does_not_stop_a_sweep(
     assert main.main(["-m", "seed=1,2"]) == 1
     assert [settings.cfg.seed for settings in configs] == [1, 2]
     printed = capsys.readouterr()
-    assert printed.err == "error: diverged\nfailed: job 0: seed=1\n"
+    told = ["error: diverged", "[1/2] seed=1: failed: diverged", "[2/2] ok (0.0 s): seed=2"]
+    assert printed.err.splitlines() == [*told, "failed: job 0: seed=1"]
     folders = [line for line in printed.out.splitlines() if line.startswith("run folder: ")]
     assert folders == [f"run folder: {configs[1].run_dir}"]
     assert "job 1: seed=2" in printed.out
-
-
-@pytest.mark.usefixtures("read_once")
-def test_in_another_process_the_exception_is_raised_again(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A note would be lost with a launcher's process, so Hydra must carry the exception back."""
-    job = failing(DataError("no file"), lambda settings: settings.cfg.seed == 1)
-    install_jobs(monkeypatch, [], job)
-    other_pid = property(lambda task: -1, lambda task, value: None)
-    monkeypatch.setattr(HydraTask, "pid", other_pid, raising=False)
-    assert main.main(["-m", "seed=1"]) == 2
-    assert capsys.readouterr().err.endswith("error: no file\n")
-
-
-@pytest.mark.usefixtures("read_once")
-def test_an_optimiser_gets_the_validation_accuracy(
-    monkeypatch: pytest.MonkeyPatch, jobs: list[Config]
-) -> None:
-    returned: list[float] = []
-    call = HydraTask.__call__
-    monkeypatch.setattr(HydraTask, "__call__", lambda task, cfg: returned.append(call(task, cfg)))
-    assert main.main(["-m", "seed=4,0"]) == 0
-    assert returned[0] == 4.0
-    assert math.isnan(returned[1])  # no client has validation data
-    install_jobs(monkeypatch, [], failing(RunFailed("diverged")))
-    main.main([])
-    assert len(returned) == 3
-    assert math.isnan(returned[2])
 
 
 @pytest.mark.usefixtures("read_once")
@@ -148,3 +119,47 @@ def test_a_wrong_sweep_runs_nothing(jobs: list[Config], capsys: pytest.CaptureFi
     assert main.main(["seed=0,1"]) == 2
     assert jobs == []
     assert capsys.readouterr().out == ""
+
+
+@pytest.mark.usefixtures("read_once")
+def test_the_folder_of_a_sweep(jobs: list[Config], tmp_path: Path) -> None:
+    """Its name may have settings, and its record says with what it was called."""
+    lines = [
+        "rounds=3",
+        "seed=1,2",
+        "hydra.sweep.dir=sweeps/${rounds}",
+        "hydra.sweep.subdir=${seed}",
+    ]
+    assert main.main(["-m", *lines]) == 0
+    home = tmp_path / "sweeps" / "3"
+    assert [job.run_dir for job in jobs] == [str(home / "1"), str(home / "2")]
+    assert OmegaConf.to_container(OmegaConf.load(home / "multirun.yaml")) == lines
+
+
+@pytest.mark.usefixtures("read_once")
+def test_a_run_of_a_sweep_that_has_lost_too_much(
+    monkeypatch: pytest.MonkeyPatch, jobs: list[Config], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def degraded(path: Path, text: str) -> int:
+        return write(path, '{"degraded": true}' if path.parent.name == "1-seed=2" else text)
+
+    write = Path.write_text
+    monkeypatch.setattr(Path, "write_text", degraded)
+    assert main.main(["-m", "seed=1,2"]) == 3
+    assert "degraded: job 1: seed=2: it has lost" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("read_once")
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("client.lr=interval(0.1,1)", "a sweep has single values; name them"),
+        ("+hydra.launcher.threads=2", "hydra/launcher=basic: got an unexpected keyword argument"),
+    ],
+)
+def test_what_a_sweep_cannot_have(
+    line: str, reason: str, jobs: list[Config], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.main(["-m", "seed=1,2", line]) == 2
+    assert reason in capsys.readouterr().err
+    assert jobs == []

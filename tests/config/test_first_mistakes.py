@@ -16,7 +16,7 @@ from fedhet.cli import main
 from fedhet.config import composition
 from fedhet.core.errors import ConfigError
 from fedhet.data.toy import toy_task
-from fedhet.experiment import progress
+from fedhet.experiment.progress import Progress
 
 
 @pytest.mark.parametrize("given", ["method=fedavg", {"method": "fedavg"}, [1], None])
@@ -85,9 +85,8 @@ def test_ctrl_c_is_told_in_one_line(
 ) -> None:
     """The report is announced only if there is a run for it."""
 
-    def stopped(
-        experiment: Any, path: Path, code: Any, launch: Any, started: Any, find: Any
-    ) -> Any:
+    def stopped(progress: Progress) -> Any:
+        path = progress.folder.path
         folder = path / "cells" / "one"
         folder.mkdir(parents=True)
         cells = [{"folder": "cells/one", "kind": kind, "axes": {}}]
@@ -95,10 +94,10 @@ def test_ctrl_c_is_told_in_one_line(
         (folder / "cell.json").write_text('{"status": "finished", "code": {}}')
         (folder / "summary.json").write_text('{"format": 1, "status": "ok"}')
         (folder / "rounds.jsonl").touch()
-        started(path, 1, 0)
+        progress.began = True
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(progress, "run", stopped)
+    monkeypatch.setattr(Progress, "run", stopped)
     assert main.main(["experiment=first_look", "hydra/launcher=basic"]) == 130
     told = [line for line in capsys.readouterr().err.splitlines() if "interrupted" in line]
     follows = "; the report of what is there follows" if kind == "run" else ""

@@ -182,11 +182,10 @@ def test_a_file_calls_and_writes_nothing(own_conf: Path, text: str) -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "hydra/launcher=processes",
-        "hydra.launcher._target_=hydra._internal.core_plugins.basic_launcher.BasicLauncher",
         "hydra.run.dir='out/${now:%Y}/${client.lr}-${seed}-${oc.env:HOME,x}'",
         "hydra.sweep.subdir='${hydra.job.override_dirname}'",
-        "hydra.sweep.dir='${hydra.runtime.cwd}/sweep-${seed}'",
+        "hydra.sweep.dir=out/${client.lr}",
+        "hydra/launcher=processes",
     ],
 )
 def test_what_hydra_is_used_for_still_works(line: str) -> None:

@@ -27,7 +27,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("source")
     for name in SOURCES:
         shutil.copy(ROOT / name, folder)
-    for name in ("fedhet", "hydra_plugins", "conf"):
+    for name in ("fedhet", "conf"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     return folder
 
@@ -50,7 +50,7 @@ def test_a_wheel_has_every_module_and_conf(source: Path) -> None:
         names = {name for name in wheel.namelist() if ".dist-info/" not in name}
     conf = {f"fedhet/{path}" for path in paths("conf", "*.yaml")}
     templates = paths("fedhet", "*.yaml")
-    modules = paths("fedhet", "*.py") | paths("hydra_plugins", "*.py")
+    modules = paths("fedhet", "*.py")
     assert names == modules | conf | templates | {"fedhet/py.typed"}
 
 

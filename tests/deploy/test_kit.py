@@ -256,7 +256,7 @@ def test_a_site_executes_the_app_of_the_operator_and_no_other(
     for path in ROOT.iterdir():
         if path.is_file():
             shutil.copyfile(path, app / path.name)
-    for part in ("fedhet", "conf", "hydra_plugins"):
+    for part in ("fedhet", "conf"):
         shutil.copytree(ROOT / part, app / part, copy_function=shutil.copyfile)
     assert digest(app) == written  # other dates and modes
     (app / "client_app.py").write_text((app / "client_app.py").read_text() + "\n")

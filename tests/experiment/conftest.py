@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
@@ -65,8 +64,6 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     out, err = StringIO(), StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
         patch.setenv(pieces.SEARCH_PATH, str(home / "own"))
-        patch.setenv("HYDRA_FULL_ERROR", "0")
-        patch.setattr(sys, "argv", sys.argv)
         patch.chdir(home)
         code = run()
     return Finished(home / "experiments" / "mine", code, out.getvalue(), err.getvalue())

@@ -12,12 +12,15 @@ import pytest
 
 from fedhet import report
 from fedhet.cli import experiments, main
-from fedhet.cli.launch import HydraTask
+from fedhet.config.composition import Launching
 from fedhet.core.errors import RunFailed, has_diverged
 from fedhet.data.findable import Source
-from fedhet.experiment import progress
 from fedhet.experiment.cells import Cell
 from fedhet.experiment.folder import EXPERIMENT, recorded
+from fedhet.experiment.progress import Progress
+from fedhet.launchers.executors import Executor
+from fedhet.launchers.live import Watch
+from fedhet.launchers.runs import PlannedRun
 from fedhet.record.files import write_json
 from fedhet.record.run_folder import FORMAT
 
@@ -25,8 +28,8 @@ DIVERGED = "client 1: weights, tensor 'a': holds NaN or infinite values"
 Rows = list[dict[str, Any]]
 
 
-class Pretend:
-    """The command line, but for Hydra, the training and the report's page.
+class Pretend(Executor):
+    """The command line, but for the training and the report's page.
 
     Attributes:
         folder: the experiment's folder.
@@ -55,9 +58,12 @@ class Pretend:
         """Run the experiment with these overrides, and return the exit code."""
         self.launched, self.sought = [], []
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(experiments, "apply_hydra", self._apply)
+            launching = Launching("basic", {}, self.folder)
+            patch.setattr(experiments.composition, "launching", lambda lines: launching)
+            patch.setattr(experiments, "executor", lambda launching: self)
+            patch.setattr(Progress, "_launch", self._cells(Progress._launch))
             patch.setattr(report, "write", self.report)
-            return main.main(["experiment=mine", "hydra/launcher=basic", *lines])
+            return main.main(["experiment=mine", *lines])
 
     def record(self) -> dict[str, Any]:
         """The content of experiment.json."""
@@ -69,23 +75,23 @@ class Pretend:
         files = sorted(self.folder.glob("cells/*/summary.json"))
         return {file.parent.name: file.stat().st_mtime_ns for file in files}
 
-    def _apply(self, task: HydraTask, flags: object, lines: object, *, setting: str) -> None:
-        def started(path: Path, total: int, done: int) -> None:
-            task.started = path
+    def find_data(self, sources: Sequence[Source]) -> None:
+        self.sought.extend(sources)
+        self.find(sources)
 
-        def find(sources: Sequence[Source]) -> None:
-            self.sought.extend(sources)
-            self.find(sources)
+    def _cells(self, launch: Callable[..., None]) -> Callable[..., None]:
+        """Take notice of the cells that an experiment launches."""
 
-        assert task.experiment is not None
-        task.outcome = progress.run(
-            task.experiment, self.folder, task.made_by, self._launch, started, find
-        )
+        def noted(progress: Progress, every: Sequence[Cell], watch: Watch) -> None:
+            self._known = {self.folder / cell.folder: cell for cell in every}
+            launch(progress, every, watch)
 
-    def _launch(self, cells: Sequence[Cell]) -> None:
-        for cell in cells:
-            self.launched.append(cell.label)
-            folder = self.folder / cell.folder
+        return noted
+
+    def launch(self, runs: Sequence[PlannedRun], watch: Watch) -> dict[PlannedRun, str]:
+        for run in runs:
+            self.launched.append(run.label)
+            folder, cell = run.folder, self._known[run.folder]
             with suppress(RunFailed), recorded(folder, any_code=False):
                 reason = self.fails(cell)
                 if reason is None or has_diverged(reason):
@@ -96,3 +102,4 @@ class Pretend:
                     write_json(folder / "summary.json", about)
                 if reason is not None:
                     raise RunFailed(reason)
+        return {}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from experiment.mine import SMALL, run, written
@@ -13,9 +12,9 @@ from experiment.pretend import Pretend
 from fedhet.cli import main
 from fedhet.config import compose
 from fedhet.core.errors import DataError
-from fedhet.data.findable import Source, find_data, source
+from fedhet.data.findable import find_data, source
 from fedhet.experiment.code import Code
-from hydra_plugins.fedhet import sweeper as sweepers
+from fedhet.launchers.executors import Here, Processes, Ray
 
 pytestmark = pytest.mark.usefixtures("own_process")
 Write = Callable[..., None]
@@ -66,17 +65,12 @@ def test_what_is_not_asked_for_is_not_looked_for(write: Write, pretend: Pretend)
 
 
 def test_a_launcher_looks_where_its_runs_will() -> None:
-    """Unless they run here, or it cannot."""
+    """Unless they may be on other machines."""
     nowhere = source(compose(["dataset=mnist", "data_dir=nowhere"]).cfg)
-    sweeper = sweepers.ExperimentSweeper()
-    sweeper._launcher = sweepers.BasicLauncher()  # type: ignore[attr-defined]
-    with pytest.raises(DataError, match="data not found"):
-        sweeper._find_data([nowhere])
-    found: list[Source] = []
-    for launcher in (SimpleNamespace(find_data=found.extend), SimpleNamespace()):
-        sweeper._launcher = launcher  # type: ignore[assignment]
-        sweeper._find_data([nowhere])
-    assert found == [nowhere]
+    for launcher in (Here(), Processes()):
+        with pytest.raises(DataError, match="data not found"):
+            launcher.find_data([nowhere])
+    Ray().find_data([nowhere])
 
 
 def test_all_files_are_looked_for_and_those_of_finished_runs_no_more(

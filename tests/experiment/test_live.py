@@ -12,6 +12,7 @@ import pytest
 from rich.console import Console
 
 from fedhet.launchers import live
+from fedhet.launchers.runs import PlannedRun
 
 
 class Folder:
@@ -45,12 +46,18 @@ def output() -> io.StringIO:
     return io.StringIO()
 
 
+def planned(folder: Path, label: str = "") -> PlannedRun:
+    return PlannedRun(0, label or f"run {folder.name}", (), folder)
+
+
 @pytest.fixture
 def watch(tmp_path: Path, output: io.StringIO, request: Any) -> Iterator[live.Watch]:
     """A watch of a and b that looks when it is told to; `terminal` as parameter shows it."""
-    cells = {tmp_path / name: f"cell {name}" for name in "ab"}
     console = Console(file=output, force_terminal=hasattr(request, "param"), width=90, height=12)
-    yield live.Watch(3, cells, done=1, console=console)
+    watch = live.Watch(3, done=1, console=console)
+    for name in "ab":
+        watch.begins(planned(tmp_path / name))
+    yield watch
 
 
 def text(watch: live.Watch) -> str:
@@ -59,7 +66,7 @@ def text(watch: live.Watch) -> str:
     return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
 
 
-def test_a_line_when_a_cell_ends(watch: live.Watch, tmp_path: Path, output: io.StringIO) -> None:
+def test_a_line_when_a_run_ends(watch: live.Watch, tmp_path: Path, output: io.StringIO) -> None:
     a, b = Folder(tmp_path / "a").begins(), Folder(tmp_path / "b").begins()
     watch.look()
     a.step(4, acc_global=0.9556)
@@ -67,20 +74,17 @@ def test_a_line_when_a_cell_ends(watch: live.Watch, tmp_path: Path, output: io.S
     watch.look()
     assert output.getvalue() == ""
     b.ends("failed", "client 3 failed\x1b[2J")
-    watch.look()
+    watch.ends(planned(b.path), "another reason")
     a.ends()
-    watch.look()
+    watch.ends(planned(a.path), "")
     assert output.getvalue().splitlines() == [
-        "[2/3] cell b: failed: client 3 failed\\x1b[2J",
-        "[3/3] accuracy 0.9556 (2.1 s): cell a",
+        "[2/3] run b: failed: client 3 failed\\x1b[2J",
+        "[3/3] accuracy 0.9556 (2.1 s): run a",
     ]
-    watch.look()
-    watch.ends(tmp_path / "a", "cell a", "")
-    assert len(output.getvalue().splitlines()) == 2
 
 
 @pytest.mark.parametrize("watch", ["terminal"], indirect=True)
-def test_a_line_for_each_running_cell(
+def test_a_line_for_each_run_that_goes_on(
     watch: live.Watch, tmp_path: Path, output: io.StringIO
 ) -> None:
     a = Folder(tmp_path / "a").begins()
@@ -89,16 +93,16 @@ def test_a_line_for_each_running_cell(
         file.write('{"phase": "tra')  # not yet written to its end
     watch.look()
     shown = text(watch)
-    assert "cell a" in shown and "round 1/4" in shown and "accuracy 0.5000" in shown
-    assert "cell b" not in shown
+    assert "run a" in shown and "round 1/4" in shown and "accuracy 0.5000" in shown
+    assert "run b" not in shown
     assert "1/3" in shown
     with (tmp_path / "a" / "rounds.jsonl").open("a") as file:
         file.write('in", "step": 2, "round": 2, "acc_global": 0.75}\n')
     watch.look()
     assert "round 2/4" in text(watch) and "accuracy 0.7500" in text(watch)
     a.ends()
-    watch.look()
-    assert "cell a" not in text(watch) and "2/3" in text(watch)
+    watch.ends(planned(a.path), "")
+    assert "run a" not in text(watch) and "2/3" in text(watch)
     assert output.getvalue() == ""  # the bar tells it
 
 
@@ -106,7 +110,7 @@ def test_a_line_for_each_running_cell(
 def test_more_runs_than_a_screen_has_lines(watch: live.Watch, tmp_path: Path) -> None:
     """It has 12, of which 4 are kept for the rest and for the bar."""
     for number in range(10):
-        watch.begins(tmp_path / f"{number}", f"run {number}")
+        watch.begins(planned(tmp_path / f"{number}"))
         Folder(tmp_path / f"{number}").begins().step(2, phase="finetune")
     watch.look()
     lines = text(watch).splitlines()
@@ -118,10 +122,10 @@ def test_a_summary_that_is_being_written(watch: live.Watch, tmp_path: Path) -> N
     folder = Folder(tmp_path / "a").begins()
     (folder.path / "summary.json").write_text('{"rounds": ')
     watch.look()
-    assert watch.cells[folder.path].status == "waiting"
+    assert watch.runs[folder.path].status == "waiting"
     folder.begins().step(1)
     watch.look()
-    assert watch.cells[folder.path].status == "running"
+    assert watch.runs[folder.path].status == "running"
 
 
 @pytest.mark.parametrize(
@@ -145,30 +149,28 @@ def test_what_lay_there_before_does_not_count(tmp_path: Path, output: io.StringI
     folder = Folder(tmp_path / "a").begins()
     folder.step(3, acc_global=0.1)
     folder.ends("failed", "an earlier attempt")
-    watch = live.Watch(1, {tmp_path / "a": "a"}, console=Console(file=output))
+    watch = live.Watch(1, console=Console(file=output))
+    watch.begins(planned(folder.path))
     watch.look()
-    assert watch.done == 0
+    assert "round" not in text(watch)
     folder.begins().step(1, acc_global=0.2)
     watch.look()
     folder.ends()
-    watch.look()
-    assert output.getvalue() == "[1/1] accuracy 0.2000 (2.1 s): a\n"
+    watch.ends(planned(folder.path), "")
+    assert output.getvalue() == "[1/1] accuracy 0.2000 (2.1 s): run a\n"
 
 
 def test_a_launcher_tells_what_folders_cannot(tmp_path: Path, output: io.StringIO) -> None:
-    console = Console(file=output)
-    with live.watching(3, console=console) as watch:
-        folder = Folder(tmp_path / "killed").begins().path
-        with live.watching(7) as inner:  # the launcher's, inside of that of an experiment
-            assert inner is watch
-            inner.begins(folder, "killed")
-            inner.ends(folder, "killed", "its process was ended by SIGKILL")
-            inner.ends(None, "lost", "no process can be started for it")
-        assert live.shown()
-    assert not live.shown()
+    with live.Watch(3, console=Console(file=output)) as watch:
+        killed = planned(Folder(tmp_path / "killed").begins().path)
+        lost = planned(tmp_path / "lost")
+        for run in (killed, lost):
+            watch.begins(run)
+        watch.ends(killed, "its process was ended by SIGKILL")
+        watch.ends(lost, "no process can be started for it")
     assert output.getvalue().splitlines() == [
-        "[1/3] killed: failed: its process was ended by SIGKILL",
-        "[2/3] lost: failed: no process can be started for it",
+        "[1/3] run killed: failed: its process was ended by SIGKILL",
+        "[2/3] run lost: failed: no process can be started for it",
     ]
 
 

@@ -26,38 +26,12 @@ def test_the_launchers_are_no_group_of_a_run() -> None:
     assert "hydra/launcher" not in settings.choices
 
 
-def test_hydra_finds_the_classes_and_starts_without_what_they_need() -> None:
-    code = (
-        "import sys; from hydra.core.plugins import Plugins; known = Plugins.instance();"
-        "print(*(name for name in known.class_name_to_class if 'fedhet' in name));"
-        "print(*(name for name in sys.modules if name.startswith('fedhet')))"
-    )
-    process = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    sweepers = ["sweeper.ExperimentSweeper", "sweeper.ProductSweeper"]
-    classes = ["ProcessesLauncher", "RayLauncher", *sweepers]
-    names = " ".join(f"hydra_plugins.fedhet.{name}" for name in classes)
-    assert process.stdout == f"{names}\n\n"
-
-
-@pytest.mark.parametrize("choice", ["processes", "ray"])
-def test_ours_compose_where_hydra_plugins_is_missing(
-    choice: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In a FAB, and on a node of a Ray cluster."""
-    for name in ("hydra_plugins", "hydra_plugins.fedhet"):
-        monkeypatch.setitem(sys.modules, name, None)
-    assert config.compose([f"hydra/launcher={choice}"]).cfg.seed == 0
-
-
 @pytest.mark.parametrize(
     "line",
     [
-        "hydra.launcher._target_=hydra_plugins.fedhet.Launcher",  # Hydra's own, imported there
-        "hydra.launcher._target_=hydra_plugins.fedhet._Ours.launch",
-        "hydra.sweeper._target_=hydra_plugins.fedhet.ProcessesLauncher",
-        "+hydra.launcher.inner._target_=hydra_plugins.fedhet.ProcessesLauncher",
+        "hydra.launcher._target_=fedhet.launchers.executors.Processes",
+        "hydra.sweeper._target_=hydra._internal.core_plugins.basic_sweeper.BasicSweeper",
+        "+hydra.launcher.inner._target_=fedhet.launchers.executors.Processes",
         "hydra.launcher='${hydra.sweep}'",
     ],
 )
@@ -114,7 +88,8 @@ def test_runs_on_ray(folder: Path, expected: list[str]) -> None:
     done = sweep(folder, "hydra/launcher=ray", "hydra.launcher.address=null", *failing)
     assert done.returncode == 1
     assert digests(folder) == expected
-    assert done.stdout == f"run folder: {folder}\n"
+    told = f"to compare the runs: python -m fedhet report {folder}"
+    assert done.stdout == f"run folder: {folder}\n{told}\n"
     assert done.stderr.count(": failed: data not found") == 2
     assert "train 2, accuracy" in next(folder.glob("*digits*/log.txt")).read_text()
 

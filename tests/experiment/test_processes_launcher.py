@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import multiprocessing
 import os
@@ -14,17 +13,16 @@ from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import psutil
 import pytest
 
 from fedhet.cli import main
-from fedhet.config import compose, resuming
-from fedhet.core.errors import ConfigError, DataError, RunFailed
-from fedhet.data.findable import source
-from fedhet.launchers import processes, zygote
+from fedhet.config import resuming
+from fedhet.core.errors import ConfigError
+from fedhet.launchers import executors
+from fedhet.launchers.executors import Processes
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 120.0
@@ -77,8 +75,6 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Swept:
     kills = ["plugin.fednorm._target_=faulty.Faulty", "plugin.fednorm.z_when=killed,never"]
     found: list[Any] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", sys.argv)
-        patch.setenv("HYDRA_FULL_ERROR", "0")
         patch.setenv("FEDHET_TRUST", "faulty")
         patch.syspath_prepend(str(ROOT / "tests" / "engines"))
         patch.chdir(ROOT / "tests" / "engines")
@@ -122,27 +118,6 @@ def test_a_run_that_is_killed_costs_itself_alone(swept: Swept) -> None:
     assert read(cell(swept.home / "second", "=never"))["status"] == "ok"
 
 
-def test_data_are_looked_for_where_runs_begin(swept: Swept) -> None:
-    digits = source(compose(["dataset=digits"]).cfg)
-    processes.find_data([digits])
-    with pytest.raises(DataError, match="data not found"):
-        processes.find_data([digits, source(compose(["dataset=mnist", "data_dir=nowhere"]).cfg)])
-
-
-def test_a_run_for_which_there_is_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Full(zygote.ForkProcess):
-        def start(self) -> None:
-            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-
-    full = SimpleNamespace(Pipe=multiprocessing.Pipe, Process=Full)
-    monkeypatch.setattr(zygote, "FORK", full)
-    here, there = multiprocessing.Pipe()
-    starts = zygote.JobZygote(there)
-    starts._obey((3, 5, ["seed=0"]))
-    problem = "no process can be started for it: Resource temporarily unavailable"
-    assert here.recv() == (3, problem) and not starts.running
-
-
 @pytest.mark.slow
 def test_the_runs_are_those_of_single_runs(
     tmp_path: Path, launch: Callable[..., Any], capfd: pytest.CaptureFixture[str]
@@ -181,14 +156,14 @@ def test_a_wrong_number_of_workers(capsys: pytest.CaptureFixture[str]) -> None:
     assert err.startswith("error: hydra.launcher.workers=0") and "a whole number >= 1" in err
     for workers in (0, -1, 1.5, "many", True):
         with pytest.raises(ConfigError, match="a whole number >= 1"):
-            processes._checked(workers)
-    assert processes._checked(3) == 3
+            Processes(workers)  # type: ignore[arg-type]
+    assert Processes(3).places == 3
 
 
 def test_where_processes_cannot_be_forked(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(processes.multiprocessing, "get_all_start_methods", lambda: ["spawn"])
+    monkeypatch.setattr(executors.multiprocessing, "get_all_start_methods", lambda: ["spawn"])
     assert main.main([*ON_PROCESSES, "seed=0,1"]) == 2
     assert "this system cannot fork processes" in capsys.readouterr().err
 
@@ -196,19 +171,19 @@ def test_where_processes_cannot_be_forked(
 def test_the_cores_are_those_of_the_container(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(processes, "CGROUP", tmp_path)
-    monkeypatch.setattr(processes.psutil.Process, "cpu_affinity", lambda process: [*range(8)])
-    assert processes.usable_cores() == 8
+    monkeypatch.setattr(executors, "CGROUP", tmp_path)
+    monkeypatch.setattr(executors.psutil.Process, "cpu_affinity", lambda process: [*range(8)])
+    assert executors.usable_cores() == 8
     (tmp_path / "cpu.max").write_text("max 100000\n")
-    assert processes.usable_cores() == 8
+    assert executors.usable_cores() == 8
     (tmp_path / "cpu.max").write_text("250000 100000\n")
-    assert processes.usable_cores() == 3
+    assert executors.usable_cores() == 3
     (tmp_path / "cpu.max").unlink()
     (tmp_path / "cpu").mkdir()
     (tmp_path / "cpu" / "cpu.cfs_period_us").write_text("100000\n")
     for quota, cores in (("-1", 8), ("50000", 1)):
         (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text(quota)
-        assert processes.usable_cores() == cores
+        assert executors.usable_cores() == cores
 
 
 # ---- processes that are killed
@@ -219,38 +194,23 @@ def test_an_interrupt_ends_what_runs_and_starts_no_more(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """It is the last sweep of this process that starts runs, which is then at its end, too."""
-    folder, handle = tmp_path / "sweep", processes.warm()
-    hear = handle.hear
+    folder = tmp_path / "sweep"
+    wait = Processes.wait
 
-    def heard(*seconds: float) -> list[tuple[int, Any]]:
+    def waits(launcher: Processes, handles: Any) -> None:
         if any(rows.stat().st_size for rows in folder.glob("*seed=0/rounds.jsonl")):
-            monkeypatch.setattr(handle, "hear", hear)
+            monkeypatch.setattr(Processes, "wait", wait)
             signal.raise_signal(signal.SIGINT)
-        return hear(*seconds or (0.05,))
+        wait(launcher, handles)
 
-    monkeypatch.setattr(handle, "hear", heard)
+    monkeypatch.setattr(Processes, "wait", waits)
     lines = ["hydra.launcher.workers=1", *SMALL, "figures=false", "rounds=100000", "seed=0,1"]
     assert main.main([*ON_PROCESSES[:2], *lines, f"hydra.sweep.dir={folder}"]) == 130
     ended = read(cell(folder, "seed=0"))
     assert (ended["status"], ended["reason"]) == ("interrupted", "stopped by the user")
     assert not [*folder.glob("*seed=1*")]
     assert capsys.readouterr().err.endswith("interrupted\n")
-    assert handle.process.exitcode == 0 and not processes.warm.cache_info().currsize
-
-
-@pytest.mark.parametrize(("call", "argument"), [("send", 0), ("hear", 1.0), ("find_data", [])])
-def test_nothing_starts_where_the_process_that_starts_runs_is_killed(
-    call: str, argument: Any
-) -> None:
-    handle = processes.warm()
-    handle.process.kill()
-    handle.process.join()
-    reason = "no more runs can be started: its process was ended by SIGKILL"
-    with pytest.raises(RunFailed, match=reason):
-        getattr(handle, call)(argument)
-    assert not processes.warm.cache_info().currsize  # the next sweep starts another one
-    handle.interrupt({0})  # the sweep that ends says nothing more
+    assert not multiprocessing.active_children()
 
 
 class Sweep:

@@ -57,25 +57,22 @@ def test_an_option_of_the_command_line_is_no_override(tmp_path: Path, line: str)
 @pytest.mark.usefixtures("read_once")
 def test_a_run_changes_no_variable_that_says_what_is_trusted() -> None:
     for name in ("FEDHET_CONF", "FEDHET_TRUST"):
-        with pytest.raises(ConfigError, match=f"env_set.{name} is not allowed"):
+        with pytest.raises(ConfigError, match=f"env_set.{name}=/tmp is not allowed"):
             check_overrides([f"+hydra.job.env_set.{name}=/tmp"])
 
 
 # (settings of Hydra, what the message says)
 HYDRA = [
     ("launcher: {_target_: os.system}", r"hydra\.launcher\._target_=os.system is not trusted"),
-    ("callbacks: {a: {_target_: os.system}}", r"hydra\.callbacks\.a\._target_ is not allowed"),
+    ("callbacks: {a: {_target_: os.system}}", r"hydra\.callbacks=.*os.system.* is not allowed"),
     ("searchpath: ['file:///tmp']", "searchpath is only supported from the primary config"),
-    (
-        "job: {env_set: {PYTHONPATH: /tmp}}",
-        r"hydra\.job\.env_set\.PYTHONPATH is not allowed",
-    ),
-    ("job: {env_copy: [HOME]}", r"hydra\.job\.env_set\.HOME is not allowed"),
+    ("job: {env_set: {PYTHONPATH: /tmp}}", r"hydra\.job\.env_set=.*PYTHONPATH.* is not allowed"),
+    ("job: {env_copy: [HOME]}", r"hydra\.job\.env_copy=\['HOME'\] is not allowed"),
     (
         "job_logging: {handlers: {a: {class: logging.StreamHandler, stream: 'ext://evil.stream'}}}",
-        r"hydra\.job_logging\.handlers\.a\.class is not allowed",
+        r"hydra\.job_logging=.*evil.stream.* is not allowed",
     ),
-    ("help: {header: '${oc.create:{_target_: os.system}}'}", r"hydra\.help\.header is not allowed"),
+    ("launcher: {a: '${oc.create:{_target_: os.system}}'}", "oc.create"),
 ]
 # (the text of a method's file, what the message says)
 METHODS = [

@@ -151,18 +151,6 @@ def test_a_piece_may_build_on_fedhets_own(project: Path) -> None:
     assert sha256("method=both", *fast, task=toy_task()) == expected
 
 
-def test_the_process_of_a_launcher_knows_the_search_path() -> None:
-    """It imports no more of fedhet than the module of the task that it unpickles."""
-    code = (
-        "import fedhet.cli.launch; from omegaconf import OmegaConf;"
-        " print(OmegaConf.has_resolver('fedhet.searchpath'))"
-    )
-    process = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    assert process.stdout == "True\n"
-
-
 def test_list_goes_on_where_a_piece_cannot_be_built(
     conf: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

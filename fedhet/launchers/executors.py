@@ -1,0 +1,413 @@
+"""Makes planned runs: here, in processes of this machine, on a Ray cluster, on Slurm.
+
+All of them start a run, wait, and are asked whether it has ended; how it has, its folder says.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import multiprocessing
+import operator
+import os
+import signal
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from multiprocessing import connection, forkserver
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from fedhet.cli.errors import INTERRUPTED, error_line, report_error, say
+from fedhet.cli.interrupts import interruptible
+from fedhet.config import composition
+from fedhet.config.composition import Launching
+from fedhet.core import check, interruptions
+from fedhet.core.errors import ConfigError, OtherCode
+from fedhet.core.interruptions import raise_if_interrupted
+from fedhet.data.findable import Source, find_data
+from fedhet.launchers.live import Watch
+from fedhet.launchers.runs import LOG, PlannedRun, carry_out, make_here
+from fedhet.process import SIGNALS, end_with_parent, signals_deferred
+
+CGROUP = Path("/sys/fs/cgroup")
+PRELOAD = "fedhet.launchers.preload"
+LISTEN_SECONDS = 0.25  # at most, until the display is drawn anew and a lost interrupt is noticed
+END_SECONDS = 20.0  # for runs to record that they were interrupted, before they are killed
+
+
+class Executor(ABC):
+    """Makes planned runs.
+
+    Attributes:
+        places: how many at once.
+        reads_here: whether they read their data on this machine.
+    """
+
+    places = sys.maxsize
+    reads_here = False
+
+    def find_data(self, sources: Sequence[Source]) -> None:
+        """Look for the data of runs, if they are read on this machine.
+
+        Raises:
+            ConfigError: a setting of a dataset is wrong.
+            DataError: data are missing or damaged.
+        """
+        if self.reads_here:
+            find_data(sources)
+
+    @abstractmethod
+    def launch(self, runs: Sequence[PlannedRun], watch: Watch) -> dict[PlannedRun, str]:
+        """Make the runs, and return those that have failed, with the reason.
+
+        A run that fails does not stop the others. Where one finds that the code has changed, no
+        more are begun.
+
+        Args:
+            runs: what to make.
+            watch: shows it.
+
+        Raises:
+            ConfigError: a setting of the launcher is wrong, or a run folder cannot be created.
+        """
+
+
+class Here(Executor):
+    """Makes one run after another in this process."""
+
+    reads_here = True
+
+    def launch(self, runs: Sequence[PlannedRun], watch: Watch) -> dict[PlannedRun, str]:
+        bases = composition.of_sweep()
+        failed = {}
+        watch.live.stop()  # each run shows its own progress
+        for run in runs:
+            watch.begins(run)
+            say(run.name)
+            try:
+                make_here(run.make, run.composed(bases))
+            except OtherCode:
+                break
+            except Exception as error:  # noqa: BLE001 -- it is one of many
+                report_error(error)
+                failed[run] = error_line(error)
+            watch.ends(run, failed.get(run, ""))
+        return failed
+
+
+class Elsewhere(Executor):
+    """Makes runs in other processes, several at once."""
+
+    @abstractmethod
+    def start(self, calls: Sequence[Callable[[], None]]) -> list[Any]:
+        """Have these functions called, each in a process of its own; return a handle of each."""
+
+    @abstractmethod
+    def wait(self, handles: Sequence[Any]) -> None:
+        """Wait until one of them has ended, or for `LISTEN_SECONDS`."""
+
+    @abstractmethod
+    def ended(self, handle: Any) -> str | None:
+        """None while it goes on; else why it has ended without a word, or ""."""
+
+    @abstractmethod
+    def interrupt(self, handle: Any) -> None:
+        """Have it end as after Ctrl-C."""
+
+    def kill(self, handle: Any) -> None:
+        """End it at once, if it can be."""
+
+    def launch(self, runs: Sequence[PlannedRun], watch: Watch) -> dict[PlannedRun, str]:
+        bases = composition.of_sweep()
+        waiting = deque(runs)
+        running: dict[Any, PlannedRun] = {}
+        failed = {}
+        try:
+            while waiting or running:
+                free = min(self.places - len(running), len(waiting))
+                if free:
+                    batch = [waiting.popleft() for _ in range(free)]
+                    calls = []
+                    for run in batch:
+                        run.prepare()
+                        watch.begins(run)
+                        calls.append(partial(carry_out, run, run.composed(bases), str(Path.cwd())))
+                    with signals_deferred():  # else a run might go on of which nobody knows
+                        running |= zip(self.start(calls), batch, strict=True)
+                self.wait([*running])
+                for handle, run in [*running.items()]:
+                    problem = self.ended(handle)
+                    if problem is None:
+                        continue
+                    del running[handle]
+                    reason = run.failure(problem)
+                    if reason is None:
+                        waiting.clear()
+                        continue
+                    watch.ends(run, reason)
+                    if reason:
+                        failed[run] = reason
+                watch.look()
+                raise_if_interrupted()
+        except BaseException:
+            self._end([*running])
+            raise
+        return failed
+
+    def _end(self, handles: list[Any]) -> None:
+        """Let all runs end as after Ctrl-C, and kill those that do not, or at a second Ctrl-C."""
+        until = time.monotonic() + END_SECONDS
+        try:
+            for handle in handles:
+                self.interrupt(handle)
+            while handles and time.monotonic() < until:
+                self.wait(handles)
+                handles = [handle for handle in handles if self.ended(handle) is None]
+        finally:
+            for handle in handles:
+                self.kill(handle)
+
+
+class Processes(Elsewhere):
+    """Makes each run in a process of its own on this machine, as many at once as it has cores.
+
+    They are forked by a process of multiprocessing that has imported what runs need.
+
+    Args:
+        workers: how many at once; None for the cores that this process may use.
+    """
+
+    reads_here = True
+
+    def __init__(self, workers: int | None = None) -> None:
+        if "forkserver" not in multiprocessing.get_all_start_methods():
+            raise ConfigError(
+                "hydra/launcher=processes: this system cannot fork processes; use"
+                " hydra/launcher=basic"
+            )
+        given = workers is not None
+        self.places = (
+            check.integer("hydra.launcher.workers", workers, low=1) if given else usable_cores()
+        )
+        forkserver.set_forkserver_preload([PRELOAD])
+        # Python before 3.11.10 does not look for what it preloads in `sys.path`.
+        path = os.environ.get("PYTHONPATH")
+        os.environ["PYTHONPATH"] = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
+        try:
+            with signals_deferred():  # which it then never receives
+                forkserver.ensure_running()
+        finally:
+            del os.environ["PYTHONPATH"]
+            os.environ.update({} if path is None else {"PYTHONPATH": path})
+
+    def start(self, calls: Sequence[Callable[[], None]]) -> list[ForkServerProcess]:
+        handles = []
+        for call in calls:
+            arguments = (call, dict(os.environ))
+            process = multiprocessing.get_context("forkserver").Process(
+                target=_in_process, args=arguments
+            )
+            with suppress(OSError, EOFError):  # `ended` says so
+                process.start()
+            handles.append(process)
+        return handles
+
+    def wait(self, handles: Sequence[ForkServerProcess]) -> None:
+        connection.wait([each.sentinel for each in handles if each.pid], LISTEN_SECONDS)
+
+    def ended(self, handle: ForkServerProcess) -> str | None:
+        if handle.pid is None:
+            return "no process can be started for it"
+        code = handle.exitcode
+        if not code:
+            return None if code is None else ""
+        if code > 0:
+            return f"its process ended with exit code {code}; {LOG} in its folder may say why"
+        name = signal.Signals(-code).name if -code in {*signal.Signals} else f"signal {-code}"
+        more = " (as the system does where memory runs out)" if -code == signal.SIGKILL else ""
+        return f"its process was ended by {name}{more}"
+
+    def interrupt(self, handle: ForkServerProcess) -> None:
+        if handle.pid and handle.is_alive():
+            os.kill(handle.pid, signal.SIGTERM)
+
+    def kill(self, handle: ForkServerProcess) -> None:
+        if handle.pid:
+            handle.kill()
+
+
+def _in_process(call: Callable[[], None], variables: dict[str, str]) -> None:
+    """The process of a run on this machine."""
+    # Ctrl-C is for the command, which sends SIGTERM, once.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.environ.clear()
+    os.environ.update(variables)
+    try:
+        with interruptible():
+            signal.signal(signal.SIGTERM, _interrupt_once)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+            end_with_parent(os.getppid())  # the process that has forked it, which ends with ours
+            command = multiprocessing.parent_process()
+            if command is not None and not command.is_alive():
+                os._exit(1)
+            call()
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+
+
+def _interrupt_once(number: int, frame: Any) -> None:
+    """Handle a signal like Ctrl-C; a second one would disturb the record of the first."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    interruptions.interrupt(number, frame)
+
+
+def usable_cores() -> int:
+    """The cores that this process may use: by its affinity, and by the limit of its container."""
+    cores = len(psutil.Process().cpu_affinity()) if sys.platform == "linux" else os.cpu_count() or 1
+    for quota, period in (("cpu.max", ""), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
+        with suppress(OSError, ValueError):  # there is no such limit, or it is "max"
+            words = (CGROUP / quota).read_text().split()
+            words += (CGROUP / period).read_text().split() if period else []
+            if int(words[0]) > 0:
+                cores = min(cores, math.ceil(int(words[0]) / int(words[1])))
+    return max(1, cores)
+
+
+class Ray(Elsewhere):
+    """Makes each run as a task of a Ray cluster.
+
+    The nodes get the code of this process (engines/cluster.py), and each run its composed
+    configuration. They need the same packages, and the working directory under the same path,
+    because each run writes its own run folder.
+
+    Args:
+        address: `<host>:<port>` of a cluster's head, or "auto" for that of this machine; None
+            starts a cluster on this machine.
+        num_cpus: the cores that Ray reserves for a run.
+        num_gpus: the GPUs, or the share of one.
+    """
+
+    def __init__(
+        self, address: str | None = "auto", num_cpus: float = 1, num_gpus: float = 0
+    ) -> None:
+        check.number("hydra.launcher.num_cpus", num_cpus, open_low=0)
+        check.number("hydra.launcher.num_gpus", num_gpus, low=0)
+        self.address = address
+        self.needs = {"num_cpus": num_cpus, "num_gpus": num_gpus}
+
+    def launch(self, runs: Sequence[PlannedRun], watch: Watch) -> dict[PlannedRun, str]:
+        from fedhet.engines import cluster
+
+        if self.address is not None:
+            nodes = cluster.reach(self.address, "hydra.launcher.address")
+            for name, resource in (("num_cpus", "CPU"), ("num_gpus", "GPU")):
+                most = max((node.get(resource, 0.0) for node in nodes), default=0.0)
+                if self.needs[name] > most:
+                    raise ConfigError(
+                        f"hydra.launcher.{name}={self.needs[name]}, but the largest node of the"
+                        f" cluster has {most:g}"
+                    )
+        import ray
+
+        from fedhet.engines.ray import ray_arguments
+
+        self.ray = ray
+        handler = signal.getsignal(signal.SIGTERM)
+        with ray_arguments(self.address) as arguments:
+            try:
+                ray.init(**arguments, log_to_driver=False)
+                signal.signal(signal.SIGTERM, handler)  # Ray has replaced it
+                return super().launch(runs, watch)
+            finally:
+                ray.shutdown()  # and what still runs ends with this process's connection
+
+    def start(self, calls: Sequence[Callable[[], None]]) -> list[Any]:
+        task: Any = self.ray.remote(lambda call: call()).options(**self.needs, max_retries=0)
+        return [task.remote(call) for call in calls]
+
+    def wait(self, handles: Sequence[Any]) -> None:
+        self.ray.wait([*handles], timeout=LISTEN_SECONDS)
+
+    def ended(self, handle: Any) -> str | None:
+        if not self.ray.wait([handle], timeout=0)[0]:
+            return None
+        try:
+            self.ray.get(handle)
+        except self.ray.exceptions.RayError as error:
+            cause = getattr(error, "cause", None) or error
+            first = str(cause).strip().partition("\n")[0]
+            return f"Ray has lost it: {type(cause).__name__}: {first}"
+        return ""
+
+    def interrupt(self, handle: Any) -> None:
+        self.ray.cancel(handle)
+
+
+class Submitit(Elsewhere):
+    """Makes each run as a job of Slurm, or of what submitit has in its place.
+
+    Args:
+        cluster: slurm, or local for processes of this machine.
+        submitit_folder: where submitit writes its logs.
+        max_num_timeout: how often Slurm may start a run again.
+        settings: those of `submitit.AutoExecutor`.
+    """
+
+    def __init__(
+        self, cluster: str, submitit_folder: str, max_num_timeout: int = 0, **settings: Any
+    ) -> None:
+        import submitit
+
+        first = {"slurm_max_num_timeout": max_num_timeout} if cluster == "slurm" else {}
+        self.executor = submitit.AutoExecutor(submitit_folder, cluster=cluster, **first)
+        self.executor.update_parameters(
+            **{f"{cluster}_{name}": value for name, value in settings.items()}
+        )
+
+    def start(self, calls: Sequence[Callable[[], None]]) -> list[Any]:
+        return self.executor.map_array(operator.call, calls)
+
+    def wait(self, handles: Sequence[Any]) -> None:
+        time.sleep(LISTEN_SECONDS)
+
+    def ended(self, handle: Any) -> str | None:
+        if not handle.done():
+            return None
+        error = handle.exception()
+        return "" if error is None else str(error).strip().splitlines()[-1]
+
+    def interrupt(self, handle: Any) -> None:
+        handle.cancel()
+
+
+EXECUTORS: dict[str, Callable[..., Executor]] = {
+    "basic": Here,
+    "processes": Processes,
+    "ray": Ray,
+    "submitit_local": partial(Submitit, "local"),
+    "submitit_slurm": partial(Submitit, "slurm"),
+}
+
+
+def executor(launching: Launching) -> Executor:
+    """What makes the runs, as hydra/launcher chooses it.
+
+    Raises:
+        ConfigError: it is not there, or has no such settings.
+    """
+    check.one_of("hydra/launcher", launching.launcher, EXECUTORS)
+    create = EXECUTORS[launching.launcher]
+    try:
+        inspect.signature(create).bind(**launching.settings)
+    except TypeError as error:
+        raise ConfigError(f"hydra/launcher={launching.launcher}: {error}") from error
+    return create(**launching.settings)

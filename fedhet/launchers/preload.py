@@ -1,0 +1,44 @@
+"""Imported once, by the process from which those of the runs are forked (multiprocessing).
+
+A run's process begins with all of this, at no cost, and shares the memory. None of it starts CUDA,
+which a fork would lose.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+
+from fedhet import process
+from fedhet.config import catalogue
+
+NAMES = (
+    "fedhet.data.partition",
+    "fedhet.engines.local",
+    "fedhet.job",
+    "fedhet.launchers.runs",
+    "fedhet.record.figures",
+    "flwr_datasets.partitioner",
+    "pandas",
+    "pyarrow.csv",
+    "pyarrow.dataset",
+    "pyarrow.parquet",
+    "sklearn.datasets",
+    "PIL.BmpImagePlugin",
+    "PIL.GifImagePlugin",
+    "PIL.JpegImagePlugin",
+    "PIL.PpmImagePlugin",
+    "PIL.PngImagePlugin",
+)
+
+# torch.cuda.is_available() must not start CUDA here.
+os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+process.end_with_parent(os.getppid())
+gc.disable()
+for name in (*NAMES, *map("fedhet.methods.{}".format, catalogue.built_in("method"))):
+    importlib.import_module(name)
+process.pin_threads(1)
+catalogue.targets()  # what files name, which each run must know
+gc.freeze()
+gc.enable()

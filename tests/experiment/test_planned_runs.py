@@ -1,0 +1,116 @@
+"""How a planned run ends, and what its process and its folder say about it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fedhet.config import compose
+from fedhet.core.errors import ConfigError, RunFailed
+from fedhet.launchers import executors, runs
+from fedhet.launchers.executors import Processes
+from fedhet.launchers.live import Watch
+from fedhet.launchers.runs import PlannedRun, _logged, carry_out
+
+LOST = "its process was ended by SIGKILL"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> PlannedRun:
+    return PlannedRun(0, "seed=0", ("seed=0",), tmp_path)
+
+
+def test_a_run_that_was_lost_is_recorded_as_failed(run: PlannedRun) -> None:
+    assert run.failure(LOST) == LOST
+    record = json.loads((run.folder / "cell.json").read_text())
+    assert (record["status"], record["reason"]) == ("failed", LOST)
+    assert run.failure("") == LOST
+    run.prepare()  # a new attempt
+    assert run.failure("") == ""
+
+
+def test_a_record_that_cannot_be_written_ends_no_other_run(
+    run: PlannedRun, caplog: pytest.LogCaptureFixture
+) -> None:
+    (run.folder / "cell.json").write_text('{"status": ')
+    with caplog.at_level(logging.WARNING, "fedhet"):
+        assert run.failure(LOST) == LOST
+    assert "cell.json" in caplog.text
+    assert (run.folder / "cell.json").read_text() == '{"status": '
+
+
+def test_a_folder_that_cannot_be_created(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    run = PlannedRun(0, "", (), tmp_path / "file" / "0")
+    with pytest.raises(ConfigError, match=r"hydra\.sweep\.dir: the folder .* cannot be created"):
+        run.prepare()
+
+
+def test_the_process_of_a_run_leaves_its_reason(
+    run: PlannedRun, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def fails(settings: Any) -> None:
+        raise ZeroDivisionError("by zero")
+
+    monkeypatch.setattr(runs, "make", fails)
+    monkeypatch.chdir(tmp_path)
+    carry_out(run, compose([]), str(tmp_path))
+    reason = "ZeroDivisionError: by zero (FEDHET_TRACEBACK=1 shows where)"
+    assert run.failure("") == reason
+    with pytest.raises(ConfigError, match="all nodes need it under the same path"):
+        carry_out(run, compose([]), str(tmp_path / "nowhere"))
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        (None, None),
+        (0, ""),
+        (7, "its process ended with exit code 7; log.txt in its folder may say why"),
+        (-signal.SIGTERM, "its process was ended by SIGTERM"),
+        (-signal.SIGKILL, f"{LOST} (as the system does where memory runs out)"),
+        (-99, "its process was ended by signal 99"),
+    ],
+)
+def test_why_a_process_has_ended(code: int | None, reason: str | None) -> None:
+    process: Any = SimpleNamespace(pid=1, exitcode=code)
+    assert Processes.ended(Processes(1), process) == reason
+
+
+def test_a_run_for_which_there_is_no_process(
+    run: PlannedRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Full:
+        pid = None
+
+        def __init__(self, **arguments: Any) -> None: ...
+
+        def start(self) -> None:
+            raise BlockingIOError
+
+    launcher = Processes(1)
+    monkeypatch.setattr(
+        executors.multiprocessing, "get_context", lambda how: SimpleNamespace(Process=Full)
+    )
+    monkeypatch.setattr(PlannedRun, "composed", lambda run, bases: None)
+    assert launcher.launch([run], Watch(1)) == {run: "no process can be started for it"}
+
+
+def test_what_is_printed_in_a_run_folder_and_after_it(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    os.write(1, b"before\n")
+    with pytest.raises(RunFailed), _logged(tmp_path):
+        os.write(1, b"inside\n")
+        os.write(2, b"inside, too\n")
+        raise RunFailed("at its end")
+    os.write(2, b"after\n")
+    assert (tmp_path / "log.txt").read_text() == "inside\ninside, too\n"
+    assert capfd.readouterr() == ("before\n", "after\n")
