@@ -171,8 +171,8 @@ class Noise(Checked):
         super().__post_init__()
         if 0 < self.multiplier < LEAST_NOISE:
             raise ConfigError(
-                f"privacy.noise={self.multiplier:g} is not allowed; it must be 0, which is off, or a"
-                f" number in [{LEAST_NOISE:g}, {MOST_NOISE:g}]"
+                f"privacy.noise={self.multiplier:g} is not allowed; it must be 0, which is off, or"
+                f" a number in [{LEAST_NOISE:g}, {MOST_NOISE:g}]"
             )
         for name in ("clip", "delta", "budget"):
             if not self and (value := getattr(self, name)) != getattr(Noise, name):
