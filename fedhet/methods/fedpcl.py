@@ -35,9 +35,9 @@ client starts, and only personal models are evaluated. The C^c of a class that n
 stays unchanged. A class is therefore unknown only where all its owners have failed in `collect`, or
 have too few samples of it: its column is then left out, and its samples have the loss 0.
 
-Deviation: the paper trains a projection on frozen pre-trained encoders; here everything that
-`features` reads is trained, as in the FedDisk paper's comparison. A model that freezes its encoder
-(requires_grad) and ends `features` with a projection is the paper's.
+Deviations and choices: the paper trains a projection on frozen pre-trained encoders; here
+everything that `features` reads is trained, as in the FedDisk paper's comparison. A model that
+freezes its encoder (requires_grad) and ends `features` with a projection is the paper's.
 
 Defaults: `tau = 0.07`, as in the paper; gradients are clipped at norm 10, as in PFLlib.
 

@@ -15,7 +15,8 @@ from torch.nn.functional import cross_entropy, normalize
 from workloads import CLASSES, COHORT, LR, WORKLOADS, Data, TwoNN
 
 from fedhet.core.optimizers import clip_norm
-from fedhet.maths import fedala, fedpcl
+from fedhet.maths import fedpcl
+from fedhet.methods import fedala
 from fedhet.methods.fedgen.generator import Generator
 from fedhet.methods.fedntd import not_true_distillation
 from fedhet.methods.fedprox import add_proximal

@@ -7,8 +7,7 @@ import torch
 from maths.cases import named_case
 from torch import Tensor
 
-from fedhet.maths.fedsa import Options, aggregate_tensor
-from fedhet.maths.fedsa_clusters import cluster
+from fedhet.maths.fedsa import Options, aggregate_tensor, cluster
 
 
 def similarities(seed: int, clients: int = 9, levels: int = 6) -> Tensor:

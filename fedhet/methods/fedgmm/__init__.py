@@ -23,7 +23,7 @@ components, with the weights n_ic pi_ick / sum_i n_ic. Client i draws gen_ic sam
     client keeps: its generated samples
     server keeps: the mixtures until they are shared, then how many samples each client drew
 
-Rulings:
+Deviations and choices:
 - The paper does not define how mixtures are "aggregated". Concatenation is the density of the
   pooled samples. Averaging component k over clients would mean nothing, since the labels of
   components are arbitrary.
