@@ -10,7 +10,7 @@ import inspect
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from dataclasses import replace
 from typing import Any, ClassVar, TypeVar
 
 from flwr.client import NumPyClient
@@ -27,7 +27,6 @@ from fedhet.core.messages import (
     Broadcast,
     Extras,
     Failure,
-    Reply,
     Update,
 )
 from fedhet.core.metrics import assess
@@ -114,37 +113,44 @@ class FedClient(LocalTraining, NumPyClient):
             plugin.client = self
 
     # ---- one message
-    def handle(self, msg: Broadcast) -> Reply:
-        """Serve a message.
+    def handle(
+        self, msg: Broadcast, work: Callable[[], Result] | None = None
+    ) -> Result | Update | Failure:
+        """Serve a message, with a random stream of its own.
+
+        Args:
+            msg: the message.
+            work: what is done in place of serving it, where several clients are trained as one.
 
         Returns:
-            The update, or a Failure that says who failed, where and why; the state is then
-            unchanged.
+            The update (or what `work` returns), or a Failure that says who failed, where and why;
+            the state is then unchanged.
         """
-        return self.attempt(msg, partial(self._serve, msg))
-
-    def attempt(self, msg: Broadcast, work: Callable[[], Result]) -> Result | Failure:
-        """Do the work with the message's own random stream; an exception becomes a Failure."""
         try:
             with (
                 time_limit(msg.deadline),
                 self.workspace.seeded("torch", msg.phase, msg.step, msg.pid),
             ):
-                return work()
+                if work is not None:
+                    return work()
+                self.receive(msg)
+                if DELIVER in msg.extras and msg.phase == EVALUATE:
+                    if self.delivery is None:
+                        raise ValueError(
+                            "the server delivers a model, and this client is at no site"
+                        )
+                    return self.delivery(self)
+                if msg.phase == EVALUATE:
+                    return self.assess()
+                serve = self.begin()
+                began = time.perf_counter()
+                update = serve(self.msg)
+                return self.finish(update, time.perf_counter() - began)
         except Exception as error:  # whatever it is, the server must learn whose it was
             level = logging.WARNING if traceback_wanted() else logging.DEBUG
             log.log(level, "client %d", msg.pid, exc_info=True)
             reason = LOST if isinstance(error, LostState) else "failed"
             return Failure(msg.pid, msg.phase, msg.step, f"{type(error).__name__}: {error}", reason)
-
-    def _serve(self, msg: Broadcast) -> Update:
-        self.receive(msg)
-        if msg.phase == EVALUATE:
-            return self._deliver() if DELIVER in msg.extras else self.assess()
-        work = self.begin()
-        began = time.perf_counter()
-        update = work(self.msg)
-        return self.finish(update, time.perf_counter() - began)
 
     def receive(self, msg: Broadcast) -> None:
         """Take the message and open the state that it names.
@@ -153,27 +159,26 @@ class FedClient(LocalTraining, NumPyClient):
             ValueError: the message is for a client of another node, or the server's plug-ins or
                 their settings are not those of this client.
         """
-        self._check_hosted(msg.pid)
+        clients, device = len(self.workspace.task.sizes), self.workspace.device
+        nodes = self.properties.get("num-partitions", 1)
+        here = self.properties.get("partition-id", 0)
+        if not 0 <= msg.pid < clients or msg.pid % nodes != here:
+            raise ValueError(
+                f"the message is for client {msg.pid}; this node has partition-id {here} of"
+                f" {nodes}, the run {clients} clients"
+            )
         own = {plugin.name: plugin.digest() for plugin in self.plugins}
         if msg.plugins != own:
             raise ValueError(
                 "server and client differ in their plug-ins or in the plug-ins' settings:"
                 f" {msg.plugins} on the server, {own} here"
             )
-        super().receive(msg.on(self.workspace.device))
+        weights = {name: t.to(device) for name, t in msg.weights.items()}
+        extras = {name: messages.on_device(value, device) for name, value in msg.extras.items()}
+        super().receive(replace(msg, weights=weights, extras=extras))
         store = self.store(msg.experiment) if callable(self.store) else self.store
-        self.state = ClientState(store, msg.pid, msg.version, self.workspace.device, msg.pinned)
+        self.state = ClientState(store, msg.pid, msg.version, device, msg.pinned)
         self.steps = 0
-
-    def _check_hosted(self, pid: int) -> None:
-        clients = len(self.workspace.task.sizes)
-        nodes = self.properties.get("num-partitions", 1)
-        here = self.properties.get("partition-id", 0)
-        if not 0 <= pid < clients or pid % nodes != here:
-            raise ValueError(
-                f"the message is for client {pid}; this node has partition-id {here} of {nodes},"
-                f" the run {clients} clients"
-            )
 
     def begin(self) -> Callable[[Broadcast], Update]:
         """Get ready for the phase, and return the method that does its work."""
@@ -189,7 +194,14 @@ class FedClient(LocalTraining, NumPyClient):
             )
         work = getattr(owner if name else self, phase)
         self.activate(self.plugins if msg.trains else [p for p in self.plugins if p is owner])
-        self.data = self._training_set()
+        changing = [plugin for plugin in self.active if overrides(plugin, Plugin, "data")]
+        if changing:
+            raw = self.workspace.floating(self.workspace.task.clients[self.pid].train)
+            for plugin in changing:
+                raw = plugin.data(raw)
+            self.data = Samples(self.workspace.transformed(raw.x), raw.y)
+        else:
+            self.data = self.workspace.train_data(self.pid)
         for plugin, own in zip(self.active, self._prepared, strict=True):
             own |= plugin.prepare(msg) or {}
         self._preparing = time.perf_counter() - began
@@ -212,15 +224,6 @@ class FedClient(LocalTraining, NumPyClient):
         update.metrics["seconds.train"] = seconds
         update.metrics["seconds.extras"] = self._preparing + time.perf_counter() - began
         return update
-
-    def _training_set(self) -> Samples:
-        changing = [plugin for plugin in self.active if overrides(plugin, Plugin, "data")]
-        if not changing:
-            return self.workspace.train_data(self.pid)
-        raw = self.workspace.floating(self.workspace.task.clients[self.pid].train)
-        for plugin in changing:
-            raw = plugin.data(raw)
-        return Samples(self.workspace.transformed(raw.x), raw.y)
 
     # ---- what a method overrides
     def train(self, msg: Broadcast) -> Update:
@@ -271,11 +274,6 @@ class FedClient(LocalTraining, NumPyClient):
         return model
 
     # ---- evaluation
-    def _deliver(self) -> Update:
-        if self.delivery is None:
-            raise ValueError("the server delivers a model, and this client is at no site")
-        return self.delivery(self)
-
     def assess(self, visit: Callable[[str, nn.Module], None] | None = None) -> Update:
         """Score every view on the client's own data; nothing is changed.
 
@@ -290,7 +288,14 @@ class FedClient(LocalTraining, NumPyClient):
         """
         workspace, telling = self.workspace, visit is None
         if telling:
-            self._check_asked()
+            if workspace.noise:
+                raise ValueError("privacy.noise: no scores leave a client; set eval.clients=false")
+            if not workspace.evaluation.clients:
+                raise ValueError("the server asks for scores, and the run has eval.clients=false")
+            if TRAIN_TOO in self.msg.extras and not workspace.evaluation.train:
+                raise ValueError(
+                    "the server asks for training scores, and the run has eval.train=false"
+                )
             if not workspace.limits.evaluate:
                 return Update(self.pid, self.num_examples)
         kept = self.msg.text(KEEP).split(",") if KEEP in self.msg.extras else []
@@ -328,17 +333,6 @@ class FedClient(LocalTraining, NumPyClient):
                 models[f"{KEEP}.{view}"] = own_tensors(model, workspace.model, common)
         extras = {**models, **(tallies if workspace.task.scoring.pooled else {})}
         return Update(self.pid, self.num_examples, metrics=metrics, extras=extras)
-
-    def _check_asked(self) -> None:
-        asked = self.workspace.evaluation
-        if self.workspace.noise:
-            raise ValueError("privacy.noise: no scores leave a client; set eval.clients=false")
-        if not asked.clients:
-            raise ValueError("the server asks for scores, and the run has eval.clients=false")
-        if TRAIN_TOO in self.msg.extras and not asked.train:
-            raise ValueError(
-                "the server asks for training scores, and the run has eval.train=false"
-            )
 
     def _finetuned(self, model: nn.Module) -> nn.Module:
         """The model after plain training on the client's own data, without method or plug-ins.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fedhet.core.admission import check_scores, forget_lost, log_failures
@@ -108,7 +109,11 @@ def evaluation_messages(strategy: FedStrategy, moment: Moment | None = None) -> 
         experiment=strategy.experiment,
     )
     versions = moment["versions"]
-    return [msg.to(pid, versions.get(pid, 0), {}) for pid, n in enumerate(strategy.sizes) if n]
+    return [
+        replace(msg, pid=pid, version=versions.get(pid, 0))
+        for pid, n in enumerate(strategy.sizes)
+        if n
+    ]
 
 
 def received(

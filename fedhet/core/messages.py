@@ -5,7 +5,7 @@ How Flower carries them is the business of fedhet/flower/wire.py.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
 import torch
@@ -164,17 +164,6 @@ class Broadcast(Message):
     deadline: float | None = None
     pinned: list[int] = field(default_factory=list)
     experiment: str = "0" * 32
-
-    def to(self, pid: int, version: int, private: Extras) -> Broadcast:
-        """The message for one client; everything that is shared is passed on by reference."""
-        extras = {**self.extras, **private} if private else self.extras
-        return replace(self, pid=pid, version=version, extras=extras)
-
-    def on(self, device: torch.device) -> Broadcast:
-        """The message with its tensors on the device on which the client computes."""
-        weights = {name: t.to(device) for name, t in self.weights.items()}
-        extras = {name: on_device(value, device) for name, value in self.extras.items()}
-        return replace(self, weights=weights, extras=extras)
 
 
 @dataclass

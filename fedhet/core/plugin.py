@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
@@ -233,30 +233,3 @@ class Plugin:
 
     def released(self, update: Update) -> None:
         """Called after privacy.noise: make the extras what the server accepts, from them alone."""
-
-
-def active_hooks(
-    plugins: Sequence[Plugin], prepared: Sequence[Prepared]
-) -> dict[str, list[tuple[Callable[..., Any], Prepared]]]:
-    """Hook -> the bound methods that do something, each with what its plug-in has prepared.
-
-    A local step thus pays for those only.
-    """
-    return {
-        hook: [
-            (getattr(plugin, hook), own)
-            for plugin, own in zip(plugins, prepared, strict=True)
-            if overrides(plugin, Plugin, hook)
-        ]
-        for hook in STEP_HOOKS
-    }
-
-
-def combined_weights(plugins: Sequence[Plugin], data: Samples) -> Tensor | None:
-    """(n,) the product of the plug-ins' sample weights, or None where no plug-in has any."""
-    total: Tensor | None = None
-    for plugin in plugins:
-        weights = plugin.sample_weights(data)
-        if weights is not None:
-            total = weights if total is None else total * weights
-    return total

@@ -88,7 +88,10 @@ class FedStrategy(Strategy):
     weighted: bool = True
     only_means: bool = True
     only_weights: bool = True
-    enters: ClassVar[str] = "sums of its own"
+    enters: ClassVar[str] = (
+        "sums of its own (the class does not state only_means and only_weights, see"
+        " docs/extending.md)"
+    )
     takes_steps: bool = True
     plain_steps: bool = False
     sgd_steps: bool = False
@@ -253,8 +256,15 @@ class FedStrategy(Strategy):
         plan = []
         for pid in current.cohort:
             private = self.client_extras(phase, pid) if own else {}
-            plan.append(msg.to(pid, self.versions.get(pid, 0), private))
-            plan[-1].pinned = needed_versions(self, pid)
+            plan.append(
+                replace(
+                    msg,
+                    pid=pid,
+                    version=self.versions.get(pid, 0),
+                    pinned=needed_versions(self, pid),
+                    extras={**msg.extras, **private} if private else msg.extras,
+                )
+            )
         return plan
 
     @property
