@@ -176,7 +176,7 @@ class FedClient(LocalTraining, NumPyClient):
         weights = {name: t.to(device) for name, t in msg.weights.items()}
         extras = {name: messages.on_device(value, device) for name, value in msg.extras.items()}
         super().receive(replace(msg, weights=weights, extras=extras))
-        store = self.store(msg.experiment) if callable(self.store) else self.store
+        store = self.store(msg.run_id) if callable(self.store) else self.store
         self.state = ClientState(store, msg.pid, msg.version, device, msg.pinned)
         self.steps = 0
 

@@ -106,7 +106,7 @@ def evaluation_messages(strategy: FedStrategy, moment: Moment | None = None) -> 
         weights=moment["weights"],
         extras={**moment["extras"], **train},
         plugins=strategy.digests,
-        experiment=strategy.experiment,
+        run_id=strategy.run_id,
     )
     versions = moment["versions"]
     return [

@@ -148,7 +148,7 @@ class Broadcast(Message):
         version: the round of the client state that the server last accepted; 0 for none.
         deadline: seconds after which the client gives up; None for never.
         pinned: earlier rounds whose client state is still needed at the end of the run.
-        experiment: 32 hexadecimal digits that identify the run, also when it is resumed.
+        run_id: 32 hexadecimal digits that identify the run, also when it is resumed.
     """
 
     phase: str
@@ -163,7 +163,7 @@ class Broadcast(Message):
     version: int = 0
     deadline: float | None = None
     pinned: list[int] = field(default_factory=list)
-    experiment: str = "0" * 32
+    run_id: str = "0" * 32
 
 
 @dataclass

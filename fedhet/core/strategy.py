@@ -70,7 +70,7 @@ class FedStrategy(Strategy):
         memory: the names of further attributes that outlast a step, for checkpoints.
         workspace: task, model and device, shared by the clients of a process.
         sizes, rounds: training samples per client; training rounds.
-        experiment: identifies the run; one that goes on is still the same.
+        run_id: identifies the run; one that goes on has the same.
         weights: slot -> its tensors; "model" has all of the model's.
         timetable: the run's phases in order, those of plug-ins first.
         current: the step in progress.
@@ -126,7 +126,7 @@ class FedStrategy(Strategy):
         self.jumps = Jumps(setting)
         self.pinned: dict[str, dict[int, int]] = {}  # view -> `versions` at its best evaluation
         self.kept_back: dict[int, list[int]] = {}  # pid -> versions that checkpoints need
-        self.experiment = secrets.token_hex(16)
+        self.run_id = secrets.token_hex(16)
         self.current: Step
         self.weights: dict[str, Tree] = {"model": dict(self.workspace.initial)}
         self.setup()
@@ -248,7 +248,7 @@ class FedStrategy(Strategy):
             trains=phase.trains,
             plugins=self.digests,
             deadline=self.setting.replies.deadline,
-            experiment=self.experiment,
+            run_id=self.run_id,
         )
         for plugin in self.active:
             plugin.outgoing(msg, current.cohort)
