@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from fedhet.core.admission import check_scores, forget_lost, log_failures
+from fedhet.core.admission import check_scores, forget_lost
 from fedhet.core.callbacks import Callback, Row
 from fedhet.core.check import counted
 from fedhet.core.client import KEEP, TRAIN_TOO
@@ -21,7 +21,7 @@ from fedhet.core.task import Samples
 from fedhet.core.trees import Tree
 
 if TYPE_CHECKING:
-    from fedhet.core.admission import Undo
+    from fedhet.core.admission import Backup
     from fedhet.core.loop import Loop
     from fedhet.core.setting import Setting
     from fedhet.core.strategy import FedStrategy
@@ -45,19 +45,19 @@ def global_scores(
     return score(workspace.load(weights or strategy.weights["model"]), some, workspace.task)
 
 
-def sound_scores(strategy: FedStrategy, undo: Undo) -> dict[str, float]:
-    """The scores on the global test set, after the step was undone if a reply has spoilt it.
+def sound_scores(strategy: FedStrategy, backup: Backup) -> dict[str, float]:
+    """The scores on the global test set, after the step was undone if it had an outlier.
 
     Where no evaluation is due, a part of the set tells whether the loss is finite, and there are no
     scores.
 
     Raises:
-        RunFailed: a reply has spoilt the step, and `on_failure` is "stop".
+        RunFailed: the step had an outlier, and `on_failure` is "stop".
     """
     most = None if strategy.due else FORWARD_BATCH
-    scores = global_scores(strategy, most=most) if strategy.due or undo.possible else {}
+    scores = global_scores(strategy, most=most) if strategy.due or backup.possible else {}
     finite = math.isfinite(scores.get("loss", 0.0))
-    undone = undo(strategy.current.failures.append, finite=finite)
+    undone = backup.undo(strategy.current.failures.append, finite=finite)
     if not strategy.due:
         return {}
     return global_scores(strategy) if undone else scores
@@ -156,7 +156,8 @@ def received(
             raise RunFailed(str(reply))
     if not updates:
         raise RunFailed("; ".join(map(str, failures)))
-    log_failures(failures)
+    for failure in failures:
+        log.warning("%s", failure)
     forget_lost(strategy, failures)
     return updates
 

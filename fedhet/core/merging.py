@@ -125,8 +125,10 @@ def normalised(updates: list[Update]) -> list[Update]:
     return updates
 
 
-class BufferAverage:
-    """Passes updates on to a merge, and combines their buffers, which merges never see.
+def averaging_buffers(
+    updates: Iterable[Update], average: Average, buffers: Tree
+) -> Iterator[Update]:
+    """Pass updates on to a merge, and combine their buffers, which merges never see.
 
     Floating-point buffers become the average of the run's `merge`, under the updates' final
     weights; integer ones (batch counters) the maximum.
@@ -134,28 +136,19 @@ class BufferAverage:
     Args:
         updates: the updates.
         average: an average of the run's `merge`.
+        buffers: gets the combined buffers, once every update has been read.
     """
-
-    def __init__(self, updates: Iterable[Update], average: Average) -> None:
-        self._updates = iter(updates)
-        self._average = average
-        self._any = False
-        self._most: Tree = {}
-
-    def __iter__(self) -> Iterator[Update]:
-        for update in self._updates:
-            if floating := floating_buffers(update):
-                self._average.add(floating, update.weight)
-                self._any = True
-            for name in update.buffers.keys() - floating.keys():
-                t = update.buffers[name]
-                self._most[name] = torch.maximum(self._most.get(name, t), t)
-            yield update
-
-    def values(self) -> Tree:
-        """The combined buffers; complete once every update has been read."""
-        means = self._average.mean() if self._any else {}
-        return {**means, **self._most}
+    averaged = False
+    for update in updates:
+        if floating := floating_buffers(update):
+            average.add(floating, update.weight)
+            averaged = True
+        for name in update.buffers.keys() - floating.keys():
+            t = update.buffers[name]
+            buffers[name] = torch.maximum(buffers.get(name, t), t)
+        yield update
+    if averaged:
+        buffers |= average.mean()
 
 
 # ---- averages of each entry by itself
