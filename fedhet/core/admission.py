@@ -3,7 +3,7 @@
 A reply that fails a check is left out as a whole. Under a mean, which a single outlier would take
 over, a reply is also refused if the norm of what it changes is beyond a bound: a multiple of the
 median in the phase's last step. Where most replies are beyond it, none is refused, because the
-method itself diverges. A step without such a last one tells in the end what was usual, and is
+method itself diverges. A step without such a last one shows in the end what was usual, and is
 undone if a reply was an outlier; so is a step after which the model's loss is not finite, and in
 which one reply had changed by far more than the others.
 """
@@ -205,9 +205,9 @@ def check_scores(
 
     Args:
         update: the reply.
-        scored: the parts of its data and the views that it was asked for, as in "test.global".
+        scored: the parts of its data and the views that it was to score, as in "test.global".
         target: what is learned; clients send its tallies if they are pooled.
-        extras: the further extras that the client was asked for.
+        extras: the further extras that the message requested.
         sizes: how many samples the client has in each part, by which its scores count.
 
     Raises:

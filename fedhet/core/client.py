@@ -77,7 +77,7 @@ class FedClient(LocalTraining, NumPyClient):
     A method overrides `start`, `losses`, `gradient`, ..., or adds a method for a phase of its own.
 
     Attributes, of which all but `public` are set when a message has been received:
-        public: extras, or "<extra>.<tensor>", that tell no more of the data than their number, so
+        public: extras, or "<extra>.<tensor>", that reveal no more of the data than their number, so
             that they need no noise.
         state: what the client remembers between rounds.
         data: its prepared training set.
@@ -217,7 +217,7 @@ class FedClient(LocalTraining, NumPyClient):
             self.workspace.release(self, update)
         update.keeps = self.state.commit(self.msg.round)
         if update.keeps and not self.workspace.noise:  # the size may depend on the data
-            # The size of some of it would tell the counts of classes.
+            # The size of some of it would reveal the counts of classes.
             hidden = [key for plugin in self.plugins for key in plugin.unsized]
             size = self.state.nbytes(hidden if self.workspace.min_count else ())
             update.metrics[STATE_BYTES] = float(size)
@@ -277,39 +277,39 @@ class FedClient(LocalTraining, NumPyClient):
     def assess(self, visit: Callable[[str, nn.Module], None] | None = None) -> Update:
         """Score every view on the client's own data; nothing is changed.
 
-        Where the server asks for models, the reply has what they differ in from the received one.
+        Where the message requests models, the reply has what they differ in from the received one.
 
         Args:
             visit: is given each view's name and its model, where the reply with all the scores
-                stays at the site. None: the reply has what the site tells of them.
+                stays at the site. None: the reply has what may leave the site.
 
         Raises:
-            ValueError: the server asks for what the run's settings here do not have.
+            ValueError: the message requests what the run's settings here do not have.
         """
-        workspace, telling = self.workspace, visit is None
-        if telling:
+        workspace, leaves = self.workspace, visit is None
+        if leaves:
             if workspace.noise:
                 raise ValueError("privacy.noise: no scores leave a client; set eval.clients=false")
             if not workspace.evaluation.clients:
-                raise ValueError("the server asks for scores, and the run has eval.clients=false")
+                raise ValueError("the server requests scores, and the run has eval.clients=false")
             if TRAIN_TOO in self.msg.extras and not workspace.evaluation.train:
                 raise ValueError(
-                    "the server asks for training scores, and the run has eval.train=false"
+                    "the server requests training scores, and the run has eval.train=false"
                 )
             if not workspace.limits.evaluate:
                 return Update(self.pid, self.num_examples)
         kept = self.msg.text(KEEP).split(",") if KEEP in self.msg.extras else []
         if kept and not workspace.simulated:
-            raise ValueError("the server asks for personal models, which never leave their site")
+            raise ValueError("the server requests personal models, which never leave their site")
         own, given = workspace.task.clients[self.pid], self.views(self.msg)
         views = {name: given[own] for name, own in evaluated_views(given, workspace).items()}
-        if workspace.evaluation.finetune_epochs and telling:
+        if workspace.evaluation.finetune_epochs and leaves:
             views["finetuned"] = lambda: self._finetuned(given["global"]())
         held_out = {"val": own.val, "test": own.test}
         parts = {part: workspace.prepared(s) for part, s in held_out.items() if s is not None}
         if TRAIN_TOO in self.msg.extras and self.num_examples >= workspace.min_count:
             parts["train"] = workspace.train_data(self.pid)
-        least = workspace.limits.min_test if telling else 0
+        least = workspace.limits.min_test if leaves else 0
         parts = {part: samples for part, samples in parts.items() if len(samples) >= least}
         metrics: dict[str, float] = {}
         models: Extras = {}
@@ -319,7 +319,7 @@ class FedClient(LocalTraining, NumPyClient):
             for part, samples in parts.items():
                 scores, tally = assess(model, samples, workspace.task)
                 if least:
-                    scores, tally = workspace.task.scoring.told(
+                    scores, tally = workspace.task.scoring.releasable(
                         tally, samples.y, workspace.min_count
                     )
                 if scores:

@@ -48,7 +48,7 @@ def global_scores(
 def sound_scores(strategy: FedStrategy, backup: Backup) -> dict[str, float]:
     """The scores on the global test set, after the step was undone if it had an outlier.
 
-    Where no evaluation is due, a part of the set tells whether the loss is finite, and there are no
+    Where no evaluation is due, a part of the set shows whether the loss is finite, and there are no
     scores.
 
     Raises:
@@ -86,9 +86,9 @@ def evaluation_moment(strategy: FedStrategy) -> Moment:
 
 
 def evaluation_messages(strategy: FedStrategy, moment: Moment | None = None) -> list[Broadcast]:
-    """Messages that ask every client with data to evaluate the model as it is, or as it was.
+    """Messages by which every client with data evaluates the model as it is, or as it was.
 
-    With a `moment` they are sent for the models, whose scores are known or not wanted, so that no
+    With a `moment` they are sent for the models, whose scores are known or not needed, so that no
     training data are scored.
 
     They carry the configuration's settings of local training, not those of the step: a rate that
@@ -131,7 +131,7 @@ def received(
         RunFailed: a client failed and `on_failure` is "stop", or no client succeeded.
     """
     target = strategy.workspace.task.scoring
-    asked = [f"{KEEP}.{view}" for view in strategy.views]
+    expected = [f"{KEEP}.{view}" for view in strategy.views]
     parts = ("train", *PARTS) if strategy.workspace.evaluation.train else PARTS
     scored = [f"{part}.{view}" for part in parts for view in strategy.views]
     known = strategy.workspace.task.part_sizes
@@ -141,7 +141,7 @@ def received(
         if isinstance(reply, Update):
             try:
                 sizes = dict(zip(("train", *PARTS), known[reply.pid], strict=True))
-                check_scores(reply, scored, target, asked, sizes)
+                check_scores(reply, scored, target, expected, sizes)
                 _check_tallies(reply, target)
             except ValueError as error:
                 step = strategy.current.step
@@ -261,7 +261,7 @@ class Selection(Callback):
             if self._stop:
                 raise RunFailed(
                     f"early_stopping.patience={self._stop.patience}: no client has validation"
-                    " samples, or its site tells no score of them; see partition.split"
+                    " samples, or its site sends no score of them; see partition.split"
                 )
             return False
         if value < self._best:

@@ -249,7 +249,7 @@ class Loop:
     def end(self, status: str, error: BaseException | None = None) -> None:
         """Tell the callbacks that the run has ended, unless they know.
 
-        A step whose evaluation has failed is over, too, which they are told first.
+        A step whose evaluation has failed is over, too, which they learn first.
 
         Raises:
             Exception: a callback has failed at the end of a run that was well, or of its last step.
@@ -267,7 +267,7 @@ class Loop:
                         callback.ended(self, status, error)
                 except (KeyboardInterrupt, SystemExit) as stopped:
                     status, error, problem = "interrupted", stopped, stopped
-                except Exception as failed:  # noqa: BLE001 -- the other callbacks are told first
+                except Exception as failed:  # noqa: BLE001 -- the other callbacks are called first
                     status = "failed"
                     if not isinstance(error, WriteError):  # else the first file is named
                         error, problem = failed, problem or failed

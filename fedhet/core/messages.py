@@ -24,7 +24,7 @@ Extras = dict[str, Extra]
 
 LOST = "lost state"  # the reason of a failure
 STATE_BYTES = "bytes.state"  # metric: the size of what the client remembers now
-EVALUATE = "evaluate"  # the phase name of a message that asks a client to evaluate
+EVALUATE = "evaluate"  # the phase name of a message whose client evaluates
 
 
 class Reporting(Protocol):
@@ -97,16 +97,16 @@ class Message:
     def counts(self, name: str, total: int, classes: int, least: int = 0) -> Tensor:
         """The extra `name` as `classes` whole numbers whose sum is `total`.
 
-        A client withholds counts below `least`, and more than that if its site wants it: each
+        A client withholds counts below `least`, and more than that where its site is stricter: each
         number is 0 or at least `least`, and so is what their sum lacks, unless all are withheld.
         """
         value = self._extra(name)
         whole = isinstance(value, Tensor) and not value.is_floating_point()
         if isinstance(value, Tensor) and whole and value.shape == (classes,):
             rest = total - int(value.sum())
-            told = value[value != 0]
-            withheld = rest == 0 or rest >= least or not len(told)
-            if withheld and rest >= 0 and bool((told >= max(least, 1)).all()):
+            given = value[value != 0]
+            withheld = rest == 0 or rest >= least or not len(given)
+            if withheld and rest >= 0 and bool((given >= max(least, 1)).all()):
                 return value
         raise ValueError(
             f"extra {name!r} is {shown(value)}; expected: {counted(classes, 'whole number')} that"

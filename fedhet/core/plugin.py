@@ -48,15 +48,15 @@ def check_hooks(cls: type, base: type) -> None:
         own = vars(cls).get(hook)
         if not inspect.isfunction(own) or not hasattr(base, hook):
             continue
-        wanted = list(inspect.signature(getattr(base, hook)).parameters)
+        expected = list(inspect.signature(getattr(base, hook)).parameters)
         signature = inspect.signature(own)
         try:
-            signature.bind(*wanted)
+            signature.bind(*expected)
         except TypeError as error:
             raise ConfigError(
                 f"{cls.__module__}.{cls.__qualname__} has"
                 f" {hook}({', '.join(signature.parameters)}), which is called as"
-                f" {hook}({', '.join(wanted)}); docs/extending.md describes the hooks"
+                f" {hook}({', '.join(expected)}); docs/extending.md describes the hooks"
             ) from error
 
 
@@ -74,7 +74,7 @@ class Plugin:
         memory: the names of the attributes that outlast a step on the server, for checkpoints.
         releases: the name of a phase of its own, or "train" -> how many floating extras it adds to
             a reply, each of which is a release under privacy.noise.
-        public: its extras, or "<extra>.<tensor>", that tell no more of the data than their number,
+        public: its extras, or "<extra>.<tensor>", that reveal no more of the data than their number,
             so that they need no noise.
         unsized: what it keeps in the state whose size follows from the counts of classes: with
             privacy.min_count, a client does not count it in the size that it reports.

@@ -36,7 +36,7 @@ class FedStrategy(Strategy):
     """The aggregation of a method; see "what a method overrides" below.
 
     A constructor checks the method's own options first and calls `super().__init__(setting)` last,
-    because that asks for everything that the options decide: `refuses`, `slots`, `phases`. What
+    because that reads everything that the options decide: `refuses`, `slots`, `phases`. What
     needs the workspace, the model or the data goes into `setup`, which runs before these.
 
     Attributes:
@@ -139,7 +139,7 @@ class FedStrategy(Strategy):
             ) from error
 
     def _set_up(self) -> None:
-        """Ask the method and its plug-ins for everything that their options decide."""
+        """Take from the method and its plug-ins everything that their options decide."""
         self.setup()
         compatibility.check(self)
         self.weights |= self.slots()
@@ -286,7 +286,7 @@ class FedStrategy(Strategy):
     ) -> None:
         """Aggregate the replies, which come in the cohort's order.
 
-        Nothing is read before the merge asks for it: each update passes, one after the other,
+        Nothing is read before the merge needs it: each update passes, one after the other,
 
             checked                the checks of its form, phase and plug-ins, and base_weight
             outliers.refuse        replies.max_jump
@@ -375,7 +375,7 @@ class FedStrategy(Strategy):
         """The views that clients evaluate in this run; the first one chooses the best round.
 
         They are those of the method, without "global" where the run has no global model, and
-        "finetuned" where the run asks for it.
+        "finetuned" where the run has it.
         """
         views = tuple(evaluated_views(self.evaluates, self.workspace))
         return (*views, "finetuned") if self.workspace.evaluation.finetune_epochs else views

@@ -58,7 +58,7 @@ class Workspace:
         release: (client, update): turns the update into what may leave the client, and accounts for
             it; without it, noise is refused.
         min_count: clients send no statistic of fewer samples.
-        limits: what the node of this process allows it to tell, whatever the run says.
+        limits: what the node of this process allows it to send, whatever the run says.
         evaluation: when and what the run evaluates.
         speed: how the local steps are computed.
 

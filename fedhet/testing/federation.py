@@ -76,7 +76,7 @@ class Federation:
     Attributes:
         workspace: the task, the model and the prepared data.
         strategy: the server half.
-        account: what the clients have been asked to release, where replies are noised.
+        account: what the clients have to release, where replies are noised.
         store: the clients' states; another store may be put in its place.
         client: makes the client of one message.
         round: the number of steps so far.
