@@ -17,7 +17,6 @@ from flwr.client import NumPyClient
 from torch import nn
 
 from fedhet.core import messages
-from fedhet.core.adapters import ClientAdapter
 from fedhet.core.errors import LostState, traceback_wanted
 from fedhet.core.interruptions import time_limit
 from fedhet.core.messages import (
@@ -95,7 +94,7 @@ class FedClient(LocalTraining, NumPyClient):
     model: nn.Module
     steps: int
     site_name: str | None = None
-    adapter: ClientAdapter
+    adapter: NumPyClient
     delivery: Callable[[FedClient], Update] | None = None  # keeps the final models at a site
 
     def __init__(

@@ -74,8 +74,8 @@ class Plugin:
         memory: the names of the attributes that outlast a step on the server, for checkpoints.
         releases: the name of a phase of its own, or "train" -> how many floating extras it adds to
             a reply, each of which is a release under privacy.noise.
-        public: its extras, or "<extra>.<tensor>", that reveal no more of the data than their number,
-            so that they need no noise.
+        public: its extras, or "<extra>.<tensor>", that reveal no more of the data than their
+            number, so that they need no noise.
         unsized: what it keeps in the state whose size follows from the counts of classes: with
             privacy.min_count, a client does not count it in the size that it reports.
         settings: the options that server and client must agree on.

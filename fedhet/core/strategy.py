@@ -17,7 +17,6 @@ from flwr.server.strategy import Strategy
 from torch import nn
 
 from fedhet.core import compatibility, trees
-from fedhet.core.adapters import ServerAdapter
 from fedhet.core.admission import Outliers, Quorum, checked, forget_lost, registered
 from fedhet.core.client import FedClient, evaluated_views
 from fedhet.core.errors import RunFailed
@@ -101,7 +100,7 @@ class FedStrategy(Strategy):
     personal_names: Sequence[str] | None = None
     memory: ClassVar[tuple[str, ...]] = ("weights", "versions", "state_bytes", "pinned")
     memory += ("quorum", "outliers", "evaluation_extras")
-    adapter: ServerAdapter
+    adapter: Strategy
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()

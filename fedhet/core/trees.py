@@ -150,8 +150,8 @@ def cast(tree: AnyTree, like: AnyTree) -> Tree:
 
 def columns(names: Iterable[str], *of: AnyTree) -> list[list[Tensor]]:
     """Return the tensors of these names, a list for each tree, as torch's _foreach functions."""
-    rows = list(names)
-    return [[tree[name] for name in rows] for tree in of]
+    in_order = list(names)
+    return [[tree[name] for name in in_order] for tree in of]
 
 
 def pick(tree: AnyTree, names: Iterable[str]) -> Tree:

@@ -193,7 +193,7 @@ class FedNormPlugin(Plugin):
 
     def incoming(self, updates: Iterator[Update], old: Tree) -> list[Update]:
         received = list(updates)
-        latents = {update.pid: update.extras[Z].cpu() for update in received}  # checked above
+        latents = {update.pid: update.tensor(Z).cpu() for update in received}
         compared = [update for update in received if len(latents[update.pid])]
         if len(compared) == 2 and not self._pair_reported:
             log.info(

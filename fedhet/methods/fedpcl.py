@@ -26,8 +26,8 @@ Phase `train`:
     client keeps:  its whole model but the last layer, its prototypes
     server keeps:  C, the K' sets
 
-A client sends those of the classes of which it has at least `privacy.min_count` samples. To all others,
-the server included, it is as if it had none of the rest; its own predictions use all of its
+A client sends those of the classes of which it has at least `privacy.min_count` samples. To all
+others, the server included, it is as if it had none of the rest; its own predictions use all of its
 prototypes. The paper has no such limit (`privacy.min_count=0`).
 
 No weights travel and no model is shared: the model slot keeps its initial value, from which every

@@ -36,8 +36,8 @@ What the classifier sees (`ratio`):
 - "sampled" (section 5.5): n_k samples drawn from the local MADE against n_k from the global one,
   all as the local MADE's outputs, and evaluated at its outputs of the client's own samples. This
   estimates a density ratio.
-- "outputs" (section 5.3, literally): both MADEs' outputs of the client's own samples. This shows
-  the networks apart rather than the samples, so that w is mostly 1.
+- "outputs" (section 5.3, literally): both MADEs' outputs of the client's own samples. This
+  separates the networks rather than the samples, so that w is mostly 1.
 - "raw" (FedDiskAb, section 6): the client's pixels against n_k samples of the union of all clients'
   data, which no real federation has. It is for simulations only.
 
