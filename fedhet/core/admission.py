@@ -321,7 +321,7 @@ class Outliers:
         else:
             for update, cause in refused:
                 del self._norms[update.pid]  # it does not count in the medians
-                step.fail(update.pid, cause, "outlier")
+                step.record(step.failure(update.pid, cause, "outlier"))
         medians = self.medians.setdefault(step.entry.name, {})
         for kind in {kind for norms in self._norms.values() for kind in norms}:
             medians[kind] = median_of(n[kind] for n in self._norms.values() if kind in n)

@@ -287,13 +287,16 @@ def step_row(strategy: FedStrategy, clock: Clock, digest: str) -> dict[str, Any]
     waited = seconds.get("clients", 0.0)
     unpacking = seconds.get("upload", 0.0)
     evaluating = seconds.get("evaluate", 0.0)  # so far, on the server's own data
+    # The scores that a line always has, also after a step without an evaluation.
+    keys = strategy.workspace.task.scoring.keys.values()
+    on_clients = [f"{key}_clients_{mean}" for key in keys for mean in ("mean", "weighted")]
     share = min(1.0, waited / (train + extras)) if train + extras else 0.0
     return {
         "phase": current.entry.name,
         "step": current.step,
         "round": current.round,
         "cohort": current.cohort,
-        **_no_scores(strategy),
+        **dict.fromkeys([*(f"{key}_global" for key in (*keys, "loss")), *on_clients]),
         "seconds": {
             "broadcast": seconds["broadcast"],
             "train": share * train,
@@ -309,11 +312,3 @@ def step_row(strategy: FedStrategy, clock: Clock, digest: str) -> dict[str, Any]
         "metrics": current.metrics,
         "weights_sha256": digest,
     }
-
-
-def _no_scores(strategy: FedStrategy) -> dict[str, None]:
-    """The scores that a line of rounds.jsonl always has, for a step without an evaluation."""
-    keys = strategy.workspace.task.scoring.keys.values()
-    parts = ("clients_mean", "clients_weighted")
-    on_global = [f"{key}_global" for key in (*keys, "loss")]
-    return dict.fromkeys([*on_global, *(f"{key}_{part}" for key in keys for part in parts)])
