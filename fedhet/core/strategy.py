@@ -212,23 +212,6 @@ class FedStrategy(Strategy):
         return trees.add(self.setting.merge.mean(pairs), old)
 
     # ---- one step
-    def begin(self, server_round: int) -> bool:
-        """Move to this round; false past the end of the timetable."""
-        if (position := locate(self.timetable, server_round)) is None:
-            return False
-        index, step = position
-        entry = self.timetable[index]
-        phase = entry.phase
-        size = phase.cohort, self.setting.share(phase)
-        cohort = sample_cohort(self.sizes, *size, self.workspace.seed, entry.name, step)
-        sent = self.sent(phase.slot) if phase.slot else {}
-        old = trees.pick(sent, self.mergeable(phase.slot)) if phase.slot else {}
-        about = index, entry, server_round, step, cohort, sent, old
-        self.current = Step(*about, self.workspace.device, self.setting.ends_run)
-        trains = phase.trains
-        self.active = [one for one in self.plugins if trains or one.name == entry.owner]
-        return True
-
     def mergeable(self, slot: str) -> list[str]:
         """The names that merges, plug-ins and server optimisers see; buffers never are."""
         if slot == "model":
@@ -241,12 +224,24 @@ class FedStrategy(Strategy):
         return trees.pick(weights, self.workspace.shared) if slot == "model" else weights
 
     def plan(self, server_round: int) -> list[Broadcast]:
-        """The messages of a round, in the cohort's order."""
-        if not self.begin(server_round):
+        """Begin a round, and return its messages in the cohort's order.
+
+        Raises:
+            RunFailed: it is past the end of the timetable.
+        """
+        if (position := locate(self.timetable, server_round)) is None:
             raise RunFailed(f"round {server_round} is past the end of the timetable")
-        current = self.current
-        phase = current.entry.phase
-        own = not current.entry.owner
+        index, step = position
+        entry = self.timetable[index]
+        phase, own = entry.phase, not entry.owner
+        size = phase.cohort, self.setting.share(phase)
+        cohort = sample_cohort(self.sizes, *size, self.workspace.seed, entry.name, step)
+        sent = self.sent(phase.slot) if phase.slot else {}
+        old = trees.pick(sent, self.mergeable(phase.slot)) if phase.slot else {}
+        about = index, entry, server_round, step, cohort, sent, old
+        current = Step(*about, self.workspace.device, self.setting.ends_run)
+        self.current = current
+        self.active = [one for one in self.plugins if phase.trains or one.name == entry.owner]
         self.forget_reports()
         msg = Broadcast(
             phase=current.entry.name,
