@@ -11,8 +11,7 @@ which one reply had changed by far more than the others.
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, islice
 from statistics import median
 from typing import TYPE_CHECKING, ClassVar
@@ -20,14 +19,13 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 
 from fedhet.core import messages, trees
-from fedhet.core.check import EXACT, counted
+from fedhet.core.check import counted
 from fedhet.core.compatibility import unknown_steps
 from fedhet.core.errors import RunFailed
 from fedhet.core.memory import MemoryPacker, put_back
 from fedhet.core.merging import Mean, median_of, norms_of
 from fedhet.core.messages import STATE_BYTES, Failure, Reply, Update
 from fedhet.core.phases import Step
-from fedhet.core.targets import Target
 from fedhet.core.training import usable
 from fedhet.core.trees import AnyTree, Difference
 
@@ -188,59 +186,6 @@ class Quorum:
             causes,
         )
         return None
-
-
-# ---- an evaluation's reply
-SHARES = ("accuracy", "f1", "f1_micro", "f1_macro", "subset_accuracy")  # in [0, 1]
-
-
-def check_scores(
-    update: Update,
-    scored: Collection[str],
-    target: Target,
-    extras: Collection[str],
-    sizes: Mapping[str, int],
-) -> None:
-    """Refuse scores that no evaluation can have.
-
-    Args:
-        update: the reply.
-        scored: the parts of its data and the views that it was to score, as in "test.global".
-        target: what is learned; clients send its tallies if they are pooled.
-        extras: the further extras that the message requested.
-        sizes: how many samples the client has in each part, by which its scores count.
-
-    Raises:
-        ValueError: a metric or an extra is unknown, or a value is out of its range.
-    """
-    counted = set()
-    for name, value in update.metrics.items():
-        where, _, metric = name.rpartition(".")
-        if where not in scored or metric not in (*target.keys, *SHARES, "loss", "n"):
-            raise ValueError(f"unexpected metric {trees.shown(name)}")
-        if metric == "n":
-            own = sizes[where.partition(".")[0]]
-            if value != own or not own:
-                raise ValueError(
-                    f"metric {name!r} is {trees.shown(value)}; the client has {own} such samples"
-                )
-            counted.add(where)
-        elif not _in_range(metric, value):
-            raise ValueError(f"metric {name!r} is {trees.shown(value)}, which it cannot be")
-    if uncounted := {name.rpartition(".")[0] for name in update.metrics} - counted:
-        raise ValueError(f"no number of samples for {trees.shown(sorted(uncounted))}")
-    expected = {*extras, *(scored if target.pooled else ())}
-    if unexpected := sorted(set(update.extras) - expected):
-        raise ValueError(f"unexpected extras {trees.shown(unexpected)}")
-
-
-def _in_range(metric: str, value: float) -> bool:
-    if isinstance(value, int) and abs(value) > EXACT:  # no file of scores could hold it
-        return False
-    if metric in SHARES:
-        return 0.0 <= value <= 1.0
-    # Those of a model that has diverged are infinite, which is a result.
-    return value <= 1.0 if metric == "r2" else not math.isnan(value)
 
 
 # ---- the number of local steps that a reply claims

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from fedhet.core.admission import check_scores, forget_lost
+from fedhet.core import trees
+from fedhet.core.admission import forget_lost
 from fedhet.core.callbacks import Callback, Row
-from fedhet.core.check import counted
+from fedhet.core.check import EXACT, counted
 from fedhet.core.client import KEEP, TRAIN_TOO
 from fedhet.core.errors import RunFailed
 from fedhet.core.messages import EVALUATE, Broadcast, Failure, Reply, Update
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("fedhet")
 PARTS = ("val", "test")  # what clients evaluate on in every run
+SHARES = ("accuracy", "f1", "f1_micro", "f1_macro", "subset_accuracy")  # in [0, 1]
 Moment = dict[str, Any]  # step, round, weights, extras, versions
 
 
@@ -142,7 +144,6 @@ def received(
             try:
                 sizes = dict(zip(("train", *PARTS), known[reply.pid], strict=True))
                 check_scores(reply, scored, target, expected, sizes)
-                _check_tallies(reply, target)
             except ValueError as error:
                 step = strategy.current.step
                 reply = Failure(reply.pid, EVALUATE, step, str(error), "refused")
@@ -162,20 +163,54 @@ def received(
     return updates
 
 
-def _check_tallies(update: Update, target: Target) -> None:
-    """Check that there is a tally for everything that the client has scored.
+def check_scores(
+    update: Update,
+    scored: Collection[str],
+    target: Target,
+    extras: Collection[str],
+    sizes: Mapping[str, int],
+) -> None:
+    """Refuse scores that no evaluation can have, and scores without a tally where these are due.
+
+    Args:
+        update: the reply.
+        scored: the parts of its data and the views that it was to score, as in "test.global".
+        target: what is learned; clients send its tallies if they are pooled.
+        extras: the further extras that the message requested.
+        sizes: how many samples the client has in each part, by which its scores count.
 
     Raises:
-        ValueError: one is missing, or is not what it should be.
+        ValueError: a metric or an extra is unknown or missing, or a value is out of its range.
     """
-    if not target.pooled:
-        return
+    sized: dict[str, float] = {}  # "test.global" -> how many samples
     for name, value in update.metrics.items():
-        scored, _, metric = name.rpartition(".")
-        if metric == "n":
-            tally = target.check(update.extras.get(scored))
-            if int(tally["samples"]) != value:
-                raise ValueError(f"a tally of {int(tally['samples'])} samples for {name}={value}")
+        where, _, metric = name.rpartition(".")
+        if where not in scored or metric not in (*target.keys, *SHARES, "loss", "n"):
+            raise ValueError(f"unexpected metric {trees.shown(name)}")
+        if metric != "n":
+            huge = isinstance(value, int) and abs(value) > EXACT  # no file of scores could hold it
+            if metric in SHARES:
+                possible = 0.0 <= value <= 1.0
+            else:  # those of a model that has diverged are infinite, which is a result
+                possible = value <= 1.0 if metric == "r2" else not math.isnan(value)
+            if huge or not possible:
+                raise ValueError(f"metric {name!r} is {trees.shown(value)}, which it cannot be")
+            continue
+        own = sizes[where.partition(".")[0]]
+        if value != own or not own:
+            raise ValueError(
+                f"metric {name!r} is {trees.shown(value)}; the client has {own} such samples"
+            )
+        sized[where] = value
+    if uncounted := {name.rpartition(".")[0] for name in update.metrics} - sized.keys():
+        raise ValueError(f"no number of samples for {trees.shown(sorted(uncounted))}")
+    expected = {*extras, *(scored if target.pooled else ())}
+    if unexpected := sorted(set(update.extras) - expected):
+        raise ValueError(f"unexpected extras {trees.shown(unexpected)}")
+    for where, n in sized.items() if target.pooled else ():
+        samples = int(target.check(update.extras.get(where))["samples"])
+        if samples != n:
+            raise ValueError(f"a tally of {samples} samples for {where}.n={n}")
 
 
 def client_means(
@@ -187,7 +222,11 @@ def client_means(
     score has acc_clients_worst_decile. Every view but "global" also has names of its own
     (acc_personal_mean, acc_personal_val_weighted, ...).
     """
-    means = _worst_decile(updates, views[0], target)
+    means: dict[str, float] = {}
+    key = f"test.{views[0]}.{target.score()}"
+    if scores := sorted(update.metrics[key] for update in updates if key in update.metrics):
+        worst = scores[: max(1, len(scores) // 10)]
+        means[target.key("clients_worst_decile")] = sum(worst) / len(worst)
     for view in views:
         names = [("clients", "")] if view == views[0] else []
         if view != "global":
@@ -220,16 +259,6 @@ def _means(updates: Sequence[Update], scored: str, name: str, target: Target) ->
         for metric, value in scores.items():
             means[f"{target.keys[metric]}_{name}_weighted"] = value
     return means
-
-
-def _worst_decile(updates: Sequence[Update], view: str, target: Target) -> dict[str, float]:
-    """The mean score of the worst 10 % of the clients with test data, at least one client."""
-    key = f"test.{view}.{target.score()}"
-    scores = sorted(update.metrics[key] for update in updates if key in update.metrics)
-    if not scores:
-        return {}
-    worst = scores[: max(1, len(scores) // 10)]
-    return {target.key("clients_worst_decile"): sum(worst) / len(worst)}
 
 
 class Selection(Callback):

@@ -18,9 +18,8 @@ from targets.tasks import task_of
 from torch import Tensor, nn
 
 from fedhet.core import targets
-from fedhet.core.admission import check_scores
 from fedhet.core.errors import ConfigError, RunFailed
-from fedhet.core.evaluation import client_means, evaluation_messages, received
+from fedhet.core.evaluation import check_scores, client_means, evaluation_messages, received
 from fedhet.core.messages import Failure, Update
 from fedhet.core.metrics import assess
 from fedhet.core.targets import Labels, Number
