@@ -295,14 +295,7 @@ def cluster(sim: Tensor, options: Options) -> tuple[list[list[int]], list[int]]:
     Args:
         sim: (K, K) the similarities.
         options: FedSA's options.
-
-    Raises:
-        ValueError: `sim` is not a square matrix of finite values.
     """
-    if sim.ndim != 2 or sim.shape[0] != sim.shape[1] or not torch.isfinite(sim).all():
-        raise ValueError(
-            f"similarities of shape {tuple(sim.shape)}; expected a square matrix of finite values"
-        )
     clients = len(sim)
     clusters: list[list[int]] = []
     pairs = sim.double().masked_fill(torch.ones_like(sim, dtype=torch.bool).tril(), -math.inf)
