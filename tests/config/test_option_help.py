@@ -58,7 +58,7 @@ def test_the_reader_of_comments_misses_no_key() -> None:
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     offenders = []
     for path in FILES:
-        content = yaml.load((catalogue.CONF / f"{path}.yaml").read_text(), loader)
+        content = yaml.load(catalogue.file(path).read_text(), loader)
         keys = {setting.key for setting in (*catalogue.settings(path), *catalogue.presets(path))}
         lacking = set(content) - {key.partition(".")[0] for key in keys}
         lacking -= {"_target_", "defaults", "name", "method"}
