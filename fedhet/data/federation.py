@@ -17,7 +17,7 @@ from fedhet.core.streams import generator
 from fedhet.core.targets import WITH_CLASSES
 from fedhet.core.task import ClientData, Samples
 from fedhet.data.dataset import Dataset
-from fedhet.data.scheme import Partition, check_noise, check_split
+from fedhet.data.scheme import Partition, check_split
 
 
 def _part_sizes(n: int, fractions: Sequence[float]) -> tuple[int, int, int]:
@@ -71,9 +71,9 @@ class FederatedData(Sequence[ClientData]):
     ) -> None:
         self._dataset = dataset
         self._indices = partition.indices
-        self._fractions = check_split(fractions)
+        self._fractions = fractions
         self._seed = seed
-        self._noise = check_noise(noise)
+        self._noise = noise
         if noise and dataset.x.ndim != 4:
             raise ConfigError(
                 f"partition.noise={noise}: noise is for images (C, H, W); the samples of"

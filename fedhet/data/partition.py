@@ -2,22 +2,53 @@
 
 from __future__ import annotations
 
+import logging
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, ClassVar
 
 import numpy as np
 
-from fedhet.core.check import counted, one_of
+from fedhet.core import check
+from fedhet.core.check import counted
 from fedhet.core.errors import ConfigError
-from fedhet.core.streams import generator
-from fedhet.data.flower_scheme import FlowerScheme, RedrawnScheme, random_order
+from fedhet.core.streams import generator, integer
 from fedhet.data.scheme import DrawnScheme, Partition
+
+log = logging.getLogger("fedhet.data")
 
 # What the draws of a scheme may cost before it gives up: a few seconds of one core.
 _MOST_DRAWS = 50_000
 _MOST_SHARES = 50_000_000  # of a client in a class
 _MOST_CHOICES = 200_000  # of a class for a client
+
+
+def random_order(labels: np.ndarray, seed: int) -> np.ndarray:
+    """The order (n,) in which samples are partitioned, as flwr-datasets' `FederatedDataset` does.
+
+    Files are often sorted by class, and a partitioner cuts its input where it is.
+    """
+    return generator(seed, "partition", "order").permutation(len(labels))
+
+
+def _divided(labels: np.ndarray, seed: int, held: np.ndarray) -> list[np.ndarray]:
+    """Each client's samples, where `held` (clients, classes) says how many it has of each class."""
+    order = random_order(labels, seed)
+    by_class = order[np.argsort(labels[order], kind="stable")]
+    left = np.unique(labels, return_counts=True)[1] - held.sum(0)
+    sizes = np.vstack([held, left])  # the last row is nobody's
+    holders = np.repeat(np.tile(np.arange(len(sizes)), held.shape[1]), sizes.T.ravel())
+    by_client = by_class[np.argsort(holders, kind="stable")]
+    return np.split(by_client, np.cumsum(held.sum(1)))[:-1]
+
+
+def _equal_shares(has: np.ndarray, class_sizes: np.ndarray) -> np.ndarray:
+    """(clients, classes): each class divided equally among the clients that have it."""
+    share, rest = np.divmod(class_sizes, np.maximum(has.sum(0), 1))
+    rank = np.cumsum(has, axis=0) - 1  # among the holders of the class
+    return np.where(has, share + (rank < rest), 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,44 +64,137 @@ class Iid(DrawnScheme):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Listed(DrawnScheme):
+    """Client p has the classes of the list number p mod m, where there are m lists.
+
+    Each class is divided at random, and equally, among the clients that have it.
+
+    Args:
+        classes: lists of the classes' numbers; together they have all classes of the data.
+    """
+
+    by_class: ClassVar[bool] = True
+    classes: Sequence[Sequence[int]]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        lists = self.classes
+        if isinstance(lists, str) or not isinstance(lists, Sequence) or not lists:
+            raise ConfigError(
+                f"partition.classes={lists!r}: must be lists of classes, such as [[0,1],[2,3]]"
+            )
+        for each in lists:
+            numbers = [] if isinstance(each, str) or not isinstance(each, Sequence) else [*each]
+            fits = all(type(number) is int and number >= 0 for number in numbers)
+            if not numbers or not fits or len(set(numbers)) < len(numbers):
+                raise ConfigError(
+                    f"partition.classes: {each!r} must be a list of different whole numbers >= 0,"
+                    " as in [[0,1],[2,3]]"
+                )
+        object.__setattr__(self, "classes", tuple(tuple(each) for each in lists))
+
+    def draw(self, labels: np.ndarray, seed: int) -> list[np.ndarray]:
+        own = [self.classes[pid % len(self.classes)] for pid in range(self.clients)]
+        present, class_sizes = np.unique(labels, return_counts=True)
+        missing, unlisted = {*chain(*own)} - {*present}, {*present} - {*chain(*own)}
+        if missing or unlisted:
+            problem = (
+                f"there is no class {min(missing)}"
+                if missing
+                else f"no client has the class {min(unlisted)}"
+            )
+            raise ConfigError(
+                f"partition.classes: {problem}; the classes of the data are {present.tolist()}"
+            )
+        has = np.stack([np.isin(present, classes) for classes in own])
+        return _divided(labels, seed, _equal_shares(has, class_sizes))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RedrawnScheme(DrawnScheme):
+    """A scheme that is drawn again until every client has `min_size` samples.
+
+    The draws are those of flwr-datasets' partitioner, in its own random stream, and so are the
+    samples. It is not called, because it gives up after a few draws, or draws only once; a draw
+    takes milliseconds there, and here, where only the numbers of samples are drawn, microseconds.
+    """
+
+    by_class: ClassVar[bool] = True
+    remedy: ClassVar[str]  # what else than fewer clients makes small clients less likely
+
+    @abstractmethod
+    def _draw_held(self, class_sizes: np.ndarray, rng: np.random.Generator) -> np.ndarray | None:
+        """The next draw, which advances `rng`: (clients, classes), the numbers of samples.
+
+        None is a draw that the partitioner would refuse.
+
+        Args:
+            class_sizes: (classes,), the number of samples of each class.
+            rng: the partitioner's stream.
+        """
+
+    @abstractmethod
+    def _draw_limit(self, classes: int) -> int:
+        """The number of draws after which the scheme gives up: some seconds' work at most."""
+
+    def draw(self, labels: np.ndarray, seed: int) -> list[np.ndarray]:
+        class_sizes = np.unique(labels, return_counts=True)[1]
+        rng = np.random.default_rng(integer(seed, "partition"))
+        limit = self._draw_limit(len(class_sizes))
+        smallest = -1
+        for draw in range(1, limit + 1):
+            held = self._draw_held(class_sizes, rng)
+            if held is None:
+                continue
+            smallest = max(smallest, int(held.sum(1).min()))
+            if smallest >= self.min_size:
+                if draw > 1:
+                    log.info(
+                        "partition %s: drawn %d times until every client had min_size=%d samples",
+                        self.name,
+                        draw,
+                        self.min_size,
+                    )
+                return _divided(labels, seed, held)
+        draws = "the draw does not give" if limit == 1 else f"none of {limit:,} draws gives"
+        classes = counted(len(class_sizes), "class", "classes")
+        best = f"the smallest client got {smallest} at best"
+        if smallest < 0:
+            best = "a class always had more clients than samples"
+        others = self._written("clients", "min_size")
+        raise ConfigError(
+            f"partition.clients={self.clients}: more clients than samples allow; {draws} each of"
+            f" them partition.min_size={self.min_size} of the {len(labels)} samples in {classes}"
+            f" ({others}), and {best}. Fewer partition.clients would help, or {self.remedy}"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Dirichlet(RedrawnScheme):
     """Each class is divided in proportions that are drawn from Dirichlet(alpha).
 
-    This is https://arxiv.org/abs/1905.12022 without balancing. The draw is repeated until every
-    client has min_size samples.
+    This is https://arxiv.org/abs/1905.12022 without balancing, as DirichletPartitioner does it.
 
     Args:
         alpha: > 0; small: few clients hold a class, large: all hold equal shares.
     """
 
-    by_class: ClassVar[bool] = True
+    remedy: ClassVar[str] = "a smaller partition.min_size or a larger partition.alpha"
     alpha: float
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_positive("alpha")
+        check.number("partition.alpha", self.alpha, open_low=0)
 
-    def _partitioner(self, n: int, seed: int) -> Any:
-        from flwr_datasets.partitioner import DirichletPartitioner
-
-        return DirichletPartitioner(
-            self.clients, "label", float(self.alpha), self.min_size, shuffle=False, seed=seed
-        )
-
-    def _draw_sizes(self, class_sizes: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        # as DirichletPartitioner does it, which returns samples and not sizes
+    def _draw_held(self, class_sizes: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         shares = rng.dirichlet(np.full(self.clients, float(self.alpha)), len(class_sizes))
         ends = (np.cumsum(shares, axis=1) * class_sizes[:, None]).astype(int)
         ends[:, -1] = class_sizes
-        return np.diff(ends, axis=1, prepend=0).sum(0)
+        return np.diff(ends, axis=1, prepend=0).T
 
     def _draw_limit(self, classes: int) -> int:
         # at least flwr-datasets' eleven
         return min(_MOST_DRAWS, max(_MOST_SHARES // (self.clients * classes), 11))
-
-    @property
-    def _remedy(self) -> str:
-        return "a smaller partition.min_size or a larger partition.alpha"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,19 +203,19 @@ class Pathological(RedrawnScheme):
 
     Each class is divided equally among the clients that have it. Client p has class p mod C, so
     that with C clients or more no class is left out; its other classes are drawn at random
-    (flwr-datasets' "first-deterministic"), and drawn again until every client has min_size samples
-    and at least one of each of its classes.
+    (the "first-deterministic" of PathologicalPartitioner), and drawn again until every client has
+    min_size samples and at least one of each of its classes.
 
     Args:
         classes: the number of classes of each client.
     """
 
-    by_class: ClassVar[bool] = True
+    remedy: ClassVar[str] = "a smaller partition.min_size"
     classes: int
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_integer("classes", 1)
+        check.integer("partition.classes", self.classes, low=1)
 
     def draw(self, labels: np.ndarray, seed: int) -> list[np.ndarray]:
         present = len(np.unique(labels))
@@ -107,30 +231,14 @@ class Pathological(RedrawnScheme):
             )
         return super().draw(labels, seed)
 
-    def _partitioner(self, n: int, seed: int) -> Any:
-        from flwr_datasets.partitioner import PathologicalPartitioner
-
-        return PathologicalPartitioner(
-            self.clients, "label", self.classes, "first-deterministic", shuffle=False, seed=seed
-        )
-
-    def _draw_sizes(self, class_sizes: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        # as PathologicalPartitioner does it
+    def _draw_held(self, class_sizes: np.ndarray, rng: np.random.Generator) -> np.ndarray | None:
         present = len(class_sizes)
         has = np.zeros((self.clients, present), dtype=bool)
-        for pid in range(self.clients):
-            has[pid, pid % present] = True
-            missing = self.classes - 1
-            while missing:
-                label = rng.choice(present, size=1)[0]
-                missing -= not has[pid, label]
-                has[pid, label] = True
-        holders = has.sum(0)
-        if np.any(holders > class_sizes):
-            return np.array([-1])  # it refuses this draw: a client would have none of a class
-        share, rest = np.divmod(class_sizes, np.maximum(holders, 1))
-        rank = np.cumsum(has, axis=0) - 1  # among the holders of the class
-        return np.where(has, share + (rank < rest), 0).sum(1)
+        for pid, own in enumerate(has):
+            own[pid % present] = True
+            while own.sum() < self.classes:
+                own[rng.choice(present, size=1)[0]] = True
+        return None if np.any(has.sum(0) > class_sizes) else _equal_shares(has, class_sizes)
 
     def _draw_limit(self, classes: int) -> int:
         if self.classes in (1, classes):
@@ -139,9 +247,38 @@ class Pathological(RedrawnScheme):
         choices = sum(classes / (classes - chosen) for chosen in range(1, self.classes))
         return max(int(_MOST_CHOICES / (self.clients * choices)), 1)
 
-    @property
-    def _remedy(self) -> str:
-        return "a smaller partition.min_size"
+
+@dataclass(frozen=True, kw_only=True)
+class FlowerScheme(DrawnScheme):
+    """A scheme that is one of flwr-datasets' partitioners.
+
+    The partitioners are imported when they are needed, because that takes seconds.
+    """
+
+    @abstractmethod
+    def _partitioner(self, n: int, seed: int) -> Any:
+        """The partitioner for n samples."""
+
+    def draw(self, labels: np.ndarray, seed: int) -> list[np.ndarray]:
+        from datasets import Dataset
+
+        order = random_order(labels, seed)
+        partitioner = self._partitioner(len(labels), integer(seed, "partition"))
+        column = labels if labels.ndim == 1 else np.zeros(len(labels), dtype=np.int64)
+        partitioner.dataset = Dataset.from_dict({"label": column[order], "index": order})
+        try:
+            partitioner.load_partition(0)  # makes it assign all samples
+        except ValueError as error:
+            raise ConfigError(
+                f"partition {self.name} of {len(labels)} samples is impossible"
+                f" ({self._written()}): {error}"
+            ) from error
+        # ShardPartitioner has sorted its dataset, so `order` no longer applies.
+        rows = np.asarray(partitioner.dataset["index"][:])
+        # The private attribute has all clients at once: load_partition builds a Hugging Face
+        # dataset per client, which takes 0.5 ms each.
+        assigned = partitioner._partition_id_to_indices
+        return [rows[np.asarray(assigned[pid], dtype=np.int64)] for pid in range(self.clients)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,7 +298,7 @@ class Shards(FlowerScheme):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_integer("shards", 1)
+        check.integer("partition.shards", self.shards, low=1)
 
     def draw(self, labels: np.ndarray, seed: int) -> list[np.ndarray]:
         if (wanted := self.clients * self.shards) > len(labels):
@@ -194,8 +331,10 @@ class Quantity(FlowerScheme):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        one_of("partition.sizes", self.sizes, ("dirichlet", "linear", "square", "exponential"))
-        self._check_positive("alpha")
+        check.one_of(
+            "partition.sizes", self.sizes, ("dirichlet", "linear", "square", "exponential")
+        )
+        check.number("partition.alpha", self.alpha, open_low=0)
 
     def _partitioner(self, n: int, seed: int) -> Any:
         from flwr_datasets import partitioner
@@ -230,9 +369,8 @@ class Natural(FlowerScheme):
 
     clients: int | None  # type: ignore[assignment]
 
-    def _check_integer(self, key: str, low: int) -> None:
-        if key != "clients" or self.clients is not None:
-            super()._check_integer(key, low)
+    def _check_clients(self) -> None:
+        check.optional(check.integer, "partition.clients", self.clients, low=1)
 
     def assign(
         self,

@@ -13,8 +13,7 @@ import numpy as np
 
 from fedhet.core.check import counted
 from fedhet.core.errors import ConfigError, DataError
-from fedhet.data import partition_cache
-from fedhet.data.files import permitted
+from fedhet.data.files import cache_root, permitted
 from fedhet.data.scheme import Partition, Scheme, labels_digest
 
 _NAME = re.compile(r"\w[\w.+-]*")
@@ -40,7 +39,7 @@ def path_of(name: str) -> Path:
             f"--name {name}: a name consists of letters, digits and _ . + - and begins with a"
             " letter, a digit or _"
         )
-    return partition_cache.folder() / f"{name}.json"
+    return cache_root() / "partitions" / f"{name}.json"
 
 
 def read(name: str) -> tuple[Path, dict[str, Any]]:
@@ -78,7 +77,7 @@ def _find(name: str) -> Path:
     for path in (*places, given / "partition.json", given):
         if path.is_file():
             return path if path in places else permitted(path.absolute())
-    saved = sorted(path.stem for path in partition_cache.folder().glob("*.json"))
+    saved = sorted(path.stem for path in (cache_root() / "partitions").glob("*.json"))
     raise ConfigError(
         f"partition.name={name}: neither a run folder, nor a partition.json, nor a saved name;"
         f" saved names are: {', '.join(saved) or 'none'}"

@@ -154,7 +154,7 @@ def test_owners_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     [
         ("partition.clients=2000", r"partition\.clients=2000: .*1437 samples"),
         ("partition=natural", "partition=natural: .*owners"),
-        ("partition.noise=-1", r"partition\.noise=-1: .*>= 0"),
+        ("partition.noise=-1", r"partition\.noise=-1 is not allowed; .*>= 0"),
         ("partition=saved", r"partition\.name=None: .*saved name"),
         ("nonsense=1", "unknown setting 'nonsense'"),
     ],

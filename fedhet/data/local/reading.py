@@ -186,7 +186,7 @@ def _npz(path: Path, declared: Declaration, parts: tuple[str, ...]) -> dict[str,
             arrays |= {f"{axis}_{part}": values for axis, values in read_.items()}
         return arrays
 
-    arrays = cached_arrays(declared.name, _key(declared, "npz", [path], parts), make, private=True)
+    arrays = cached_arrays(declared.name, _key(declared, "npz", [path], parts), make)
     return _by_part(arrays)
 
 
@@ -239,7 +239,7 @@ def _table(path: Path, declared: Declaration, tokenizer: Path | None) -> Arrays:
         return _encoded(raw, declared)
 
     key = _key(declared, "table", [path], ()) | (texts.key if texts else {})
-    return cached_arrays(declared.name, key, make, private=True)
+    return cached_arrays(declared.name, key, make)
 
 
 def _folder(path: Path, declared: Declaration, parts: tuple[str, ...]) -> dict[str, Arrays]:
@@ -263,7 +263,7 @@ def _folder(path: Path, declared: Declaration, parts: tuple[str, ...]) -> dict[s
             raise DataError(
                 f"{path}: a folder of images has classes; the run declares target={declared.target}"
             )
-        found[part] = {**cached_arrays(declared.name, key, make, private=True), "y": labels}
+        found[part] = {**cached_arrays(declared.name, key, make), "y": labels}
     return found
 
 
