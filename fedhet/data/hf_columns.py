@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedhet.core.errors import ConfigError, DataError
-from fedhet.data.images.image_files import read_images
+from fedhet.data.image_files import read_images
 from fedhet.data.raw_samples import RawSamples
 from fedhet.data.tables.data_frames import check_columns, known_owner, raw_samples
 

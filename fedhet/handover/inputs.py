@@ -12,8 +12,8 @@ from torch import Tensor
 
 from fedhet.core.errors import ConfigError, DataError
 from fedhet.data.files import roots
-from fedhet.data.images.image_files import SUFFIXES as IMAGES
-from fedhet.data.images.image_files import read_images
+from fedhet.data.image_files import SUFFIXES as IMAGES
+from fedhet.data.image_files import read_images
 from fedhet.data.local.texts import declared_texts
 from fedhet.data.tables.data_frames import SUFFIXES as TABLES
 from fedhet.data.tables.data_frames import numeric_columns, read_frame, text_values

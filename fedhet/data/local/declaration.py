@@ -18,10 +18,10 @@ from fedhet.core.errors import ConfigError
 from fedhet.core.targets import WITH_CLASSES
 from fedhet.core.task import Samples
 from fedhet.data.dataset import AUTO, Dataset, Statistic
+from fedhet.data.image_files import COLOURS
 from fedhet.data.target import CHOICES, Classes, class_names
 
 DTYPES = {"uint8": torch.uint8, "float32": torch.float32, "int64": torch.int64}
-COLOURS = {"any": None, "grey": "L", "rgb": "RGB"}  # PIL's modes
 STATISTICS = ("mean", "std", "target_mean", "target_std")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _NAME = re.compile(r"[\w.-]{1,100}")

@@ -14,8 +14,8 @@ from fedhet.core.errors import DataError
 from fedhet.core.task import ClientData, Samples
 from fedhet.data.array_cache import Arrays, cached_arrays, signature
 from fedhet.data.federation import split
-from fedhet.data.images.image_files import decoder, list_images, read_images
-from fedhet.data.local.declaration import COLOURS, DTYPES, Declaration
+from fedhet.data.image_files import COLOURS, decoder, list_images, read_images
+from fedhet.data.local.declaration import DTYPES, Declaration
 from fedhet.data.local.texts import texts_at, tokens_of
 from fedhet.data.local.untold import located, untold
 from fedhet.data.raw_samples import RawSamples

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 SUFFIXES = (".png", ".jpg", ".jpeg")
 PATTERNS = " or ".join(f"*{suffix}" for suffix in SUFFIXES)  # for messages
 
+COLOURS = {"any": None, "grey": "L", "rgb": "RGB"}  # `dataset.colours` -> PIL's mode
 # PIL's mode of an image -> the mode that it is read in.
 _MODES = {
     "L": "L",
@@ -40,61 +41,43 @@ class Listing:
     classes: tuple[str, ...]
 
 
-def list_images(folder: Path, classes: Sequence[str] | None = None, inner: str = "") -> Listing:
-    """The images of `<folder>/<class>/<inner>`; classes and images are in alphabetical order.
+def list_images(folder: Path, classes: Sequence[str] | None = None) -> Listing:
+    """The images in `<folder>/<class>` and below; classes and images are in alphabetical order.
 
     Args:
         folder: the folder of the class folders.
         classes: the classes that are allowed; None: those that have a folder.
-        inner: the folder below each class folder that contains the images.
 
     Raises:
         DataError: there are other class folders, or none with images.
     """
-    present = tuple(
-        sorted(
-            entry.name
-            for entry in folder.iterdir()
-            if entry.is_dir() and not entry.name.startswith(".")
-        )
-    )
-    names = present if classes is None else tuple(classes)
-    if unknown := sorted(set(present) - set(names)):
+    from torchvision.datasets.folder import make_dataset
+
+    def visible_image(path: str) -> bool:
+        hidden = any(part.startswith(".") for part in Path(path).relative_to(folder).parts)
+        return path.lower().endswith(SUFFIXES) and not hidden
+
+    present = sorted(e.name for e in folder.iterdir() if e.is_dir() and not e.name.startswith("."))
+    names = tuple(present if classes is None else classes)
+    if unknown := sorted({*present} - {*names}):
         raise DataError(
             f"{folder} has the class folders {unknown}, which the training images do not have;"
             f" their classes are {list(names)}"
         )
-    paths = []
-    labels = []
-    for name in present:
-        images = _images_in(folder / name / inner)
-        if not images and classes is None:
-            raise DataError(
-                f"{folder / name / inner} contains no images; expected {PATTERNS}, because each"
-                " folder is a class"
-            )
-        paths += images
-        labels += [names.index(name)] * len(images)
-    if not paths:
+    numbers = {name: number for number, name in enumerate(names)}
+    found: list[tuple[str, int]] = []
+    if present:
+        found = make_dataset(folder, numbers, is_valid_file=visible_image, allow_empty=True)
+    labels = [label for _, label in found]
+    occurring = {*labels}
+    if classes is None and (empty := [name for name in names if numbers[name] not in occurring]):
+        raise DataError(
+            f"{folder / empty[0]} contains no images; expected {PATTERNS}, because each folder is a"
+            " class"
+        )
+    if not found:
         raise DataError(f"{folder} contains no images; expected {folder}/<class>/{PATTERNS}")
-    return Listing(paths, labels, names)
-
-
-def _images_in(folder: Path) -> list[Path]:
-    return sorted(
-        path
-        for path in folder.glob("*")
-        if path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
-    )
-
-
-def concatenate(listings: Sequence[Listing]) -> Listing:
-    """One listing of several that have the same classes."""
-    return Listing(
-        [path for listing in listings for path in listing.paths],
-        [label for listing in listings for label in listing.labels],
-        listings[0].classes,
-    )
+    return Listing([Path(path) for path, _ in found], labels, names)
 
 
 def read_images(
