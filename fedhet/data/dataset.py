@@ -15,9 +15,9 @@ from fedhet.core.errors import ConfigError, DataError
 from fedhet.core.targets import WITH_CLASSES
 from fedhet.core.task import Samples
 from fedhet.data.array_cache import Arrays, cached_arrays
-from fedhet.data.target import CHOICES
 
 AUTO: Final = "auto"
+CHOICES = ("class", "number", "labels", "next_char")  # of `dataset.target`
 # `dataset.mean` or `dataset.std`: one number for each column or channel, or one for all, or "auto".
 Statistic = Sequence[float] | Literal["auto"]
 
@@ -85,8 +85,10 @@ class Dataset:
 
     def __post_init__(self) -> None:
         check.one_of("dataset.target", self.target, CHOICES)
-        if self.text and not self.vocabulary:
-            object.__setattr__(self, "vocabulary", len(self.classes))
+        if self.text:  # it is not normalised
+            object.__setattr__(self, "mean", (0.0,))
+            object.__setattr__(self, "std", (1.0,))
+            object.__setattr__(self, "vocabulary", self.vocabulary or len(self.classes))
         self._check_samples("training", Samples(self.x, self.y))
         if self.test is not None:
             if self.test.x.shape[1:] != self.x.shape[1:]:

@@ -67,7 +67,12 @@ def check_task(workspace: Workspace) -> None:
             _check_labels(where, samples.y, task.classes)
         elif samples.y.is_floating_point():
             _check_finite(where, "target", samples.y)
-        _check_inputs(where, samples, workspace)
+        x = samples.x
+        numbers = x.is_floating_point() and x.numel()
+        if numbers and not all(bound.isfinite() for bound in x.aminmax()):
+            if task.transform is not None:  # it may replace them
+                x = workspace.prepared(Samples(x.clone(), samples.y)).x
+            _check_finite(where, "input", x)
         kind = (samples.x.shape[1:], samples.x.dtype, samples.y.shape[1:], samples.y.dtype)
         if kind not in tried:
             tried.add(kind)
@@ -118,16 +123,6 @@ def _check_labels(where: str, y: Tensor, labels: int) -> None:
         raise DataError(f"{where}, sample {row}: a target is {y[row, label].item()}; {expected}")
 
 
-def _check_inputs(where: str, samples: Samples, workspace: Workspace) -> None:
-    """Refuse inputs that are NaN or infinite, unless the transform replaces them."""
-    x = samples.x
-    if not x.is_floating_point() or not x.numel() or all(bound.isfinite() for bound in x.aminmax()):
-        return
-    if workspace.task.transform is not None:
-        x = workspace.prepared(Samples(x.clone(), samples.y)).x
-    _check_finite(where, "input", x)
-
-
 def _check_finite(where: str, what: str, values: Tensor) -> None:
     wrong = (~values.flatten(1 if values.ndim > 1 else 0).isfinite()).nonzero()
     if len(wrong):
@@ -152,25 +147,20 @@ def _try(where: str, samples: Samples, workspace: Workspace) -> None:
             f" not take {TRIAL} samples of {where}, {batch.x.dtype} of shape"
             f" {tuple(batch.x.shape)}",
         )
-        _check_output(output, name, task)
+        if not isinstance(output, Tensor):
+            kind = type(output).__name__
+            raise ConfigError(f"Task: the model {name} returns a {kind}, not a tensor")
+        shape = tuple(output.shape)
+        returned = f"Task: for {TRIAL} samples the model {name} returns shape {shape}"
+        if task.target not in ("number", "loss") and shape != (TRIAL, task.classes):
+            raise ConfigError(
+                f"{returned}; with classes={task.classes} it must be {(TRIAL, task.classes)}, one"
+                " number for each class"
+            )
+        if shape[:1] != (TRIAL,):
+            raise ConfigError(f"{returned}; its first dimension must be the samples, {TRIAL}")
         for n in (TRIAL, 1):
             _check_losses(where, task.criterion, output[:n], batch.y[:n])
-
-
-def _check_output(output: Any, name: str, task: Task) -> None:
-    if not isinstance(output, Tensor):
-        raise ConfigError(f"Task: the model {name} returns a {type(output).__name__}, not a tensor")
-    shape = tuple(output.shape)
-    if task.target not in ("number", "loss") and shape != (TRIAL, task.classes):
-        raise ConfigError(
-            f"Task: for {TRIAL} samples the model {name} returns shape {shape}; with"
-            f" classes={task.classes} it must be {(TRIAL, task.classes)}, one number for each class"
-        )
-    if not output.ndim or len(output) != TRIAL:
-        raise ConfigError(
-            f"Task: for {TRIAL} samples the model {name} returns shape {shape}; its first dimension"
-            f" must be the samples, {TRIAL}"
-        )
 
 
 def _check_losses(where: str, criterion: Any, output: Tensor, y: Tensor) -> None:

@@ -26,7 +26,7 @@ from fedhet.data.arrays import assemble, labels_from_zero
 from fedhet.data.dataset import Dataset
 from fedhet.data.files import Layout, download_hint, find_folder
 from fedhet.data.image_files import COLOURS, PATTERNS, Listing, decoder, list_images, read_images
-from fedhet.data.tables.data_frames import check_columns, read_frame
+from fedhet.data.tables import check_columns, read_frame
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -379,7 +379,7 @@ class Natural(FlowerScheme):
         owners: np.ndarray | None = None,
         owner_names: Sequence[str] = (),
     ) -> Partition:
-        """As `DrawnScheme.assign`, with owners in the place of labels."""
+        """As other schemes do, with owners in the place of labels."""
         if owners is None:
             pooled = ""
             if self.pool_test:
@@ -397,7 +397,7 @@ class Natural(FlowerScheme):
                 f"{clients}partition.min_size={self.min_size}: only {eligible} of"
                 f" {len(owner_names)} owners have enough samples"
             )
-        partition = DrawnScheme.assign(replace(self, clients=wanted), owners, seed)
+        partition = replace(self, clients=wanted).drawn(owners, seed)
         names = tuple(owner_names[owners[indices[0]]] for indices in partition.indices)
         return replace(partition, owners=names)
 

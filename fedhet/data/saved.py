@@ -142,13 +142,7 @@ class Saved(Scheme):
         object.__setattr__(self, "pool_test", pooled)
         super().__post_init__()
 
-    def assign(
-        self,
-        labels: np.ndarray,
-        seed: int,
-        owners: np.ndarray | None = None,
-        owner_names: Sequence[str] = (),
-    ) -> Partition:
+    def drawn(self, labels: np.ndarray, seed: int) -> Partition:
         """The saved partition, whatever the seed.
 
         Raises:

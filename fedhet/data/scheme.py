@@ -106,7 +106,6 @@ class Scheme(ABC):
         object.__setattr__(self, "noise", check.number("partition.noise", self.noise, low=0))
         check.boolean("partition.pool_test", self.pool_test)
 
-    @abstractmethod
     def assign(
         self,
         labels: np.ndarray,
@@ -126,6 +125,11 @@ class Scheme(ABC):
         Raises:
             ConfigError: the settings are impossible for these data; the message has the numbers.
         """
+        return self.drawn(labels, seed)
+
+    @abstractmethod
+    def drawn(self, labels: np.ndarray, seed: int) -> Partition:
+        """Assign samples to clients by their labels alone; see `assign`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,13 +152,7 @@ class DrawnScheme(Scheme):
     def _check_clients(self) -> None:
         check.integer("partition.clients", self.clients, low=1)
 
-    def assign(
-        self,
-        labels: np.ndarray,
-        seed: int,
-        owners: np.ndarray | None = None,
-        owner_names: Sequence[str] = (),
-    ) -> Partition:
+    def drawn(self, labels: np.ndarray, seed: int) -> Partition:
         """Draw the assignment, or load it from the cache if it was drawn before."""
         labels = _plain(labels)
         n = len(labels)
@@ -169,7 +167,7 @@ class DrawnScheme(Scheme):
                 f" clients than samples allow; they would need {needed} samples, and there are {n}"
             )
 
-        def drawn() -> Arrays:
+        def made() -> Arrays:
             parts = [np.sort(part) for part in self.draw(labels, seed)]
             self._check_indices(parts, n)
             return {"indices": np.concatenate(parts), "ends": np.cumsum([*map(len, parts)])}
@@ -185,7 +183,7 @@ class DrawnScheme(Scheme):
             # numpy may change its random streams between versions
             "versions": [_ALGORITHM, version("flwr-datasets"), np.__version__],
         }
-        arrays = drawn() if own else cached_arrays("partition", key, drawn, verified=True)
+        arrays = made() if own else cached_arrays("partition", key, made, verified=True)
         indices = np.split(arrays["indices"], arrays["ends"][:-1])
         return Partition(self.name, indices, pool_test=self.pool_test)
 

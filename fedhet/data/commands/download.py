@@ -133,6 +133,8 @@ def main(args: Namespace) -> int:
             downloaded.
         ConfigError: no dataset has this name.
     """
+    from torchvision.datasets.utils import extract_archive
+
     check.one_of("dataset", args.dataset, catalogue.choices("dataset"))
     if args.dataset not in PUBLISHED:
         how = BY_HAND.get(
@@ -144,28 +146,20 @@ def main(args: Namespace) -> int:
         target = data_dir / archive.target
         if target.exists():
             print(f"{target} is already there")
-        else:
-            _get(archive, data_dir, args.mirror)
-            print(target)
+            continue
+        data_dir.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=data_dir, prefix=".download-") as scratch:
+            file = _download(archive, Path(scratch), target, args.mirror)
+            unpacked = Path(scratch, "unpacked")
+            unpacked.mkdir()
+            extract_archive(str(file), str(unpacked), remove_finished=True)
+            result = unpacked / archive.inner
+            for zipped in result.glob("*.gz"):  # EMNIST's zip contains zipped files
+                extract_archive(str(zipped), str(result), remove_finished=True)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.move(result, target)
+        print(target)
     return 0
-
-
-def _get(archive: Archive, data_dir: Path, mirror: str | None) -> None:
-    """Download and unpack an archive, and move the result to its target."""
-    from torchvision.datasets.utils import extract_archive
-
-    target = data_dir / archive.target
-    data_dir.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=data_dir, prefix=".download-") as scratch:
-        file = _download(archive, Path(scratch), target, mirror)
-        unpacked = Path(scratch, "unpacked")
-        unpacked.mkdir()
-        extract_archive(str(file), str(unpacked), remove_finished=True)
-        result = unpacked / archive.inner
-        for zipped in result.glob("*.gz"):  # EMNIST's zip contains zipped files
-            extract_archive(str(zipped), str(result), remove_finished=True)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.move(result, target)
 
 
 def _download(archive: Archive, folder: Path, target: Path, mirror: str | None) -> Path:
