@@ -106,19 +106,12 @@ class Dataset:
         check.one_of("dataset.augment", self.augment, ("none", "crop_flip"))
 
     def _check_samples(self, part: str, samples: Samples) -> None:
-        if self.target in WITH_CLASSES:
-            last = len(self.classes) - 1
-            wrong = ((samples.y < 0) | (samples.y > last)).nonzero()
-            if len(wrong):
-                row = int(wrong[0])
-                raise DataError(
-                    f"{self.name}: {part} sample {row} has label {int(samples.y[row])}; labels go"
-                    f" from 0 to {last}"
-                )
-        elif samples.y.shape[1:] != (len(self.outputs),):
+        where = f"{self.name}, {part}"
+        check_targets(where, samples.y, self.target, len(self.classes))
+        if self.target == "number" and samples.y.shape[1:] != (len(self.numbers),):
             raise DataError(
-                f"{self.name}: the targets of the {part} samples have shape"
-                f" {tuple(samples.y.shape[1:])}; expected ({len(self.outputs)},)"
+                f"{where}: the targets have shape {tuple(samples.y.shape)}; expected"
+                f" (n, {len(self.numbers)})"
             )
         last = self.vocabulary - 1
         if self.text and len(samples) and not 0 <= samples.x.min() <= samples.x.max() <= last:
@@ -220,3 +213,44 @@ class Dataset:
     def text(self) -> bool:
         """Whether the samples are token numbers."""
         return not self.x.is_floating_point() and self.x.ndim == 2
+
+
+def check_targets(where: str, y: Tensor, target: str, classes: int) -> None:
+    """Refuse targets that are no classes or labels, where these are learned.
+
+    Args:
+        where: what samples they are, for messages.
+        y: the targets.
+        target: what is learned.
+        classes: the number of classes or labels.
+
+    Raises:
+        DataError: with the first sample of which the target is out of range.
+    """
+    expected = f"with classes={classes}, targets are (n,) whole numbers from 0 to {classes - 1}"
+    if target in WITH_CLASSES:
+        if y.ndim != 1:
+            hint = ""
+            if y.ndim == 2 and y.shape[1] == 1:
+                hint = "; y.squeeze(1) has this shape"
+            elif y.ndim == 2 and y.shape[1] == classes:
+                hint = "; of one-hot targets, y.argmax(1) are the classes"
+            raise DataError(f"{where}: the targets have shape {tuple(y.shape)}; {expected}{hint}")
+        if y.dtype != torch.int64:
+            raise DataError(
+                f"{where}: the targets are {y.dtype}, the first is {y[0].item()}; {expected}, such"
+                ' as y.long(); if they are not classes, write target="number"'
+            )
+        wrong = (y < 0) | (y >= classes)
+    elif target == "labels":
+        expected = (
+            f"with target=labels and classes={classes}, they are (n, {classes}) zeros and ones"
+        )
+        if y.shape[1:] != (classes,):
+            raise DataError(f"{where}: the targets have shape {tuple(y.shape)}; {expected}")
+        wrong = (y != 0) & (y != 1)
+    else:
+        return
+    if len(found := wrong.nonzero()):
+        row = int(found[0, 0])
+        raise DataError(f"{where}, sample {row}: the target is {y[row].tolist()}; {expected}")

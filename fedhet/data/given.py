@@ -15,6 +15,7 @@ from fedhet.core.errors import ConfigError, DataError
 from fedhet.core.targets import WITH_CLASSES
 from fedhet.core.task import Samples, Task
 from fedhet.core.workspace import Workspace
+from fedhet.data.dataset import check_targets
 from fedhet.models.base import trial_output
 
 # The settings that a task replaces.
@@ -61,11 +62,8 @@ def check_task(workspace: Workspace) -> None:
     task = workspace.task
     tried = set()
     for where, samples in _parts(task):
-        if task.target in WITH_CLASSES:
-            _check_classes(where, samples.y, task.classes)
-        elif task.target == "labels":
-            _check_labels(where, samples.y, task.classes)
-        elif samples.y.is_floating_point():
+        check_targets(where, samples.y, task.target, task.classes)
+        if task.target in ("number", "loss") and samples.y.is_floating_point():
             _check_finite(where, "target", samples.y)
         x = samples.x
         numbers = x.is_floating_point() and x.numel()
@@ -91,36 +89,6 @@ def _parts(task: Task) -> Iterator[tuple[str, Samples]]:
                 yield f"client {pid}, {part}", samples
     if task.test is not None:
         yield "the global test set", task.test
-
-
-def _check_classes(where: str, y: Tensor, classes: int) -> None:
-    expected = f"with classes={classes}, targets are (n,) whole numbers from 0 to {classes - 1}"
-    if y.ndim != 1:
-        hint = ""
-        if y.ndim == 2 and y.shape[1] == 1:
-            hint = "; y.squeeze(1) has this shape"
-        elif y.ndim == 2 and y.shape[1] == classes:
-            hint = "; of one-hot targets, y.argmax(1) are the classes"
-        raise DataError(f"{where}: the targets have shape {tuple(y.shape)}; {expected}{hint}")
-    if y.dtype != torch.int64:
-        raise DataError(
-            f"{where}: the targets are {y.dtype}, the first is {y[0].item()}; {expected}, such as"
-            ' y.long(); if they are not classes, write target="number"'
-        )
-    wrong = ((y < 0) | (y >= classes)).nonzero()
-    if len(wrong):
-        row = int(wrong[0])
-        raise DataError(f"{where}, sample {row}: the target is {int(y[row])}; {expected}")
-
-
-def _check_labels(where: str, y: Tensor, labels: int) -> None:
-    expected = f"with target=labels and classes={labels}, targets are (n, {labels}) zeros and ones"
-    if y.shape[1:] != (labels,):
-        raise DataError(f"{where}: the targets have shape {tuple(y.shape)}; {expected}")
-    wrong = ((y != 0) & (y != 1)).nonzero()
-    if len(wrong):
-        row, label = wrong[0].tolist()
-        raise DataError(f"{where}, sample {row}: a target is {y[row, label].item()}; {expected}")
 
 
 def _check_finite(where: str, what: str, values: Tensor) -> None:

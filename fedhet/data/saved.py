@@ -57,7 +57,17 @@ def read(name: str) -> tuple[Path, dict[str, Any]]:
             f"partition.name={name!r}: give a saved name, a run folder, or the path of a"
             " partition.json"
         )
-    path = _find(name)
+    given = Path(name).expanduser()
+    own = [path_of(name)] if _NAME.fullmatch(name) else []
+    path = next((path for path in (*own, given / "partition.json", given) if path.is_file()), None)
+    if path is None:
+        saved = sorted(path.stem for path in (cache_root() / "partitions").glob("*.json"))
+        raise ConfigError(
+            f"partition.name={name}: neither a run folder, nor a partition.json, nor a saved name;"
+            f" saved names are: {', '.join(saved) or 'none'}"
+        )
+    if path not in own:
+        path = permitted(path.absolute())
     try:
         record = json.loads(path.read_text())
         wrong = [key for key, kind in _REQUIRED.items() if not isinstance(record.get(key), kind)]
@@ -69,19 +79,6 @@ def read(name: str) -> tuple[Path, dict[str, Any]]:
             " the wrong type"
         )
     return path, record
-
-
-def _find(name: str) -> Path:
-    given = Path(name).expanduser()
-    places = [path_of(name)] if _NAME.fullmatch(name) else []
-    for path in (*places, given / "partition.json", given):
-        if path.is_file():
-            return path if path in places else permitted(path.absolute())
-    saved = sorted(path.stem for path in (cache_root() / "partitions").glob("*.json"))
-    raise ConfigError(
-        f"partition.name={name}: neither a run folder, nor a partition.json, nor a saved name;"
-        f" saved names are: {', '.join(saved) or 'none'}"
-    )
 
 
 def save(name: str, record: dict[str, Any]) -> Path:
