@@ -45,7 +45,7 @@ class Dataset:
         test_owners: (m,), the names of the test samples' owners, who may be others; None where the
             data do not name them all. Only `pooled` uses them.
         augment: the augmentation of training batches, for images: none or crop_flip
-            (fedhet.data.augment).
+            (fedhet.data.federation).
         source: identifies the samples on disk, so that what is computed from them can be cached;
             empty: it is not cached.
         target: what is learned: "class", "number", "labels" or "next_char" (fedhet.core.targets).

@@ -18,7 +18,7 @@ from fedhet.data.array_cache import Arrays, signature
 from fedhet.data.arrays import Classes, assemble
 from fedhet.data.dataset import Dataset
 from fedhet.data.files import find_path, permitted
-from fedhet.data.image_files import read_images
+from fedhet.data.images import read_images
 from fedhet.data.tables import Columns, check_columns, known_owner
 from fedhet.data.tokens import Texts
 

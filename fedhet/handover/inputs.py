@@ -12,8 +12,8 @@ from torch import Tensor
 
 from fedhet.core.errors import ConfigError, DataError
 from fedhet.data.files import roots
-from fedhet.data.image_files import SUFFIXES as IMAGES
-from fedhet.data.image_files import read_images
+from fedhet.data.images import SUFFIXES as IMAGES
+from fedhet.data.images import read_images
 from fedhet.data.local.reading import declared_texts
 from fedhet.data.tables import (
     DAMAGE,

@@ -71,7 +71,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _folder(path: Path) -> dict[str, Any]:
-    from fedhet.data.image_files import list_images, read_images
+    from fedhet.data.images import list_images, read_images
 
     listing = list_images(path / "train" if (path / "train").is_dir() else path)
     x = read_images([(str(image), image) for image in listing.paths[:1]])

@@ -19,7 +19,7 @@ from fedhet.core.targets import WITH_CLASSES
 from fedhet.core.task import Samples
 from fedhet.data.arrays import Classes, class_names
 from fedhet.data.dataset import AUTO, CHOICES, Dataset, Statistic
-from fedhet.data.image_files import COLOURS
+from fedhet.data.images import COLOURS
 from fedhet.data.scheme import Partition, Scheme
 
 DTYPES = {"uint8": torch.uint8, "float32": torch.float32, "int64": torch.int64}

@@ -21,7 +21,7 @@ from fedhet.core.errors import ConfigError, DataError
 from fedhet.core.task import Samples
 from fedhet.data.arrays import encoded
 from fedhet.data.federation import split
-from fedhet.data.image_files import COLOURS, list_images, read_images
+from fedhet.data.images import COLOURS, list_images, read_images
 from fedhet.data.local.declaration import DTYPES, Declaration
 from fedhet.data.scheme import check_split
 from fedhet.data.tables import (
