@@ -1,4 +1,4 @@
-"""The schemes that draw a partition, with flwr-datasets' partitioners wherever it has one."""
+"""The schemes that draw a partition, as flwr-datasets does wherever it has one, and saved ones."""
 
 from __future__ import annotations
 
