@@ -33,16 +33,27 @@ def count(source: str) -> Counter[str]:
 
 
 def packages(root: Path) -> dict[str, Counter[str]]:
-    """Count the packages of fedhet, then fedhet, the folders beside it, and all of them."""
+    """Count the packages of fedhet, then fedhet, the folders beside it, and all; without tests."""
     rows: dict[str, Counter[str]] = {}
     for folder in ("fedhet", "hydra_plugins", "papers", "scripts"):
         for path in (root / folder).rglob("*.py"):
             _, first, *deeper = path.relative_to(root).parts
+            if first == "tests":
+                continue
             own = [f"fedhet/{first if deeper else '*.py'}"] if folder == "fedhet" else []
             counted = count(path.read_text(encoding="utf-8"))
             for row in (*own, folder, "all"):
                 rows.setdefault(row, Counter()).update(counted)
     return dict(sorted(rows.items(), key=lambda row: (row[0] == "all", "/" not in row[0], row[0])))
+
+
+def over_budget(counted: Mapping[str, Mapping[str, int]], budget: Mapping[str, int]) -> list[str]:
+    """Say which packages have more statements than budget.json allows them."""
+    return [
+        f"{name} has {row['statements']:,} statements; budget.json allows {budget.get(name, 0):,}"
+        for name, row in counted.items()
+        if row["statements"] > budget.get(name, 0)
+    ]
 
 
 def imports(node: ast.AST, executed: bool = False) -> Iterator[str]:
