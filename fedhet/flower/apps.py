@@ -28,8 +28,8 @@ from fedhet.core.messages import Broadcast, Failure
 from fedhet.core.state import Store
 from fedhet.data.files import NotFound, confined
 from fedhet.data.local.data import LocalData, is_local
+from fedhet.data.local.reading import PrivateDataError
 from fedhet.data.local.report import Agreement
-from fedhet.data.local.untold import UntoldError
 from fedhet.experiment import definition
 from fedhet.flower import code, wire
 from fedhet.flower.joining import JoiningServer, SiteNodes
@@ -161,8 +161,8 @@ def _cached_job(overrides: tuple[str, ...], limits: Limits) -> Job:
     """The job of this process, so that it loads data and model once for all its messages.
 
     Raises:
-        UntoldError: the data cannot be read, or are not as the run's settings say; of a missing
-            file that is told.
+        PrivateDataError: the data cannot be read, or are not as the run's settings say; of a
+            missing file that is told.
     """
     job = Job(config.cached(overrides), engine="flwr", limits=limits)
     try:
@@ -172,7 +172,7 @@ def _cached_job(overrides: tuple[str, ...], limits: Limits) -> Job:
     except NotFound:
         raise
     except (ConfigError, DataError, OSError) as error:
-        raise UntoldError(str(error)) from error
+        raise PrivateDataError(str(error)) from error
     return job
 
 
