@@ -217,12 +217,6 @@ class Job:
             client.delivery = partial(delivery.keep, self)
         return client
 
-    def prepare(self) -> None:
-        """Build what the clients of this process share, but for what is on a GPU."""
-        _ = self.data_digest, self.task, self._plugin_templates
-        if device_of(self.config.run).type == "cpu":
-            _ = self.workspace
-
     @cached_property
     def nodes(self) -> Nodes:
         """Which of Flower's nodes hosts which client."""

@@ -94,10 +94,7 @@ def client_for(
         limits, own = Limits.of(node), OwnData.of(node)
         overrides = _overrides(context)
         if own is not None:
-            settings = _settings(overrides)
-            site = _prepared_sites.get((overrides, own, store))
-            site = site or SiteClient(settings, own, store)
-            return site.to_client()
+            return _cached_site(overrides, own, store).to_client()  # type: ignore[arg-type]
     except (ConfigError, DataError, ImportError, OSError) as error:
         reason = _refused(node, error, simulated=False)
         client: wire.WireClient = Refusal(reason, {"problem": reason})
@@ -181,34 +178,12 @@ def _foreign() -> AbstractContextManager[None]:
     return nullcontext() if SUBMITTED in os.environ else confined()
 
 
-# The site of the process that forks a run's clients; each of them serves one message with it.
-_prepared_sites: dict[tuple[tuple[str, ...], OwnData, Any], SiteClient] = {}
-
-
-def prepare(context: Context, store: Store | Callable[[str], Store]) -> None:
-    """Load what all messages of a run need, in a process that forks their clients (`deploy node`).
-
-    A child of that process calls it first, so that decoded data are in the cache: what starts
-    threads or uses a GPU here makes the run's clients load everything themselves.
-
-    Args:
-        context: Flower's context of the node.
-        store: as for `client_for`.
-
-    Raises:
-        ConfigError, DataError, ImportError: this machine cannot serve the run.
-    """
-    overrides = _overrides(context)
-    settings = config.cached(overrides)
-    if settings.run.engine.threads > 1:
-        return  # the data are loaded with as many threads as ever, or their bits could differ
-    pin_threads(1)
-    own = OwnData.of(context.node_config)
-    if own is None:
-        with _foreign():
-            _cached_job(overrides, Limits.of(context.node_config)).prepare()
-    else:
-        _prepared_sites[overrides, own, store] = SiteClient(settings, own, store)
+@lru_cache(maxsize=1)
+def _cached_site(
+    overrides: tuple[str, ...], own: OwnData, store: Store | Callable[[str], Store]
+) -> SiteClient:
+    """The site of this process, which reads its data once for all messages of a run."""
+    return SiteClient(_settings(overrides), own, store)
 
 
 def server_for(context: Context, app: Path | None = None) -> ServerAppComponents:
