@@ -8,6 +8,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import jinja2
+import yaml
 
 from fedhet.core.errors import clean
 from fedhet.record.files import unwritable, write_text
@@ -22,7 +23,7 @@ from fedhet.report.results import Results, results
 from fedhet.report.scores import DIVERGENCE, score_tables
 from fedhet.report.study import Study
 
-TEMPLATES = Path(__file__).parent / "templates"
+TEMPLATES = Path(__file__).with_name("page.yaml")
 PAGE = "index.html"
 OWN = "report"
 # The names, without their ends, of all tables and figures that a report may have.
@@ -151,7 +152,7 @@ def _about(study: Study) -> str:
 def as_html(document: Document) -> str:
     """The report as one page that needs nothing else."""
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATES),
+        loader=jinja2.DictLoader(yaml.safe_load(TEMPLATES.read_text(encoding="utf-8"))),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
