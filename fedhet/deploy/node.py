@@ -48,7 +48,7 @@ class _OtherApp(Exception):
     """A run has another app than the site executes."""
 
 
-class Node:
+class ServingNode:
     """Flower's loop with short pauses, a process for each run, and one app.
 
     Args:
@@ -188,7 +188,7 @@ def main(options: Sequence[str]) -> None:
         install_from_fab="fab_file install_dir skip_prompt",
     )
     without_docs("flwr.supernode.main")
-    vars(command)["start_client_internal"] = Node(loop, args.code).start_client_internal
+    vars(command)["start_client_internal"] = ServingNode(loop, args.code).start_client_internal
     sys.argv = [parser.prog, *others]
     command.flower_supernode()
 

@@ -48,7 +48,7 @@ class Serving:
     def __init__(self, folder: Path) -> None:
         self._file = folder / "served"
         (folder / "stub.py").write_text(STUB)
-        self.node = node.Node(a_loop(push=lambda **_: None), "any")
+        self.node = node.ServingNode(a_loop(push=lambda **_: None), "any")
         self.node._command = [sys.executable, str(folder / "stub.py"), str(folder)]
 
     def serve(self, run: int, token: str) -> int:
@@ -261,7 +261,7 @@ def test_an_app_of_another_digest_reaches_nothing(
         return 12
 
     loop = a_loop(pull, lambda reply, *_: replies.append(reply))
-    node.Node(loop, hashlib.sha256(b"the app").hexdigest())
+    node.ServingNode(loop, hashlib.sha256(b"the app").hexdigest())
     given = {
         "receive": lambda: (message, "tree"),
         "get_fab": lambda *_: SimpleNamespace(content=app),
@@ -288,7 +288,7 @@ def test_pauses_grow_with_the_wait_up_to_those_of_flower(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(node, "time", SimpleNamespace(monotonic=lambda: now, sleep=sleep))
     loop = a_loop(lambda **_: 12, push=lambda **_: None)
-    node.Node(loop, "any")
+    node.ServingNode(loop, "any")
     for _ in range(60):
         loop.time.sleep(3)
     assert slept[0] == 0.1
