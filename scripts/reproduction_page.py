@@ -22,7 +22,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]  # this checkout, wherever it 
 
 from pages import filled, finished, head, write_or_check  # noqa: E402
 
-from fedhet.report.markdown import escaped  # noqa: E402
+from fedhet.report.exports import escaped  # noqa: E402
 from fedhet.reproduce import paper as papers  # noqa: E402
 from fedhet.reproduce import picture, table, times  # noqa: E402
 from fedhet.reproduce.estimate import in_words  # noqa: E402

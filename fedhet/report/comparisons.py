@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+from typing import Any
+
 import pandas as pd
 
 from fedhet.report import statistics
-from fedhet.report.document import Section, Table, TableEntry, joined, number, p_value
+from fedhet.report.document import (
+    Columns,
+    Section,
+    Table,
+    TableEntry,
+    joined,
+    number,
+    p_value,
+    plain,
+)
 from fedhet.report.statistics import (
     FEWEST_SETTINGS,
     IF_NORMAL,
@@ -89,26 +102,21 @@ def pairs_table(study: Study) -> Table:
         frame.insert(0, "over", name)
         frame.insert(1, "unit", unit)
         frames.append(frame)
-    columns = ["over", "unit", *statistics.COLUMNS, "verdict"]
-    data = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=columns)
-    rows = [
-        [
-            TableEntry(row.over),
-            TableEntry(row.unit),
-            TableEntry(row.a),
-            TableEntry(row.b),
-            TableEntry(f"{row.wins}–{row.losses}–{row.ties}", row.wins - row.losses),
-            number(row.difference),
-            TableEntry("–" if pd.isna(row.low) else f"{row.low:.3f} to {row.high:.3f}"),
-            number(row.effect, ".2f"),
-            p_value(row.wilcoxon),
-            p_value(row.t_test),
-            TableEntry(SAID[row.verdict]),
-        ]
-        for row in data.itertuples()
+    names = ["over", "unit", *statistics.COLUMNS, "verdict"]
+    data = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=names)
+    columns: Columns = [
+        ("over", "over"),
+        ("a pair is a", "unit"),
+        ("better", "a"),
+        ("worse", "b"),
+        ("wins–losses–ties", _record),
+        ("mean difference", lambda r: number(r["difference"])),
+        ("95 % interval", lambda r: plain(_interval(r["low"], r["high"]))),
+        ("effect size", lambda r: number(r["effect"], ".2f")),
+        ("p, Wilcoxon", lambda r: p_value(r["wilcoxon"])),
+        ("p, t-test", lambda r: p_value(r["t_test"])),
+        ("difference", lambda r: TableEntry(SAID[r["verdict"]])),
     ]
-    heads = ["over", "a pair is a", "better", "worse", "wins–losses–ties", "mean difference"]
-    heads += ["95 % interval", "effect size", "p, Wilcoxon", "p, t-test", "difference"]
     others = "of methods" if study.reference is None else f"with {study.reference}"
     caption = (
         f"All pairs {others} by {study.title}. P-values are after Holm's correction over all pairs"
@@ -116,7 +124,16 @@ def pairs_table(study: Study) -> Table:
         " differences do not vary. A difference is real if Wilcoxon's corrected p is below"
         " .05."
     )
-    return Table("pairs", "Paired tests", caption, heads, rows, data, folded=len(rows) > 30)
+    records, folded = data.to_dict("records"), len(data) > 30
+    return Table.of("pairs", "Paired tests", caption, records, columns, data, folded)
+
+
+def _record(row: Mapping[str, Any]) -> TableEntry:
+    return TableEntry(f"{row['wins']}–{row['losses']}–{row['ties']}", row["wins"] - row["losses"])
+
+
+def _interval(low: float, high: float) -> str | None:
+    return None if math.isnan(low) else f"{low:.3f} to {high:.3f}"
 
 
 def few_pairs(study: Study) -> str:
@@ -199,15 +216,18 @@ def _compared(p: float) -> str:
 def rank_table(study: Study, ranking: Ranking) -> Table:
     """Mean ranks, and Nemenyi's p-values of all pairs."""
     order = ranking.ranks.sort_values()
-    rows = []
-    for method, mean in order.items():
-        values = [
-            TableEntry("–") if other == method else p_value(ranking.nemenyi.loc[method, other])
-            for other in order.index
-        ]
-        rows.append([TableEntry(str(method)), number(mean, ".2f"), *values])
-    data = pd.DataFrame({"method": order.index, "mean_rank": order.to_numpy()})
-    data = data.join(ranking.nemenyi.loc[order.index, order.index].reset_index(drop=True))
+    nemenyi = ranking.nemenyi.loc[order.index, order.index].reset_index(drop=True)
+    data = pd.DataFrame({"method": order.index, "mean_rank": order.to_numpy()}).join(nemenyi)
+    columns: Columns = [
+        (study.compare, "method"),
+        ("mean rank", lambda r: number(r["mean_rank"], ".2f")),
+    ]
+    columns += [
+        (
+            str(other),
+            lambda r, o=other: plain(None) if r["method"] == o else p_value(r[o]),
+        )
+        for other in order.index
+    ]
     caption = f"Mean ranks over {ranking.blocks} blocks (1 is best), and Nemenyi's p-values."
-    heads = [study.compare, "mean rank", *map(str, order.index)]
-    return Table("ranks", "Mean ranks", caption, heads, rows, data)
+    return Table.of("ranks", "Mean ranks", caption, data.to_dict("records"), columns, data)

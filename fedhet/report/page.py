@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import base64
 import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
-
-import jinja2
 
 from fedhet.core.errors import clean
 from fedhet.record.files import unwritable, write_text
@@ -15,14 +12,12 @@ from fedhet.report import Written, curves, figures, making
 from fedhet.report.comparisons import statistics_section
 from fedhet.report.costs import cost_tables
 from fedhet.report.document import Document, Section
+from fedhet.report.exports import as_html, as_latex, as_markdown
 from fedhet.report.findings import RULE, sentences
-from fedhet.report.latex import as_latex
-from fedhet.report.markdown import as_markdown
 from fedhet.report.results import Results, results
 from fedhet.report.scores import DIVERGENCE, score_tables
 from fedhet.report.study import Study
 
-TEMPLATES = Path(__file__).parent / "templates"
 PAGE = "index.html"
 OWN = "report"
 # The names, without their ends, of all tables and figures that a report may have.
@@ -146,16 +141,3 @@ def _about(study: Study) -> str:
         runs = f"{counted} of {len(cells)} runs"
     notes = study.results.source.experiment.get("report", {}).get("notes") or []
     return " ".join([f"{runs} on {', '.join(datasets)}.", *(clean(str(note)) for note in notes)])
-
-
-def as_html(document: Document) -> str:
-    """The report as one page that needs nothing else."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["base64"] = lambda content: base64.b64encode(content).decode()
-    return environment.get_template("report.html").render(document=document)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from fedhet.core.check import counted
-from fedhet.report.markdown import escaped
+from fedhet.report.exports import escaped
 from fedhet.reproduce.judge import Comparison, Row
 from fedhet.reproduce.measures import in_words, is_share
 from fedhet.reproduce.verdict import VERDICTS
