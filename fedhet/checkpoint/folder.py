@@ -5,10 +5,10 @@
     checkpoints/000012/tensors.safetensors  its tensors
     checkpoints/000012/best_val.safetensors the best model so far, if there is one
     checkpoints/states/3/9.safetensors      client 3's state of round 9, for all that need it
-    rounds.jsonl                            the lines of its rounds, of which it has the hash
 
-A checkpoint is written under a hidden name, put on the disk (fsync), and renamed. The last two are
-kept.
+The manifest has the lines of rounds.jsonl, too, with the NaN and infinities for which that file has
+null. A checkpoint is written under a hidden name, put on the disk (fsync), and renamed. The last
+two are kept.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ import safetensors.torch
 from fedhet.core.memory import Node
 from fedhet.core.trees import Tree
 from fedhet.record.files import save_tensors, sync, unwritable, write_text
+from fedhet.record.schema import FORMAT
 from fedhet.stores import HASH_BYTES, DiskStore
 
-FORMAT = 1
 KEPT = 2
 MANIFEST, VALUES, TENSORS = "manifest.json", "values.json", "tensors.safetensors"
 BEST = "best_val.safetensors"
@@ -80,7 +80,6 @@ class CheckpointFolder:
 
     def __init__(self, run: Path, config: str) -> None:
         self.home = run / "checkpoints"
-        self._rounds = run / ROUNDS
         self._best = run / BEST
         self._config = config
         self._kept: dict[int, Checkpoint] = {}  # by round
@@ -148,15 +147,13 @@ class CheckpointFolder:
 
     def _seal(self, part: Path, entries: dict[str, Any]) -> None:
         """Write the manifest, and put everything that it names on the disk."""
-        sync(self._rounds)
         manifest = {
             "format": FORMAT,
             **entries,
             "config": self._config,
-            "rounds": {"bytes": self._rounds.stat().st_size, "sha256": sha256(self._rounds)},
             "files": {path.name: sha256(path) for path in sorted(part.iterdir())},
         }
-        text = json.dumps(manifest, allow_nan=False)
+        text = json.dumps(manifest)
         write_text(part / MANIFEST, f"{hashlib.sha256(text.encode()).hexdigest()}\n{text}\n")
         for path in (*part.iterdir(), part, self.home / STATES):
             if path.exists():  # a run whose clients remember nothing has no states
@@ -230,19 +227,13 @@ class CheckpointFolder:
         if hashlib.sha256(text.rstrip("\n").encode()).hexdigest() != stated:
             raise ValueError(f"{MANIFEST} is damaged")
         manifest = json.loads(text)
-        if manifest["format"] > FORMAT:
-            raise ValueError(
-                f"a newer fedhet has written it (format {manifest['format']}; this one reads"
-                f" {FORMAT})"
-            )
+        if manifest["format"] != FORMAT:
+            raise ValueError(f"its format is {manifest['format']}, and this fedhet reads {FORMAT}")
         if manifest["config"] != self._config:
             raise ValueError("it is of a run with other settings")
         for name, expected in manifest["files"].items():
             if sha256(folder / name) != expected:
                 raise ValueError(f"{name} is damaged")
-        rounds = manifest["rounds"]
-        if sha256(self._rounds, rounds["bytes"]) != rounds["sha256"]:
-            raise ValueError(f"{ROUNDS} does not begin with its rounds")
         states = {
             int(pid): {int(version): stated for version, stated in versions.items()}
             for pid, versions in manifest["states"].items()
@@ -252,15 +243,12 @@ class CheckpointFolder:
                 path = self._state_path(pid, version)
                 if expected and sha256(path, skip=HASH_BYTES) != expected:
                     raise ValueError(f"the state {STATES}/{pid}/{path.name} is damaged")
-        about = {**manifest["about"], "bytes": rounds["bytes"]}
-        return Checkpoint(folder, manifest["round"], about, states)
+        return Checkpoint(folder, manifest["round"], manifest["about"], states)
 
 
-def sha256(path: Path, size: int | None = None, skip: int = 0) -> str:
-    """The hash of a file, of its first `size` bytes, or without its first `skip` ones."""
+def sha256(path: Path, skip: int = 0) -> str:
+    """The hash of a file, or of what it has after its first `skip` bytes."""
     with path.open("rb") as file:
-        if size is not None:
-            return hashlib.sha256(file.read(size)).hexdigest()
         file.seek(skip)
         return hashlib.file_digest(file, "sha256").hexdigest()
 

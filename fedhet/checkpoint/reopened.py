@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -17,11 +17,12 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fedhet.checkpoint.folder import BEST, ROUNDS, Checkpoint, CheckpointFolder, remove_parts
-from fedhet.checkpoint.steps import continued, put_nonfinite
+from fedhet.checkpoint.steps import continued
 from fedhet.config.aliases import unfolded
-from fedhet.core.errors import ConfigError
+from fedhet.core.errors import ConfigError, DataError
 from fedhet.core.phases import TimetableEntry
-from fedhet.record.files import as_json
+from fedhet.record.files import as_json, write_text
+from fedhet.record.schema import FORMAT, read_object
 
 log = logging.getLogger("fedhet")
 # settings in which a run may differ from before
@@ -66,6 +67,11 @@ def check_run(folder: Path, cfg: DictConfig, partition: Mapping[str, Any], given
         ConfigError: it says why the run cannot go on.
     """
     summary = read_json(folder, "summary.json")
+    if summary.get("format", FORMAT) != FORMAT:
+        raise ConfigError(
+            f"resume={folder}: an earlier version of fedhet has written this run (format"
+            f" {summary['format']}), and runs of format {FORMAT} go on"
+        )
     if summary and given != (summary["dataset"] is None):
         raise ConfigError(
             f"resume={folder}: the task of this run was "
@@ -145,40 +151,27 @@ def reopen(
                 f"resume={folder}: the states of this run's clients are {where}, where"
                 f" engine={'flwr' if at_sites else 'local and engine=ray'} does not look for them"
             )
-        past.rows = _rows(folder, found)
-        _check_rounds(folder, timetable, found)
-        past.seconds = found.about["seconds"]
+        executed = found.round - sum(entry.rounds for entry in continued(timetable, found)[:-1])
+        if executed > timetable[-1].rounds:
+            raise ConfigError(
+                f"resume={folder}: rounds={timetable[-1].rounds}, but the run has taken {executed}"
+            )
+        past.rows, past.seconds = found.about["rows"], found.about["seconds"]
         log.warning("the run goes on after round %d", found.round)
     else:
         log.warning("the run has no checkpoint that can be used; it starts from its beginning")
     past.environment = read_json(folder, "environment.json")
     checkpoints.use(found)
-    _cut(folder, found, [row["phase"] for row in past.rows], timetable, slots)
+    _cut(folder, found, past.rows, {entry.name for entry in timetable} - {"train"}, slots)
     return found, past
-
-
-def _check_rounds(folder: Path, timetable: Sequence[TimetableEntry], found: Checkpoint) -> None:
-    executed = found.round - sum(entry.rounds for entry in continued(timetable, found)[:-1])
-    if executed > timetable[-1].rounds:
-        raise ConfigError(
-            f"resume={folder}: rounds={timetable[-1].rounds}, but the run has taken {executed}"
-        )
-
-
-def _rows(folder: Path, found: Checkpoint) -> list[dict[str, Any]]:
-    with (folder / ROUNDS).open("rb") as file:
-        lines = file.read(found.about["bytes"]).decode().splitlines()
-    rows = [json.loads(line) for line in lines]
-    put_nonfinite(rows, found.about["nonfinite"])
-    return rows
 
 
 # ---- what came after the checkpoint
 def _cut(
     folder: Path,
     found: Checkpoint | None,
-    executed: Sequence[str],
-    timetable: Sequence[TimetableEntry],
+    rows: Sequence[Mapping[str, Any]],
+    before: Collection[str],
     slots: Sequence[str],
 ) -> None:
     """Remove what the run wrote after the checkpoint; it is written again.
@@ -186,43 +179,29 @@ def _cut(
     Args:
         folder: the run folder.
         found: the checkpoint; None for the beginning of the run.
-        executed: the phase of each step before it.
-        timetable: the run's phases.
+        rows: the lines of rounds.jsonl before it.
+        before: the names of the phases before the training.
         slots: the names of its weights.
     """
     remove_parts([folder, *(folder / name for name in ("clients", "arrays"))])
-    for slot in slots:
-        (folder / f"{slot}.safetensors").unlink(missing_ok=True)
+    for name in (*(f"{slot}.safetensors" for slot in slots), ".summary.json.spare", BEST):
+        (folder / name).unlink(missing_ok=True)
     for name in ("personal", "figures"):
         shutil.rmtree(folder / name, ignore_errors=True)
-    (folder / ".summary.json.spare").unlink(missing_ok=True)
-    (folder / BEST).unlink(missing_ok=True)
-    if found is not None:
-        os.truncate(folder / ROUNDS, found.about["bytes"])
-        if (found.folder / BEST).exists():
-            shutil.copyfile(found.folder / BEST, folder / BEST)
-    last = found.round if found else 0
-    _remove(folder / "clients", lambda stem: int(stem.rpartition("-")[2]) > last)
-
-    before = {entry.name for entry in timetable} - {"train"}
-
-    def later(stem: str) -> bool:
-        name, _, step = stem.rpartition("-")
-        return int(step) > executed.count(name if name in before else "train")
-
-    _remove(folder / "arrays", later)
-
-
-def _remove(folder: Path, unwanted: Callable[[str], bool]) -> None:
-    for path in folder.glob("*-*.*"):
-        if unwanted(path.stem):
+    write_text(folder / ROUNDS, "".join(map(as_json, rows)))
+    if found is not None and (found.folder / BEST).exists():
+        shutil.copyfile(found.folder / BEST, folder / BEST)
+    executed = Counter(row["phase"] if row["phase"] in before else "train" for row in rows)
+    for path in (*folder.glob("clients/*-*.*"), *folder.glob("arrays/*-*.*")):
+        name, _, step = path.stem.rpartition("-")
+        own = executed[name if name in before else "train"]
+        if int(step) > (len(rows) if path.parent.name == "clients" else own):
             path.unlink()
 
 
 def read_json(folder: Path, name: str) -> dict[str, Any]:
     """The content of a JSON file of the run folder; empty where a killed run has not written it."""
     try:
-        content: dict[str, Any] = json.loads((folder / name).read_text(encoding="utf-8"))
-    except (FileNotFoundError, json.JSONDecodeError):
+        return read_object(folder / name)
+    except (FileNotFoundError, DataError):
         return {}
-    return content

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -130,7 +129,7 @@ class Checkpoints(Callback):
     def _about(self) -> dict[str, Any]:
         return {
             "seconds": self._recorder.seconds,
-            "nonfinite": list(nonfinite(self._recorder.rows)),
+            "rows": self._recorder.rows,
             "at_sites": self._store is None,
             "experiment": self._strategy.experiment,
             "timetable": [
@@ -175,25 +174,3 @@ def continued(timetable: Sequence[TimetableEntry], found: Checkpoint) -> list[Ti
         entries.append(replace(entry, rounds=rounds) if over else entry)
         left -= rounds
     return entries
-
-
-# ---- numbers that JSON lacks
-def nonfinite(value: Any, path: tuple[int | str, ...] = ()) -> Iterator[list[Any]]:
-    """[path, text] of each NaN and infinity in nested lists and dicts."""
-    if isinstance(value, float) and not math.isfinite(value):
-        yield [list(path), repr(value)]
-    elif isinstance(value, Mapping):
-        for key, inner in value.items():
-            yield from nonfinite(inner, (*path, key))
-    elif isinstance(value, list | tuple):
-        for i, inner in enumerate(value):
-            yield from nonfinite(inner, (*path, i))
-
-
-def put_nonfinite(value: Any, found: Sequence[list[Any]]) -> None:
-    """Put them back in the place of the nulls that JSON has for them."""
-    for (*parents, last), text in found:
-        inner = value
-        for key in parents:
-            inner = inner[key]
-        inner[last] = float(text)

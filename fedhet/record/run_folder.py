@@ -30,6 +30,7 @@ from fedhet.record.files import (
     write_text,
     written,
 )
+from fedhet.record.schema import FORMAT
 from fedhet.record.summary import summarise
 
 if TYPE_CHECKING:
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from fedhet.core.strategy import FedStrategy
 
 log = logging.getLogger("fedhet")
-FORMAT = 1
 FIRST_FAILURES = 20  # that summary.json names if the disk has no room for more
 STOPPED = "stopped by the user"
 RUNNING = "the run has not ended: it is still running, or it was killed"

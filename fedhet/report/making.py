@@ -14,7 +14,7 @@ from fedhet.core.errors import clean
 from fedhet.experiment.code import short
 from fedhet.experiment.tuning import FEWEST_OF_A_GRID
 from fedhet.report.document import NOTHING, Columns, Section, Table, number, plain
-from fedhet.report.folders import DIVERGED, FAILED, FINISHED, FoundRun, Values
+from fedhet.report.folders import DIVERGED, FAILED, FINISHED, Values
 from fedhet.report.study import Study
 
 LONGEST_CONFIG = 40_000

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -10,10 +9,11 @@ from typing import Any
 
 import pandas as pd
 
-from fedhet.core.errors import ConfigError, clean
+from fedhet.core.errors import ConfigError, DataError
 from fedhet.core.targets import TARGETS, Classes
+from fedhet.record import schema
 from fedhet.record.results import COLUMNS
-from fedhet.report import checked, parts
+from fedhet.report import parts
 from fedhet.report.axes import differing, scalar
 from fedhet.report.folders import DIVERGED, FoundRun, FoundRuns, Values
 
@@ -120,41 +120,33 @@ class Results:
         """The lines of a run's rounds.jsonl, up to the first that is damaged."""
         steps: list[Values] = []
         try:
-            lines = (cell.folder / "rounds.jsonl").read_text(encoding="utf-8").splitlines()
-            for line in lines:
-                step = json.loads(line)
-                if problem := checked.step_fault(step):
-                    raise ValueError(clean(problem))
+            for step in schema.read_steps(cell.folder / "rounds.jsonl"):
                 steps.append(step)
-        except (OSError, ValueError, RecursionError) as error:
-            self._note(f"{cell.name}/rounds.jsonl is damaged after {len(steps)} lines: {error}")
+        except DataError as error:
+            self._note(cell, error)
         return steps
 
     def partition(self, cell: FoundRun) -> Values:
         """A run's partition.json; empty if it is missing or damaged."""
-        content = self._json(cell, "partition.json")
-        if not checked.is_table(content.get("counts") or []):
-            self._note(f"{cell.name}/partition.json is damaged: its counts are no table of numbers")
-            return {}
-        return content
+        return self._read(cell, "partition.json", {"counts": schema.is_table})
 
     def environment(self, cell: FoundRun) -> Values:
         """A run's environment.json; empty if it is missing or damaged."""
-        return self._json(cell, "environment.json")
+        return self._read(cell, "environment.json", {})
 
-    def _json(self, cell: FoundRun, name: str) -> Values:
+    def _read(self, cell: FoundRun, name: str, form: Values) -> Values:
         try:
-            content = checked.load(cell.folder / name)
-        except (OSError, ValueError):
-            content = None
-        if not isinstance(content, dict):
-            self._note(f"{cell.name}/{name} is missing or damaged")
-            return {}
-        return content
+            return schema.read_object(cell.folder / name, form)
+        except OSError:
+            self._note(cell, f"{cell.folder}/{name} is missing")
+        except DataError as error:
+            self._note(cell, error)
+        return {}
 
-    def _note(self, problem: str) -> None:
-        if problem not in self.problems:
-            self.problems.append(problem)
+    def _note(self, cell: FoundRun, problem: object) -> None:
+        told = str(problem).replace(str(cell.folder), cell.name)
+        if told not in self.problems:
+            self.problems.append(told)
 
     def _last_evaluation(self, cell: FoundRun) -> Values:
         """The last line of rounds.jsonl with an evaluation, if the summary leaves a doubt."""
@@ -204,7 +196,7 @@ class Results:
                 try:
                     part = pq.ParquetFile(path).read().to_pandas()[list(COLUMNS)]
                 except (OSError, pa.ArrowException, KeyError):
-                    self._note(f"{cell.name}/clients/{path.name} is damaged")
+                    self._note(cell, f"{path} is damaged")
                     continue
                 for name, value in reversed(self._key(cell).items()):
                     part.insert(0, name, value)
