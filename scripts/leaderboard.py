@@ -199,7 +199,7 @@ def _blocks(name: str, board: Board, cells: pd.DataFrame) -> Iterator[str]:
     assert experiment is not None
     settings = [str(value.label) for value in experiment.axes["setting"]]
     runs = cells[cells["kind"] == "run"]
-    if runs["setting"].nunique() >= statistics.FEWEST_SETTINGS:
+    if runs["setting"].nunique() >= statistics.FEWEST_CONDITIONS:
         yield f"{board.heading} All settings\n"
         yield from overall(runs, board.score)
     for dataset in dict.fromkeys(label.partition(",")[0] for label in settings):

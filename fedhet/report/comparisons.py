@@ -20,7 +20,7 @@ from fedhet.report.document import (
     plain,
 )
 from fedhet.report.statistics import (
-    FEWEST_SETTINGS,
+    FEWEST_CONDITIONS,
     IF_NORMAL,
     LEVEL,
     NOT_SHOWN,
@@ -81,8 +81,8 @@ def statistics_section(study: Study) -> tuple[Section, Ranking | None]:
 def families(study: Study) -> dict[str, tuple[str, pd.DataFrame]]:
     """The blocks that are compared: name -> the unit of a pair, and the scores."""
     score = study.metric
-    found = {name: ("seed", study.blocks(score, name)) for name in study.settings}
-    if len(study.settings) > 1:
+    found = {name: ("seed", study.blocks(score, name)) for name in study.conditions}
+    if len(study.conditions) > 1:
         found["all settings and seeds"] = ("seed in a setting", study.blocks(score))
         found["all settings"] = ("setting", study.means(score))
     return {
@@ -137,10 +137,10 @@ def _interval(low: float, high: float) -> str | None:
 
 
 def few_pairs(study: Study) -> str:
-    """Whether there are enough seeds for Wilcoxon's test within each setting."""
+    """Whether there are enough seeds for Wilcoxon's test within each condition."""
     if len(study.methods) < 2:
         return "There is only one method, so that nothing is compared."
-    blocks = {name: study.blocks(study.metric, name).dropna(how="all") for name in study.settings}
+    blocks = {name: study.blocks(study.metric, name).dropna(how="all") for name in study.conditions}
     # Setting -> the fewest seeds that two methods share, and the number of comparisons.
     found = {
         name: (min(family.values()), len(family))
@@ -175,15 +175,15 @@ def few_pairs(study: Study) -> str:
 
 
 def overall(study: Study) -> tuple[Ranking | None, list[str]]:
-    """Friedman's test over all settings, and what is said about it."""
+    """Friedman's test over all conditions, and what is said about it."""
     blocks = study.means(study.metric)
     unit = "settings, with the mean over seeds"
     limits = "It speaks of settings like these."
-    if len(blocks) < FEWEST_SETTINGS:
+    if len(blocks) < FEWEST_CONDITIONS:
         blocks = paired(study.blocks(study.metric))
         unit = "seeds in a setting"
         limits = (
-            f"With fewer than {FEWEST_SETTINGS} settings the blocks are single runs, so that it"
+            f"With fewer than {FEWEST_CONDITIONS} settings the blocks are single runs, so that it"
             " speaks of these settings only."
         )
     ranking = statistics.rank(blocks)

@@ -23,7 +23,7 @@ class TableEntry:
     Attributes:
         text: what people read.
         value: what the column is sorted by; the text if None.
-        best: whether it is the best of its column and setting.
+        best: whether it is the best of its column and condition.
         mark: † or ‡ behind it.
     """
 

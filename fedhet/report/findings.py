@@ -5,7 +5,7 @@ from __future__ import annotations
 from fedhet.report.document import joined, mean_std
 from fedhet.report.scores import against_best
 from fedhet.report.statistics import (
-    FEWEST_SETTINGS,
+    FEWEST_CONDITIONS,
     IF_NORMAL,
     LEVEL,
     NOT_SHOWN,
@@ -34,11 +34,13 @@ def sentences(study: Study, ranking: Ranking | None) -> list[str]:
     """The summary, a sentence or a few for each subject."""
     found = [_score(study)]
     undecided = _undecided(study)
-    found += [_winner(study, setting, told=setting in undecided) for setting in study.settings]
+    found += [
+        _winner(study, condition, told=condition in undecided) for condition in study.conditions
+    ]
     if undecided:
         found.append(_too_few(study, undecided))
-    of_seeds = len(study.means(study.metric)) < FEWEST_SETTINGS
-    if ranking is not None and len(study.settings) > 1 and not (undecided and of_seeds):
+    of_seeds = len(study.means(study.metric)) < FEWEST_CONDITIONS
+    if ranking is not None and len(study.conditions) > 1 and not (undecided and of_seeds):
         found.append(_ranks(ranking, of_seeds))
     found += _divergence(study)
     found += _gaps(study)
@@ -48,8 +50,8 @@ def sentences(study: Study, ranking: Ranking | None) -> list[str]:
 def _score(study: Study) -> str:
     seeds = sorted(set(study.scores["seed"]))
     many = f"{len(seeds)} seed{'' if len(seeds) == 1 else 's'}"
-    settings = len(study.settings)
-    where = "one setting" if settings == 1 else f"{settings} settings"
+    conditions = len(study.conditions)
+    where = "one setting" if conditions == 1 else f"{conditions} settings"
     methods = len(study.methods)
     what = "method" if study.compare == "method" else f"value of {study.compare}"
     if methods != 1:
@@ -58,25 +60,25 @@ def _score(study: Study) -> str:
 
 
 def _undecided(study: Study) -> dict[str, int]:
-    """The settings with too few seeds to show any difference from the best -> seeds needed."""
+    """The conditions with too few seeds to show any difference from the best -> seeds needed."""
     needed = {}
-    for setting in study.settings:
-        blocks = study.blocks(study.metric, setting).dropna(axis=1, how="all")
+    for condition in study.conditions:
+        blocks = study.blocks(study.metric, condition).dropna(axis=1, how="all")
         family = couples(blocks)
         too_few = family and not enough(min(family.values()), len(family))
         means = paired(blocks).mean()
         if too_few and means.notna().all():
             verdicts = against_best(blocks, str(means.idxmax()))
             if set(verdicts.values()) == {NOT_SHOWN}:
-                needed[setting] = pairs_needed(len(family))
+                needed[condition] = pairs_needed(len(family))
     return needed
 
 
 def _too_few(study: Study, needed: dict[str, int]) -> str:
-    """One sentence for all of these settings."""
-    seeds = [fewest_pairs(study.blocks(study.metric, setting)) for setting in needed]
+    """One sentence for all of these conditions."""
+    seeds = [fewest_pairs(study.blocks(study.metric, condition)) for condition in needed]
     few = " to ".join(str(n) for n in dict.fromkeys((min(seeds), max(seeds))))
-    where = "" if len(needed) == len(study.settings) else f" in {joined(list(needed))}"
+    where = "" if len(needed) == len(study.conditions) else f" in {joined(list(needed))}"
     most = max(needed.values())
     what = "method" if study.compare == "method" else f"value of {study.compare}"
     return (
@@ -85,10 +87,10 @@ def _too_few(study: Study, needed: dict[str, int]) -> str:
     )
 
 
-def _winner(study: Study, setting: str, *, told: bool) -> str:
-    """The best method of a setting; `told`: that nothing is shown about the others is told once."""
-    blocks = study.blocks(study.metric, setting).dropna(axis=1, how="all")
-    where = "" if setting == ALL else f"{setting}: "
+def _winner(study: Study, condition: str, *, told: bool) -> str:
+    """The best method; `told`: that nothing is shown about the others stands elsewhere."""
+    blocks = study.blocks(study.metric, condition).dropna(axis=1, how="all")
+    where = "" if condition == ALL else f"{condition}: "
     if blocks.empty:
         return f"{where}no run has a result."
     if len(blocks.columns) == 1:

@@ -58,7 +58,7 @@ def runs_table(study: Study) -> Table:
         {
             "folder": cell.name,
             study.compare: str(cell.axes.get(study.compare, NOTHING)),
-            "setting": study.setting_of(cell.axes),
+            "setting": study.condition_of(cell.axes),
             "seed": str(cell.axes.get("seed", cell.summary.get("seed", NOTHING))),
             "status": cell.status,
             "overrides": " ".join(f"{key}={value}" for key, value in cell.overrides.items()),
@@ -157,7 +157,7 @@ def methods_table(study: Study) -> Table | None:
 
 
 def tuning_table(study: Study) -> Table | None:
-    """The tuned values by method and setting; None if nothing was tuned."""
+    """The tuned values by method and condition; None if nothing was tuned."""
     experiment = study.results.source.experiment
     tuned = experiment.get("tuned") or []
     if not tuned:
@@ -171,7 +171,7 @@ def tuning_table(study: Study) -> Table | None:
         records += [
             {
                 "method": str(axes.get(study.compare)),
-                "setting": study.setting_of(axes),
+                "setting": study.condition_of(axes),
                 "parameter": name,
                 "value": value,
                 "at the edge": _edge(experiment, entry, name),

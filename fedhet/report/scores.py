@@ -35,13 +35,13 @@ DIVERGENCE = (
 
 
 def score_tables(study: Study) -> list[Table]:
-    """The deciding score by method and setting, and all scores."""
+    """The deciding score by method and condition, and all scores."""
     return [deciding(study), every_score(study)]
 
 
 def deciding(study: Study) -> Table:
-    """A row per method and a column per setting."""
-    entries = {name: setting_entries(study, study.metric, name) for name in study.settings}
+    """A row per method and a column per condition."""
+    entries = {name: condition_entries(study, study.metric, name) for name in study.conditions}
     columns: Columns = [(study.compare, "method")]
     columns += [(name, lambda r, own=own: own.get(r["method"])) for name, own in entries.items()]
     groups = study.counted.groupby(["method", "setting"], sort=False)
@@ -53,19 +53,19 @@ def deciding(study: Study) -> Table:
 
 
 def every_score(study: Study) -> Table:
-    """A row per setting and method and a column per score."""
+    """A row per condition and method and a column per score."""
     counted = study.counted
     names = [name for name in SCORES if counted[name].notna().any()]
     entries = {
-        (name, setting): setting_entries(study, name, setting)
-        for setting in study.settings
+        (name, condition): condition_entries(study, name, condition)
+        for condition in study.conditions
         for name in names
     }
     runs = counted.groupby(["setting", "method"])["diverged"].agg(["size", "sum"])
-    diverged = runs.reindex(pd.MultiIndex.from_product([study.settings, study.methods]))
+    diverged = runs.reindex(pd.MultiIndex.from_product([study.conditions, study.methods]))
     records = [
-        {"setting": setting, "method": method, "runs": int(size), "diverged": int(lost)}
-        for (setting, method), size, lost in diverged.fillna(0).itertuples()
+        {"setting": condition, "method": method, "runs": int(size), "diverged": int(lost)}
+        for (condition, method), size, lost in diverged.fillna(0).itertuples()
     ]
     columns: Columns = [("setting", "setting"), (study.compare, "method")]
     columns += [
@@ -82,12 +82,12 @@ def every_score(study: Study) -> Table:
     return Table.of("all_scores", "All scores", caption + LEGEND, records, columns, data)
 
 
-def setting_entries(study: Study, score: str, setting: str) -> dict[str, TableEntry]:
-    """The entries of one setting by method, with the best one and the others marked."""
-    blocks = study.blocks(score, setting).dropna(axis=1, how="all")
+def condition_entries(study: Study, score: str, condition: str) -> dict[str, TableEntry]:
+    """The entries of one condition by method, with the best one and the others marked."""
+    blocks = study.blocks(score, condition).dropna(axis=1, how="all")
     if blocks.empty:
         return {}
-    diverged = study.counted.query("setting == @setting").groupby("method")["diverged"].sum()
+    diverged = study.counted.query("setting == @condition").groupby("method")["diverged"].sum()
     means = paired(blocks).mean()
     best = None if means.isna().all() else str(means.idxmax())
     verdicts = against_best(blocks, best) if best else {}

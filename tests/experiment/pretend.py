@@ -19,7 +19,7 @@ from fedhet.experiment import progress
 from fedhet.experiment.cells import Cell
 from fedhet.experiment.folder import EXPERIMENT, recorded
 from fedhet.record.files import write_json
-from fedhet.record.run_folder import FORMAT
+from fedhet.record.schema import FORMAT
 
 DIVERGED = "client 1: weights, tensor 'a': holds NaN or infinite values"
 Rows = list[dict[str, Any]]
