@@ -39,6 +39,15 @@ STATES = "states"
 Needs = dict[int, list[int]]  # client -> the versions of its state
 
 
+def all_needs(parts: Iterable[Mapping[int, Iterable[int]]]) -> Needs:
+    """What all of these need together."""
+    needs: dict[int, set[int]] = {}
+    for part in parts:
+        for pid, versions in part.items():
+            needs.setdefault(pid, set()).update(versions)
+    return {pid: sorted(versions) for pid, versions in sorted(needs.items())}
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """A checkpoint that has been found whole.
@@ -83,16 +92,11 @@ class CheckpointFolder:
         self._best = run / BEST
         self._config = config
         self._kept: dict[int, Checkpoint] = {}  # by round
-        self._hashes: dict[tuple[int, int], str] = {}  # (client, version) -> of a stored state
 
     @property
     def needs(self) -> Needs:
         """The clients' states that the kept checkpoints need."""
-        needs: dict[int, set[int]] = {}
-        for checkpoint in self._kept.values():
-            for pid, versions in checkpoint.needs.items():
-                needs.setdefault(pid, set()).update(versions)
-        return {pid: sorted(versions) for pid, versions in needs.items()}
+        return all_needs(checkpoint.needs for checkpoint in self._kept.values())
 
     # ---- writing
     def write(
@@ -165,17 +169,17 @@ class CheckpointFolder:
         """Store a client's state, unless it is stored already, and return its hash."""
         if load is None:
             return None
-        if (pid, version) not in self._hashes:
+        path = self._state_path(pid, version)
+        if not path.exists():
             state = load(pid, version)
             if state is None:
                 raise ValueError(f"the state of client {pid} of round {version} is missing")
-            others = [at for other, at in self._hashes if other == pid]
+            others = [int(other.stem) for other in path.parent.glob("*.safetensors")]
             DiskStore(self.home / STATES).save(pid, version, state, others)
-            path = self._state_path(pid, version)
             sync(path)
             sync(path.parent)
-            self._hashes[pid, version] = _stated_hash(path)
-        return self._hashes[pid, version]
+        with path.open("rb") as file:
+            return file.read(HASH_BYTES).hex()
 
     def _state_path(self, pid: int, version: int) -> Path:
         return self.home / STATES / str(pid) / f"{version}.safetensors"
@@ -188,9 +192,11 @@ class CheckpointFolder:
         for path in self.home.glob("*"):
             if path.name not in names:
                 shutil.rmtree(path, ignore_errors=True)
-        needed = {(pid, version) for pid, versions in self.needs.items() for version in versions}
-        self._hashes = {key: stated for key, stated in self._hashes.items() if key in needed}
-        paths = {self._state_path(pid, version) for pid, version in needed}
+        paths = {
+            self._state_path(pid, version)
+            for pid, versions in self.needs.items()
+            for version in versions
+        }
         for path in (self.home / STATES).glob("*/*"):
             if path not in paths:
                 with suppress(OSError):
@@ -212,9 +218,6 @@ class CheckpointFolder:
         for round in list(self._kept):
             if checkpoint is None or round > checkpoint.round:
                 del self._kept[round]
-        for kept in self._kept.values():
-            for pid, versions in kept.states.items():
-                self._hashes |= {(pid, v): stated for v, stated in versions.items() if stated}
         self.prune()
 
     def _read(self, folder: Path) -> Checkpoint:
@@ -251,11 +254,6 @@ def sha256(path: Path, skip: int = 0) -> str:
     with path.open("rb") as file:
         file.seek(skip)
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _stated_hash(path: Path) -> str:
-    with path.open("rb") as file:
-        return file.read(HASH_BYTES).hex()
 
 
 def _link(source: Path, target: Path) -> None:

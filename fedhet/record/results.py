@@ -14,16 +14,14 @@ from fedhet.core.errors import ConfigError
 from fedhet.core.targets import Classes
 from fedhet.core.trees import Tree
 from fedhet.record.files import read_tensors
-from fedhet.record.schema import read_object, read_steps
+from fedhet.record.schema import COLUMNS, read_object, read_steps
 from fedhet.record.summary import headline, method_name
 from fedhet.record.terminal import summary_rows
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-    from fedhet.record.picture import Picture
-
-COLUMNS = ("round", "client", "split", "model", "metric", "value")  # of clients/*.parquet
+    from fedhet.record.figures import Picture
 
 
 @dataclass(repr=False)
@@ -60,7 +58,7 @@ class Run:
         import pyarrow.dataset as parquet
 
         if not (self.dir / "clients").is_dir():
-            return pd.DataFrame(columns=list(COLUMNS))
+            return pd.DataFrame(columns=COLUMNS)
         return parquet.dataset(self.dir / "clients").to_table().to_pandas()
 
     def plot(self, figure: str = "accuracy") -> Picture:
@@ -72,8 +70,7 @@ class Run:
         Raises:
             ConfigError: there is no such figure, or the run has nothing to show in it.
         """
-        from fedhet.record.figures import accuracy
-        from fedhet.record.labels import labels
+        from fedhet.record.figures import accuracy, labels
 
         one_of("figure", figure, ("accuracy", "labels"))
         partition = read_object(self.dir / "partition.json")

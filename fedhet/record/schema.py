@@ -17,9 +17,10 @@ from fedhet.core.errors import DataError, clean
 
 FORMAT = 2  # that is written; since then checkpoints hold the lines of rounds.jsonl
 READABLE = (1, 2)
+COLUMNS = ["round", "client", "split", "model", "metric", "value"]  # of clients/*.parquet
 LARGEST = 10**300  # whole numbers beyond it are no floats
-NUMBERS = {str: float}
-ANY = {str: object}
+NUMBERS: dict[Any, Any] = {str: float}
+ANY: dict[Any, Any] = {str: object}
 
 
 def has_form(value: Any, form: Any) -> bool:
@@ -75,6 +76,14 @@ def read_object(
     if problem := fault(content, form, needed):
         raise DataError(f"{path} is damaged: {problem}")
     return content  # type: ignore[no-any-return]
+
+
+def read_or_empty(path: Path) -> dict[str, Any]:
+    """As `read_object`; empty where a killed run has not written the file, or not the whole."""
+    try:
+        return read_object(path)
+    except (FileNotFoundError, DataError):
+        return {}
 
 
 def read_steps(path: Path) -> Iterator[dict[str, Any]]:
@@ -137,7 +146,7 @@ EXPERIMENT = {
     **dict.fromkeys(("experiment", "title", "digest"), str),
 }
 CELL = {"folder": str, "kind": str, "axes": dict, "tuned": dict, "overrides": [str]}
-STEP = {"phase": str, **dict.fromkeys(("step", "round"), float)}
+STEP: dict[str, Any] = {"phase": str, **dict.fromkeys(("step", "round"), float)}
 STEP |= {"seconds": NUMBERS, "bytes": {str: NUMBERS}}
 STATE = {"status": str, "reason": str, "code": {str: _is_scalar}}
 SUMMARY = {

@@ -192,10 +192,10 @@ def overall(study: Study) -> tuple[Ranking | None, list[str]]:
             "Friedman's test needs at least three methods with results in at least two common"
             f" blocks; here are {blocks.shape[1]} methods and {len(blocks)} blocks."
         ]
-    significant = ranking.p < LEVEL
+    significant, p = ranking.p < LEVEL, p_value(ranking.p).text
     text = (
         f"Friedman's test over {ranking.blocks} blocks ({unit}): χ² = {ranking.statistic:.2f},"
-        f" p {_compared(ranking.p)}, so that the methods' ranks"
+        f" p {p if p.startswith('<') else f'= {p}'}, so that the methods' ranks"
         f" {'differ' if significant else 'are not shown to differ'}. It assumes that blocks are"
         f" independent, and that scores can be compared within a block. {limits}"
     )
@@ -206,11 +206,6 @@ def overall(study: Study) -> tuple[Ranking | None, list[str]]:
     if not significant:
         nemenyi += " It says nothing where Friedman's test finds no difference."
     return ranking, [text, nemenyi]
-
-
-def _compared(p: float) -> str:
-    text = p_value(p).text
-    return text if text.startswith("<") else f"= {text}"
 
 
 def rank_table(study: Study, ranking: Ranking) -> Table:

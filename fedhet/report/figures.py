@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from fedhet.record.picture import Picture
+from fedhet.record.figures import Picture
 from fedhet.report.document import FigureFile
 from fedhet.report.statistics import Ranking
 from fedhet.report.study import Study

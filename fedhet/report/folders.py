@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from fedhet.core.targets import TARGETS
 from fedhet.record import schema
 from fedhet.record.run_folder import RUNNING
 from fedhet.record.schema import NUMBERS, READABLE, read_object
-from fedhet.report.found import EXPERIMENT, SUMMARY, no_runs, run_folders
+from fedhet.report import EXPERIMENT, SUMMARY, no_runs, run_folders
 
 Values = dict[str, Any]
 # Overrides that the method's label already tells.
@@ -218,3 +219,8 @@ def parsed(lines: Sequence[Any]) -> Values:
             value = text
         values[key] = text if isinstance(value, list | dict) else value
     return values
+
+
+def scalar(value: Any) -> Any:
+    """The value in a form that a column can hold."""
+    return json.dumps(value) if isinstance(value, list | dict) else value

@@ -81,7 +81,7 @@ def compose(found: Results, pictures: Path) -> Document:
         ConfigError: no run has a result.
         WriteError: a figure cannot be written.
     """
-    study = Study(found)
+    study, experiment = Study(found), found.source.experiment
     tests, ranking = statistics_section(study)
     tests.figures += figures.critical_difference(study, ranking, pictures)
     tests.figures += figures.win_matrix(study, pictures)
@@ -116,18 +116,17 @@ def compose(found: Results, pictures: Path) -> Document:
         )
     warnings = [*study.notes, *making.mixed_code(study)]
     return Document(
-        title=str(found.source.experiment.get("title") or _title(found)),
+        title=str(
+            experiment.get("title")
+            or experiment.get("experiment")
+            or f"Runs in {found.source.folders[0].resolve().name}"
+        ),
         about=_about(study),
         sentences=sentences(study, ranking),
         rule=RULE,
         warnings=warnings,
         sections=[scores, tests, clients, costs, tuning, gaps, made],
     )
-
-
-def _title(found: Results) -> str:
-    name = found.source.experiment.get("experiment")
-    return str(name or f"Runs in {found.source.folders[0].resolve().name}")
 
 
 def _about(study: Study) -> str:

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from fedhet.core.errors import ConfigError, DataError, clean
-from fedhet.report.axes import scalar
-from fedhet.report.folders import NOT_RUN, FoundRun, FoundRuns, Values, parsed, read_one
-from fedhet.report.found import EXPERIMENT
+from fedhet.report import EXPERIMENT
+from fedhet.report.folders import NOT_RUN, FoundRun, FoundRuns, Values, parsed, read_one, scalar
 
 # Overrides that change how or where runs are made, or what is made of them, but no result.
 NO_RESULT = ("engine", "figures", "title", "on_other_code", "tracker")
@@ -38,8 +37,8 @@ def read(folders: Path | str | Sequence[Path | str]) -> FoundRuns:
         _refuse_different(source, other)
         both = f"{joined.folders[0]} and {other.folders[0]}"
         experiment = _joined(both, joined.experiment, other.experiment)
-        folders, cells = [*joined.folders, *other.folders], [*joined.cells, *other.cells]
-        joined = FoundRuns(folders, experiment, cells)
+        homes, cells = [*joined.folders, *other.folders], [*joined.cells, *other.cells]
+        joined = FoundRuns(homes, experiment, cells)
     if len(sources) > 1:
         joined.cells = _best_of(joined.cells)
         # The name of an experiment's cell has a digest, which tells it from those of other parts.

@@ -11,8 +11,8 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 
+from fedhet.record.figures import Picture, save
 from fedhet.record.files import written
-from fedhet.record.picture import Picture, save
 from fedhet.report.document import FigureFile
 
 # Okabe and Ito's colours, which can be told apart with any kind of colour vision, without the
