@@ -6,19 +6,19 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 LOWEST := .venv-lowest
 # Two processes; the tests of a file stay in one of them, because they share what it prepares.
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+PYTEST := -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 FAST := -m "not slow and not matrix"
 # Percent of the lines that `make test` executes at least, in all files and in some packages.
 COVERED := 90:fedhet/* 95:fedhet/*.py 95:fedhet/methods/* 95:fedhet/maths/* 95:fedhet/core/* \
   70:fedhet/flower/* 70:fedhet/engines/* 70:fedhet/deploy/* \
   70:fedhet/launchers/*
 
-.PHONY: help run test test-slow test-all test-lowest coverage check docs bench figures clean
+.PHONY: help run test test-slow test-all test-lowest coverage check docs bench figures bundle clean
 
 help:  ## print this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-$(READY): requirements.txt pyproject.toml setup.py
+$(READY): pyproject.toml setup.py
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "fedhet needs Python 3.11 or newer: make PYTHON=python3.12 ..." >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -30,22 +30,26 @@ run: $(READY)  ## compare seven methods on the digits, or run what ARGS says (AR
 	$(BIN)/python -m fedhet $(or $(ARGS),experiment=first_look)
 
 test: $(READY)  ## the fast tests, about five minutes; of one folder with ONLY=methods
-	$(PYTEST) $(FAST) $(addprefix tests/,$(ONLY)) $(ARGS)
+	$(BIN)/python $(PYTEST) $(FAST) $(addprefix tests/,$(ONLY)) $(ARGS)
 
 test-slow: $(READY)  ## the other tests, but for the matrix of engines; about twenty minutes
-	$(PYTEST) -m "slow and not matrix" $(addprefix tests/,$(ONLY)) $(ARGS)
+	$(BIN)/python $(PYTEST) -m "slow and not matrix" $(addprefix tests/,$(ONLY)) $(ARGS)
 
 test-all: test test-slow  ## all tests; the matrix of engines and deployments takes an hour
 	$(BIN)/python -m pytest -m matrix $(addprefix tests/,$(ONLY)) $(ARGS)
 
 test-lowest:  ## the fast tests with the oldest dependencies allowed, in .venv-lowest (6 GB)
 	mkdir -p $(LOWEST)
-	sed -nE 's/^([a-z0-9-]+)>=([0-9.]+).*/\1==\2/p' requirements.txt > $(LOWEST)/constraints.txt
+	sed -nE '/^dep/,/^\]/s/ *"([a-z0-9-]+)>=([0-9.]+).*/\1==\2/p' pyproject.toml \
+	  > $(LOWEST)/constraints.txt
 	PIP_CONSTRAINT=$(CURDIR)/$(LOWEST)/constraints.txt $(MAKE) test VENV=$(LOWEST)
 
 coverage: $(READY)  ## which lines the fast tests execute, and whether they are enough
 	$(BIN)/coverage erase
-	$(PYTEST) $(FAST) --cov --cov-report= $(ARGS)
+	$(BIN)/coverage run $(PYTEST) $(FAST) $(ARGS)
+	@# A process that a test has killed may leave half a file, of which coverage would warn.
+	$(BIN)/python -W ignore -m coverage combine --quiet
+	rm -f .coverage.*
 	$(BIN)/coverage report
 	@set -f; for rule in $(COVERED); do \
 	  printf '%s of %s, at least %s: ' "lines" "$${rule#*:}" "$${rule%%:*}"; \
@@ -67,6 +71,10 @@ figures: $(READY)  ## measure the figures of README and docs anew (ONLY="readme 
 
 docs: $(READY)  ## generate docs/methods.md from the docstrings, conf/ and docs/methods/
 	$(BIN)/python scripts/methods_page.py
+
+bundle: $(READY)  ## build the Flower app, and what `flwr app publish` takes in build/fedhet
+	rm -rf build && mkdir build
+	cd build && $(abspath $(BIN))/flwr build --app .. && $(abspath $(BIN))/python -m zipfile -e *.fab fedhet
 
 clean:  ## remove the environment and the caches; keep runs and data
 	rm -rf $(VENV) $(LOWEST) .coverage* .pytest_cache .mypy_cache .ruff_cache build *.egg-info

@@ -7,6 +7,7 @@ editable install uses it in place.
 """
 
 import shutil
+import warnings
 from pathlib import Path
 
 from setuptools import setup
@@ -22,4 +23,6 @@ class BuildPyWithConf(build_py):
             shutil.copytree("conf", Path(self.build_lib, "fedhet", "conf"), dirs_exist_ok=True)
 
 
+# Flower's app format asks for `license = {file = ...}`, of which setuptools warns.
+warnings.filterwarnings("ignore", ".*`project.license` as a TOML table is deprecated", Warning)
 setup(cmdclass={"build_py": BuildPyWithConf})

@@ -37,8 +37,10 @@ def run(overrides: Sequence[str] = (), *, task: Task | None = None) -> Run:
     """
     # Before torch is imported, so that what is wrong is reported immediately.
     settings = config.compose(overrides)
+    from fedhet.config.composition import refuse_own_plugin
     from fedhet.experiment import definition
 
+    refuse_own_plugin(overrides)
     definition.refuse(overrides)
     if task is None:
         from fedhet.config.targets import instantiate

@@ -1,7 +1,7 @@
 """Says which lower bounds of the dependencies admit a release with a known hole.
 
 `make check` runs this. The table is kept by hand, because the data of pip-audit need the network;
-`pip-audit -r requirements.txt` knows more where there is one.
+`pip-audit .` knows more where there is one.
 """
 
 from __future__ import annotations
@@ -27,23 +27,20 @@ MENDED = {
 }
 
 
-def requirements(root: Path) -> Iterator[tuple[str, Requirement]]:
-    """Each dependency of fedhet and of its extras, and the file that states it."""
-    for line in (root / "requirements.txt").read_text(encoding="utf-8").splitlines():
-        yield "requirements.txt", Requirement(line)
+def requirements(root: Path) -> list[Requirement]:
+    """Each dependency of fedhet and of its extras."""
     project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    for lines in project["optional-dependencies"].values():
-        for line in lines:
-            yield "pyproject.toml", Requirement(line)
+    extras = project["optional-dependencies"].values()
+    return [Requirement(line) for lines in (project["dependencies"], *extras) for line in lines]
 
 
 def holes(root: Path) -> Iterator[str]:
     """A line for each dependency that admits a release with a known hole."""
-    for file, needed in requirements(root):
+    for needed in requirements(root):
         first, hole = MENDED.get(needed.name, ("0", ""))
         bounds = [part.version for part in needed.specifier if part.operator in (">=", "==")]
         if Version(first) > max(map(Version, bounds), default=Version("0")):
-            yield f"{file}: {needed} admits releases before {first} ({hole})"
+            yield f"pyproject.toml: {needed} admits releases before {first} ({hole})"
 
 
 if __name__ == "__main__":

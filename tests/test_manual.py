@@ -111,7 +111,7 @@ def test_every_hook_is_in_the_manual_with_its_signature() -> None:
     lacking = [
         f"{cls.__name__}: {written(cls, name)}"
         for cls, name in documented()
-        if not {written(cls, name), f"site.{written(cls, name)}"} & CODE
+        if not {written(cls, name), f"workspace.{written(cls, name)}"} & CODE
     ]
     assert not lacking
 
@@ -147,7 +147,7 @@ def test_no_signature_of_the_manual_is_out_of_date() -> None:
         for cls in (*AUTHORS, *CALLED, Setting)
         for name in members(cls)
         if not isinstance(vars(cls)[name], cached_property)
-        for prefix in ("", "site.")
+        for prefix in ("", "workspace.")
     }
     signatures = {code for code in CODE if re.fullmatch(r"[\w.]+\(.*\) -> .*", code)}
     assert len(signatures) > 40

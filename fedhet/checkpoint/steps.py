@@ -103,8 +103,11 @@ class Checkpoints(Callback):
 
     # ---- after a step
     def settled(self, loop: Loop, row: Row) -> None:
-        """Write a checkpoint if it is due; the last step of a run that has one has one too."""
-        if self._every is None:
+        """Write a checkpoint if it is due; the last step of a run that has one has one too.
+
+        A step whose evaluation has failed has none, so that the run goes on with that evaluation.
+        """
+        if self._every is None or loop.row is not None:
             return
         if time.monotonic() - self._last >= self._every or (loop.last and self._written):
             self._write()

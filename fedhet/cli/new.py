@@ -10,12 +10,12 @@ import re
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from string import Template
 
 from fedhet.config import catalogue, pieces
 from fedhet.core.errors import ConfigError
+from fedhet.templates import filled
 
-TEMPLATES = Path(__file__).parent / "templates"
+TEMPLATES = Path(__file__).with_name("templates.yaml")
 KINDS = ("method", "plugin", "model", "dataset", "partition")
 # How a piece is chosen on the command line.
 CHOICES = dict.fromkeys(KINDS, "{kind}={name}") | {"plugin": "'plugin=[{name}]'"}
@@ -73,24 +73,19 @@ def create(kind: str, name: str, project: Path) -> list[Path]:
     }
     folder = project / package
     texts = {
-        folder / f"{name}.py": _filled(f"{kind}.py", words),
-        folder / "conf" / kind / f"{name}.yaml": _filled(f"{kind}.yaml", words),
-        project / "tests" / f"test_{name}.py": _filled(f"{kind}.test", words),
+        folder / f"{name}.py": filled(TEMPLATES, f"{kind}.py", words),
+        folder / "conf" / kind / f"{name}.yaml": filled(TEMPLATES, f"{kind}.yaml", words),
+        project / "tests" / f"test_{name}.py": filled(TEMPLATES, f"{kind}.test", words),
     }
     if existing := [str(path) for path in texts if path.exists()]:
         raise ConfigError(f"{', '.join(existing)}: already there; choose another name")
     if not (project / "pyproject.toml").exists():
-        texts[project / "pyproject.toml"] = _filled("pyproject.toml", words)
+        texts[project / "pyproject.toml"] = filled(TEMPLATES, "pyproject.toml", words)
         texts[folder / "__init__.py"] = f'"""Pieces for fedhet: {words["project"]}."""\n'
     for path, text in texts.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     return list(texts)
-
-
-def _filled(template: str, words: dict[str, str]) -> str:
-    text = (TEMPLATES / f"{template}.txt").read_text(encoding="utf-8")
-    return Template(text).substitute(words)
 
 
 def _check_name(kind: str, name: str) -> None:

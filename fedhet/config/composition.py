@@ -19,7 +19,6 @@ from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
@@ -146,8 +145,8 @@ def check_overrides(lines: Sequence[str], *, sweep: bool = False) -> list[str]:
     Raises:
         ConfigError: as `compose` does; for a sweep it names the first run that is wrong.
     """
+    refuse_own_plugin(lines)
     parsed = overrides.parse(lines)
-    refuse_own_plugin(parsed)
     runs = overrides.of_sweep_runs(parsed) if sweep else [overrides.of_single_run(parsed)]
     bases = of_sweep() if sweep else None
     for run in runs:
@@ -179,11 +178,12 @@ def job_label(hydra: Any, lines: Sequence[str] | None = None) -> str:
     return " ".join(line.lstrip("+") for line in varied or task) or "the defaults"
 
 
-def refuse_own_plugin(parsed: Sequence[Override]) -> None:
+def refuse_own_plugin(lines: Sequence[str]) -> None:
     """Refuse a plug-in that the one method of the command brings anyway, as if it acted twice.
 
     A sweep over methods may have one `plugin=[...]` for all of them.
     """
+    parsed = overrides.parse(lines)
     given = {each.key_or_group: each for each in parsed if not each.is_sweep_override()}
     if not {"method", "plugin"} <= given.keys():
         return

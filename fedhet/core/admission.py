@@ -2,9 +2,10 @@
 
 A reply that fails a check is left out as a whole. Under a mean, which one reply far from all others
 would take over, a reply is also refused if its weights have changed by far more than those of the
-phase's last step, unless most replies have: then the method itself diverges. In the first step of a
-phase nothing is known yet; where the model's loss is not finite after a step, and one reply had
-changed by far more than the others, the step is undone.
+phase's last step, unless most replies have: then the method itself diverges. Where nothing is known
+of a last step, the step itself tells in the end what was usual, and is undone if a reply was far
+beyond it; so is one after which the model's loss is not finite, and in which one reply had changed
+by far more than the others.
 """
 
 from __future__ import annotations
@@ -355,6 +356,7 @@ class Jumps:
         """Forget the replies of the step before."""
         self._step = step
         self._norms = {}
+        self._bounded = any(self._usual.values())
 
     def far(self, update: Update) -> bool:
         """Whether the reply changes something by far more than those of the phase's last step."""
@@ -378,8 +380,8 @@ class Jumps:
         kind, *_ = self._beyond(pid)
         return (
             f"the norm of its {kind} is {self._norms.pop(pid)[kind]:.3g}, more than"
-            f" replies.max_jump={self.limit:g} times the median of the last step,"
-            f" {self._usual[kind]:.3g}"
+            f" replies.max_jump={self.limit:g} times the median of"
+            f" {'the last' if self._bounded else 'this'} step, {self._usual[kind]:.3g}"
         )
 
     def end(self) -> None:
@@ -388,22 +390,30 @@ class Jumps:
             held = (norms[kind] for norms in self._norms.values() if kind in norms)
             self._usual[kind] = median_of(held)
 
-    def odd(self) -> Failure | None:
-        """The failure of the reply with the largest change; None where all replies are alike."""
+    def odd(self, *, finite: bool) -> list[Failure]:
+        """The failures of the replies that may have spoilt the step; none where all are alike.
+
+        Args:
+            finite: whether the loss is finite after the step. Then they are those that the step's
+                own medians would have refused, if it had no bound; else the largest change.
+        """
+        if finite:
+            far = [] if self._bounded else [pid for pid in self._norms if self._beyond(pid)]
+            return [self._step.failure(pid, self.cause(pid), "outlier") for pid in far]
         changes = {pid: max(norms.values(), default=0.0) for pid, norms in self._norms.items()}
         pid = max(changes, key=changes.__getitem__, default=-1)
         others = [norm for other, norm in changes.items() if other != pid]
         if not others or not changes[pid] > ALIKE * median(others):
-            return None
+            return []
         cause = (
             f"the loss is not finite after this step, in which its norm is {changes[pid]:.3g}, and"
             f" the median of the others {median(others):.3g}"
         )
-        return self._step.failure(pid, cause, "outlier")
+        return [self._step.failure(pid, cause, "outlier")]
 
 
 class Undo:
-    """Takes a step back after which the model's loss is not finite.
+    """Takes a step back that a reply has spoilt.
 
     That happens once in a row, and only where one reply had changed by far more than the others: a
     method that diverges by itself is a result.
@@ -429,27 +439,31 @@ class Undo:
                     log.warning("no step can be undone, should a reply spoil it: %s", error)
         self._tensors = {name: t.clone() for name, t in packer.tensors.items()}
 
-    def __call__(self, report: Callable[[Failure], None]) -> bool:
-        """Put back what was before the step, if one reply has spoilt it.
+    def __call__(self, report: Callable[[Failure], None], *, finite: bool = False) -> bool:
+        """Put back what was before the step, if a reply has spoilt it.
 
         Args:
-            report: is given the failure of that reply's client.
+            report: is given the failure of each such reply's client.
+            finite: whether the loss is finite after the step.
 
         Raises:
             RunFailed: there is one, and `on_failure` is "stop".
         """
         strategy = self._strategy
         again = strategy.jumps.undone == strategy.current.round - 1
-        failed = strategy.jumps.odd() if self.possible and not again else None
-        if failed is None:
+        failures = strategy.jumps.odd(finite=finite) if self.possible and not again else []
+        for failed in failures:
+            report(failed)
+            if strategy.setting.ends_run(failed):
+                raise RunFailed(str(failed))
+            log.warning("round %d is undone: %s", strategy.current.round, failed)
+        if not failures:
             return False
-        report(failed)
-        if strategy.setting.ends_run(failed):
-            raise RunFailed(str(failed))
-        log.warning("round %d is undone: %s", strategy.current.round, failed)
         for name, part in strategy.parts.items():
             put_back(part, self._before[name], self._tensors, strategy.workspace.device, name)
+        strategy.forget_reports()
         strategy.current.accepted = 0
+        strategy.current.metrics = {}
         strategy.jumps.undone = strategy.current.round
         return True
 

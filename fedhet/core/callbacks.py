@@ -41,7 +41,10 @@ class Callback:
         """Called after the clients have evaluated the model; true ends the phase."""
 
     def settled(self, loop: Loop, row: Row) -> None:
-        """Called when the step is over; an evaluation that was due is part of the row."""
+        """Called when the step is over; an evaluation that was due is part of the row.
+
+        Where that has failed, the run ends with this step, and `loop.row` is the row.
+        """
 
     def ended(self, loop: Loop, status: str, error: BaseException | None) -> None:
         """Called in the end.

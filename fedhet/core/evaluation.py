@@ -45,22 +45,21 @@ def global_scores(
 
 
 def sound_scores(strategy: FedStrategy, undo: Undo) -> dict[str, float]:
-    """The scores on the global test set, after the step was undone if its loss is not finite.
+    """The scores on the global test set, after the step was undone if a reply has spoilt it.
 
-    Where no evaluation is due, a part of the set tells whether it is, and there are no scores.
+    Where no evaluation is due, a part of the set tells whether the loss is finite, and there are no
+    scores.
 
     Raises:
-        RunFailed: one reply has spoilt the step, and `on_failure` is "stop".
+        RunFailed: a reply has spoilt the step, and `on_failure` is "stop".
     """
+    most = None if strategy.due else FORWARD_BATCH
+    scores = global_scores(strategy, most=most) if strategy.due or undo.possible else {}
+    finite = math.isfinite(scores.get("loss", 0.0))
+    undone = undo(strategy.current.failures.append, finite=finite)
     if not strategy.due:
-        some = global_scores(strategy, most=FORWARD_BATCH) if undo.possible else {}
-        if not math.isfinite(some.get("loss", 0.0)):
-            undo(strategy.current.failures.append)
         return {}
-    scores = global_scores(strategy)
-    if not math.isfinite(scores.get("loss", 0.0)) and undo(strategy.current.failures.append):
-        return global_scores(strategy)
-    return scores
+    return global_scores(strategy) if undone else scores
 
 
 def mostly_diverged(updates: Sequence[Update], strategy: FedStrategy) -> bool:

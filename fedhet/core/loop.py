@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from fedhet.core import messages, trees
 from fedhet.core.admission import Undo
 from fedhet.core.callbacks import Callback, Row
-from fedhet.core.errors import ConfigError
+from fedhet.core.errors import ConfigError, WriteError
 from fedhet.core.evaluation import (
     client_means,
     evaluation_messages,
@@ -202,7 +202,8 @@ class Loop:
             del row["failures"][before:]
             for failure in spoilt:
                 report(failure)
-            row |= {"accepted": 0, "weights_sha256": trees.sha256(method.weights)}
+            row |= {"accepted": 0, "metrics": {}, "weights_sha256": trees.sha256(method.weights)}
+            row["client_state"] = state_sizes(method.state_bytes)
             self.send(evaluation_messages(method))
             updates = received((yield self.plan, Clock()), method, report, self.accept)
         row |= client_means(updates, method.views, method.workspace.task.scoring)
@@ -245,20 +246,28 @@ class Loop:
     def end(self, status: str, error: BaseException | None = None) -> None:
         """Tell the callbacks that the run has ended, unless they know.
 
+        A step whose evaluation has failed is over, too, which they are told first.
+
         Raises:
-            Exception: a callback has failed at the end of a run that was well.
+            Exception: a callback has failed at the end of a run that was well, or of its last step.
         """
         if self._over:
             return
         self._over = True
         problem: BaseException | None = None
-        for callback in self.callbacks:
-            try:
-                callback.ended(self, status, error)
-            except (KeyboardInterrupt, SystemExit) as stopped:
-                status, error, problem = "interrupted", stopped, stopped
-            except Exception as failed:  # noqa: BLE001 -- the other callbacks are told first
-                status, error, problem = "failed", failed, problem or failed
+        for row in [None] if self.row is None else [self.row, None]:  # None: the end
+            for callback in self.callbacks:
+                try:
+                    if row is not None:
+                        callback.settled(self, row)
+                    else:
+                        callback.ended(self, status, error)
+                except (KeyboardInterrupt, SystemExit) as stopped:
+                    status, error, problem = "interrupted", stopped, stopped
+                except Exception as failed:  # noqa: BLE001 -- the other callbacks are told first
+                    status = "failed"
+                    if not isinstance(error, WriteError):  # else the first file is named
+                        error, problem = failed, problem or failed
         if problem is not None:
             raise problem
 

@@ -231,9 +231,7 @@ class FedStrategy(Strategy):
         current = self.current
         phase = current.entry.phase
         own = not current.entry.owner
-        self.report, self.setting.merge.report = {}, {}
-        for plugin in self.plugins:
-            plugin.report = {}
+        self.forget_reports()
         msg = Broadcast(
             phase=current.entry.name,
             step=current.step,
@@ -379,6 +377,12 @@ class FedStrategy(Strategy):
         optimizer = self.setting.server_opt
         parts: dict[str, object] = {f"plugin.{plugin.name}": plugin for plugin in self.plugins}
         return {"method": self, **parts, **({"server_opt": optimizer} if optimizer else {})}
+
+    def forget_reports(self) -> None:
+        """Empty what method, plug-ins and merge report."""
+        pieces: list[Reporting] = [self, *self.plugins, self.setting.merge]
+        for piece in pieces:
+            piece.report = {}
 
     def reports(self) -> dict[str, Report]:
         """What method, plug-ins and merge report, by name; what is empty is left out."""

@@ -10,7 +10,6 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from string import Template
 from typing import NamedTuple
 
 from fedhet.core import check
@@ -18,8 +17,9 @@ from fedhet.core.errors import ConfigError, DataError
 from fedhet.deploy import certificates
 from fedhet.deploy.folders import PLACEHOLDER, change, connection, versions
 from fedhet.record.files import unwritable, write_json, write_text
+from fedhet.templates import filled
 
-TEMPLATES = Path(__file__).parent / "templates"
+TEMPLATES = Path(__file__).with_name("templates.yaml")
 _SITE_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,62}", re.ASCII)
 
 
@@ -85,7 +85,7 @@ def create(out: Path, deployment: Deployment) -> None:
         _write_record(operator, deployment)
         root = out.absolute() / "operator" / "ca.crt"
         write_text(operator / "config.toml", connection(deployment.address, root))
-        write_text(operator / "run.toml", _filled("run.toml", _run_words(deployment)))
+        write_text(operator / "run.toml", filled(TEMPLATES, "run.toml", _run_words(deployment)))
         expires = _write_server_certificate(new / "server", authority, deployment.host)
         _write_server(new, deployment, expires)
         for name in deployment.sites:
@@ -296,14 +296,14 @@ def _write_server(out: Path, deployment: Deployment, expires: str) -> None:
         "more": f'    ports:\n      - "{deployment.port}:{deployment.port}"\n',
     }
     _write_common(out / "server", words)
-    write_text(out / "server" / "server.toml", _filled("server.toml", words))
+    write_text(out / "server" / "server.toml", filled(TEMPLATES, "server.toml", words))
     _write_pages(out, deployment, expires)
 
 
 def _write_pages(out: Path, deployment: Deployment, expires: str) -> None:
     words = _words(deployment) | {"expires": expires, "port": str(deployment.port)}
-    write_text(out / "server" / "README.md", _filled("README.server", words))
-    write_text(out / "README.md", _filled("README.operator", words))
+    write_text(out / "server" / "README.md", filled(TEMPLATES, "README.server", words))
+    write_text(out / "README.md", filled(TEMPLATES, "README.operator", words))
 
 
 def _write_site(out: Path, deployment: Deployment, name: str) -> None:
@@ -326,16 +326,11 @@ def _write_site(out: Path, deployment: Deployment, name: str) -> None:
         _write_key(out, folder, name)
         shutil.copyfile(out / "operator" / "ca.crt", folder / "ca.crt")
         _write_common(folder, words)
-        write_text(folder / "site.toml", _filled("site.toml", words))
-        write_text(folder / "README.md", _filled("README.site", words))
+        write_text(folder / "site.toml", filled(TEMPLATES, "site.toml", words))
+        write_text(folder / "README.md", filled(TEMPLATES, "README.site", words))
 
 
 def _write_common(folder: Path, words: Mapping[str, str]) -> None:
-    write_text(folder / "fedhet.service", _filled("unit", words))
-    write_text(folder / "compose.yaml", _filled("compose.yaml", words))
+    write_text(folder / "fedhet.service", filled(TEMPLATES, "unit", words))
+    write_text(folder / "compose.yaml", filled(TEMPLATES, "compose.yaml", words))
     write_json(folder / "versions.json", versions())
-
-
-def _filled(template: str, words: Mapping[str, str]) -> str:
-    text = (TEMPLATES / f"{template}.txt").read_text(encoding="utf-8")
-    return Template(text).substitute(words)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
 from flwr.common import EvaluateIns, FitIns, Parameters, ndarrays_to_parameters
 from flwr.server.client_manager import ClientManager
@@ -20,6 +20,7 @@ from fedhet.flower import wire
 from fedhet.flower.nodes import Nodes
 
 log = logging.getLogger("fedhet")
+Ins = TypeVar("Ins", FitIns, EvaluateIns)
 
 
 class StrategyAdapter(Callback):
@@ -27,8 +28,9 @@ class StrategyAdapter(Callback):
 
     Flower's Server runs a fixed number of rounds, the phases before the training among them
     (`FedStrategy.num_rounds`). A round past the end of the timetable asks no client. The server and
-    the clients evaluate after the rounds for which an evaluation is due. What needs a run folder
-    does not happen, unless `callbacks` do it.
+    the clients evaluate after the rounds for which an evaluation is due. Where the clients' losses
+    undo a step, the next round asks them to evaluate again, and trains nothing. What needs a run
+    folder does not happen, unless `callbacks` do it.
 
     Args:
         method: the run's strategy, to which the adapter is attached.
@@ -48,13 +50,14 @@ class StrategyAdapter(Callback):
         self._request: Request | None = None
         self._begun = False
         self._row: Row = {}
+        self._given = _shared(method)  # the parameters that Flower's Server holds
 
     def settled(self, loop: Loop, row: Row) -> None:
         self._row = row
 
     def initialize_parameters(self, client_manager: ClientManager) -> Parameters:
         """The model's shared tensors, in state-dict order."""
-        return _shared(self._method)
+        return self._given
 
     def configure_fit(
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
@@ -72,10 +75,7 @@ class StrategyAdapter(Callback):
         if self._request is None:
             self._row = {}
             log.info("round %d is past the end of the timetable; no client is asked", server_round)
-        packer = wire.MessagePacker(self.nodes.agreed)
-        return [
-            (proxy, wire.fit_ins(msg, packer)) for proxy, msg in self._addressed(client_manager)
-        ]
+        return self._addressed(client_manager, wire.fit_ins)
 
     def aggregate_fit(
         self, server_round: int, results: list[tuple[Any, Any]], failures: list[Any]
@@ -86,9 +86,10 @@ class StrategyAdapter(Callback):
             RunFailed: a client failed and on_failure is "stop", or no client succeeded.
         """
         if self._request is None:
-            return _shared(self._method), {}
+            return self._given, {}
         self._answer(self._in_order(results, failures))
-        return _shared(self._method), dict(self._last["metrics"])
+        self._given = _shared(self._method)
+        return self._given, dict(self._last["metrics"])
 
     def configure_evaluate(
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
@@ -97,13 +98,7 @@ class StrategyAdapter(Callback):
 
         Under privacy.noise clients evaluate nothing.
         """
-        if not self._evaluating:
-            return []
-        packer = wire.MessagePacker(self.nodes.agreed)
-        return [
-            (proxy, wire.evaluate_ins(msg, packer))
-            for proxy, msg in self._addressed(client_manager)
-        ]
+        return self._addressed(client_manager, wire.evaluate_ins) if self._evaluating else []
 
     def aggregate_evaluate(
         self, server_round: int, results: list[tuple[Any, Any]], failures: list[Any]
@@ -171,13 +166,25 @@ class StrategyAdapter(Callback):
         plan, _ = self._request or ([], None)
         return {msg.pid: msg for msg in plan}
 
-    def _addressed(self, manager: ClientManager) -> Iterator[tuple[ClientProxy, Broadcast]]:
-        """The messages that are due, with the nodes that host their clients."""
+    def _addressed(
+        self, manager: ClientManager, ins: Callable[[Broadcast, wire.MessagePacker], Ins]
+    ) -> list[tuple[ClientProxy, Ins]]:
+        """The messages that are due, with the nodes that host their clients.
+
+        Where there is no such node, Flower's Server does not ask for the results: then all clients
+        have failed.
+
+        Raises:
+            RunFailed: they have, and the run does not go on without them.
+        """
         awaited = self._awaited
         proxies = self.nodes.proxies(awaited, manager)
-        for pid, msg in awaited.items():
-            if proxy := proxies[pid]:
-                yield proxy, msg
+        packer = wire.MessagePacker(self.nodes.agreed)
+        hosted = ((proxies[pid], msg) for pid, msg in awaited.items())
+        addressed = [(proxy, ins(msg, packer)) for proxy, msg in hosted if proxy]
+        if awaited and not addressed:
+            self._answer(self._in_order([], []))
+        return addressed
 
     def _in_order(self, results: list[tuple[Any, Any]], failures: list[Any]) -> Iterator[Reply]:
         """The replies of the clients that were asked."""
@@ -186,7 +193,7 @@ class StrategyAdapter(Callback):
 
     def _check_own(self, parameters: Parameters) -> None:
         """Refuse parameters that a strategy around the method has changed."""
-        if parameters.tensors != _shared(self._method).tensors:
+        if parameters.tensors != self._given.tensors:
             raise RunFailed(
                 "Flower's parameters are not the method's: a strategy around it has changed them,"
                 " which has no effect on fedhet's model; for differential privacy set privacy.noise"

@@ -23,8 +23,7 @@ FILE = "model_card.md"
 _MOST_NAMES = 100  # of classes or columns; partition.json has them all
 _PACKAGES = ("python", "fedhet", "torch", "torchvision", "flwr", "numpy")
 _DECLARED = ("dataset", "partition", "model", "method", "plugin", "server_opt", "merge", "client")
-# Of jinja2. Values are escaped where they stand; it is no file because a run that is sent to
-# Flower's processes takes modules only.
+# Of jinja2, which escapes each value where it stands.
 TEMPLATE = """\
 # {{ method }} on {{ summary.dataset or "data given as objects" }}
 

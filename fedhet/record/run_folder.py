@@ -202,16 +202,8 @@ class Recorder(Callback):
 
         Raises:
             RunFailed: the run has ended well, but a file cannot be written.
-            WriteError: the last step cannot be recorded.
         """
-        unwritten: WriteError | None = None
         try:
-            if loop.row is not None:  # its evaluation has failed
-                try:
-                    self.settled(loop, loop.row)
-                except WriteError as problem:
-                    if not isinstance(error, WriteError):  # else the first file is named
-                        error = unwritten = problem
             self.summary |= loop.notes
             if status == "interrupted":
                 self.finish(loop.method, status, STOPPED)
@@ -221,8 +213,6 @@ class Recorder(Callback):
             if not self._complete:
                 self.finish(loop.method, "interrupted", STOPPED)
             raise
-        if unwritten:
-            raise unwritten
 
     def finish(self, strategy: FedStrategy, status: str, reason: str | None = None) -> None:
         """Record the end of the run: the weights, the summary, the figures and the model card.

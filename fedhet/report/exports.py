@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+import yaml
 from markupsafe import Markup
 
 from fedhet.report.document import Document, Table, TableEntry
 
-TEMPLATES = jinja2.FileSystemLoader(Path(__file__).parent / "templates")
+TEMPLATES = Path(__file__).with_name("page.yaml")
 # What begins something in Markdown or HTML, wherever it stands.
 IN_MARKDOWN = re.compile(r"([\\`*_{}\[\]<>|~$])")
 IN_LATEX = {
@@ -44,9 +45,9 @@ IN_LATEX = {
 
 
 def rendered(template: str, document: Document, **options: Any) -> str:
-    """The report by a template of this folder, with options of jinja2's environment."""
+    """The report by a template of page.yaml, with options of jinja2's environment."""
     environment = jinja2.Environment(
-        loader=TEMPLATES,
+        loader=jinja2.DictLoader(yaml.safe_load(TEMPLATES.read_text(encoding="utf-8"))),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

@@ -80,18 +80,26 @@ class Tracking(Callback):
             self.step(number, row)
 
     def settled(self, loop: Loop, row: Row) -> None:
-        self.step(loop.round, row)
+        # One whose evaluation has failed is told again where the run goes on with it.
+        self.step(loop.round, row, whole=loop.row is None)
 
     def ended(self, loop: Loop, status: str, error: BaseException | None) -> None:
         self.end(status)
 
-    def step(self, number: int, row: Mapping[str, Any]) -> None:
-        """Tell the tracker a line of rounds.jsonl, unless it has it already."""
+    def step(self, number: int, row: Mapping[str, Any], *, whole: bool = True) -> None:
+        """Tell the tracker a line of rounds.jsonl, unless it has it already.
+
+        Args:
+            number: of the step.
+            row: the line.
+            whole: whether its evaluation has not failed; else a resumed run tells it again.
+        """
 
         def step(tracker: Tracker) -> None:
             if number > self._known:
                 tracker.step(number, numbers(row))
-                self._note(tracker, number)
+                if whole:
+                    self._note(tracker, number)
 
         self._unharmed(step)
 

@@ -39,7 +39,7 @@ from harness import ABSENT
 os.environ |= {"OMP_NUM_THREADS": "1", "FLWR_TELEMETRY_ENABLED": "0", "RAY_DEDUP_LOGS": "0"}
 for package in ("flwr", "ray"):
     if importlib.util.find_spec(package) is None:
-        print(f"{package} is not installed: pip install -r requirements.txt", file=sys.stderr)
+        print(f"{package} is not installed: pip install -e .", file=sys.stderr)
         raise SystemExit(ABSENT)
 
 import psutil  # noqa: E402

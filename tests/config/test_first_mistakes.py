@@ -34,8 +34,9 @@ def test_overrides_are_a_list_of_texts(given: Any) -> None:
     ],
 )
 def test_a_setting_names_what_to_use_instead(line: str, told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
-        composition.check_overrides(["method=fedprox", line])
+    for check in (composition.check_overrides, fedhet.run):
+        with pytest.raises(ConfigError, match=told):
+            check(["method=fedprox", line])
     composition.check_overrides(["method=fedprox,fedavg", "plugin=[fedprox]"], sweep=True)
 
 

@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("setuptools", minversion="77")
 
 ROOT = Path(__file__).parents[2]
-SOURCES = ("pyproject.toml", "setup.py", "MANIFEST.in", "requirements.txt", "README.md", "LICENSE")
+SOURCES = ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE")
 
 
 def paths(folder: str, pattern: str) -> set[str]:
@@ -49,7 +49,7 @@ def test_a_wheel_has_every_module_and_conf(source: Path) -> None:
     with zipfile.ZipFile(build(source, "wheel")) as wheel:
         names = {name for name in wheel.namelist() if ".dist-info/" not in name}
     conf = {f"fedhet/{path}" for path in paths("conf", "*.yaml")}
-    templates = paths("fedhet", "*.txt") | paths("fedhet/report/templates", "*")
+    templates = paths("fedhet", "*.yaml")
     modules = paths("fedhet", "*.py") | paths("hydra_plugins", "*.py")
     assert names == modules | conf | templates | {"fedhet/py.typed"}
 
@@ -87,11 +87,7 @@ def test_a_source_distribution_has_conf(source: Path) -> None:
     archive = build(source, "sdist")
     shutil.unpack_archive(archive, source / "unpacked")
     (folder,) = (source / "unpacked").iterdir()
-    for tree, pattern in (
-        ("conf", "*.yaml"),
-        ("fedhet/cli/templates", "*.txt"),
-        ("fedhet/report/templates", "*"),
-    ):
-        unpacked = (folder / tree).rglob(pattern)
-        assert {path.relative_to(folder).as_posix() for path in unpacked} == paths(tree, pattern)
-    assert (folder / "setup.py").exists() and (folder / "requirements.txt").exists()
+    for tree in ("conf", "fedhet"):
+        unpacked = (folder / tree).rglob("*.yaml")
+        assert {path.relative_to(folder).as_posix() for path in unpacked} == paths(tree, "*.yaml")
+    assert (folder / "setup.py").exists()

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedhet.core.callbacks import Callback, Row
-from fedhet.core.errors import ConfigError, RunFailed
+from fedhet.core.errors import ConfigError, RunFailed, WriteError
 from fedhet.core.groups import Evaluation, Noise
 from fedhet.core.loop import Loop
 from fedhet.core.messages import Broadcast, Update
@@ -106,6 +106,28 @@ def test_a_callback_that_fails_ends_the_run_and_the_others_learn_of_it(
         run(federation, Full(), Diary(moments))
     assert moments[-1] == ("ended", "failed")
     assert ("settled", 1, 2) not in moments
+
+
+def test_a_step_whose_evaluation_fails_is_told_like_any(federation: Callable[..., Any]) -> None:
+    """Once, before the end, and to all, also where one of them fails there."""
+
+    class Failing(Callback):
+        def evaluated(self, loop: Loop, row: Row, updates: Sequence[Update]) -> None:
+            raise RunFailed("no validation samples")
+
+        def settled(self, loop: Loop, row: Row) -> None:
+            if row["round"] == 2:
+                raise WriteError("the disk is full")
+
+    moments: list[Any] = []
+    with pytest.raises(WriteError, match="the disk is full"):
+        run(federation, Diary(moments), Failing(), Diary(moments, "second "))
+    assert moments[-4:] == [
+        ("settled", 2, 2),
+        ("second settled", 2, 2),
+        ("ended", "failed"),
+        ("second ended", "failed"),
+    ]
 
 
 @pytest.mark.parametrize(

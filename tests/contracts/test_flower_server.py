@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 from composing import composed
-from contracts.runs import rows
+from contracts.runs import rows, validated
 from contracts.tasks import with_dropout
+from contracts.test_jumps import attack, deeper
 from flwr.client import Client
 from flwr.common import (
     EvaluateIns,
@@ -31,6 +32,7 @@ from fedhet.core.client import FedClient
 from fedhet.core.errors import RunFailed
 from fedhet.core.evaluation import global_scores
 from fedhet.core.messages import Broadcast
+from fedhet.core.task import Task
 from fedhet.data.toy import toy_task
 from fedhet.flower import wire
 from fedhet.flower.adapter import StrategyAdapter
@@ -102,8 +104,8 @@ def joined(make: MakeClient, total: int) -> SimpleClientManager:
 class FlowerRun:
     """A configured run on toy data under Flower's Server, on two nodes."""
 
-    def __init__(self, *overrides: str) -> None:
-        self.job = Job(composed(*overrides), toy_task(5))
+    def __init__(self, *overrides: str, task: Task | None = None) -> None:
+        self.job = Job(composed(*overrides), task or toy_task(5))
         noise = self.job.workspace.noise
         StrategyAdapter(self.job.strategy, [Account(noise)] if noise else [])
         store = MemoryStore()
@@ -253,6 +255,48 @@ def test_a_node_that_fails_in_every_evaluation(
     run = FlowerRun("method=fedavg", *LINES, "rounds=2", f"on_failure={on_failure}")
     with pytest.raises(RunFailed, match=r"client 0 failed in phase 'evaluate'.*node has left"):
         run.fit(2)
+
+
+@pytest.mark.parametrize("half", ["fit", "evaluate"])
+def test_a_round_in_which_no_node_is_present(half: str) -> None:
+    """Flower's Server gives no results then: all clients have failed, and nothing is late."""
+    lines = ["rounds=2", "on_failure=skip", "replies.bad_steps=1"]
+    run = FlowerRun("method=fedavg", *LINES, *lines)
+    strategy = run.job.strategy
+    server = Server(client_manager=run.nodes, strategy=strategy)
+    server.parameters = strategy.initialize_parameters(run.nodes)
+    if half == "evaluate":
+        server.fit_round(1, None)
+    else:
+        strategy.adapter.nodes.proxies([0], run.nodes)  # all have joined
+    nodes = list(run.nodes.all().values())
+    for node in nodes:
+        run.nodes.unregister(node)
+    if half == "evaluate":
+        with pytest.raises(RunFailed, match=r"failed in phase 'evaluate'.*no reply"):
+            server.evaluate_round(1, None)
+        return
+    assert server.fit_round(1, None) is None
+    for node in nodes:
+        run.nodes.register(node)
+    assert server.evaluate_round(1, None)
+    assert server.fit_round(2, None) and server.evaluate_round(2, None)
+    assert run.asked("train") == [2] and run.asked("evaluate") == [1, 2]
+
+
+def test_a_step_that_is_undone_after_the_clients_evaluation(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clients are asked again in the next round of Flower's, which trains nothing."""
+    task = deeper(validated(2))
+    task.test = None
+    attack(monkeypatch, {1}, trees.LARGEST, pid=1)
+    lines = ["method=fedavg", "client.lr=.01", "on_failure=skip", "replies.max_lost=1"]
+    expected = launch(*lines, "rounds=2", task=task)
+    run = FlowerRun(*lines, "rounds=2", task=task)
+    run.fit(3)
+    assert run.sha256 == expected.summary["weights_sha256"]
+    assert run.asked("train") == run.asked("evaluate") == [1, 2]
 
 
 def test_noise_under_flowers_own_server() -> None:

@@ -104,41 +104,80 @@ def test_a_huge_reply_is_refused_and_the_result_is_that_of_the_others(
 
 @pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedgen", "fedavgm"])
 @pytest.mark.parametrize("judge", ["server", "clients"])
+@pytest.mark.parametrize("size", [trees.LARGEST, 1e6])
 def test_a_step_that_one_reply_spoils_is_undone(
-    launch: Launch, monkeypatch: pytest.MonkeyPatch, method: str, judge: str
+    launch: Launch, monkeypatch: pytest.MonkeyPatch, method: str, judge: str, size: float
 ) -> None:
-    """In the first step, where nothing is known yet; then the client is refused."""
+    """In the first step, where nothing is known yet; then the client is refused.
+
+    The loss of three layers is not finite with weights of the largest size, and is with others.
+    """
     task = validated()
     if judge == "clients":
         task.test = None
-    attack(monkeypatch, {1, 2}, trees.LARGEST)
+    attack(monkeypatch, {1, 2}, size)
     deep = deeper(task)
     more = ["method.server_steps=2"] if method == "fedgen" else []
     run = launch(*SHORT, *ALL, f"method={method}", *more, "client.lr=.01", task=deep)
     assert run.summary["status"] == "ok"
-    assert failures(run)[0][:2] == (1, 2) and failures(run)[1][:2] == (2, 2)
-    assert len(failures(run)) == 2
+    assert failures(run) == [(1, 2, "outlier"), (2, 2, "outlier")]
     assert [row["accepted"] for row in rows(run)] == [0, 4, 5]
-    assert trees.first_nonfinite(run.weights) is None
+    assert run.rounds["loss_clients_weighted"].max() < 10
+
+
+def test_a_huge_extra_in_the_first_step_is_undone(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would spoil the next step only, so that no loss tells of it."""
+    handle = FedClient.handle
+
+    def handled(self: FedClient, msg: Broadcast) -> Reply:
+        reply = handle(self, msg)
+        if self.pid == 2 and msg.step == 1 and isinstance(reply, Update) and reply.weights:
+            huge = trees.map(lambda t: torch.full_like(t, 1e6), reply.tree("scaffold.c_plus"))
+            reply.extras["scaffold.c_plus"] = huge
+        return reply
+
+    monkeypatch.setattr(FedClient, "handle", handled)
+    run = launch(*SHORT, *ALL, "method=scaffold", "eval.every=3", task=validated())
+    assert failures(run) == [(1, 2, "outlier")]
+    assert [row["accepted"] for row in rows(run)] == [0, 5, 5]
+
+
+def test_a_step_that_is_undone_leaves_nothing_in_the_record(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Undone after the step, and after the clients' evaluation, which alone judges two clients."""
+    lines = ["method=moon", "plugin=[fednorm]", "client.lr=.01"]
+    for task in (validated(5), validated(2)):
+        with monkeypatch.context() as patch:
+            task.test = None
+            attack(patch, {1}, trees.LARGEST, pid=1)
+            first, second, _ = rows(launch(*SHORT, *ALL, *lines, task=deeper(task)))
+        assert (first["accepted"], first["metrics"]) == (0, {})
+        assert first["client_state"]["clients"] == 0 < second["client_state"]["clients"]
+        assert second["metrics"]
+        assert {name for name in second if "fednorm." in name}
+        assert not {name for name in first if "fednorm." in name}
 
 
 def test_a_client_that_fails_both_evaluations_of_an_undone_step_has_failed_once(
     launch: Launch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    task = validated()
+    task = validated(2)
     task.test = None
-    attack(monkeypatch, {1}, trees.LARGEST)
+    attack(monkeypatch, {1}, trees.LARGEST, pid=0)
     assess = FedClient.assess
 
     def failing(self: FedClient, *visit: Any) -> Update:
-        if self.pid == 3:
+        if self.pid == 1:
             raise OSError("the disk is full")
         return assess(self, *visit)
 
     monkeypatch.setattr(FedClient, "assess", failing)
     run = launch(*SHORT, *ALL, "method=fedavg", "client.lr=.01", task=deeper(task))
     first = [(f["phase"], f["pid"]) for f in run.summary["failures"] if f["round"] == 1]
-    assert sorted(first) == [("evaluate", 3), ("train", 2)]
+    assert sorted(first) == [("evaluate", 1), ("train", 0)]
 
 
 def deeper(task: Task) -> Task:

@@ -17,10 +17,12 @@ import torch
 from composing import composed
 from contracts.runs import validated
 from contracts.short import slow, slow_unless
+from contracts.test_jumps import attack, deeper
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import fedhet
+from fedhet.core import trees
 from fedhet.core.client import KEEP, FedClient
 from fedhet.core.errors import ConfigError
 from fedhet.core.evaluation import evaluation_messages
@@ -31,7 +33,7 @@ from fedhet.data.toy import toy_task
 from fedhet.job import Job
 from fedhet.methods.fedavg import FedAvg
 from fedhet.record import files
-from fedhet.record.personal import PersonalModels
+from fedhet.record.personal import SHARED, PersonalModels
 from fedhet.stores import MemoryStore
 
 Launch = Callable[..., Any]
@@ -233,6 +235,29 @@ def test_a_view_that_cannot_be_loaded_is_reported(
     test = validated().clients[0].test
     assert test is not None
     assert score(model, test, validated()) == recorded(run, 2, "personal", 0)
+
+
+def test_the_models_after_an_undone_last_step_are_those_of_the_weights_kept(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were stored with the spoilt weights first; the clients' losses undo the step of two."""
+    task = deeper(validated(2))
+    task.test = None
+    attack(monkeypatch, {2}, trees.LARGEST, pid=1)
+    lines = ["method=ditto", "client.lr=.01", "on_failure=skip", "replies.max_lost=1"]
+    before, undone = (launch(*lines, f"rounds={rounds}", task=task) for rounds in (1, 2))
+    assert [f["pid"] for f in undone.summary["failures"]] == [1]
+    assert undone.summary["personal_models"]["kept"]["personal"]["last"] == 2
+    for pid, client in enumerate(task.clients):
+        models = [
+            fedhet.load(run, "personal", client=pid, model=task.model()) for run in (before, undone)
+        ]
+        states = [model.state_dict() for model in models]
+        assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+        assert client.test is not None
+        assert score(models[1], client.test, task) == recorded(undone, 2, "personal", pid)
+    shared = [contents(run) / f"round-00000{n}" / SHARED for n, run in ((1, before), (2, undone))]
+    assert filecmp.cmp(*shared, shallow=False)
 
 
 def test_a_full_disk_costs_only_the_models(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:

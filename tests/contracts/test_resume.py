@@ -113,18 +113,21 @@ def test_steps_and_replies_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     check_resume(*shortened(f"method=fedavg {line}"), task=toy_task())
 
 
-def test_a_run_that_failed_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("part", ["train", "views"])  # before and in the evaluation
+def test_a_run_that_failed_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
     lines = [*shortened("method=scaffold"), "checkpoint.every=0"]
     whole = run_quietly(config.compose(lines), tmp_path / "whole", toy_task())
-    train = FedClient.train
+    work = getattr(FedClient, part)
 
-    def failing(client: FedClient, msg: Broadcast) -> Update:
+    def failing(client: FedClient, msg: Broadcast) -> Any:
         if msg.step == 3:
             raise ValueError("out of memory")
-        return train(client, msg)
+        return work(client, msg)
 
     with monkeypatch.context() as patch, pytest.raises(fedhet.RunFailed, match="out of memory"):
-        patch.setattr(FedClient, "train", failing)
+        patch.setattr(FedClient, part, failing)
         run_quietly(config.compose(lines), tmp_path / "failed", toy_task())
     resumed = resume(tmp_path / "failed")
     check_equal(whole, resumed, "failed in step 3")

@@ -102,6 +102,45 @@ def test_a_line_for_each_running_cell(
     assert output.getvalue() == ""  # the bar tells it
 
 
+@pytest.mark.parametrize("watch", ["terminal"], indirect=True)
+def test_more_runs_than_a_screen_has_lines(watch: live.Watch, tmp_path: Path) -> None:
+    """It has 12, of which 4 are kept for the rest and for the bar."""
+    for number in range(10):
+        watch.begins(tmp_path / f"{number}", f"run {number}")
+        Folder(tmp_path / f"{number}").begins().step(2, phase="finetune")
+    watch.look()
+    lines = text(watch).splitlines()
+    assert ["finetune 2" in line for line in lines[:8]] == [True] * 8
+    assert lines[8].strip() == "and 2 more" and "1/3" in lines[9] and len(lines) == 10
+
+
+def test_a_summary_that_is_being_written(watch: live.Watch, tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "a").begins()
+    (folder.path / "summary.json").write_text('{"rounds": ')
+    watch.look()
+    assert watch.cells[folder.path].status == "waiting"
+    folder.begins().step(1)
+    watch.look()
+    assert watch.cells[folder.path].status == "running"
+
+
+@pytest.mark.parametrize(
+    ("scores", "trial", "shown"),
+    [
+        ({}, False, "loss 0.5000"),
+        ({"loss_global": None}, False, ""),
+        ({"mae_global": 1.5}, False, "mae 1.5000"),
+        ({"acc_val_weighted": 0.5, "acc_global": 0.25}, True, "validation accuracy 0.5000"),
+        ({"balanced_clients_weighted": 0.5}, False, "balanced accuracy 0.5000"),
+    ],
+)
+def test_the_score_of_a_run(
+    scores: dict[str, float | None], trial: bool, shown: str, tmp_path: Path
+) -> None:
+    run = live.ShownRun(tmp_path, "a", row={"loss_global": 0.5, **scores}, trial=trial)
+    assert run.score() == shown
+
+
 def test_what_lay_there_before_does_not_count(tmp_path: Path, output: io.StringIO) -> None:
     folder = Folder(tmp_path / "a").begins()
     folder.step(3, acc_global=0.1)
@@ -141,3 +180,11 @@ def test_the_time_left(watch: live.Watch, tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(live.time, "monotonic", lambda: began + 10)
     assert watch.left() == pytest.approx(10 * 1.5 / 0.5)
     assert "30 s left" in text(watch)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [(59.4, "59 s"), (60, "1 min"), (61, "2 min"), (3600, "1 h 00 min"), (7500, "2 h 05 min")],
+)
+def test_seconds_as_people_read_them(seconds: float, shown: str) -> None:
+    assert live._time(seconds) == shown

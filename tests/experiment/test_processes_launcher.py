@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -12,15 +14,17 @@ from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import psutil
 import pytest
 
 from fedhet.cli import main
-from fedhet.config import resuming
-from fedhet.core.errors import ConfigError
-from fedhet.launchers import processes
+from fedhet.config import compose, resuming
+from fedhet.core.errors import ConfigError, DataError, RunFailed
+from fedhet.data.findable import source
+from fedhet.launchers import processes, zygote
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 120.0
@@ -118,6 +122,27 @@ def test_a_run_that_is_killed_costs_itself_alone(swept: Swept) -> None:
     assert read(cell(swept.home / "second", "=never"))["status"] == "ok"
 
 
+def test_data_are_looked_for_where_runs_begin(swept: Swept) -> None:
+    digits = source(compose(["dataset=digits"]).cfg)
+    processes.find_data([digits])
+    with pytest.raises(DataError, match="data not found"):
+        processes.find_data([digits, source(compose(["dataset=mnist", "data_dir=nowhere"]).cfg)])
+
+
+def test_a_run_for_which_there_is_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full(zygote.ForkProcess):
+        def start(self) -> None:
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    full = SimpleNamespace(Pipe=multiprocessing.Pipe, Process=Full)
+    monkeypatch.setattr(zygote, "FORK", full)
+    here, there = multiprocessing.Pipe()
+    starts = zygote.JobZygote(there)
+    starts._obey((3, 5, ["seed=0"]))
+    problem = "no process can be started for it: Resource temporarily unavailable"
+    assert here.recv() == (3, problem) and not starts.running
+
+
 @pytest.mark.slow
 def test_the_runs_are_those_of_single_runs(
     tmp_path: Path, launch: Callable[..., Any], capfd: pytest.CaptureFixture[str]
@@ -187,6 +212,47 @@ def test_the_cores_are_those_of_the_container(
 
 
 # ---- processes that are killed
+@pytest.mark.usefixtures("own_process")
+def test_an_interrupt_ends_what_runs_and_starts_no_more(
+    swept: Swept,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """It is the last sweep of this process that starts runs, which is then at its end, too."""
+    folder, handle = tmp_path / "sweep", processes.warm()
+    hear = handle.hear
+
+    def heard(*seconds: float) -> list[tuple[int, Any]]:
+        if any(rows.stat().st_size for rows in folder.glob("*seed=0/rounds.jsonl")):
+            monkeypatch.setattr(handle, "hear", hear)
+            signal.raise_signal(signal.SIGINT)
+        return hear(*seconds or (0.05,))
+
+    monkeypatch.setattr(handle, "hear", heard)
+    lines = ["hydra.launcher.workers=1", *SMALL, "figures=false", "rounds=100000", "seed=0,1"]
+    assert main.main([*ON_PROCESSES[:2], *lines, f"hydra.sweep.dir={folder}"]) == 130
+    ended = read(cell(folder, "seed=0"))
+    assert (ended["status"], ended["reason"]) == ("interrupted", "stopped by the user")
+    assert not [*folder.glob("*seed=1*")]
+    assert capsys.readouterr().err.endswith("interrupted\n")
+    assert handle.process.exitcode == 0 and not processes.warm.cache_info().currsize
+
+
+@pytest.mark.parametrize(("call", "argument"), [("send", 0), ("hear", 1.0), ("find_data", [])])
+def test_nothing_starts_where_the_process_that_starts_runs_is_killed(
+    call: str, argument: Any
+) -> None:
+    handle = processes.warm()
+    handle.process.kill()
+    handle.process.join()
+    reason = "no more runs can be started: its process was ended by SIGKILL"
+    with pytest.raises(RunFailed, match=reason):
+        getattr(handle, call)(argument)
+    assert not processes.warm.cache_info().currsize  # the next sweep starts another one
+    handle.interrupt({0})  # the sweep that ends says nothing more
+
+
 class Sweep:
     """A sweep of runs without end, in a process group of its own."""
 

@@ -16,6 +16,7 @@ from trackers.listing import Listing
 import fedhet
 from fedhet import config
 from fedhet.cli.main import main
+from fedhet.core.client import FedClient
 from fedhet.core.errors import ConfigError
 from fedhet.flower import wire
 from fedhet.flower.apps import client_for
@@ -112,6 +113,24 @@ def test_a_run_that_goes_on_tells_what_was_missed(tmp_path: Path) -> None:
     (_, begun), *steps, _ = calls(folder)
     assert (begun["executed"], begun["told"], begun["id"]) == (2, 1, "an id")
     assert [name for name, _ in steps] == ["step 2", "step 3"]
+
+
+@pytest.mark.usefixtures("_no_figures")
+def test_a_step_whose_evaluation_fails_is_told_and_told_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*args: Any) -> Any:
+        raise OSError("out of memory")
+
+    folder = tmp_path / "run"
+    with monkeypatch.context() as patch, pytest.raises(fedhet.RunFailed, match="out of memory"):
+        patch.setattr(FedClient, "assess", failing)
+        run(folder, OWN)
+    told = [name for name, _ in calls(folder)]
+    main([f"resume={folder}"])
+    again = [name for name, _ in calls(folder)[len(told) :]]
+    assert told == ["begin", "step 1", "step 2", "end"]
+    assert again == ["begin", "step 2", "step 3", "step 4", "end"]
 
 
 @pytest.mark.slow

@@ -1,1 +1,0 @@
-"""What `fedhet deploy init` fills in."""
