@@ -1,9 +1,9 @@
-"""The form of what runs and experiments record as JSON, and its only reader.
+"""The form of what runs and experiments record as JSON, and how it is read.
 
-Whatever reads summary.json, cell.json, experiment.json or rounds.jsonl reads them here: they may
-come from anyone. A form is a type (float: any number), `[form]` for a list, `{name: form}` for an
-object, in which `str` stands for all other names, or a function that says whether a value has it.
-An entry of an object that is missing or null has every form.
+A summary.json, cell.json, experiment.json or rounds.jsonl may come from anyone. A form is a type
+(float: any number), `[form]` for a list, `{name: form}` for an object, in which `str` stands for
+all other names, or a function that says whether a value has it. An entry of an object that is
+missing or null has every form.
 """
 
 from __future__ import annotations

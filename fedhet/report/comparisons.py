@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from typing import Any
-
 import pandas as pd
 
 from fedhet.report import statistics
@@ -109,9 +105,15 @@ def pairs_table(study: Study) -> Table:
         ("a pair is a", "unit"),
         ("better", "a"),
         ("worse", "b"),
-        ("wins–losses–ties", _record),
+        (
+            "wins–losses–ties",
+            lambda r: TableEntry(f"{r['wins']}–{r['losses']}–{r['ties']}", r["wins"] - r["losses"]),
+        ),
         ("mean difference", lambda r: number(r["difference"])),
-        ("95 % interval", lambda r: plain(_interval(r["low"], r["high"]))),
+        (
+            "95 % interval",
+            lambda r: plain(None if pd.isna(r["low"]) else f"{r['low']:.3f} to {r['high']:.3f}"),
+        ),
         ("effect size", lambda r: number(r["effect"], ".2f")),
         ("p, Wilcoxon", lambda r: p_value(r["wilcoxon"])),
         ("p, t-test", lambda r: p_value(r["t_test"])),
@@ -124,16 +126,7 @@ def pairs_table(study: Study) -> Table:
         " differences do not vary. A difference is real if Wilcoxon's corrected p is below"
         " .05."
     )
-    records, folded = data.to_dict("records"), len(data) > 30
-    return Table.of("pairs", "Paired tests", caption, records, columns, data, folded)
-
-
-def _record(row: Mapping[str, Any]) -> TableEntry:
-    return TableEntry(f"{row['wins']}–{row['losses']}–{row['ties']}", row["wins"] - row["losses"])
-
-
-def _interval(low: float, high: float) -> str | None:
-    return None if math.isnan(low) else f"{low:.3f} to {high:.3f}"
+    return Table.of("pairs", "Paired tests", caption, data, columns, folded=len(data) > 30)
 
 
 def few_pairs(study: Study) -> str:
@@ -141,7 +134,7 @@ def few_pairs(study: Study) -> str:
     if len(study.methods) < 2:
         return "There is only one method, so that nothing is compared."
     blocks = {name: study.blocks(study.metric, name).dropna(how="all") for name in study.conditions}
-    # Setting -> the fewest seeds that two methods share, and the number of comparisons.
+    # Condition -> the fewest seeds that two methods share, and the number of comparisons.
     found = {
         name: (min(family.values()), len(family))
         for name, table in blocks.items()
@@ -225,4 +218,4 @@ def rank_table(study: Study, ranking: Ranking) -> Table:
         for other in order.index
     ]
     caption = f"Mean ranks over {ranking.blocks} blocks (1 is best), and Nemenyi's p-values."
-    return Table.of("ranks", "Mean ranks", caption, data.to_dict("records"), columns, data)
+    return Table.of("ranks", "Mean ranks", caption, data, columns)

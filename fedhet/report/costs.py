@@ -6,7 +6,7 @@ import re
 
 import pandas as pd
 
-from fedhet.report.document import NOTHING, Table, TableEntry, mean_std, number, size
+from fedhet.report.document import NOTHING, Columns, Table, TableEntry, mean_std, number, size
 from fedhet.report.study import Study
 
 TARGET = re.compile(r"targets\.(.+)\.(rounds|bytes|seconds)")
@@ -94,14 +94,12 @@ def seconds(study: Study) -> Table | None:
         " machines named below; compare them only between runs of equal load. The start of a run is"
         " not in them."
     )
-    columns = [("setting", "setting"), (study.compare, "method"), ("phase", "phase")]
-    numbers = [
+    columns: Columns = [("setting", "setting"), (study.compare, "method"), ("phase", "phase")]
+    columns += [
         (kind.removeprefix("seconds."), lambda r, kind=kind: number(r[kind], ".2f"))
         for kind in ("sum", *kinds)
     ]
-    records = data.to_dict("records")
-    title = "Seconds by phase"
-    return Table.of("seconds", title, caption, records, [*columns, *numbers], data, folded=True)
+    return Table.of("seconds", "Seconds by phase", caption, data, columns, folded=True)
 
 
 def sent(study: Study) -> Table | None:
@@ -120,10 +118,13 @@ def sent(study: Study) -> Table | None:
         "What all clients together send (up) and receive (down) in a run, by phase and kind, as the"
         " mean over seeds: payloads, without evaluations and the overhead of the transport."
     )
-    columns = [("setting", "setting"), (study.compare, "method"), ("phase", "phase")]
-    columns += [("direction", "way"), ("kind", "kind")]
-    sizes = ("bytes", lambda r: _bytes(r["bytes"]))
-    return Table.of("bytes", "Bytes by phase", caption, records, [*columns, sizes], folded=True)
+    columns: Columns = [("setting", "setting"), (study.compare, "method"), ("phase", "phase")]
+    columns += [
+        ("direction", "way"),
+        ("kind", "kind"),
+        ("bytes", lambda r: _bytes(r["bytes"])),
+    ]
+    return Table.of("bytes", "Bytes by phase", caption, records, columns, folded=True)
 
 
 def _by_phase(study: Study, prefix: str) -> pd.DataFrame | None:
@@ -142,7 +143,6 @@ def memory(study: Study) -> Table:
     """The peak memory of a run's process, and what clients store."""
     runs = run_frame(study).reindex(columns=[*PLACE, *MEMORY])
     groups = runs.astype(dict.fromkeys(MEMORY, float)).groupby(PLACE, sort=False)
-    data = groups.mean().reset_index()
     caption = (
         "Memory, as the mean over seeds. The peak is that of the whole process from its start: of"
         " runs that share a process it is the peak of all of them so far, and worker processes are"
@@ -156,5 +156,4 @@ def memory(study: Study) -> Table:
         ("peak on the GPU", lambda r: _bytes(r["memory.gpu_peak"])),
         ("stored by clients", lambda r: _bytes(r["client_state.bytes"])),
     ]
-    records = data.to_dict("records")
-    return Table.of("memory", "Memory", caption, records, columns, data, folded=True)
+    return Table.of("memory", "Memory", caption, groups.mean().reset_index(), columns, folded=True)

@@ -65,7 +65,7 @@ class Table:
         name: str,
         title: str,
         caption: str,
-        records: Iterable[Mapping[str, Any]],
+        records: Iterable[Mapping[str, Any]] | pd.DataFrame,
         columns: Columns,
         data: pd.DataFrame | None = None,
         folded: bool = False,
@@ -76,12 +76,14 @@ class Table:
             name: see above, as the other arguments.
             title: see above.
             caption: see above.
-            records: the rows, each as name -> value.
+            records: the rows, each as name -> value, or as a frame.
             columns: the head of each column, and what makes its entry: a function of the record,
                 or the name of a value in it. A dash stands where there is none.
             data: the tidy form; None for the records themselves.
             folded: see above.
         """
+        if isinstance(records, pd.DataFrame):
+            data, records = records, records.to_dict("records")
         records = list(records)
         rows = [
             [

@@ -125,13 +125,12 @@ def missing_table(study: Study) -> Table | None:
     if frame.empty:
         return None
     # As texts: what the axes of runs without a result are is no measurement.
-    records = frame.to_dict("records")
     columns: Columns = [
         (name, lambda r, name=name: plain(None if pd.isna(r[name]) else str(r[name])))
         for name in map(str, frame.columns)
     ]
     caption = "Runs without a result count nowhere."
-    return Table.of("missing", "What is missing", caption, records, columns, frame)
+    return Table.of("missing", "What is missing", caption, frame, columns)
 
 
 def methods_table(study: Study) -> Table | None:
@@ -184,12 +183,14 @@ def tuning_table(study: Study) -> Table | None:
                 entry.get("chosen") or {NOTHING: "none: no trial has a score"}
             ).items()
         ]
-    names = ["setting", "parameter", "trials", "failed or diverged", "not run"]
-    columns: Columns = [(study.compare, "method"), *((name, name) for name in names)]
-    columns[3:3] = [
+    columns: Columns = [
+        (study.compare, "method"),
+        ("setting", "setting"),
+        ("parameter", "parameter"),
         ("chosen", "value"),
         ("at the edge of its grid", "at the edge"),
         ("validation score", lambda r: number(r["validation"])),
+        *((name, name) for name in ("trials", "failed or diverged", "not run")),
     ]
     caption = (
         "The values that were tuned, chosen by the score on the clients' validation data, never by"
