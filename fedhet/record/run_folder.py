@@ -205,10 +205,8 @@ class Recorder(Callback):
         """
         try:
             self.summary |= loop.notes
-            if status == "interrupted":
-                self.finish(loop.method, status, STOPPED)
-            else:
-                self.finish(loop.method, status, None if error is None else reason_of(error))
+            reason = None if error is None else reason_of(error)
+            self.finish(loop.method, status, STOPPED if status == "interrupted" else reason)
         except (KeyboardInterrupt, SystemExit):
             if not self._complete:
                 self.finish(loop.method, "interrupted", STOPPED)

@@ -290,6 +290,8 @@ def _cut(
     executed = Counter(row["phase"] if row["phase"] in before else "train" for row in rows)
     for path in (*folder.glob("clients/*-*.*"), *folder.glob("arrays/*-*.*")):
         name, _, step = path.stem.rpartition("-")
-        own = executed[name if name in before else "train"]
-        if int(step) > (len(rows) if path.parent.name == "clients" else own):
+        last = executed[name if name in before else "train"]
+        if path.parent.name == "clients":
+            last = found.round if found else 0
+        if int(step) > last:
             path.unlink()
