@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+import pandas as pd
 import yaml
 from markupsafe import Markup
 
@@ -84,26 +85,16 @@ def as_latex(table: Table) -> str:
 
     def entry(entry: TableEntry) -> str:
         text = in_latex(entry.text)
+        # A row that begins with [ would be read as an option of the line break before it.
+        text = f"{{{text}}}" if text.startswith(("[", "*")) else text
         return (rf"\textbf{{{text}}}" if entry.best else text) + in_latex(entry.mark)
 
-    def row(first: str, *others: str) -> str:
-        # A row that begins with [ would be read as an option of the line break before it.
-        first = f"{{{first}}}" if first.startswith(("[", "*")) else first
-        return " & ".join([first, *others]) + r" \\"
-
-    lines = [
-        "% \\usepackage{booktabs}",
-        r"\begin{table}",
-        r"\centering",
-        rf"\caption{{{in_latex(f'{table.title}. {table.caption}')}}}",
-        rf"\label{{tab:{table.name.replace('_', '-')}}}",
-        rf"\begin{{tabular}}{{{''.join('r' if numeric else 'l' for numeric in table.numeric)}}}",
-        r"\toprule",
-        row(*map(in_latex, table.columns)),
-        r"\midrule",
-        *(row(*map(entry, entries)) for entries in table.rows),
-        r"\bottomrule",
-        r"\end{tabular}",
-        r"\end{table}",
-    ]
-    return "\n".join(lines) + "\n"
+    rows = [list(map(entry, row)) for row in table.rows]
+    written = pd.DataFrame(rows, columns=list(map(in_latex, table.columns))).style.hide()
+    return "% \\usepackage{booktabs}\n" + written.to_latex(
+        column_format="".join("r" if numeric else "l" for numeric in table.numeric),
+        caption=in_latex(f"{table.title}. {table.caption}"),
+        label=f"tab:{table.name.replace('_', '-')}",
+        position_float="centering",
+        hrules=True,
+    )
