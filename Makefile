@@ -7,6 +7,8 @@ READY := $(VENV)/.ready
 LOWEST := .venv-lowest
 # Two processes; the tests of a file stay in one of them, because they share what it prepares.
 PYTEST := -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+# What ONLY names; all tests without it.
+TESTS = $(patsubst tests/papers,papers/tests,$(addprefix tests/,$(ONLY)))
 FAST := -m "not slow and not matrix"
 # Percent of the lines that `make test` executes at least, in all files and in some packages.
 COVERED := 90:fedhet/* 95:fedhet/*.py 95:fedhet/methods/* 95:fedhet/maths/* 95:fedhet/core/* \
@@ -30,13 +32,13 @@ run: $(READY)  ## compare seven methods on the digits, or run what ARGS says (AR
 	$(BIN)/python -m fedhet $(or $(ARGS),experiment=first_look)
 
 test: $(READY)  ## the fast tests, about five minutes; of one folder with ONLY=methods
-	$(BIN)/python $(PYTEST) $(FAST) $(addprefix tests/,$(ONLY)) $(ARGS)
+	$(BIN)/python $(PYTEST) $(FAST) $(TESTS) $(ARGS)
 
 test-slow: $(READY)  ## the other tests, but for the matrix of engines; about twenty minutes
-	$(BIN)/python $(PYTEST) -m "slow and not matrix" $(addprefix tests/,$(ONLY)) $(ARGS)
+	$(BIN)/python $(PYTEST) -m "slow and not matrix" $(TESTS) $(ARGS)
 
 test-all: test test-slow  ## all tests; the matrix of engines and deployments takes an hour
-	$(BIN)/python -m pytest -m matrix $(addprefix tests/,$(ONLY)) $(ARGS)
+	$(BIN)/python -m pytest -m matrix $(TESTS) $(ARGS)
 
 test-lowest:  ## the fast tests with the oldest dependencies allowed, in .venv-lowest (6 GB)
 	mkdir -p $(LOWEST)
@@ -57,11 +59,10 @@ coverage: $(READY)  ## which lines the fast tests execute, and whether they are 
 	    || failed=yes; \
 	done; test -z "$$failed"
 
-check: $(READY)  ## check formatting, lint with ruff, check types with mypy, and dependencies' bounds
+check: $(READY)  ## check formatting, lint with ruff, check types with mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python scripts/known_holes.py
 
 bench: $(READY)  ## run the benchmarks
 	$(BIN)/python scripts/bench $(ARGS)
@@ -69,7 +70,8 @@ bench: $(READY)  ## run the benchmarks
 figures: $(READY)  ## measure the figures of README and docs anew (ONLY="readme moon", ARGS=--write)
 	$(BIN)/python scripts/figures $(ONLY) $(ARGS)
 
-docs: $(READY)  ## generate docs/methods.md from the docstrings, conf/ and docs/methods/
+docs: $(READY)  ## make all pages, with their pictures, from papers/results and docstrings: pages/
+	$(BIN)/python -m papers
 	$(BIN)/python scripts/methods_page.py
 
 bundle: $(READY)  ## build the Flower app, and what `flwr app publish` takes in build/fedhet

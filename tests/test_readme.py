@@ -1,4 +1,4 @@
-"""The README's code runs as printed, and its commands name what exists."""
+"""The code of the first pages runs as printed, and their commands name what exists."""
 
 from __future__ import annotations
 
@@ -7,27 +7,30 @@ import shlex
 import subprocess
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import fedhet
 from fedhet import config
-from fedhet.cli.commands import COMMANDS
+from fedhet.cli.commands import commands as known_commands
 from fedhet.config import catalogue
 from fedhet.data.toy import toy_task
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
-# Without docs/methods/, whose parts are read, and linked, as they stand in docs/methods.md.
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+START, RUNNING, PYTHON = (
+    (ROOT / f"docs/{name}.md").read_text() for name in ("start", "running", "python")
+)
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+def blocks(language: str, *pages: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", "\n".join(pages), re.DOTALL)
 
 
 def test_the_printed_method_is_a_method(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    code = next(block for block in blocks("python") if "class FedMedian(" in block)
+    code = next(block for block in blocks("python", START) if "class FedMedian(" in block)
     (tmp_path / "printed_median.py").write_text(code)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("FEDHET_TRUST", "printed_median")
@@ -46,12 +49,25 @@ def test_the_printed_method_is_a_method(tmp_path: Path, monkeypatch: pytest.Monk
     assert weights("three", median, 3) != weights("mean", ["method=fedprox"], 3)
 
 
+def test_a_step_by_hand_and_the_test_of_the_printed_method_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    step, method, test = blocks("python", START)
+    exec(compile(step, "start.md", "exec"), {})
+    assert capsys.readouterr().out.startswith("[3, 2, 1, 0] train 1")
+    (tmp_path / "fedmedian.py").write_text(method)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    names: dict[str, Any] = {}
+    exec(compile(test, "start.md", "exec"), names)
+    names["test_the_median_is_taken_entry_by_entry"]()
+
+
 @pytest.mark.slow
 def test_the_printed_programs_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for program in (block for block in blocks("python") if block.startswith("import")):
+    for program in blocks("python", PYTHON):
         names: dict[str, object] = {}
         exec(compile(program, "README.md", "exec"), names)
         run = names["run"]
@@ -60,12 +76,12 @@ def test_the_printed_programs_run(
     assert {path.stem for path in tmp_path.rglob("figures/*.png")} == {"accuracy", "labels"}
     # The printed results have the same form; the numbers may differ on another machine.
     printed = [re.sub(r"\d+", "0", line) for line in capsys.readouterr().out.splitlines()]
-    (results,) = blocks("text")
+    (results,) = blocks("text", PYTHON)
     assert all(re.sub(r"\d+", "0", line) in printed for line in results.splitlines())
 
 
 def test_the_printed_commands_are_shell() -> None:
-    for block in blocks("bash"):
+    for block in blocks("bash", README, RUNNING, START):
         process = subprocess.run(
             ["bash", "-n"], input=block, text=True, capture_output=True, check=False
         )
@@ -74,13 +90,13 @@ def test_the_printed_commands_are_shell() -> None:
 
 def is_other(words: list[str]) -> bool:
     """Whether these arguments of `python -m fedhet` start no run."""
-    is_command = bool(words) and words[0] in COMMANDS
+    is_command = bool(words) and words[0] in known_commands()
     return is_command or any(word.startswith("--") for word in words)
 
 
 def commands() -> list[list[str]]:
     """The overrides of every printed run, as words."""
-    text = "\n".join(blocks("bash")).replace("\\\n", " ")
+    text = "\n".join(blocks("bash", README, RUNNING)).replace("\\\n", " ")
     lines = [line.partition("  #")[0] for line in text.splitlines()]
     runs = [shlex.split(line)[3:] for line in lines if line.startswith("python -m fedhet ")]
     for line in lines:

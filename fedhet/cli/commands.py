@@ -1,15 +1,22 @@
-"""The commands of `python -m fedhet <command>`; without a command, a run starts."""
+"""The commands of `python -m fedhet <command>`; without a command, a run starts.
+
+An installed package adds its own by an entry point of the group `fedhet.commands`, such as
+`mine = "my_package.command"`; its line in --help is the summary of the package.
+"""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
 from importlib import import_module
+from importlib.metadata import entry_points
 from typing import NamedTuple
 
 from fedhet.config import catalogue
 from fedhet.core.check import did_you_mean
 from fedhet.core.errors import ConfigError
+
+ENTRY_POINTS = "fedhet.commands"
 
 
 class Command(NamedTuple):
@@ -31,9 +38,6 @@ COMMANDS: dict[str, Command] = {
     "report": Command(
         "fedhet.report.command", "compare the runs in folders: tables, tests, figures, a page"
     ),
-    "reproduce": Command(
-        "fedhet.reproduce.command", "run the papers' tables and figures, and compare with them"
-    ),
     "deploy": Command(
         "fedhet.deploy", "make, check, start and watch a deployment on real machines"
     ),
@@ -41,6 +45,17 @@ COMMANDS: dict[str, Command] = {
         "fedhet.cli.new", "write a method, plug-in, model, ... of your own, and its test"
     ),
 }
+
+
+def commands() -> dict[str, Command]:
+    """Return fedhet's own commands and those of installed packages, which are not imported."""
+    found = entry_points(group=ENTRY_POINTS)
+    others = {
+        point.name: Command(point.module, point.dist.metadata["Summary"])
+        for point in found
+        if point.dist is not None and point.name not in COMMANDS
+    }
+    return {**COMMANDS, **others}
 
 
 def is_command(word: str) -> bool:
@@ -54,18 +69,19 @@ def run_command(word: str, argv: Sequence[str]) -> int:
     Raises:
         ConfigError: there is no such command; the message suggests the closest words.
     """
-    if word not in COMMANDS:
+    every = commands()
+    if word not in every:
         raise ConfigError(
             f"{word!r} is neither a command nor an override key=value{_closest(word)};"
-            f" commands: {', '.join(COMMANDS)}; see python -m fedhet --help"
+            f" commands: {', '.join(every)}; see python -m fedhet --help"
         )
-    code: int = import_module(COMMANDS[word].module).main(argv)
+    code: int = import_module(every[word].module).main(argv)
     return code
 
 
 def _closest(word: str) -> str:
     """Return the hint with the closest commands and overrides `group=choice`."""
-    suggestions = {name: [name] for name in COMMANDS}
+    suggestions = {name: [name] for name in commands()}
     for group, choices in catalogue.groups().items():
         for choice in choices:
             suggestions.setdefault(choice, []).append(f"{group}={choice}")

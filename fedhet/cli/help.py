@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fedhet.cli.columns import columns
-from fedhet.cli.commands import COMMANDS
+from fedhet.cli.commands import commands
 from fedhet.config import catalogue
 
 USAGE = """\
@@ -51,7 +51,7 @@ def help_text() -> str:
     That is usage, commands, groups with their choices, the main settings with their defaults, and
     examples.
     """
-    commands = [(name, command.help) for name, command in COMMANDS.items()]
+    offered = [(name, command.help) for name, command in commands().items()]
     default = catalogue.defaults()
     groups = [(group, _marked(catalogue.choices(group), default[group])) for group in default]
     settings = _setting_rows("config")
@@ -60,7 +60,7 @@ def help_text() -> str:
     parts = [
         USAGE,
         "commands",
-        columns(commands),
+        columns(offered),
         "",
         "groups (* = default)",
         columns(groups),

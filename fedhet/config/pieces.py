@@ -1,9 +1,11 @@
 """Where pieces of one's own are found: folders such as conf/, in packages outside of fedhet.
 
 An installed package names its folder by an entry point of the group `fedhet.conf`, such as
-`my_package = "my_package.conf"`. Further folders are in the environment variable FEDHET_CONF, to
-which `--config-dir` adds. Both belong to the machine: a run that comes from elsewhere cannot name
-a folder. No package is imported here.
+`my_package = "my_package.conf"`. One of the group `fedhet.experiments` names a folder whose files
+choose among known pieces, so that its package is not trusted: that is papers/ in a clone. Further
+folders are in the environment variable FEDHET_CONF, to which `--config-dir` adds. All of them
+belong to the machine: a run that comes from elsewhere cannot name a folder. No package is imported
+here.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from typing import NamedTuple
 
 from fedhet.core.errors import ConfigError
 
-ENTRY_POINTS = "fedhet.conf"
+ENTRY_POINTS, EXPERIMENTS = "fedhet.conf", "fedhet.experiments"
 SEARCH_PATH = "FEDHET_CONF"  # folders separated as in PATH
 TRUST = "FEDHET_TRUST"  # packages separated by commas or colons
 
@@ -31,11 +33,12 @@ class Installed(NamedTuple):
 
     Attributes:
         folder: the folder.
-        package: the package in which it lies; installing it was the decision to trust it.
+        package: the package in which it lies; installing it was the decision to trust it. None if
+            its classes may not be named.
     """
 
     folder: Path
-    package: str
+    package: str | None
 
 
 def folders() -> list[Path]:
@@ -51,7 +54,7 @@ def trusted_packages() -> list[str]:
     """Return the packages whose classes a configuration may name, beside fedhet itself."""
     words = re.split("[,:]", os.environ.get(TRUST, ""))
     named = [word.strip().rstrip(".") for word in words if word.strip(" .")]
-    return [*named, *(piece.package for piece in installed())]
+    return [*named, *(piece.package for piece in installed() if piece.package)]
 
 
 def search_path() -> list[Path]:
@@ -83,7 +86,8 @@ def installed() -> tuple[Installed, ...]:
 @lru_cache(maxsize=4)
 def _installed(path: tuple[str, ...]) -> tuple[Installed, ...]:
     """Read the entry points of the distributions on this `sys.path`; that takes milliseconds."""
-    found = sorted(entry_points(group=ENTRY_POINTS), key=lambda point: (point.name, point.value))
+    found = [*entry_points(group=ENTRY_POINTS), *entry_points(group=EXPERIMENTS)]
+    found.sort(key=lambda point: (point.name, point.value))
     return tuple(dict.fromkeys(map(_piece, found)))
 
 
@@ -92,10 +96,11 @@ def _piece(point: EntryPoint) -> Installed:
     for location in _locations(parts[0]):
         folder = Path(location, *parts[1:])
         if folder.is_dir():
-            return Installed(folder.resolve(), ".".join(parts[:-1]) or parts[0])
+            package = ".".join(parts[:-1]) or parts[0]
+            return Installed(folder.resolve(), package if point.group == ENTRY_POINTS else None)
     owner = f" of the installed package {point.dist.name}" if point.dist else ""
     raise ConfigError(
-        f"the entry point {point.name} = {point.value!r} (group {ENTRY_POINTS}){owner} names no"
+        f"the entry point {point.name} = {point.value!r} (group {point.group}){owner} names no"
         " folder; it must be that of the package's yaml files, as in 'my_package.conf'"
     )
 

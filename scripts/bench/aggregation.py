@@ -1,6 +1,6 @@
 """What the server's aggregation costs, relative to fedhet's float64 weighted mean.
 
-    python scripts/bench/aggregation.py [--clients 20] [--reps 5] [--json PATH]
+    python scripts/bench/aggregation.py [--clients 20] [--reps 5]
 
 The trees have ResNet-18's 11.2 million trained parameters: one initialisation, plus noise of
 standard deviation 0.01 per client. One thread; the pieces alternate. Times are noisy, so read the
@@ -12,7 +12,7 @@ adds to any method.
 
 The script also prints the most memory that one aggregation takes, measured in a separate process:
 the clients' trees and everything computed from them, without the imports and the model, as a
-multiple of the clients' trees.
+multiple of the clients' trees. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ import os
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from harness import timed
 
 from fedhet.core import trees
 from fedhet.core.messages import LocalSettings, Update
@@ -116,25 +116,13 @@ print((peak - before) / sum(trees.nbytes(update.weights) for update in updates))
     return float(process.stdout.split()[-1])
 
 
-def alternate(pieces: dict[str, Callable[[], Any]], reps: int) -> dict[str, list[float]]:
-    """Seconds of every piece in each repetition."""
-    seconds: dict[str, list[float]] = {name: [] for name in pieces}
-    for _ in range(reps + 1):
-        for name, piece in pieces.items():
-            began = time.perf_counter()
-            piece()
-            seconds[name].append(time.perf_counter() - began)
-    return {name: times[1:] for name, times in seconds.items()}  # the first call fills caches
-
-
 def main() -> None:
-    """Measure, print, and write the JSON file if asked to."""
+    """Measure and print."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--clients", type=int, default=20)
     parser.add_argument("--reps", type=int, default=5)
-    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
@@ -147,31 +135,23 @@ def main() -> None:
     adam = FedOpt(kind="adam")
     proposed = pieces["mean"]()
     pieces["fedadam"] = lambda: adam.step(trees.zeros(proposed), proposed)
-    times = alternate(pieces, args.reps)
-    seconds = {name: statistics.median(values) for name, values in times.items()}
+    times = timed(pieces, args.reps)
 
     def ratio(name: str, base: str) -> float:
         pairs = zip(times[name], times[base], strict=True)
         return statistics.median(a / b for a, b in pairs)
 
-    ratios = {name: ratio(name, "mean") for name in pieces}
     of_copy = ratio("mean", "copy")
     entries = sum(strategy.workspace.initial[name].numel() for name in strategy.workspace.trained)
     high = strategy.report["frac_high"]
     print(f"{args.clients} clients, {entries:,} entries, {high:.2%} of them of high dispersion")
     for name in pieces:
         peak = f"   peak memory {peaks[name]:.2f} x the clients' trees" if name in peaks else ""
-        print(f"{name:8} {seconds[name]:.4f} s   {ratios[name]:.2f} x the mean{peak}")
+        seconds = statistics.median(times[name])
+        print(f"{name:8} {seconds:.4f} s   {ratio(name, 'mean'):.2f} x the mean{peak}")
     print(f"the mean takes {of_copy:.2f} x the plain copy of the same {moved:,} bytes")
-    if args.json:
-        figures = {
-            "seconds": seconds,
-            "ratio": ratios,
-            "of_copy": of_copy,
-            "bytes": moved,
-            "peak": peaks,
-        }
-        args.json.write_text(json.dumps(figures, indent=1) + "\n")
+    fedsa = ratio("fedsa", "mean")
+    print(json.dumps({"of_copy": of_copy, "fedsa": fedsa, "bytes": moved, "peak": peaks}))
 
 
 if __name__ == "__main__":

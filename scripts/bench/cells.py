@@ -7,15 +7,10 @@ come from the same alternating run.
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 
-from harness import ENVIRONMENT, HERE, Goal, Result, System, alternate, ratio
+from harness import Goal, Result, System, alternate, ratio
 from method_cells import methods
 
 COHORT = 10  # clients in each round of W1 and W2
@@ -151,7 +146,7 @@ def memory(reps: int) -> Result:
 
 def start(reps: int) -> Result:
     """The time from a command to its help text, and to the end of the first round."""
-    systems = alternate({"start": ["start.py"]}, reps)
+    systems = alternate({"start": ["commands.py", "start"]}, reps)
     system = systems["start"]
     first = "from the command to the end of the first round, median"
     return Result(
@@ -165,20 +160,15 @@ def start(reps: int) -> Result:
 
 def server(reps: int) -> Result:
     """The server's sums at the size of ResNet-18 (aggregation.py, which alternates in-process)."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "figures.json")
-        script = str(HERE / "aggregation.py")
-        command = [sys.executable, script, "--reps", str(reps), "--json", str(path)]
-        subprocess.run(command, env=ENVIRONMENT, stdout=subprocess.DEVNULL, check=True)
-        figures = json.loads(path.read_text())
-    megabytes = figures["bytes"] / 1e6
-    mean = f"the weighted mean against a plain copy of the same {megabytes:,.0f} MB"
+    system = alternate({"server": ["aggregation.py", "--reps", str(reps)]}, 1)["server"]
+    moved = system.value("bytes") or 0
+    mean = f"the weighted mean against a plain copy of the same {moved / 1e6:,.0f} MB"
     return Result(
         [
-            Goal(mean, figures["of_copy"], 3),
-            Goal("FedSA against the mean", figures["ratio"]["fedsa"], 5),
+            Goal(mean, system.value("of_copy"), 3),
+            Goal("FedSA against the mean", system.value("fedsa"), 5),
         ],
-        {"server": System([figures])},
+        {"server": system},
     )
 
 
@@ -213,9 +203,9 @@ def data(reps: int) -> Result:
 
 
 def deployment(reps: int) -> Result:
-    """A round of three SuperNodes on this machine beyond its training (deployment.py)."""
+    """A round of three SuperNodes on this machine beyond its training (commands.py)."""
     bounds = {"stock": 4.0, "warm": 1.5}
-    systems = alternate({name: ["deployment.py", name] for name in bounds}, reps)
+    systems = alternate({name: ["commands.py", "deployment", name] for name in bounds}, reps)
     goals = [
         Goal(f"a round beyond the training, {name}, median", systems[name].median, bound, "s")
         for name, bound in bounds.items()
@@ -224,13 +214,13 @@ def deployment(reps: int) -> Result:
 
 
 def experiment(reps: int) -> Result:
-    """48 runs of the default job from the shell, on two cores (experiment.py)."""
+    """48 runs of the default job from the shell, on two cores (commands.py)."""
     systems = alternate(
         {
-            "two": ["experiment.py", "processes", "--runs", "48"],
-            "drawn": ["experiment.py", "processes", "--runs", "48", "--figures"],
-            "one": ["experiment.py", "processes", "--runs", "48", "--workers", "1"],
-            "commands": ["experiment.py", "single", "--runs", "12"],
+            "two": ["commands.py", "sweep", "48", "2"],
+            "drawn": ["commands.py", "sweep", "48", "2", "figures=true"],
+            "one": ["commands.py", "sweep", "48", "1"],
+            "commands": ["commands.py", "sweep", "12", "0"],
         },
         reps,
     )

@@ -1,7 +1,5 @@
 """What the data path costs, one question per process, with one thread and an empty cache.
 
-    python scripts/bench/data.py [--reps N] [--json PATH]
-        all questions, with their goals
     python scripts/bench/data.py partition SCHEME
         {"seconds": to assign 60,000 samples to 10,000 clients, after the imports}
     python scripts/bench/data.py client
@@ -10,6 +8,8 @@
     python scripts/bench/data.py mnist
         {"seconds": to load 60,000 + 10,000 images and touch each pixel,
         "memory": peak beyond the imports / size of the images}
+    python scripts/bench/data.py latents
+        {"passes": FedNorm's latents, in inference passes over the client's data}
 
 The images are random numbers in the published layout. `torchvision`: ToTensor and Normalize image
 by image in a DataLoader, as its CIFAR10 does; `huggingface`: the same through with_transform on a
@@ -18,19 +18,18 @@ dataset of images, as in Flower's quickstarts.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import resource
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-import cells
 import numpy as np
-from harness import show, to_json
+from harness import timed
 
 MEAN = (0.5, 0.5, 0.5)
 STD = (0.25, 0.25, 0.25)
@@ -115,12 +114,39 @@ def _usual_pipelines(x: np.ndarray, y: list[int]) -> Figures:
 
 
 def _ms(work: Callable[[], object], reps: int) -> float:
-    seconds = []
-    for _ in range(reps + 1):
-        began = time.perf_counter()
-        work()
-        seconds.append(time.perf_counter() - began)
-    return statistics.median(seconds[1:]) * 1000  # the first call fills caches
+    return statistics.median(timed({"": work}, reps)[""]) * 1000
+
+
+def latents() -> Figures:
+    """FedNorm's time relative to that of a plain pass, the median over ten clients."""
+    import torch
+    from workloads import CLASSES, COHORT, WORKLOADS, criterion
+    from workloads import data as workload_data
+
+    from fedhet.core.messages import Update
+    from fedhet.core.task import ClientData, Samples, Task
+    from fedhet.core.workspace import Workspace
+    from fedhet.methods.fednorm import FedNorm, FedNormPlugin
+    from fedhet.stores import MemoryStore
+
+    torch.set_num_threads(1)
+    w1 = WORKLOADS["W1"]
+    samples = workload_data(w1)[:COHORT]
+    clients = [ClientData(Samples(*pair)) for pair in samples]
+    task = Task(model=w1.model, criterion=criterion, clients=clients, test=None, classes=CLASSES)
+    workspace = Workspace(task, device=torch.device("cpu"), seed=0)
+    plugin = FedNormPlugin()
+    client = FedNorm.client_cls(workspace, [plugin], MemoryStore())
+    ratios = []
+    for client.pid, (x, y) in enumerate(samples):
+        update = Update(client.pid, len(y))
+        pieces = {
+            "latents": lambda update=update: plugin.finish(update),
+            "pass": lambda x=x: workspace.model(x),
+        }
+        times = timed(pieces, 5, time.process_time)
+        ratios.append(min(times["latents"]) / min(times["pass"]))
+    return {"passes": statistics.median(ratios)}
 
 
 def mnist() -> Figures:
@@ -151,6 +177,14 @@ def mnist() -> Figures:
         return {"seconds": seconds, "memory": (_peak_bytes() - before) / size}
 
 
+QUESTIONS: dict[str, Callable[..., Figures]] = {
+    "partition": partition,
+    "client": client,
+    "mnist": mnist,
+    "latents": latents,
+}
+
+
 def _write_idx(path: Path, shape: tuple[int, ...], high: int) -> None:
     draw = np.random.default_rng(0)
     sizes = b"".join(size.to_bytes(4, "big") for size in shape)
@@ -165,31 +199,8 @@ def _peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def main() -> None:
-    """Answer one question, or run the whole cell."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("question", nargs="?", choices=("partition", "client", "mnist"))
-    parser.add_argument("scheme", nargs="?", default="iid")
-    parser.add_argument("--reps", type=int, default=3)
-    parser.add_argument("--json", type=Path)
-    args = parser.parse_args()
-    if args.question:
-        questions: dict[str, Callable[[], Figures]] = {
-            "partition": lambda: partition(args.scheme),
-            "client": client,
-            "mnist": mnist,
-        }
-        with tempfile.TemporaryDirectory() as cache:
-            os.environ["FEDHET_CACHE"] = cache
-            print(json.dumps(questions[args.question]()))
-        return
-    result = cells.data(args.reps)
-    show(result)
-    if args.json:
-        args.json.write_text(json.dumps(to_json(result), indent=1) + "\n")
-
-
 if __name__ == "__main__":
-    main()
+    question, *words = sys.argv[1:]
+    with tempfile.TemporaryDirectory() as cache:
+        os.environ["FEDHET_CACHE"] = cache
+        print(json.dumps(QUESTIONS[question](*words)))

@@ -14,35 +14,23 @@ import json
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
-from typing import Any
 
 import torch
 import torch.multiprocessing as multiprocessing
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 from workloads import COHORT, LR, WORKLOADS, Data, Workload, cohort, data
 
-Extra = Callable[[list[Tensor], list[Tensor]], object]  # (parameters, gradients)
-Loss = Callable[[Any, Tensor, Tensor], Tensor]  # (model, inputs, targets)
 # (received weights, clients, sum of their models, weight of each model)
 Train = Callable[[list[Tensor], list[int], list[Tensor], float], None]
 
 
-def cross_entropy(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    """The mean loss of a batch."""
-    return functional.cross_entropy(model(x), y)
-
-
-def trainer(
-    workload: Workload, samples: Data, extra: Extra | None = None, loss: Loss = cross_entropy
-) -> Train:
+def trainer(workload: Workload, samples: Data) -> Train:
     """A function that trains some clients from the same weights and adds up their models.
 
     Args:
         workload: the model and its batch size.
         samples: the samples of all clients.
-        extra: called in each step, before the parameters move.
-        loss: the loss of a batch.
     """
     model = workload.model()
     params: list[Tensor] = list(model.parameters())
@@ -56,11 +44,10 @@ def trainer(
             order = torch.randperm(len(targets))
             inputs, targets = inputs[order], targets[order]
             for at in range(0, len(targets), size):
-                batch_loss = loss(model, inputs[at : at + size], targets[at : at + size])
-                grads = torch.autograd.grad(batch_loss, params)
+                output = model(inputs[at : at + size])
+                loss = functional.cross_entropy(output, targets[at : at + size])
+                grads = torch.autograd.grad(loss, params)
                 with torch.no_grad():
-                    if extra:
-                        extra(params, list(grads))
                     torch._foreach_add_(params, grads, alpha=-LR)
             with torch.no_grad():
                 torch._foreach_add_(total, params, alpha=share)

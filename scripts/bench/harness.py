@@ -12,7 +12,8 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,24 @@ class Result:
     goals: list[Goal]
     systems: dict[str, System] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+
+
+def timed(
+    pieces: Mapping[str, Callable[[], object]],
+    reps: int,
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[str, list[float]]:
+    """Seconds of each piece in each repetition, in alternation.
+
+    The first call of each fills caches and is left out.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in pieces}
+    for _ in range(reps + 1):
+        for name, piece in pieces.items():
+            began = clock()
+            piece()
+            seconds[name].append(clock() - began)
+    return {name: times[1:] for name, times in seconds.items()}
 
 
 def ratio(a: float | None, b: float | None) -> float | None:

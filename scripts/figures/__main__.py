@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import platform
-import re
 import subprocess
 import sys
 from importlib.metadata import version
@@ -51,13 +50,11 @@ def about() -> dict[str, str]:
 
     code = ("--", "fedhet", "conf", "scripts/figures")
     changed = git("status", "--porcelain", *code)
-    info = Path("/proc/cpuinfo")
-    model = re.search(r"model name\s*: (.*)", info.read_text()) if info.exists() else None
     return {
         "fedhet": version("fedhet"),
         "commit": git("log", "-1", "--format=%h", *code) + (" with changes" if changed else ""),
         "torch": torch.__version__.partition("+")[0],
-        "cpu": model[1] if model else platform.machine(),
+        "cpu": platform.processor() or platform.machine(),
     }
 
 
@@ -81,8 +78,6 @@ def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
         if args.write:
             every[name].write(about(), figures)
             tables.write_pages(root, {name})
-    if args.write and root == ROOT:
-        subprocess.run([sys.executable, ROOT / "scripts" / "methods_page.py"], check=True)
     found = tables.problems(root)
     print(*found, sep="\n", end="\n" if found else "")
     return 0 if not found and (same or args.write) else 1

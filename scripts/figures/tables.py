@@ -169,10 +169,9 @@ def tables(root: Path) -> dict[str, Table]:
 
 
 def pages(root: Path) -> list[Path]:
-    """The pages that are written by hand: docs/methods.md is generated from them."""
+    """The pages that may show tables."""
     docs = root / "docs"
-    written = [path for path in sorted(docs.glob("*.md")) if path.name != "methods.md"]
-    return [root / "README.md", *written, *sorted((docs / "methods").glob("*.md"))]
+    return [root / "README.md", *sorted(docs.glob("*.md")), *sorted(docs.glob("methods/*.md"))]
 
 
 def problems(root: Path) -> list[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fedhet.cli import main
-from fedhet.cli.commands import COMMANDS
+from fedhet.cli.commands import commands as known_commands
 from fedhet.config import Config, catalogue
 
 pytestmark = pytest.mark.usefixtures("own_process")
@@ -73,7 +73,7 @@ def test_help_names_every_choice_command_and_setting(capsys: pytest.CaptureFixtu
     words = set(out.replace("*", "").split())
     for group, choices in catalogue.groups().items():
         assert {group, *choices} <= words
-    for name, command in COMMANDS.items():
+    for name, command in known_commands().items():
         assert f" {name} {command.help}" in " ".join(out.split())
     for key in (
         "seed=0",

@@ -253,9 +253,10 @@ def test_a_site_executes_the_app_of_the_operator_and_no_other(
     assert capsys.readouterr().out == f"{written}\n"
     app = tmp_path / "app"
     app.mkdir()
-    for name in ("pyproject.toml", "server_app.py", "client_app.py"):
-        shutil.copyfile(ROOT / name, app / name)
-    for part in ("fedhet", "conf"):
+    for path in ROOT.iterdir():
+        if path.is_file():
+            shutil.copyfile(path, app / path.name)
+    for part in ("fedhet", "conf", "hydra_plugins"):
         shutil.copytree(ROOT / part, app / part, copy_function=shutil.copyfile)
     assert digest(app) == written  # other dates and modes
     (app / "client_app.py").write_text((app / "client_app.py").read_text() + "\n")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import math
 import re
 import runpy
 from collections.abc import Callable
 from fnmatch import fnmatch
 from pathlib import Path
+from statistics import mean, stdev
 from types import ModuleType
 
 import pytest
@@ -52,6 +54,18 @@ def figures(tables: ModuleType) -> Callable[..., int]:
 
 def test_pages_show_what_was_measured(tables: ModuleType) -> None:
     assert tables.problems(ROOT) == []
+
+
+def test_our_means_are_those_of_independent_loops(tables: ModuleType) -> None:
+    """Two may differ by two standard errors of their difference, and by what was rounded."""
+    table = tables.tables(ROOT)["independent"]
+    ours = table.read()["figures"]
+    for cell in table.cells:
+        values, reference = ours[cell.key], table.reference[cell.row]
+        printed = reference[cell.column]
+        error = stdev(values) * math.sqrt(1 / len(values) + 1 / reference["seeds"])
+        allowed = 2 * error + 0.5 * 10 ** -len(printed.partition(".")[2])
+        assert abs(mean(values) - float(printed)) <= allowed, cell.key
 
 
 @pytest.mark.parametrize("name", ["fedsgd", pytest.param("*", marks=pytest.mark.slow)])
@@ -113,9 +127,7 @@ def test_what_pages_print_can_be_measured_again(
 # What is no measured figure: the tables themselves, code, addresses.
 EXEMPT = re.compile(
     r"<!-- figures: .*?<!-- end figures -->"
-    r"|<!-- reproductions: .*?<!-- end reproductions -->"  # test_reproduction_page.py
-    r"|<!-- leaderboard(?:: personal)? -->.*?<!-- end leaderboard -->"  # test_leaderboard_page.py
-    r"|<!-- (search|confirmed) -->.*?<!-- end \1 -->"  # test_where_it_helps.py
+    r"|<!-- table: .*?<!-- end table -->"  # papers/tests/test_pages.py
     r"|```.*?```|`[^`]+`|\]\([^)]*\)|^    [^\n]*$",
     re.DOTALL | re.MULTILINE,
 )

@@ -2,35 +2,52 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
-from pathlib import Path
-from types import ModuleType
+import tomllib
+from collections.abc import Iterator
 
 import pytest
 from house_rules.source import ROOT
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+# Package -> the first release without the hole, and the hole. It is kept by hand, because the data
+# of pip-audit need the network; `pip-audit .` knows more where there is one.
+MENDED = {
+    "datasets": ("4.0.0", "earlier releases can run code that comes with a data set"),
+    "filelock": ("3.20.3", "CVE-2026-22701"),
+    "jinja2": ("3.1.6", "CVE-2025-27516"),
+    "pyarrow": ("14.0.1", "CVE-2023-47248"),
+    "ray": ("2.52.0", "CVE-2025-62593"),
+    "scikit-learn": ("1.5.0", "CVE-2024-5206"),
+    "torch": ("2.6.0", "CVE-2025-32434"),
+}
 
 
-@pytest.fixture(scope="module")
-def known_holes() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("known_holes", ROOT / "scripts/known_holes.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def requirements() -> list[str]:
+    """The dependencies of fedhet and of its extras."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"].values()
+    return [line for lines in (project["dependencies"], *extras) for line in lines]
 
 
-def test_no_lower_bound_admits_a_release_with_a_known_hole(known_holes: ModuleType) -> None:
-    assert list(known_holes.holes(ROOT)) == []
+def holes(lines: list[str]) -> Iterator[str]:
+    """A line for each dependency that admits a release with a known hole."""
+    for needed in map(Requirement, lines):
+        first, hole = MENDED.get(needed.name, ("0", ""))
+        bounds = [part.version for part in needed.specifier if part.operator in (">=", "==")]
+        if Version(first) > max(map(Version, bounds), default=Version("0")):
+            yield f"{needed} admits releases before {first} ({hole})"
+
+
+def test_no_lower_bound_admits_a_release_with_a_known_hole() -> None:
+    assert not list(holes(requirements()))
 
 
 @pytest.mark.parametrize("bound", ["", ">=3.1.5", "<4", ">=3.1,<3.2"])
-def test_one_that_does_is_named(known_holes: ModuleType, tmp_path: Path, bound: str) -> None:
-    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    text = re.sub('"jinja2.*"', f'"jinja2{bound}"', text)
-    (tmp_path / "pyproject.toml").write_text(text)
-    (line,) = known_holes.holes(tmp_path)
-    assert line.startswith("pyproject.toml: jinja2") and "3.1.6" in line and "CVE" in line
+def test_one_that_does_is_named(bound: str) -> None:
+    (line,) = holes([f"jinja2{bound}", "torch>=2.6"])
+    assert line.startswith("jinja2") and "3.1.6" in line and "CVE" in line
 
 
 def test_every_dependency_has_a_lower_bound_which_test_lowest_installs() -> None:

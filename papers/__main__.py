@@ -1,0 +1,199 @@
+"""Make the papers' pages, with their pictures, from the kept results.
+
+python -m papers              write them into pages/, and the tables of docs/reproduction.md
+python -m papers FOLDER...    first take over what was run in these folders: reproductions, and the
+                              experiments leaderboard, leaderboard_personal, helps/search and
+                              helps/confirm
+python -m papers --check      write nothing; exit code 1 if docs/reproduction.md has other tables
+
+papers/results/ has a csv file for each table, and what several have: times.csv, and curves.csv with
+the accuracies by round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from fedhet.cli.errors import report_error
+from fedhet.core.errors import ConfigError
+from fedhet.report.curves import curve_points
+from fedhet.report.exports import escaped
+from fedhet.report.results import results
+from fedhet.report.study import Study
+from papers import helps, leaderboard, paper, picture, table
+from papers.estimate import TIMES, in_words, note_time
+from papers.judge import judge
+from papers.tables import HOME, RESULTS, check_experiment, kept, markdown, replace
+
+SUMMARY = HOME.parent / "docs" / "reproduction.md"
+PAGES = HOME.parent / "pages"
+BLOCK = re.compile(r"(<!-- table: (.+?) -->\n).*?(<!-- end table -->)", re.DOTALL)
+CURVES = ["reproduction", "scale", "setting", "method", "round", "mean", "std"]
+MOST_POINTS = 25  # of a curve that is kept
+# Measures of single rounds, and others of which curves of the accuracy say nothing.
+WITHOUT_CURVES = {"rank", "made_size", "minutes_per_round", "classes_per_client"}
+WITHOUT_CURVES |= {"change_variance", "dispersion", "similarity", "peak_distance"}
+
+
+# ---- from folders to the results
+def take_over(folder: Path, home: Path = RESULTS) -> None:
+    """Keep what was run in an experiment's folder.
+
+    Raises:
+        ConfigError: it is of no experiment whose results are kept, or has other settings.
+    """
+    read = results(folder)
+    name = str(read.source.experiment.get("experiment"))
+    if name in leaderboard.BOARDS or name.startswith("helps/"):
+        check_experiment(read, name)
+    if name in leaderboard.BOARDS:
+        leaderboard.take_over(read, home / f"{name}.csv")
+    elif name.startswith("helps/"):
+        stage = name.removeprefix("helps/")
+        helps.keep(read, stage, home / f"helps-{stage}.csv")
+    else:
+        lines = table.records(judge(folder))
+        place = {key: lines[0][key] for key in ("reproduction", "scale")}
+        replace(home / _file(name), pd.DataFrame(lines, columns=table.FIELDS), ["scale"])
+        ended = [cell for cell in read.source.cells if cell.counts]
+        trials = sum(cell.trial for cell in ended)
+        seconds = round(sum(cell.summary["seconds"]["total"] for cell in ended))
+        note_time(home / "times.csv", *place.values(), len(ended) - trials, trials, seconds)
+        if lines[0]["measure"].partition("@")[0] not in WITHOUT_CURVES:
+            points = curve_points(Study(read)).assign(**place)
+            groups = points.groupby(["setting", "method"])["round"]
+            every = np.ceil(groups.transform("size") / MOST_POINTS)
+            few = points.loc[groups.cumcount(ascending=False) % every == 0, CURVES].round(3)
+            replace(home / "curves.csv", few.astype(str).replace("nan", ""), [*place])
+
+
+def _file(reproduction: str) -> str:
+    return f"{reproduction.replace('/', '-')}.csv"
+
+
+# ---- from the results to the pages
+def filled(text: str) -> str:
+    """The text of a page, with each table between its two comments."""
+    return BLOCK.sub(lambda found: f"{found[1]}{TABLES[found[2]]()}\n{found[3]}", text)
+
+
+def listed() -> str:
+    """Each reproduction: what it runs, how long that takes, and how many verdicts it has."""
+    times = kept(RESULTS / "times.csv", TIMES).set_index(["reproduction", "scale"])["seconds"]
+    rows = []
+    for one in paper.every():
+        seconds = times.get((one.name, "cpu"))
+        tallies = (f"{scale}, {table.tally(lines)}" for scale, lines in _results(one))
+        title = one.title.partition("; also")[0]  # the source names these too
+        rows.append(
+            {
+                "reproduction": f"`{one.name}`",
+                "what": escaped(f"{one.source}: {title}"),
+                "at scale paper": escaped(one.data.get("paper", "")),
+                "at scale cpu": escaped(one.data.get("cpu", "")),
+                "time at cpu": in_words(seconds) if seconds else "not measured",
+                "results": "; ".join(tallies) or "not published",
+            }
+        )
+    return markdown(rows)
+
+
+def _results(one: paper.Paper) -> Iterator[tuple[str, list[dict[str, str]]]]:
+    """Each scale of a reproduction that has results, with their lines."""
+    path = RESULTS / _file(one.name)
+    lines = table.read_csv(path) if path.exists() else []
+    for scale in dict.fromkeys(line["scale"] for line in lines):
+        yield scale, [line for line in lines if line["scale"] == scale]
+
+
+def reproductions(folder: Path) -> Iterator[str]:
+    """The page of all results, whose pictures are drawn in the folder."""
+    curves = pd.read_csv(RESULTS / "curves.csv")
+    yield "# The papers' tables: results"
+    yield "[The papers' tables](../docs/reproduction.md) says how to read them."
+    for one in paper.every():
+        for scale, lines in _results(one):
+            first = lines[0]
+            yield f"## {escaped(first['source'])}, scale {scale}"
+            changed = f" Changed: `{first['changed']}`." if first["changed"] else ""
+            yield f"{table.tally(lines).capitalize()}. fedhet {first['code']}.{changed}"
+            yield table.as_markdown(lines).rstrip()
+            name = f"{one.name.replace('/', '-')}-{scale}"
+            own = curves[(curves["reproduction"] == one.name) & (curves["scale"] == scale)]
+            drawn = picture.draw(lines, one, folder, f"{name}-{picture.NAME}")
+            for file in [*drawn, *picture.curves(own, name, folder)]:
+                yield f"![{file.alt}]({folder.name}/{file.name}.svg)"
+
+
+def _board(name: str) -> str:
+    return "\n\n".join(leaderboard.tables(name, pd.read_csv(RESULTS / f"{name}.csv")))
+
+
+def _overall(name: str) -> str:
+    every = pd.read_csv(RESULTS / f"{name}.csv")
+    runs = every[every["kind"] == "run"]
+    return "\n\n".join(leaderboard.overall(runs, leaderboard.BOARDS[name].score))
+
+
+def _searched() -> str:
+    return helps.searched(pd.read_csv(RESULTS / "helps-search.csv"))
+
+
+def _confirmed() -> str:
+    runs = RESULTS / "helps-confirm.csv"
+    search = pd.read_csv(RESULTS / "helps-search.csv")
+    return helps.confirmed(search, pd.read_csv(runs) if runs.exists() else None)
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "reproductions": listed,
+    "leaderboard, all settings": lambda: _overall("leaderboard"),
+    "leaderboard_personal, all settings": lambda: _overall("leaderboard_personal"),
+    "leaderboard": lambda: _board("leaderboard"),
+    "leaderboard_personal": lambda: _board("leaderboard_personal"),
+    "searched": _searched,
+    "confirmed": _confirmed,
+}
+
+
+def main(argv: Sequence[str]) -> int:
+    """Do what the arguments say, and return the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m papers",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("folders", nargs="*", type=Path, metavar="FOLDER")
+    parser.add_argument("--check", action="store_true")
+    options = parser.parse_args(argv)
+    try:
+        for folder in options.folders:
+            take_over(folder)
+    except ConfigError as error:
+        return report_error(error)
+    text = SUMMARY.read_text(encoding="utf-8")
+    summary = filled(text)
+    if options.check:
+        if summary != text:
+            print("docs/reproduction.md has other tables than papers/results; python -m papers")
+        return int(summary != text)
+    SUMMARY.write_text(summary, encoding="utf-8")
+    PAGES.mkdir(exist_ok=True)
+    for name in ("leaderboard.md", "where_it_helps.md"):
+        page = filled((HOME / name).read_text(encoding="utf-8"))
+        (PAGES / name).write_text(page, encoding="utf-8")
+    text = "\n\n".join(reproductions(PAGES / "reproduction")) + "\n"
+    (PAGES / "reproduction.md").write_text(text, encoding="utf-8")
+    print(f"the pages are in {PAGES}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,164 @@
+"""`python -m fedhet reproduce`: run a paper's table or figure, and compare it with the paper.
+
+python -m fedhet reproduce --list [WORD]               all reproductions, or those with the word
+python -m fedhet reproduce fedlex/table1 scale=cpu     run it, and print the verdicts
+python -m fedhet reproduce fedlex/table1 --estimate    how long that takes on this machine
+python -m fedhet reproduce --verdicts FOLDER           compare runs that are already there
+
+Further overrides change all runs, or an axis: seed=0,1 method=FedProx. The scale is paper (the
+paper's settings and data), cpu (small data and models) or smoke (two rounds on the built-in
+digits); cpu if none is given.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedhet.cli.columns import columns
+from fedhet.config.lines import by_key, value_of
+from fedhet.core.check import counted
+from fedhet.core.errors import ConfigError
+from papers import paper as papers
+from papers.paper import Paper
+
+if TYPE_CHECKING:
+    from fedhet.experiment.definition import Experiment
+
+FOLDER = "reproductions"
+SCALE = "cpu"
+
+
+def main(argv: Sequence[str]) -> int:
+    """Do what the arguments say, and return the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m fedhet reproduce",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("words", nargs="*", metavar="NAME | setting=value")
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument("--list", action="store_true", help="list the reproductions")
+    group.add_argument("--estimate", action="store_true", help="measure a few rounds only")
+    group.add_argument(
+        "--verdicts", type=Path, metavar="FOLDER", help="the folder of finished runs"
+    )
+    parser.add_argument(
+        "--times", type=Path, metavar="CSV", help="also write the estimate to a file"
+    )
+    args = parser.parse_intermixed_args(argv)
+    if args.list:
+        print(list_text(args.words))
+        return 0
+    if args.times and not args.estimate:
+        raise ConfigError("reproduce: --times goes with --estimate")
+    if args.verdicts:
+        if args.words:
+            raise ConfigError(
+                f"reproduce --verdicts compares what is in the folder; {' '.join(args.words)} would"
+                " have no effect"
+            )
+        return verdicts(args.verdicts)
+    names = [word for word in args.words if "=" not in word]
+    overrides = [word for word in args.words if "=" in word]
+    if len(names) != 1:
+        raise ConfigError(
+            f"reproduce: name one reproduction, not {len(names)};"
+            " python -m fedhet reproduce --list shows all"
+        )
+    paper = papers.find(names[0])
+    experiment = _experiment(paper, overrides)
+    if args.estimate:
+        return _estimate(experiment, args.times)
+    labels = papers.as_text(experiment.labels)
+    papers.refuse_open_axes(paper, str(experiment.report["compare"]), labels)
+    from fedhet.cli import experiments
+
+    code, folder = experiments.run(experiment, [])
+    verdicts(folder)
+    return code
+
+
+def list_text(words: Sequence[str] = ()) -> str:
+    """All reproductions, or those whose name has each of the words, with their titles."""
+    rows = []
+    for paper in papers.every():
+        if all(word in " ".join((paper.name, *paper.also)) for word in words):
+            rows.append((paper.name, paper.title))
+    if not rows:
+        raise ConfigError(f"reproduce --list {' '.join(words)}: none has such a name")
+    return columns(rows)
+
+
+def command_lines(paper: Paper, overrides: Sequence[str]) -> list[str]:
+    """The overrides of the experiment that a reproduction is."""
+    given = {key: value_of(line) for key, line in by_key(overrides).items()}
+    if "experiment" in given:
+        raise ConfigError(f"reproduce: experiment={given['experiment']} does not go with a name")
+    scale = given.get("scale", SCALE)
+    lines = [f"experiment={paper.name}", *overrides]
+    if "scale" not in given:
+        lines.insert(1, f"scale={scale}")
+    if "hydra.sweep.dir" not in given:
+        lines.append(f"hydra.sweep.dir={FOLDER}/{paper.name}/{scale}")
+    return lines
+
+
+def _experiment(paper: Paper, overrides: Sequence[str]) -> Experiment:
+    """The experiment that a reproduction is; a measure that does not exist is refused first."""
+    from fedhet.experiment import definition  # it loads hydra, which a list does not need
+    from papers import measures
+
+    for measure in sorted(paper.measures):
+        measures.check(measure)
+    experiment = definition.read(command_lines(paper, overrides))
+    assert experiment is not None  # every reproduction has axes
+    return experiment
+
+
+def verdicts(folder: Path) -> int:
+    """Compare the runs of a folder with the paper, write the comparison, and print it."""
+    from papers import picture, table
+    from papers.judge import judge
+
+    comparison = judge(folder)
+    report = folder / "report"
+    page = table.write(comparison, report)
+    picture.draw(table.records(comparison), comparison.paper, report)
+    print(page.read_text(encoding="utf-8"), end="")
+    print(f"comparison: {page}")
+    return 0
+
+
+def _estimate(experiment: Experiment, times: Path | None) -> int:
+    from papers.estimate import TIMES, estimate, in_words, note_time
+    from papers.tables import kept
+
+    if times is not None:  # before the measuring
+        if times.is_dir() or not os.access(times if times.exists() else times.parent, os.W_OK):
+            raise ConfigError(
+                f"reproduce --times {times}: a file is expected, in a folder that exists and can be"
+                " written to"
+            )
+        kept(times, TIMES)
+    found = estimate(experiment)
+    rows = [
+        (
+            name,
+            f"{in_words(cost.total)}: {cost.rounds} rounds of {cost.step:.3g} s,"
+            f" {cost.evaluations} evaluations of {cost.evaluation:.3g} s,"
+            f" {cost.start + cost.phases:.3g} s before them",
+        )
+        for name, cost in found.measured.items()
+    ]
+    print(columns(rows))
+    trials = f" and {counted(found.trials, 'trial')}" if found.trials else ""
+    print(f"{counted(found.runs, 'run')}{trials}, one after another: {in_words(found.seconds)}")
+    if times is not None:
+        scale = value_of(by_key(experiment.command)["scale"])
+        seconds = round(found.seconds)
+        note_time(times, experiment.name, scale, found.runs, found.trials, seconds)
+    return 0

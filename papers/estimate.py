@@ -1,0 +1,158 @@
+"""How long a reproduction takes on this machine, from a few rounds of each method.
+
+A csv file of times has a row for each scale of each reproduction: how many runs and trials it has,
+and how many seconds they take one after another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import tempfile
+from pathlib import Path
+from statistics import mean
+from typing import NamedTuple
+
+import pandas as pd
+
+from fedhet.config import composition
+from fedhet.config.lines import by_key
+from fedhet.experiment import cells
+from fedhet.experiment.axes import SEED
+from fedhet.experiment.cells import Cell
+from fedhet.experiment.definition import Experiment
+from papers.tables import replace
+
+ROUNDS = 3
+TRAIN = "train"
+TIMES = {"reproduction": object, "scale": object, "runs": int, "trials": int, "seconds": int}
+
+
+class Cost(NamedTuple):
+    """Seconds of one run.
+
+    Attributes:
+        start: before the first round, and after the last one.
+        phases: all rounds before the training, such as an exploration.
+        step: one round of training.
+        evaluation: one evaluation.
+        rounds: how many rounds of training the run has.
+        evaluations: how many evaluations.
+    """
+
+    start: float
+    phases: float
+    step: float
+    evaluation: float
+    rounds: int
+    evaluations: int
+
+    @property
+    def total(self) -> float:
+        """Seconds of the whole run."""
+        return (
+            self.start + self.phases + self.rounds * self.step + self.evaluations * self.evaluation
+        )
+
+
+class Estimate(NamedTuple):
+    """How long an experiment takes.
+
+    Attributes:
+        measured: the name of a measured run -> its cost.
+        runs: how many runs there are.
+        trials: how many trials of the tuning.
+        seconds: for all of them, one after another.
+    """
+
+    measured: dict[str, Cost]
+    runs: int
+    trials: int
+    seconds: float
+
+
+def estimate(experiment: Experiment) -> Estimate:
+    """Measure a few rounds of each method in one setting, and of one method in each setting.
+
+    The time of a method in another setting is taken to differ as that of the first method does.
+
+    Raises:
+        ConfigError: a setting is wrong.
+        DataError: data are missing.
+    """
+    axis = str(experiment.report["compare"])
+    runs = cells.wanted(experiment, cells.runs(experiment))
+    trials = cells.wanted(experiment, cells.trials(experiment))
+    places = [_place(cell, axis) for cell in runs]
+    method, setting = places[0]
+    measured: dict[tuple[str, str], Cost] = {}
+    for place, cell in zip(places, runs, strict=True):
+        if place not in measured and (place[0] == method or place[1] == setting):
+            measured[place] = measure(cell)
+    seconds = {place: cost.total for place, cost in measured.items()}
+
+    def total(place: tuple[str, str]) -> float:
+        by_setting = seconds[method, place[1]] / seconds[method, setting]
+        return seconds.get(place, seconds[place[0], setting] * by_setting)
+
+    return Estimate(
+        {", ".join(filter(None, place)): cost for place, cost in measured.items()},
+        len(runs),
+        len(trials),
+        sum(total(place) for place in [*places, *(_place(cell, axis) for cell in trials)]),
+    )
+
+
+def _place(cell: Cell, axis: str) -> tuple[str, str]:
+    """The method and the setting of a cell."""
+    others = {k: v for k, v in cell.axes.items() if k not in (axis, SEED)}
+    return str(cell.axes[axis]), ", ".join(f"{k}={v}" for k, v in others.items())
+
+
+def measure(cell: Cell) -> Cost:
+    """Run a few rounds of a cell in a folder of its own, and take their times."""
+    from fedhet.job import run_job
+
+    whole = composition.compose(cell.overrides).cfg
+    with tempfile.TemporaryDirectory() as folder:
+        run_dir = Path(folder) / "run"
+        rounds = f"rounds={min(ROUNDS, whole.rounds)}"
+        short = by_key([*cell.overrides, rounds, "eval.every=1", f"hydra.run.dir={run_dir}"])
+        settings = composition.compose(list(short.values()))
+        said = io.StringIO()  # the rounds, which are not the answer here
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+            run_job(settings)
+        text = (run_dir / "rounds.jsonl").read_text(encoding="utf-8")
+        total = json.loads((run_dir / "summary.json").read_text())["seconds"]["total"]
+    steps = [json.loads(line) for line in text.splitlines()]
+    spent = [sum(step["seconds"].values()) for step in steps]
+    training = [s for s in steps if s["phase"] == TRAIN]
+    later = training[1:] or training  # the first round warms up
+    evaluation = mean(step["seconds"]["evaluate"] for step in later)
+    own = mean(sum(s["seconds"].values()) - s["seconds"]["evaluate"] for s in later)
+    return Cost(
+        start=max(0.0, total - sum(spent)),
+        phases=sum(s for s, step in zip(spent, steps, strict=True) if step["phase"] != TRAIN),
+        step=own,
+        evaluation=evaluation,
+        rounds=int(whole.rounds),
+        evaluations=-(-int(whole.rounds) // int(whole.eval.every)),
+    )
+
+
+def in_words(seconds: float) -> str:
+    """A duration as people say it."""
+    for unit, size in (("days", 86400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.0f} seconds"
+
+
+def note_time(path: Path, *values: str | int) -> None:
+    """Write a row of TIMES to a csv file, in the place of the one of the same name and scale.
+
+    Raises:
+        ConfigError: the file holds something else.
+    """
+    replace(path, pd.DataFrame([values], columns=[*TIMES]), ["reproduction", "scale"])

@@ -1,0 +1,223 @@
+"""Where each method helps: a setting in which each of the papers' methods beats tuned FedAvg."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import yaml
+
+from fedhet.config.lines import key_of
+from fedhet.core.errors import ConfigError
+from fedhet.experiment.code import Code
+from fedhet.report import statistics
+from fedhet.report.results import Results
+from papers.tables import HOME, markdown
+
+CONF = HOME / "conf" / "experiment" / "helps"
+HOST = "FedAvg"
+BESIDE = f"{HOST} beside "  # the label of the host's runs in a method's setting
+AT_RATE = f"{HOST} at the rate of "  # those with the learning rate of the method's trials
+SEEDS = "range(100,110)"  # none of them is a seed of the search or of its tuning
+HEAD = """\
+# @package _global_
+# Each method in the setting in which it gained most in helps/search, beside FedAvg, on other seeds
+# `python -m papers FOLDER`, with the folder of the search, writes this file.
+"""
+
+
+# ---- from a folder to a csv file
+def keep(read: Results, stage: str, path: Path) -> None:
+    """Write the runs of the search or of the confirmation to a csv file.
+
+    Raises:
+        ConfigError: a run is missing.
+    """
+    record = read.source.experiment
+    overrides = {cell["folder"]: cell["overrides"] for cell in record["cells"]}
+    if len(read.missing):
+        raise ConfigError(
+            f"{read.source.folders[0]}: {len(read.missing)} runs are missing; run them first"
+        )
+    rows = []
+    for cell in read.cells:
+        ended = cell.summary["status"] == "ok"
+        # A run that has diverged has no score; the method is charged with a score of 0.
+        score = (cell.summary.get("accuracy") or {}).get("last") if ended else None
+        rows.append(
+            {
+                **cell.axes,
+                "overrides": own_overrides(overrides[cell.name], record["fixed"]),
+                "tuned": json.dumps(cell.tuned, sort_keys=True),
+                "diverged": score is None,
+                "accuracy": round(score or 0.0, 6),
+                "sha256": str(cell.summary.get("weights_sha256"))[:16],
+                "code": Code.text(cell.code),
+            }
+        )
+    pd.DataFrame(rows).to_csv(path, index=False)
+    if stage == "search":
+        text = confirmation(pd.DataFrame(rows), (CONF / "search.yaml").read_text(encoding="utf-8"))
+        (CONF / "confirm.yaml").write_text(text, encoding="utf-8")
+
+
+def own_overrides(lines: Sequence[str], fixed: Sequence[str]) -> str:
+    """The overrides of a run without those of all runs and its seed."""
+    return " ".join(line for line in lines if line not in fixed and key_of(line) != "seed")
+
+
+# ---- from the search to the settings that are confirmed
+def gains(search: pd.DataFrame) -> pd.DataFrame:
+    """Each method's mean gain over the host by setting; a pair has the same setting and seed."""
+    blocks = search.pivot(index=["setting", "seed"], columns="method", values="accuracy")
+    own = blocks[[str(name) for name in dict.fromkeys(search["method"]) if name != HOST]]
+    means = own.sub(blocks[HOST], axis=0).groupby("setting").mean()
+    return means.reindex(list(dict.fromkeys(search["setting"])))
+
+
+def chosen(search: pd.DataFrame) -> dict[str, str]:
+    """Method -> the setting with its largest mean gain; of equal ones the first."""
+    return {str(method): str(name) for method, name in gains(search).idxmax().items()}
+
+
+def confirmation(search: pd.DataFrame, definition: str) -> str:
+    """The text of confirm.yaml: what search.yaml fixes, and three labels for each method."""
+    known = yaml.safe_load(definition)
+    fixed = {name: known[name] for name in known if name not in ("axes", "tune", "report")}
+    tuned = search.groupby(["setting", "method"])["tuned"].first()
+    cases = {}
+    for method, setting in chosen(search).items():
+        own, host = (json.loads(tuned[setting, name]) for name in (method, HOST))
+        rate = {"client.lr": own["client.lr"]}
+        for label, name, values in (
+            (method, method, own),
+            (BESIDE + method, HOST, host),
+            (AT_RATE + method, HOST, host | rate),
+        ):
+            cases[label] = [
+                *_words(known["axes"]["setting"][setting]),
+                *_words(known["axes"]["method"][name]),
+                *(f"{key}={value}" for key, value in values.items()),
+            ]
+    notes = ["papers/where_it_helps.md has the tests; here each case is compared with each other."]
+    rest = {"axes": {"case": cases, "seed": SEEDS}, "report": {"notes": notes}}
+    return HEAD + yaml.safe_dump({**fixed, **rest}, sort_keys=False, width=100)
+
+
+def _words(overrides: str | Sequence[str]) -> list[str]:
+    return overrides.split() if isinstance(overrides, str) else list(overrides)
+
+
+# ---- from the csv files to the tables
+def searched(search: pd.DataFrame) -> str:
+    """The mean gain of each method in each setting; the largest one of a method is bold."""
+    means, best = gains(search), chosen(search)
+    host = search[search["method"] == HOST].groupby("setting")["accuracy"].mean()
+    rows = []
+    for name, row in means.iterrows():
+        texts = {method: f"{100 * gain:+.1f}" for method, gain in row.items()}
+        texts |= {m: f"**{text}**" for m, text in texts.items() if best[str(m)] == name}
+        rows.append({"setting": str(name), HOST: f"{host[name]:.3f}", **texts})
+    return f"{markdown(rows)}\n\n{_source(search)}"
+
+
+def confirmed(search: pd.DataFrame, runs: pd.DataFrame | None) -> str:
+    """The paired comparison of each method in its setting, on new seeds.
+
+    Args:
+        search: the runs of the search.
+        runs: those of the confirmation; None, or of an earlier search, whose settings were others,
+            if they have not been run yet.
+    """
+    if runs is None or not are_of(search, runs):
+        return "Not run yet."
+    table = compared(runs)
+    tuned = search.groupby(["setting", "method"])["tuned"].first()
+    rows = []
+    for method, setting in chosen(search).items():
+        row = table.loc[method]
+        host, own = (
+            ", ".join(f"`{key}={value}`" for key, value in json.loads(tuned[setting, name]).items())
+            for name in (HOST, method)
+        )
+        rows.append(
+            {
+                "method": method,
+                "setting": setting,
+                f"{HOST}'s trials chose": host,
+                "the method's chose": own,
+                f"{HOST}'s accuracy": f"{row['host']:.3f} ± {row['host_std']:.3f}",
+                "the method's": f"{row['mean']:.3f} ± {row['std']:.3f}",
+                "gain": f"{100 * row['gain']:+.1f}",
+                "95 %": f"{100 * row['low']:+.1f} to {100 * row['high']:+.1f}",
+                "wins": f"{row['wins']:.0f} of {row['pairs']:.0f}",
+                "p": f"{row['p']:.3f}",
+                "gain at the same rate": f"{100 * row['gain_at_rate']:+.1f}",
+                "p at the same rate": f"{row['p_at_rate']:.3f}",
+                "verdict": verdict(row),
+            }
+        )
+    return f"{markdown(rows)}\n\n{_source(runs)}"
+
+
+def verdict(row: pd.Series) -> str:
+    """What a row of `compared` shows."""
+    if row["p"] >= statistics.LEVEL:
+        return "not shown"
+    if row["gain"] <= 0:
+        return "worse"
+    by_rate = row["gain_at_rate"] <= 0 or row["p_at_rate"] >= statistics.LEVEL
+    return "by its learning rate" if by_rate else "**better**"
+
+
+def _source(runs: pd.DataFrame) -> str:
+    return f"{len(runs)} runs; {' and '.join(sorted(set(runs['code'])))}."
+
+
+def are_of(search: pd.DataFrame, runs: pd.DataFrame) -> bool:
+    """Whether the runs of the confirmation have the settings that the search has found."""
+    definition = (CONF / "search.yaml").read_text(encoding="utf-8")
+    cases = yaml.safe_load(confirmation(search, definition))["axes"]["case"]
+    expected = runs["case"].map({label: " ".join(lines) for label, lines in cases.items()})
+    return bool((runs["overrides"] == expected).all())
+
+
+def compared(runs: pd.DataFrame) -> pd.DataFrame:
+    """Method -> its paired comparison with the host, which is tuned, or has the method's rate.
+
+    Each `p` is after Holm's correction over the methods.
+
+    Args:
+        runs: `case` (a method, "FedAvg beside <method>", or "FedAvg at the rate of <method>"),
+            `seed`, and `accuracy` in [0, 1].
+    """
+    blocks = runs.pivot(index="seed", columns="case", values="accuracy")
+    rows = {}
+    for method in (str(case) for case in blocks if not str(case).startswith(f"{HOST} ")):
+        own, host = blocks[method], blocks[BESIDE + method]
+        differences = (own - host).to_numpy()
+        at_rate = (own - blocks[AT_RATE + method]).to_numpy()
+        low, high = statistics.interval(differences)
+        if np.isnan(low):  # differences that do not vary
+            low = high = differences.mean()
+        rows[method] = {
+            "host": host.mean(),
+            "host_std": host.std(),
+            "mean": own.mean(),
+            "std": own.std(),
+            "gain": differences.mean(),
+            "gain_at_rate": at_rate.mean(),
+            "p_at_rate": statistics.wilcoxon(at_rate),
+            "low": low,
+            "high": high,
+            "wins": int((differences > 0).sum()),
+            "pairs": len(differences),
+            "p": statistics.wilcoxon(differences),
+        }
+    table = pd.DataFrame.from_dict(rows, orient="index")
+    for p in ("p", "p_at_rate"):
+        table[p] = statistics.holm(table[p].to_numpy(float))
+    return table

@@ -1,0 +1,329 @@
+"""The leaderboards: every method by its global model, and by its clients' own models."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from fedhet.experiment import cells, definition
+from fedhet.experiment.code import Code
+from fedhet.record.deciding import own_models, own_score, validation_score
+from fedhet.report import statistics
+from fedhet.report.folders import FoundRun
+from fedhet.report.results import Results
+from fedhet.report.scores import against_best
+from papers.tables import joined, markdown
+
+HOST = "FedAvg"
+REAL, IF_NORMAL = "▼", "▽"  # worse than the best of the setting
+CHANCE = 0.2  # a score below it, of ten classes, is hardly better than a guess
+KEY = ["kind", "method", "setting", "seed", "tuned"]
+COSTS = ["megabytes", "seconds", "evaluation"]
+
+
+class Board(NamedTuple):
+    """A comparison of all methods.
+
+    Attributes:
+        heading: that of a dataset, but for its name.
+        score: the column that is compared.
+        clients: the column of the clients' mean score.
+        other: the title and the column of the other kind of models.
+    """
+
+    heading: str
+    score: str
+    clients: str
+    other: tuple[str, str]
+
+
+# By the name of the experiment.
+BOARDS = {
+    "leaderboard": Board("##", "accuracy", "clients_mean", ("personal models", "personal")),
+    "leaderboard_personal": Board("###", "score", "score", ("global model", "global")),
+}
+
+
+# ---- from a folder to the csv file
+def take_over(read: Results, path: Path) -> None:
+    """Add the runs and trials that have ended to the csv file of their board.
+
+    A run replaces the earlier one of its place, also if its trials have chosen another value; and
+    earlier trials go of values that are no longer tried.
+    """
+    ended = [cell for cell in read.source.cells if cell.counts]
+    found = pd.DataFrame(_row(cell, read, path.stem) for cell in ended)
+    if path.exists():
+        earlier = pd.read_csv(path)
+        again = set(found.loc[found["kind"] == "run", KEY[:-1]].itertuples(index=False, name=None))
+        trials = [cell for cell in read.source.experiment["cells"] if cell["kind"] == "trial"]
+        tried = {(*_place(cell), json.dumps(cell["tuned"], sort_keys=True)) for cell in trials}
+        places = set(map(_place, trials))
+        stays = [
+            key[:-1] not in again if key[0] == "run" else key in tried or key[:-1] not in places
+            for key in earlier[KEY].itertuples(index=False, name=None)
+        ]
+        found = pd.concat([earlier[stays], found], ignore_index=True)
+    found = found.drop_duplicates(KEY, keep="last").sort_values(KEY, kind="stable")
+    found.round(6).to_csv(path, index=False)
+
+
+def _place(cell: Mapping[str, Any]) -> tuple[str, str, str, int]:
+    axes = cell["axes"]
+    return cell["kind"], axes["method"], axes["setting"], axes["seed"]
+
+
+def _row(cell: FoundRun, read: Results, board: str) -> dict[str, Any]:
+    summary = cell.summary
+    ended = summary["status"] == "ok"
+    metric = read.source.experiment["report"]["metric"]
+    sent = sum(sum(kinds.values()) for kinds in summary.get("bytes", {}).values())
+    of_board = _of_global_model if board == "leaderboard" else _of_own_models
+    return {
+        "kind": "trial" if cell.trial else "run",
+        **cell.axes,
+        "tuned": json.dumps(cell.tuned, sort_keys=True),
+        "diverged": not ended,
+        "validation": validation_score(summary, read.steps(cell), metric) if ended else None,
+        **of_board(cell, read),
+        "megabytes": round(sent / 1e6, 3),
+        "seconds": round(summary.get("seconds", {}).get("train", 0.0), 3),
+        "sha256": str(summary.get("weights_sha256"))[:16],
+        "code": Code.text(cell.code),
+    }
+
+
+def _of_global_model(cell: FoundRun, read: Results) -> dict[str, Any]:
+    summary = cell.summary
+    accuracy = summary.get("accuracy") or {}
+    last = accuracy.get("last")
+    return {
+        "diverged": summary["status"] != "ok" or summary.get("loss") is None,
+        # A run that has diverged before its first evaluation has no score, which counts as 0.
+        "accuracy": 0.0 if summary["status"] != "ok" and last is None else last,
+        "best_val": accuracy.get("best_val"),
+        "clients_mean": summary.get("acc_clients_mean"),
+        "personal": (summary.get("personal") or {}).get("last"),
+        "worst_decile": summary.get("acc_clients_worst_decile"),
+        **{
+            f"rounds_to_{target['accuracy']:g}": target["rounds"]
+            for target in summary.get("targets", [])
+        },
+    }
+
+
+def _of_own_models(cell: FoundRun, read: Results) -> dict[str, Any]:
+    summary = cell.summary
+    models = own_models(summary, "personal") or "global"
+    has_global = "global" in summary.get("models", ())
+    clients = read.last_clients.query(
+        "folder == @cell.name and split == 'test' and model == @models and metric == 'accuracy'"
+    )
+    worst = clients["value"].sort_values().iloc[: max(1, len(clients) // 10)]
+    return {
+        "models": models,
+        "score": own_score(summary, "personal") or 0.0,  # none if it has diverged at once
+        "global": summary.get("acc_clients_mean") if has_global else None,
+        "worst_decile": None if cell.trial else float(worst.mean()) if len(worst) else 0.0,
+        "evaluation": round(summary.get("seconds", {}).get("evaluate", 0.0), 3),
+    }
+
+
+# ---- from the csv file to the tables
+def tables(name: str, every: pd.DataFrame) -> Iterator[str]:
+    """All tables of a board, with what they show.
+
+    Args:
+        name: of the experiment.
+        every: the kept runs and trials.
+    """
+    board = BOARDS[name]
+    experiment = definition.read([f"experiment={name}"])
+    assert experiment is not None
+    settings = [str(value.label) for value in experiment.axes["setting"]]
+    runs = every[every["kind"] == "run"]
+    if runs["setting"].nunique() >= statistics.FEWEST_CONDITIONS:
+        yield f"{board.heading} All settings"
+        yield from overall(runs, board.score)
+    for dataset in dict.fromkeys(label.partition(",")[0] for label in settings):
+        own = runs[runs["setting"].str.startswith(f"{dataset},")]
+        yield f"{board.heading} {dataset}"
+        if own.empty:
+            yield "Not run yet."
+            continue
+        tried = every[(every["kind"] == "trial") & every["setting"].isin(own["setting"])]
+        order = [label for label in settings if label in set(own["setting"])]
+        yield from ranked(own, order, board.score)
+        yield costs(own, tried, board)
+        yield f"{len(own)} runs and {len(tried)} trials; {joined(sorted(set(own['code'])))}."
+    count = len(cells.runs(experiment)) + len(cells.trials(experiment))
+    yield f"{len(every)} of {count} cells have been run."
+
+
+def overall(runs: pd.DataFrame, score: str) -> Iterator[str]:
+    """All methods over all settings: which are better or worse than the host.
+
+    A setting is one pair of the tests, with the means over its seeds.
+
+    Args:
+        runs: the runs of all datasets.
+        score: the column that is compared.
+    """
+    means = runs.pivot_table(score, "setting", "method").dropna(axis=1)
+    gains = means.drop(columns=HOST).sub(means[HOST], axis=0)
+    p = pd.Series(
+        statistics.holm(np.array([statistics.wilcoxon(gains[m].to_numpy()) for m in gains])),
+        index=gains.columns,
+    )
+    ranks = means.rank(axis=1, ascending=False).mean().sort_values()
+    rows = []
+    for method, rank in ranks.items():
+        told = ("–", "–", "–")
+        if method != HOST:
+            wins = f"{(gains[method] > 0).sum()} of {len(gains)}"
+            told = f"{100 * gains[method].mean():+.1f}", wins, f"{p[method]:.3f}"
+        heads = (f"against {HOST}", "settings in which it is better", "p")
+        row = {"method": str(method), "mean rank": f"{rank:.1f}"}
+        rows.append(row | dict(zip(heads, told, strict=True)))
+    yield markdown(rows)
+    if not statistics.enough(len(gains), len(p)):
+        needed = statistics.pairs_needed(len(p))
+        yield (
+            f"Over {len(gains)} settings, the test cannot show a difference for {len(p)} methods"
+            f" (that takes {needed} settings)."
+        )
+        return
+    real = p[p < statistics.LEVEL].index
+    better = [str(m) for m in ranks.index if m in real and gains[m].mean() > 0]
+    worse = [str(m) for m in ranks.index if m in real and gains[m].mean() < 0]
+    yield (
+        f"Over these {len(gains)} settings, {joined(better) or 'no method'}"
+        f" {'are' if len(better) > 1 else 'is'} shown to be better than {HOST}, and"
+        f" {joined(worse) or 'none'} to be worse."
+    )
+
+
+def ranked(runs: pd.DataFrame, settings: Sequence[str], score: str) -> Iterator[str]:
+    """The scores by method and setting, the methods by their mean ranks; what these show.
+
+    Args:
+        runs: the runs of one dataset.
+        settings: its settings, in the order of the columns.
+        score: the column that is compared.
+    """
+    ranks = mean_ranks(runs, score)
+    if lacking := [str(m) for m in dict.fromkeys(runs["method"]) if m not in ranks.index]:
+        yield f"{joined(lacking)} lack runs, and are left out."
+    yield from _scores(runs, settings, ranks, score)
+    ranking = statistics.rank(_pairs(runs, score))
+    if ranking is not None:
+        best = str(ranks.index[0])
+        told = [str(m) for m in ranks.index if ranking.nemenyi.loc[best, m] < statistics.LEVEL]
+        told = told if ranking.p < statistics.LEVEL else []  # Friedman's test comes first
+        yield (
+            f"Over the settings, {best} has the best mean rank. By Nemenyi's test, over"
+            f" {ranking.blocks} pairs of a setting and a seed, and so of these settings only,"
+            f" it differs from {joined(told) if told else 'no other method'}; the critical"
+            f" distance of mean ranks is {ranking.critical:.1f}."
+        )
+
+
+def mean_ranks(runs: pd.DataFrame, score: str) -> pd.Series:
+    """The mean rank of each method over settings and seeds, the best one first."""
+    return _pairs(runs, score).rank(axis=1, ascending=False).mean().sort_values()
+
+
+def _pairs(runs: pd.DataFrame, score: str) -> pd.DataFrame:
+    """A row for each setting and seed, and a column for each method that has all of them."""
+    return runs.pivot_table(score, ["setting", "seed"], "method").dropna(axis=1)
+
+
+def _scores(
+    runs: pd.DataFrame, settings: Sequence[str], ranks: pd.Series, score: str
+) -> Iterator[str]:
+    groups = runs.groupby(["method", "setting"])[score]
+    means, stds = groups.mean().unstack(), groups.std().unstack()
+    blocks = {
+        name: runs[runs["setting"] == name].pivot(index="seed", columns="method", values=score)
+        for name in settings
+    }
+    bests = {name: str(blocks[name].dropna().mean().idxmax()) for name in settings}
+    verdicts = {name: against_best(blocks[name], bests[name]) for name in settings}
+    marks = {statistics.REAL: f" {REAL}", statistics.IF_NORMAL: f" {IF_NORMAL}"}
+    rows = []
+    for method, rank in ranks.items():
+        row = {"method": str(method), "mean rank": f"{rank:.1f}"}
+        for name in settings:
+            text = f"{means.loc[method, name]:.3f} ± {stds.loc[method, name]:.3f}"
+            mark = marks.get(verdicts[name].get(str(method), ""), "")
+            own = f"**{text}**" if method == bests[name] else f"{text}{mark}"
+            row[name.partition(", ")[2]] = own
+        rows.append(row)
+    yield markdown(rows)
+    yield _told(blocks, {verdict for told in verdicts.values() for verdict in told.values()})
+
+
+def _told(blocks: Mapping[str, pd.DataFrame], found: set[str]) -> str:
+    """What the bold entries and the marks of a table of scores mean, and what they do not."""
+    methods = max(len(table.columns) for table in blocks.values())
+    couples = methods * (methods - 1) // 2
+    seeds = min(statistics.fewest_pairs(table) for table in blocks.values())
+    text = "Bold is the best mean of a setting. "
+    if statistics.enough(seeds, couples):
+        text += f"{REAL} is worse than it by Wilcoxon's test, with Holm's correction. "
+    else:
+        text += (
+            f"With {seeds} seeds, no rank test within a setting can show a difference between"
+            f" {methods} methods (that takes {statistics.pairs_needed(couples)} seeds), so that the"
+            " best mean of a setting may be so by chance. "
+        )
+    if statistics.IF_NORMAL in found:
+        text += (
+            f"{IF_NORMAL} is worse than the best by the paired t-test with Holm's correction, which"
+            " holds if differences between seeds are normal, and that so few seeds cannot show. "
+        )
+    elif statistics.REAL not in found:
+        text += "Nor does the paired t-test, with Holm's correction, tell any from the best. "
+    return text.strip()
+
+
+def costs(runs: pd.DataFrame, trials: pd.DataFrame, board: Board) -> str:
+    """What a table of accuracies does not tell: worst clients, variance, tuning and costs."""
+    relative = runs.groupby(["method", "setting"])[[c for c in COSTS if c in runs]].mean()
+    title, other = board.other
+    rows = []
+    for method in mean_ranks(runs, board.score).index:
+        own, tried = (part[part["method"] == method] for part in (runs, trials))
+        best = tried.groupby("setting")["validation"].max()
+        median = tried.fillna({"validation": 0.0}).groupby("setting")["validation"].median()
+        row = {
+            "method": str(method),
+            "clients' mean": f"{own[board.clients].mean():.3f}",
+            title: f"{own[other].mean():.3f}" if own[other].notna().any() else "–",
+            "worst tenth of the clients": f"{own['worst_decile'].mean():.3f}",
+            "spread over seeds": f"{own.groupby('setting')[board.score].std().mean():.3f}",
+        }
+        for target in (column for column in own if column.startswith("rounds_to_")):
+            row[f"rounds to {target.removeprefix('rounds_to_0')}"] = _rounds(own[target])
+        row["median trial against the best"] = f"-{(best - median).mean():.3f}"
+        if board.score == "accuracy":
+            row["trials below 20 %"] = f"{(tried['validation'].fillna(0) < CHANCE).mean():.0%}"
+        multiples = (relative.loc[method] / relative.loc[HOST]).mean()
+        heads = ("bytes", "time", "evaluation")
+        row |= {head: f"{value:.1f}" for head, value in zip(heads, multiples, strict=False)}
+        rows.append(row)
+    return markdown(rows)
+
+
+def _rounds(values: pd.Series) -> str:
+    """The median number of rounds, and how many runs reached the target if not all did."""
+    reached = values.dropna()
+    if reached.empty:
+        return "never"
+    part = "" if len(reached) == len(values) else f" ({len(reached)} of {len(values)})"
+    return f"{reached.median():.0f}{part}"

@@ -1,0 +1,159 @@
+"""The comparison with a paper as Markdown and as CSV."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from fedhet.core.check import counted
+from fedhet.report.exports import escaped
+from papers.judge import Comparison, Row
+from papers.measures import in_words, is_share
+from papers.tables import markdown
+from papers.verdict import VERDICTS
+
+NAME = "reproduction"
+FIELDS = (
+    "reproduction",
+    "source",
+    "scale",
+    "changed",
+    "kind",
+    "setting",
+    "method",
+    "measure",
+    "seeds",
+    "mean",
+    "spread",
+    "paper",
+    "paper_spread",
+    "direction",
+    "verdict",
+    "reason",
+    "code",
+    "tuned",
+)
+Record = Mapping[str, str]  # a line of the CSV file
+
+
+def records(comparison: Comparison) -> list[dict[str, str]]:
+    """The comparison as lines of its CSV file."""
+    common = {
+        "reproduction": comparison.paper.name,
+        "source": comparison.paper.source,
+        "scale": comparison.scale or "",
+        "changed": json.dumps(list(comparison.changed)) if comparison.changed else "",
+        "code": "; ".join(comparison.code),
+    }
+    kinds = (("figure", comparison.figures), ("claim", comparison.claims))
+    return [{**common, "kind": kind, **_record(row)} for kind, rows in kinds for row in rows]
+
+
+def _record(row: Row) -> dict[str, str]:
+    return {
+        "setting": row.setting,
+        "method": row.method,
+        "measure": row.measure,
+        "seeds": str(len(row.ours.values)),
+        "mean": _exact(row.ours.mean),
+        "spread": _exact(row.ours.spread),
+        "paper": _exact(row.value),
+        "paper_spread": _exact(row.spread),
+        "direction": row.direction or "",
+        "verdict": row.verdict,
+        "reason": row.reason,
+        "tuned": row.tuned,
+    }
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    """The lines of a csv file of comparisons."""
+    return pd.read_csv(path, dtype=str, keep_default_na=False).to_dict("records")  # type: ignore[return-value]
+
+
+def tally(lines: Sequence[Record]) -> str:
+    """How many figures have which verdict, in a sentence."""
+    found = Counter(line["verdict"] for line in lines)
+    parts = [f"{found[name]} {name}" for name in VERDICTS if found[name]]
+    return f"{counted(len(lines), 'comparison')}: {', '.join(parts)}" if lines else "no figures"
+
+
+def as_markdown(lines: Sequence[Record]) -> str:
+    """The tables of one reproduction: its figures, then its claims; the reasons stand below."""
+    reasons = list(dict.fromkeys(line["reason"] for line in lines if line["reason"]))
+    numbers = {reason: str(number) for number, reason in enumerate(reasons, 1)}
+    numbered = [{**line, "reason": numbers.get(line["reason"], "")} for line in lines]
+    parts = [
+        markdown([_cells(line) for line in numbered if line["kind"] == kind])
+        for kind in dict.fromkeys(line["kind"] for line in lines)
+    ]
+    parts += [f"Reason {number}: {escaped(reason)}" for reason, number in numbers.items()]
+    return "\n\n".join(parts) + "\n"
+
+
+def _cells(line: Record) -> dict[str, str]:
+    ours = f"{_shown(line, 'mean', 'spread')} ({counted(int(line['seeds']), 'seed')})"
+    measure, direction = in_words(line["measure"]), line["direction"]
+    if line["kind"] == "figure":
+        cells = {"setting": line["setting"], "method": line["method"], "measure": measure}
+        paper = _shown(line, "paper", "paper_spread")
+        cells |= {"ours": ours, "paper": paper, "direction": direction, "verdict": line["verdict"]}
+    else:
+        verdict = line["verdict"] + (f" ({direction})" if direction else "")
+        cells = {"what the paper says": line["setting"], "compared": line["method"]}
+        cells |= {"measure": measure, "difference": ours, "verdict": verdict}
+    cells |= {"reason": line["reason"], "tuned": line["tuned"]}
+    return {head: escaped(text) for head, text in cells.items()}
+
+
+def _shown(line: Record, name: str, spread: str) -> str:
+    if not line[name]:
+        return "–"
+    texts = [_rounded(line[key], line["measure"]) for key in (name, spread) if line[key]]
+    return " ± ".join(texts)
+
+
+def _rounded(text: str, measure: str) -> str:
+    number = float(text)
+    if is_share(measure):
+        return f"{number:.3f}".replace("0.", ".", 1)
+    if float(number).is_integer() and abs(number) >= 1000:
+        return f"{number:,.0f}"
+    return f"{number:.4g}"
+
+
+def _exact(number: float | None) -> str:
+    return "" if number is None or not math.isfinite(number) else f"{number:.6g}"
+
+
+def text(comparison: Comparison) -> str:
+    """The whole page of one reproduction, as it is written beside the report."""
+    paper = comparison.paper
+    lines = records(comparison)
+    parts = [f"# {paper.source}: {paper.title}", ""]
+    at = f"Scale `{comparison.scale}`. " if comparison.scale else ""
+    parts += [f"{at}{tally(lines).capitalize()}. The rule is in docs/reproduction.md.", ""]
+    if comparison.changed:
+        parts += [f"Changed for these runs: `{' '.join(comparison.changed)}`.", ""]
+    if comparison.missing:
+        parts += [f"{counted(comparison.missing, 'run')} of the experiment have no result.", ""]
+    parts += [as_markdown(lines)]
+    if paper.choices:
+        parts += ["What the paper leaves open, and what was chosen:", ""]
+        parts += [f"- {choice}" for choice in paper.choices]
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def write(comparison: Comparison, folder: Path) -> Path:
+    """Write reproduction.md and reproduction.csv into the folder; return the former's path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    page = folder / f"{NAME}.md"
+    page.write_text(text(comparison), encoding="utf-8")
+    lines = pd.DataFrame(records(comparison), columns=FIELDS)
+    lines.to_csv(folder / f"{NAME}.csv", index=False)
+    return page

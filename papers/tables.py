@@ -1,0 +1,83 @@
+"""What the papers' pages share: Markdown tables, and kept results, of which some are replaced."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from fedhet.config.lines import key_of
+from fedhet.core.errors import ConfigError
+from fedhet.experiment import definition
+from fedhet.report.results import Results
+
+HOME = Path(__file__).resolve().parent
+RESULTS = HOME / "results"
+
+
+def markdown(rows: Sequence[Mapping[str, str]]) -> str:
+    """The rows as a table, without the columns in which none of them has a text."""
+    heads = [head for head in rows[0] if any(row[head] for row in rows)]
+    lines = [heads, ["---"] * len(heads)]
+    lines += [[row[head] or "–" for head in heads] for row in rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def joined(names: Sequence[str]) -> str:
+    """The names as a sentence lists them."""
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+
+
+def kept(path: Path, columns: Mapping[str, Any]) -> pd.DataFrame:
+    """The rows of a csv file with these columns, whose types are given; none if there is no file.
+
+    Raises:
+        ConfigError: the file holds something else.
+    """
+    if not path.exists():
+        return pd.DataFrame(columns=list(columns))
+    try:
+        found = pd.read_csv(path, dtype=dict(columns), keep_default_na=False)
+        if [*found] != [*columns]:
+            raise ValueError(f"its columns are {','.join(found)}")
+    except ValueError as error:
+        raise ConfigError(f"{path}: {error}; expected is {','.join(columns)}") from error
+    return found
+
+
+def replace(path: Path, found: pd.DataFrame, key: Sequence[str]) -> None:
+    """Write rows to a csv file, in the place of the earlier ones with one of their keys."""
+    earlier = kept(path, found.dtypes.to_dict())
+    again = pd.MultiIndex.from_frame(found[[*key]])
+    stays = ~pd.MultiIndex.from_frame(earlier[[*key]]).isin(again)
+    rows = pd.concat([earlier[stays], found]) if stays.any() else found
+    rows.sort_values([*key], kind="stable").to_csv(path, index=False)
+
+
+def check_experiment(read: Results, name: str) -> None:
+    """Refuse runs that are not those of an experiment's file.
+
+    Raises:
+        ConfigError: they are of another experiment, or of this one with other settings.
+    """
+    record, folder = read.source.experiment, read.source.folders[0]
+    if record["experiment"] != name:
+        raise ConfigError(f"{folder} holds the experiment {record['experiment']}, not {name}")
+    experiment = definition.read([f"experiment={name}"])
+    assert experiment is not None
+    others = [line for line in record["fixed"] if line not in experiment.fixed]
+    others = [line for line in others if key_of(line) not in definition.WITHOUT_EFFECT]
+    of_file: dict[str, Any] = {
+        "digest": experiment.digest,
+        "axes": experiment.labels,
+        "tune": experiment.tuning.record() if experiment.tuning else None,
+    }
+    of_file = json.loads(json.dumps(of_file))
+    others += [f"another {key}" for key, value in of_file.items() if record[key] != value]
+    if others:
+        raise ConfigError(
+            f"{folder}: its runs are not those of experiment={name}: {', '.join(others)}"
+        )

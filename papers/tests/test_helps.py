@@ -1,0 +1,180 @@
+"""Where each method helps: what the search finds is confirmed, and by paired, corrected tests."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import yaml
+from report.made_runs import change, make_experiment
+from scipy import stats
+
+from fedhet.config.composition import compose
+from fedhet.core.errors import ConfigError
+from fedhet.experiment import cells, definition
+from fedhet.experiment.definition import Experiment
+from papers import helps
+from papers.__main__ import take_over
+from papers.tables import RESULTS
+
+SEARCH = RESULTS / "helps-search.csv"
+SETTINGS = {"one": "partition.alpha=0.1", "two": ["partition=pathological", "fraction=0.5"]}
+METHODS = {"FedAvg": "method=fedavg", "A": "method=fednorm", "B": "method=fedprox rounds=3"}
+
+
+@pytest.fixture
+def search() -> pd.DataFrame:
+    """A gains most in the setting two, B in one (but worse than FedAvg in both)."""
+    scores = {
+        ("one", "FedAvg"): 0.5, ("one", "A"): 0.6, ("one", "B"): 0.4,
+        ("two", "FedAvg"): 0.7, ("two", "A"): 0.9, ("two", "B"): 0.0,
+    }  # fmt: skip
+    rows = []
+    for (setting, method), score in scores.items():
+        tuned = json.dumps({"client.lr": 0.1 if method == "FedAvg" else 0.3})
+        for seed in range(3):
+            shared = 0.01 * seed  # what a seed adds to all
+            rows.append(
+                {"setting": setting, "method": method, "seed": seed, "tuned": tuned}
+                | {"diverged": score == 0, "accuracy": score and score + shared, "code": "c"}
+            )
+    return pd.DataFrame(rows)
+
+
+def confirmed(gains: Mapping[str, list[float]]) -> pd.DataFrame:
+    rows = []
+    for method, differences in gains.items():
+        for seed, difference in enumerate(differences, 100):
+            host = 0.5 + seed / 1000
+            rows.append({"case": method, "seed": seed, "accuracy": host + difference, "code": "c"})
+            label = f"FedAvg beside {method}"
+            rows.append({"case": label, "seed": seed, "accuracy": host, "code": "c"})
+            label = f"FedAvg at the rate of {method}"
+            rows.append({"case": label, "seed": seed, "accuracy": host - 0.1, "code": "c"})
+    return pd.DataFrame(rows)
+
+
+def test_the_setting_with_the_largest_gain_is_confirmed(search: pd.DataFrame) -> None:
+    assert helps.chosen(search) == {"A": "two", "B": "one"}
+
+
+def test_the_confirmation_runs_what_the_trials_found(search: pd.DataFrame) -> None:
+    definition = yaml.safe_dump(
+        {"rounds": 7, "axes": {"setting": SETTINGS, "method": METHODS}, "tune": {}, "report": {}}
+    )
+    text = yaml.safe_load(helps.confirmation(search, definition))
+    assert text["rounds"] == 7 and "tune" not in text
+    two, one = ["partition=pathological", "fraction=0.5"], ["partition.alpha=0.1"]
+    assert text["axes"]["case"] == {
+        "A": [*two, "method=fednorm", "client.lr=0.3"],
+        "FedAvg beside A": [*two, "method=fedavg", "client.lr=0.1"],
+        "FedAvg at the rate of A": [*two, "method=fedavg", "client.lr=0.3"],
+        "B": [*one, "method=fedprox", "rounds=3", "client.lr=0.3"],
+        "FedAvg beside B": [*one, "method=fedavg", "client.lr=0.1"],
+        "FedAvg at the rate of B": [*one, "method=fedavg", "client.lr=0.3"],
+    }
+
+
+def test_confirm_yaml_is_written_from_the_search() -> None:
+    search = pd.read_csv(SEARCH)
+    text = helps.confirmation(search, (helps.CONF / "search.yaml").read_text(encoding="utf-8"))
+    assert (helps.CONF / "confirm.yaml").read_text(encoding="utf-8") == text
+
+
+@pytest.fixture(scope="module")
+def confirm() -> Experiment:
+    experiment = definition.read(["experiment=helps/confirm"])
+    assert experiment is not None
+    return experiment
+
+
+def test_the_seeds_of_the_confirmation_are_none_of_the_searchs(confirm: Experiment) -> None:
+    search = pd.read_csv(SEARCH)
+    seeds = {run.axes["seed"] for run in cells.runs(confirm)}
+    assert len(seeds) == 10 and not seeds & {*search["seed"], 1000}
+
+
+@pytest.mark.slow
+def test_the_runs_of_the_confirmation_compose(confirm: Experiment) -> None:
+    runs = cells.runs(confirm)
+    for run in runs[:: len({run.axes["seed"] for run in runs})]:
+        compose(list(run.overrides))
+
+
+def test_runs_of_other_settings_are_not_shown() -> None:
+    runs = pd.read_csv(RESULTS / "helps-confirm.csv")
+    assert "| FedGMM |" in helps.confirmed(pd.read_csv(SEARCH), runs)
+    runs["overrides"] = runs["overrides"].str.replace("partition.noise=1", "partition.noise=2")
+    assert helps.confirmed(pd.read_csv(SEARCH), runs) == "Not run yet."
+
+
+def test_the_runs_of_confirm_yaml_are_told_by_their_overrides(confirm: Experiment) -> None:
+    rows = [
+        {
+            "case": run.axes["case"],
+            "overrides": helps.own_overrides(run.overrides, confirm.fixed),
+        }
+        for run in cells.runs(confirm)
+    ]
+    assert helps.are_of(pd.read_csv(SEARCH), pd.DataFrame(rows))
+
+
+@pytest.mark.parametrize(
+    "record, message",
+    [
+        ({"experiment": "leaderboard"}, "its runs are not those of experiment=leaderboard"),
+        ({"fixed": ["experiment=helps/confirm", "rounds=3"]}, "rounds=3"),
+        ({"digest": "0123456789abcdef"}, "another digest"),
+        ({"axes": {"case": ["FedNorm"], "seed": [100]}}, "another axes"),
+    ],
+)
+def test_runs_of_another_experiment_are_refused(
+    confirm: Experiment, tmp_path: Path, record: dict[str, Any], message: str
+) -> None:
+    made = make_experiment(
+        tmp_path / "made", {"case": ["FedNorm"], "seed": [100]}, lambda axes: 0.5, name=confirm.name
+    )
+    own = {
+        "fixed": list(confirm.fixed),
+        "digest": confirm.digest,
+        "axes": confirm.labels,
+        "tune": None,
+    }
+    change(made / "experiment.json", **{**own, **record})
+    with pytest.raises(ConfigError, match=message):
+        take_over(made, tmp_path)
+    assert not list(tmp_path.glob("*.csv"))
+
+
+def test_the_tests_are_paired_and_corrected_for_all_methods() -> None:
+    """Holm by hand: the smallest p times 2, the other as it is but never below the first."""
+    steady = [0.01 + 0.001 * i for i in range(10)]
+    mixed = [0.02, -0.01, 0.03, -0.02, 0.04, 0.01, 0.05, -0.03, 0.06, 0.07]
+    table = helps.compared(confirmed({"A": steady, "B": mixed}))
+    p = [float(stats.wilcoxon(values).pvalue) for values in (steady, mixed)]
+    assert table.loc["A", "p"] == pytest.approx(2 * p[0])
+    assert table.loc["B", "p"] == pytest.approx(max(p[1], 2 * p[0]))
+    assert table.loc["A", "gain"] == pytest.approx(sum(steady) / 10)
+    assert table.loc["A", "low"] < table.loc["A", "gain"] < table.loc["A", "high"]
+    assert (table.loc["B", "wins"], table.loc["B", "pairs"]) == (7, 10)
+
+
+def test_the_verdict_asks_for_a_gain_at_the_same_rate_too() -> None:
+    gains = {"A": [0.01 + 0.002 * i for i in range(10)], "B": [0.01, -0.01] * 5}
+
+    def verdicts(runs: pd.DataFrame) -> dict[str, str]:
+        table = helps.compared(runs)
+        return {method: helps.verdict(table.loc[method]) for method in gains}
+
+    runs = confirmed(gains)
+    found = verdicts(runs)
+    assert (found["A"], found["B"]) == ("**better**", "not shown")
+    at_rate = runs["case"] == "FedAvg at the rate of A"
+    runs.loc[at_rate, "accuracy"] += 0.2
+    assert verdicts(runs)["A"] == "by its learning rate"
+    runs.loc[runs["case"] == "FedAvg beside A", "accuracy"] += 0.2
+    assert verdicts(runs)["A"] == "worse"

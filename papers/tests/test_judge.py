@@ -1,0 +1,272 @@
+"""Runs beside a paper: run folders whose scores are given, and verdicts that follow from them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from report.made_runs import make_experiment
+
+from fedhet.core.errors import ConfigError
+from fedhet.report.results import results
+from papers import table
+from papers.judge import Comparison, Row, compare, judge
+from papers.measures import check
+from papers.paper import Claim, Figure, Paper
+from papers.verdict import (
+    DIRECTION_ONLY,
+    NOT_COMPARABLE,
+    NOT_REPRODUCED,
+    NOT_RUN,
+    OPPOSITE,
+    REPRODUCED,
+    SAME,
+)
+
+AXES: dict[str, Any] = {
+    "method": ["host", "better", "worse", "lost"],
+    "alpha": [0.1, 1],
+    "seed": [0, 1, 2],
+}
+# Means over the seeds: host .60, better .70, worse .50; the differences vary by .001.
+SCORES = {"host": 0.60, "better": 0.70, "worse": 0.50}
+
+
+def score(axes: dict[str, Any]) -> float | None:
+    if axes["method"] not in SCORES:
+        return None
+    own = 0.001 * axes["seed"] if axes["method"] != "host" else 0.0
+    return SCORES[axes["method"]] + 0.02 * (axes["seed"] - 1) + own
+
+
+def figure(method: str, value: float, spread: float | None = None, **entries: Any) -> Figure:
+    return Figure({"alpha": "1"}, method, entries.pop("measure", "last"), value, spread, **entries)
+
+
+FIGURES = (
+    figure("host", 0.61),  # within two standard errors, 2 (.02 / sqrt 3)
+    figure("better", 0.80),  # the level is not, the order is
+    figure("worse", 0.90, 0.05),  # neither
+    figure("lost", 0.9),
+)
+CLAIMS = (
+    Claim("better wins", "last", {"alpha": "1"}, {"method": "better"}, ({"method": "host"},)),
+    Claim("worse wins", "last", {}, {"method": "worse"}, ({"method": "host"}, {"method": "lost"})),
+    Claim("not here", "last", {}, {"method": "other"}, ({"method": "host"},)),
+)
+HOSTS = {"better": "host", "worse": "host", "lost": "host"}
+PAPER = Paper(
+    "own/table1",
+    "A table",
+    "A paper, table 1",
+    hosts=HOSTS,
+    figures=FIGURES,
+    claims=CLAIMS,
+    reasons={"better": "Fewer rounds.", "worse": "The paper tuned it on test data."},
+    explained=("paper", "cpu"),
+    choices=("Everything.",),
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return make_experiment(tmp_path / "made", AXES, score)
+
+
+def rows(comparison: Comparison) -> dict[str, Row]:
+    return {row.method: row for row in comparison.figures}
+
+
+def test_each_figure_has_the_verdict_of_the_rule(folder: Path) -> None:
+    found = compare(PAPER, results(folder), "paper")
+    verdicts = {name: (row.verdict, row.direction) for name, row in rows(found).items()}
+    assert verdicts == {
+        "host": (REPRODUCED, None),
+        "better": (DIRECTION_ONLY, SAME),
+        "worse": (NOT_REPRODUCED, OPPOSITE),
+        "lost": (NOT_RUN, "not shown"),
+    }
+    better = rows(found)["better"].ours
+    assert better.mean == pytest.approx(0.701)
+    assert better.spread == pytest.approx(0.021)
+    assert rows(found)["worse"].reason == "The paper tuned it on test data."
+    assert rows(found)["better"].reason == "Fewer rounds."
+    assert found.missing == 6
+
+
+def test_at_another_scale_only_the_direction_counts(folder: Path) -> None:
+    found = rows(compare(PAPER, results(folder), "cpu"))
+    assert found["host"].verdict == NOT_COMPARABLE
+    assert found["better"].verdict == DIRECTION_ONLY
+    assert found["worse"].verdict == NOT_REPRODUCED
+    assert [found[name].reason for name in ("better", "worse")] == ["", PAPER.reasons["worse"]]
+    found = rows(compare(PAPER, results(folder), "smoke"))
+    assert {row.verdict for row in found.values()} == {NOT_COMPARABLE, NOT_RUN}
+    assert {row.direction for row in found.values()} == {None}
+
+
+@pytest.mark.parametrize(
+    ("scale", "changed", "explained"),
+    [
+        ("paper", ["alpha=1", "method=host,worse"], True),
+        ("paper", ["client.lr=1"], False),
+        ("tuned", [], False),
+        (None, [], False),
+    ],
+)
+def test_a_reason_is_given_for_the_runs_of_which_it_is_known(
+    folder: Path, scale: str | None, changed: list[str], explained: bool
+) -> None:
+    claim = dataclasses.replace(CLAIMS[1], reason="As in the table.")
+    paper = dataclasses.replace(PAPER, claims=(claim,), compared={})
+    found = compare(paper, results(folder), scale, changed)
+    assert rows(found)["worse"].verdict == found.claims[0].verdict == NOT_REPRODUCED
+    reasons = [rows(found)["worse"].reason, found.claims[0].reason]
+    assert reasons == ([PAPER.reasons["worse"], claim.reason] if explained else ["", ""])
+
+
+def test_runs_without_a_value_are_not_taken_for_missing_ones(folder: Path) -> None:
+    paper = Paper("own/t", "", "", figures=(figure("host", 9, measure="made_rounds"),))
+    paper = dataclasses.replace(paper, claims=(dataclasses.replace(CLAIMS[0], measure="rank"),))
+    found = compare(paper, results(folder), "paper")  # no rank: one method has no result
+    assert [row.verdict for row in found.rows] == [NOT_COMPARABLE] * 2
+
+
+def test_a_figure_whose_level_means_nothing_is_compared_by_its_order(folder: Path) -> None:
+    times = (figure("host", 0.6, levels=False), figure("better", 0.7, 0.1, levels=False))
+    paper = Paper("own/t", "", "", hosts=HOSTS, figures=times)
+    found = rows(compare(paper, results(folder), "paper"))
+    assert [row.verdict for row in found.values()] == [NOT_COMPARABLE, DIRECTION_ONLY]
+
+
+@pytest.mark.parametrize(("levels", "expected"), [(True, NOT_REPRODUCED), (False, NOT_COMPARABLE)])
+def test_a_claim_about_what_has_no_levels_is_compared_by_its_order(
+    folder: Path, levels: bool, expected: str
+) -> None:
+    """The host does not differ from itself at another setting."""
+    other = {"method": "host", "alpha": "0.1"}
+    claim = Claim("the larger", "last", {}, {"method": "host", "alpha": "1"}, (other,))
+    paper = Paper("own/t", "", "", figures=(figure("host", 0.6, levels=levels),), claims=(claim,))
+    [row] = compare(paper, results(folder), "paper").claims
+    assert (row.direction, row.verdict) == ("not shown", expected)
+
+
+def test_claims_are_compared_pair_by_pair_and_those_of_no_run_are_left_out(folder: Path) -> None:
+    found = compare(PAPER, results(folder), "paper").claims
+    assert [(row.setting, row.method, row.verdict) for row in found] == [
+        ("better wins", "better above host", DIRECTION_ONLY),
+        ("worse wins", "worse above host", NOT_REPRODUCED),
+        ("worse wins", "worse above lost", NOT_RUN),
+    ]
+    # One difference for each seed, the mean over both settings.
+    assert found[1].ours.values == pytest.approx((-0.1, -0.099, -0.098))
+
+
+def test_seeds_are_compared_in_the_settings_that_all_of_them_have(folder: Path) -> None:
+    """The gain is .1 at alpha=1 and .3 at alpha=.1, where one seed has no run."""
+
+    def easier(axes: dict[str, Any]) -> float | None:
+        found = score(axes)
+        if axes["method"] != "better" or found is None or axes["alpha"] == 1:
+            return found
+        return None if axes["seed"] == 2 else found + 0.2
+
+    made = make_experiment(folder.parent / "uneven", AXES, easier)
+    claim = Claim("better wins", "last", {}, {"method": "better"}, ({"method": "host"},))
+    [row] = compare(Paper("own/t", "", "", claims=(claim,)), results(made), "paper").claims
+    assert row.ours.values == pytest.approx((0.1, 0.101, 0.102))
+
+
+def test_a_figure_that_leaves_an_axis_open_is_refused(folder: Path) -> None:
+    """Its settings would count as seeds."""
+    paper = Paper("own/t", "", "", figures=(Figure({}, "host", "last", 0.6, None),))
+    with pytest.raises(ConfigError, match=r"host says nothing of alpha.*\(0.1, 1\)"):
+        compare(paper, results(folder), "paper")
+
+
+def test_a_gain_is_that_over_the_host(folder: Path) -> None:
+    def narrowing(axes: dict[str, Any]) -> float | None:
+        found = score(axes)
+        more = axes["method"] == "better" and axes["alpha"] == 0.1
+        return None if found is None else found + 0.1 * more
+
+    made = make_experiment(folder.parent / "narrowing", AXES, narrowing)
+    claim = Claim("it narrows", "gain_last", {}, {"alpha": "0.1"}, ({"alpha": "1"},))
+    paper = Paper("own/t", "", "", hosts=HOSTS, claims=(claim,))
+    [row] = compare(paper, results(made), "paper").claims
+    # Of the two methods with runs, one has .1 more; the host has no gain.
+    assert row.ours.values == pytest.approx((0.05, 0.05, 0.05))
+    assert row.verdict == DIRECTION_ONLY
+
+
+def test_what_the_trials_chose_is_shown(folder: Path) -> None:
+    file = folder / "experiment.json"
+    content = json.loads(file.read_text())
+    chosen = {"host": 0.1, "better": 0.3}
+    content["tuned"] = [
+        {
+            "axes": {"method": name},
+            "chosen": {"client.lr": lr},
+            "validation": 0.5,
+            "trials": 3,
+            "at_the_edge": ["client.lr"] if name == "better" else [],
+        }
+        for name, lr in chosen.items()
+    ]
+    for cell in content["cells"]:
+        if cell["axes"]["method"] in chosen:
+            cell["tuned"] = {"client.lr": chosen[cell["axes"]["method"]]}
+    file.write_text(json.dumps(content))
+    found = compare(PAPER, results(folder), "paper")
+    assert rows(found)["host"].tuned == "client.lr=0.1"
+    assert rows(found)["better"].tuned == "client.lr=0.3, at the edge"
+    assert rows(found)["worse"].tuned == ""
+    assert found.claims[0].tuned == "client.lr=0.3, at the edge against client.lr=0.1"
+    lines = table.records(found)
+    page = table.as_markdown(lines)
+    assert "| verdict | reason | tuned |" in page
+    assert "| client.lr=0.3, at the edge |" in page
+    assert page.endswith(
+        "\nReason 1: Fewer rounds.\n\nReason 2: The paper tuned it on test data.\n"
+    )
+
+
+def test_measures_are_read_from_the_run_folder(tmp_path: Path) -> None:
+    """The curve of `make_experiment` ends at s after s/2, 3s/4 and 7s/8."""
+    measures = {
+        "rounds@.9": 5.0,  # never
+        "score@2": 0.45,
+        "rank": 2.0,
+        "clients": 0.60,
+        "loss": 0.5,
+    }
+    targets = "rounds@.44"  # of .60: .30, .45, .525, .60; of seed 0: .58, hence .435 in round 2
+    figures = [figure("host", 1, measure=measure) for measure in (targets, *measures)]
+    paper = Paper("", "", "", figures=tuple(figures))
+    made = make_experiment(tmp_path / "made", {**AXES, "method": list(SCORES)}, score)
+    found = compare(paper, results(made), "paper").figures
+    ours = {row.measure: row.ours for row in found}
+    assert ours.pop(targets).values == (3.0, 2.0, 2.0)
+    assert {name: sample.mean for name, sample in ours.items()} == pytest.approx(measures)
+    with pytest.raises(ConfigError, match="measure 'lastt' is none of last"):
+        check("lastt")
+
+
+def test_the_comparison_is_written_and_read_back(folder: Path) -> None:
+    comparison = compare(PAPER, results(folder), "paper", ["rounds=4"])
+    page = table.write(comparison, folder / "report").read_text()
+    assert "7 comparisons: 1 reproduced, 2 direction only, 2 not reproduced, 2 not run" in page
+    assert "| alpha=1 | better | last | .701 ± .021 (3 seeds) | .800 |" in page
+    assert "Changed for these runs: `rounds=4`." in page
+    assert "6 runs of the experiment have no result." in page
+    lines = table.read_csv(folder / "report" / "reproduction.csv")
+    assert lines == table.records(comparison)
+    assert table.as_markdown(lines) in page
+
+
+def test_a_folder_of_no_reproduction_is_refused(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="there is no reproduction 'made'"):
+        judge(folder)

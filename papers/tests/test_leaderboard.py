@@ -1,0 +1,145 @@
+"""The leaderboards: cells are taken over once, and tables say what the cells do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from report.made_runs import make_experiment
+from scipy import stats
+
+import fedhet
+from fedhet.cli import main
+from fedhet.core.errors import ConfigError
+from fedhet.report.results import results
+from papers import leaderboard
+from papers.__main__ import take_over
+from papers.tables import RESULTS
+
+CELLS = RESULTS / "leaderboard.csv"
+
+
+def test_what_the_page_says_is_in_the_cells() -> None:
+    """One mean and its spread, recomputed."""
+    cells = pd.read_csv(CELLS)
+    setting = "digits, Dirichlet 0.1"
+    own = cells[(cells["kind"] == "run") & (cells["setting"] == setting)]
+    fedavg = own[own["method"] == "FedAvg"]["accuracy"]
+    assert len(fedavg) == 3
+    digits = cells[(cells["kind"] == "run") & cells["setting"].str.startswith("digits,")]
+    table, *_ = leaderboard.ranked(digits, [setting], "accuracy")
+    row = next(line for line in table.splitlines() if line.startswith("| FedAvg |"))
+    assert f"{fedavg.mean():.3f} ± {fedavg.std():.3f}" in row
+
+
+def test_tables_tell_of_personal_models_and_of_differences() -> None:
+    """The personal models' mean is a column; what is surely worse than the best has a mark."""
+    cells = pd.read_csv(CELLS)
+    cells = cells[cells["setting"].str.startswith("digits,")]
+    settings = list(dict.fromkeys(cells["setting"]))
+    setting = "digits, Dirichlet 0.1"
+    runs = (cells["kind"] == "run") & (cells["setting"] == setting)
+    for method, shift in (("FedAvg", 0.9), ("FedSGD", 0.2)):
+        noise = cells["seed"] * (0.001 if method == "FedAvg" else 0.00101)
+        own = runs & (cells["method"] == method)
+        cells.loc[own, "accuracy"] = shift + 0.09 + noise
+    own, tried = (cells[cells["kind"] == kind] for kind in ("run", "trial"))
+    lines = "\n".join(
+        [
+            *leaderboard.ranked(own, settings, "accuracy"),
+            leaderboard.costs(own, tried, leaderboard.BOARDS["leaderboard"]),
+        ]
+    ).splitlines()
+    ditto = own[own["method"] == "Ditto"]["personal"].mean()
+    rows = [[entry.strip() for entry in line.split("|")[1:-1]] for line in lines if "|" in line]
+    first, second = ({row[0]: row for row in rows if len(row) == n} for n in (5, 11))
+    place = 2 + settings.index(setting)
+    assert first["FedAvg"][place].startswith("**0.991") and first["FedSGD"][place].endswith(" ▽")
+    assert second["Ditto"][2] == f"{ditto:.3f}" and second["FedAvg"][2] == "–"
+    assert any("With 3 seeds, no rank test" in line for line in lines)
+
+
+def test_the_cells_of_a_board_are_those_of_the_last_runs(tmp_path: Path) -> None:
+    """The runs are made up; those with another rate are replaced."""
+    axes = {"method": ["FedAvg", "Ditto"], "setting": ["digits, IID"], "seed": [0, 1]}
+    scores = {"FedAvg": 0.5, "Ditto": 0.7}
+    made = make_experiment(
+        tmp_path / "runs",
+        axes,
+        lambda axes: scores[axes["method"]] + 0.1 * axes["seed"],
+        name="leaderboard",
+    )
+    path = tmp_path / "leaderboard.csv"
+    leaderboard.take_over(results(made), path)
+    cells = pd.read_csv(path)
+    found = cells.set_index(["method", "seed"])
+    assert found["accuracy"].to_dict() == pytest.approx(
+        {("Ditto", 0): 0.7, ("Ditto", 1): 0.8, ("FedAvg", 0): 0.5, ("FedAvg", 1): 0.6}
+    )
+    assert found["worst_decile"].to_list() == pytest.approx([0.35, 0.4, 0.25, 0.3])
+    assert not found["diverged"].any() and set(found["megabytes"]) == {0.001}
+    cells.assign(tuned='{"client.lr": 77}').to_csv(path, index=False)
+    leaderboard.take_over(results(made), path)
+    pd.testing.assert_frame_equal(pd.read_csv(path), cells)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("own_process")
+def test_cells_of_personal_models_are_taken_over(tmp_path: Path) -> None:
+    """Each method has the score of the models that its clients would use, and their worst."""
+    small = ["rounds=1", "client.epochs=1", "seed=0,1", "tune.budget=1", "partition.clients=4"]
+    part = ["axes.setting=digits*0.1", "axes.method=[FedAvg*,Ditto]", "hydra/launcher=basic"]
+    folder = tmp_path / "runs"
+    home = f"hydra.sweep.dir={folder}"
+    assert main.main(["experiment=leaderboard_personal", *part, *small, home]) == 0
+    with pytest.raises(ConfigError, match="its runs are not those of experiment=leaderboard_per"):
+        take_over(folder, tmp_path)
+    path = tmp_path / "leaderboard_personal.csv"
+    leaderboard.take_over(results(folder), path)
+    cells = pd.read_csv(path)
+    # What was run or tried with another rate is replaced.
+    cells.assign(tuned='{"client.lr": 77}').to_csv(path, index=False)
+    leaderboard.take_over(results(folder), path)
+    pd.testing.assert_frame_equal(pd.read_csv(path), cells)
+    assert sorted(cells["kind"]) == ["run"] * 6 + ["trial"] * 3
+    last = fedhet.results(folder).last_clients
+    last = last[(last["split"] == "test") & (last["metric"] == "accuracy")]
+    own_part = "\n".join(leaderboard.tables("leaderboard_personal", cells))
+    for method, models in {
+        "FedAvg": "global",
+        "FedAvg, fine-tuned": "finetuned",
+        "Ditto": "personal",
+    }.items():
+        runs = cells[(cells["kind"] == "run") & (cells["method"] == method)].set_index("seed")
+        assert set(runs["models"]) == {models}
+        of_clients = last[(last["method"] == method) & (last["model"] == models)].groupby("seed")
+        for seed, scores in of_clients["value"]:
+            assert runs.loc[seed, "score"] == pytest.approx(scores.mean(), abs=1e-5)
+            assert runs.loc[seed, "worst_decile"] == pytest.approx(scores.min(), abs=1e-5)
+        mean = f"{runs['score'].mean():.3f} ± {runs['score'].std():.3f}"
+        row = next(line for line in own_part.splitlines() if line.startswith(f"| {method} |"))
+        assert mean in row
+
+
+def test_the_table_of_all_settings_pairs_a_method_with_fedavg() -> None:
+    """Gains, wins and the corrected p-value by hand: B wins in all settings, C in half of them."""
+    gains = {"FedAvg": [0.0] * 8, "B": [0.01 * i for i in range(1, 9)], "C": [0.02, -0.01] * 4}
+    runs = pd.DataFrame(
+        {"method": method, "setting": f"s{i}", "seed": seed, "accuracy": 0.5 + i / 100 + gain}
+        for method, values in gains.items()
+        for i, gain in enumerate(values)
+        for seed in (0, 1)
+    )
+    table, told = leaderboard.overall(runs, "accuracy")
+    lines = [*table.splitlines(), told]
+    p = [float(stats.wilcoxon(gains[method]).pvalue) for method in ("B", "C")]
+    # C is better than B in the first setting only.
+    assert f"| B | 1.1 | +4.5 | 8 of 8 | {2 * p[0]:.3f} |" in lines
+    assert f"| +0.5 | 4 of 8 | {max(2 * p[0], p[1]):.3f} |" in "\n".join(lines)
+    assert "B is shown to be better than FedAvg, and none to be worse." in lines[-1]
+
+    few = runs[runs["setting"].isin([f"s{i}" for i in range(6)])]
+    (told,) = list(leaderboard.overall(few, "accuracy"))[-1:]
+    assert told.startswith("Over 6 settings, the test cannot show") and "for 2 methods" in told
+    assert "takes 7 settings" in told

@@ -1,0 +1,100 @@
+"""What whole commands take, one question per process. Prints JSON.
+
+python scripts/bench/commands.py start
+    {"help": seconds of `python -m fedhet --help`, "first": seconds from `python -m fedhet` (the
+    embedded digits, the default method) to the first line of its rounds.jsonl}
+python scripts/bench/commands.py deployment stock|warm
+    {"rounds": seconds of a deployment's rounds beyond their training}, with three SuperNodes on
+    this machine (scripts/local_deployment.sh), as `flower-supernode` or as `python -m fedhet
+    deploy node`; the first round, in which the nodes say who they are, is left out
+python scripts/bench/commands.py sweep RUNS WORKERS [figures=true]
+    {"wall": seconds from the first command to the end of the last, "own": the sum of the runs'
+    own seconds (`seconds.total` in summary.json), "cpu": the processor time of all processes,
+    "runs": RUNS} of `python -m fedhet seed=...`: the digits, ten clients, twenty rounds, in one
+    command with hydra/launcher=processes, or with WORKERS 0 in one command after the other.
+    They draw no figures unless asked to, as those of an experiment do not.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+COMMAND = [sys.executable, "-m", "fedhet"]
+DEPLOYMENT = Path(__file__).parents[1] / "local_deployment.sh"
+DEPLOYED = ["method=fedavg", "rounds=8", "partition.clients=3", "eval.clients=false"]
+
+
+def start() -> dict[str, Any]:
+    """How long a command takes to begin."""
+    began = time.perf_counter()
+    subprocess.run([*COMMAND, "--help"], stdout=subprocess.DEVNULL, check=True)
+    to_help = time.perf_counter() - began
+    with tempfile.TemporaryDirectory() as folder:
+        lines = Path(folder, "run", "rounds.jsonl")
+        command = [*COMMAND, f"hydra.run.dir={lines.parent}"]
+        began = time.perf_counter()
+        run = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        while not (lines.exists() and lines.stat().st_size):
+            if run.poll() is not None:
+                raise SystemExit(
+                    f"python -m fedhet exited with code {run.returncode} before its first round"
+                )
+            time.sleep(0.005)
+        to_first = time.perf_counter() - began
+        run.terminate()
+        run.wait()
+    return {"help": to_help, "first": to_first}
+
+
+def deployment(nodes: str) -> dict[str, Any]:
+    """The seconds of each round without those of the training."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    with tempfile.TemporaryDirectory() as folder:
+        run = Path(folder, "run")
+        subprocess.run(
+            [
+                DEPLOYMENT,
+                *(["--warm"] if nodes == "warm" else []),
+                *DEPLOYED,
+                f"hydra.run.dir={run}",
+            ],
+            env={**os.environ, "PATH": path},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            check=True,
+        )
+        rows = [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
+    return {"rounds": [sum(row["seconds"].values()) - row["seconds"]["train"] for row in rows[1:]]}
+
+
+def sweep(runs: str, workers: str, figures: str = "figures=false") -> dict[str, Any]:
+    """Many short runs."""
+    with tempfile.TemporaryDirectory() as folder:
+        commands = [[f"seed={seed}", f"hydra.run.dir={folder}/{seed}"] for seed in range(int(runs))]
+        if int(workers):
+            launcher = ["hydra/launcher=processes", f"hydra.launcher.workers={workers}"]
+            seeds = f"seed=range(0,{runs})"
+            commands = [["-m", *launcher, seeds, f"hydra.sweep.dir={folder}"]]
+        began = time.perf_counter()
+        for command in commands:
+            subprocess.run([*COMMAND, *command, figures], check=True, capture_output=True)
+        wall = time.perf_counter() - began
+        ends = [json.loads(file.read_text()) for file in Path(folder).glob("*/summary.json")]
+    if [end["status"] for end in ends] != ["ok"] * int(runs):
+        raise SystemExit("not all runs have ended well")
+    times = os.times()
+    own = sum(end["seconds"]["total"] for end in ends)
+    cpu = times.children_user + times.children_system
+    return {"wall": wall, "own": own, "cpu": cpu, "runs": int(runs)}
+
+
+if __name__ == "__main__":
+    question, *words = sys.argv[1:]
+    print(json.dumps({"start": start, "deployment": deployment, "sweep": sweep}[question](*words)))
