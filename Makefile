@@ -63,6 +63,7 @@ check: $(READY)  ## check formatting, lint with ruff, check types with mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/python scripts/size --check
 
 bench: $(READY)  ## run the benchmarks
 	$(BIN)/python scripts/bench $(ARGS)

@@ -211,7 +211,7 @@ class Job:
     def client(
         self, store: Store | Callable[[str], Store], properties: dict[str, Any] | None = None
     ) -> FedClient:
-        """Return a client that keeps its state in `store`, or in that of a message's experiment."""
+        """Return a client that keeps its state in `store`, or in that of a message's run."""
         client = self._client_cls(self.workspace, self.plugins(), store, properties)
         if self.engine == "flwr":
             client.delivery = partial(delivery.keep, self)

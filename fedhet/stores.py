@@ -133,12 +133,12 @@ class ContextStore:
         )
 
 
-def store_at_site(experiment: str) -> Store:
+def store_at_site(run_id: str) -> Store:
     """The store of a run's client processes at a site. It outlives Flower's run, and its id."""
-    return DiskStore(state_folder(experiment))
+    return DiskStore(state_folder(run_id))
 
 
-def state_folder(experiment: str) -> Path:
+def state_folder(run_id: str) -> Path:
     """Return the folder in which the client processes of a run keep their states.
 
     It is below $FEDHET_STATE_DIR, or below the user's own folder in the temporary directory.
@@ -151,7 +151,7 @@ def state_folder(experiment: str) -> Path:
     days are removed. Only folders that carry our mark are removed, whatever else is beside them.
     """
     root = own_folder("fedhet-state")
-    home = root / experiment
+    home = root / run_id
     if not home.exists():
         for mark in root.glob(f"*/{MARK}"):
             if time.time() - mark.stat().st_mtime > STATE_DAYS * 86400:

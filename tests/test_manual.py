@@ -14,10 +14,11 @@ from typing import Any
 
 import pytest
 import torch
+from flwr.client import NumPyClient
+from flwr.server.strategy import Strategy
 
 import fedhet.core.messages
 from fedhet.core import trees
-from fedhet.core.adapters import ClientAdapter, ServerAdapter
 from fedhet.core.client import FedClient
 from fedhet.core.errors import ConfigError
 from fedhet.core.evaluation import evaluation_messages
@@ -124,8 +125,8 @@ def public_names(cls: type) -> set[str]:
     names |= (
         {field.name for field in fields(cls)} if hasattr(cls, "__dataclass_fields__") else set()
     )
-    names -= {"to", "on", "commit"}  # fedhet's own
-    names -= {*vars(ServerAdapter), *vars(ClientAdapter)}
+    names -= {"commit"}  # fedhet's own
+    names -= {*vars(Strategy), *vars(NumPyClient)}
     return {name for name in names if not name.startswith("_")}
 
 

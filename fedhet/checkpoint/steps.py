@@ -143,7 +143,7 @@ class Checkpoints(Callback):
             "seconds": self._recorder.seconds,
             "rows": self._recorder.rows,
             "at_sites": self._store is None,
-            "experiment": self._strategy.experiment,
+            "run_id": self._strategy.run_id,
             "timetable": [
                 [entry.name, entry.rounds, entry.phase.rounds] for entry in self._strategy.timetable
             ],

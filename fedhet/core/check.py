@@ -35,7 +35,6 @@ def number(
 
     Bounds that are None do not apply. A bool is not a number.
     """
-    allowed = f"a number{_interval(low, high, open_low, open_high)}"
     try:
         x = float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
     except OverflowError:  # a whole number that no float reaches
@@ -43,18 +42,15 @@ def number(
     above = (low is None or x >= low) and (open_low is None or x > open_low)
     below = (high is None or x <= high) and (open_high is None or x < open_high)
     if not math.isfinite(x) or not above or not below:
-        raise _not_allowed(name, value, allowed)
+        raise _not_allowed(name, value, f"a number{_interval(low, high, open_low, open_high)}")
     return x
 
 
 def integer(name: str, value: object, *, low: int | None = None, high: int | None = None) -> int:
     """Return a whole number in [low, high]; neither a bool nor 3.0 is one."""
-    allowed = f"a whole number{_interval(low, high, None, None)}"
-    if not isinstance(value, Integral) or isinstance(value, bool):
-        raise _not_allowed(name, value, allowed)
-    n = int(value)
-    if (low is not None and n < low) or (high is not None and n > high):
-        raise _not_allowed(name, value, allowed)
+    n = int(value) if isinstance(value, Integral) and not isinstance(value, bool) else None
+    if n is None or (low is not None and n < low) or (high is not None and n > high):
+        raise _not_allowed(name, value, f"a whole number{_interval(low, high, None, None)}")
     return n
 
 

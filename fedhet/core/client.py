@@ -10,14 +10,13 @@ import inspect
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from dataclasses import replace
 from typing import Any, ClassVar, TypeVar
 
 from flwr.client import NumPyClient
 from torch import nn
 
 from fedhet.core import messages
-from fedhet.core.adapters import ClientAdapter
 from fedhet.core.errors import LostState, traceback_wanted
 from fedhet.core.interruptions import time_limit
 from fedhet.core.messages import (
@@ -27,7 +26,6 @@ from fedhet.core.messages import (
     Broadcast,
     Extras,
     Failure,
-    Reply,
     Update,
 )
 from fedhet.core.metrics import assess
@@ -78,7 +76,7 @@ class FedClient(LocalTraining, NumPyClient):
     A method overrides `start`, `losses`, `gradient`, ..., or adds a method for a phase of its own.
 
     Attributes, of which all but `public` are set when a message has been received:
-        public: extras, or "<extra>.<tensor>", that tell no more of the data than their number, so
+        public: extras, or "<extra>.<tensor>", that reveal no more of the data than their number, so
             that they need no noise.
         state: what the client remembers between rounds.
         data: its prepared training set.
@@ -96,7 +94,7 @@ class FedClient(LocalTraining, NumPyClient):
     model: nn.Module
     steps: int
     site_name: str | None = None
-    adapter: ClientAdapter
+    adapter: NumPyClient
     delivery: Callable[[FedClient], Update] | None = None  # keeps the final models at a site
 
     def __init__(
@@ -114,37 +112,44 @@ class FedClient(LocalTraining, NumPyClient):
             plugin.client = self
 
     # ---- one message
-    def handle(self, msg: Broadcast) -> Reply:
-        """Serve a message.
+    def handle(
+        self, msg: Broadcast, work: Callable[[], Result] | None = None
+    ) -> Result | Update | Failure:
+        """Serve a message, with a random stream of its own.
+
+        Args:
+            msg: the message.
+            work: what is done in place of serving it, where several clients are trained as one.
 
         Returns:
-            The update, or a Failure that says who failed, where and why; the state is then
-            unchanged.
+            The update (or what `work` returns), or a Failure that says who failed, where and why;
+            the state is then unchanged.
         """
-        return self.attempt(msg, partial(self._serve, msg))
-
-    def attempt(self, msg: Broadcast, work: Callable[[], Result]) -> Result | Failure:
-        """Do the work with the message's own random stream; an exception becomes a Failure."""
         try:
             with (
                 time_limit(msg.deadline),
                 self.workspace.seeded("torch", msg.phase, msg.step, msg.pid),
             ):
-                return work()
+                if work is not None:
+                    return work()
+                self.receive(msg)
+                if DELIVER in msg.extras and msg.phase == EVALUATE:
+                    if self.delivery is None:
+                        raise ValueError(
+                            "the server delivers a model, and this client is at no site"
+                        )
+                    return self.delivery(self)
+                if msg.phase == EVALUATE:
+                    return self.assess()
+                serve = self.begin()
+                began = time.perf_counter()
+                update = serve(self.msg)
+                return self.finish(update, time.perf_counter() - began)
         except Exception as error:  # whatever it is, the server must learn whose it was
             level = logging.WARNING if traceback_wanted() else logging.DEBUG
             log.log(level, "client %d", msg.pid, exc_info=True)
             reason = LOST if isinstance(error, LostState) else "failed"
             return Failure(msg.pid, msg.phase, msg.step, f"{type(error).__name__}: {error}", reason)
-
-    def _serve(self, msg: Broadcast) -> Update:
-        self.receive(msg)
-        if msg.phase == EVALUATE:
-            return self._deliver() if DELIVER in msg.extras else self.assess()
-        work = self.begin()
-        began = time.perf_counter()
-        update = work(self.msg)
-        return self.finish(update, time.perf_counter() - began)
 
     def receive(self, msg: Broadcast) -> None:
         """Take the message and open the state that it names.
@@ -153,27 +158,26 @@ class FedClient(LocalTraining, NumPyClient):
             ValueError: the message is for a client of another node, or the server's plug-ins or
                 their settings are not those of this client.
         """
-        self._check_hosted(msg.pid)
+        clients, device = len(self.workspace.task.sizes), self.workspace.device
+        nodes = self.properties.get("num-partitions", 1)
+        here = self.properties.get("partition-id", 0)
+        if not 0 <= msg.pid < clients or msg.pid % nodes != here:
+            raise ValueError(
+                f"the message is for client {msg.pid}; this node has partition-id {here} of"
+                f" {nodes}, the run {clients} clients"
+            )
         own = {plugin.name: plugin.digest() for plugin in self.plugins}
         if msg.plugins != own:
             raise ValueError(
                 "server and client differ in their plug-ins or in the plug-ins' settings:"
                 f" {msg.plugins} on the server, {own} here"
             )
-        super().receive(msg.on(self.workspace.device))
-        store = self.store(msg.experiment) if callable(self.store) else self.store
-        self.state = ClientState(store, msg.pid, msg.version, self.workspace.device, msg.pinned)
+        weights = {name: t.to(device) for name, t in msg.weights.items()}
+        extras = {name: messages.on_device(value, device) for name, value in msg.extras.items()}
+        super().receive(replace(msg, weights=weights, extras=extras))
+        store = self.store(msg.run_id) if callable(self.store) else self.store
+        self.state = ClientState(store, msg.pid, msg.version, device, msg.pinned)
         self.steps = 0
-
-    def _check_hosted(self, pid: int) -> None:
-        clients = len(self.workspace.task.sizes)
-        nodes = self.properties.get("num-partitions", 1)
-        here = self.properties.get("partition-id", 0)
-        if not 0 <= pid < clients or pid % nodes != here:
-            raise ValueError(
-                f"the message is for client {pid}; this node has partition-id {here} of {nodes},"
-                f" the run {clients} clients"
-            )
 
     def begin(self) -> Callable[[Broadcast], Update]:
         """Get ready for the phase, and return the method that does its work."""
@@ -189,7 +193,14 @@ class FedClient(LocalTraining, NumPyClient):
             )
         work = getattr(owner if name else self, phase)
         self.activate(self.plugins if msg.trains else [p for p in self.plugins if p is owner])
-        self.data = self._training_set()
+        changing = [plugin for plugin in self.active if overrides(plugin, Plugin, "data")]
+        if changing:
+            raw = self.workspace.floating(self.workspace.task.clients[self.pid].train)
+            for plugin in changing:
+                raw = plugin.data(raw)
+            self.data = Samples(self.workspace.transformed(raw.x), raw.y)
+        else:
+            self.data = self.workspace.train_data(self.pid)
         for plugin, own in zip(self.active, self._prepared, strict=True):
             own |= plugin.prepare(msg) or {}
         self._preparing = time.perf_counter() - began
@@ -205,22 +216,13 @@ class FedClient(LocalTraining, NumPyClient):
             self.workspace.release(self, update)
         update.keeps = self.state.commit(self.msg.round)
         if update.keeps and not self.workspace.noise:  # the size may depend on the data
-            # The size of some of it would tell the counts of classes.
+            # The size of some of it would reveal the counts of classes.
             hidden = [key for plugin in self.plugins for key in plugin.unsized]
             size = self.state.nbytes(hidden if self.workspace.min_count else ())
             update.metrics[STATE_BYTES] = float(size)
         update.metrics["seconds.train"] = seconds
         update.metrics["seconds.extras"] = self._preparing + time.perf_counter() - began
         return update
-
-    def _training_set(self) -> Samples:
-        changing = [plugin for plugin in self.active if overrides(plugin, Plugin, "data")]
-        if not changing:
-            return self.workspace.train_data(self.pid)
-        raw = self.workspace.floating(self.workspace.task.clients[self.pid].train)
-        for plugin in changing:
-            raw = plugin.data(raw)
-        return Samples(self.workspace.transformed(raw.x), raw.y)
 
     # ---- what a method overrides
     def train(self, msg: Broadcast) -> Update:
@@ -271,40 +273,42 @@ class FedClient(LocalTraining, NumPyClient):
         return model
 
     # ---- evaluation
-    def _deliver(self) -> Update:
-        if self.delivery is None:
-            raise ValueError("the server delivers a model, and this client is at no site")
-        return self.delivery(self)
-
     def assess(self, visit: Callable[[str, nn.Module], None] | None = None) -> Update:
         """Score every view on the client's own data; nothing is changed.
 
-        Where the server asks for models, the reply has what they differ in from the received one.
+        Where the message requests models, the reply has what they differ in from the received one.
 
         Args:
             visit: is given each view's name and its model, where the reply with all the scores
-                stays at the site. None: the reply has what the site tells of them.
+                stays at the site. None: the reply has what may leave the site.
 
         Raises:
-            ValueError: the server asks for what the run's settings here do not have.
+            ValueError: the message requests what the run's settings here do not have.
         """
-        workspace, telling = self.workspace, visit is None
-        if telling:
-            self._check_asked()
+        workspace, leaves = self.workspace, visit is None
+        if leaves:
+            if workspace.noise:
+                raise ValueError("privacy.noise: no scores leave a client; set eval.clients=false")
+            if not workspace.evaluation.clients:
+                raise ValueError("the server requests scores, and the run has eval.clients=false")
+            if TRAIN_TOO in self.msg.extras and not workspace.evaluation.train:
+                raise ValueError(
+                    "the server requests training scores, and the run has eval.train=false"
+                )
             if not workspace.limits.evaluate:
                 return Update(self.pid, self.num_examples)
         kept = self.msg.text(KEEP).split(",") if KEEP in self.msg.extras else []
         if kept and not workspace.simulated:
-            raise ValueError("the server asks for personal models, which never leave their site")
+            raise ValueError("the server requests personal models, which never leave their site")
         own, given = workspace.task.clients[self.pid], self.views(self.msg)
         views = {name: given[own] for name, own in evaluated_views(given, workspace).items()}
-        if workspace.evaluation.finetune_epochs and telling:
+        if workspace.evaluation.finetune_epochs and leaves:
             views["finetuned"] = lambda: self._finetuned(given["global"]())
         held_out = {"val": own.val, "test": own.test}
         parts = {part: workspace.prepared(s) for part, s in held_out.items() if s is not None}
         if TRAIN_TOO in self.msg.extras and self.num_examples >= workspace.min_count:
             parts["train"] = workspace.train_data(self.pid)
-        least = workspace.limits.min_test if telling else 0
+        least = workspace.limits.min_test if leaves else 0
         parts = {part: samples for part, samples in parts.items() if len(samples) >= least}
         metrics: dict[str, float] = {}
         models: Extras = {}
@@ -314,7 +318,7 @@ class FedClient(LocalTraining, NumPyClient):
             for part, samples in parts.items():
                 scores, tally = assess(model, samples, workspace.task)
                 if least:
-                    scores, tally = workspace.task.scoring.told(
+                    scores, tally = workspace.task.scoring.releasable(
                         tally, samples.y, workspace.min_count
                     )
                 if scores:
@@ -328,17 +332,6 @@ class FedClient(LocalTraining, NumPyClient):
                 models[f"{KEEP}.{view}"] = own_tensors(model, workspace.model, common)
         extras = {**models, **(tallies if workspace.task.scoring.pooled else {})}
         return Update(self.pid, self.num_examples, metrics=metrics, extras=extras)
-
-    def _check_asked(self) -> None:
-        asked = self.workspace.evaluation
-        if self.workspace.noise:
-            raise ValueError("privacy.noise: no scores leave a client; set eval.clients=false")
-        if not asked.clients:
-            raise ValueError("the server asks for scores, and the run has eval.clients=false")
-        if TRAIN_TOO in self.msg.extras and not asked.train:
-            raise ValueError(
-                "the server asks for training scores, and the run has eval.train=false"
-            )
 
     def _finetuned(self, model: nn.Module) -> nn.Module:
         """The model after plain training on the client's own data, without method or plug-ins.

@@ -107,10 +107,10 @@ NOISE = (
         "counts_steps",
         True,
         lambda _, method: _first(method, "changes_steps"),
-        "the number of steps would tell how many samples {found!r} has added",
+        "the number of steps would reveal how many samples {found!r} has added",
     ),
 )
-# The settings of local training that a fact asks for, and why.
+# The settings of local training that a fact requires, and why.
 CLIENT: tuple[tuple[str, bool, Mapping[str, Any], str], ...] = (
     (
         "plain_steps",
@@ -190,11 +190,11 @@ def _preset_refusals(method: FedStrategy) -> Iterator[str]:
 
 def _client_refusals(method: FedStrategy) -> Iterator[str]:
     for fact, value, settings, because in CLIENT:
-        for key, wanted in settings.items() if bool(getattr(method, fact)) is value else ():
-            if (given := getattr(method.setting.local, key)) != wanted:
+        for key, required in settings.items() if bool(getattr(method, fact)) is value else ():
+            if (given := getattr(method.setting.local, key)) != required:
                 yield (
                     f"client.{key}={given}: method={method.name} {because}; use"
-                    f" client.{key}={'null' if wanted is None else wanted}"
+                    f" client.{key}={'null' if required is None else required}"
                     + (f" or {method.otherwise[fact]}" if fact in method.otherwise else "")
                 )
 
@@ -210,7 +210,7 @@ def _noise_refusals(method: FedStrategy) -> Iterator[str]:
 
 
 def _setting_refusals(method: FedStrategy) -> Iterator[str]:
-    """Why settings of the server ask for a model, or a score, that there is not."""
+    """Why settings of the server need a model, or a score, that there is not."""
     if method.setting.server_opt is not None and not method.receives_model:
         yield (
             f"method={method.name} has no global model that a server optimiser could update; use"

@@ -1,4 +1,4 @@
-"""Counts and other statistics of few samples, which a client does not tell."""
+"""Counts and other statistics of few samples, which a client does not reveal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def withheld(counts: Sequence[int], least: int) -> list[bool]:
-    """Return which of the counts are not told.
+    """Return which of the counts are withheld.
 
     They are those below `least`. Their sum follows from the number of all samples, which is known,
     and is a count as well: while it is above 0 and below `least`, the smallest of the others is
@@ -18,7 +18,7 @@ def withheld(counts: Sequence[int], least: int) -> list[bool]:
 
     Args:
         counts: the numbers of samples of each class.
-        least: the smallest count that is told.
+        least: the smallest count that is sent.
     """
     hidden: set[int] = set()
     rest = 0
@@ -35,30 +35,30 @@ def suppressed(counts: Tensor, least: int) -> Tensor:
 
     Args:
         counts: (C,) the numbers of samples of each class, integers.
-        least: the smallest count that is told.
+        least: the smallest count that is sent.
     """
     hidden = torch.tensor(withheld(counts.tolist(), least), dtype=torch.bool, device=counts.device)
     return counts.masked_fill(hidden, 0)
 
 
 def coarse(counts: Tensor, samples: int, least: int) -> Tensor:
-    """Return counts of some samples in steps that tell of no few of them.
+    """Return counts of some samples in steps that reveal no few of them.
 
     Of the samples that are counted and the others, the smaller number is rounded down to a multiple
-    of `least`: fewer than `least` look like none, and the one number tells what the other does.
+    of `least`: fewer than `least` look like none, and one number reveals what the other does.
 
     Args:
         counts: integers from 0 to `samples`.
         samples: how many there are.
-        least: the smallest number that is told; with 0 or 1 the counts stay as they are.
+        least: the smallest number that is revealed; with 0 or 1 the counts stay as they are.
     """
     fewer = torch.minimum(counts, samples - counts)
-    told = fewer - fewer % max(1, least)
-    return torch.where(2 * counts <= samples, told, samples - told)
+    rounded = fewer - fewer % max(1, least)
+    return torch.where(2 * counts <= samples, rounded, samples - rounded)
 
 
 def counts_few(values: np.ndarray, least: int) -> list[bool]:
-    """Return of which columns the moments tell how many samples have a value, if these are few.
+    """Return of which columns the moments reveal how many samples have a value, if these are few.
 
     Count, mean and squares describe fewer than `least` samples if all others have the same value.
     They are three equations, which determine how often each of up to three values occurs, and
@@ -66,7 +66,7 @@ def counts_few(values: np.ndarray, least: int) -> list[bool]:
 
     Args:
         values: (n, C, ...), the samples.
-        least: the smallest number of samples that is told.
+        least: the smallest number of samples that is revealed.
     """
     return [_counts_few(column, least) for column in np.moveaxis(values, 1, 0)]
 

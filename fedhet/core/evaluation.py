@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from fedhet.core.admission import check_scores, forget_lost, log_failures
+from fedhet.core import trees
+from fedhet.core.admission import forget_lost
 from fedhet.core.callbacks import Callback, Row
-from fedhet.core.check import counted
+from fedhet.core.check import EXACT, counted
 from fedhet.core.client import KEEP, TRAIN_TOO
 from fedhet.core.errors import RunFailed
 from fedhet.core.messages import EVALUATE, Broadcast, Failure, Reply, Update
@@ -20,13 +22,14 @@ from fedhet.core.task import Samples
 from fedhet.core.trees import Tree
 
 if TYPE_CHECKING:
-    from fedhet.core.admission import Undo
+    from fedhet.core.admission import Backup
     from fedhet.core.loop import Loop
     from fedhet.core.setting import Setting
     from fedhet.core.strategy import FedStrategy
 
 log = logging.getLogger("fedhet")
 PARTS = ("val", "test")  # what clients evaluate on in every run
+SHARES = ("accuracy", "f1", "f1_micro", "f1_macro", "subset_accuracy")  # in [0, 1]
 Moment = dict[str, Any]  # step, round, weights, extras, versions
 
 
@@ -44,19 +47,19 @@ def global_scores(
     return score(workspace.load(weights or strategy.weights["model"]), some, workspace.task)
 
 
-def sound_scores(strategy: FedStrategy, undo: Undo) -> dict[str, float]:
-    """The scores on the global test set, after the step was undone if a reply has spoilt it.
+def sound_scores(strategy: FedStrategy, backup: Backup) -> dict[str, float]:
+    """The scores on the global test set, after the step was undone if it had an outlier.
 
-    Where no evaluation is due, a part of the set tells whether the loss is finite, and there are no
+    Where no evaluation is due, a part of the set shows whether the loss is finite, and there are no
     scores.
 
     Raises:
-        RunFailed: a reply has spoilt the step, and `on_failure` is "stop".
+        RunFailed: the step had an outlier, and `on_failure` is "stop".
     """
     most = None if strategy.due else FORWARD_BATCH
-    scores = global_scores(strategy, most=most) if strategy.due or undo.possible else {}
+    scores = global_scores(strategy, most=most) if strategy.due or backup.possible else {}
     finite = math.isfinite(scores.get("loss", 0.0))
-    undone = undo(strategy.current.failures.append, finite=finite)
+    undone = backup.undo(strategy.current.failures.append, finite=finite)
     if not strategy.due:
         return {}
     return global_scores(strategy) if undone else scores
@@ -85,9 +88,9 @@ def evaluation_moment(strategy: FedStrategy) -> Moment:
 
 
 def evaluation_messages(strategy: FedStrategy, moment: Moment | None = None) -> list[Broadcast]:
-    """Messages that ask every client with data to evaluate the model as it is, or as it was.
+    """Messages by which every client with data evaluates the model as it is, or as it was.
 
-    With a `moment` they are sent for the models, whose scores are known or not wanted, so that no
+    With a `moment` they are sent for the models, whose scores are known or not needed, so that no
     training data are scored.
 
     They carry the configuration's settings of local training, not those of the step: a rate that
@@ -104,10 +107,14 @@ def evaluation_messages(strategy: FedStrategy, moment: Moment | None = None) -> 
         weights=moment["weights"],
         extras={**moment["extras"], **train},
         plugins=strategy.digests,
-        experiment=strategy.experiment,
+        run_id=strategy.run_id,
     )
     versions = moment["versions"]
-    return [msg.to(pid, versions.get(pid, 0), {}) for pid, n in enumerate(strategy.sizes) if n]
+    return [
+        replace(msg, pid=pid, version=versions.get(pid, 0))
+        for pid, n in enumerate(strategy.sizes)
+        if n
+    ]
 
 
 def received(
@@ -126,7 +133,7 @@ def received(
         RunFailed: a client failed and `on_failure` is "stop", or no client succeeded.
     """
     target = strategy.workspace.task.scoring
-    asked = [f"{KEEP}.{view}" for view in strategy.views]
+    expected = [f"{KEEP}.{view}" for view in strategy.views]
     parts = ("train", *PARTS) if strategy.workspace.evaluation.train else PARTS
     scored = [f"{part}.{view}" for part in parts for view in strategy.views]
     known = strategy.workspace.task.part_sizes
@@ -136,8 +143,7 @@ def received(
         if isinstance(reply, Update):
             try:
                 sizes = dict(zip(("train", *PARTS), known[reply.pid], strict=True))
-                check_scores(reply, scored, target, asked, sizes)
-                _check_tallies(reply, target)
+                check_scores(reply, scored, target, expected, sizes)
             except ValueError as error:
                 step = strategy.current.step
                 reply = Failure(reply.pid, EVALUATE, step, str(error), "refused")
@@ -151,25 +157,60 @@ def received(
             raise RunFailed(str(reply))
     if not updates:
         raise RunFailed("; ".join(map(str, failures)))
-    log_failures(failures)
+    for failure in failures:
+        log.warning("%s", failure)
     forget_lost(strategy, failures)
     return updates
 
 
-def _check_tallies(update: Update, target: Target) -> None:
-    """Check that there is a tally for everything that the client has scored.
+def check_scores(
+    update: Update,
+    scored: Collection[str],
+    target: Target,
+    extras: Collection[str],
+    sizes: Mapping[str, int],
+) -> None:
+    """Refuse scores that no evaluation can have, and scores without a tally where these are due.
+
+    Args:
+        update: the reply.
+        scored: the parts of its data and the views that it was to score, as in "test.global".
+        target: what is learned; clients send its tallies if they are pooled.
+        extras: the further extras that the message requested.
+        sizes: how many samples the client has in each part, by which its scores count.
 
     Raises:
-        ValueError: one is missing, or is not what it should be.
+        ValueError: a metric or an extra is unknown or missing, or a value is out of its range.
     """
-    if not target.pooled:
-        return
+    sized: dict[str, float] = {}  # "test.global" -> how many samples
     for name, value in update.metrics.items():
-        scored, _, metric = name.rpartition(".")
-        if metric == "n":
-            tally = target.check(update.extras.get(scored))
-            if int(tally["samples"]) != value:
-                raise ValueError(f"a tally of {int(tally['samples'])} samples for {name}={value}")
+        where, _, metric = name.rpartition(".")
+        if where not in scored or metric not in (*target.keys, *SHARES, "loss", "n"):
+            raise ValueError(f"unexpected metric {trees.shown(name)}")
+        if metric != "n":
+            huge = isinstance(value, int) and abs(value) > EXACT  # no file of scores could hold it
+            if metric in SHARES:
+                possible = 0.0 <= value <= 1.0
+            else:  # those of a model that has diverged are infinite, which is a result
+                possible = value <= 1.0 if metric == "r2" else not math.isnan(value)
+            if huge or not possible:
+                raise ValueError(f"metric {name!r} is {trees.shown(value)}, which it cannot be")
+            continue
+        own = sizes[where.partition(".")[0]]
+        if value != own or not own:
+            raise ValueError(
+                f"metric {name!r} is {trees.shown(value)}; the client has {own} such samples"
+            )
+        sized[where] = value
+    if uncounted := {name.rpartition(".")[0] for name in update.metrics} - sized.keys():
+        raise ValueError(f"no number of samples for {trees.shown(sorted(uncounted))}")
+    expected = {*extras, *(scored if target.pooled else ())}
+    if unexpected := sorted(set(update.extras) - expected):
+        raise ValueError(f"unexpected extras {trees.shown(unexpected)}")
+    for where, n in sized.items() if target.pooled else ():
+        samples = int(target.check(update.extras.get(where))["samples"])
+        if samples != n:
+            raise ValueError(f"a tally of {samples} samples for {where}.n={n}")
 
 
 def client_means(
@@ -181,7 +222,11 @@ def client_means(
     score has acc_clients_worst_decile. Every view but "global" also has names of its own
     (acc_personal_mean, acc_personal_val_weighted, ...).
     """
-    means = _worst_decile(updates, views[0], target)
+    means: dict[str, float] = {}
+    key = f"test.{views[0]}.{target.score()}"
+    if scores := sorted(update.metrics[key] for update in updates if key in update.metrics):
+        worst = scores[: max(1, len(scores) // 10)]
+        means[target.key("clients_worst_decile")] = sum(worst) / len(worst)
     for view in views:
         names = [("clients", "")] if view == views[0] else []
         if view != "global":
@@ -216,16 +261,6 @@ def _means(updates: Sequence[Update], scored: str, name: str, target: Target) ->
     return means
 
 
-def _worst_decile(updates: Sequence[Update], view: str, target: Target) -> dict[str, float]:
-    """The mean score of the worst 10 % of the clients with test data, at least one client."""
-    key = f"test.{view}.{target.score()}"
-    scores = sorted(update.metrics[key] for update in updates if key in update.metrics)
-    if not scores:
-        return {}
-    worst = scores[: max(1, len(scores) // 10)]
-    return {target.key("clients_worst_decile"): sum(worst) / len(worst)}
-
-
 class Selection(Callback):
     """Model selection by the clients' validation data alone.
 
@@ -255,7 +290,7 @@ class Selection(Callback):
             if self._stop:
                 raise RunFailed(
                     f"early_stopping.patience={self._stop.patience}: no client has validation"
-                    " samples, or its site tells no score of them; see partition.split"
+                    " samples, or its site sends no score of them; see partition.split"
                 )
             return False
         if value < self._best:

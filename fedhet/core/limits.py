@@ -24,7 +24,7 @@ class Limits:
         evaluate: whether scores leave it.
         min_count: the least `privacy.min_count`.
         min_test: the least number of samples of which scores leave it, which are coarse then (see
-            `Target.told`); 0: scores of any number of samples, as they are.
+            `Target.releasable`); 0: scores of any number of samples, as they are.
         max_model: the largest model that it builds, in MB of parameters and buffers; 0: any.
     """
 

@@ -1,6 +1,8 @@
 """The loop over a run's steps: a generator, whose driver carries the messages.
 
 It yields the messages of each step and of each evaluation, and is sent the clients' replies.
+docs/architecture.md#one-round has the path of a message. The couriers that carry them are in
+fedhet/engines, and in fedhet/flower/server.py where Flower does.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 from fedhet.core import messages, trees
-from fedhet.core.admission import Undo
+from fedhet.core.admission import Backup
 from fedhet.core.callbacks import Callback, Row
 from fedhet.core.errors import ConfigError, WriteError
 from fedhet.core.evaluation import (
@@ -156,11 +158,12 @@ class Loop:
             with clock("step"):
                 with clock("broadcast"):
                     self.send(method.plan(self.round))
-                undo = Undo(method)
+                backup = Backup(method)
                 try:
+                    # Replies may be lazy: the clients then train while `settle` reads them.
                     method.settle((yield self.plan, clock), self.accept)
                     with clock("evaluate"):
-                        scores = sound_scores(method, undo)
+                        scores = sound_scores(method, backup)
                 finally:
                     for failure in method.current.failures:
                         self._note(failure)
@@ -172,40 +175,40 @@ class Loop:
                 try:
                     if self.evaluates:
                         with clock("evaluate"):
-                            yield from self._evaluation(row, undo)
+                            yield from self._evaluation(row, backup)
                 finally:  # the step is done, whatever becomes of its evaluation
                     row["seconds"]["evaluate"] = clock.seconds["evaluate"]
             self.row = None
             for callback in self.callbacks:
                 callback.settled(self, row)
 
-    def _evaluation(self, row: Row, undo: Undo) -> Steps:
+    def _evaluation(self, row: Row, backup: Backup) -> Steps:
         """Add the scores on the clients' data to the row.
+
+        Where these show that an outlier has made the model useless, the step is undone, and the
+        clients evaluate the model before it.
 
         Raises:
             RunFailed: a client failed and on_failure is "stop", or no client succeeded.
         """
         method = self.method
-
-        def report(failure: Failure) -> None:
-            row["failures"].append(vars(failure))
-            self._note(failure)
-
-        self.send(evaluation_messages(method))
-        updates = received((yield self.plan, Clock()), method, report, self.accept)
-        spoilt: list[Failure] = []
-        diverged = row["loss_global"] is None and mostly_diverged(updates, method)
-        if diverged and undo(spoilt.append):
-            # The clients are asked again: who failed in this evaluation may fail once more.
-            before = len(method.current.failures)
-            del self.failures[len(self.failures) + before - len(row["failures"]) :]
-            del row["failures"][before:]
-            for failure in spoilt:
-                report(failure)
-            row |= {"accepted": 0, "metrics": {}, "weights_sha256": trees.sha256(method.weights)}
-            row["client_state"] = state_sizes(method.state_bytes)
+        failures: list[Failure] = []
+        try:
             self.send(evaluation_messages(method))
-            updates = received((yield self.plan, Clock()), method, report, self.accept)
+            updates = received((yield self.plan, Clock()), method, failures.append, self.accept)
+            outliers: list[Failure] = []
+            diverged = row["loss_global"] is None and mostly_diverged(updates, method)
+            if diverged and backup.undo(outliers.append):
+                failures = outliers  # a client that failed to evaluate may do so once more
+                row |= {"accepted": 0, "metrics": {}}
+                row["weights_sha256"] = trees.sha256(method.weights)
+                row["client_state"] = state_sizes(method.state_bytes)
+                self.send(evaluation_messages(method))
+                updates = received((yield self.plan, Clock()), method, failures.append, self.accept)
+        finally:
+            for failure in failures:
+                row["failures"].append(vars(failure))
+                self._note(failure)
         row |= client_means(updates, method.views, method.workspace.task.scoring)
         stop = [callback.evaluated(self, row, updates) for callback in self.callbacks]
         if any(stop):
@@ -246,7 +249,7 @@ class Loop:
     def end(self, status: str, error: BaseException | None = None) -> None:
         """Tell the callbacks that the run has ended, unless they know.
 
-        A step whose evaluation has failed is over, too, which they are told first.
+        A step whose evaluation has failed is over, too, which they learn first.
 
         Raises:
             Exception: a callback has failed at the end of a run that was well, or of its last step.
@@ -264,7 +267,7 @@ class Loop:
                         callback.ended(self, status, error)
                 except (KeyboardInterrupt, SystemExit) as stopped:
                     status, error, problem = "interrupted", stopped, stopped
-                except Exception as failed:  # noqa: BLE001 -- the other callbacks are told first
+                except Exception as failed:  # noqa: BLE001 -- the other callbacks are called first
                     status = "failed"
                     if not isinstance(error, WriteError):  # else the first file is named
                         error, problem = failed, problem or failed
@@ -284,13 +287,16 @@ def step_row(strategy: FedStrategy, clock: Clock, digest: str) -> dict[str, Any]
     waited = seconds.get("clients", 0.0)
     unpacking = seconds.get("upload", 0.0)
     evaluating = seconds.get("evaluate", 0.0)  # so far, on the server's own data
+    # The scores that a line always has, also after a step without an evaluation.
+    keys = strategy.workspace.task.scoring.keys.values()
+    on_clients = [f"{key}_clients_{mean}" for key in keys for mean in ("mean", "weighted")]
     share = min(1.0, waited / (train + extras)) if train + extras else 0.0
     return {
         "phase": current.entry.name,
         "step": current.step,
         "round": current.round,
         "cohort": current.cohort,
-        **_no_scores(strategy),
+        **dict.fromkeys([*(f"{key}_global" for key in (*keys, "loss")), *on_clients]),
         "seconds": {
             "broadcast": seconds["broadcast"],
             "train": share * train,
@@ -306,11 +312,3 @@ def step_row(strategy: FedStrategy, clock: Clock, digest: str) -> dict[str, Any]
         "metrics": current.metrics,
         "weights_sha256": digest,
     }
-
-
-def _no_scores(strategy: FedStrategy) -> dict[str, None]:
-    """The scores that a line of rounds.jsonl always has, for a step without an evaluation."""
-    keys = strategy.workspace.task.scoring.keys.values()
-    parts = ("clients_mean", "clients_weighted")
-    on_global = [f"{key}_global" for key in (*keys, "loss")]
-    return dict.fromkeys([*on_global, *(f"{key}_{part}" for key in keys for part in parts)])

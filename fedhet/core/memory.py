@@ -87,7 +87,7 @@ class MemoryPacker:
         name = self._names.get(key) if t.numel() else None
         if name is None:
             memory = t.untyped_storage().data_ptr()
-            shared = memory in self._memories  # by another view, which the file could not tell
+            shared = memory in self._memories  # by another view, which the file could not keep
             self._memories.add(memory)
             name = self._names[key] = self._add(t.clone() if shared else t, path)
         return ["tensor", name, where]

@@ -62,25 +62,14 @@ class Mean:
     def __init__(self) -> None:
         self.report: Report = {}
 
-    @property
-    def least(self) -> int:
-        """How many updates it needs in a step that merges them, with those that it refuses."""
-        return 1
-
-    @property
-    def least_with_buffers(self) -> int:
-        """The same of a step whose updates carry buffers that are averaged."""
-        return self.least
-
     def needs(self, sent: AnyTree, trained: Container[str]) -> int:
-        """How many updates it needs in a step whose clients receive these weights.
+        """How many updates a step needs that merges them, with those that it refuses.
 
         Args:
-            sent: the weights.
+            sent: the weights that its clients receive.
             trained: the names of those that are no buffers.
         """
-        buffers = any(sent[name].is_floating_point() for name in sent if name not in trained)
-        return self.least_with_buffers if buffers else self.least
+        return 1
 
     def admit(self, step: Step, updates: Iterator[Update]) -> Iterator[Update]:
         """The updates that are accepted; it records each of the others as a failure."""
@@ -125,8 +114,10 @@ def normalised(updates: list[Update]) -> list[Update]:
     return updates
 
 
-class BufferAverage:
-    """Passes updates on to a merge, and combines their buffers, which merges never see.
+def averaging_buffers(
+    updates: Iterable[Update], average: Average, buffers: Tree
+) -> Iterator[Update]:
+    """Pass updates on to a merge, and combine their buffers, which merges never see.
 
     Floating-point buffers become the average of the run's `merge`, under the updates' final
     weights; integer ones (batch counters) the maximum.
@@ -134,28 +125,19 @@ class BufferAverage:
     Args:
         updates: the updates.
         average: an average of the run's `merge`.
+        buffers: gets the combined buffers, once every update has been read.
     """
-
-    def __init__(self, updates: Iterable[Update], average: Average) -> None:
-        self._updates = iter(updates)
-        self._average = average
-        self._any = False
-        self._most: Tree = {}
-
-    def __iter__(self) -> Iterator[Update]:
-        for update in self._updates:
-            if floating := floating_buffers(update):
-                self._average.add(floating, update.weight)
-                self._any = True
-            for name in update.buffers.keys() - floating.keys():
-                t = update.buffers[name]
-                self._most[name] = torch.maximum(self._most.get(name, t), t)
-            yield update
-
-    def values(self) -> Tree:
-        """The combined buffers; complete once every update has been read."""
-        means = self._average.mean() if self._any else {}
-        return {**means, **self._most}
+    averaged = False
+    for update in updates:
+        if floating := floating_buffers(update):
+            average.add(floating, update.weight)
+            averaged = True
+        for name in update.buffers.keys() - floating.keys():
+            t = update.buffers[name]
+            buffers[name] = torch.maximum(buffers.get(name, t), t)
+        yield update
+    if averaged:
+        buffers |= average.mean()
 
 
 # ---- averages of each entry by itself
@@ -202,8 +184,7 @@ class Median(Coordinates):
 
     name = "median"
 
-    @property
-    def least(self) -> int:
+    def needs(self, sent: AnyTree, trained: Container[str]) -> int:
         return LEAST
 
     def combine(self, values: Tensor) -> Tensor:
@@ -223,8 +204,7 @@ class TrimmedMean(Coordinates):
         self.share = check.number("merge.share", share, low=0, open_high=0.5)
         super().__init__()
 
-    @property
-    def least(self) -> int:
+    def needs(self, sent: AnyTree, trained: Container[str]) -> int:
         """With fewer, no value would be left out."""
         return math.ceil(round(1 / self.share, 9)) if self.share else 1
 
@@ -245,14 +225,13 @@ class Collected:
     def mean(self, *, reuse: bool = False) -> Tree:
         if not self._trees:
             raise ValueError("the average of no tree")
-        return {name: self._combined(name) for name in self._trees[0]}
-
-    def _combined(self, name: str) -> Tensor:
-        tensors = [tree[name] for tree in self._trees]
-        block = max(1, trees.SUM_BLOCK // len(tensors))
-        rows = [t.double().flatten().split(block) for t in tensors]
-        parts = [self._combine(torch.stack(part)) for part in zip(*rows, strict=True)]
-        return torch.cat(parts).view(tensors[0].shape)
+        block = max(1, trees.SUM_BLOCK // len(self._trees))
+        means: Tree = {}
+        for name, like in self._trees[0].items():
+            rows = [tree[name].double().flatten().split(block) for tree in self._trees]
+            parts = [self._combine(torch.stack(part)) for part in zip(*rows, strict=True)]
+            means[name] = torch.cat(parts).view(like.shape)
+        return means
 
 
 # ---- whole updates that are nearest to others
@@ -304,8 +283,7 @@ class Krum(Mean):
         self.keep = check.optional(check.integer, "merge.keep", keep, low=1)
         super().__init__()
 
-    @property
-    def least(self) -> int:
+    def needs(self, sent: AnyTree, trained: Container[str]) -> int:
         return 2 * self.attackers + 3
 
     def select(self, step: Step, updates: Iterator[Update]) -> Iterator[Update]:
@@ -357,8 +335,7 @@ class NormFilter(Mean):
         self.factor = check.number("merge.factor", factor, low=1)
         super().__init__()
 
-    @property
-    def least(self) -> int:
+    def needs(self, sent: AnyTree, trained: Container[str]) -> int:
         return LEAST
 
     def admit(self, step: Step, updates: Iterator[Update]) -> Iterator[Update]:
@@ -378,22 +355,20 @@ class NormFilter(Mean):
         }
         for update, own in zip(received, norms, strict=True):
             beyond = sorted(n for n, norm in own.items() if norm > self.factor * medians[n])
-            if beyond:
-                cause = self._cause(beyond[0], own[beyond[0]], medians[beyond[0]])
-                failed = step.failure(update.pid, cause, "outlier")
-                if step.ends_run(failed):
-                    failed.cause += "; on_failure=skip leaves such updates out, and the run goes on"
-                step.record(failed)
-            else:
+            if not beyond:
                 yield update
-
-    def _cause(self, name: str, norm: float, median: float) -> str:
-        """Why an update is refused."""
-        said = f"the norm of its {name} is {norm:.4g}"
-        if not median:
-            return f"{said}, and a step needs {LEAST} that are not 0 to compare them"
-        bound = f"merge.factor={self.factor:g} times the median of this step"
-        return f"{said}, more than {bound}, {median:.4g}"
+                continue
+            usual = medians[beyond[0]]
+            cause = f"the norm of its {beyond[0]} is {own[beyond[0]]:.4g}"
+            if usual:
+                cause += f", more than merge.factor={self.factor:g} times the median of this step"
+                cause += f", {usual:.4g}"
+            else:
+                cause += f", and a step needs {LEAST} that are not 0 to compare them"
+            failed = step.failure(update.pid, cause, "outlier")
+            if step.ends_run(failed):
+                failed.cause += "; on_failure=skip leaves such updates out, and the run goes on"
+            step.record(failed)
 
 
 class NormClip(Mean):
@@ -418,14 +393,10 @@ class NormClip(Mean):
         self.norm = check.optional(check.number, "merge.norm", norm, open_low=0)
         super().__init__()
 
-    @property
-    def least(self) -> int:
-        return LEAST if self.norm is None else 1
-
-    @property
-    def least_with_buffers(self) -> int:
+    def needs(self, sent: AnyTree, trained: Container[str]) -> int:
         """Buffers are compared with those of others in any case."""
-        return LEAST
+        buffers = any(sent[name].is_floating_point() for name in sent if name not in trained)
+        return LEAST if self.norm is None or buffers else 1
 
     def select(self, step: Step, updates: Iterator[Update]) -> Iterator[Update]:
         received = list(updates)

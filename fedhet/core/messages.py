@@ -5,7 +5,7 @@ How Flower carries them is the business of fedhet/flower/wire.py.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
 import torch
@@ -24,7 +24,7 @@ Extras = dict[str, Extra]
 
 LOST = "lost state"  # the reason of a failure
 STATE_BYTES = "bytes.state"  # metric: the size of what the client remembers now
-EVALUATE = "evaluate"  # the phase name of a message that asks a client to evaluate
+EVALUATE = "evaluate"  # the phase name of a message whose client evaluates
 
 
 class Reporting(Protocol):
@@ -97,16 +97,16 @@ class Message:
     def counts(self, name: str, total: int, classes: int, least: int = 0) -> Tensor:
         """The extra `name` as `classes` whole numbers whose sum is `total`.
 
-        A client withholds counts below `least`, and more than that if its site wants it: each
+        A client withholds counts below `least`, and more than that where its site is stricter: each
         number is 0 or at least `least`, and so is what their sum lacks, unless all are withheld.
         """
         value = self._extra(name)
         whole = isinstance(value, Tensor) and not value.is_floating_point()
         if isinstance(value, Tensor) and whole and value.shape == (classes,):
             rest = total - int(value.sum())
-            told = value[value != 0]
-            withheld = rest == 0 or rest >= least or not len(told)
-            if withheld and rest >= 0 and bool((told >= max(least, 1)).all()):
+            given = value[value != 0]
+            withheld = rest == 0 or rest >= least or not len(given)
+            if withheld and rest >= 0 and bool((given >= max(least, 1)).all()):
                 return value
         raise ValueError(
             f"extra {name!r} is {shown(value)}; expected: {counted(classes, 'whole number')} that"
@@ -148,7 +148,7 @@ class Broadcast(Message):
         version: the round of the client state that the server last accepted; 0 for none.
         deadline: seconds after which the client gives up; None for never.
         pinned: earlier rounds whose client state is still needed at the end of the run.
-        experiment: 32 hexadecimal digits that identify the run, also when it is resumed.
+        run_id: 32 hexadecimal digits that identify the run, also when it is resumed.
     """
 
     phase: str
@@ -163,18 +163,7 @@ class Broadcast(Message):
     version: int = 0
     deadline: float | None = None
     pinned: list[int] = field(default_factory=list)
-    experiment: str = "0" * 32
-
-    def to(self, pid: int, version: int, private: Extras) -> Broadcast:
-        """The message for one client; everything that is shared is passed on by reference."""
-        extras = {**self.extras, **private} if private else self.extras
-        return replace(self, pid=pid, version=version, extras=extras)
-
-    def on(self, device: torch.device) -> Broadcast:
-        """The message with its tensors on the device on which the client computes."""
-        weights = {name: t.to(device) for name, t in self.weights.items()}
-        extras = {name: on_device(value, device) for name, value in self.extras.items()}
-        return replace(self, weights=weights, extras=extras)
+    run_id: str = "0" * 32
 
 
 @dataclass

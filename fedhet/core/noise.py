@@ -145,7 +145,7 @@ class Content:
         Args:
             update: the update.
             received: the weights that the client received.
-            public: names of extras, or "<extra>.<tensor>", that tell nothing about the data but
+            public: names of extras, or "<extra>.<tensor>", that reveal nothing about the data but
                 their number of samples.
 
         Raises:
@@ -182,7 +182,7 @@ class Content:
 
     def write(self, update: Update, received: AnyTree) -> None:
         """Put the content into the update, in the place, type and device of what was there."""
-        counters = _counters(received)  # of steps, which tell of the samples that were added
+        counters = _counters(received)  # of steps, which reveal the samples that were added
         for name, before in update.weights.items():
             value = counters.get(name)
             if value is None:
@@ -221,7 +221,7 @@ def _counters(received: AnyTree) -> Tree:
 def _uncovered(what: str, value: object) -> ValueError:
     return ValueError(
         f"privacy.noise: {what!r} is {kind(value)}, which Gaussian noise cannot cover; nothing was"
-        " sent. If it tells no more than the number of samples, name it in `public`"
+        " sent. If it reveals no more than the number of samples, name it in `public`"
     )
 
 

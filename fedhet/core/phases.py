@@ -118,14 +118,6 @@ class Step:
         """A failure of the client in this step."""
         return Failure(pid, self.entry.name, self.step, cause, reason)
 
-    def fail(self, pid: int, cause: str, reason: str) -> None:
-        """Record a failure of the client in this step.
-
-        Raises:
-            RunFailed: the run does not go on without the client.
-        """
-        self.record(self.failure(pid, cause, reason))
-
     def record(self, failed: Failure) -> None:
         """Note the failure, which may end the run (`on_failure`, `on_lost_state`).
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
@@ -48,15 +48,15 @@ def check_hooks(cls: type, base: type) -> None:
         own = vars(cls).get(hook)
         if not inspect.isfunction(own) or not hasattr(base, hook):
             continue
-        wanted = list(inspect.signature(getattr(base, hook)).parameters)
+        expected = list(inspect.signature(getattr(base, hook)).parameters)
         signature = inspect.signature(own)
         try:
-            signature.bind(*wanted)
+            signature.bind(*expected)
         except TypeError as error:
             raise ConfigError(
                 f"{cls.__module__}.{cls.__qualname__} has"
                 f" {hook}({', '.join(signature.parameters)}), which is called as"
-                f" {hook}({', '.join(wanted)}); docs/extending.md describes the hooks"
+                f" {hook}({', '.join(expected)}); docs/extending.md describes the hooks"
             ) from error
 
 
@@ -74,8 +74,8 @@ class Plugin:
         memory: the names of the attributes that outlast a step on the server, for checkpoints.
         releases: the name of a phase of its own, or "train" -> how many floating extras it adds to
             a reply, each of which is a release under privacy.noise.
-        public: its extras, or "<extra>.<tensor>", that tell no more of the data than their number,
-            so that they need no noise.
+        public: its extras, or "<extra>.<tensor>", that reveal no more of the data than their
+            number, so that they need no noise.
         unsized: what it keeps in the state whose size follows from the counts of classes: with
             privacy.min_count, a client does not count it in the size that it reports.
         settings: the options that server and client must agree on.
@@ -233,30 +233,3 @@ class Plugin:
 
     def released(self, update: Update) -> None:
         """Called after privacy.noise: make the extras what the server accepts, from them alone."""
-
-
-def active_hooks(
-    plugins: Sequence[Plugin], prepared: Sequence[Prepared]
-) -> dict[str, list[tuple[Callable[..., Any], Prepared]]]:
-    """Hook -> the bound methods that do something, each with what its plug-in has prepared.
-
-    A local step thus pays for those only.
-    """
-    return {
-        hook: [
-            (getattr(plugin, hook), own)
-            for plugin, own in zip(plugins, prepared, strict=True)
-            if overrides(plugin, Plugin, hook)
-        ]
-        for hook in STEP_HOOKS
-    }
-
-
-def combined_weights(plugins: Sequence[Plugin], data: Samples) -> Tensor | None:
-    """(n,) the product of the plug-ins' sample weights, or None where no plug-in has any."""
-    total: Tensor | None = None
-    for plugin in plugins:
-        weights = plugin.sample_weights(data)
-        if weights is not None:
-            total = weights if total is None else total * weights
-    return total

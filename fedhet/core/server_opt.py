@@ -12,7 +12,6 @@ from __future__ import annotations
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
 from fedhet.core import check
 from fedhet.core.trees import Tree
@@ -40,6 +39,10 @@ class ServerOptimizer:
 class FedAvgM(ServerOptimizer):
     """Server momentum (Hsu et al. 2019).
 
+        v <- beta v - delta
+        x <- x - lr v                    (heavy ball)
+        x <- x - lr (-delta + beta v)    (Nesterov)
+
     beta = 0 with lr = 1 leaves the method unchanged. With beta = 0.9, the asymptotic step is 10 lr.
 
     Args:
@@ -60,15 +63,21 @@ class FedAvgM(ServerOptimizer):
         out: Tree = {}
         for name in new:
             x = old[name].double()
-            v = self.v.get(name, torch.zeros_like(x))
-            out[name], self.v[name] = momentum(
-                x, new[name] - x, v, lr=self.lr, beta=self.beta, nesterov=self.nesterov
-            )
+            delta = new[name] - x
+            v = self.beta * self.v.get(name, torch.zeros_like(x)) - delta
+            out[name] = x - self.lr * (self.beta * v - delta if self.nesterov else v)
+            self.v[name] = v
         return out
 
 
 class FedOpt(ServerOptimizer):
     """FedAdam, FedYogi and FedAdagrad (Reddi et al. 2021). The first moment m starts at 0.
+
+        m <- beta1 m + (1 - beta1) delta
+        v <- beta2 v + (1 - beta2) delta^2                    (adam)
+        v <- v - (1 - beta2) delta^2 sign(v - delta^2)        (yogi)
+        v <- v + delta^2                                      (adagrad)
+        x <- x + lr m / (sqrt v + tau)
 
     Args:
         kind: "adam", "yogi" or "adagrad".
@@ -109,83 +118,15 @@ class FedOpt(ServerOptimizer):
             x = old[name].double()
             m = self.m.get(name, torch.zeros_like(x))
             v = self.v.get(name, torch.full_like(x, self.v0))
-            out[name], self.m[name], self.v[name] = adaptive(
-                x,
-                new[name] - x,
-                m,
-                v,
-                kind=self.kind,
-                lr=self.lr,
-                beta1=self.beta1,
-                beta2=self.beta2,
-                tau=self.tau,
-            )
+            delta = new[name] - x
+            square = delta * delta
+            m = self.beta1 * m + (1 - self.beta1) * delta
+            if self.kind == "adam":
+                v = self.beta2 * v + (1 - self.beta2) * square
+            elif self.kind == "yogi":
+                v = v - (1 - self.beta2) * square * (v - square).sign()
+            else:
+                v = v + square
+            out[name] = x + self.lr * m / (v.sqrt() + self.tau)
+            self.m[name], self.v[name] = m, v
         return out
-
-
-def momentum(
-    x: Tensor, delta: Tensor, v: Tensor, *, lr: float, beta: float, nesterov: bool
-) -> tuple[Tensor, Tensor]:
-    """Take one step of FedAvgM and return the new (x, v).
-
-        v <- beta v - delta
-        x <- x - lr v                    (heavy ball)
-        x <- x - lr (-delta + beta v)    (Nesterov)
-
-    Args:
-        x: the server's value.
-        delta: the change that the method proposes.
-        v: the momentum.
-        lr: the server's learning rate.
-        beta: the decay of the momentum.
-        nesterov: whether to use Nesterov momentum instead of the heavy ball.
-    """
-    v = beta * v - delta
-    return x - lr * (beta * v - delta if nesterov else v), v
-
-
-def adaptive(
-    x: Tensor,
-    delta: Tensor,
-    m: Tensor,
-    v: Tensor,
-    *,
-    kind: str,
-    lr: float,
-    beta1: float,
-    beta2: float,
-    tau: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Take one step of FedAdam, FedYogi or FedAdagrad and return the new (x, m, v).
-
-        m <- beta1 m + (1 - beta1) delta
-        v <- beta2 v + (1 - beta2) delta^2                    (adam)
-        v <- v - (1 - beta2) delta^2 sign(v - delta^2)        (yogi)
-        v <- v + delta^2                                      (adagrad)
-        x <- x + lr m / (sqrt v + tau)
-
-    Args:
-        x: the server's value.
-        delta: the change that the method proposes.
-        m: the first moment.
-        v: the second moment.
-        kind: "adam", "yogi" or "adagrad".
-        lr: the server's learning rate.
-        beta1: the decay of m.
-        beta2: the decay of v, which adagrad does not use.
-        tau: the degree of adaptivity, added to the denominator.
-
-    Raises:
-        ValueError: `kind` is unknown.
-    """
-    square = delta * delta
-    m = beta1 * m + (1 - beta1) * delta
-    if kind == "adam":
-        v = beta2 * v + (1 - beta2) * square
-    elif kind == "yogi":
-        v = v - (1 - beta2) * square * (v - square).sign()
-    elif kind == "adagrad":
-        v = v + square
-    else:
-        raise ValueError(f"kind={kind!r} is unknown; choose adam, yogi or adagrad")
-    return x + lr * m / (v.sqrt() + tau), m, v

@@ -51,16 +51,14 @@ class Setting(Course):
         return self.fraction * (1 + self.replies.oversample if phase.trains else 1)
 
     def local_in(self, phase: Phase, step: int) -> LocalSettings:
-        """How clients train in a step of the phase: the schedule counts training rounds."""
-        factor = self.rate(step) if phase.trains else 1.0
-        return replace(self.local, lr=self.local.lr * factor)
+        """How clients train in a step of the phase; `step` counts from 1.
 
-    def rate(self, step: int) -> float:
-        """The factor on local.lr in training round `step`, which counts from 1.
-
-        The cosine falls from 1 in the first round towards 0 after the last.
+        In the training the schedule lowers the rate: the cosine falls from 1 in the first round
+        towards 0 after the last.
         """
+        if not phase.trains:
+            return self.local
         factor = self.lr_decay ** (step - 1)
         if self.schedule == "cosine":
             factor *= 0.5 * (1 + math.cos(math.pi * (step - 1) / self.rounds))
-        return factor
+        return replace(self.local, lr=self.local.lr * factor)

@@ -7,6 +7,7 @@ step of the timetable.
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -16,19 +17,10 @@ from flwr.server.strategy import Strategy
 from torch import nn
 
 from fedhet.core import compatibility, trees
-from fedhet.core.adapters import ServerAdapter
-from fedhet.core.admission import (
-    Jumps,
-    Quorum,
-    accepted,
-    forget_lost,
-    log_failures,
-    needed_versions,
-    registered,
-)
+from fedhet.core.admission import Outliers, Quorum, checked, forget_lost, registered
 from fedhet.core.client import FedClient, evaluated_views
 from fedhet.core.errors import RunFailed
-from fedhet.core.merging import BufferAverage, normalised
+from fedhet.core.merging import averaging_buffers, normalised
 from fedhet.core.messages import Broadcast, Extras, Reply, Report, Reporting, Update
 from fedhet.core.phases import Phase, Step, TimetableEntry, locate, sample_cohort
 from fedhet.core.plugin import Plugin
@@ -36,12 +28,14 @@ from fedhet.core.setting import Setting
 from fedhet.core.trees import Tree
 from fedhet.core.workspace import Scope
 
+log = logging.getLogger("fedhet")
+
 
 class FedStrategy(Strategy):
     """The aggregation of a method; see "what a method overrides" below.
 
     A constructor checks the method's own options first and calls `super().__init__(setting)` last,
-    because that asks for everything that the options decide: `refuses`, `slots`, `phases`. What
+    because that reads everything that the options decide: `refuses`, `slots`, `phases`. What
     needs the workspace, the model or the data goes into `setup`, which runs before these.
 
     Attributes:
@@ -70,10 +64,13 @@ class FedStrategy(Strategy):
         memory: the names of further attributes that outlast a step, for checkpoints.
         workspace: task, model and device, shared by the clients of a process.
         sizes, rounds: training samples per client; training rounds.
-        experiment: identifies the run; one that goes on is still the same.
+        run_id: identifies the run; one that goes on has the same.
         weights: slot -> its tensors; "model" has all of the model's.
         timetable: the run's phases in order, those of plug-ins first.
         current: the step in progress.
+        active: the plug-ins whose hooks run in it: all where it trains the model, else the owner
+            of the phase.
+        digests: plug-in -> digest of its settings.
         local: the settings of local training in the step in progress.
         adapter: answers Flower's Server; fedhet.flower.adapter attaches it.
         report: what the step in progress should record: numbers go to rounds.jsonl, tensors to
@@ -88,7 +85,10 @@ class FedStrategy(Strategy):
     weighted: bool = True
     only_means: bool = True
     only_weights: bool = True
-    enters: ClassVar[str] = "sums of its own"
+    enters: ClassVar[str] = (
+        "sums of its own (the class does not state only_means and only_weights, see"
+        " docs/extending.md)"
+    )
     takes_steps: bool = True
     plain_steps: bool = False
     sgd_steps: bool = False
@@ -99,8 +99,8 @@ class FedStrategy(Strategy):
     evaluates: tuple[str, ...] = ("global",)
     personal_names: Sequence[str] | None = None
     memory: ClassVar[tuple[str, ...]] = ("weights", "versions", "state_bytes", "pinned")
-    memory += ("quorum", "jumps", "evaluation_extras")
-    adapter: ServerAdapter
+    memory += ("quorum", "outliers", "evaluation_extras")
+    adapter: Strategy
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -120,12 +120,25 @@ class FedStrategy(Strategy):
         self.versions: dict[int, int] = {}  # pid -> the round whose client state was accepted
         self.state_bytes: dict[int, int] = {}  # pid -> the size of that state
         self.quorum = Quorum(setting)
-        self.jumps = Jumps(setting)
+        self.outliers = Outliers(setting)
         self.pinned: dict[str, dict[int, int]] = {}  # view -> `versions` at its best evaluation
         self.kept_back: dict[int, list[int]] = {}  # pid -> versions that checkpoints need
-        self.experiment = secrets.token_hex(16)
+        self.run_id = secrets.token_hex(16)
         self.current: Step
+        self.active: list[Plugin] = []
         self.weights: dict[str, Tree] = {"model": dict(self.workspace.initial)}
+        try:
+            self._set_up()
+        except AttributeError as error:
+            if error.obj is not self:
+                raise
+            raise AttributeError(
+                f"{error}: what setup, refuses, slots and phases read is set before"
+                " super().__init__(setting), which calls them"
+            ) from error
+
+    def _set_up(self) -> None:
+        """Take from the method and its plug-ins everything that their options decide."""
         self.setup()
         compatibility.check(self)
         self.weights |= self.slots()
@@ -133,6 +146,8 @@ class FedStrategy(Strategy):
             plugin.server = self
             plugin.setup()
             self.weights |= plugin.slots()
+        # For clients, which compare them with their own.
+        self.digests = {plugin.name: plugin.digest() for plugin in self.plugins}
         phases = [(plugin.name, phase) for plugin in self.plugins for phase in plugin.phases()]
         phases += [("", phase) for phase in self.phases()]
         self.timetable = [TimetableEntry(owner, phase, phase.rounds) for owner, phase in phases]
@@ -197,22 +212,6 @@ class FedStrategy(Strategy):
         return trees.add(self.setting.merge.mean(pairs), old)
 
     # ---- one step
-    def begin(self, server_round: int) -> bool:
-        """Move to this round; false past the end of the timetable."""
-        if (position := locate(self.timetable, server_round)) is None:
-            return False
-        index, step = position
-        entry = self.timetable[index]
-        phase = entry.phase
-        size = phase.cohort, self.setting.share(phase)
-        cohort = sample_cohort(self.sizes, *size, self.workspace.seed, entry.name, step)
-        sent = self.sent(phase.slot) if phase.slot else {}
-        old = trees.pick(sent, self.mergeable(phase.slot)) if phase.slot else {}
-        about = index, entry, server_round, step, cohort, sent, old
-        self.current = Step(*about, self.workspace.device, self.setting.ends_run)
-        self.jumps.begin(self.current)
-        return True
-
     def mergeable(self, slot: str) -> list[str]:
         """The names that merges, plug-ins and server optimisers see; buffers never are."""
         if slot == "model":
@@ -225,12 +224,24 @@ class FedStrategy(Strategy):
         return trees.pick(weights, self.workspace.shared) if slot == "model" else weights
 
     def plan(self, server_round: int) -> list[Broadcast]:
-        """The messages of a round, in the cohort's order."""
-        if not self.begin(server_round):
+        """Begin a round, and return its messages in the cohort's order.
+
+        Raises:
+            RunFailed: it is past the end of the timetable.
+        """
+        if (position := locate(self.timetable, server_round)) is None:
             raise RunFailed(f"round {server_round} is past the end of the timetable")
-        current = self.current
-        phase = current.entry.phase
-        own = not current.entry.owner
+        index, step = position
+        entry = self.timetable[index]
+        phase, own = entry.phase, not entry.owner
+        size = phase.cohort, self.setting.share(phase)
+        cohort = sample_cohort(self.sizes, *size, self.workspace.seed, entry.name, step)
+        sent = self.sent(phase.slot) if phase.slot else {}
+        old = trees.pick(sent, self.mergeable(phase.slot)) if phase.slot else {}
+        about = index, entry, server_round, step, cohort, sent, old
+        current = Step(*about, self.workspace.device, self.setting.ends_run)
+        self.current = current
+        self.active = [one for one in self.plugins if phase.trains or one.name == entry.owner]
         self.forget_reports()
         msg = Broadcast(
             phase=current.entry.name,
@@ -243,7 +254,7 @@ class FedStrategy(Strategy):
             trains=phase.trains,
             plugins=self.digests,
             deadline=self.setting.replies.deadline,
-            experiment=self.experiment,
+            run_id=self.run_id,
         )
         for plugin in self.active:
             plugin.outgoing(msg, current.cohort)
@@ -251,93 +262,94 @@ class FedStrategy(Strategy):
         plan = []
         for pid in current.cohort:
             private = self.client_extras(phase, pid) if own else {}
-            plan.append(msg.to(pid, self.versions.get(pid, 0), private))
-            plan[-1].pinned = needed_versions(self, pid)
+            # The states that the client must keep: of the best evaluations, and for checkpoints.
+            best = [versions[pid] for versions in self.pinned.values() if pid in versions]
+            plan.append(
+                replace(
+                    msg,
+                    pid=pid,
+                    version=self.versions.get(pid, 0),
+                    pinned=sorted({*best, *self.kept_back.get(pid, ())}),
+                    extras={**msg.extras, **private} if private else msg.extras,
+                )
+            )
         return plan
-
-    @property
-    def digests(self) -> dict[str, str]:
-        """Plug-in -> digest of its settings, for clients to compare with their own."""
-        return {plugin.name: plugin.digest() for plugin in self.plugins}
-
-    @property
-    def active(self) -> list[Plugin]:
-        """The plug-ins whose hooks run: all where the model is trained, else the phase's owner."""
-        entry = self.current.entry
-        if entry.phase.trains:
-            return self.plugins
-        return [plugin for plugin in self.plugins if plugin.name == entry.owner]
 
     def settle(
         self, replies: Iterable[Reply], accept: Callable[[Update], None] = lambda update: None
     ) -> None:
         """Aggregate the replies, which come in the cohort's order.
 
+        Nothing is read before the merge needs it: each update passes, one after the other,
+
+            checked                the checks of its form, phase and plug-ins, and base_weight
+            outliers.refuse        replies.max_jump
+            setting.merge.admit    merge=norm_filter
+            quorum                 replies.least, before the first update goes on
+            setting.merge.select   merge=krum and norm_clip
+            registered             what its client reports is noted
+            incoming               of the plug-ins, the last one first
+            averaging_buffers      buffers are averaged beside the merge
+            phase.merge
+
         Args:
             replies: what the clients returned.
             accept: is called with each update that has passed the checks.
 
         Raises:
-            RunFailed: a client failed and on_failure is "stop", or too few clients succeeded.
+            RunFailed: a client failed and on_failure is "stop", too few clients succeeded, or what
+                the merge returns is not finite, or not what it was given.
         """
         current = self.current
-        admitted = accepted(current, replies, self.sizes, self._check, self.setting, self.jumps)
-        updates = self.quorum(current, admitted)
-        done = False
-        if updates is not None:
-            done = self._merge(self.setting.merge.select(current, updates), accept)
-        self.jumps.end()
+        phase, rule = current.entry.phase, self.setting.merge
+        sound = self.outliers.refuse(current, checked(self, replies))
+        enough = self.quorum(current, rule.admit(current, sound))
+        ended = current.step == current.entry.rounds
+        if enough is not None:
+            updates: Iterable[Update] = rule.select(current, enough)
+            updates = registered(self, updates, accept)
+            for plugin in reversed(self.active):
+                updates = plugin.incoming(iter(updates), current.old)
+            if self.needs_all or any(plugin.needs_all for plugin in self.active):
+                updates = normalised(list(updates))
+            buffers: Tree = {}
+            passing = averaging_buffers(updates, rule.average(), buffers)
+            new = phase.merge(passing, current.old)
+            for _ in passing:  # a merge may stop early, but every reply is checked and counted
+                pass
+            for failure in current.failures:  # where every client failed, an error has named them
+                log.warning("%s", failure)
+            if new:
+                self._replace(new, buffers)
+            ended |= phase.until is not None and phase.until()
         forget_lost(self, current.failures)
-        if done or current.step == current.entry.rounds:
+        if ended:
             self.end_phase()
 
-    def _merge(self, updates: Iterable[Update], accept: Callable[[Update], None]) -> bool:
-        """Merge the updates, and return whether the phase has reached its end."""
-        current = self.current
-        phase = current.entry.phase
-        updates = registered(self, updates, accept)
-        for plugin in reversed(self.active):
-            updates = plugin.incoming(iter(updates), current.old)
-        if self.needs_all or any(plugin.needs_all for plugin in self.active):
-            updates = normalised(list(updates))
-        passing = BufferAverage(updates, self.setting.merge.average())
-        new = phase.merge(iter(passing), current.old)
-        for _ in passing:  # a merge may stop early, but every reply is checked and counted
-            pass
-        log_failures(current.failures)  # where every client failed, the error above names them
-        if new:
-            values = self._finished(new, passing.values())
-            slot = self.weights[phase.slot]
-            self.weights[phase.slot] = {**slot, **trees.cast(values, slot)}
-        return phase.until is not None and phase.until()
-
-    def _finished(self, new: Tree, buffers: Tree) -> Tree:
-        """What plug-ins and the server optimiser make of the merged weights, with the buffers.
+    def _replace(self, new: Tree, buffers: Tree) -> None:
+        """Put the merged weights into the slot, after plug-ins and the server optimiser.
 
         Raises:
-            RunFailed: a tensor is not finite.
+            RunFailed: a tensor is unknown, or not finite.
         """
         current, optimizer = self.current, self.setting.server_opt
+        phase = current.entry.phase
+        if unknown := sorted(new.keys() - current.old.keys()):
+            raise RunFailed(
+                f"phase {current.entry.name!r}: the merge returned {unknown[:3]}; expected the"
+                f" names of `old`, {list(current.old)[:3]}{' ...' * (len(current.old) > 3)}"
+            )
         for plugin in reversed(self.active):
             new = plugin.merged(new, current.old)
-        if optimizer and current.entry.phase.trains:
+        if optimizer and phase.trains:
             new = optimizer.step(current.old, new)
         values = {**new, **buffers}
         if bad := trees.first_nonfinite(values):
             raise RunFailed(
                 f"round {current.round}: the aggregated tensor {bad!r} holds NaN or infinite values"
             )
-        return values
-
-    def _check(self, update: Update) -> None:
-        """The checks of the phase and of plug-ins; the update also gets its base weight."""
-        phase = self.current.entry.phase
-        if phase.check:
-            phase.check(update)
-        if phase.trains:
-            for plugin in self.plugins:
-                plugin.check(update)
-        update.weight = self.base_weight(update)
+        slot = self.weights[phase.slot]
+        self.weights[phase.slot] = {**slot, **trees.cast(values, slot)}
 
     def end_phase(self) -> None:
         """End the phase in progress; its timetable entry becomes the number of steps executed."""
@@ -357,7 +369,7 @@ class FedStrategy(Strategy):
         """The views that clients evaluate in this run; the first one chooses the best round.
 
         They are those of the method, without "global" where the run has no global model, and
-        "finetuned" where the run asks for it.
+        "finetuned" where the run has it.
         """
         views = tuple(evaluated_views(self.evaluates, self.workspace))
         return (*views, "finetuned") if self.workspace.evaluation.finetune_epochs else views

@@ -11,29 +11,23 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from operator import is_
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedhet.core import optimizers, streams
+from fedhet.core.functional import Compiled
 from fedhet.core.messages import Broadcast, LocalSettings
 from fedhet.core.optimizers import derivative
 from fedhet.core.phases import EarlyStopping
-from fedhet.core.plugin import (
-    Plugin,
-    Terms,
-    active_hooks,
-    check_hooks,
-    combined_weights,
-    overrides,
-)
+from fedhet.core.plugin import STEP_HOOKS, Plugin, Terms, check_hooks, overrides
 from fedhet.core.task import Samples
 from fedhet.core.trees import AnyTree, Prepared, Tree
 from fedhet.core.workspace import Workspace
 
 Objective = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor | None]]
-BatchGradient = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, list[Tensor]]]
 
 
 @dataclass(slots=True)
@@ -95,7 +89,15 @@ class LocalTraining:
         """Let the hooks of these plug-ins run. Nothing is prepared or recorded yet."""
         self.active = plugins
         self._prepared: list[Prepared] = [{} for _ in plugins]
-        self._hooks = active_hooks(plugins, self._prepared)
+        # Hook -> the bound methods that do something, so that a step pays for those only.
+        self._hooks: dict[str, list[tuple[Callable[..., Any], Prepared]]] = {
+            hook: [
+                (getattr(plugin, hook), own)
+                for plugin, own in zip(plugins, self._prepared, strict=True)
+                if overrides(plugin, Plugin, hook)
+            ]
+            for hook in STEP_HOOKS
+        }
         self._records: dict[str, list[Tensor]] = defaultdict(list)
 
     # ---- what a method overrides
@@ -155,13 +157,16 @@ class LocalTraining:
         own = dict(own or {})
         of_model = trained(model)
         params = {**of_model, **(beside or {})}
-        batch_gradient = self._batch_gradient(model, data, params, own, hooks=hooks)
+        in_order = list(params.values())
+        objective = self.objective(model, data, own, beside=beside, hooks=hooks)
         optimizer = self.optimizer(params, own)
         for wrap, prepared in self._hooks["optimizer"] if hooks else ():
             optimizer = wrap(optimizer, params, prepared)
         changing = overrides(self, LocalTraining, "gradient") or (
             hooks and (self._hooks["gradient"] or self._hooks["scale"])
         )
+        compiled = self._compiled(in_order, hooks=hooks) if workspace.speed.compile else None
+        weights = self.sample_weights(data) if compiled and hooks else None
         orders = self.orders(len(data))
         augmentation = self.generator("augment")
         n = self.train_mode(model, len(data), size)
@@ -169,11 +174,18 @@ class LocalTraining:
         steps = 0
         for length in self.local.epoch_sizes(n, epochs):
             order = next(orders).to(workspace.device, non_blocking=True)[:length]
-            epoch = workspace.gathered(data.x, order), data.y[order], order
+            epoch = data.x.index_select(0, order), data.y[order], order  # faster than data.x[order]
             # On the device: reading the loss of each batch would make every step wait for it.
             epoch_loss = torch.zeros((), dtype=torch.float64, device=workspace.device)
             for x, y, index in zip(*(t.split(size) for t in epoch), strict=True):
-                losses, grads = batch_gradient(workspace.augmented(x, augmentation), y, index)
+                x = workspace.augmented(x, augmentation)
+                penalty: Tensor | None = None
+                if compiled and len(y) == size:  # each other size would be compiled anew
+                    w = None if weights is None else weights[index] / size
+                    losses, grads = compiled(x, y, w)
+                else:
+                    losses, penalty = objective(x, y, index)
+                    grads = derivative(losses, penalty, in_order)
                 with torch.no_grad():
                     if changing:
                         named = dict(zip(of_model, grads, strict=False))
@@ -181,9 +193,10 @@ class LocalTraining:
                         if hooks:
                             self.apply_gradient_hooks(named, of_model)
                     optimizer.step(grads)
+                    if stop is not None:
+                        loss = losses.mean() if penalty is None else losses.mean() + penalty
+                        epoch_loss += loss.double() * len(y)
                 steps += 1
-                if stop is not None:
-                    epoch_loss += losses.mean().double() * len(y)
             if stop is not None and stop(float(epoch_loss)):
                 break
         return steps
@@ -199,59 +212,39 @@ class LocalTraining:
         msg = self.msg
         return streams.torch_generator(self.workspace.seed, purpose, msg.phase, msg.step, self.pid)
 
-    def _batch_gradient(
+    def _compiled(self, params: list[nn.Parameter], *, hooks: bool) -> Compiled | None:
+        """The gradient by torch.compile, for the parameters that are usually trained.
+
+        None where the batch loss is more than the (weighted) mean of the criterion.
+        """
+        own = any(overrides(self, LocalTraining, h) for h in ("losses", "penalty", "objective"))
+        usual = self.workspace.parameters  # fine-tuning may train others
+        as_usual = len(params) == len(usual) and all(map(is_, params, usual))
+        if own or not as_usual or (hooks and (self._hooks["losses"] or self._hooks["penalty"])):
+            return None
+        return self.workspace.compiled
+
+    def objective(
         self,
         model: nn.Module,
         data: Samples,
-        named: dict[str, nn.Parameter],
-        own: Prepared,
+        own: Prepared | None = None,
         *,
-        hooks: bool,
-    ) -> BatchGradient:
-        """(x, y, index) of a batch -> (a tensor whose mean is the batch loss, its gradient)."""
-        objective = self._objective(model, data, named, own, hooks=hooks)
-        params = list(named.values())
-
-        def eager(x: Tensor, y: Tensor, index: Tensor) -> tuple[Tensor, list[Tensor]]:
-            losses, penalty = objective(x, y, index)
-            loss = losses if penalty is None else losses.mean() + penalty
-            return loss.detach(), derivative(losses, penalty, params)
-
-        usual = self.workspace.parameters  # fine-tuning may train others
-        as_usual = len(params) == len(usual) and all(map(is_, params, usual))
-        if not (self.workspace.speed.compile and as_usual and self._plain_loss(hooks)):
-            return eager
-        weights = self.sample_weights(data) if hooks else None
-        size = self.local.batch_size
-        compiled = self.workspace.compiled
-
-        def fast(x: Tensor, y: Tensor, index: Tensor) -> tuple[Tensor, list[Tensor]]:
-            if len(y) < size:  # each other batch size would be compiled anew
-                return eager(x, y, index)
-            return compiled(x, y, None if weights is None else weights[index] / size)
-
-        return fast
-
-    def _plain_loss(self, hooks: bool) -> bool:
-        """Whether the batch loss is the (weighted) mean of the criterion and nothing else."""
-        own = any(overrides(self, LocalTraining, h) for h in ("losses", "penalty", "objective"))
-        return not own and not (hooks and (self._hooks["losses"] or self._hooks["penalty"]))
-
-    def objective(
-        self, model: nn.Module, data: Samples, own: Prepared | None = None, *, hooks: bool = True
+        beside: dict[str, nn.Parameter] | None = None,
+        hooks: bool = True,
     ) -> Objective:
         """The batch loss, mean_b(w_b (losses_b + plug-ins' losses_b)) + penalties, in two parts.
+
+        Args:
+            model, data, own, beside, hooks: as in `train_model`; `own` gets the draws of a batch.
 
         Returns:
             (x, y, index) of a batch -> (the terms of the mean (B,), the sum of the penalties, or
             None where nothing has a penalty); `index` are positions in `data`.
         """
-        return self._objective(model, data, trained(model), dict(own or {}), hooks=hooks)
-
-    def _objective(
-        self, model: nn.Module, data: Samples, params: AnyTree, own: Prepared, *, hooks: bool
-    ) -> Objective:
-        active = self._hooks if hooks else active_hooks([], [])
+        own = {} if own is None else own
+        params: AnyTree = {**trained(model), **(beside or {})}
+        active = self._hooks if hooks else {hook: [] for hook in STEP_HOOKS}
         weights = self.sample_weights(data) if hooks else None
         features = getattr(model, "features", None)
         drawing, penalties = (
@@ -331,7 +324,12 @@ class LocalTraining:
 
     def sample_weights(self, data: Samples) -> Tensor | None:
         """(n,) the product of the plug-ins' weights, or None where no plug-in has any."""
-        return combined_weights(self.active, data)
+        total: Tensor | None = None
+        for plugin in self.active:
+            weights = plugin.sample_weights(data)
+            if weights is not None:
+                total = weights if total is None else total * weights
+        return total
 
 
 def trained(model: nn.Module) -> dict[str, nn.Parameter]:

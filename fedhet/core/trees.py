@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -68,11 +68,18 @@ class Sum:
             self._old_weight += weight
             tree = tree.new
         if not self._total:
-            self._total = {name: _float64_copy(tree[name]).mul_(weight) for name in tree}
-        else:
-            for name, total in self._total.items():
-                for part, x in zip(_blocks(total), _blocks(tree[name]), strict=True):
-                    part.add_(x, alpha=weight)
+            copy: dict[str, Any] = {"copy": True, "memory_format": torch.contiguous_format}
+            self._total = {n: tree[n].to(torch.float64, **copy).mul_(weight) for n in tree}
+            self.weight += weight
+            return
+        for name, total in self._total.items():
+            if total.numel() <= SUM_BLOCK:
+                total.add_(tree[name], alpha=weight)
+                continue
+            # In pieces, in the order of a contiguous tensor.
+            parts = (t.flatten().split(SUM_BLOCK) for t in (total, tree[name]))
+            for part, x in zip(*parts, strict=True):
+                part.add_(x, alpha=weight)
         self.weight += weight
 
     @property
@@ -104,15 +111,6 @@ class Sum:
             for name, mean in means.items():
                 mean.sub_(self._old[name], alpha=self._old_weight / self.weight)
         return means
-
-
-def _float64_copy(t: Tensor) -> Tensor:
-    return t.to(torch.float64, copy=True, memory_format=torch.contiguous_format)
-
-
-def _blocks(t: Tensor) -> Sequence[Tensor]:
-    """Return the entries in pieces of at most SUM_BLOCK, in the order of a contiguous tensor."""
-    return (t,) if t.numel() <= SUM_BLOCK else t.flatten().split(SUM_BLOCK)
 
 
 def mean(pairs: Iterable[tuple[AnyTree, float]]) -> Tree:
@@ -152,8 +150,8 @@ def cast(tree: AnyTree, like: AnyTree) -> Tree:
 
 def columns(names: Iterable[str], *of: AnyTree) -> list[list[Tensor]]:
     """Return the tensors of these names, a list for each tree, as torch's _foreach functions."""
-    wanted = list(names)
-    return [[tree[name] for name in wanted] for tree in of]
+    in_order = list(names)
+    return [[tree[name] for name in in_order] for tree in of]
 
 
 def pick(tree: AnyTree, names: Iterable[str]) -> Tree:

@@ -58,7 +58,7 @@ class Workspace:
         release: (client, update): turns the update into what may leave the client, and accounts for
             it; without it, noise is refused.
         min_count: clients send no statistic of fewer samples.
-        limits: what the node of this process allows it to tell, whatever the run says.
+        limits: what the node of this process allows it to send, whatever the run says.
         evaluation: when and what the run evaluates.
         speed: how the local steps are computed.
 
@@ -117,7 +117,7 @@ class Workspace:
         if speed.channels_last:
             self.model = self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self._state = self.model.state_dict(keep_vars=True)
-        self.initial: Tree = {name: _copy(t) for name, t in self._state.items()}
+        self.initial: Tree = self.read(list(self._state))
         self._set_scope(scope(self.model), buffers)
         self._data: OrderedDict[int, Samples] = OrderedDict()
         self._bytes = 0
@@ -212,7 +212,10 @@ class Workspace:
 
     def read(self, names: list[str]) -> Tree:
         """Copies of the model's tensors with these names."""
-        return {name: _copy(self._state[name]) for name in names}
+        return {
+            name: self._state[name].detach().clone(memory_format=torch.contiguous_format)
+            for name in names
+        }
 
     # ---- the local steps
     def autocast(self) -> AbstractContextManager[object]:
@@ -240,13 +243,9 @@ class Workspace:
         """Inputs after the task's transform, ready for the model."""
         return self._laid_out(x if self.task.transform is None else self.task.transform(x))
 
-    def gathered(self, x: Tensor, index: Tensor) -> Tensor:
-        """`x[index]`, in a third of the time."""
-        return self._laid_out(x.index_select(0, index))
-
     def augmented(self, x: Tensor, generator: torch.Generator) -> Tensor:
         """Training inputs after the task's augmentation."""
-        return x if self.task.augment is None else self._laid_out(self.task.augment(x, generator))
+        return self._laid_out(x if self.task.augment is None else self.task.augment(x, generator))
 
     def _laid_out(self, x: Tensor) -> Tensor:
         if self.speed.channels_last and x.ndim == 4:
@@ -277,7 +276,3 @@ class Workspace:
     def test_data(self) -> Samples | None:
         """The global test set, prepared; None where the task has none."""
         return None if self.task.test is None else self.prepared(self.task.test)
-
-
-def _copy(t: Tensor) -> Tensor:
-    return t.detach().clone(memory_format=torch.contiguous_format)

@@ -169,7 +169,7 @@ class VectorCourier(LocalCourier):
         """The replies of clients that are trained as one, in the order of their messages."""
         clients = [self._make() for _ in plan]
         opened = [
-            client.attempt(msg, partial(Member.ready, client, msg))
+            client.handle(msg, partial(Member.ready, client, msg))
             for client, msg in zip(clients, plan, strict=True)
         ]
         members = [one for one in opened if isinstance(one, Member)]
@@ -190,7 +190,7 @@ class VectorCourier(LocalCourier):
         for one, msg in zip(opened, plan, strict=True):
             if isinstance(one, Member):
                 work = partial(one.finish, next(parameters), seconds)
-                replies.append(one.client.attempt(msg, work))
+                replies.append(one.client.handle(msg, work))
             else:
                 replies.append(one)
         return replies

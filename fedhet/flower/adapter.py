@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from flwr.common import EvaluateIns, FitIns, Parameters, ndarrays_to_parameters
 from flwr.server.client_manager import ClientManager
 from flwr.server.client_proxy import ClientProxy
+from flwr.server.strategy import Strategy
 
 from fedhet.core.callbacks import Callback, Row
 from fedhet.core.errors import RunFailed
@@ -23,7 +24,7 @@ log = logging.getLogger("fedhet")
 Ins = TypeVar("Ins", FitIns, EvaluateIns)
 
 
-class StrategyAdapter(Callback):
+class StrategyAdapter(Callback, Strategy):
     """Drives a run's loop by the six methods that Flower's Server calls.
 
     Flower's Server runs a fixed number of rounds, the phases before the training among them

@@ -78,7 +78,7 @@ def client_for(
 
     Args:
         context: Flower's context of the node.
-        store: where the clients' states are; where that depends on the experiment, a function.
+        store: where the clients' states are; where that depends on the run, a function.
         make_job: returns the job of this process; None builds it from the run config.
 
     Returns:

@@ -50,14 +50,14 @@ def seconds(value: Any) -> float | None:
     return size
 
 
-def experiment(value: Any) -> str:
+def run_id(value: Any) -> str:
     """What identifies a run: 32 hexadecimal digits, which may name a folder.
 
     Raises:
         Rejected: it is something else.
     """
     if not isinstance(value, str) or not re.fullmatch(r"[0-9a-f]{32}", value):
-        raise Rejected("unreadable", f"the experiment is {clean(repr(value), 50)}")
+        raise Rejected("unreadable", f"the run_id is {clean(repr(value), 50)}")
     return value
 
 

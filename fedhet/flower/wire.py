@@ -32,7 +32,7 @@ from fedhet.core.errors import Rejected, clean
 from fedhet.core.messages import LOST, Broadcast, Extra, Failure, Reply, Update
 from fedhet.core.trees import Tree
 from fedhet.flower.encoding import Encoded, pack, read_array, read_header, unpack
-from fedhet.flower.fields import experiment, local_settings, metrics, read, seconds
+from fedhet.flower.fields import local_settings, metrics, read, run_id, seconds
 from fedhet.flower.telling import told
 from fedhet.process import exit_after
 
@@ -184,7 +184,7 @@ def read_broadcast(arrays: list[np.ndarray], config: Mapping[str, Any]) -> Broad
         version=read(header, "version", int, low=0),
         deadline=seconds(header.get("deadline")),
         pinned=_rounds(read(header, "pinned", list)),
-        experiment=experiment(header.get("experiment")),
+        run_id=run_id(header.get("run_id")),
         extras=extras,
     )
 
@@ -202,7 +202,7 @@ def _header(msg: Broadcast) -> dict[str, Any]:
         "version": msg.version,
         "deadline": msg.deadline,
         "pinned": msg.pinned,
-        "experiment": msg.experiment,
+        "run_id": msg.run_id,
     }
 
 

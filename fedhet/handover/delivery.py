@@ -4,9 +4,9 @@ When the training has ended, the server repeats its last evaluation message with
 final global model. Each node writes that model, and its client's own, below a folder that its
 operator has chosen; no run names a path:
 
-    <experiment>/<client>/model.safetensors     the global model, where the method has one
-    <experiment>/<client>/personal.safetensors  the client's own; it never leaves the site
-    <experiment>/<client>/summary.json          what they are, and how good they are on its data
+    <run_id>/<client>/model.safetensors     the global model, where the method has one
+    <run_id>/<client>/personal.safetensors  the client's own; it never leaves the site
+    <run_id>/<client>/summary.json          what they are, and how good they are on its data
 
 With config.yaml, partition.json and environment.json beside them, `python -m fedhet predict` and
 `export` take that folder as they take that of a run.
@@ -124,7 +124,7 @@ def keep(job: Job, client: FedClient) -> Update:
             f" {(stated or 'None')[:16]!r}"
         )
     about = {**_about(job, client), "models": views, "weights_sha256": digest, "scores": scores}
-    home = _root() / msg.experiment / str(msg.pid)
+    home = _root() / msg.run_id / str(msg.pid)
     _write(home, models, job, about)
     log.info("client %d: the final models are in %s", msg.pid, home)
     return Update(msg.pid, client.num_examples)
@@ -149,7 +149,7 @@ def _about(job: Job, client: FedClient) -> dict[str, Any]:
     return {
         "status": "ok",
         "delivered": {"client": msg.pid, "round": msg.round},
-        "experiment": msg.experiment,
+        "experiment": msg.run_id,
         "plugins": list(config.plugins),
         **{key: config.choices[key] for key in ("method", "server_opt", "dataset", "model")},
         "seed": config.run.seed,

@@ -76,38 +76,13 @@ def global_guidance(
     """Return the guidance G, with entries in [0, 1], from the explorers' deviations (eq. 4).
 
     Args:
-        deviations: one D per explorer.
+        deviations: one D per explorer, >= 0, all with the same names.
         scope: "tensor" or "model": min and max are taken over each tensor or the whole model.
         order: "normalise_then_mean" for the mean of the normalised D, as in eq. 4, or
             "mean_then_normalise" for the normalised mean of the D.
         minmax: "explorer" for min and max over each explorer's own D, or "all" for those over the
             D of all explorers together. The two are the same for a mean of the D, which is one D.
-
-    Raises:
-        ValueError: there is no explorer or no tensor, names differ, a D is negative or not
-            finite, or an option is unknown.
     """
-    if scope not in SCOPES or order not in ORDERS or minmax not in MINMAX:
-        raise ValueError(
-            f"scope={scope!r}, order={order!r}, minmax={minmax!r}; choose the scope from"
-            f" {', '.join(SCOPES)}, the order from {', '.join(ORDERS)}, and minmax from"
-            f" {', '.join(MINMAX)}"
-        )
-    if not deviations or not deviations[0]:
-        tensors = len(deviations[0]) if deviations else 0
-        raise ValueError(
-            f"{len(deviations)} explorers, {tensors} tensors; at least one of each is needed"
-        )
-    for explorer, d in enumerate(deviations):
-        if d.keys() != deviations[0].keys():
-            raise ValueError(
-                f"explorer {explorer} has the tensors {list(d)[:3]} ...;"
-                f" the first explorer has {list(deviations[0])[:3]} ..."
-            )
-        if bad := trees.first_nonfinite(d) or trees.first_negative(d):
-            raise ValueError(
-                f"explorer {explorer}, tensor {bad!r}: deviations must be finite and >= 0"
-            )
     if order == "mean_then_normalise":
         mean = trees.mean((d, 1.0) for d in deviations)
         return normalised(mean, ranges([mean], scope))

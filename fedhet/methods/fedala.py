@@ -24,8 +24,8 @@ method is FedAvg, bit for bit.
 Evaluated are x ("global") and start_k ("personal"). For the latter a client learns A_k on the x to
 be scored, as it would in order to train, and forgets it afterwards.
 
-Deviations: at most `max_epochs` epochs, where the paper has no limit; the loss of an epoch is its
-mean.
+Deviations and choices: at most `max_epochs` epochs, where the paper has no limit; the loss of an
+epoch is its mean.
 
 Defaults: eta = 1, s = 80, p = 1, threshold = 0.1, as in the FedSA paper's comparison and PFLlib.
 
@@ -35,7 +35,7 @@ learning".
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import isfinite
 from statistics import pstdev
 
@@ -52,7 +52,6 @@ from fedhet.core.setting import Setting
 from fedhet.core.strategy import FedStrategy
 from fedhet.core.trees import AnyTree
 from fedhet.core.workspace import Workspace
-from fedhet.maths import fedala as maths
 
 ETA = "fedala.eta"
 PERCENTAGE = "fedala.s"
@@ -62,6 +61,40 @@ EPOCHS = "fedala.max_epochs"
 LOCAL = "fedala.w"  # client state: w_k
 WEIGHTS = "fedala.A"  # client state: A_k
 WINDOW = 10  # the number of epochs whose losses must have settled
+
+
+def start(
+    local: Sequence[Tensor], received: Sequence[Tensor], weights: Sequence[Tensor]
+) -> list[Tensor]:
+    """Return start = w + (x - w) A: exactly x where A = 1, exactly w where A = 0.
+
+    Args:
+        local: w, a tensor for each parameter, as all lists here.
+        received: x.
+        weights: A, with entries in [0, 1].
+    """
+    return list(torch._foreach_lerp(list(local), list(received), list(weights)))
+
+
+def step(
+    weights: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    local: Sequence[Tensor],
+    received: Sequence[Tensor],
+    eta: float,
+) -> list[Tensor]:
+    """Return A <- clip(A - eta g (x - w), 0, 1), one gradient step.
+
+    Args:
+        weights: A.
+        grads: g, the gradient of the loss with respect to the model that `start` returns.
+        local: w.
+        received: x.
+        eta: the learning rate of A.
+    """
+    slope = torch._foreach_sub(list(received), list(local))
+    torch._foreach_mul_(slope, list(grads))
+    return [a.clamp(0, 1) for a in torch._foreach_sub(list(weights), slope, alpha=eta)]
 
 
 def layers(workspace: Workspace) -> list[list[str]]:
@@ -92,7 +125,7 @@ class FedALAClient(FedClient):
         weights = self.state.get(WEIGHTS)
         if local is None or weights is None:
             return received
-        mixed = maths.start(
+        mixed = start(
             [local[name] for name in weights],
             [received[name] for name in weights],
             list(weights.values()),
@@ -166,8 +199,8 @@ class FedALAClient(FedClient):
                 loss, penalty = objective(data.x[part], data.y[part], part)
                 grads = derivative(loss, penalty, params)
                 with torch.no_grad():
-                    weights = maths.step(weights, grads, local, received, eta)
-                    torch._foreach_copy_(params, maths.start(local, received, weights))
+                    weights = step(weights, grads, local, received, eta)
+                    torch._foreach_copy_(params, start(local, received, weights))
                     total += loss.sum()
             losses.append(float(total) / len(index))
             if not isfinite(losses[-1]) or settled(losses, threshold):

@@ -15,9 +15,9 @@ so that the classes below add nothing; examples/fedavg.py is the whole algorithm
 FedAvgM, FedAdam, FedYogi and FedAdagrad are this method with a server optimiser
 (fedhet/core/server_opt.py).
 
-Deviations from the paper: none. The optimiser starts afresh in each round, and the last batch of an
-epoch may be smaller than the others.
-"""
+Deviations and choices: the optimiser starts afresh in each round, and the last batch of an epoch
+may be smaller than the others. A reply whose weights have changed by more than 1000 times the
+median of the last step is refused, by default of every method (replies.max_jump=null: none is)."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ Every evaluation scores two views: "global" is the received model, "personal" th
 Fine-tuning uses the configured local settings, at the base rate, without plug-ins, and changes
 neither the server's model nor what clients remember.
 
-Deviations from the paper: none. `finetune=head` and `finetune=body` fine-tune one part only.
+Deviations and choices: none. `finetune=head` and `finetune=body` fine-tune one part only.
 
 Defaults: 5 epochs of fine-tuning of body and head (`full`), as in the paper.
 """

@@ -21,7 +21,7 @@ stays as it is where the cohort has none (algorithm 2). The mask is the last fac
 of the whole local loss, proximal terms included. Clipping, weight decay, which is not masked, and
 momentum follow.
 
-Rulings:
+Deviations and choices:
 - Equation 4 does not say over which entries minimum and maximum are taken: each tensor (`scope`).
 - Nor does it say over which explorers: the paper writes min(G_local) for every i, without an
   index. They are taken over explorer i's own D_i, so that each explorer counts alike, however far

@@ -1,4 +1,4 @@
-"""FedNorm: aggregation weights normalised by latent similarity (Kundalwal et al.).
+"""FedNorm: aggregation weights normalised by latent similarity (Kundalwal et al. 2024).
 
 Kundalwal, Saraswat, Mishra and Mishra, "Client contribution normalization for enhanced federated
 learning". A plug-in for any host: w_r takes the place of the host's aggregation weight nu_r.
@@ -10,8 +10,9 @@ learning". A plug-in for any host: w_r takes the place of the host's aggregation
     w_r      = Lambda_r nu_r / sum_q Lambda_q nu_q          (eq. 6, 7)
 
 h(x) is the input of the last linear layer of the client's trained model, in eval mode. A client
-with fewer than `privacy.min_count` training samples withholds z: it keeps its nu, and the sums run
-over the others (0 is the paper's method).
+with fewer than `privacy.min_count` training samples withholds z and keeps its nu (0 is the paper's
+method). The sums then run over the clients C that send theirs, and so does the share that these
+divide among themselves: w_r = Lambda_r nu_r / sum_{q in C} Lambda_q nu_q * sum_{q in C} nu_q.
 
     down: what the host sends
     up: what the host sends, `fednorm.z` (d,), or (0,) where it is withheld
@@ -22,7 +23,7 @@ Outliers gain weight, by design: FedNorm is no defence against a poisoned or bro
 uniform nu no weight exceeds 1 / (R - 1) with R participants. With two participants the similarities
 cannot tell them apart, and the weights are the host's.
 
-Rulings:
+Deviations and choices:
 - The paper computes z both before training and in its last epoch; here it is computed after
   training, with the model that is sent (`z_when`).
 - The paper requires T to be less than 1, which sharpens the softmax, but prints no value; the
@@ -36,7 +37,9 @@ Rulings:
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -46,12 +49,82 @@ from fedhet.core.messages import Broadcast, Update
 from fedhet.core.metrics import chunks
 from fedhet.core.plugin import Plugin
 from fedhet.core.trees import Tree
-from fedhet.maths.fednorm import contribution
 from fedhet.methods.fedavg import FedAvg
 
 log = logging.getLogger("fedhet")
 
 Z = "fednorm.z"
+_TINY = torch.finfo(torch.float64).tiny
+
+
+class Contribution(NamedTuple):
+    """The similarity S (R, R), the factors Lambda (R,), and the weights w (R,), whose sum is 1."""
+
+    similarity: Tensor
+    factors: Tensor
+    weights: Tensor
+
+
+def similarity(z: Tensor) -> Tensor:
+    """Return S_rp = cos(z_r, z_p) with S_rr = 1 (eq. 3, 4), shape (R, R), float64.
+
+    A zero vector has cosine 0 with all other vectors.
+
+    Args:
+        z: (R, d) the participants' mean latents.
+    """
+    z = z.double()
+    scaled = z / z.abs().amax(1, keepdim=True).clamp_min(_TINY)  # so that the norm cannot overflow
+    norm = scaled.norm(dim=1, keepdim=True)
+    unit = torch.where(norm > 0, scaled / norm.clamp_min(_TINY), 0.0)
+    s = unit @ unit.T
+    s = ((s + s.T) / 2).clamp(-1.0, 1.0)  # rounding can make a matrix product asymmetric
+    return s.fill_diagonal_(1.0)
+
+
+def contribution(z: Tensor, nu: Tensor, temperature: float) -> Contribution:
+    """Return the contribution factors and the weights that replace the host's.
+
+        a_r      = sum_p S_rp / T
+        Lambda_r = sum_{q != r} e^{a_q} / sum_q e^{a_q}           (eq. 5, 8)
+        w_r      = Lambda_r nu_r / sum_q Lambda_q nu_q            (eq. 6, 7)
+
+    Args:
+        z: (R, d) the participants' mean latents, finite.
+        nu: (R,) the host's weights, >= 0 and not all zero.
+        temperature: T, positive and finite.
+
+    Raises:
+        ValueError: an argument is out of range; the message gives its value and the positions of
+            the participants concerned.
+    """
+    if not (math.isfinite(temperature) and temperature > 0):
+        raise ValueError(f"temperature={temperature}; it must be positive and finite")
+    if z.ndim != 2 or nu.shape != z.shape[:1] or len(nu) == 0:
+        raise ValueError(
+            f"latents of shape {tuple(z.shape)} and weights of shape {tuple(nu.shape)};"
+            " expected (R, d) and (R,) with R >= 1"
+        )
+    if bad := (~torch.isfinite(z).all(1)).nonzero().flatten().tolist():
+        raise ValueError(f"the mean latents of participants {bad} hold NaN or infinite values")
+    nu = nu.double()
+    if not torch.isfinite(nu).all() or (nu < 0).any() or not nu.sum() > 0:
+        raise ValueError(f"host weights {nu.tolist()}; they must be finite, >= 0 and not all zero")
+    s = similarity(z)
+    if len(nu) == 1:  # eq. 6 would be 0/0; the only participant gets the whole weight
+        return Contribution(s, torch.zeros_like(nu), torch.ones_like(nu))
+    row_sums = s.sum(1)
+    gap = row_sums.max() - row_sums  # a common shift of all a_r cancels in eq. 5
+    # The rounding error of a row sum is about R 1e-15. Divided by a tiny T, it would separate
+    # clients that are equally central.
+    gap = torch.where(gap > len(nu) * 1e-14, gap, 0.0)
+    a = (-gap / temperature).clamp_min(-1e300)  # so that a tiny T cannot overflow
+    # Leave-one-out log-sum-exp: 1 - softmax(a) would suffer from cancellation where one client
+    # dominates.
+    diagonal = torch.eye(len(a), dtype=torch.bool, device=a.device)
+    others = a.expand(len(a), len(a)).masked_fill(diagonal, -torch.inf)
+    log_factors = others.logsumexp(1) - a.logsumexp(0)
+    return Contribution(s, log_factors.exp(), (log_factors + nu.log()).softmax(0))
 
 
 class FedNormPlugin(Plugin):
@@ -120,7 +193,8 @@ class FedNormPlugin(Plugin):
 
     def incoming(self, updates: Iterator[Update], old: Tree) -> list[Update]:
         received = list(updates)
-        compared = [update for update in received if len(update.tensor(Z))]
+        latents = {update.pid: update.tensor(Z).cpu() for update in received}
+        compared = [update for update in received if len(latents[update.pid])]
         if len(compared) == 2 and not self._pair_reported:
             log.info(
                 "fednorm: with two participants its weights are the host's,"
@@ -130,7 +204,7 @@ class FedNormPlugin(Plugin):
         if not compared:
             self.report = {"withheld": len(received)}
             return received
-        z = torch.stack([update.tensor(Z).cpu() for update in compared])
+        z = torch.stack([latents[update.pid] for update in compared])
         nu = torch.tensor([update.weight for update in compared], dtype=torch.float64)
         similarity, factors, weights = contribution(z, nu, self.temperature)
         if len(compared) < len(received):

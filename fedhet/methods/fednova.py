@@ -25,7 +25,7 @@ and clipping count as part of the gradient. p_i are the aggregation weights in b
 what a plug-in such as FedNorm makes of them, scaled to sum 1. A client that took no step is left
 out. Buffers are averaged under p_i.
 
-Deviation from the paper: its client sends d_i and |a_i|_1. Here it sends w_i and tau_i, from which
+Deviations and choices: its client sends d_i and |a_i|_1. Here it sends w_i and tau_i, from which
 the server forms both, because it knows the rate, the momentum and mu.
 
 Options: `tau_eff=mean_steps` sets tau_eff = sum_i p_i tau_i, which the authors' program uses with
@@ -35,20 +35,122 @@ server_opt=fedavgm.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 from fedhet.core import check, trees
 from fedhet.core.admission import check_steps
 from fedhet.core.client import FedClient
 from fedhet.core.errors import ConfigError
-from fedhet.core.messages import Broadcast, LocalSettings, Update
+from fedhet.core.messages import Broadcast, Update
 from fedhet.core.setting import Setting
 from fedhet.core.strategy import FedStrategy
-from fedhet.core.trees import Tree
-from fedhet.maths.fednova import Term, combine, normaliser
+from fedhet.core.trees import AnyTree, Tree
 from fedhet.methods.fedprox import FedProxPlugin
 
 STEPS = "fednova.steps"
+
+
+def normaliser(steps: int, *, momentum: float = 0.0, eta_mu: float = 0.0) -> float:
+    """Return |a|_1 of a client that took tau = `steps` local steps.
+
+    Under a constant gradient, the client's change is lr |a|_1 times that gradient:
+
+        plain SGD               tau
+        momentum rho from d=0   [tau - rho (1 - rho^tau)/(1 - rho)]/(1 - rho)
+        proximal term           (1 - (1 - eta_mu)^tau)/eta_mu, where eta_mu = lr mu
+
+    The learning rate is constant within the round. Above eta_mu = 1, some of the a_j are negative;
+    the result is then their sum, not the sum of their absolute values. It is 0 if and only if
+    there was no step.
+
+    Args:
+        steps: tau, >= 0.
+        momentum: rho, in [0, 1).
+        eta_mu: the learning rate times FedProx's mu, in [0, 2).
+
+    Raises:
+        ValueError: `eta_mu` is out of range, or momentum and a proximal term are both set, for
+            which there is no agreed formula.
+    """
+    if not 0 <= eta_mu < 2:
+        raise ValueError(f"lr mu={eta_mu}; it must be in [0, 2), otherwise the local steps diverge")
+    if momentum and eta_mu:
+        raise ValueError(
+            f"momentum={momentum} together with lr mu={eta_mu}: there is no agreed formula for"
+            " |a|_1; set one of them to 0"
+        )
+    if momentum:
+        return _momentum_sum(steps, momentum)
+    if 0 < eta_mu < 1:
+        # The naive 1 - (1 - eta_mu)^tau suffers from cancellation as eta_mu -> 0.
+        return -math.expm1(steps * math.log1p(-eta_mu)) / eta_mu
+    if eta_mu:
+        return (1 - (1 - eta_mu) ** steps) / eta_mu
+    return float(steps)
+
+
+def _momentum_sum(steps: int, rho: float) -> float:
+    """Return sum_j s_j for j = 1..steps, where s_j = (1 - rho^j)/(1 - rho), by doubling.
+
+    No term is negative, whereas the closed form suffers from cancellation as rho -> 1.
+    """
+    n = 0
+    last = 0.0  # s_n
+    total = 0.0  # s_1 + ... + s_n
+    for bit in f"{steps:b}":
+        n, last, total = 2 * n, last + rho**n * last, total + n * last + rho**n * total
+        if bit == "1":
+            n, last = n + 1, 1 + rho * last
+            total += last
+    return total
+
+
+class Term(NamedTuple):
+    """One client's contribution to `combine`.
+
+    Attributes:
+        change: w_i - x, its model minus the global one.
+        weight: p_i; only the ratios between clients matter.
+        a: |a_i|_1.
+        tau: its part tau_i of tau_eff, which is |a_i|_1 or the number of steps.
+    """
+
+    change: AnyTree
+    weight: float
+    a: float
+    tau: float
+
+
+def combine(terms: Iterable[Term]) -> tuple[Tree, float]:
+    """Return tau_eff sum_i p_i (w_i - x)/a_i in float64, and tau_eff = sum_i p_i tau_i.
+
+    A client with a = 0 is left out. Both sums are taken in one pass and relative to the first
+    client's a: where all a_i are equal, every factor is exactly 1, and the result is FedAvg's
+    weighted mean, bit for bit.
+
+    Raises:
+        ValueError: no client took a step, or the sum of the weights is not positive.
+    """
+    total = trees.Sum()
+    weight = 0.0
+    taus = 0.0
+    unit = 0.0
+    for term in terms:
+        if not term.a:
+            continue
+        unit = unit or term.a
+        total.add(term.change, term.weight / (term.a / unit))
+        weight += term.weight
+        taus += term.weight * (term.tau / unit)
+    if not weight > 0:
+        raise ValueError(
+            f"the clients that took a step have a total weight of {weight}; it must be positive"
+        )
+    gain = taus / weight
+    factor = total.weight / weight * gain
+    return trees.map(lambda t: t.mul_(factor), total.mean(reuse=True)), gain * unit
 
 
 class FedNovaClient(FedClient):
@@ -75,12 +177,13 @@ class FedNova(FedStrategy):
         self.tau_eff = check.one_of("method.tau_eff", tau_eff, ("normalised", "mean_steps"))
         factors = [plugin.mu for plugin in setting.plugins if isinstance(plugin, FedProxPlugin)]
         self._mu = factors[0] if factors else 0.0
+        local = setting.local
         try:
-            self._normaliser(1, setting.local)
+            normaliser(1, momentum=local.momentum, eta_mu=local.lr * self._mu)
         except ValueError as error:
             raise ConfigError(
-                f"method=fednova with client.momentum={setting.local.momentum},"
-                f" client.lr={setting.local.lr} and plugin.fedprox.mu={self._mu}: {error}"
+                f"method=fednova with client.momentum={local.momentum}, client.lr={local.lr} and"
+                f" plugin.fedprox.mu={self._mu}: {error}"
             ) from error
         super().__init__(setting)
 
@@ -94,10 +197,6 @@ class FedNova(FedStrategy):
 
     def _term(self, update: Update) -> Term:
         steps = update.integer(STEPS)
-        a = self._normaliser(steps, self.local)
+        a = normaliser(steps, momentum=self.local.momentum, eta_mu=self.local.lr * self._mu)
         tau = a if self.tau_eff == "normalised" else steps
         return Term(update.change, update.weight, a, tau)
-
-    def _normaliser(self, steps: int, local: LocalSettings) -> float:
-        """|a_i|_1 after so many steps."""
-        return normaliser(steps, momentum=local.momentum, eta_mu=local.lr * self._mu)

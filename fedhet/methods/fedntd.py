@@ -17,7 +17,8 @@ The received model is in eval mode and without gradients. With two classes only 
 term is 0; a task with fewer than two classes is refused. With beta = 0 the method is FedAvg, bit
 for bit.
 
-Deviation: the factor tau^2 is in the authors' program, not in the equation of the paper.
+Deviations and choices: the factor tau^2 is in the authors' program, not in the equation of the
+paper.
 
 Defaults: beta = 1 and tau = 1, as in the paper.
 

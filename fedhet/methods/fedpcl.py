@@ -14,7 +14,7 @@ the last layer, so that a sample lies near the prototypes of its class and far f
 Phase `collect`, once, all clients, without training:
 
     down:          `fedpcl.renormalise`
-    up:            `fedpcl.prototypes` (classes x d, and which classes it tells of)
+    up:            `fedpcl.prototypes` (classes x d, and which classes these are)
     client keeps:  its prototypes
     server keeps:  C (slot `prototypes`), the K' sets
 
@@ -26,8 +26,8 @@ Phase `train`:
     client keeps:  its whole model but the last layer, its prototypes
     server keeps:  C, the K' sets
 
-A client tells of the classes of which it has at least `privacy.min_count` samples. To all others,
-the server included, it is as if it had none of the rest; its own predictions use all of its
+A client sends those of the classes of which it has at least `privacy.min_count` samples. To all
+others, the server included, it is as if it had none of the rest; its own predictions use all of its
 prototypes. The paper has no such limit (`privacy.min_count=0`).
 
 No weights travel and no model is shared: the model slot keeps its initial value, from which every
@@ -35,9 +35,9 @@ client starts, and only personal models are evaluated. The C^c of a class that n
 stays unchanged. A class is therefore unknown only where all its owners have failed in `collect`, or
 have too few samples of it: its column is then left out, and its samples have the loss 0.
 
-Deviation: the paper trains a projection on frozen pre-trained encoders; here everything that
-`features` reads is trained, as in the FedDisk paper's comparison. A model that freezes its encoder
-(requires_grad) and ends `features` with a projection is the paper's.
+Deviations and choices: the paper trains a projection on frozen pre-trained encoders; here
+everything that `features` reads is trained, as in the FedDisk paper's comparison. A model that
+freezes its encoder (requires_grad) and ends `features` with a projection is the paper's.
 
 Defaults: `tau = 0.07`, as in the paper; gradients are clipped at norm 10, as in PFLlib.
 
@@ -119,11 +119,11 @@ class FedPCLClient(FedClient):
         counts = self.workspace.train_data(self.pid).y.bincount(
             minlength=self.workspace.task.classes
         )
-        told = prototypes["has"] & (counts >= self.workspace.min_count)
-        mean = prototypes["mean"].where(told[:, None], 0)
+        sent = prototypes["has"] & (counts >= self.workspace.min_count)
+        mean = prototypes["mean"].where(sent[:, None], 0)
         if self.workspace.noise:
-            told = torch.ones_like(told)
-        update.extras[PROTOTYPES] = {"mean": mean, "has": told}
+            sent = torch.ones_like(sent)
+        update.extras[PROTOTYPES] = {"mean": mean, "has": sent}
         return update
 
     def released(self, update: Update) -> None:
@@ -273,7 +273,7 @@ class FedPCL(FedStrategy):
         return {}
 
     def _warn_of_unknown(self) -> None:
-        """After the phase `collect`, warn of classes that no client has told of."""
+        """After the phase `collect`, warn of classes of which no client has sent one."""
         unknown = (~self.weights[SLOT]["has"]).nonzero().flatten().tolist()
         if unknown and self.current.entry.name == "collect":
             log.warning(

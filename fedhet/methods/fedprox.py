@@ -14,7 +14,7 @@ The paper is "Federated optimization in heterogeneous networks".
 x is the model that the client received in this round. The term covers the trained parameters that
 the server sends; it needs lr mu < 2, or plain SGD diverges. mu = 0 is FedAvg, bit for bit.
 
-Deviations from the paper:
+Deviations and choices:
 
 - Participants are drawn uniformly and weighted by n_k. The paper draws them with probabilities
   proportional to n_k and takes the plain mean, which is equal in expectation.

@@ -21,7 +21,7 @@ FedAvg's, bit for bit. n_k counts the set that is trained on, so samples drawn b
 among them; a class without samples gets no probability. Both losses are cross entropies whatever
 the task's criterion, except in a plug-in's own phase, which trains on the criterion.
 
-Deviation: the paper's hypernetwork for the personal heads is not implemented.
+Deviations and choices: the paper's hypernetwork for the personal heads is not implemented.
 
 Defaults: gamma = 1, as in the FedDisk paper's comparison; h_k starts from zeros, so that the first
 personal prediction of a client is the global one. With `init=copy` it starts from the common

@@ -25,13 +25,13 @@ For each tensor, with W (K, M) the values of K participants at its M entries:
     client keeps: nothing
     server keeps: x
 
-Deviations: equation 8 bins the squared deviations themselves, nearly all of which are in the lowest
-bin; here they are divided by the largest at the entry (`mic_scale`). Equation 14 divides by S C,
-which is not a weighting; here the weights of an entry sum to 1 (`alpha_mode`).
+Deviations and choices: equation 8 bins the squared deviations themselves, nearly all of which are
+in the lowest bin; here they are divided by the largest at the entry (`mic_scale`). Equation 14
+divides by S C, which is not a weighting; here the weights of an entry sum to 1 (`alpha_mode`).
 
-Rulings: equation 5 is taken literally. It then makes about 1 / cv_t entries of a tensor high,
-whatever its size, so that FedSA is nearly the uniform mean; the recorded `frac_high` says how
-nearly. Buffers are never aggregated by FedSA.
+Equation 5 is taken literally. It then makes about 1 / cv_t entries of a tensor high, whatever its
+size, so that FedSA is nearly the uniform mean; the recorded `frac_high` says how nearly. Buffers
+are never aggregated by FedSA.
 
 Defaults: cv_t .2, sim_t .2 and C = S = 4 are the paper's for CIFAR-10. It has C = S = 5 for
 CIFAR-100 and 8 for Tiny-ImageNet.

@@ -24,8 +24,7 @@ Options:
 - `batches=1` replaces all samples by one random mini-batch of client.batch_size; the default is
   `full`.
 
-Deviations from the paper: weight decay, clipping and batches=1 are additions; all are off by
-default.
+Deviations and choices: weight decay, clipping and batches=1 are additions; all are off by default.
 """
 
 from __future__ import annotations

@@ -20,9 +20,9 @@ The other two models are in eval mode and without gradients. In a client's first
 w_prev would be x: the term is then log 2 and has no gradient. With mu = 0 the method is FedAvg, bit
 for bit.
 
-Deviation: the networks of the paper have a projection head (two layers, 256 wide) before the output
-layer, which is trained and averaged like every other layer. It is therefore a property of the
-model: to have it, let `features` end with it.
+Deviations and choices: the networks of the paper have a projection head (two layers, 256 wide)
+before the output layer, which is trained and averaged like every other layer. It is therefore a
+property of the model: to have it, let `features` end with it.
 
 Defaults: mu = 1, which the paper tunes in {0.1, 1, 5, 10} (5 for CIFAR-10, 1 for CIFAR-100 and
 Tiny-ImageNet); tau = 0.5, as in the paper.

@@ -32,7 +32,7 @@ under the same weights as the updates. `control_weights=uniform` keeps lambda = 
   is that of the local loss with the terms, weights and data that plug-ins add, before any hook
   changes gradients.
 
-Deviation from the paper: its client sends c_i+ - c_i. Here it sends c_i+, which has the same size.
+Deviations and choices: its client sends c_i+ - c_i. Here it sends c_i+, which has the same size.
 Under option II the server recovers the difference as -c - (y - x) / (K lr); under option I it
 cannot, and the client sends c_i as well.
 
@@ -149,7 +149,7 @@ class ControlVariates:
         weights: the option `method.control_weights`.
     """
 
-    memory = ("_total", "_factors")
+    memory = ("_total", "_lambda")
 
     def __init__(self, like: Tree, clients: int, control: str, weights: str) -> None:
         self._like = like
@@ -157,13 +157,13 @@ class ControlVariates:
         self._control = control
         self._weights = weights
         self._total = trees.zeros(like)  # sum_j lambda_j c_j
-        self._factors: dict[int, float] = {}  # lambda_j; 1 for the clients that are not in it
+        self._lambda: dict[int, float] = {}  # j -> lambda_j; 1 for the clients that are not in it
 
     def begin_step(self) -> Extras:
         """Begin a step, and return what its participants receive."""
-        factors = self._clients + sum(factor - 1.0 for factor in self._factors.values())
+        lambdas = self._clients + sum(factor - 1.0 for factor in self._lambda.values())
         # c = sum_j lambda_j c_j / sum_j lambda_j
-        self._c = trees.cast(trees.map(lambda total: total / factors, self._total), self._like)
+        self._c = trees.cast(trees.map(lambda total: total / lambdas, self._total), self._like)
         self._added = trees.Sum()  # sum_i w_i c_i+, over the participants so far
         self._removed = trees.Sum()  # sum_i lambda_i c_i, with lambda_i from before this step
         self._participants: dict[int, float] = {}  # client i -> w_i in this step
@@ -184,20 +184,17 @@ class ControlVariates:
         weight = update.weight if self._weights == "aggregation" else 1.0
         self._participants[update.pid] = weight
         self._added.add(update.tree(PLUS), weight)
-        self._removed.add(self._before(update, lr), self._factors.get(update.pid, 1.0))
-
-    def _before(self, update: Update, lr: float) -> Tree:
-        """c_i, which the client has just replaced by c_i+."""
         if self._control == "gradient":
-            return update.tree(OWN)
-        steps = update.integer(STEPS)
-        # c_i = c_i+ - (c_i+ - c_i)
-        return trees.add(update.tree(PLUS), option_ii(self._c, update.change, steps * lr), -1.0)
+            c_i = update.tree(OWN)
+        else:  # c_i = c_i+ - (c_i+ - c_i)
+            moved = option_ii(self._c, update.change, update.integer(STEPS) * lr)
+            c_i = trees.add(update.tree(PLUS), moved, -1.0)
+        self._removed.add(c_i, self._lambda.get(update.pid, 1.0))
 
     def update_sum(self) -> None:
-        """End a step: A <- A + sum_i (R w_i c_i+ - lambda_i c_i), where A = sum_j lambda_j c_j.
+        """End a step: total <- total + sum_i (R w_i c_i+ - lambda_i c_i), lambda_i <- R w_i.
 
-        The new lambda_i is R w_i, with w scaled to sum to 1.
+        R is the number of participants, and w is scaled to sum to 1.
         """
         weights = self._participants
         scale = len(weights) / sum(weights.values())  # R / sum_i w_i
@@ -205,11 +202,17 @@ class ControlVariates:
         removed = self._removed.tree
         for name, total in self._total.items():
             self._total[name] = total + scale * added[name] - removed[name]
-        self._factors |= {pid: scale * weight for pid, weight in weights.items()}
+        self._lambda |= {pid: scale * weight for pid, weight in weights.items()}
 
 
 def option_ii(c: Tree, dy: AnyTree, steps_lr: float) -> Tree:
-    """c_i+ - c_i in float64, from dy = y - x after K steps at the rate lr; steps_lr is K lr."""
+    """The change c_i+ - c_i = -c - dy / (K lr) of line 12, option II, in float64.
+
+    Args:
+        c: the server's control variate.
+        dy: y - x, by which the client has changed the model.
+        steps_lr: K lr, for K steps at the rate lr.
+    """
     return {name: dy[name] / -steps_lr - c[name].double() for name in c}
 
 

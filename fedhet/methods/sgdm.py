@@ -51,16 +51,16 @@ class SGDMClient(FedClient):
     """
 
     def train(self, msg: Broadcast) -> Update:
-        update = super().train(msg)
-        if MOMENTUM in msg.extras:
-            update.extras[MOMENTUM] = self._d
-        return update
+        self.model = self.workspace.load(self.start(msg))
+        d = self.prepare(msg)  # which the optimiser changes in place
+        self.steps = self.train_model(self.model, self.data, d)
+        return self.reply({MOMENTUM: d} if d else None)
 
     def prepare(self, msg: Broadcast) -> Tree:
-        # A copy, because training changes it in place and other clients receive the original.
-        d = msg.tree(MOMENTUM) if MOMENTUM in msg.extras else {}
-        self._d = trees.map(torch.clone, trees.pick(d, self.workspace.trained if d else ()))
-        return self._d
+        if MOMENTUM not in msg.extras:
+            return {}
+        # A copy, because other clients receive the original.
+        return trees.map(torch.clone, trees.pick(msg.tree(MOMENTUM), self.workspace.trained))
 
     def optimizer(self, params: dict[str, nn.Parameter], own: Prepared) -> optimizers.Optimizer:
         return optimizers.SGD(list(params.values()), self.local, list(own.values()) or None)

@@ -1,6 +1,6 @@
 """What a machine has released in all runs, where its owner sets FEDHET_MAX_EPSILON.
 
-A run's own count is in the folder of the experiment that each message names. The server chooses
+A run's own count is in the folder of the run that each message names. The server chooses
 that name, so the owner's count is elsewhere, and is never removed. The server chooses the numbers
 of the clients too, and so which part of a data set each of them is: a machine counts all of its
 clients together, but for a site with data of its own, whose name its operator has chosen.

@@ -69,7 +69,7 @@ def start(job: Job) -> tuple[Recorder, Tracking, Checkpoints, Lock]:
                 folder, checkpoints, strategy.timetable, list(strategy.weights), at_sites
             )
             if found:
-                strategy.experiment = found.about["experiment"]
+                strategy.run_id = found.about["run_id"]
         log.info("run folder: %s", folder)
         recorder = Recorder(
             folder,
@@ -114,7 +114,7 @@ def _about(job: Job, folder: Path, workspace: Workspace) -> dict[str, Any]:
         "seed": job.config.run.seed,
         "rounds": job.config.run.rounds,
         "run_dir": str(folder),
-        "experiment": job.strategy.experiment,
+        "experiment": job.strategy.run_id,
     }
 
 

@@ -46,10 +46,6 @@ def _required(cls: type[FedStrategy]) -> list[Plugin]:
     return [cls.requires(**cls.fixed)] if cls.requires else []
 
 
-def unaltered(plan: list[Broadcast], replies: list[Reply]) -> list[Reply]:
-    return replies
-
-
 class Federation:
     """A method's strategy, and its clients, which share one process.
 
@@ -76,7 +72,7 @@ class Federation:
     Attributes:
         workspace: the task, the model and the prepared data.
         strategy: the server half.
-        account: what the clients have been asked to release, where replies are noised.
+        account: what the clients have to release, where replies are noised.
         store: the clients' states; another store may be put in its place.
         client: makes the client of one message.
         round: the number of steps so far.
@@ -132,7 +128,7 @@ class Federation:
         self._loop.send(plan)
         return plan
 
-    def step(self, alter: Alter = unaltered) -> list[Broadcast]:
+    def step(self, alter: Alter | None = None) -> list[Broadcast]:
         """Take one step, and return its messages.
 
         Args:
@@ -140,11 +136,11 @@ class Federation:
         """
         plan = self.plan()
         self.round += 1
-        replies = alter(plan, [self.client().handle(msg) for msg in plan])
-        self.strategy.settle(replies, self._loop.accept)
+        replies = [self.client().handle(msg) for msg in plan]
+        self.strategy.settle(alter(plan, replies) if alter else replies, self._loop.accept)
         return plan
 
-    def run(self, alter: Alter = unaltered) -> Federation:
+    def run(self, alter: Alter | None = None) -> Federation:
         """Take all steps that are left in the timetable."""
         while locate(self.strategy.timetable, self.round + 1):
             self.step(alter)

@@ -67,7 +67,7 @@ def _others(obj: object) -> dict[str, Any]:
 
 
 def _short(value: Any, depth: int) -> str:
-    """A text that differs where values do, but for reports; "?" where that cannot be told."""
+    """A text that differs where values do, but for reports; "?" where that is unknown."""
     if isinstance(value, nn.Module | torch.optim.Optimizer):
         value = value.state_dict()
     try:

@@ -1,8 +1,10 @@
 """How large fedhet is: its code, what a step and a run enter of it, and circles of imports.
 
-    python scripts/size [--root ../another/checkout] [--json]
+    python scripts/size [--root ../another/checkout] [--json | --check]
 
-A step is taken without configuration, engine and records; a run is one without overrides.
+A step is taken without configuration, engine and records; a run is one without overrides. `--check`
+compares the statements of each package with budget.json; who raises a number there says why in the
+changelog.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from entered import MEASURED, entered
-from source import circles, graph, modules, packages
+from source import circles, graph, modules, over_budget, packages
 
 
 def measure(root: Path) -> dict[str, Any]:
@@ -35,7 +37,11 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--root", type=Path, default=Path(__file__).parents[2], help="a checkout")
     parser.add_argument("--json", action="store_true", help="names the modules of the circles, too")
+    parser.add_argument("--check", action="store_true", help="compares with budget.json")
     options = parser.parse_args()
+    if options.check:
+        budget = json.loads(Path(__file__).with_name("budget.json").read_text())
+        sys.exit("\n".join(over_budget(packages(options.root.resolve()), budget)) or None)
     found = measure(options.root.resolve())
     if options.json:
         print(json.dumps(found, indent=1))

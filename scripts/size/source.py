@@ -47,6 +47,15 @@ def packages(root: Path) -> dict[str, Counter[str]]:
     return dict(sorted(rows.items(), key=lambda row: (row[0] == "all", "/" not in row[0], row[0])))
 
 
+def over_budget(counted: Mapping[str, Mapping[str, int]], budget: Mapping[str, int]) -> list[str]:
+    """Say which packages have more statements than budget.json allows them."""
+    return [
+        f"{name} has {row['statements']:,} statements; budget.json allows {budget.get(name, 0):,}"
+        for name, row in counted.items()
+        if row["statements"] > budget.get(name, 0)
+    ]
+
+
 def imports(node: ast.AST, executed: bool = False) -> Iterator[str]:
     """Yield the dotted names that a file imports, such as `fedhet.core.messages.Update`.
 

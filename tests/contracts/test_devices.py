@@ -63,7 +63,7 @@ def on_the_device() -> Iterator[Copies]:
 
     with pretend_device() as device, pytest.MonkeyPatch.context() as patch:
         patch.setattr("fedhet.job.choose_device", lambda name: device)
-        patch.setattr(FedClient, "attempt", counted(FedClient.attempt))
+        patch.setattr(FedClient, "handle", counted(FedClient.handle))
         patch.setattr(vectorized, "train_together", counted(vectorized.train_together))
         yield copies
 

@@ -50,12 +50,12 @@ BAD_HEADERS: list[Callable[[Header], Any]] = [
     set_field("version", "../../etc/passwd"),
     set_field("version", -1),
     set_field("pid", -1),
-    set_field("experiment", "../" * 10 + "ab"),
-    set_field("experiment", "A" * 32),
-    set_field("experiment", "a" * 32 + "\n"),
-    set_field("experiment", ""),
-    set_field("experiment", 7),
-    lambda header: header.pop("experiment"),
+    set_field("run_id", "../" * 10 + "ab"),
+    set_field("run_id", "A" * 32),
+    set_field("run_id", "a" * 32 + "\n"),
+    set_field("run_id", ""),
+    set_field("run_id", 7),
+    lambda header: header.pop("run_id"),
     set_field("pid", 10**30),
     set_field("phase", ["train"]),
     set_field("slot", None),
@@ -176,7 +176,7 @@ def test_each_run_has_states_of_its_own(
             run.step()
     assert [run.sha256 for run in runs] == [run.sha256 for run in alone]
     assert {path.name for path in (tmp_path / "fedhet-state").iterdir()} == {
-        run.strategy.experiment for run in runs
+        run.strategy.run_id for run in runs
     }
 
 

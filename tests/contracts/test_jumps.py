@@ -12,7 +12,7 @@ import torch
 from contracts.runs import SHORT, rows, validated
 
 from fedhet.core import trees
-from fedhet.core.admission import Undo
+from fedhet.core.admission import Backup
 from fedhet.core.client import FedClient
 from fedhet.core.errors import RunFailed
 from fedhet.core.groups import ReplyLimits
@@ -66,7 +66,7 @@ def test_a_change_is_compared_with_the_median_of_the_step_before(
     """The learning rate is tiny, so that all steps change the weights alike."""
     run = federation(toy_task(4), FedAvg, rounds=2, lr=1e-6, on_failure="skip")
     run.step()
-    assert set(run.strategy.jumps.medians["train"]) == {"change"}
+    assert set(run.strategy.outliers.medians["train"]) == {"change"}
     run.step(scaled(factor))
     assert run.strategy.current.accepted == accepted
     assert [failure.pid for failure in run.strategy.current.failures] == [2] * (4 - accepted)
@@ -87,7 +87,7 @@ def test_the_first_step_and_a_limit_of_null_accept_any_change(
 def test_a_step_in_which_nothing_moves_is_no_bound(federation: Callable[..., Any]) -> None:
     run = federation(toy_task(4), FedAvg, rounds=2, lr=0.0)
     run.step()
-    assert run.strategy.jumps.medians == {"train": {"change": 0.0}}
+    assert run.strategy.outliers.medians == {"train": {"change": 0.0}}
     run.step(lambda plan, replies: replies)
     assert run.strategy.current.accepted == 4
 
@@ -220,11 +220,11 @@ def test_undoing_restores_what_the_server_remembers(federation: Callable[..., An
     versions = dict(plain.strategy.versions)
     plain.round += 1
     plan = plain.strategy.plan(2)
-    undo = Undo(plain.strategy)
+    backup = Backup(plain.strategy)
     replies = scaled(500.0)(plan, [plain.client().handle(msg) for msg in plan])
     plain.strategy.settle(replies)
     assert plain.sha256 != before
     told: list[Any] = []
-    assert undo(told.append)
+    assert backup.undo(told.append)
     assert [failure.pid for failure in told] == [2]
     assert plain.sha256 == before and plain.strategy.versions == versions

@@ -193,7 +193,7 @@ def test_server_and_client_agree_on_the_views(methods: dict[str, Config]) -> Non
     offenders = []
     for method in methods:
         job = Job(composed(f"method={method}", *COMMON, "buffers=local"), toy_task(norm=True))
-        job.strategy.begin(1)
+        job.strategy.plan(1)
         expected = set(job.strategy.views)
         for msg in evaluation_messages(job.strategy):
             update = job.client(MemoryStore()).handle(msg)

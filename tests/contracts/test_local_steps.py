@@ -209,7 +209,7 @@ def test_what_counts_epochs_of_its_own_is_unaffected(federation: Federation) -> 
         scores = []
         for local in ({}, {"steps": 1}):
             run = federation(toy_task(), cls, local=local, rounds=2, **how)
-            run.strategy.begin(1)
+            run.strategy.plan(1)
             scores.append(
                 [run.client().handle(m).metrics for m in evaluation_messages(run.strategy)]
             )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -15,6 +15,8 @@ from fedhet.core.errors import RunFailed
 from fedhet.core.messages import Broadcast, Failure, Update
 from fedhet.core.phases import Phase
 from fedhet.core.server_opt import FedAvgM
+from fedhet.core.setting import Setting
+from fedhet.core.trees import Tree
 from fedhet.data.toy import toy_task
 from fedhet.flower import encoding, wire
 from fedhet.methods.fedavg import FedAvg
@@ -148,3 +150,33 @@ def test_a_phase_that_no_object_serves_is_reported(federation: Callable[..., Any
     reply = run.client().handle(run.strategy.plan(1)[0])
     assert isinstance(reply, Failure)
     assert "phase 'explore' is not served here" in reply.cause
+
+
+class WrongNames(FedAvg):
+    """Returns a tensor that the phase does not have."""
+
+    def merge(self, updates: Iterator[Update], old: Tree) -> Tree:
+        return {**super().merge(updates, old), "x": torch.zeros(1)}
+
+
+def test_a_merge_with_wrong_names_is_reported(federation: Callable[..., Any]) -> None:
+    with pytest.raises(RunFailed, match=r"'train': the merge returned \['x'\]; expected the names"):
+        federation(toy_task(), WrongNames, rounds=1).step()
+
+
+class TooLate(FedAvg):
+    """Sets what its phases need after the call that reads it."""
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        self.length = 3
+
+    def phases(self) -> list[Phase]:
+        return super().phases()[: self.length]
+
+
+def test_an_attribute_that_is_set_too_late_is_named_with_the_reason(
+    federation: Callable[..., Any],
+) -> None:
+    with pytest.raises(AttributeError, match=r"'length': .*set before super\(\)\.__init__"):
+        federation(toy_task(), TooLate)

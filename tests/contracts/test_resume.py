@@ -87,7 +87,7 @@ def test_under_ray(engines: tuple[str, str]) -> None:
 
 
 def test_what_a_class_forgets_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ControlVariates, "memory", ("_factors",))
+    monkeypatch.setattr(ControlVariates, "memory", ("_lambda",))
     with pytest.raises(AssertionError, match=r"^killed after step 1: .*_total"):
         check_resume(*shortened("method=scaffold"), task=toy_task())
 

@@ -178,7 +178,7 @@ class Sites:
         return dict(json.loads((self.job.run_dir / "summary.json").read_text()))
 
     def home(self, pid: int) -> Path:
-        return self.models[pid] / self.job.strategy.experiment / str(pid)
+        return self.models[pid] / self.job.strategy.run_id / str(pid)
 
 
 def simulated(folder: Path, *overrides: str) -> Any:

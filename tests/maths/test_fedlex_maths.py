@@ -237,23 +237,3 @@ def test_a_masked_step_is_exact_at_zero_and_one() -> None:
     w = torch.tensor([3.0, 3.0])
     mask_step([w], [torch.tensor([1.0, 1.0])], [torch.tensor([0.25, 2.0])])
     assert w.tolist() == [1.5, 5.0]
-
-
-GOOD = {"a": torch.tensor([0.0, 1.0])}
-
-
-def test_bad_input_is_reported() -> None:
-    cases = [
-        ([], {}, "0 explorers"),
-        ([{}], {}, "0 tensors"),
-        ([GOOD, {"a": torch.tensor([0.0, NAN])}], {}, "explorer 1, tensor 'a'"),
-        ([{"a": torch.tensor([0.0, INF])}, GOOD], {}, "explorer 0, tensor 'a'"),
-        ([GOOD, {"a": torch.tensor([0.0, -1e-9])}], {}, "explorer 1, tensor 'a'.*>= 0"),
-        ([GOOD, {"b": torch.ones(2)}], {}, "explorer 1 has the tensors"),
-        ([GOOD], {"scope": "layer"}, "scope='layer'"),
-        ([GOOD], {"order": "mean"}, "order='mean'"),
-        ([GOOD], {"minmax": "each"}, "minmax='each'"),
-    ]
-    for deviations, options, message in cases:
-        with named_case(deviations, options, message), pytest.raises(ValueError, match=message):
-            global_guidance(deviations, **options)

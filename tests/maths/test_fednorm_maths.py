@@ -10,7 +10,7 @@ import torch
 from maths.cases import named_case
 from torch import Tensor
 
-from fedhet.maths.fednorm import contribution, similarity
+from fedhet.methods.fednorm import contribution, similarity
 
 SEEDS = range(6)
 

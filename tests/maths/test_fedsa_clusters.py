@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from maths.cases import named_case
 from torch import Tensor
 
-from fedhet.maths.fedsa import Options, aggregate_tensor
-from fedhet.maths.fedsa_clusters import cluster
+from fedhet.maths.fedsa import Options, aggregate_tensor, cluster
 
 
 def similarities(seed: int, clients: int = 9, levels: int = 6) -> Tensor:
@@ -67,9 +65,3 @@ def test_a_threshold_that_no_pair_exceeds_gives_the_uniform_mean() -> None:
     unclustered = aggregate_tensor(W, Options(sim_t=1.0, threshold="always"))
     assert len(unclustered.high)
     assert torch.equal(unclustered.w, aggregate_tensor(W, Options(cv_t=1)).w)
-
-
-def test_bad_similarities_are_reported() -> None:
-    for sim in [torch.ones(2, 3), torch.ones(3), torch.full((2, 2), float("nan"))]:
-        with named_case(sim), pytest.raises(ValueError, match="square matrix of finite values"):
-            cluster(sim, Options())

@@ -137,8 +137,8 @@ def test_the_samples_are_drawn_afresh(
     learnings: list[list[torch.Tensor]] = []
     original = FedALAClient.objective
 
-    def objective(self: Any, model: Any, data: Any, *, hooks: bool = True) -> Any:
-        terms = original(self, model, data, hooks=hooks)
+    def objective(self: Any, *given: Any, hooks: bool = True, **more: Any) -> Any:
+        terms = original(self, *given, hooks=hooks, **more)
         if hooks:
             return terms
         learnings.append([])

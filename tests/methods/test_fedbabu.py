@@ -227,7 +227,7 @@ def test_plugins_do_not_act_in_fine_tuning(federation: Federation) -> None:
     metrics = []
     for plugins in (list, lambda: [FedProxPlugin(mu=3.0)]):
         run = federation(toy_task(), FedBABU, plugins=plugins, lr=0.3, rounds=2)
-        run.strategy.begin(1)
+        run.strategy.plan(1)
         messages = evaluation_messages(run.strategy)
         metrics.append([run.client().handle(msg).metrics for msg in messages])
     assert metrics[0] == metrics[1]

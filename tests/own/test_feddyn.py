@@ -6,13 +6,15 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from convergence.quadratic import final_weight
 
 import fedhet
 from fedhet.cli import main
 from fedhet.config import catalogue, compose
 from fedhet.config.targets import find_target
-from fedhet.testing import check_choice, check_resume, sha256, sha256_apart, toy_task
+from fedhet.core.plugin import Plugin
+from fedhet.testing import Federation, check_choice, check_resume, sha256, sha256_apart, toy_task
 
 pytestmark = pytest.mark.usefixtures("installed")
 RUN = ["method=feddyn", "method.alpha=.3", "partition.clients=4", "rounds=2", "fraction=.75"]
@@ -32,6 +34,20 @@ def test_alpha_0_is_fedavg_with_equal_weights() -> None:
     fedavg = sha256("method=fedavg", *FAST, task=task)
     assert sha256("method=feddyn", "method.alpha=0", *FAST, task=task) == fedavg
     assert sha256("method=feddyn", *FAST, task=task) != fedavg
+
+
+class Together(Plugin):
+    """Changes nothing, but lets the merge have all updates at once, with weights of sum 1."""
+
+    name = "together"
+    needs_all = True
+
+
+def test_the_scale_of_the_weights_does_not_matter() -> None:
+    cls = find_target(compose(["method=feddyn"]).cfg.method)
+    plain = Federation(toy_task(), cls, rounds=2).run()
+    scaled = Federation(toy_task(), cls, plugins=lambda: [Together()], rounds=2).run()
+    torch.testing.assert_close(scaled.model, plain.model)
 
 
 def test_a_run_that_is_killed_goes_on() -> None:

@@ -14,7 +14,6 @@ from fedhet.core import trees
 from fedhet.core.errors import RunFailed
 from fedhet.core.messages import Reply, Update
 from fedhet.core.phases import locate
-from fedhet.maths.fednorm import contribution
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.feddisk import FedDiskPlugin
 from fedhet.methods.feddisk.client import VAL
@@ -24,7 +23,7 @@ from fedhet.methods.fedgmm import FedGMMPlugin
 from fedhet.methods.fedgmm.client import COUNTS as SAMPLES
 from fedhet.methods.fedgmm.client import GENERATED, PER_COMPONENT
 from fedhet.methods.fedgmm.mixtures import MIXTURES
-from fedhet.methods.fednorm import FedNormPlugin, Z
+from fedhet.methods.fednorm import FedNormPlugin, Z, contribution
 from fedhet.methods.fedpcl import OWN, PROTOTYPES, FedPCL
 
 Make = Callable[..., Any]

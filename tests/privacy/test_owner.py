@@ -36,18 +36,18 @@ def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 class Machine:
-    """A node whose server chooses the experiment, the noise and the number of a site."""
+    """A node whose server chooses the run_id, the noise and the number of a site."""
 
     def __init__(self, federation: Federation, site: str | None = None) -> None:
         self._federation, self._site = federation, site
 
-    def serve(self, experiment: str, multiplier: float = 1.0, pid: int = 0) -> Reply:
+    def serve(self, run_id: str, multiplier: float = 1.0, pid: int = 0) -> Reply:
         run = self._federation(toy_task(), FedAvg, noise=Noise(multiplier, budget=1e6))
         run.workspace.simulated = False
         client = run.client()
         client.store, client.site_name = store_at_site, self._site
         (msg,) = [msg for msg in run.plan() if msg.pid == pid]
-        return client.handle(replace(msg, experiment=experiment))
+        return client.handle(replace(msg, run_id=run_id))
 
 
 def refused(reply: Reply) -> bool:
@@ -57,7 +57,7 @@ def refused(reply: Reply) -> bool:
     return True
 
 
-def test_a_server_that_renames_its_experiment_gets_no_more(federation: Federation) -> None:
+def test_a_server_that_renames_its_run_gets_no_more(federation: Federation) -> None:
     machine = Machine(federation)
     assert [refused(machine.serve(f"e{k}")) for k in range(5)] == [False] * 3 + [True] * 2
     assert refused(machine.serve("e9", pid=1))

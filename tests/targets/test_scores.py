@@ -18,9 +18,8 @@ from targets.tasks import task_of
 from torch import Tensor, nn
 
 from fedhet.core import targets
-from fedhet.core.admission import check_scores
 from fedhet.core.errors import ConfigError, RunFailed
-from fedhet.core.evaluation import client_means, evaluation_messages, received
+from fedhet.core.evaluation import check_scores, client_means, evaluation_messages, received
 from fedhet.core.messages import Failure, Update
 from fedhet.core.metrics import assess
 from fedhet.core.targets import Labels, Number
@@ -99,10 +98,12 @@ def test_a_diverged_model_has_the_worst_r2() -> None:
 def test_the_scores_of_a_diverged_model_are_no_lie() -> None:
     """Else the honest clients of a step that one reply has spoilt would be refused."""
     worst = {"r2": -math.inf, "mae": math.inf, "rmse": math.inf, "loss": math.inf, "n": 4.0}
+    tally = Number(1).tally(torch.ones(4, 1), torch.zeros(4, 1))
     for changed, good in (({}, True), ({"r2": 1.5}, False), ({"rmse": math.nan}, False)):
         metrics = {f"test.global.{name}": value for name, value in (worst | changed).items()}
         with nullcontext() if good else pytest.raises(ValueError, match="cannot be"):
-            check_scores(Update(0, 4, metrics=metrics), ["test.global"], Number(1), [], {"test": 4})
+            update = Update(0, 4, metrics=metrics, extras={"test.global": dict(tally)})
+            check_scores(update, ["test.global"], Number(1), [], {"test": 4})
 
 
 @pytest.mark.parametrize("cuts", [[], [1], [7, 8, 90]])

@@ -18,7 +18,7 @@ from fedhet.core import trees
 from fedhet.core.messages import LocalSettings, Update
 from fedhet.core.optimizers import SGD
 from fedhet.core.server_opt import FedAvgM, FedOpt, ServerOptimizer
-from fedhet.maths.fednorm import contribution
+from fedhet.methods.fednorm import contribution
 from fedhet.methods.fedprox import FedProxPlugin, add_proximal
 from fedhet.methods.scaffold import ControlVariates, option_ii
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fedhet.maths import fedala
+from fedhet.methods import fedala
 
 
 def _ala_step(

@@ -10,7 +10,7 @@ from torch import Tensor
 from fedhet.core import trees
 from fedhet.core.messages import LocalSettings
 from fedhet.core.optimizers import SGD
-from fedhet.maths.fednova import Term, combine, normaliser
+from fedhet.methods.fednova import Term, combine, normaliser
 from fedhet.methods.fedsgd import server_step
 
 Params = dict[str, Any]

@@ -89,17 +89,17 @@ class Target(ABC):
         """The tally of all sets of samples together."""
         return reduce(self.join, tallies)
 
-    def told(self, tally: Tally, y: Tensor, least: int) -> tuple[Scores, Tally]:
-        """What a site tells of a tally, so that no model makes it a count of few samples.
+    def releasable(self, tally: Tally, y: Tensor, least: int) -> tuple[Scores, Tally]:
+        """What may leave a site of a tally, so that no model makes it a count of few samples.
 
         Args:
             tally: what the scores of a set of samples are computed from.
             y: the targets of these samples.
-            least: the smallest number of samples that is told.
+            least: the smallest number of samples that is revealed.
 
         Returns:
             The scores, without the loss, and the tally, if the target is `pooled`; both are empty
-            where nothing is told.
+            where nothing may leave.
         """
         return {}, {}
 

@@ -53,7 +53,7 @@ class Classes(Target):
         accuracy = float(confusion.diag().sum()) / int(confusion.sum())
         return {"accuracy": accuracy, "f1": macro_f1(confusion)}
 
-    def told(self, tally: Tally, y: Tensor, least: int) -> tuple[Scores, Tally]:
+    def releasable(self, tally: Tally, y: Tensor, least: int) -> tuple[Scores, Tally]:
         """The accuracy, of a coarse number of right predictions.
 
         The loss and F1 of a model that predicts the same for all samples have the exact counts of

@@ -61,11 +61,11 @@ class Labels(Target):
             }
         return scores | {"subset_accuracy": int(tally["exact"]) / int(tally["samples"])}
 
-    def told(self, tally: Tally, y: Tensor, least: int) -> tuple[Scores, Tally]:
+    def releasable(self, tally: Tally, y: Tensor, least: int) -> tuple[Scores, Tally]:
         """The scores of coarse counts; rounding keeps their order, so that no hit is too many."""
         samples = {"samples": tally["samples"]}
-        told = {name: coarse(value, len(y), least) for name, value in tally.items()} | samples
-        return self.scores(told), told
+        sent = {name: coarse(value, len(y), least) for name, value in tally.items()} | samples
+        return self.scores(sent), sent
 
     def layout(self) -> Tally:
         count = torch.zeros((), dtype=torch.int64)

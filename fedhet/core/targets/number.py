@@ -80,16 +80,16 @@ class Number(Target):
             scores["mae"] = float(absolute.mean()) / n
         return scores | {"rmse": float((squared / n).sqrt().mean())}
 
-    def told(self, tally: Tally, y: Tensor, least: int) -> tuple[Scores, Tally]:
-        """R2 and RMSE; nothing of numbers whose mean and variation tell a count of few samples.
+    def releasable(self, tally: Tally, y: Tensor, least: int) -> tuple[Scores, Tally]:
+        """R2 and RMSE; nothing of numbers whose mean and variation reveal a count of few samples.
 
         The absolute errors of constant predictions are the whole distribution of y; the squared
-        ones are its mean and variation, which are told anyway.
+        ones are its mean and variation, which are sent anyway.
         """
         if any(counts_few(y.reshape(len(y), -1).cpu().numpy(), least)):
             return {}, {}
-        told = {name: value for name, value in tally.items() if name not in self.optional}
-        return self.scores(told), told
+        sent = {name: value for name, value in tally.items() if name not in self.optional}
+        return self.scores(sent), sent
 
     def layout(self) -> Tally:
         each = torch.zeros(self.outputs, dtype=torch.float64)

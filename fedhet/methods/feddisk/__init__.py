@@ -36,14 +36,15 @@ What the classifier sees (`ratio`):
 - "sampled" (section 5.5): n_k samples drawn from the local MADE against n_k from the global one,
   all as the local MADE's outputs, and evaluated at its outputs of the client's own samples. This
   estimates a density ratio.
-- "outputs" (section 5.3, literally): both MADEs' outputs of the client's own samples. This tells
-  the networks apart rather than the samples, so that w is mostly 1.
+- "outputs" (section 5.3, literally): both MADEs' outputs of the client's own samples. This
+  separates the networks rather than the samples, so that w is mostly 1.
 - "raw" (FedDiskAb, section 6): the client's pixels against n_k samples of the union of all clients'
   data, which no real federation has. It is for simulations only.
 
-Deviations: MADEs are trained by Adam at 1e-3 (the authors' program; the paper prints SGD at 1e-2).
-Phase 1 has a patience of 3 rounds, while the paper ends it once the loss starts to increase. The
-clip of r, and the mean of 1, with which the learning rate keeps its meaning, are not in the paper.
+Deviations and choices: MADEs are trained by Adam at 1e-3 (the authors' program; the paper prints
+SGD at 1e-2). Phase 1 has a patience of 3 rounds, while the paper ends it once the loss starts to
+increase. The clip of r, and the mean of 1, with which the learning rate keeps its meaning, are not
+in the paper.
 
 Defaults: H = 50 hidden units are the paper's for Chest-Xray (400 for FEMNIST, 30 for MNIST). The
 paper's too are at most 500 rounds of the global MADE (made_max_rounds) with 2 local epochs each, at

@@ -72,8 +72,8 @@ class DensityClient(Plugin):
         made = self._trainable(msg.weights)
         update = Update(client.pid, client.num_examples)
         if len(held_out) and not client.workspace.noise:
-            told = len(held_out) >= least
-            update.extras[VAL] = networks.mean_nll(made, masks, held_out) if told else WITHHELD
+            enough = len(held_out) >= least
+            update.extras[VAL] = networks.mean_nll(made, masks, held_out) if enough else WITHHELD
         draws = client.generator("feddisk.made")
         for loss in networks.made_epochs(
             "global MADE", made, masks, train, self.global_made, draws

@@ -175,7 +175,7 @@ class DensityServer(Plugin):
     def _record_effective_sizes(self, updates: Iterator[Update], old: Tree) -> Tree:
         """The merge of `weigh`: record the clients' effective sample sizes; no weights change."""
         shares = {u.pid: u.metrics[ESS] for u in updates if ESS in u.metrics}
-        if not shares:  # under privacy.noise nothing is told of the weights
+        if not shares:  # under privacy.noise the weights are not sent
             return {}
         low = [pid for pid, share in shares.items() if share < 0.5]
         if low:

@@ -24,10 +24,10 @@ sends 0 in place of a count below `privacy.min_count` (0 is the paper's method).
 draw labels that no participant of the round has reported; labels that no client has reported so far
 are never drawn.
 
-Deviations: each distance of the diversity term is a mean over coordinates, as in the authors'
-program. The generator's first linear layer, which batch norm follows, has no bias (the authors'
-program and PFLlib have one): batch norm subtracts it again, so its gradient is zero, and Adam would
-move it by rounding errors.
+Deviations and choices: each distance of the diversity term is a mean over coordinates, as in the
+authors' program. The generator's first linear layer, which batch norm follows, has no bias (the
+authors' program and PFLlib have one): batch norm subtracts it again, so its gradient is zero, and
+Adam would move it by rounding errors.
 
 Defaults: normal noise (the authors' program and PFLlib: uniform); lam = 1, constant, and kl = 0
 (the authors' program: 10 each, with `decay = .98`); noise_dim, hidden and server_lr as in the FedSA

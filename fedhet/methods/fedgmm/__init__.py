@@ -23,7 +23,7 @@ components, with the weights n_ic pi_ick / sum_i n_ic. Client i draws gen_ic sam
     client keeps: its generated samples
     server keeps: the mixtures until they are shared, then how many samples each client drew
 
-Rulings:
+Deviations and choices:
 - The paper does not define how mixtures are "aggregated". Concatenation is the density of the
   pooled samples. Averaging component k over clients would mean nothing, since the labels of
   components are arbitrary.
@@ -41,8 +41,8 @@ Rulings:
   fewer than four times as many: EM gets fewer components, and those that are smaller in the end are
   merged with the closest one, which keeps the mean and the variance of the class. Its count is sent
   as 0, and the number of samples that it says it drew, which `agg_count=augmented` uses, follows
-  from the counts that it has sent. With `privacy.min_count=0`, the paper's method, a warning tells
-  of thin mixtures.
+  from the counts that it has sent. With `privacy.min_count=0`, the paper's method, a warning
+  names thin mixtures.
 
 Defaults: 5 components and `psi = .02` are the paper's. Its momentum .9, weight decay, batch size
 128 and one local epoch are settings of the client (conf/client).

@@ -26,7 +26,7 @@ COUNTS = "fedgmm.counts"
 GLOBAL_MAX = "fedgmm.global_max"
 GENERATED = "fedgmm.generated"
 # A class of many samples has so many times privacy.min_count behind each component: with fewer, the
-# distance to a component tells training samples from others (docs/privacy.md).
+# distance to a component distinguishes training samples from others (docs/privacy.md).
 PER_COMPONENT = 4
 KEPT = "fedgmm.samples"  # state: x (m, ...) uint8, y (m,)
 
@@ -124,7 +124,7 @@ class MixtureClient(Plugin):
         y = torch.arange(classes, dtype=data.y.dtype).repeat_interleave(missing)
         # Also where nothing is missing: the state shows that the phase has been here.
         self.client.state.put(KEPT, {"x": x.unflatten(1, shape), "y": y})
-        # How many it lacks follows from its exact counts: it tells what follows from those that it
+        # How many it lacks follows from its exact counts: it sends what follows from those that it
         # has sent.
         said = int(lacking(suppressed(counts, workspace.min_count)).sum())
         return Update(

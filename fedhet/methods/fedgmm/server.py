@@ -206,7 +206,7 @@ class MixtureServer(Plugin):
 
     def _note_generated(self, updates: Iterator[Update], old: Tree) -> Tree:
         """The merge of `share`: note how many samples each client drew, and drop the mixtures."""
-        if not self.server.workspace.noise:  # then nobody tells how many
+        if not self.server.workspace.noise:  # then no client sends how many
             drawn = {update.pid: update.integer(GENERATED) for update in updates}
             self._generated = {pid: n for pid, n in drawn.items() if pid in self._counts}
             self.report = {"generated": sum(self._generated.values())}

@@ -46,13 +46,13 @@ class FedDynClient(FedClient):
         return update
 
     def prepare(self, msg: Broadcast) -> Prepared:
-        x = trees.pick(msg.weights, self.workspace.trained)
+        x = trees.pick(msg.weights, self.workspace.mergeable)
         return {"x": x, "g": self.state.get(GRADIENT) or trees.map(torch.zeros_like, x)}
 
     def gradient(self, grads: Tree, params: AnyTree, own: Prepared) -> None:
         if own and (alpha := self.msg.scalar(ALPHA)):
-            for name, grad in grads.items():
-                grad.sub_(own["g"][name]).add_(params[name] - own["x"][name], alpha=alpha)
+            for name, g in own["g"].items():  # what is trained and not shared has no term
+                grads[name].sub_(g).add_(params[name] - own["x"][name], alpha=alpha)
 
 
 class FedDyn(FedStrategy):
@@ -76,11 +76,13 @@ class FedDyn(FedStrategy):
         return {ALPHA: self.alpha}
 
     def merge(self, updates: Iterator[Update], old: Tree) -> Tree:
-        moved = trees.Sum()
+        moved = trees.Sum()  # under the weights, which plug-ins may set and scale
+        drifted = trees.Sum()  # the sum of line h, which has none
         for update in updates:
             moved.add(update.change, update.weight)
+            drifted.add(update.change, 1.0)
         mean = moved.mean()
         if self.alpha:
-            self.h = trees.add(self.h, moved.tree, -self.alpha / len(self.sizes))
+            self.h = trees.add(self.h, drifted.tree, -self.alpha / len(self.sizes))
             mean = trees.add(mean, self.h, -1 / self.alpha)
         return trees.add(mean, old)
