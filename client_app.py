@@ -15,9 +15,4 @@ def client_fn(context: Context) -> Client:
     return apps.client_for(context, store_at_site)
 
 
-def prepare(context: Context) -> None:
-    """Load what the messages of a run have in common; `deploy node` calls it once for a run."""
-    apps.prepare(context, store_at_site)
-
-
 app = ClientApp(client_fn=client_fn, mods=[apps.tell, parcels.open_parcel])

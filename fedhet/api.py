@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Sequence
 from pathlib import Path
@@ -185,15 +184,12 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
         ConfigError: the folder is not that of a run.
         DataError: the file is damaged.
     """
+    from fedhet.record.schema import read_object
+
     try:
-        content = json.loads((folder / name).read_text())
+        return read_object(folder / name)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise ConfigError(f"{folder} is not the folder of a run: {name} is missing") from error
-    except (OSError, ValueError) as error:
-        raise DataError(f"{folder / name} is damaged: {error}") from error
-    if not isinstance(content, dict):
-        raise DataError(f"{folder / name} is damaged: expected a JSON object")
-    return content
 
 
 def _why_missing(weights: str) -> str:

@@ -10,7 +10,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field, fields
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from omegaconf import DictConfig
@@ -33,8 +33,7 @@ from fedhet.core.state import Store
 from fedhet.core.strategy import FedStrategy
 from fedhet.core.task import Task
 from fedhet.core.workspace import Workspace
-from fedhet.data.augment import augmentation
-from fedhet.data.federation import target_scale, transform
+from fedhet.data.federation import augmentation, target_scale, transform
 from fedhet.data.given import check_settings, check_task, partition_record
 from fedhet.data.local.data import LocalData, check_merge, is_local
 from fedhet.data.run_data import RunData
@@ -48,9 +47,6 @@ from fedhet.record.personal import PersonalModels
 from fedhet.record.results import Run
 from fedhet.record.start import start
 from fedhet.trackers.tracking import tracker_of
-
-if TYPE_CHECKING:
-    from fedhet.flower.nodes import Nodes
 
 log = logging.getLogger("fedhet")
 A_GPU = "engine.num_gpus=1, or a share such as .25, gives each client a GPU"
@@ -216,19 +212,6 @@ class Job:
         if self.engine == "flwr":
             client.delivery = partial(delivery.keep, self)
         return client
-
-    def prepare(self) -> None:
-        """Build what the clients of this process share, but for what is on a GPU."""
-        _ = self.data_digest, self.task, self._plugin_templates
-        if device_of(self.config.run).type == "cpu":
-            _ = self.workspace
-
-    @cached_property
-    def nodes(self) -> Nodes:
-        """Which of Flower's nodes hosts which client."""
-        from fedhet.flower.nodes import Nodes
-
-        return Nodes(self.config.run.replies)
 
 
 def begin(job: Job) -> Loop:

@@ -147,7 +147,7 @@ def tables(name: str, every: pd.DataFrame) -> Iterator[str]:
     assert experiment is not None
     settings = [str(value.label) for value in experiment.axes["setting"]]
     runs = every[every["kind"] == "run"]
-    if runs["setting"].nunique() >= statistics.FEWEST_SETTINGS:
+    if runs["setting"].nunique() >= statistics.FEWEST_CONDITIONS:
         yield f"{board.heading} All settings"
         yield from overall(runs, board.score)
     for dataset in dict.fromkeys(label.partition(",")[0] for label in settings):

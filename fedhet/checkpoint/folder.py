@@ -5,10 +5,10 @@
     checkpoints/000012/tensors.safetensors  its tensors
     checkpoints/000012/best_val.safetensors the best model so far, if there is one
     checkpoints/states/3/9.safetensors      client 3's state of round 9, for all that need it
-    rounds.jsonl                            the lines of its rounds, of which it has the hash
 
-A checkpoint is written under a hidden name, put on the disk (fsync), and renamed. The last two are
-kept.
+The manifest has the lines of rounds.jsonl, too, with the NaN and infinities for which that file has
+null. A checkpoint is written under a hidden name, put on the disk (fsync), and renamed. The last
+two are kept.
 """
 
 from __future__ import annotations
@@ -28,15 +28,24 @@ import safetensors.torch
 from fedhet.core.memory import Node
 from fedhet.core.trees import Tree
 from fedhet.record.files import save_tensors, sync, unwritable, write_text
+from fedhet.record.schema import FORMAT
 from fedhet.stores import HASH_BYTES, DiskStore
 
-FORMAT = 1
 KEPT = 2
 MANIFEST, VALUES, TENSORS = "manifest.json", "values.json", "tensors.safetensors"
 BEST = "best_val.safetensors"
 ROUNDS = "rounds.jsonl"
 STATES = "states"
 Needs = dict[int, list[int]]  # client -> the versions of its state
+
+
+def all_needs(parts: Iterable[Mapping[int, Iterable[int]]]) -> Needs:
+    """What all of these need together."""
+    needs: dict[int, set[int]] = {}
+    for part in parts:
+        for pid, versions in part.items():
+            needs.setdefault(pid, set()).update(versions)
+    return {pid: sorted(versions) for pid, versions in sorted(needs.items())}
 
 
 @dataclass(frozen=True)
@@ -80,20 +89,14 @@ class CheckpointFolder:
 
     def __init__(self, run: Path, config: str) -> None:
         self.home = run / "checkpoints"
-        self._rounds = run / ROUNDS
         self._best = run / BEST
         self._config = config
         self._kept: dict[int, Checkpoint] = {}  # by round
-        self._hashes: dict[tuple[int, int], str] = {}  # (client, version) -> of a stored state
 
     @property
     def needs(self) -> Needs:
         """The clients' states that the kept checkpoints need."""
-        needs: dict[int, set[int]] = {}
-        for checkpoint in self._kept.values():
-            for pid, versions in checkpoint.needs.items():
-                needs.setdefault(pid, set()).update(versions)
-        return {pid: sorted(versions) for pid, versions in needs.items()}
+        return all_needs(checkpoint.needs for checkpoint in self._kept.values())
 
     # ---- writing
     def write(
@@ -148,15 +151,13 @@ class CheckpointFolder:
 
     def _seal(self, part: Path, entries: dict[str, Any]) -> None:
         """Write the manifest, and put everything that it names on the disk."""
-        sync(self._rounds)
         manifest = {
             "format": FORMAT,
             **entries,
             "config": self._config,
-            "rounds": {"bytes": self._rounds.stat().st_size, "sha256": sha256(self._rounds)},
             "files": {path.name: sha256(path) for path in sorted(part.iterdir())},
         }
-        text = json.dumps(manifest, allow_nan=False)
+        text = json.dumps(manifest)
         write_text(part / MANIFEST, f"{hashlib.sha256(text.encode()).hexdigest()}\n{text}\n")
         for path in (*part.iterdir(), part, self.home / STATES):
             if path.exists():  # a run whose clients remember nothing has no states
@@ -168,17 +169,17 @@ class CheckpointFolder:
         """Store a client's state, unless it is stored already, and return its hash."""
         if load is None:
             return None
-        if (pid, version) not in self._hashes:
+        path = self._state_path(pid, version)
+        if not path.exists():
             state = load(pid, version)
             if state is None:
                 raise ValueError(f"the state of client {pid} of round {version} is missing")
-            others = [at for other, at in self._hashes if other == pid]
+            others = [int(other.stem) for other in path.parent.glob("*.safetensors")]
             DiskStore(self.home / STATES).save(pid, version, state, others)
-            path = self._state_path(pid, version)
             sync(path)
             sync(path.parent)
-            self._hashes[pid, version] = _stated_hash(path)
-        return self._hashes[pid, version]
+        with path.open("rb") as file:
+            return file.read(HASH_BYTES).hex()
 
     def _state_path(self, pid: int, version: int) -> Path:
         return self.home / STATES / str(pid) / f"{version}.safetensors"
@@ -191,9 +192,11 @@ class CheckpointFolder:
         for path in self.home.glob("*"):
             if path.name not in names:
                 shutil.rmtree(path, ignore_errors=True)
-        needed = {(pid, version) for pid, versions in self.needs.items() for version in versions}
-        self._hashes = {key: stated for key, stated in self._hashes.items() if key in needed}
-        paths = {self._state_path(pid, version) for pid, version in needed}
+        paths = {
+            self._state_path(pid, version)
+            for pid, versions in self.needs.items()
+            for version in versions
+        }
         for path in (self.home / STATES).glob("*/*"):
             if path not in paths:
                 with suppress(OSError):
@@ -215,9 +218,6 @@ class CheckpointFolder:
         for round in list(self._kept):
             if checkpoint is None or round > checkpoint.round:
                 del self._kept[round]
-        for kept in self._kept.values():
-            for pid, versions in kept.states.items():
-                self._hashes |= {(pid, v): stated for v, stated in versions.items() if stated}
         self.prune()
 
     def _read(self, folder: Path) -> Checkpoint:
@@ -230,19 +230,13 @@ class CheckpointFolder:
         if hashlib.sha256(text.rstrip("\n").encode()).hexdigest() != stated:
             raise ValueError(f"{MANIFEST} is damaged")
         manifest = json.loads(text)
-        if manifest["format"] > FORMAT:
-            raise ValueError(
-                f"a newer fedhet has written it (format {manifest['format']}; this one reads"
-                f" {FORMAT})"
-            )
+        if manifest["format"] != FORMAT:
+            raise ValueError(f"its format is {manifest['format']}, and this fedhet reads {FORMAT}")
         if manifest["config"] != self._config:
             raise ValueError("it is of a run with other settings")
         for name, expected in manifest["files"].items():
             if sha256(folder / name) != expected:
                 raise ValueError(f"{name} is damaged")
-        rounds = manifest["rounds"]
-        if sha256(self._rounds, rounds["bytes"]) != rounds["sha256"]:
-            raise ValueError(f"{ROUNDS} does not begin with its rounds")
         states = {
             int(pid): {int(version): stated for version, stated in versions.items()}
             for pid, versions in manifest["states"].items()
@@ -252,22 +246,14 @@ class CheckpointFolder:
                 path = self._state_path(pid, version)
                 if expected and sha256(path, skip=HASH_BYTES) != expected:
                     raise ValueError(f"the state {STATES}/{pid}/{path.name} is damaged")
-        about = {**manifest["about"], "bytes": rounds["bytes"]}
-        return Checkpoint(folder, manifest["round"], about, states)
+        return Checkpoint(folder, manifest["round"], manifest["about"], states)
 
 
-def sha256(path: Path, size: int | None = None, skip: int = 0) -> str:
-    """The hash of a file, of its first `size` bytes, or without its first `skip` ones."""
+def sha256(path: Path, skip: int = 0) -> str:
+    """The hash of a file, or of what it has after its first `skip` bytes."""
     with path.open("rb") as file:
-        if size is not None:
-            return hashlib.sha256(file.read(size)).hexdigest()
         file.seek(skip)
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _stated_hash(path: Path) -> str:
-    with path.open("rb") as file:
-        return file.read(HASH_BYTES).hex()
 
 
 def _link(source: Path, target: Path) -> None:

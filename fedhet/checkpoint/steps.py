@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from fedhet.checkpoint.folder import Checkpoint, CheckpointFolder, Needs
+from fedhet.checkpoint.folder import Checkpoint, CheckpointFolder, all_needs
 from fedhet.core import trees
 from fedhet.core.callbacks import Callback, Row
 from fedhet.core.errors import RunFailed
@@ -83,7 +82,12 @@ class Checkpoints(Callback):
         if set(strategy.weights) != set(before):
             raise ValueError(f"it has the slots {sorted(strategy.weights)}")
         for name, tree in before.items():
-            _check_names(name, strategy.weights[name], tree)
+            shapes = [
+                {key: (t.shape, t.dtype) for key, t in one.items()}
+                for one in (strategy.weights[name], tree)
+            ]
+            if shapes[0] != shapes[1]:  # diverged weights may be of any value
+                raise ValueError(f"the tensors of the slot {name!r} are not those of this model")
         expected = self._recorder.rows[-1]["weights_sha256"]
         if trees.sha256(strategy.weights) != expected:
             raise ValueError("its weights are not those of the last line of rounds.jsonl")
@@ -120,7 +124,11 @@ class Checkpoints(Callback):
                 self._about(),
                 nodes,
                 packer.tensors,
-                self._needs(),
+                # From which the clients go on, and those of their best evaluation.
+                all_needs(
+                    {pid: [version] for pid, version in versions.items()}
+                    for versions in (self._strategy.versions, *self._strategy.pinned.values())
+                ),
                 self._store.load if self._store else None,
                 RECORDS + 2 * sum(map(trees.nbytes, self._strategy.weights.values())),
             )
@@ -133,7 +141,7 @@ class Checkpoints(Callback):
     def _about(self) -> dict[str, Any]:
         return {
             "seconds": self._recorder.seconds,
-            "nonfinite": list(nonfinite(self._recorder.rows)),
+            "rows": self._recorder.rows,
             "at_sites": self._store is None,
             "run_id": self._strategy.run_id,
             "timetable": [
@@ -141,25 +149,10 @@ class Checkpoints(Callback):
             ],
         }
 
-    def _needs(self) -> Needs:
-        """The states from which the clients go on, and those of their best evaluation."""
-        needs: dict[int, set[int]] = {}
-        for versions in (self._strategy.versions, *self._strategy.pinned.values()):
-            for pid, version in versions.items():
-                needs.setdefault(pid, set()).add(version)
-        return {pid: sorted(versions) for pid, versions in sorted(needs.items())}
-
     def _pin(self) -> None:
         """Let clients that keep their states themselves keep those that checkpoints need."""
         if self._store is None:
             self._strategy.kept_back = self._folder.needs
-
-
-def _check_names(slot: str, tree: trees.Tree, like: trees.Tree) -> None:
-    """Refuse weights that are not those of this model; diverged ones may be of any value."""
-    shapes = [{name: (t.shape, t.dtype) for name, t in one.items()} for one in (tree, like)]
-    if shapes[0] != shapes[1]:
-        raise ValueError(f"the tensors of the slot {slot!r} are not those of this model")
 
 
 def continued(timetable: Sequence[TimetableEntry], found: Checkpoint) -> list[TimetableEntry]:
@@ -178,25 +171,3 @@ def continued(timetable: Sequence[TimetableEntry], found: Checkpoint) -> list[Ti
         entries.append(replace(entry, rounds=rounds) if over else entry)
         left -= rounds
     return entries
-
-
-# ---- numbers that JSON lacks
-def nonfinite(value: Any, path: tuple[int | str, ...] = ()) -> Iterator[list[Any]]:
-    """[path, text] of each NaN and infinity in nested lists and dicts."""
-    if isinstance(value, float) and not math.isfinite(value):
-        yield [list(path), repr(value)]
-    elif isinstance(value, Mapping):
-        for key, inner in value.items():
-            yield from nonfinite(inner, (*path, key))
-    elif isinstance(value, list | tuple):
-        for i, inner in enumerate(value):
-            yield from nonfinite(inner, (*path, i))
-
-
-def put_nonfinite(value: Any, found: Sequence[list[Any]]) -> None:
-    """Put them back in the place of the nulls that JSON has for them."""
-    for (*parents, last), text in found:
-        inner = value
-        for key in parents:
-            inner = inner[key]
-        inner[last] = float(text)

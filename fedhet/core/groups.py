@@ -60,7 +60,7 @@ class ReplyLimits(Checked):
         deadline: seconds that a client may take for one message; None for no limit.
         grace: seconds that the server waits beyond the deadline, or after `enough`.
         enough: the share of a step's clients after whose replies the server waits no longer than
-            `grace` for the others, where Flower carries the messages; None for all, or, with
+            `grace` for the others, but under engine=local; None for all, or, with
             `oversample`, for as many as without it.
         oversample: so many more clients take part in a training round, as a share of the cohort.
         least: a step with fewer accepted replies changes nothing.

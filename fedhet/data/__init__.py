@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fedhet.data.dataset import Dataset
     from fedhet.data.federation import FederatedData, Normalize, class_counts, split, transform
-    from fedhet.data.partition import Dirichlet, Iid, Natural, Pathological, Quantity, Shards
-    from fedhet.data.saved import Saved
+    from fedhet.data.partition import Dirichlet, Iid, Natural, Pathological, Quantity, Saved, Shards
     from fedhet.data.scheme import Partition, Scheme
 
 _MODULES = {
@@ -26,7 +25,7 @@ _MODULES = {
     "Partition": "scheme",
     "Pathological": "partition",
     "Quantity": "partition",
-    "Saved": "saved",
+    "Saved": "partition",
     "Scheme": "scheme",
     "Shards": "partition",
     "class_counts": "federation",

@@ -1,4 +1,4 @@
-"""Decoded arrays on disk: the first process that needs a dataset decodes it, and all others map it.
+"""Arrays on disk: the first process that needs a dataset or a partition makes it, others map it.
 
 An entry is a folder `$FEDHET_CACHE/data/<hash of its key>` with one .npy file per array and a
 header. Processes that map it share its pages of memory. Any entry may be deleted.
@@ -23,7 +23,7 @@ from fedhet.data.files import cache_root
 log = logging.getLogger("fedhet.data")
 _unwritable: set[Path] = set()  # folders of which this process has said so
 
-_FORMAT = 3  # part of every key: increase it when the layout or the meaning of an entry changes
+_FORMAT = 4  # part of every key: increase it when the layout or the meaning of an entry changes
 _HEADER = "header.json"
 
 Arrays = dict[str, np.ndarray]
@@ -47,15 +47,12 @@ def signature(paths: Iterable[Path]) -> str:
 
 def identity(name: str, key: Mapping[str, Any]) -> str:
     """32 hex digits for the arrays that `cached_arrays` returns for this name and key."""
-    return hashlib.sha256(_full_key(name, key).encode()).hexdigest()[:32]
-
-
-def _full_key(name: str, key: Mapping[str, Any]) -> str:
-    return json.dumps([_FORMAT, name, key], sort_keys=True)
+    full_key = json.dumps([_FORMAT, name, key], sort_keys=True)
+    return hashlib.sha256(full_key.encode()).hexdigest()[:32]
 
 
 def cached_arrays(
-    name: str, key: Mapping[str, Any], make: Callable[[], Arrays], *, private: bool = False
+    name: str, key: Mapping[str, Any], make: Callable[[], Arrays], *, verified: bool = False
 ) -> Arrays:
     """The arrays that `make` returns, mapped from disk.
 
@@ -64,17 +61,17 @@ def cached_arrays(
     A damaged entry is replaced, and a cache that cannot be written is bypassed; both are logged.
 
     Args:
-        name: the dataset's name, for messages.
+        name: the dataset's name.
         key: everything that determines the arrays, as JSON: the loader, its settings and the
             `signature` of the source files.
         make: decodes the data into named arrays (numbers or fixed-width text, no objects).
-        private: whether this user alone may read the entry, whatever the umask.
+        verified: whether the arrays are read and compared with a digest, and not mapped; else only
+            their sizes are compared.
     """
     from filelock import FileLock
 
-    full_key = _full_key(name, key)
     entry = cache_root() / "data" / identity(name, key)
-    if (arrays := _load(entry, full_key)) is not None:
+    if (arrays := _load(entry)) is not None:
         return arrays
     try:
         entry.parent.mkdir(parents=True, exist_ok=True)
@@ -84,62 +81,58 @@ def cached_arrays(
         return make()
     with lock:
         # Another process may have stored them while this one waited for the lock.
-        if (arrays := _load(entry, full_key)) is not None:
+        if (arrays := _load(entry)) is not None:
             return arrays
-        return _save(entry, full_key, make(), private)
+        arrays = make()
+        try:
+            shutil.rmtree(entry, ignore_errors=True)  # a damaged entry
+            with tempfile.TemporaryDirectory(dir=entry.parent) as scratch:
+                complete = Path(scratch, "entry")
+                complete.mkdir()
+                for part, array in arrays.items():
+                    np.save(complete / f"{part}.npy", array, allow_pickle=False)
+                (complete / _HEADER).write_text(json.dumps(_described(arrays, verified)))
+                complete.replace(entry)  # atomic: a reader sees the whole entry or none
+        except OSError as error:
+            _log_unwritable(entry.parent, error)
+            return arrays
+        return _load(entry) or arrays
 
 
-def _load(entry: Path, full_key: str) -> Arrays | None:
+def _load(entry: Path) -> Arrays | None:
     """The arrays of an entry; None if it does not exist or is damaged (which is logged)."""
     try:
         if not entry.is_dir():
             return None
         header = json.loads((entry / _HEADER).read_text())
+        verified = header["digest"] is not None
         arrays = {
-            name: np.asarray(np.load(entry / f"{name}.npy", mmap_mode="c"))
+            name: np.asarray(np.load(entry / f"{name}.npy", mmap_mode=None if verified else "c"))
             for name in header["arrays"]
         }
-        if header["key"] != full_key or _layout(arrays) != header["arrays"]:
+        if header != _described(arrays, verified):
             raise ValueError("its header describes other arrays")
         return arrays
-    # what a damaged header or array raises
-    except (OSError, ValueError, KeyError, TypeError, EOFError) as error:
+    except Exception as error:  # noqa: BLE001 -- numpy's reader of a damaged header raises anything
         log.warning("the cached data in %s are damaged (%s) and are replaced", entry, error)
     return None
 
 
-def _save(entry: Path, full_key: str, arrays: Arrays, private: bool) -> Arrays:
-    """Save the arrays and map them; if that fails, return them as they are in memory.
-
-    The caller holds the lock of the entry.
-    """
-    try:
-        shutil.rmtree(entry, ignore_errors=True)  # a damaged entry
-        with tempfile.TemporaryDirectory(dir=entry.parent) as scratch:
-            complete = Path(scratch, "entry")
-            complete.mkdir(0o700 if private else 0o777)
-            for name, array in arrays.items():
-                np.save(complete / f"{name}.npy", array, allow_pickle=False)
-            header = {"key": full_key, "arrays": _layout(arrays)}
-            (complete / _HEADER).write_text(json.dumps(header))
-            complete.replace(entry)  # atomic: a reader sees the whole entry or none
-    except OSError as error:
-        _log_unwritable(entry.parent, error)
-        return arrays
-    return _load(entry, full_key) or arrays
-
-
-def _layout(arrays: Arrays) -> dict[str, list[Any]]:
-    """Each array's dtype and shape, as JSON."""
-    return {name: [array.dtype.str, list(array.shape)] for name, array in arrays.items()}
+def _described(arrays: Arrays, verified: bool) -> dict[str, Any]:
+    """The header of an entry: each array's dtype and shape, and a digest of all bytes or None."""
+    content = b"".join(array.tobytes() for array in arrays.values()) if verified else b""
+    return {
+        "arrays": {name: [array.dtype.str, list(array.shape)] for name, array in arrays.items()},
+        "digest": hashlib.sha256(content).hexdigest() if verified else None,
+    }
 
 
 def _log_unwritable(folder: Path, error: Exception) -> None:
-    if folder in _unwritable:
-        return
-    _unwritable.add(folder)
-    log.warning(
-        "decoded data are not cached, so each process decodes its own: %s cannot be written (%s)",
-        folder,
-        error,
-    )
+    if folder not in _unwritable:
+        _unwritable.add(folder)
+        log.warning(
+            "data and partitions are not cached, so each process makes its own: %s cannot be"
+            " written (%s)",
+            folder,
+            error,
+        )

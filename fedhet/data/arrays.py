@@ -1,28 +1,99 @@
-"""From raw arrays to a dataset.
+"""From what a file contains to the arrays of a dataset.
 
-Labels and owners become numbers, and a test set is held out if there is none.
+Labels become classes, numbers, or sets of labels; owners become numbers; and a test set is held out
+if there is none.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from fedhet.core.errors import DataError
+from fedhet.core import check
+from fedhet.core.errors import ConfigError, DataError
 from fedhet.core.streams import generator
 from fedhet.core.task import Samples
 from fedhet.data.array_cache import Arrays, cached_arrays, identity
-from fedhet.data.dataset import AUTO, Dataset, Statistic
-from fedhet.data.raw_samples import RawSamples
-from fedhet.data.target import Classes, encoded
+from fedhet.data.dataset import AUTO, CHOICES, Dataset
 
 log = logging.getLogger("fedhet.data")
+
+# `dataset.classes`: the classes' labels, their number, or None for the labels in the data.
+Classes = int | Sequence[str] | None
+# Whole numbers are hardly classes if there are more than so many of them, on average with fewer
+# than so many samples each.
+_MOST_CLASSES = 20
+_FEWEST_SAMPLES = 5
+_MOST_NAMES = 1_000_000  # of classes that are given by their number
+
+
+def place(source: str, row: int) -> str:
+    """Where a sample is, for messages.
+
+    Args:
+        source: the file, with what chooses the column in it.
+        row: counted from 0, without a header. Of a csv file it is told as editors count.
+    """
+    is_csv = re.search(r"\.csv($|, column)", source)
+    return f"{source}, row {row + 2} (the header is row 1)" if is_csv else f"{source}, row {row}"
+
+
+@dataclass(frozen=True)
+class RawSamples:
+    """Samples as a file contains them.
+
+    Args:
+        x: (n, ...), the inputs.
+        y: (n,) or (n, K), the targets: labels, numbers, or, as objects, lists of labels.
+        owners: (n,), the samples' owners, or None.
+        x_source: where `x` comes from, for messages.
+        y_source: where `y` comes from, for messages.
+        y_names: the names of the columns of `y`; empty where they have none.
+
+    Raises:
+        DataError: there are no samples, or labels or owners are missing.
+    """
+
+    x: np.ndarray
+    y: np.ndarray
+    owners: np.ndarray | None
+    x_source: str
+    y_source: str
+    y_names: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for what, values in (("labels", self.y), ("owners", self.owners)):
+            shape = () if values is None else values.shape
+            if what == "labels" and len(shape) == 2 and shape[1]:
+                shape = shape[:1]
+            if values is not None and shape != (len(self.x),):
+                raise DataError(
+                    f"{self.x_source}: the {what} have shape {values.shape}; expected"
+                    f" ({len(self.x)},), one for each sample"
+                )
+        if self.owners is not None and self.owners.dtype.kind == "f":
+            missing = np.isnan(self.owners)
+            if missing.any():
+                raise DataError(
+                    f"{place(self.x_source, int(missing.argmax()))}: its owner is nan; each sample"
+                    " needs an owner"
+                )
+        if not len(self.x):
+            raise DataError(f"{self.x_source} contains no samples")
+
+    @property
+    def lists(self) -> bool:
+        """Whether `y` are lists of labels."""
+        objects = self.y.dtype == object and self.y.ndim == 1
+        return objects and isinstance(self.y[0], list | np.ndarray)
 
 
 def dataset_arrays(
@@ -37,79 +108,70 @@ def dataset_arrays(
     Args:
         train: the training samples.
         test: the test samples; None: `test_fraction` of the training samples, the same ones
-            whatever the seed of the run.
+            whatever the seed of the run, or none where that is 0.
         classes: None: the labels in the training samples, sorted; a number C: the labels are
             0 .. C-1; a list: the labels in this order.
-        test_fraction: the fraction that is held out where `test` is None.
-        target: what the labels are, see `fedhet.data.target.encoded`.
+        test_fraction: the fraction that is held out where `test` is None, < 1.
+        target: what the labels are, see `encoded`.
 
     Raises:
         DataError: a label is missing or not among the classes (the message names the file and the
             row), or the training or test set would be empty.
     """
     ys, described = encoded(train, test, target, classes)
-    x = train.x
-    y = ys[0]
-    owners = train.owners
-    test_owners = None if test is None else test.owners
-    if test is None:
-        kept, held_out = _split_rows(len(x), test_fraction, train.x_source)
-        test_x = x[held_out]
-        test_y = y[held_out]
-        x = x[kept]
-        y = y[kept]
+    x, y, owners = train.x, ys[0], train.owners
+    arrays: Arrays = {}
+    test_owners = None
+    if test is not None:
+        arrays = {"test_x": test.x, "test_y": ys[1]}
+        test_owners = test.owners
+    elif test_fraction:
+        n_test = math.floor(len(x) * test_fraction + 0.5)
+        if not 0 < n_test < len(x):
+            raise DataError(
+                f"{train.x_source}: dataset.test_fraction={test_fraction} of its {len(x)} samples"
+                f" are {n_test}; the training set and the test set need at least one each"
+            )
+        order = generator(0, "test_fraction").permutation(len(x))
+        kept, held_out = np.sort(order[n_test:]), np.sort(order[:n_test])
+        arrays = {"test_x": x[held_out], "test_y": y[held_out]}
+        x, y = x[kept], y[kept]
         if owners is not None:
-            test_owners = owners[held_out]
-            owners = owners[kept]
-    else:
-        test_x = test.x
-        test_y = ys[1]
-    arrays = {"x": x, "y": y, "test_x": test_x, "test_y": test_y, **described}
+            owners, test_owners = owners[kept], owners[held_out]
+    arrays |= {"x": x, "y": y, **described}
     if owners is not None:
-        arrays |= _owner_arrays(owners)
+        # as numbers, in the order of their names
+        sortable = owners if owners.dtype.kind in "iu" else owners.astype(np.str_)
+        names, numbers = np.unique(sortable, return_inverse=True)
+        arrays |= {"owners": numbers.astype(np.int64), "owner_names": names.astype(np.str_)}
         if test_owners is not None:
             arrays["test_owners"] = test_owners.astype(np.str_)
     return arrays
 
 
 def assemble(
-    name: str,
-    key: Mapping[str, Any],
-    make: Callable[[], Arrays],
-    mean: Statistic = (0.0,),
-    std: Statistic = (1.0,),
-    augment: str = "none",
-    target_mean: Statistic = AUTO,
-    target_std: Statistic = AUTO,
+    name: str, key: Mapping[str, Any], make: Callable[[], Arrays], **fields: Any
 ) -> Dataset:
     """The dataset of the arrays x, y, test_x, test_y and classes.
 
-    Where samples have owners, the arrays owners, owner_names and, where it is present, test_owners
-    are used too; and so are target, numbers, vocabulary, padding and columns. A `mean` or `std` of
-    "auto", of the inputs or of the numbers to predict, stands for the array of that name where the
-    data themselves state it.
+    Further arrays are used where they are present: target, numbers, vocabulary, padding, columns,
+    owners with owner_names, and test_owners. A `mean` or `std` of "auto", of the inputs or of the
+    numbers to predict, stands for the array of that name where the data themselves state it.
 
     Args:
         name: the dataset's name.
         key: everything that determines the arrays, see `cached_arrays`.
         make: decodes the data into these arrays; called only if they are not in the cache.
-        mean, std, augment, target_mean, target_std: see `Dataset`.
+        fields: mean, std, target_mean, target_std and augment, see `Dataset`.
     """
     arrays = cached_arrays(name, key, make)
     x, y, test_x, test_y = (
         torch.from_numpy(arrays[part]) for part in ("x", "y", "test_x", "test_y")
     )
-    statistics: dict[str, Any] = {
-        "mean": mean,
-        "std": std,
-        "target_mean": target_mean,
-        "target_std": target_std,
-    }
-    for statistic, value in statistics.items():
-        if value == AUTO and statistic in arrays:
-            statistics[statistic] = arrays[statistic].tolist()
-            log.info("%s: %s %s, as the data state", name, statistic, statistics[statistic])
-    owners = arrays.get("owners")
+    for statistic in ("mean", "std", "target_mean", "target_std"):
+        if fields.get(statistic) == AUTO and statistic in arrays:
+            fields[statistic] = arrays[statistic].tolist()
+            log.info("%s: %s %s, as the data state", name, statistic, fields[statistic])
     target, reason = arrays["target"].tolist() if "target" in arrays else ("class", "")
     if reason:
         log.info("%s: dataset.target=%s: %s", name, target, reason)
@@ -120,24 +182,12 @@ def assemble(
             name,
             arrays["classes"].tolist()[0],
         )
-    return Dataset(
-        name,
-        x,
-        y,
-        Samples(test_x, test_y),
-        tuple(arrays["classes"].tolist()),
-        **statistics,
-        owners=owners,
-        owner_names=() if owners is None else tuple(arrays["owner_names"].tolist()),
-        test_owners=arrays.get("test_owners"),
-        augment=augment,
-        source=identity(name, key),
-        target=target,
-        numbers=tuple(arrays["numbers"].tolist()) if "numbers" in arrays else (),
-        vocabulary=int(arrays["vocabulary"]) if "vocabulary" in arrays else 0,
-        padding=int(arrays["padding"]) if "padding" in arrays else None,
-        columns=tuple(arrays["columns"].tolist()) if "columns" in arrays else (),
-    )
+    names = ("classes", "owner_names", "numbers", "columns")
+    fields |= {key: tuple(arrays[key].tolist()) for key in names if key in arrays}
+    fields |= {key: int(arrays[key]) for key in ("vocabulary", "padding") if key in arrays}
+    fields |= {key: arrays[key] for key in ("owners", "test_owners") if key in arrays}
+    test = Samples(test_x, test_y)
+    return Dataset(name, x, y, test, **fields, source=identity(name, key), target=target)
 
 
 def labels_from_zero(path: Path, labels: np.ndarray, classes: int, first: int = 0) -> np.ndarray:
@@ -158,20 +208,257 @@ def labels_from_zero(path: Path, labels: np.ndarray, classes: int, first: int = 
     return labels.astype(np.int64) - first
 
 
-def _owner_arrays(owners: np.ndarray) -> Arrays:
-    """The owners as numbers, in the order of their names."""
-    sortable = owners if owners.dtype.kind in "iu" else owners.astype(np.str_)
-    names, numbers = np.unique(sortable, return_inverse=True)
-    return {"owners": numbers.astype(np.int64), "owner_names": names.astype(np.str_)}
+# ---- what is learned
 
 
-def _split_rows(n: int, fraction: float, source: str) -> tuple[np.ndarray, np.ndarray]:
-    """The rows for training and those for testing, both ascending."""
-    n_test = math.floor(n * fraction + 0.5)
-    if not 0 < n_test < n:
-        raise DataError(
-            f"{source}: dataset.test_fraction={fraction} of its {n} samples are {n_test}; the"
-            " training set and the test set need at least one each"
+def encoded(
+    train: RawSamples, test: RawSamples | None, target: str | None, classes: Classes
+) -> tuple[list[np.ndarray], Arrays]:
+    """The targets of the training and test samples, and the arrays that describe them.
+
+    Args:
+        train: the training samples.
+        test: the test samples, or None.
+        target: "class", "number", "labels" or "next_char"; None: what the training labels are. Text
+            and few whole numbers are classes, fractions are numbers, and lists or several columns
+            of zeros and ones are sets of labels.
+        classes: see `dataset_arrays`; also the labels of target="labels".
+
+    Returns:
+        y of the training samples and, where there are such, of the test samples: (n,) int64 classes
+        or (n, K) float32. The arrays `target` (the kind, and why it was chosen), `classes` and,
+        for numbers, `numbers`, their names.
+
+    Raises:
+        ConfigError: `target` is unknown, the labels do not tell it, or it does not fit `classes`.
+        DataError: a label is not what `target` says; the message names the file and the row.
+    """
+    reason = ""
+    if target is None:
+        target, reason = _inferred(train, classes)
+    check.one_of("dataset.target", target, CHOICES)
+    parts = [train] if test is None else [train, test]
+    described = {"target": np.array([target, reason])}
+    if target == "number":
+        if classes is not None:
+            raise ConfigError(f"dataset.classes={classes}: dataset.target=number has no classes")
+        ys = [_numbers(part) for part in parts]
+        names = _column_names(train, ys[0].shape[1])
+        described |= {"classes": np.empty(0, np.str_), "numbers": names}
+    elif target == "labels":
+        sets = [_label_sets(part) for part in parts]
+        names = _label_names(train, sets[0], classes)
+        ys = [_zeros_and_ones(each, names, part) for each, part in zip(sets, parts, strict=True)]
+        described["classes"] = names
+    else:
+        labels = [_plain_labels(part) for part in parts]
+        names = np.unique(labels[0]).astype(np.str_) if classes is None else class_names(classes)
+        ys = [
+            _class_numbers(each, names, part.y_source)
+            for each, part in zip(labels, parts, strict=True)
+        ]
+        described["classes"] = names
+    return ys, described
+
+
+def _inferred(train: RawSamples, classes: Classes) -> tuple[str, str]:
+    """What the labels are, and a reason where it is worth a line in the log."""
+    y = _column(train.y)
+    if train.lists:
+        values = np.concatenate([np.asarray(each).ravel() for each in y])
+        if values.dtype.kind == "f" and (values % 1 != 0).any():
+            return "number", "the labels are lists of fractions"
+        return "labels", "the labels are lists"
+    if y.ndim == 2:
+        if y.dtype.kind in "biuf" and _binary(y):
+            return "labels", f"the labels are {y.shape[1]} columns of zeros and ones"
+        if y.dtype.kind == "f" and (y % 1 != 0).any():
+            return "number", f"the labels are {y.shape[1]} columns with fractions"
+        raise ConfigError(
+            f"{train.y_source}: the labels are {y.shape[1]} columns, neither of zeros and ones nor"
+            " of fractions; write dataset.target=number to predict their values"
         )
-    order = generator(0, "test_fraction").permutation(n)
-    return np.sort(order[n_test:]), np.sort(order[:n_test])
+    if y.dtype.kind not in "iuf" or classes is not None:
+        return "class", ""
+    if y.dtype.kind == "f" and np.isfinite(y).all() and (y % 1 != 0).any():
+        return "number", "the labels have fractions"
+    values = np.unique(y)
+    if len(values) <= _MOST_CLASSES or len(values) * _FEWEST_SAMPLES <= len(y):
+        if y.dtype.kind == "f":
+            return "class", f"the labels are {len(values)} whole numbers"
+        return "class", ""
+    many = f"the labels are {len(values)} whole numbers in {len(y)} samples"
+    if y.dtype.kind == "f":
+        raise ConfigError(
+            f"{train.y_source}: {many}; write dataset.target=number to predict their values, or"
+            " dataset.target=class if each is a class"
+        )
+    return "class", f"{many}; dataset.target=number would predict their values"
+
+
+def _column(y: np.ndarray) -> np.ndarray:
+    """(n, 1) as (n,)."""
+    return y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
+
+
+def _column_names(samples: RawSamples, count: int) -> np.ndarray:
+    """The names of the columns of y, or else their positions."""
+    named = len(samples.y_names) == count
+    return np.array(samples.y_names if named else [str(column) for column in range(count)])
+
+
+# ---- numbers
+def _numbers(samples: RawSamples) -> np.ndarray:
+    """(n, K) float32."""
+    y = samples.y
+    try:
+        if samples.lists:
+            y = np.stack([np.asarray(each, np.float64).ravel() for each in y])
+        y = np.asarray(y, np.float64).reshape(len(y), -1)
+    except (ValueError, TypeError) as error:
+        raise DataError(
+            f"{samples.y_source}: dataset.target=number expects numbers, equally many for each"
+            f" sample ({error})"
+        ) from error
+    with np.errstate(over="ignore"):  # too large a number becomes inf, which is reported below
+        numbers = y.astype(np.float32)
+    finite = np.isfinite(numbers).all(1)
+    if not finite.all():
+        row = int(finite.argmin())
+        raise DataError(
+            f"{place(samples.y_source, row)}: {y[row].tolist()}; dataset.target=number expects"
+            " finite numbers"
+        )
+    return numbers
+
+
+# ---- sets of labels
+def _label_sets(samples: RawSamples) -> np.ndarray | list[list[str]]:
+    """Columns of zeros and ones (n, L), or the labels that each sample has."""
+    y = samples.y
+    if samples.lists:
+        lists = [np.asarray(each).ravel() for each in y]
+        lengths = {len(each) for each in lists}
+        numeric = all(each.dtype.kind in "biuf" for each in lists)
+        if not (len(lengths) == 1 and 0 not in lengths and numeric and _binary(np.stack(lists))):
+            return [[str(label) for label in each.tolist()] for each in lists]
+        y = np.stack(lists)
+    if y.dtype.kind not in "biuf":
+        raise DataError(
+            f"{samples.y_source}: dataset.target=labels expects lists of labels, or columns of"
+            " zeros and ones (dataset.label=[a,b])"
+        )
+    y = y.reshape(len(y), -1)
+    wrong = ~np.isin(y, (0, 1)).all(1)
+    if wrong.any():
+        row = int(wrong.argmax())
+        raise DataError(
+            f"{place(samples.y_source, row)}: {y[row].tolist()}; dataset.target=labels expects"
+            " zeros and ones, or lists of labels"
+        )
+    return y.astype(np.float32)
+
+
+def _binary(y: np.ndarray) -> bool:
+    return bool(np.isin(y, (0, 1)).all())
+
+
+def _label_names(
+    train: RawSamples, sets: np.ndarray | list[list[str]], classes: Classes
+) -> np.ndarray:
+    """The names of the labels, in the order of the columns of y."""
+    if isinstance(sets, np.ndarray):
+        count = sets.shape[1]
+        names = _column_names(train, count) if classes is None else class_names(classes)
+        if len(names) != count:
+            raise ConfigError(
+                f"dataset.classes={classes}: {train.y_source} has {count} columns of labels"
+            )
+        return names
+    if classes is not None:
+        return class_names(classes)
+    found = {label for each in sets for label in each}
+    if not found:
+        raise DataError(f"{train.y_source}: no sample has a label")
+    numbers = all(label.removeprefix("-").isdigit() for label in found)
+    return np.array(sorted(found, key=int if numbers else str))
+
+
+def _zeros_and_ones(
+    sets: np.ndarray | list[list[str]], names: np.ndarray, samples: RawSamples
+) -> np.ndarray:
+    """(n, L) float32: 1 for the labels that a sample has."""
+    if isinstance(sets, np.ndarray):
+        if sets.shape[1] != len(names):
+            raise DataError(
+                f"{samples.y_source}: {sets.shape[1]} columns of labels; the training samples have"
+                f" {len(names)}"
+            )
+        return sets
+    lengths = [len(each) for each in sets]
+    labels = np.array([label for each in sets for label in each], dtype=np.str_)
+    rows = np.repeat(np.arange(len(sets)), lengths)
+    y = np.zeros((len(sets), len(names)), np.float32)
+    y[rows, _class_numbers(labels, names, samples.y_source, rows)] = 1
+    return y
+
+
+# ---- classes
+def class_names(classes: int | Sequence[str]) -> np.ndarray:
+    """The names that the setting `dataset.classes` fixes."""
+    if isinstance(classes, int):
+        count = check.integer("dataset.classes", classes, low=1, high=_MOST_NAMES)
+        return np.arange(count).astype(np.str_)
+    if isinstance(classes, str) or not classes or len(set(map(str, classes))) < len(classes):
+        raise ConfigError(
+            f"dataset.classes={classes}: must be null, a number of classes, or a list of distinct"
+            " labels"
+        )
+    return np.array([str(label) for label in classes])
+
+
+def _plain_labels(samples: RawSamples) -> np.ndarray:
+    """The labels (n,) as whole numbers or text."""
+    labels = _column(samples.y)
+    if labels.ndim > 1 or samples.lists:
+        raise DataError(
+            f"{samples.y_source}: several labels for each sample; dataset.target=class expects one"
+        )
+    if labels.dtype.kind == "f":
+        with np.errstate(invalid="ignore"):  # nan and inf become a number that they do not equal
+            wrong = labels.astype(np.int64) != labels
+        if wrong.any():
+            row = int(wrong.argmax())
+            raise DataError(
+                f"{place(samples.y_source, row)}: label {labels[row]}; expected a class: a whole"
+                " number or text"
+            )
+    return labels.astype(np.int64 if labels.dtype.kind in "iuf" else np.str_)
+
+
+def _class_numbers(
+    labels: np.ndarray, names: np.ndarray, source: str, rows: np.ndarray | None = None
+) -> np.ndarray:
+    """(n,) int64: the position of each label among the classes' names.
+
+    Args:
+        labels: (n,), whole numbers or text.
+        names: the names.
+        source: where the labels come from, for messages.
+        rows: (n,), each label's row; None: 0 .. n - 1.
+    """
+    texts = labels.astype(np.str_)
+    unknown = ~np.isin(texts, names)
+    if unknown.any():
+        first = int(unknown.argmax())
+        row = first if rows is None else int(rows[first])
+        more = f" and {len(names) - 10} more" if len(names) > 10 else ""
+        hint = ""
+        if rows is None and labels.dtype.kind in "iu":
+            hint = "; dataset.target=number predicts their values"
+        raise DataError(
+            f"{place(source, row)}: label {labels[first].item()!r}; expected one of the classes"
+            f" {names[:10].tolist()}{more}{hint}"
+        )
+    order = np.argsort(names)
+    return order[np.searchsorted(names, texts, sorter=order)].astype(np.int64)

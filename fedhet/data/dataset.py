@@ -15,9 +15,9 @@ from fedhet.core.errors import ConfigError, DataError
 from fedhet.core.targets import WITH_CLASSES
 from fedhet.core.task import Samples
 from fedhet.data.array_cache import Arrays, cached_arrays
-from fedhet.data.target import CHOICES
 
 AUTO: Final = "auto"
+CHOICES = ("class", "number", "labels", "next_char")  # of `dataset.target`
 # `dataset.mean` or `dataset.std`: one number for each column or channel, or one for all, or "auto".
 Statistic = Sequence[float] | Literal["auto"]
 
@@ -45,7 +45,7 @@ class Dataset:
         test_owners: (m,), the names of the test samples' owners, who may be others; None where the
             data do not name them all. Only `pooled` uses them.
         augment: the augmentation of training batches, for images: none or crop_flip
-            (fedhet.data.augment).
+            (fedhet.data.federation).
         source: identifies the samples on disk, so that what is computed from them can be cached;
             empty: it is not cached.
         target: what is learned: "class", "number", "labels" or "next_char" (fedhet.core.targets).
@@ -85,8 +85,10 @@ class Dataset:
 
     def __post_init__(self) -> None:
         check.one_of("dataset.target", self.target, CHOICES)
-        if self.text and not self.vocabulary:
-            object.__setattr__(self, "vocabulary", len(self.classes))
+        if self.text:  # it is not normalised
+            object.__setattr__(self, "mean", (0.0,))
+            object.__setattr__(self, "std", (1.0,))
+            object.__setattr__(self, "vocabulary", self.vocabulary or len(self.classes))
         self._check_samples("training", Samples(self.x, self.y))
         if self.test is not None:
             if self.test.x.shape[1:] != self.x.shape[1:]:
@@ -104,19 +106,12 @@ class Dataset:
         check.one_of("dataset.augment", self.augment, ("none", "crop_flip"))
 
     def _check_samples(self, part: str, samples: Samples) -> None:
-        if self.target in WITH_CLASSES:
-            last = len(self.classes) - 1
-            wrong = ((samples.y < 0) | (samples.y > last)).nonzero()
-            if len(wrong):
-                row = int(wrong[0])
-                raise DataError(
-                    f"{self.name}: {part} sample {row} has label {int(samples.y[row])}; labels go"
-                    f" from 0 to {last}"
-                )
-        elif samples.y.shape[1:] != (len(self.outputs),):
+        where = f"{self.name}, {part}"
+        check_targets(where, samples.y, self.target, len(self.classes))
+        if self.target == "number" and samples.y.shape[1:] != (len(self.numbers),):
             raise DataError(
-                f"{self.name}: the targets of the {part} samples have shape"
-                f" {tuple(samples.y.shape[1:])}; expected ({len(self.outputs)},)"
+                f"{where}: the targets have shape {tuple(samples.y.shape)}; expected"
+                f" (n, {len(self.numbers)})"
             )
         last = self.vocabulary - 1
         if self.text and len(samples) and not 0 <= samples.x.min() <= samples.x.max() <= last:
@@ -218,3 +213,44 @@ class Dataset:
     def text(self) -> bool:
         """Whether the samples are token numbers."""
         return not self.x.is_floating_point() and self.x.ndim == 2
+
+
+def check_targets(where: str, y: Tensor, target: str, classes: int) -> None:
+    """Refuse targets that are no classes or labels, where these are learned.
+
+    Args:
+        where: what samples they are, for messages.
+        y: the targets.
+        target: what is learned.
+        classes: the number of classes or labels.
+
+    Raises:
+        DataError: with the first sample of which the target is out of range.
+    """
+    expected = f"with classes={classes}, targets are (n,) whole numbers from 0 to {classes - 1}"
+    if target in WITH_CLASSES:
+        if y.ndim != 1:
+            hint = ""
+            if y.ndim == 2 and y.shape[1] == 1:
+                hint = "; y.squeeze(1) has this shape"
+            elif y.ndim == 2 and y.shape[1] == classes:
+                hint = "; of one-hot targets, y.argmax(1) are the classes"
+            raise DataError(f"{where}: the targets have shape {tuple(y.shape)}; {expected}{hint}")
+        if y.dtype != torch.int64:
+            raise DataError(
+                f"{where}: the targets are {y.dtype}, the first is {y[0].item()}; {expected}, such"
+                ' as y.long(); if they are not classes, write target="number"'
+            )
+        wrong = (y < 0) | (y >= classes)
+    elif target == "labels":
+        expected = (
+            f"with target=labels and classes={classes}, they are (n, {classes}) zeros and ones"
+        )
+        if y.shape[1:] != (classes,):
+            raise DataError(f"{where}: the targets have shape {tuple(y.shape)}; {expected}")
+        wrong = (y != 0) & (y != 1)
+    else:
+        return
+    if len(found := wrong.nonzero()):
+        row = int(found[0, 0])
+        raise DataError(f"{where}, sample {row}: the target is {y[row].tolist()}; {expected}")

@@ -15,6 +15,7 @@ from fedhet.core.errors import ConfigError, DataError
 from fedhet.core.targets import WITH_CLASSES
 from fedhet.core.task import Samples, Task
 from fedhet.core.workspace import Workspace
+from fedhet.data.dataset import check_targets
 from fedhet.models.base import trial_output
 
 # The settings that a task replaces.
@@ -61,13 +62,15 @@ def check_task(workspace: Workspace) -> None:
     task = workspace.task
     tried = set()
     for where, samples in _parts(task):
-        if task.target in WITH_CLASSES:
-            _check_classes(where, samples.y, task.classes)
-        elif task.target == "labels":
-            _check_labels(where, samples.y, task.classes)
-        elif samples.y.is_floating_point():
+        check_targets(where, samples.y, task.target, task.classes)
+        if task.target in ("number", "loss") and samples.y.is_floating_point():
             _check_finite(where, "target", samples.y)
-        _check_inputs(where, samples, workspace)
+        x = samples.x
+        numbers = x.is_floating_point() and x.numel()
+        if numbers and not all(bound.isfinite() for bound in x.aminmax()):
+            if task.transform is not None:  # it may replace them
+                x = workspace.prepared(Samples(x.clone(), samples.y)).x
+            _check_finite(where, "input", x)
         kind = (samples.x.shape[1:], samples.x.dtype, samples.y.shape[1:], samples.y.dtype)
         if kind not in tried:
             tried.add(kind)
@@ -86,46 +89,6 @@ def _parts(task: Task) -> Iterator[tuple[str, Samples]]:
                 yield f"client {pid}, {part}", samples
     if task.test is not None:
         yield "the global test set", task.test
-
-
-def _check_classes(where: str, y: Tensor, classes: int) -> None:
-    expected = f"with classes={classes}, targets are (n,) whole numbers from 0 to {classes - 1}"
-    if y.ndim != 1:
-        hint = ""
-        if y.ndim == 2 and y.shape[1] == 1:
-            hint = "; y.squeeze(1) has this shape"
-        elif y.ndim == 2 and y.shape[1] == classes:
-            hint = "; of one-hot targets, y.argmax(1) are the classes"
-        raise DataError(f"{where}: the targets have shape {tuple(y.shape)}; {expected}{hint}")
-    if y.dtype != torch.int64:
-        raise DataError(
-            f"{where}: the targets are {y.dtype}, the first is {y[0].item()}; {expected}, such as"
-            ' y.long(); if they are not classes, write target="number"'
-        )
-    wrong = ((y < 0) | (y >= classes)).nonzero()
-    if len(wrong):
-        row = int(wrong[0])
-        raise DataError(f"{where}, sample {row}: the target is {int(y[row])}; {expected}")
-
-
-def _check_labels(where: str, y: Tensor, labels: int) -> None:
-    expected = f"with target=labels and classes={labels}, targets are (n, {labels}) zeros and ones"
-    if y.shape[1:] != (labels,):
-        raise DataError(f"{where}: the targets have shape {tuple(y.shape)}; {expected}")
-    wrong = ((y != 0) & (y != 1)).nonzero()
-    if len(wrong):
-        row, label = wrong[0].tolist()
-        raise DataError(f"{where}, sample {row}: a target is {y[row, label].item()}; {expected}")
-
-
-def _check_inputs(where: str, samples: Samples, workspace: Workspace) -> None:
-    """Refuse inputs that are NaN or infinite, unless the transform replaces them."""
-    x = samples.x
-    if not x.is_floating_point() or not x.numel() or all(bound.isfinite() for bound in x.aminmax()):
-        return
-    if workspace.task.transform is not None:
-        x = workspace.prepared(Samples(x.clone(), samples.y)).x
-    _check_finite(where, "input", x)
 
 
 def _check_finite(where: str, what: str, values: Tensor) -> None:
@@ -152,25 +115,20 @@ def _try(where: str, samples: Samples, workspace: Workspace) -> None:
             f" not take {TRIAL} samples of {where}, {batch.x.dtype} of shape"
             f" {tuple(batch.x.shape)}",
         )
-        _check_output(output, name, task)
+        if not isinstance(output, Tensor):
+            kind = type(output).__name__
+            raise ConfigError(f"Task: the model {name} returns a {kind}, not a tensor")
+        shape = tuple(output.shape)
+        returned = f"Task: for {TRIAL} samples the model {name} returns shape {shape}"
+        if task.target not in ("number", "loss") and shape != (TRIAL, task.classes):
+            raise ConfigError(
+                f"{returned}; with classes={task.classes} it must be {(TRIAL, task.classes)}, one"
+                " number for each class"
+            )
+        if shape[:1] != (TRIAL,):
+            raise ConfigError(f"{returned}; its first dimension must be the samples, {TRIAL}")
         for n in (TRIAL, 1):
             _check_losses(where, task.criterion, output[:n], batch.y[:n])
-
-
-def _check_output(output: Any, name: str, task: Task) -> None:
-    if not isinstance(output, Tensor):
-        raise ConfigError(f"Task: the model {name} returns a {type(output).__name__}, not a tensor")
-    shape = tuple(output.shape)
-    if task.target not in ("number", "loss") and shape != (TRIAL, task.classes):
-        raise ConfigError(
-            f"Task: for {TRIAL} samples the model {name} returns shape {shape}; with"
-            f" classes={task.classes} it must be {(TRIAL, task.classes)}, one number for each class"
-        )
-    if not output.ndim or len(output) != TRIAL:
-        raise ConfigError(
-            f"Task: for {TRIAL} samples the model {name} returns shape {shape}; its first dimension"
-            f" must be the samples, {TRIAL}"
-        )
 
 
 def _check_losses(where: str, criterion: Any, output: Tensor, y: Tensor) -> None:

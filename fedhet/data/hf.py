@@ -1,28 +1,30 @@
-"""Datasets in Hugging Face's formats that are on this machine, loaded by flwr-datasets."""
+"""Datasets in Hugging Face's formats that are on this machine."""
 
 from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fedhet.core import check
-from fedhet.core.errors import DataError
+from fedhet.core.errors import ConfigError, DataError
 from fedhet.data.array_cache import Arrays, signature
-from fedhet.data.arrays import assemble, dataset_arrays
-from fedhet.data.dataset import Dataset, Statistic
+from fedhet.data.arrays import Classes, assemble
+from fedhet.data.dataset import Dataset
 from fedhet.data.files import find_path, permitted
-from fedhet.data.hf_columns import class_names, frame_of, image_column, raw_images
-from fedhet.data.tables.data_frames import arrays_of_frames
-from fedhet.data.target import Classes
+from fedhet.data.images import read_images
+from fedhet.data.tables import Columns, check_columns, known_owner
 from fedhet.data.tokens import Texts
 
 if TYPE_CHECKING:
     import datasets
+    import pandas
 
 log = logging.getLogger("fedhet.data")
 
@@ -45,10 +47,7 @@ def hf(
     owner: str | None,
     classes: Classes,
     size: int | None,
-    mean: Statistic,
-    std: Statistic,
-    target_mean: Statistic,
-    target_std: Statistic,
+    **statistics: Any,
 ) -> Dataset:
     """Images, texts or a table in any format that Hugging Face's `datasets` reads.
 
@@ -65,11 +64,11 @@ def hf(
             images, or else all columns but `label` and `owner`.
         text, tokenizer, max_length: a column of texts in place of the features; see
             `fedhet.data.tokens.Texts`.
-        label, target, owner: as for `fedhet.data.tables.table`.
+        label, target, owner: see `fedhet.data.tables.Columns`.
         classes: see `fedhet.data.arrays.dataset_arrays`; None also stands for the names that the
             dataset gives.
         size: resizes images to (size, size).
-        mean, std, target_mean, target_std: see `fedhet.data.dataset.Dataset`.
+        statistics: mean, std, target_mean, target_std, see `fedhet.data.dataset.Dataset`.
 
     Raises:
         DataError: the data are not on this machine, are damaged, lack a split or a column, or have
@@ -83,32 +82,22 @@ def hf(
     log.info("%s: %s", name, place)
     splits = [train] if test is None else [train, test]
     texts = Texts.of(text, tokenizer, max_length, data_dir, place)
-    settings: dict[str, Any] = {
-        "features": features,
-        "label": label,
-        "target": target,
-        "owner": owner,
-        "classes": classes,
-        "test_fraction": test_fraction,
-        "size": size,
-    }
+    columns = Columns(label, target, classes, features, texts, owner, test_fraction)
 
     def read() -> Arrays:
         # `datasets` keeps a copy of its own in this cache; ours is enough.
         with tempfile.TemporaryDirectory() as scratch:
-            return _read(_load_splits(place, subset, splits, scratch), texts=texts, **settings)
+            return _read(_load_splits(place, subset, splits, scratch), columns, size)
 
     key = {
         "loader": "hf",
         "subset": subset,
         "splits": splits,
-        **settings,
+        **columns.key,
+        "size": size,
         "files": signature(sorted(file for file in place.rglob("*") if file.is_file())),
     }
-    if texts is not None:
-        key |= texts.key
-        mean, std = (0.0,), (1.0,)  # tokens are not normalised
-    return assemble(name, key, read, mean, std, target_mean=target_mean, target_std=target_std)
+    return assemble(name, key, read, **statistics)
 
 
 def _find(data_dir: str, path: str) -> Path:
@@ -134,95 +123,103 @@ def _find(data_dir: str, path: str) -> Path:
 def _load_splits(
     place: Path, subset: str | None, splits: Sequence[str], cache: str
 ) -> dict[str, datasets.Dataset]:
-    """The splits by their source for messages, the training split first."""
-    import datasets
-    from flwr_datasets import FederatedDataset
+    """The splits by their source for messages, the training split first.
 
-    datasets.disable_progress_bars()
-    try:
-        saved = _saved(place)
-        if saved is not None:
-            _check_splits(place, saved, splits)
-            return {f"{place}, split {split!r}": saved[split] for split in splits}
-        federated = FederatedDataset(
-            dataset=str(place),
-            subset=subset,
-            partitioners=dict.fromkeys(splits, 1),
-            shuffle=False,
-            cache_dir=cache,
-        )
-        # `FederatedDataset.load_split` would report its use to Flower
-        return {
-            f"{place}, split {split!r}": federated.partitioners[split].dataset for split in splits
-        }
-    except DataError:
-        raise
-    except (OSError, KeyError, ValueError, datasets.exceptions.DatasetsError) as error:
-        raise DataError(
-            f"{place} is damaged, or not a dataset with the splits {', '.join(splits)}:"
-            f" {error.__cause__ or error}"
-        ) from error
-
-
-def _check_splits(place: Path, saved: Collection[str], splits: Sequence[str]) -> None:
-    for split in splits:
-        if split not in saved:
-            raise DataError(
-                f"{place} has no split {split!r}; it has {', '.join(saved)}. Without a test split,"
-                " dataset.test=null holds out dataset.test_fraction of the samples"
-            )
-
-
-def _saved(place: Path) -> dict[str, datasets.Dataset] | None:
-    """The splits of a folder that `save_to_disk` wrote, or None for any other folder.
-
-    A dataset that was saved without splits is the split "train".
+    A dataset that `save_to_disk` wrote without splits is the split "train".
     """
     import datasets
 
-    if (place / "dataset_dict.json").is_file():
-        return dict(datasets.DatasetDict.load_from_disk(str(place)))
-    if (place / "state.json").is_file() and (place / "dataset_info.json").is_file():
-        return {"train": datasets.Dataset.load_from_disk(str(place))}
-    return None
+    datasets.disable_progress_bars()
+    try:
+        if (place / "dataset_dict.json").is_file():
+            found = datasets.DatasetDict.load_from_disk(str(place))
+        elif (place / "state.json").is_file() and (place / "dataset_info.json").is_file():
+            found = {"train": datasets.Dataset.load_from_disk(str(place))}
+        else:
+            found = datasets.load_dataset(str(place), subset, cache_dir=cache)
+    except (OSError, KeyError, ValueError, datasets.exceptions.DatasetsError) as error:
+        raise DataError(
+            f"{place} is damaged, or not a dataset: {error.__cause__ or error}"
+        ) from error
+    for split in splits:
+        if split not in found:
+            raise DataError(
+                f"{place} has no split {split!r}; it has {', '.join(found)}. Without a test split,"
+                " dataset.test=null holds out dataset.test_fraction of the samples"
+            )
+    return {f"{place}, split {split!r}": found[split] for split in splits}
 
 
-def _read(
-    parts: Mapping[str, datasets.Dataset],
-    *,
-    features: str | Sequence[str] | None,
-    texts: Texts | None,
-    label: str | Sequence[str],
-    target: str | None,
-    owner: str | None,
-    classes: Classes,
-    test_fraction: float,
-    size: int | None,
-) -> Arrays:
+def _read(parts: Mapping[str, datasets.Dataset], columns: Columns, size: int | None) -> Arrays:
     """The dataset's arrays of what `_load_splits` returns; see `hf`."""
+    import datasets
+
     train_source = next(iter(parts))
-    columns = parts[train_source].features
-    names = None
-    if classes is None and target in (None, "class", "labels"):
-        names, several = class_names(columns, label)
-        classes = names if several else len(names) if names else None
-    image = None if texts is not None else image_column(features, columns, train_source)
+    kinds = parts[train_source].features
+    label = columns.label
+    names, several = _class_names(kinds, label)
+    if columns.classes is not None or columns.target not in (None, "class", "labels"):
+        names = None
+    if names:
+        columns = replace(columns, classes=names if several else len(names))
+    image = columns.features if isinstance(columns.features, str) else None
+    if columns.features is None and columns.texts is None:
+        images = [column for column, kind in kinds.items() if isinstance(kind, datasets.Image)]
+        if len(images) > 1:
+            raise ConfigError(
+                f"dataset.features=null: {train_source} has several columns of images, choose from:"
+                f" {', '.join(images)}"
+            )
+        image = images[0] if images else None
     if image is None:
-        arrays = arrays_of_frames(
-            [(source, frame_of(part, label)) for source, part in parts.items()],
-            features=features,
-            texts=texts,
-            label=label,
-            target=target,
-            owner=owner,
-            classes=classes,
-            test_fraction=test_fraction,
-        )
+        arrays = columns.arrays([(source, _frame(part, label)) for source, part in parts.items()])
     else:
-        train, *tests = (
-            raw_images(source, part, image, label, owner, size, test=source != train_source)
-            for source, part in parts.items()
-        )
-        test = tests[0] if tests else None
-        arrays = dataset_arrays(train, test, classes, test_fraction, target)
+        raw = []
+        for source, part in parts.items():
+            test = source != train_source
+            owners = [columns.owner] if columns.owner is not None and not test else []
+            check_columns(source, part.features, [image, *columns.labels, *owners])
+            if not isinstance(part.features[image], datasets.Image):
+                raise DataError(
+                    f"{source}, column {image!r} holds {part.features[image]}, not images; a list"
+                    f" of columns is a table: [{image}]; dataset.text names a column of texts"
+                )
+            frame = _frame(part.remove_columns(image), label)
+            owner = known_owner(frame, columns.owner) if test else columns.owner
+            cells = part.cast_column(image, datasets.Image(decode=False))[image]
+            files = [(f"{source}, row {row}", _image_file(cell)) for row, cell in enumerate(cells)]
+            raw.append(columns.samples(read_images(files, size), frame, source, owner))
+        arrays = columns.encoded(raw)
     return arrays | {"classes": np.array(names)} if names else arrays
+
+
+def _class_names(
+    columns: datasets.Features, label: str | Sequence[str]
+) -> tuple[list[str] | None, bool]:
+    """The names that the dataset gives the classes, and whether a sample has a list of them."""
+    kind = columns.get(label) if isinstance(label, str) else None
+    several = getattr(kind, "feature", None)  # of a list
+    names = getattr(several or kind, "names", None)
+    return (list(names) if names else None), bool(names and several)
+
+
+def _frame(part: datasets.Dataset, label: str | Sequence[str]) -> pandas.DataFrame:
+    """The table; lists of class numbers become lists of the classes' names.
+
+    As numbers they could be taken for zeros and ones.
+    """
+    frame = part.to_pandas()
+    names, several = _class_names(part.features, label)
+    if names and several:
+        frame[label] = [
+            None if numbers is None else [names[number] for number in numbers]
+            for numbers in frame[label]
+        ]
+    return frame
+
+
+def _image_file(cell: dict[str, Any] | None) -> Path | BytesIO:
+    """The file of an image, on disk or in the cell; a missing image is an empty file."""
+    if cell is None:
+        return BytesIO()
+    return Path(cell["path"]) if cell["bytes"] is None else BytesIO(cell["bytes"])

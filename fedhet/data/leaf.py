@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 from fedhet.core.errors import DataError
 from fedhet.data.array_cache import Arrays, signature
 from fedhet.data.arrays import assemble
-from fedhet.data.dataset import Dataset, Statistic
+from fedhet.data.dataset import Dataset
 from fedhet.data.files import find_folder
 
 log = logging.getLogger("fedhet.data")
@@ -29,12 +29,12 @@ SIDE = 28
 Encoder = Callable[[str, list[Any], list[Any]], tuple[np.ndarray, np.ndarray]]
 
 
-def femnist(*, name: str, data_dir: str, folder: str, mean: Statistic, std: Statistic) -> Dataset:
+def femnist(*, name: str, data_dir: str, folder: str, **fields: Any) -> Dataset:
     """FEMNIST: handwritten characters (1, 28, 28) in 62 classes, dark on white.
 
     The owner of a sample is its writer.
     """
-    return _load(name, data_dir, folder, _images, CHARACTERS, mean, std)
+    return _load(name, data_dir, folder, _images, CHARACTERS, **fields)
 
 
 def shakespeare(*, name: str, data_dir: str, folder: str) -> Dataset:
@@ -47,13 +47,7 @@ def shakespeare(*, name: str, data_dir: str, folder: str) -> Dataset:
 
 
 def _load(
-    name: str,
-    data_dir: str,
-    folder: str,
-    encode: Encoder,
-    classes: str,
-    mean: Statistic = (0.0,),
-    std: Statistic = (1.0,),
+    name: str, data_dir: str, folder: str, encode: Encoder, classes: str, **fields: Any
 ) -> Dataset:
     hint = (
         "Make it with LEAF's preprocess.sh (github.com/TalwalkarLab/leaf, -t sample) and copy its"
@@ -69,9 +63,8 @@ def _load(
     log.info("%s: LEAF's JSON in %s", name, place)
 
     def read() -> Arrays:
-        x, y, sizes = _read(files["train"], encode)
-        test_x, test_y, test_sizes = _read(files["test"], encode)
-        users = np.repeat(list(sizes), list(sizes.values()))
+        x, y, users = _read(files["train"], encode)
+        test_x, test_y, test_owners = _read(files["test"], encode)
         owner_names, owners = np.unique(users, return_inverse=True)
         return {
             "x": x,
@@ -82,63 +75,55 @@ def _load(
             "target": np.array(["class" if encode is _images else "next_char", ""]),
             "owners": owners,
             "owner_names": owner_names,
-            "test_owners": np.repeat(list(test_sizes), list(test_sizes.values())),
+            "test_owners": test_owners,
         }
 
     key = {
         "loader": f"leaf.{encode.__name__}",
         "files": signature([*files["train"], *files["test"]]),
     }
-    return assemble(name, key, read, mean, std)
+    return assemble(name, key, read, **fields)
 
 
-def _read(files: Sequence[Path], encode: Encoder) -> tuple[np.ndarray, np.ndarray, dict[str, int]]:
-    """(x, y, user -> number of samples) of all users, in the order of the files."""
-    xs = []
-    ys = []
-    sizes: dict[str, int] = {}
+def _read(files: Sequence[Path], encode: Encoder) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """x, y and users of all samples, in the order of the files."""
+    found: dict[str, tuple[np.ndarray, np.ndarray]] = {}
     for path in files:
-        for user, raw_x, raw_y in _users(path):
-            if user in sizes:
-                raise DataError(
-                    f"{path}: the user {user!r} occurs twice, in this file or in another one of"
-                    " the folder; expected once"
-                )
-            sizes[user] = len(raw_y)
-            x, y = encode(f"{path}, user {user!r}", raw_x, raw_y)
-            xs.append(x)
-            ys.append(y)
-    if not sizes:
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:  # not UTF-8, or not JSON
+            raise DataError(
+                f"{path} is damaged or truncated: expected LEAF's JSON ({error})"
+            ) from error
+        try:
+            for user, size in zip(content["users"], content["num_samples"], strict=True):
+                x, y = (content["user_data"][user][key] for key in ("x", "y"))
+                source = f"{path}, user {user!r}"
+                if not len(x) == len(y) == size:
+                    raise DataError(
+                        f"{source}: {len(x)} x and {len(y)} y, but num_samples is {size}; the three"
+                        " must be equal"
+                    )
+                if not size:
+                    raise DataError(f"{source} has no samples; expected at least one")
+                if user in found:
+                    raise DataError(
+                        f"{path}: the user {user!r} occurs twice, in this file or in another one of"
+                        " the folder; expected once"
+                    )
+                found[user] = encode(source, x, y)
+        except DataError:
+            raise
+        except (KeyError, TypeError, ValueError) as error:
+            raise DataError(
+                f"{path} is not LEAF's JSON of users, num_samples and user_data[user][x and y]:"
+                f" {error!r}"
+            ) from error
+    if not found:
         raise DataError(f"{', '.join(map(str, files))}: there are no users; expected at least one")
-    return np.concatenate(xs), np.concatenate(ys), sizes
-
-
-def _users(path: Path) -> Iterator[tuple[str, list[Any], list[Any]]]:
-    """(user, x, y) for each user of a file."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:  # not UTF-8, or not JSON
-        raise DataError(
-            f"{path} is damaged or truncated: expected LEAF's JSON ({error})"
-        ) from error
-    try:
-        for user, size in zip(content["users"], content["num_samples"], strict=True):
-            x, y = (content["user_data"][user][key] for key in ("x", "y"))
-            if not len(x) == len(y) == size:
-                raise DataError(
-                    f"{path}, user {user!r}: {len(x)} x and {len(y)} y, but num_samples is {size};"
-                    " the three must be equal"
-                )
-            if not size:
-                raise DataError(f"{path}, user {user!r} has no samples; expected at least one")
-            yield user, x, y
-    except DataError:
-        raise
-    except (KeyError, TypeError, ValueError) as error:
-        raise DataError(
-            f"{path} is not LEAF's JSON of users, num_samples and user_data[user][x and y]:"
-            f" {error!r}"
-        ) from error
+    xs, ys = zip(*found.values(), strict=True)
+    users = np.repeat(list(found), [len(y) for y in ys])
+    return np.concatenate(xs), np.concatenate(ys), users
 
 
 def _images(source: str, x: list[Any], y: list[Any]) -> tuple[np.ndarray, np.ndarray]:
@@ -172,17 +157,14 @@ def _images(source: str, x: list[Any], y: list[Any]) -> tuple[np.ndarray, np.nda
 def _text(source: str, x: list[Any], y: list[Any]) -> tuple[np.ndarray, np.ndarray]:
     """Characters as their positions in the alphabet, int16."""
     for row, (window, following) in enumerate(zip(x, y, strict=True)):
-        if not (_is_text(window, WINDOW) and _is_text(following, 1)):
+        texts = isinstance(window, str) and isinstance(following, str)
+        if not texts or (len(window), len(following)) != (WINDOW, 1):
             raise DataError(
                 f"{source}, row {row}: expected {WINDOW} characters and the next one, not"
                 f" {_describe(window)} and {_describe(following)}"
             )
     tokens = _token_numbers(source, x, WINDOW)
     return tokens, _token_numbers(source, y, 1)[:, 0].astype(np.int64)
-
-
-def _is_text(value: Any, length: int) -> bool:
-    return isinstance(value, str) and len(value) == length
 
 
 def _token_numbers(source: str, strings: list[str], length: int) -> np.ndarray:

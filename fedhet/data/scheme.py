@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -16,11 +14,11 @@ import numpy as np
 
 from fedhet.core import check
 from fedhet.core.errors import ConfigError
-from fedhet.data import partition_cache
+from fedhet.data.array_cache import Arrays, cached_arrays
 
 log = logging.getLogger("fedhet.data")
 
-# Part of the cache's key: increase it when `assign` returns other indices for the same settings.
+# Part of the cache's key: increase it when `draw` returns other indices for the same settings.
 _ALGORITHM = 1
 
 
@@ -84,20 +82,6 @@ def check_split(fractions: Sequence[float]) -> tuple[float, float, float]:
     )
 
 
-def check_noise(noise: float) -> float:
-    """`partition.noise`.
-
-    Raises:
-        ConfigError: it is not a finite number >= 0.
-    """
-    if type(noise) not in (int, float) or not 0 <= noise < math.inf:
-        raise ConfigError(
-            f"partition.noise={noise!r}: must be a number >= 0, the variance of the last client's"
-            " noise"
-        )
-    return float(noise)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Scheme(ABC):
     """A way to assign samples to clients; its fields are the settings `partition.<field>`.
@@ -119,10 +103,9 @@ class Scheme(ABC):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "split", check_split(self.split))
-        object.__setattr__(self, "noise", check_noise(self.noise))
+        object.__setattr__(self, "noise", check.number("partition.noise", self.noise, low=0))
         check.boolean("partition.pool_test", self.pool_test)
 
-    @abstractmethod
     def assign(
         self,
         labels: np.ndarray,
@@ -142,6 +125,11 @@ class Scheme(ABC):
         Raises:
             ConfigError: the settings are impossible for these data; the message has the numbers.
         """
+        return self.drawn(labels, seed)
+
+    @abstractmethod
+    def drawn(self, labels: np.ndarray, seed: int) -> Partition:
+        """Assign samples to clients by their labels alone; see `assign`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,26 +146,13 @@ class DrawnScheme(Scheme):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_integer("clients", 1)
-        self._check_integer("min_size", 0)
+        self._check_clients()
+        check.integer("partition.min_size", self.min_size, low=0)
 
-    def _check_integer(self, key: str, low: int) -> None:
-        value = getattr(self, key)
-        if type(value) is not int or value < low:
-            raise ConfigError(f"partition.{key}={value!r}: must be an integer >= {low}")
+    def _check_clients(self) -> None:
+        check.integer("partition.clients", self.clients, low=1)
 
-    def _check_positive(self, key: str) -> None:
-        value = getattr(self, key)
-        if type(value) not in (int, float) or not 0 < value < math.inf:
-            raise ConfigError(f"partition.{key}={value!r}: must be a number > 0")
-
-    def assign(
-        self,
-        labels: np.ndarray,
-        seed: int,
-        owners: np.ndarray | None = None,
-        owner_names: Sequence[str] = (),
-    ) -> Partition:
+    def drawn(self, labels: np.ndarray, seed: int) -> Partition:
         """Draw the assignment, or load it from the cache if it was drawn before."""
         labels = _plain(labels)
         n = len(labels)
@@ -191,15 +166,25 @@ class DrawnScheme(Scheme):
                 f"partition.clients={self.clients} with partition.min_size={self.min_size}: more"
                 f" clients than samples allow; they would need {needed} samples, and there are {n}"
             )
-        # A scheme of one's own is not cached: its code may have changed, and the key cannot say so.
-        cached = type(self).__module__.startswith("fedhet.")
-        key = self._cache_key(labels, seed)
-        indices = partition_cache.load(key) if cached else None
-        if indices is None:
-            indices = [np.sort(part) for part in self.draw(labels, seed)]
-            self._check_indices(indices, n)
-            if cached:
-                partition_cache.save(key, indices)
+
+        def made() -> Arrays:
+            parts = [np.sort(part) for part in self.draw(labels, seed)]
+            self._check_indices(parts, n)
+            return {"indices": np.concatenate(parts), "ends": np.cumsum([*map(len, parts)])}
+
+        # In a deployment every message is handled by a new process, and importing flwr-datasets
+        # takes seconds. A scheme of one's own is not cached: its code may have changed.
+        own = not type(self).__module__.startswith("fedhet.")
+        key = {
+            "scheme": type(self).__name__,
+            "settings": self._settings(),
+            "seed": seed,
+            "labels": labels_digest(labels),
+            # numpy may change its random streams between versions
+            "versions": [_ALGORITHM, version("flwr-datasets"), np.__version__],
+        }
+        arrays = made() if own else cached_arrays("partition", key, made, verified=True)
+        indices = np.split(arrays["indices"], arrays["ends"][:-1])
         return Partition(self.name, indices, pool_test=self.pool_test)
 
     @abstractmethod
@@ -222,12 +207,6 @@ class DrawnScheme(Scheme):
         """These settings as they are written on the command line, except for some."""
         settings = self._settings().items()
         return " ".join(f"partition.{key}={value}" for key, value in settings if key not in without)
-
-    def _cache_key(self, labels: np.ndarray, seed: int) -> str:
-        # numpy may change its random streams between versions
-        versions = [_ALGORITHM, version("flwr-datasets"), np.__version__]
-        named = json.dumps([type(self).__name__, self._settings(), seed, versions], sort_keys=True)
-        return hashlib.sha256(named.encode() + b"\0" + labels.tobytes()).hexdigest()
 
     def _check_indices(self, indices: list[np.ndarray], n: int) -> None:
         holders = np.bincount(np.concatenate(indices), minlength=n)

@@ -33,11 +33,13 @@ class Texts:
         column: the column.
         file: the tokenizer.json.
         max_length: the largest number of tokens of a sample; what follows is cut off.
+        filled: whether all samples have so many tokens, and not those of the longest one.
     """
 
     column: str
     file: Path
     max_length: int
+    filled: bool = False
 
     @classmethod
     def of(
@@ -95,8 +97,8 @@ class Texts:
 
         Args:
             texts: the source of each part, for messages -> its texts.
-            width: the number T of tokens of each text, not more than `max_length`; None: that of
-                the longest text, but not more than `max_length`.
+            width: the number T of tokens of each text; None: that of the longest text, but not
+                more than `max_length`.
 
         Returns:
             (n, T) int64 for each part; and the arrays vocabulary and padding, which describe them.
@@ -105,6 +107,8 @@ class Texts:
             ConfigError: the package `tokenizers` is missing.
             DataError: the tokenizer is damaged, or no text has a token.
         """
+        if self.filled:
+            width = self.max_length
         tokenizer = _load(self.file)
         described = self.described(tokenizer)
         padding = described["padding"]

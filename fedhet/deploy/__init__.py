@@ -13,9 +13,9 @@ def main(argv: Sequence[str]) -> int:
     """
     # These run for months and need no torch, which the other commands import.
     if argv and argv[0] == "node":
-        from fedhet.deploy.node import supernode
+        from fedhet.deploy import node
 
-        supernode.main(argv[1:])
+        node.main(argv[1:])
         return 0
     if argv and argv[0] == "link":
         from fedhet.deploy import link

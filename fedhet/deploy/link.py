@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedhet.core.errors import ConfigError
-from fedhet.deploy.node.shape import flower_module, without_docs
+from fedhet.deploy.flower import flower_module, without_docs
 from fedhet.record.files import unwritable
 
 
@@ -28,11 +28,7 @@ def main(options: Sequence[str]) -> None:
             "the folder is missing: deploy link FOLDER, then flower-superlink's options"
         )
     folder, *options = options
-    command = flower_module(
-        "flwr.superlink.cli.flower_superlink",
-        flower_superlink=("_run_superlink_http_api(",),
-        _run_superlink_http_api=("= create_app(",),
-    )
+    command = flower_module("flwr.superlink.cli.flower_superlink", flower_superlink="")
     without_docs("flwr.superlink.main")
     try:
         os.chdir(folder)  # not before fedhet is imported, which may lie in the working directory

@@ -23,7 +23,6 @@ from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedhet.checkpoint.reopened import check_run
 from fedhet.config import pieces
 from fedhet.config.catalogue import CONF
 from fedhet.config.interpolations import RUN_DIR, literal
@@ -34,6 +33,7 @@ from fedhet.handover import delivery
 from fedhet.record.files import LastingJson
 from fedhet.record.lock import Lock
 from fedhet.record.run_folder import RUNNING
+from fedhet.record.start import check_run
 
 if TYPE_CHECKING:
     from fedhet.job import Job

@@ -1,4 +1,7 @@
-"""The courier to clients in worker processes, whose messages travel in shared memory."""
+"""The courier to clients in worker processes, whose messages travel in shared memory.
+
+The order in which workers are given messages is that of Ray's (ray.py), too.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,11 @@ from math import inf
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
+from fedhet.core.groups import ReplyLimits
 from fedhet.core.loop import Clock
-from fedhet.core.messages import Broadcast, Failure, Reply, payload
+from fedhet.core.messages import Broadcast, Failure, Reply, Update, payload
 from fedhet.engines.shared import Reader, Writer
 from fedhet.engines.worker import work
 from fedhet.process import TOGETHER_SECONDS, signals_deferred, thread_names
@@ -30,6 +34,165 @@ END_SECONDS = 3.0  # how long the workers may take to end before they are killed
 # Bytes of replies that are received but whose turn has not come. Beyond them no further message is
 # handed out, as long as at least as many replies are held as there are workers.
 AHEAD_BYTES = 2**28
+
+
+@dataclass
+class PoolExchange:
+    """Where the messages of one step are; each is known by its position in the plan.
+
+    Attributes:
+        waiting: the messages that no worker has had yet, the first one last.
+        idle: the workers without a message.
+        enough: after so many replies, the others are awaited for the grace only; None: all are.
+        busy: worker -> its message.
+        due: worker -> when it must have replied, on the monotonic clock.
+        closing: when the replies are no longer awaited at all.
+        held: the replies whose turn has not come.
+        held_bytes: their size.
+    """
+
+    waiting: list[int]
+    idle: list[Any]
+    enough: int | None = None
+    busy: dict[Any, int] = field(default_factory=dict)
+    due: dict[Any, float] = field(default_factory=dict)
+    closing: float = inf
+    held: dict[int, Reply] = field(default_factory=dict)
+    held_bytes: int = 0
+    arrived: int = 0
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Until the next worker is overdue; None if none ever is."""
+        soonest = min((self.due[worker] for worker in self.busy), default=inf)
+        soonest = min(soonest, self.closing)
+        return None if soonest == inf else max(0.0, soonest - time.monotonic())
+
+    def hold(self, position: int, reply: Reply) -> None:
+        self.held[position] = reply
+        self.held_bytes += _size(reply)
+
+    def release(self, position: int) -> Reply:
+        reply = self.held.pop(position)
+        self.held_bytes -= _size(reply)
+        return reply
+
+
+class Pool:
+    """Gives each worker one message at a time, and the next as soon as it has replied.
+
+    Args:
+        limits: how long replies are awaited.
+        some: whether `replies.enough` holds.
+    """
+
+    def __init__(self, limits: ReplyLimits, *, some: bool = False) -> None:
+        self._limits = limits
+        self._some = some
+        self._workers: dict[Any, Any] = {}
+
+    def exchange(self, plan: list[Broadcast], clock: Clock) -> Iterator[Reply]:
+        self._begin()
+        positions = list(reversed(range(len(plan))))
+        enough = self._limits.enough_of(len(plan)) if self._some else None
+        exchange = PoolExchange(positions, list(self._workers), enough)
+        for position in range(len(plan)):
+            self._hand_out(exchange, plan, clock)
+            while position not in exchange.held:
+                with clock("clients"):
+                    ready = self._wait(list(exchange.busy), exchange.seconds_left)
+                if not ready:
+                    self._end_overdue(exchange, plan)
+                for worker in ready:
+                    self._take_reply(worker, exchange, plan, clock)
+                self._hand_out(exchange, plan, clock)
+            yield exchange.release(position)
+
+    def _hand_out(self, exchange: PoolExchange, plan: list[Broadcast], clock: Clock) -> None:
+        """Give every idle worker its next message, unless too many replies wait for their turn."""
+        while exchange.idle and exchange.waiting:
+            if len(exchange.held) >= len(self._workers) and exchange.held_bytes >= AHEAD_BYTES:
+                return
+            position = exchange.waiting.pop()
+            with clock("broadcast"):
+                worker = self._send(exchange.idle.pop(0), plan[position])
+            exchange.busy[worker] = position
+            seconds = plan[position].deadline
+            # A client ends its work itself at the deadline, unless it hangs outside of Python.
+            exchange.due[worker] = (
+                inf if seconds is None else time.monotonic() + seconds + self._limits.grace
+            )
+
+    def _end_overdue(self, exchange: PoolExchange, plan: list[Broadcast]) -> None:
+        """Kill and replace the workers whose time is over."""
+        now = time.monotonic()
+        closed = exchange.closing <= now
+        failed = [] if not closed else [exchange.waiting.pop() for _ in list(exchange.waiting)]
+        for worker, position in list(exchange.busy.items()):
+            if closed or exchange.due[worker] <= now:
+                failed.append(position)
+                del exchange.busy[worker]
+                self._remove(worker, kill=True)
+                exchange.idle += self._replacement()
+        for position in failed:
+            msg = plan[position]
+            if closed:
+                grace = f"{self._limits.grace:g}"
+                cause = f"{exchange.arrived} other clients had replied {grace} s before"
+                reason = "not awaited"
+            else:
+                cause = f"no reply within {msg.deadline:g} s; its worker was killed"
+                reason = "late"
+            exchange.hold(position, Failure(msg.pid, msg.phase, msg.step, cause, reason))
+
+    def _take_reply(
+        self, worker: Any, exchange: PoolExchange, plan: list[Broadcast], clock: Clock
+    ) -> None:
+        """Receive the worker's reply, or replace the worker if it has died."""
+        position = exchange.busy.pop(worker)
+        try:
+            with clock("upload"):
+                reply = self._receive(worker)
+            exchange.idle.append(worker)
+        except (EOFError, OSError):
+            msg, code = plan[position], self._remove(worker)
+            if code in (-signal.SIGTERM, None):  # as of a batch system, which sends it to us too
+                time.sleep(TOGETHER_SECONDS)
+            cause = "its worker process died" + ("" if code is None else f" (exit code {code})")
+            reply = Failure(msg.pid, msg.phase, msg.step, cause)
+            exchange.idle += self._replacement()
+        exchange.hold(position, reply)
+        exchange.arrived += 1
+        if exchange.arrived == exchange.enough:
+            exchange.closing = time.monotonic() + self._limits.grace
+
+    # ---- what workers of a kind have of their own
+    def _begin(self) -> None:
+        """What is done before a step."""
+
+    def _wait(self, busy: list[Any], seconds: float | None) -> list[Any]:
+        """The workers that have replied or died, at the latest after so many seconds."""
+        raise NotImplementedError
+
+    def _send(self, worker: Any, message: Broadcast) -> Any:
+        """Send to this worker, or to a new one if it has died since its last reply."""
+        raise NotImplementedError
+
+    def _receive(self, worker: Any) -> Reply:
+        """The worker's reply.
+
+        Raises:
+            EOFError, OSError: it has died.
+        """
+        raise NotImplementedError
+
+    def _remove(self, worker: Any, *, kill: bool = False) -> int | None:
+        """Clean up after a worker that has died, or is killed; its exit code, if that is known."""
+        raise NotImplementedError
+
+    def _replacement(self) -> list[Any]:
+        """A new worker in place of one that was removed, or none."""
+        raise NotImplementedError
 
 
 @dataclass
@@ -47,49 +210,8 @@ class Worker:
     replies: Path
 
 
-@dataclass
-class PoolExchange:
-    """Where the messages of one step are; each is known by its position in the plan.
-
-    Attributes:
-        waiting: the messages that no worker has had yet, the first one last.
-        idle: the workers without a message.
-        busy: worker -> its message.
-        due: worker -> when it must have replied, on the monotonic clock.
-        held: the replies whose turn has not come.
-        held_bytes: their size.
-    """
-
-    waiting: list[int]
-    idle: list[Connection]
-    busy: dict[Connection, int] = field(default_factory=dict)
-    due: dict[Connection, float] = field(default_factory=dict)
-    held: dict[int, Reply] = field(default_factory=dict)
-    held_bytes: int = 0
-
-    def overdue(self) -> list[Connection]:
-        """The workers that should have replied by now."""
-        now = time.monotonic()
-        return [connection for connection in self.busy if self.due[connection] <= now]
-
-    @property
-    def seconds_left(self) -> float | None:
-        """Until the next worker is overdue; None if none ever is."""
-        soonest = min((self.due[connection] for connection in self.busy), default=inf)
-        return None if soonest == inf else max(0.0, soonest - time.monotonic())
-
-    def hold(self, position: int, reply: Reply) -> None:
-        self.held[position] = reply
-        self.held_bytes += _size(reply)
-
-    def release(self, position: int) -> Reply:
-        reply = self.held.pop(position)
-        self.held_bytes -= _size(reply)
-        return reply
-
-
-class PoolCourier:
-    """Gives each worker process one message at a time, and the next as soon as it has replied.
+class PoolCourier(Pool):
+    """Processes of this machine, each at the other end of a pipe.
 
     Args:
         workers: how many processes to start.
@@ -98,12 +220,11 @@ class PoolCourier:
     """
 
     def __init__(self, workers: int, job: Job, folder: Path) -> None:
+        super().__init__(job.config.run.replies)
         self._job = job
         self._folder = folder
         self.store = DiskStore(folder)
         self._count = workers
-        self._grace = job.config.run.replies.grace
-        self._workers: dict[Connection, Worker] = {}
         self._started = 0
 
     def __enter__(self) -> PoolCourier:
@@ -129,84 +250,31 @@ class PoolCourier:
             worker.process.kill()  # nobody will read the rest of its work
             worker.process.join()
 
-    def exchange(self, plan: list[Broadcast], clock: Clock) -> Iterator[Reply]:
+    def _begin(self) -> None:
         self._writer.clear()
-        exchange = PoolExchange(waiting=list(reversed(range(len(plan)))), idle=list(self._workers))
-        for position in range(len(plan)):
-            self._hand_out(exchange, plan, clock)
-            while position not in exchange.held:
-                with clock("clients"):
-                    ready = cast(
-                        "list[Connection]", wait(list(exchange.busy), exchange.seconds_left)
-                    )
-                if not ready:
-                    self._end_overdue(exchange, plan)
-                for connection in ready:
-                    self._take_reply(connection, exchange, plan, clock)
-                    self._hand_out(exchange, plan, clock)
-            yield exchange.release(position)
 
-    def _hand_out(self, exchange: PoolExchange, plan: list[Broadcast], clock: Clock) -> None:
-        """Give every idle worker its next message, unless too many replies wait for their turn."""
-        while exchange.idle and exchange.waiting:
-            if len(exchange.held) >= self._count and exchange.held_bytes >= AHEAD_BYTES:
-                return
-            position = exchange.waiting.pop()
-            with clock("broadcast"):
-                message = self._writer.message(plan[position])
-                connection = self._send(exchange.idle.pop(0), message)
-            exchange.busy[connection] = position
-            seconds = plan[position].deadline
-            # A client ends its work itself at the deadline, unless it hangs outside of Python.
-            exchange.due[connection] = (
-                inf if seconds is None else time.monotonic() + seconds + self._grace
-            )
+    def _wait(self, busy: list[Any], seconds: float | None) -> list[Any]:
+        return wait(busy, seconds)
 
-    def _end_overdue(self, exchange: PoolExchange, plan: list[Broadcast]) -> None:
-        """Kill and replace the workers whose time is over."""
-        for connection in exchange.overdue():
-            position = exchange.busy.pop(connection)
-            self._workers[connection].process.kill()
-            self._remove(connection)
-            msg = plan[position]
-            cause = f"no reply within {msg.deadline:g} s; its worker was killed"
-            exchange.hold(position, Failure(msg.pid, msg.phase, msg.step, cause, "late"))
-            exchange.idle.append(self._start())
-
-    def _take_reply(
-        self, connection: Connection, exchange: PoolExchange, plan: list[Broadcast], clock: Clock
-    ) -> None:
-        """Receive the worker's reply, or replace the worker if it has died."""
-        position = exchange.busy.pop(connection)
-        reply: Reply
-        try:
-            with clock("upload"):
-                reply = self._receive(connection)
-        except (EOFError, OSError):
-            msg, code = plan[position], self._remove(connection)
-            if code == -signal.SIGTERM:  # as of a batch system, which sends it to us too
-                time.sleep(TOGETHER_SECONDS)
-            cause = f"its worker process died (exit code {code})"
-            reply = Failure(msg.pid, msg.phase, msg.step, cause)
-            connection = self._start()
-        exchange.hold(position, reply)
-        exchange.idle.append(connection)
-
-    def _receive(self, connection: Connection) -> Reply:
-        reply: Reply = connection.recv()
+    def _receive(self, worker: Connection) -> Reply:
+        reply: Reply = worker.recv()
         if isinstance(reply, Failure):
             return reply
-        return self._workers[connection].reader.message(reply)
+        received: Update = self._workers[worker].reader.message(reply)
+        return received
 
-    def _send(self, connection: Connection, message: Broadcast) -> Connection:
-        """Send to this worker, or to a new one if it has died since its last reply."""
+    def _send(self, worker: Connection, message: Broadcast) -> Connection:
+        written = self._writer.message(message)
         try:
-            connection.send(message)
+            worker.send(written)
         except OSError:
-            self._remove(connection)
-            connection = self._start()
-            connection.send(message)
-        return connection
+            self._remove(worker)
+            worker = self._start()
+            worker.send(written)
+        return worker
+
+    def _replacement(self) -> list[Connection]:
+        return [self._start()]
 
     def _start(self) -> Connection:
         """Start a worker, and return this process's end of its pipe."""
@@ -242,14 +310,15 @@ class PoolCourier:
             and not any(name.startswith("pt_autograd") for name in thread_names())
         )
 
-    def _remove(self, connection: Connection) -> int | None:
-        """Clean up after a worker that has died, and return its exit code."""
-        worker = self._workers.pop(connection)
-        for file in self._folder.glob(f"{worker.replies.name}.*"):
+    def _remove(self, worker: Connection, *, kill: bool = False) -> int | None:
+        removed = self._workers.pop(worker)
+        if kill:
+            removed.process.kill()
+        for file in self._folder.glob(f"{removed.replies.name}.*"):
             file.unlink()
-        connection.close()
-        worker.process.join()
-        code: int | None = worker.process.exitcode
+        worker.close()
+        removed.process.join()
+        code: int | None = removed.process.exitcode
         return code
 
 

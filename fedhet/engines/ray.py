@@ -1,17 +1,23 @@
-"""Flower's simulation on Ray, with one node per client.
+"""Clients in Ray's processes, on this machine or those of a cluster.
 
-Each client's state travels in its node's context.
+A client's state travels with its messages, so that any process can serve it.
 """
 
 from __future__ import annotations
 
+import atexit
 import json
 import logging
 import os
+import signal
 import sys
-from collections.abc import Callable, Iterator
+import threading
+import warnings
+from collections import defaultdict
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import lru_cache, partial
+from dataclasses import replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,17 +25,20 @@ from omegaconf import OmegaConf
 
 from fedhet.config import Config
 from fedhet.config.settings import Engine
-from fedhet.core.errors import ConfigError
+from fedhet.core.errors import ConfigError, RunFailed
+from fedhet.core.messages import Broadcast, Failure, Reply
+from fedhet.core.trees import Tree
 from fedhet.engines import cluster
 from fedhet.engines.guard import TemporaryFolder
-from fedhet.engines.simulation import Simulation, quiet_flower
-from fedhet.stores import ContextStore
+from fedhet.engines.pool import Pool
+from fedhet.process import SIGNALS
+from fedhet.stores import MemoryStore
 
 if TYPE_CHECKING:
-    from flwr.client import Client
-    from flwr.common import Context
-
     from fedhet.job import Job
+
+SIGNAL_SECONDS = 0.05  # in which a signal is noticed: Ray's own calls ignore them
+INTERRUPTED = 130  # exit code
 
 
 def run(job: Job) -> Path:
@@ -37,31 +46,16 @@ def run(job: Job) -> Path:
 
     Raises:
         ConfigError: the cluster does not answer or refuses us, or no client can ever fit.
-        RunFailed: a client failed and on_failure is "stop", or no client succeeded.
+        RunFailed: Ray did not start, a client failed and on_failure is "stop", or no client
+            succeeded.
     """
-    from flwr.server import ServerApp
-
-    from fedhet.flower.apps import components
     from fedhet.job import begin
 
     engine = job.config.run.engine
     _check_resources(engine)
     loop = begin(job)
-    with (
-        quiet_flower(),
-        ray_arguments(engine.address) as init_args,
-        Simulation(
-            _client_fn(job.config),
-            len(job.task.sizes),
-            resources={"num_cpus": engine.num_cpus, "num_gpus": engine.num_gpus},
-            replaced=engine.address is None,  # elsewhere that could wait for a machine that is lost
-            init_args=init_args,
-            nodes=job.nodes,
-        ) as simulation,
-        loop.ending(),
-    ):
-        server = ServerApp(server_fn=lambda context: components(job, loop, simulation.states))
-        server(*simulation.nodes())
+    with loop.ending(), ray_arguments(engine.address) as arguments, _started(arguments):
+        loop.run(RayCourier(job))
     return job.run_dir
 
 
@@ -87,48 +81,199 @@ def ray_arguments(address: str | None) -> Iterator[dict[str, Any]]:
         yield {"address": address, "logging_level": logging.ERROR, "runtime_env": environment}
 
 
-# ---- in the processes of the clients
-def _client_fn(config: Config) -> Callable[[Context], Client]:
-    """What serves a message; Ray sends this function to the clients' processes.
+@contextmanager
+def _started(arguments: dict[str, Any]) -> Iterator[None]:
+    """Ray, inside the block. Its start takes seconds, so that it happens in a thread.
 
-    They get the composed configuration, because the files from which it was composed need not
-    exist on their machine.
+    Raises:
+        RunFailed: it did not start.
     """
-    settings = json.dumps(
-        {
-            "cfg": OmegaConf.to_container(config.cfg),
-            "choices": config.choices,
-            "overrides": config.overrides,
-        }
+    import ray
+
+    warnings.filterwarnings(
+        "ignore", message=".*RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", category=FutureWarning
     )
-    folder = str(Path.cwd())
+    problems: list[Exception] = []
+    started, ended = threading.Event(), threading.Event()
 
-    def client_fn(context: Context) -> Client:
-        from fedhet.flower.apps import client_for
+    def start() -> None:
+        try:
+            ray.init(**arguments)
+        except Exception as error:  # noqa: BLE001 -- the thread that waits reports it
+            problems.append(error)
+        started.set()
+        ended.wait()  # Ray's processes end with the thread that has started them
 
-        return client_for(context, ContextStore(context.state), partial(_job, settings, folder))
+    def leave() -> None:  # in the middle of its start, Ray's own end crashes
+        if not started.is_set():
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(INTERRUPTED)  # the kernel then ends what Ray has started
 
-    return client_fn
+    main = threading.current_thread() is threading.main_thread()
+    handlers = {number: signal.getsignal(number) for number in SIGNALS} if main else {}
+    threading.Thread(target=start, daemon=True).start()
+    try:
+        waiting = True
+        while waiting:
+            waiting = not started.wait(SIGNAL_SECONDS)
+            for number, handler in handlers.items():  # Ray's own dumps the stack
+                signal.signal(number, handler)
+        if problems:
+            raise RunFailed(f"Ray did not start: {type(problems[0]).__name__}: {problems[0]}")
+        yield
+    finally:
+        logging.getLogger("ray").setLevel(logging.CRITICAL)  # of each thing that this breaks
+        if started.is_set():
+            ray.shutdown()
+            ended.set()
+        else:
+            atexit.register(leave)
 
 
-@lru_cache(maxsize=1)
-def _job(settings: str, folder: str) -> Job:
-    """The job of this process, so that it loads data and model once for all its messages."""
-    from fedhet.job import Job
-    from fedhet.process import pin_threads
+class ClientStates:
+    """The states of clients, a store for each: it travels with the client's messages."""
 
-    if Path(folder).is_dir():
-        os.chdir(folder)  # relative paths in the configuration are relative to the server's folder
-    content = json.loads(settings)
-    cfg = OmegaConf.create(content["cfg"])
-    OmegaConf.set_readonly(cfg, True)
-    config = Config(cfg, content["choices"], "", False, tuple(content["overrides"]))
-    pin_threads(config.run.engine.threads)
-    return Job(config, engine="ray")
+    def __init__(self) -> None:
+        self.of: dict[int, MemoryStore] = defaultdict(partial(MemoryStore, sys.maxsize))
+
+    def load(self, pid: int, version: int) -> Tree | None:
+        return self.of[pid].load(pid, version)
+
+    def save(self, pid: int, version: int, state: Tree, keep: Collection[int]) -> None:
+        self.of[pid].save(pid, version, state, keep)
+
+
+class RayCourier(Pool):
+    """As many processes as fit, each of which is an actor of Ray.
+
+    Args:
+        job: what they serve.
+    """
+
+    def __init__(self, job: Job) -> None:
+        import ray
+
+        super().__init__(job.config.run.replies, some=True)
+        self.store = ClientStates()
+        engine = job.config.run.engine
+        self._grows = engine.address is None  # elsewhere that could wait for a machine that is lost
+        # Not restarted by Ray, which would serve a message once more, also in a run that ends.
+        asked: Any = {"num_cpus": engine.num_cpus, "num_gpus": engine.num_gpus, "max_restarts": 0}
+        actor: Any = ray.remote(**asked)(RayClients)
+        self._actor = partial(actor.remote, _settings(job.config), str(Path.cwd()), job.data_digest)
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        places = sum(_places(node, engine) for node in nodes)
+        for _ in range(min(places, len(job.task.sizes))):
+            self._replacement(first=True)
+
+    def _begin(self) -> None:
+        self._sent: dict[int, tuple[Tree, Any]] = {}  # weights that several messages share, once
+
+    def _send(self, worker: Any, message: Broadcast) -> Any:
+        import ray
+
+        key = id(message.weights)
+        if key not in self._sent:
+            self._sent[key] = message.weights, ray.put(message.weights)
+        store = self.store.of[message.pid]
+        self._workers[worker] = worker.serve.remote(
+            replace(message, weights={}), self._sent[key][1], store
+        )
+        return worker
+
+    def _wait(self, busy: list[Any], seconds: float | None) -> list[Any]:
+        import ray
+
+        until = SIGNAL_SECONDS if seconds is None else min(seconds, SIGNAL_SECONDS)
+        ready, _ = ray.wait([self._workers[worker] for worker in busy], timeout=until)
+        return [worker for worker in busy if self._workers[worker] in ready]
+
+    def _receive(self, worker: Any) -> Reply:
+        import ray
+
+        try:
+            reply: Reply
+            reply, self.store.of[reply.pid] = ray.get(self._workers[worker])
+        except ray.exceptions.RayActorError as error:
+            raise EOFError from error
+        return reply
+
+    def _remove(self, worker: Any, *, kill: bool = False) -> int | None:
+        import ray
+
+        del self._workers[worker]
+        ray.kill(worker)  # it may be just out of reach
+        return None
+
+    def _replacement(self, *, first: bool = False) -> list[Any]:
+        if first or self._grows:
+            actor = self._actor()
+            self._workers[actor] = None
+            return [actor]
+        if not self._workers:
+            raise RunFailed("all processes of clients are lost")
+        return []
+
+
+class RayClients:
+    """A process of clients, on whichever machine Ray has started it.
+
+    Args:
+        settings: the composed configuration, whose files need not exist on this machine.
+        folder: to which its relative paths are relative.
+        data: the digest of the data that every machine must have.
+    """
+
+    def __init__(self, settings: str, folder: str, data: str) -> None:
+        if Path(folder).is_dir():
+            os.chdir(folder)
+        self._settings = settings
+        self._data = data
+
+    @cached_property
+    def _job(self) -> Job:
+        from fedhet.job import Job
+        from fedhet.process import pin_threads
+
+        content = json.loads(self._settings)
+        cfg = OmegaConf.create(content["cfg"])
+        OmegaConf.set_readonly(cfg, True)
+        config = Config(cfg, content["choices"], "", False, tuple(content["overrides"]))
+        pin_threads(config.run.engine.threads)
+        job = Job(config, engine="ray")
+        if job.data_digest != self._data:
+            raise ConfigError(
+                "its samples, or how they are shared out, are not those of the server: every"
+                " machine must hold the whole data set"
+            )
+        return job
+
+    def serve(self, msg: Broadcast, weights: Tree, store: MemoryStore) -> tuple[Reply, MemoryStore]:
+        """The reply to a message, and the client's states after it."""
+        try:
+            return self._job.client(store).handle(replace(msg, weights=weights)), store
+        except Exception as error:  # the client's own errors are Failures: this one is the node's
+            logging.getLogger("fedhet").debug("client %d", msg.pid, exc_info=True)
+            cause = f"its node cannot serve this run: {type(error).__name__}: {error}"
+            return Failure(msg.pid, msg.phase, msg.step, cause), store
+
+
+def _settings(config: Config) -> str:
+    parts = {"choices": config.choices, "overrides": config.overrides}
+    return json.dumps({"cfg": OmegaConf.to_container(config.cfg), **parts})
+
+
+def _places(node: dict[str, float], engine: Engine) -> int:
+    """How many clients fit on a node."""
+    places = node.get("CPU", 0.0) / engine.num_cpus
+    if engine.num_gpus:
+        places = min(places, node.get("GPU", 0.0) / engine.num_gpus)
+    return int(places)
 
 
 def _check_resources(engine: Engine) -> None:
-    """Refuse clients that can never fit: Flower would wait for a place without end."""
+    """Refuse clients that can never fit: Ray would wait for a place without end."""
     if engine.address is None:
         nodes, where = [_here()], "this machine has"
     else:

@@ -9,7 +9,6 @@ report/           the report
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -29,8 +28,8 @@ from fedhet.experiment.cells import Cell
 from fedhet.experiment.code import Code
 from fedhet.experiment.definition import Experiment
 from fedhet.record.files import write_json
+from fedhet.record.schema import FORMAT, READABLE, read_object, read_steps
 
-FORMAT = 1
 EXPERIMENT = "experiment.json"
 WAITING, RUNNING, FINISHED, FAILED = "waiting", "running", "finished", "failed"
 POOLED = "partition.pool_test"
@@ -167,11 +166,9 @@ class ExperimentFolder:
             return None
         path = folder / "rounds.jsonl"
         try:
-            rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-        except (OSError, ValueError) as error:
-            raise DataError(
-                f"{path} is damaged: {error}; remove {folder} to run it again"
-            ) from error
+            rows = list(read_steps(path))
+        except DataError as error:
+            raise DataError(f"{error}; remove {folder} to run it again") from error
         return validation_score(summary, rows, self._experiment.report["metric"])
 
     def is_degraded(self, cells: Sequence[Cell]) -> bool:
@@ -233,9 +230,7 @@ def state_of(folder: Path) -> dict[str, Any]:
     if not isinstance(state.get("code", {}), dict):
         return {"status": "damaged"}
     if state.get("status") == FINISHED:
-        from fedhet.record.run_folder import FORMAT as RUN_FORMAT  # torch takes a second
-
-        whole = summary.get("format") == RUN_FORMAT and "status" in summary
+        whole = summary.get("format") in READABLE and "status" in summary
         if not whole or not (folder / "rounds.jsonl").exists():
             return {"status": "damaged"}
     return state
@@ -310,11 +305,6 @@ def _read(path: Path) -> dict[str, Any]:
         DataError: it is damaged.
     """
     try:
-        content: Any = json.loads(path.read_text(encoding="utf-8"))
+        return read_object(path)
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path} is damaged: {error}") from error
-    if not isinstance(content, dict):
-        raise DataError(f"{path} is damaged: a JSON object is expected")
-    return content

@@ -1,7 +1,6 @@
 """What Flower's two apps consist of: the client of one message, and the server of a run.
 
-client_app.py and server_app.py in the repository's root are the apps for `flwr run`; engine=ray
-builds its own (fedhet/engines/ray.py).
+client_app.py and server_app.py in the repository's root are the apps for `flwr run`.
 """
 
 from __future__ import annotations
@@ -21,19 +20,27 @@ from flwr.server import ServerAppComponents, ServerConfig
 from fedhet import config
 from fedhet.config import pieces
 from fedhet.config.resuming import RESUME, is_resumption
-from fedhet.core.errors import SUBMITTED, ConfigError, DataError, UnknownChoice, clean
+from fedhet.core.errors import (
+    SUBMITTED,
+    ConfigError,
+    DataError,
+    Rejected,
+    RunFailed,
+    UnknownChoice,
+    clean,
+)
 from fedhet.core.limits import Limits
 from fedhet.core.loop import Loop
 from fedhet.core.messages import Broadcast, Failure
 from fedhet.core.state import Store
 from fedhet.data.files import NotFound, confined
 from fedhet.data.local.data import LocalData, is_local
-from fedhet.data.local.report import Agreement
-from fedhet.data.local.untold import UntoldError
+from fedhet.data.local.reading import PrivateDataError
 from fedhet.experiment import definition
 from fedhet.flower import code, wire
-from fedhet.flower.joining import JoiningServer, SiteNodes
+from fedhet.flower.joining import SiteNodes
 from fedhet.flower.metered import measured
+from fedhet.flower.nodes import Nodes
 from fedhet.flower.own_data import EXAMPLE, OwnData, SiteClient, declared_elsewhere, refused
 from fedhet.flower.server import FedServer
 from fedhet.flower.turns import take_turn
@@ -69,17 +76,12 @@ class Refusal(wire.WireClient):
         return Failure(msg.pid, msg.phase, msg.step, self._reason)
 
 
-def client_for(
-    context: Context,
-    store: Store | Callable[[str], Store],
-    make_job: Callable[[], Job] | None = None,
-) -> Client:
+def client_for(context: Context, store: Store | Callable[[str], Store]) -> Client:
     """The client of one message, which may be for any of the clients that its node hosts.
 
     Args:
         context: Flower's context of the node.
         store: where the clients' states are; where that depends on the run, a function.
-        make_job: returns the job of this process; None builds it from the run config.
 
     Returns:
         The client; one that replies with failures if this machine cannot serve the run, because it
@@ -94,12 +96,9 @@ def client_for(
         limits, own = Limits.of(node), OwnData.of(node)
         overrides = _overrides(context)
         if own is not None:
-            settings = _settings(overrides)
-            site = _prepared_sites.get((overrides, own, store))
-            site = site or SiteClient(settings, own, store)
-            return site.to_client()
+            return _cached_site(overrides, own, store).to_client()  # type: ignore[arg-type]
     except (ConfigError, DataError, ImportError, OSError) as error:
-        reason = _refused(node, error, simulated=False)
+        reason = _refused(node, error)
         client: wire.WireClient = Refusal(reason, {"problem": reason})
         number = own.number(overrides) if own else None
         return (client if number is None else measured(client, number)).to_client()
@@ -112,25 +111,22 @@ def client_for(
             f" its own, {EXAMPLE}"
         ) from error
     try:
-        if make_job is None:
-            _settings(overrides)
-        job = make_job() if make_job else _cached_job(overrides, limits)
-        with nullcontext() if make_job else _foreign():
+        _settings(overrides)
+        job = _cached_job(overrides, limits)
+        with _foreign():
             own_client = job.client(store, {**properties, "data": job.data_digest})
         client = wire.Adapter(own_client)
     except (ConfigError, DataError, ImportError, OSError) as error:
-        reason = _refused(node, error, simulated=make_job is not None)
+        reason = _refused(node, error)
         client = Refusal(reason, {**properties, "problem": reason})
-    if make_job is None:  # else the node is simulated
-        client.paths = ()
-        client = measured(client, properties["partition-id"])
-    return client.to_client()
+    client.paths = ()
+    return measured(client, properties["partition-id"]).to_client()
 
 
-def _refused(node_config: Mapping[str, Any], error: Exception, *, simulated: bool) -> str:
+def _refused(node_config: Mapping[str, Any], error: Exception) -> str:
     reason = f"its node cannot serve this run: {_explained(error)}"
     log.error(clean(reason))
-    return clean(reason if simulated else refused(node_config, error, reason))
+    return clean(refused(node_config, error, reason))
 
 
 def tell(message: Message, context: Context, call: Callable[..., Message]) -> Message:
@@ -161,8 +157,8 @@ def _cached_job(overrides: tuple[str, ...], limits: Limits) -> Job:
     """The job of this process, so that it loads data and model once for all its messages.
 
     Raises:
-        UntoldError: the data cannot be read, or are not as the run's settings say; of a missing
-            file that is told.
+        PrivateDataError: the data cannot be read, or are not as the run's settings say; of a
+            missing file that is told.
     """
     job = Job(config.cached(overrides), engine="flwr", limits=limits)
     try:
@@ -172,7 +168,7 @@ def _cached_job(overrides: tuple[str, ...], limits: Limits) -> Job:
     except NotFound:
         raise
     except (ConfigError, DataError, OSError) as error:
-        raise UntoldError(str(error)) from error
+        raise PrivateDataError(str(error)) from error
     return job
 
 
@@ -181,34 +177,12 @@ def _foreign() -> AbstractContextManager[None]:
     return nullcontext() if SUBMITTED in os.environ else confined()
 
 
-# The site of the process that forks a run's clients; each of them serves one message with it.
-_prepared_sites: dict[tuple[tuple[str, ...], OwnData, Any], SiteClient] = {}
-
-
-def prepare(context: Context, store: Store | Callable[[str], Store]) -> None:
-    """Load what all messages of a run need, in a process that forks their clients (`deploy node`).
-
-    A child of that process calls it first, so that decoded data are in the cache: what starts
-    threads or uses a GPU here makes the run's clients load everything themselves.
-
-    Args:
-        context: Flower's context of the node.
-        store: as for `client_for`.
-
-    Raises:
-        ConfigError, DataError, ImportError: this machine cannot serve the run.
-    """
-    overrides = _overrides(context)
-    settings = config.cached(overrides)
-    if settings.run.engine.threads > 1:
-        return  # the data are loaded with as many threads as ever, or their bits could differ
-    pin_threads(1)
-    own = OwnData.of(context.node_config)
-    if own is None:
-        with _foreign():
-            _cached_job(overrides, Limits.of(context.node_config)).prepare()
-    else:
-        _prepared_sites[overrides, own, store] = SiteClient(settings, own, store)
+@lru_cache(maxsize=1)
+def _cached_site(
+    overrides: tuple[str, ...], own: OwnData, store: Store | Callable[[str], Store]
+) -> SiteClient:
+    """The site of this process, which reads its data once for all messages of a run."""
+    return SiteClient(_settings(overrides), own, store)
 
 
 def server_for(context: Context, app: Path | None = None) -> ServerAppComponents:
@@ -234,7 +208,9 @@ def server_for(context: Context, app: Path | None = None) -> ServerAppComponents
     if is_local(settings.cfg):
         return _joining(settings)
     job = Job(settings, engine="flwr")
-    return components(job, begin(job))
+    loop = begin(job)
+    nodes = Nodes(settings.run.replies, job.data_digest)
+    return _components(settings, FedServer(nodes, lambda manager: loop))
 
 
 def _says_something(record: logging.LogRecord) -> bool:
@@ -247,12 +223,20 @@ def _joining(settings: config.Config) -> ServerAppComponents:
     try_settings(settings)
     nodes = SiteNodes(settings.run.replies, declared)
 
-    def joined(agreed: Agreement, manager: ClientManager) -> FedServer:
+    def joined(manager: ClientManager) -> Loop:
+        try:
+            agreed = nodes.agree(manager)
+        except (RunFailed, Rejected) as error:
+            log.error("the run does not begin: %s", error)
+            raise
         data = LocalData.agreed_on(settings.cfg, agreed)
-        job = Job(settings, engine="flwr", local=data)
-        return FedServer(begin(job), nodes, manager=manager)
+        return begin(Job(settings, engine="flwr", local=data))
 
-    server = JoiningServer(nodes, joined)
+    return _components(settings, FedServer(nodes, joined))
+
+
+def _components(settings: config.Config, server: FedServer) -> ServerAppComponents:
+    """What Flower wants of a server; ours replaces the number of rounds."""
     return ServerAppComponents(server=server, config=ServerConfig(num_rounds=settings.run.rounds))
 
 
@@ -275,19 +259,6 @@ def _server_settings(lines: list[str], resumed: str) -> config.Config:
         return settings
     folder = str(Path(resumed).resolve())
     return replace(settings, run_dir=folder, run_dir_given=True, resumes=True)
-
-
-def components(job: Job, loop: Loop, store: Store | None = None) -> ServerAppComponents:
-    """The server of a run as Flower wants it; FedServer replaces the number of rounds.
-
-    Args:
-        job: what is run.
-        loop: its steps.
-        store: the clients' states; None where they are kept at their sites.
-    """
-    job.nodes.data = job.data_digest
-    server = FedServer(loop, job.nodes, store=store)
-    return ServerAppComponents(server=server, config=ServerConfig(num_rounds=job.config.run.rounds))
 
 
 def _overrides(context: Context) -> tuple[str, ...]:

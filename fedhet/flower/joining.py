@@ -8,21 +8,17 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from flwr.common import Code, GetPropertiesRes
-from flwr.server import Server
-from flwr.server.client_manager import ClientManager, SimpleClientManager
+from flwr.server.client_manager import ClientManager
 from flwr.server.client_proxy import ClientProxy
-from flwr.server.history import History
 
-from fedhet.core.errors import Rejected, RunFailed
 from fedhet.core.groups import ReplyLimits
 from fedhet.data.local.declaration import Declaration
 from fedhet.data.local.report import Agreement, Report
 from fedhet.flower.nodes import Nodes
-from fedhet.flower.server import FedServer
 
 log = logging.getLogger("fedhet")
 REPORT_LIMIT = 16 * 2**20  # characters; 10,000 columns need a megabyte
@@ -108,31 +104,3 @@ class SiteNodes(Nodes):
             raise ValueError(f"it claims to be site {site!r}, which is node {self._bound[pid]}")
         if self._reports.get(pid, report) != report:
             raise ValueError(f"site {site!r} has other data than when the run began")
-
-
-class JoiningServer(Server):
-    """Lets the sites join, and then runs the server that `begin` builds.
-
-    Args:
-        nodes: the sites.
-        begin: builds the server of the run, which goes on with these nodes.
-    """
-
-    def __init__(
-        self, nodes: SiteNodes, begin: Callable[[Agreement, ClientManager], FedServer]
-    ) -> None:
-        super().__init__(client_manager=SimpleClientManager())
-        self._nodes = nodes
-        self._begin = begin
-
-    def fit(self, num_rounds: int, timeout: float | None) -> tuple[History, float]:
-        """Flower calls this once."""
-        try:
-            agreed = self._nodes.agree(self.client_manager())
-        except (RunFailed, Rejected) as error:
-            log.error("the run does not begin: %s", error)
-            raise
-        return self._begin(agreed, self.client_manager()).fit(num_rounds, timeout)
-
-    def disconnect_all_clients(self, timeout: float | None) -> None:
-        """Flower's nodes outlive a run, so no node is disconnected."""

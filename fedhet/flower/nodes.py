@@ -36,12 +36,11 @@ class Nodes:
 
     Attributes:
         limits: how long to wait for nodes, and how many are enough.
-        ended: why no node will answer any more, set from outside; None while they can.
         data: a digest of the data that every node must have, too; None: it is not compared.
         agreed: what every message repeats of what was agreed on with the nodes; None for nothing.
     """
 
-    def __init__(self, limits: ReplyLimits) -> None:
+    def __init__(self, limits: ReplyLimits, data: str | None = None) -> None:
         self.limits = limits
         self._by_partition: dict[int, ClientProxy] = {}
         self._asked: set[str] = set()
@@ -49,8 +48,7 @@ class Nodes:
         self._joined: set[int] = set()  # partitions, also of nodes that have left
         self._total = 0
         self._begun = False
-        self.ended: str | None = None
-        self.data: str | None = None
+        self.data = data
         self.agreed: dict[str, list[float]] | None = None
 
     def proxies(self, pids: Iterable[int], manager: ClientManager) -> dict[int, ClientProxy | None]:
@@ -85,8 +83,6 @@ class Nodes:
             if self._total and not missing:
                 self._begun = True
                 return
-            if self.ended is not None:
-                raise RunFailed(self.ended)
             if time.monotonic() > deadline:
                 self._go_on_without(missing)
                 return
@@ -156,9 +152,6 @@ class Nodes:
 
         A node that is silent is asked again, because a SuperNode does not send a reply again that
         the SuperLink could not take. The first answer of a node counts.
-
-        Raises:
-            RunFailed: no node will answer any more.
         """
         seconds = max(ASK_SECONDS, self.limits.join)
         arrived: SimpleQueue[tuple[str, GetPropertiesRes | str]] = SimpleQueue()
@@ -166,8 +159,6 @@ class Nodes:
         again = began = time.monotonic()
         pause = AGAIN_SECONDS
         while len(answers) < len(nodes) and (left := began + seconds - time.monotonic()) > 0:
-            if self.ended is not None:
-                raise RunFailed(self.ended)
             if time.monotonic() >= again:
                 silent = [cid for cid in nodes if cid not in answers]
                 if again > began:

@@ -20,11 +20,9 @@ from fedhet.core.state import Store
 from fedhet.core.task import Samples
 from fedhet.data.files import confined
 from fedhet.data.local.data import LocalData, declaration, is_local, own_parts
-from fedhet.data.local.declaration import Declaration
-from fedhet.data.local.reading import SiteFiles
+from fedhet.data.local.declaration import Declaration, Sites
+from fedhet.data.local.reading import PrivateDataError, SiteFiles
 from fedhet.data.local.report import Report, read_statistics
-from fedhet.data.local.scheme import Sites
-from fedhet.data.local.untold import UntoldError
 from fedhet.data.tokens import FILE as TOKENIZER
 from fedhet.flower import wire
 from fedhet.flower.metered import measured
@@ -92,7 +90,7 @@ def named_paths(node_config: Mapping[str, Any]) -> list[Path]:
 
 def refused(node_config: Mapping[str, Any], error: Exception, reason: str) -> str:
     """What the server learns of an error here: no values of samples, and no folders."""
-    if isinstance(error, UntoldError):
+    if isinstance(error, PrivateDataError):
         site = node_config.get("site")
         unfit = f"site {site!r} does" if site else "the data of this node do"
         return (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -24,7 +24,6 @@ from fedhet.core.errors import SUBMITTED, Rejected, RunFailed, traceback_wanted
 from fedhet.core.groups import ReplyLimits
 from fedhet.core.loop import Clock, Loop
 from fedhet.core.messages import EVALUATE, Broadcast, Failure, Reply, payload
-from fedhet.core.state import Store
 from fedhet.flower import parcels, wire
 from fedhet.flower.nodes import Nodes
 
@@ -96,14 +95,14 @@ class FlowerCourier:
     gives up nor goes on when enough clients have replied.
 
     Args:
-        server: Flower's server, which knows the nodes.
+        manager: knows Flower's nodes.
         nodes: which node hosts which client.
-        store: the clients' states, if this process can read and write them.
     """
 
-    def __init__(self, server: Server, nodes: Nodes, store: Store | None = None) -> None:
-        self._server = server
-        self.store = store
+    store = None  # the clients keep their states at their sites
+
+    def __init__(self, manager: ClientManager, nodes: Nodes) -> None:
+        self._manager = manager
         self._nodes = nodes
         self._limits = nodes.limits
         self._begun = False
@@ -119,8 +118,6 @@ class FlowerCourier:
                 yield Failure(msg.pid, msg.phase, msg.step, cause, "no reply")
                 continue
             while msg.pid not in exchange.held and not (verdict := exchange.verdict):
-                if self._nodes.ended is not None:
-                    raise RunFailed(self._nodes.ended)
                 with clock("upload"):
                     found = self._look(grid, exchange)
                 if not found:
@@ -144,9 +141,8 @@ class FlowerCourier:
 
     def _send(self, plan: list[Broadcast]) -> tuple[set[int], GridExchange, Grid | None]:
         """Send the messages to the nodes that have joined."""
-        manager = self._server.client_manager()
         packer, parcel = wire.MessagePacker(self._nodes.agreed), parcels.Parcels()
-        proxies = self._nodes.proxies([msg.pid for msg in plan], manager)
+        proxies = self._nodes.proxies([msg.pid for msg in plan], self._manager)
         messages: list[Message] = []
         sent: list[tuple[Broadcast, int]] = []
         grid: Grid | None = None
@@ -289,26 +285,23 @@ class FedServer(Server):
     """Runs the timetable and records the run.
 
     Flower's own Server runs a fixed number of rounds, in which no phase could end early.
+
+    Args:
+        nodes: which node hosts which client.
+        begin: returns the run's loop, once the nodes have joined that it has to know.
     """
 
-    def __init__(
-        self,
-        loop: Loop,
-        nodes: Nodes,
-        *,
-        store: Store | None = None,
-        manager: ClientManager | None = None,
-    ) -> None:
-        super().__init__(client_manager=manager or SimpleClientManager(), strategy=loop.method)
-        self._loop = loop
+    def __init__(self, nodes: Nodes, begin: Callable[[ClientManager], Loop]) -> None:
+        super().__init__(client_manager=SimpleClientManager())
         self._nodes = nodes
-        self._store = store
+        self._begin = begin
 
     def fit(self, num_rounds: int, timeout: float | None) -> tuple[History, float]:
         """Flower calls this with its own number of rounds, which the timetable replaces."""
         began = time.perf_counter()
+        loop = self._begin(self.client_manager())
         try:
-            self._loop.run(FlowerCourier(self, self._nodes, self._store))
+            loop.run(FlowerCourier(self.client_manager(), self._nodes))
         except RunFailed:
             # Flower would print the error too, with a traceback and an exit code of its own.
             if SUBMITTED not in os.environ or traceback_wanted():

@@ -31,7 +31,7 @@ from fedhet.core.callbacks import Callback
 from fedhet.core.client import DELIVER, FedClient, evaluated_views
 from fedhet.core.errors import ConfigError
 from fedhet.core.evaluation import evaluation_messages, evaluation_moment
-from fedhet.core.messages import Broadcast, Failure, Update
+from fedhet.core.messages import Failure, Update
 from fedhet.core.trees import Tree
 from fedhet.record.environment import versions
 from fedhet.record.files import (
@@ -75,7 +75,7 @@ class Delivery(Callback):
         if "global" in method.views:
             digest = trees.sha256({"model": method.weights["model"]})
         messages = evaluation_messages(method, evaluation_moment(method))
-        plan = [_offer(msg, digest) for msg in messages]
+        plan = [replace(msg, extras={**msg.extras, DELIVER: digest}) for msg in messages]
         record: dict[str, Any] = {"model_sha256": digest or None, "clients": [], "failed": {}}
         for reply in loop.exchange(plan):
             if isinstance(reply, Update) and (reply.weights or reply.extras or reply.metrics):
@@ -89,10 +89,6 @@ class Delivery(Callback):
             log.warning("client %d has not kept the final model: %s", reply.pid, reply.cause)
         log.info("the final model is at %d of %d clients", len(record["clients"]), len(plan))
         loop.notes["delivery"] = record
-
-
-def _offer(msg: Broadcast, digest: str) -> Broadcast:
-    return replace(msg, extras={**msg.extras, DELIVER: digest})
 
 
 # ---- the node

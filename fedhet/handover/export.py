@@ -110,8 +110,12 @@ def export(
         raise ConfigError(f"--out {out}: a file of --to {to} ends in .{to}")
     if pixels == "uint8" and not about.images:
         raise ConfigError(f"--pixels uint8: the inputs of {about.folder} are not images")
-    if to == "onnx":
-        _require_packages()
+    missing = [package for package in _PACKAGES if find_spec(package) is None]
+    if to == "onnx" and missing:
+        raise ConfigError(
+            f"--to onnx needs {' and '.join(missing)}, not installed here: pip install"
+            f" {' '.join(missing)}"
+        )
     x = _random_inputs(about, 2, pixels)
     program = _program(served, x)
     with written(out) as part:
@@ -125,14 +129,6 @@ def export(
         samples, why_not = _real_inputs(about, pixels)
         real = None if samples is None else _difference(served, run, samples, out)
     return Exported(out, what, random, real, why_not)
-
-
-def _require_packages() -> None:
-    if missing := [package for package in _PACKAGES if find_spec(package) is None]:
-        raise ConfigError(
-            f"--to onnx needs {' and '.join(missing)}, not installed here: pip install"
-            f" {' '.join(missing)}"
-        )
 
 
 def _program(served: Served, x: Tensor) -> torch.export.ExportedProgram:

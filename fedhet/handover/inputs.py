@@ -12,12 +12,19 @@ from torch import Tensor
 
 from fedhet.core.errors import ConfigError, DataError
 from fedhet.data.files import roots
-from fedhet.data.images.image_files import SUFFIXES as IMAGES
-from fedhet.data.images.image_files import read_images
-from fedhet.data.local.texts import declared_texts
-from fedhet.data.tables.data_frames import SUFFIXES as TABLES
-from fedhet.data.tables.data_frames import numeric_columns, read_frame, text_values
-from fedhet.data.tables.npz_file import DAMAGE, check_arrays, numeric_inputs, token_numbers
+from fedhet.data.images import SUFFIXES as IMAGES
+from fedhet.data.images import read_images
+from fedhet.data.local.reading import declared_texts
+from fedhet.data.tables import (
+    DAMAGE,
+    check_arrays,
+    numeric_columns,
+    numeric_inputs,
+    read_frame,
+    text_values,
+    token_numbers,
+)
+from fedhet.data.tables import SUFFIXES as TABLES
 from fedhet.data.tokens import Texts
 from fedhet.handover.served import Described
 

@@ -106,11 +106,6 @@ def _frame(about: Described, names: list[str], outputs: Tensor, chosen: Tensor) 
     return values
 
 
-def _csv(about: Described, names: list[str], outputs: Tensor, chosen: Tensor) -> str:
-    text: str = _frame(about, names, outputs, chosen).to_csv(index=False, lineterminator="\n")
-    return text
-
-
 def _json(about: Described, names: list[str], outputs: Tensor, chosen: Tensor) -> str:
     samples: list[dict[str, Any]] = []
     for name, row, which in zip(names, outputs.tolist(), chosen, strict=True):
@@ -148,4 +143,8 @@ def _table(about: Described, names: list[str], outputs: Tensor, chosen: Tensor) 
     return frame.to_string(index=False, float_format=lambda value: f"{value:.4g}") + "\n"
 
 
-_FORMATTED = {"table": _table, "csv": _csv, "json": _json}
+_FORMATTED = {
+    "table": _table,
+    "csv": lambda *given: _frame(*given).to_csv(index=False, lineterminator="\n"),
+    "json": _json,
+}

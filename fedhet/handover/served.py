@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from fedhet.record.files import read_tensors
 _NEEDED = ("shape", "target", "classes", "numbers", "normalised", "target_scale", "vocabulary")
 
 
-@dataclass(frozen=True)
 class Described:
     """What a run folder says about the inputs and outputs of its models.
 
@@ -29,12 +27,28 @@ class Described:
         summary: the content of summary.json.
         partition: the content of partition.json.
         config: config.yaml, the settings of the run.
+        shape: of one sample: (C, H, W), (F,) or (T,).
+        images: whether the inputs are images.
+        text: whether the inputs are token numbers.
+        target: what is predicted: class, number, labels or next_char.
+        outputs: the names of the outputs: classes, labels or numbers.
+        output: what these are: "numbers" in their original units, or "probabilities".
     """
 
-    folder: Path
-    summary: dict[str, Any]
-    partition: dict[str, Any]
-    config: DictConfig
+    def __init__(
+        self,
+        folder: Path,
+        summary: dict[str, Any],
+        partition: dict[str, Any],
+        config: DictConfig,
+    ) -> None:
+        self.folder, self.summary, self.partition, self.config = folder, summary, partition, config
+        self.shape: tuple[int, ...] = tuple(partition["shape"])
+        self.images = len(self.shape) == 3
+        self.text = partition["normalised"] is None
+        self.target = str(partition["target"])
+        self.outputs: list[str] = list(partition["numbers"] or partition["classes"])
+        self.output = "numbers" if self.target == "number" else "probabilities"
 
     @classmethod
     def read(cls, folder: Path) -> Described:
@@ -57,36 +71,6 @@ class Described:
         if missing := [key for key in _NEEDED if key not in partition]:
             raise DataError(f"{folder / 'partition.json'} is damaged: {missing[0]!r} is missing")
         return cls(folder, summary, partition, config)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of one sample: (C, H, W), (F,) or (T,)."""
-        return tuple(self.partition["shape"])
-
-    @property
-    def text(self) -> bool:
-        """Whether the inputs are token numbers."""
-        return self.partition["normalised"] is None
-
-    @property
-    def images(self) -> bool:
-        """Whether the inputs are images."""
-        return len(self.shape) == 3
-
-    @property
-    def target(self) -> str:
-        """What is predicted: class, number, labels or next_char."""
-        return str(self.partition["target"])
-
-    @property
-    def outputs(self) -> list[str]:
-        """The names of the outputs: classes, labels or numbers."""
-        return list(self.partition["numbers"] or self.partition["classes"])
-
-    @property
-    def output(self) -> str:
-        """What the outputs are: "numbers" in their original units, or "probabilities"."""
-        return "numbers" if self.target == "number" else "probabilities"
 
 
 class Served(nn.Module):

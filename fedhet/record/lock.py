@@ -98,23 +98,19 @@ def claim(folder: Path, explicit: bool) -> Path:
         ConfigError: the user named a folder that already holds a run, or it cannot be created.
     """
     base = folder.resolve()
-    folder = base
-    count = 1
+    count, folder = 1, base
     while True:
         try:
             folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise uncreatable("hydra.run.dir", folder, error) from error
-        try:
             # Atomic: of two runs that start in the same second, only one succeeds.
             (folder / "summary.json").open("x").close()
             return folder
-        except FileExistsError:
-            if explicit:
-                raise ConfigError(
-                    f"hydra.run.dir={folder}: that folder already holds a run; name another"
-                ) from None
-            count += 1
-            folder = base.with_name(f"{base.name}-{count}")
         except OSError as error:
-            raise uncreatable("hydra.run.dir", folder, error) from error
+            if not isinstance(error, FileExistsError) or not folder.is_dir():
+                raise uncreatable("hydra.run.dir", folder, error) from error
+        if explicit:
+            raise ConfigError(
+                f"hydra.run.dir={folder}: that folder already holds a run; name another"
+            )
+        count += 1
+        folder = base.with_name(f"{base.name}-{count}")

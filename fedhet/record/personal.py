@@ -29,7 +29,6 @@ from fedhet.core.errors import ConfigError
 from fedhet.core.evaluation import Moment, evaluation_messages, evaluation_moment
 from fedhet.core.messages import Broadcast, Failure, Update
 from fedhet.core.parts import joined
-from fedhet.core.trees import Tree
 from fedhet.record.files import fitting, read_tensors, save_tensors
 
 if TYPE_CHECKING:
@@ -70,20 +69,20 @@ class PersonalModels(Callback):
     def begun(self, loop: Loop) -> None:
         """Decide what is kept before any work is done: the last models, then the best ones."""
         loop.notes["personal_models"] = self._record
-        limit = self._strategy.setting.evaluation.personal_mb
+        limit, workspace = self._strategy.setting.evaluation.personal_mb, self._strategy.workspace
         left = math.inf if limit is None else limit * MB
         views = [view for view in self._strategy.views if view != "global"]
         for view, which in [(view, which) for which in (LAST, BEST) for view in views]:
             size = sum(n > 0 for n in self._strategy.sizes) * self._largest(view)
-            if not loop.evaluates:
-                self._refuse(view, which, "eval.clients=false")
-            elif not self._strategy.workspace.simulated:
-                self._refuse(view, which, "under engine=flwr they stay at their clients' sites")
-            elif view == "personal" and not self._strategy.workspace.evaluation.personal:
+            reasons = {
+                "eval.clients=false": not loop.evaluates,
+                "under engine=flwr they stay at their clients' sites": not workspace.simulated,
                 # They are the shared weights, and would be read as the method's own models.
-                self._refuse(view, which, "eval.personal=false")
-            elif limit == 0:
-                self._refuse(view, which, "eval.personal_mb=0")
+                "eval.personal=false": view == "personal" and not workspace.evaluation.personal,
+                "eval.personal_mb=0": limit == 0,
+            }
+            if reason := next((reason for reason, holds in reasons.items() if holds), None):
+                self._refuse(view, which, reason)
             elif size > left:
                 reason = f"they can take {size / MB:.1f} MB, with eval.personal_mb={limit:g}"
                 if left < float(limit or 0) * MB:
@@ -97,7 +96,7 @@ class PersonalModels(Callback):
     def _largest(self, view: str) -> int:
         """The most bytes in which a client's model can differ from what all have received."""
         strategy = self._strategy
-        state = self._module(view)[0].state_dict()
+        state = _module(strategy.client_cls, view, strategy.workspace.model)[0].state_dict()
         names = strategy.personal_names
         if view != "personal":
             names = None
@@ -107,10 +106,6 @@ class PersonalModels(Callback):
             return trees.nbytes(state)
         kept = trees.pick(strategy.workspace.initial, strategy.workspace.kept)
         return trees.nbytes(trees.pick(state, names)) + trees.nbytes(kept)
-
-    def _module(self, view: str) -> tuple[nn.Module, nn.Module]:
-        """A module like those of the view, and the model in it; only their names are used."""
-        return _module(self._strategy.client_cls, view, self._strategy.workspace.model)
 
     def _refuse(self, view: str, which: str, reason: str) -> None:
         self._record["not_kept"][f"{view}.{which}"] = reason
@@ -168,7 +163,8 @@ class PersonalModels(Callback):
 
     def _ask(self, plan: list[Broadcast], views: Sequence[str]) -> None:
         """Let the messages ask for the models of the views."""
-        self._asked = {view: self._module(view) for view in views}
+        model = self._strategy.workspace.model  # only its names are used
+        self._asked = {view: _module(self._strategy.client_cls, view, model) for view in views}
         if views:
             for msg in plan:
                 msg.extras = {**msg.extras, KEEP: ",".join(views)}
@@ -181,18 +177,13 @@ class PersonalModels(Callback):
             try:
                 own = update.tree(f"{KEEP}.{view}")
                 joined(*modules, common, own)  # what cannot be loaded is no use
-                self._save(folder, view, update.pid, own, common)
+                save_tensors(folder / view / f"{update.pid}.safetensors", own)
+                if not (folder / SHARED).exists():
+                    save_tensors(folder / SHARED, common)
             except (ValueError, OSError) as error:
                 self._fail(view, f"client {update.pid}: {error}")
                 del self._asked[view]
             update.extras.pop(f"{KEEP}.{view}", None)
-
-    def _save(self, folder: Path, view: str, pid: int, own: Tree, common: Tree) -> None:
-        trees_by_file = {folder / view / f"{pid}.safetensors": own}
-        if not (folder / SHARED).exists():
-            trees_by_file[folder / SHARED] = common
-        for path, tree in trees_by_file.items():
-            save_tensors(path, tree)
 
     def _fail(self, view: str, reason: str) -> None:
         """Keep no models of the view: a run that has ended well does not fail for want of them."""

@@ -81,7 +81,12 @@ def text(
     cohort = len(last.get("cohort", ()))
     blocks = [
         block("run_info", "gauge", "what runs; always 1", [(about, 1)]),
-        block("run_status", "gauge", "1 for the state of the run", _one_of(status)),
+        block(
+            "run_status",
+            "gauge",
+            "1 for the state of the run",
+            [({"status": state}, float(state == status)) for state in STATES],
+        ),
         block("round", "gauge", "executed rounds", [({}, last.get("round", 0))]),
         block("rounds_planned", "gauge", "rounds of training", [({}, summary["rounds"])]),
         block("clients_asked", "gauge", "clients in the last step", [({}, cohort)]),
@@ -117,10 +122,6 @@ def text(
         ),
     ]
     return "".join(blocks)
-
-
-def _one_of(status: str) -> Values:
-    return [({"status": state}, float(state == status)) for state in STATES]
 
 
 def _last(rows: Sequence[Mapping[str, Any]], key: str, **labels: str) -> Values:

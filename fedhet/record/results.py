@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import html
-import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,15 +14,14 @@ from fedhet.core.errors import ConfigError
 from fedhet.core.targets import Classes
 from fedhet.core.trees import Tree
 from fedhet.record.files import read_tensors
+from fedhet.record.schema import COLUMNS, read_object, read_steps
 from fedhet.record.summary import headline, method_name
 from fedhet.record.terminal import summary_rows
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-    from fedhet.record.picture import Picture
-
-COLUMNS = ("round", "client", "split", "model", "metric", "value")  # of clients/*.parquet
+    from fedhet.record.figures import Picture
 
 
 @dataclass(repr=False)
@@ -43,7 +41,7 @@ class Run:
     @classmethod
     def read(cls, folder: Path) -> Run:
         """Read the run from its folder."""
-        summary = json.loads((folder / "summary.json").read_text())
+        summary = read_object(folder / "summary.json")
         return cls(summary, folder, read_tensors(folder / "model.safetensors"))
 
     @cached_property
@@ -60,7 +58,7 @@ class Run:
         import pyarrow.dataset as parquet
 
         if not (self.dir / "clients").is_dir():
-            return pd.DataFrame(columns=list(COLUMNS))
+            return pd.DataFrame(columns=COLUMNS)
         return parquet.dataset(self.dir / "clients").to_table().to_pandas()
 
     def plot(self, figure: str = "accuracy") -> Picture:
@@ -72,11 +70,10 @@ class Run:
         Raises:
             ConfigError: there is no such figure, or the run has nothing to show in it.
         """
-        from fedhet.record.figures import accuracy
-        from fedhet.record.labels import labels
+        from fedhet.record.figures import accuracy, labels
 
         one_of("figure", figure, ("accuracy", "labels"))
-        partition = json.loads((self.dir / "partition.json").read_text())
+        partition = read_object(self.dir / "partition.json")
         if figure == "labels":
             picture = labels(partition, self.summary)
         else:
@@ -90,7 +87,7 @@ class Run:
 
     @property
     def _steps(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in (self.dir / "rounds.jsonl").read_text().splitlines()]
+        return list(read_steps(self.dir / "rounds.jsonl"))
 
     @property
     def _place(self) -> str:

@@ -9,6 +9,7 @@ import json
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,19 +31,33 @@ from fedhet.record.files import (
     write_text,
     written,
 )
+from fedhet.record.schema import COLUMNS, FORMAT
 from fedhet.record.summary import summarise
 
 if TYPE_CHECKING:
-    from fedhet.checkpoint.reopened import Past
     from fedhet.core.loop import Loop
     from fedhet.core.messages import Update
     from fedhet.core.strategy import FedStrategy
 
 log = logging.getLogger("fedhet")
-FORMAT = 1
 FIRST_FAILURES = 20  # that summary.json names if the disk has no room for more
 STOPPED = "stopped by the user"
 RUNNING = "the run has not ended: it is still running, or it was killed"
+
+
+@dataclass
+class Past:
+    """What a run has done before it goes on.
+
+    Attributes:
+        rows: the lines of rounds.jsonl that count.
+        seconds: how long it took.
+        environment: the content of environment.json.
+    """
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    seconds: float = 0.0
+    environment: dict[str, Any] = field(default_factory=dict)
 
 
 class Recorder(Callback):
@@ -157,8 +172,6 @@ class Recorder(Callback):
     def clients(self, round: int, metrics: dict[int, dict[str, float]]) -> None:
         """Record one evaluation of the clients, as a Parquet file in long format.
 
-        Its columns are round, client, split, model, metric and value.
-
         Args:
             round: the round of the evaluation.
             metrics: client -> `split.model.metric` -> value.
@@ -167,24 +180,17 @@ class Recorder(Callback):
         import pyarrow.parquet as pq
 
         rows = [
-            (pid, *name.split("."), value)
+            (round, pid, *name.split("."), value)
             for pid, values in sorted(metrics.items())
             for name, value in values.items()
             if name.count(".") == 2
         ]
-        columns = list(zip(*rows, strict=True)) or [()] * 5
-        types = {
-            "client": pa.int32(),
-            "split": pa.string(),
-            "model": pa.string(),
-            "metric": pa.string(),
-            "value": pa.float64(),
-        }
-        arrays = {"round": pa.array([round] * len(rows), pa.int32())}
-        for column, (name, kind) in zip(columns, types.items(), strict=True):
-            arrays[name] = pa.array(column, kind)
+        number, text = pa.int32(), pa.string()
+        kinds = [number, number, text, text, text, pa.float64()]
+        columns = zip(*rows, strict=True) if rows else [()] * len(COLUMNS)
+        arrays = [pa.array(each, kind) for each, kind in zip(columns, kinds, strict=True)]
         with written(self.folder / "clients" / f"round-{round:06d}.parquet") as part:
-            pq.write_table(pa.table(arrays), part)
+            pq.write_table(pa.Table.from_arrays(arrays, COLUMNS), part)
 
     def note(self, **entries: Any) -> None:
         """Add entries to summary.json."""
@@ -199,10 +205,8 @@ class Recorder(Callback):
         """
         try:
             self.summary |= loop.notes
-            if status == "interrupted":
-                self.finish(loop.method, status, STOPPED)
-            else:
-                self.finish(loop.method, status, None if error is None else reason_of(error))
+            reason = None if error is None else reason_of(error)
+            self.finish(loop.method, status, STOPPED if status == "interrupted" else reason)
         except (KeyboardInterrupt, SystemExit):
             if not self._complete:
                 self.finish(loop.method, "interrupted", STOPPED)
@@ -279,11 +283,8 @@ class Recorder(Callback):
     def _draw(self) -> None:
         try:
             from fedhet.record import figures
-        except ModuleNotFoundError as error:
-            log.warning("no figures: %s", error)
-            return
-        try:
+
             figures.draw(self.folder, self.summary, self.rows, self._partition)
-        except (OSError, ValueError, RuntimeError) as error:
+        except (ModuleNotFoundError, OSError, ValueError, RuntimeError) as error:
             # A figure must not fail a run that has ended well.
             log.warning("no figures: %s", error)

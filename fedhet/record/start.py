@@ -1,30 +1,45 @@
-"""The start of a run's record: a new run folder, or that of a run that goes on."""
+"""The start of a run's record: a new run folder, or that of a run that goes on.
+
+Of the latter: whether it may, from where, and what must be removed.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
-from collections.abc import Iterator
+import shutil
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from omegaconf import OmegaConf
+import yaml
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
-from fedhet.checkpoint import reopened
-from fedhet.checkpoint.folder import CheckpointFolder
-from fedhet.checkpoint.steps import Checkpoints
+from fedhet.checkpoint.folder import BEST, ROUNDS, Checkpoint, CheckpointFolder, remove_parts
+from fedhet.checkpoint.steps import Checkpoints, continued
+from fedhet.config.aliases import unfolded
+from fedhet.core.errors import ConfigError
 from fedhet.core.groups import Speed
+from fedhet.core.phases import TimetableEntry
 from fedhet.core.workspace import Workspace
 from fedhet.data.given import recorded_config
+from fedhet.record.files import as_json, write_text
 from fedhet.record.lock import Lock, claim
-from fedhet.record.run_folder import Recorder
+from fedhet.record.run_folder import Past, Recorder
+from fedhet.record.schema import FORMAT, read_or_empty
 from fedhet.trackers.tracking import Tracking, tracker_of
 
 if TYPE_CHECKING:
     from fedhet.job import Job
 
 log = logging.getLogger("fedhet")
+# settings in which a run may differ from before
+GIVEN_ANEW = ("rounds", "figures", "engine", "checkpoint", "deliver", "tracker")
 
 
 def start(job: Job) -> tuple[Recorder, Tracking, Checkpoints, Lock]:
@@ -44,13 +59,13 @@ def start(job: Job) -> tuple[Recorder, Tracking, Checkpoints, Lock]:
     if not config.resumes:
         folder = claim(folder, explicit=config.run_dir_given)
     with _locked(folder) as lock:
-        checkpoints = CheckpointFolder(folder, reopened.digest(cfg))
+        checkpoints = CheckpointFolder(folder, digest(cfg))
         found, past = None, None
         if config.resumes:
-            reopened.check_run(folder, cfg, job.partition, job.given is not None)
+            check_run(folder, cfg, job.partition, job.given is not None)
             strategy = job.strategy
             at_sites = job.engine == "flwr"
-            found, past = reopened.reopen(
+            found, past = reopen(
                 folder, checkpoints, strategy.timetable, list(strategy.weights), at_sites
             )
             if found:
@@ -122,3 +137,161 @@ def _environment(job: Job, workspace: Workspace) -> dict[str, Any]:
         "threads": threads,
         "bit_exact": bit_exact,
     }
+
+
+# ---- a run that goes on
+def digest(cfg: DictConfig) -> str:
+    """The hash of the settings that a run keeps when it goes on."""
+    text = json.dumps(_fixed(OmegaConf.to_container(cfg)), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _fixed(settings: Any) -> dict[str, Any]:
+    return {key: value for key, value in settings.items() if key not in GIVEN_ANEW}
+
+
+def check_run(folder: Path, cfg: DictConfig, partition: Mapping[str, Any], given: bool) -> None:
+    """Refuse a run that has ended, or that would not be the same run.
+
+    Args:
+        folder: the run folder.
+        cfg: the settings with which it would go on.
+        partition: who has which samples.
+        given: whether the task is given as objects.
+
+    Raises:
+        ConfigError: it says why the run cannot go on.
+    """
+    summary = read_or_empty(folder / "summary.json")
+    if summary.get("format", FORMAT) != FORMAT:
+        raise ConfigError(
+            f"resume={folder}: an earlier version of fedhet has written this run (format"
+            f" {summary['format']}), and runs of format {FORMAT} go on"
+        )
+    if summary and given != (summary["dataset"] is None):
+        raise ConfigError(
+            f"resume={folder}: the task of this run was "
+            + ("not given as objects" if given else "given as objects; give it again, as task=...")
+        )
+    before = _recorded_config(folder)
+    for key, was, now in _differences(_fixed(before), _fixed(OmegaConf.to_container(cfg))):
+        raise ConfigError(
+            f"resume={folder}: {key} was {was} in this run, and would be {now}: conf/, the task"
+            " or the version of fedhet has changed since"
+        )
+    recorded = read_or_empty(folder / "partition.json")
+    if recorded and recorded != json.loads(as_json(partition)):
+        raise ConfigError(
+            f"resume={folder}: the clients' data are others than those in its partition.json"
+        )
+    if summary.get("status") == "ok":
+        executed = next(p["rounds"] for p in summary["phases"] if p["name"] == "train")
+        if executed < summary["rounds"]:
+            raise ConfigError(
+                f"resume={folder}: the run has ended, because early stopping has ended its training"
+                f" after {executed} rounds"
+            )
+        if cfg.rounds <= executed:
+            raise ConfigError(
+                f"resume={folder}: the run has ended; rounds=<more than {executed}> continues it"
+            )
+
+
+def _recorded_config(folder: Path) -> dict[str, Any]:
+    """The configuration of the run so far."""
+    try:
+        unfolded((folder / "config.yaml").read_text(encoding="utf-8"))
+        settings = OmegaConf.to_container(OmegaConf.load(folder / "config.yaml"))
+    except (OSError, yaml.YAMLError, OmegaConfBaseException):
+        settings = None
+    if not isinstance(settings, dict) or not settings:
+        raise ConfigError(f"resume={folder}: config.yaml is missing or damaged")
+    return cast("dict[str, Any]", settings)
+
+
+def _differences(
+    one: Any, other: Any, path: tuple[str, ...] = ()
+) -> Iterator[tuple[str, object, object]]:
+    if isinstance(one, dict) and isinstance(other, dict):
+        for key in {**one, **other}:
+            yield from _differences(one.get(key), other.get(key), (*path, str(key)))
+    elif one != other:
+        yield ".".join(path), one, other
+
+
+def reopen(
+    folder: Path,
+    checkpoints: CheckpointFolder,
+    timetable: Sequence[TimetableEntry],
+    slots: Sequence[str],
+    at_sites: bool,
+) -> tuple[Checkpoint | None, Past]:
+    """Take the run folder back to its last checkpoint, or to the beginning of the run.
+
+    Args:
+        folder: the run folder, which `check_run` has accepted.
+        checkpoints: its checkpoints.
+        timetable: the run's phases as they are planned now.
+        slots: the names of its weights.
+        at_sites: whether its clients will keep their states themselves.
+
+    Raises:
+        ConfigError: it cannot go on with these settings; nothing has been changed.
+    """
+    found = checkpoints.find(log.warning)
+    past = Past()
+    if found is not None:
+        if found.states and found.about["at_sites"] != at_sites:
+            where = "at its clients' sites" if found.about["at_sites"] else "in its checkpoints"
+            raise ConfigError(
+                f"resume={folder}: the states of this run's clients are {where}, where"
+                f" engine={'flwr' if at_sites else 'local and engine=ray'} does not look for them"
+            )
+        executed = found.round - sum(entry.rounds for entry in continued(timetable, found)[:-1])
+        if executed > timetable[-1].rounds:
+            raise ConfigError(
+                f"resume={folder}: rounds={timetable[-1].rounds}, but the run has taken {executed}"
+            )
+        past.rows, past.seconds = found.about["rows"], found.about["seconds"]
+        log.warning("the run goes on after round %d", found.round)
+    else:
+        log.warning("the run has no checkpoint that can be used; it starts from its beginning")
+    past.environment = read_or_empty(folder / "environment.json")
+    checkpoints.use(found)
+    _cut(folder, found, past.rows, {entry.name for entry in timetable} - {"train"}, slots)
+    return found, past
+
+
+# ---- what came after the checkpoint
+def _cut(
+    folder: Path,
+    found: Checkpoint | None,
+    rows: Sequence[Mapping[str, Any]],
+    before: Collection[str],
+    slots: Sequence[str],
+) -> None:
+    """Remove what the run wrote after the checkpoint; it is written again.
+
+    Args:
+        folder: the run folder.
+        found: the checkpoint; None for the beginning of the run.
+        rows: the lines of rounds.jsonl before it.
+        before: the names of the phases before the training.
+        slots: the names of its weights.
+    """
+    remove_parts([folder, *(folder / name for name in ("clients", "arrays"))])
+    for name in (*(f"{slot}.safetensors" for slot in slots), ".summary.json.spare", BEST):
+        (folder / name).unlink(missing_ok=True)
+    for name in ("personal", "figures"):
+        shutil.rmtree(folder / name, ignore_errors=True)
+    write_text(folder / ROUNDS, "".join(map(as_json, rows)))
+    if found is not None and (found.folder / BEST).exists():
+        shutil.copyfile(found.folder / BEST, folder / BEST)
+    executed = Counter(row["phase"] if row["phase"] in before else "train" for row in rows)
+    for path in (*folder.glob("clients/*-*.*"), *folder.glob("arrays/*-*.*")):
+        name, _, step = path.stem.rpartition("-")
+        last = executed[name if name in before else "train"]
+        if path.parent.name == "clients":
+            last = found.round if found else 0
+        if int(step) > last:
+            path.unlink()

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import html
+import itertools
 import logging
+import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
@@ -25,7 +29,6 @@ from fedhet.core.check import counted
 from fedhet.core.errors import LONGEST_REASON, clean
 from fedhet.core.targets import TARGETS, Classes, Target, of_row
 from fedhet.process import signals_deferred
-from fedhet.record import notebook
 from fedhet.record.summary import method_name, privacy_spent
 
 if TYPE_CHECKING:
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("fedhet")
 Observer = Callable[[Row], object]
+UNITS = ("B", "kB", "MB", "GB")
 
 
 class Output(Console):
@@ -127,9 +131,8 @@ def progress(title: str, steps: int, done: int = 0) -> Iterator[Observer]:
         steps: the number of its steps.
         done: how many of them were taken before.
     """
-    if notebook.in_notebook():
-        with notebook.progress(title, steps, step_line, done) as observe:
-            yield observe
+    if in_notebook():
+        yield _shown_in_notebook(title, steps, done)
         return
     console = Console(stderr=True)
     if not console.is_terminal:
@@ -155,15 +158,34 @@ def progress(title: str, steps: int, done: int = 0) -> Iterator[Observer]:
             bar.stop()
 
 
+def in_notebook() -> bool:
+    """Whether this process is the kernel of a notebook."""
+    ipython = sys.modules.get("IPython")
+    return ipython is not None and hasattr(ipython.get_ipython(), "kernel")
+
+
+def _shown_in_notebook(title: str, steps: int, done: int) -> Observer:
+    """The same bar by IPython's own display: it needs no widgets."""
+    from IPython.display import display
+
+    began, numbers = time.perf_counter(), itertools.count(done)
+
+    def shown(line: str) -> dict[str, str]:
+        number = next(numbers)
+        text = f"{title} {number}/{steps}, {time.perf_counter() - began:.1f} s: {line}"
+        bar = f'<progress value="{number}" max="{steps}"></progress>'
+        return {"text/plain": text, "text/html": f"{bar} {html.escape(text)}"}
+
+    place = display(shown(""), raw=True, display_id=True)
+    return lambda row: place.update(shown(step_line(row)), raw=True)
+
+
 def readable_size(n: float) -> str:
     """Return a number of bytes in a readable unit."""
-    if n < 1000:
-        return f"{n:.0f} B"
-    for unit in ("kB", "MB"):
-        n /= 1000
-        if n < 1000:
-            return f"{n:.1f} {unit}"
-    return f"{n / 1000:.1f} GB"
+    power = 0
+    while n >= 1000 and power < len(UNITS) - 1:
+        n, power = n / 1000, power + 1
+    return f"{n:.{min(power, 1)}f} {UNITS[power]}"
 
 
 def print_summary(summary: dict[str, Any], folder: Path) -> None:
@@ -171,7 +193,7 @@ def print_summary(summary: dict[str, Any], folder: Path) -> None:
 
     In a notebook it is not printed: there the Run itself shows it.
     """
-    if notebook.in_notebook():
+    if in_notebook():
         return
     table = Table(title=method_name(summary), show_header=False)
     rows = summary_rows(summary)

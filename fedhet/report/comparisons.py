@@ -5,9 +5,18 @@ from __future__ import annotations
 import pandas as pd
 
 from fedhet.report import statistics
-from fedhet.report.document import Section, Table, TableEntry, joined, number, p_value
+from fedhet.report.document import (
+    Columns,
+    Section,
+    Table,
+    TableEntry,
+    joined,
+    number,
+    p_value,
+    plain,
+)
 from fedhet.report.statistics import (
-    FEWEST_SETTINGS,
+    FEWEST_CONDITIONS,
     IF_NORMAL,
     LEVEL,
     NOT_SHOWN,
@@ -68,8 +77,8 @@ def statistics_section(study: Study) -> tuple[Section, Ranking | None]:
 def families(study: Study) -> dict[str, tuple[str, pd.DataFrame]]:
     """The blocks that are compared: name -> the unit of a pair, and the scores."""
     score = study.metric
-    found = {name: ("seed", study.blocks(score, name)) for name in study.settings}
-    if len(study.settings) > 1:
+    found = {name: ("seed", study.blocks(score, name)) for name in study.conditions}
+    if len(study.conditions) > 1:
         found["all settings and seeds"] = ("seed in a setting", study.blocks(score))
         found["all settings"] = ("setting", study.means(score))
     return {
@@ -89,26 +98,27 @@ def pairs_table(study: Study) -> Table:
         frame.insert(0, "over", name)
         frame.insert(1, "unit", unit)
         frames.append(frame)
-    columns = ["over", "unit", *statistics.COLUMNS, "verdict"]
-    data = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=columns)
-    rows = [
-        [
-            TableEntry(row.over),
-            TableEntry(row.unit),
-            TableEntry(row.a),
-            TableEntry(row.b),
-            TableEntry(f"{row.wins}–{row.losses}–{row.ties}", row.wins - row.losses),
-            number(row.difference),
-            TableEntry("–" if pd.isna(row.low) else f"{row.low:.3f} to {row.high:.3f}"),
-            number(row.effect, ".2f"),
-            p_value(row.wilcoxon),
-            p_value(row.t_test),
-            TableEntry(SAID[row.verdict]),
-        ]
-        for row in data.itertuples()
+    names = ["over", "unit", *statistics.COLUMNS, "verdict"]
+    data = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=names)
+    columns: Columns = [
+        ("over", "over"),
+        ("a pair is a", "unit"),
+        ("better", "a"),
+        ("worse", "b"),
+        (
+            "wins–losses–ties",
+            lambda r: TableEntry(f"{r['wins']}–{r['losses']}–{r['ties']}", r["wins"] - r["losses"]),
+        ),
+        ("mean difference", lambda r: number(r["difference"])),
+        (
+            "95 % interval",
+            lambda r: plain(None if pd.isna(r["low"]) else f"{r['low']:.3f} to {r['high']:.3f}"),
+        ),
+        ("effect size", lambda r: number(r["effect"], ".2f")),
+        ("p, Wilcoxon", lambda r: p_value(r["wilcoxon"])),
+        ("p, t-test", lambda r: p_value(r["t_test"])),
+        ("difference", lambda r: TableEntry(SAID[r["verdict"]])),
     ]
-    heads = ["over", "a pair is a", "better", "worse", "wins–losses–ties", "mean difference"]
-    heads += ["95 % interval", "effect size", "p, Wilcoxon", "p, t-test", "difference"]
     others = "of methods" if study.reference is None else f"with {study.reference}"
     caption = (
         f"All pairs {others} by {study.title}. P-values are after Holm's correction over all pairs"
@@ -116,15 +126,15 @@ def pairs_table(study: Study) -> Table:
         " differences do not vary. A difference is real if Wilcoxon's corrected p is below"
         " .05."
     )
-    return Table("pairs", "Paired tests", caption, heads, rows, data, folded=len(rows) > 30)
+    return Table.of("pairs", "Paired tests", caption, data, columns, folded=len(data) > 30)
 
 
 def few_pairs(study: Study) -> str:
-    """Whether there are enough seeds for Wilcoxon's test within each setting."""
+    """Whether there are enough seeds for Wilcoxon's test within each condition."""
     if len(study.methods) < 2:
         return "There is only one method, so that nothing is compared."
-    blocks = {name: study.blocks(study.metric, name).dropna(how="all") for name in study.settings}
-    # Setting -> the fewest seeds that two methods share, and the number of comparisons.
+    blocks = {name: study.blocks(study.metric, name).dropna(how="all") for name in study.conditions}
+    # Condition -> the fewest seeds that two methods share, and the number of comparisons.
     found = {
         name: (min(family.values()), len(family))
         for name, table in blocks.items()
@@ -158,15 +168,15 @@ def few_pairs(study: Study) -> str:
 
 
 def overall(study: Study) -> tuple[Ranking | None, list[str]]:
-    """Friedman's test over all settings, and what is said about it."""
+    """Friedman's test over all conditions, and what is said about it."""
     blocks = study.means(study.metric)
     unit = "settings, with the mean over seeds"
     limits = "It speaks of settings like these."
-    if len(blocks) < FEWEST_SETTINGS:
+    if len(blocks) < FEWEST_CONDITIONS:
         blocks = paired(study.blocks(study.metric))
         unit = "seeds in a setting"
         limits = (
-            f"With fewer than {FEWEST_SETTINGS} settings the blocks are single runs, so that it"
+            f"With fewer than {FEWEST_CONDITIONS} settings the blocks are single runs, so that it"
             " speaks of these settings only."
         )
     ranking = statistics.rank(blocks)
@@ -175,10 +185,10 @@ def overall(study: Study) -> tuple[Ranking | None, list[str]]:
             "Friedman's test needs at least three methods with results in at least two common"
             f" blocks; here are {blocks.shape[1]} methods and {len(blocks)} blocks."
         ]
-    significant = ranking.p < LEVEL
+    significant, p = ranking.p < LEVEL, p_value(ranking.p).text
     text = (
         f"Friedman's test over {ranking.blocks} blocks ({unit}): χ² = {ranking.statistic:.2f},"
-        f" p {_compared(ranking.p)}, so that the methods' ranks"
+        f" p {p if p.startswith('<') else f'= {p}'}, so that the methods' ranks"
         f" {'differ' if significant else 'are not shown to differ'}. It assumes that blocks are"
         f" independent, and that scores can be compared within a block. {limits}"
     )
@@ -191,23 +201,21 @@ def overall(study: Study) -> tuple[Ranking | None, list[str]]:
     return ranking, [text, nemenyi]
 
 
-def _compared(p: float) -> str:
-    text = p_value(p).text
-    return text if text.startswith("<") else f"= {text}"
-
-
 def rank_table(study: Study, ranking: Ranking) -> Table:
     """Mean ranks, and Nemenyi's p-values of all pairs."""
     order = ranking.ranks.sort_values()
-    rows = []
-    for method, mean in order.items():
-        values = [
-            TableEntry("–") if other == method else p_value(ranking.nemenyi.loc[method, other])
-            for other in order.index
-        ]
-        rows.append([TableEntry(str(method)), number(mean, ".2f"), *values])
-    data = pd.DataFrame({"method": order.index, "mean_rank": order.to_numpy()})
-    data = data.join(ranking.nemenyi.loc[order.index, order.index].reset_index(drop=True))
+    nemenyi = ranking.nemenyi.loc[order.index, order.index].reset_index(drop=True)
+    data = pd.DataFrame({"method": order.index, "mean_rank": order.to_numpy()}).join(nemenyi)
+    columns: Columns = [
+        (study.compare, "method"),
+        ("mean rank", lambda r: number(r["mean_rank"], ".2f")),
+    ]
+    columns += [
+        (
+            str(other),
+            lambda r, o=other: plain(None) if r["method"] == o else p_value(r[o]),
+        )
+        for other in order.index
+    ]
     caption = f"Mean ranks over {ranking.blocks} blocks (1 is best), and Nemenyi's p-values."
-    heads = [study.compare, "mean rank", *map(str, order.index)]
-    return Table("ranks", "Mean ranks", caption, heads, rows, data)
+    return Table.of("ranks", "Mean ranks", caption, data, columns)

@@ -33,16 +33,16 @@ MOST_MARKERS = 12
 
 
 def curves(study: Study, folder: Path) -> list[FigureFile]:
-    """Draw the deciding score over the rounds, the bytes and the seconds, a panel per setting."""
+    """Draw the deciding score over the rounds, the bytes and the seconds, a panel per condition."""
     points = curve_points(study)
     files = []
     for x, label in AXES.items():
-        for name, settings in pages(_known(study, points), f"curves-by-{x}"):
+        for name, conditions in pages(_known(study, points), f"curves-by-{x}"):
             legend = legend_height(study.methods)
-            ranges, same = _ranges(points, settings)
-            picture, grid = panels(settings, legend=legend)
-            for axes, setting in zip(grid, settings, strict=True):
-                here = points[points["setting"] == setting]
+            ranges, same = _ranges(points, conditions)
+            picture, grid = panels(conditions, legend=legend)
+            for axes, condition in zip(grid, conditions, strict=True):
+                here = points[points["setting"] == condition]
                 for method, look in looks(study.methods).items():
                     own = here[here["method"] == method]
                     if own.empty:
@@ -63,7 +63,7 @@ def curves(study: Study, folder: Path) -> list[FigureFile]:
                         axes.fill_between(own[x], low, high, color=look.color, alpha=0.14, lw=0)
                 axes.set_xlabel(label, fontsize=8)
                 axes.grid(alpha=0.3)
-                axes.set_ylim(*ranges[setting])
+                axes.set_ylim(*ranges[condition])
                 if x == "round":
                     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
             for axes in grid[:: columns_of(len(grid))]:
@@ -77,14 +77,14 @@ def curves(study: Study, folder: Path) -> list[FigureFile]:
             alt = (
                 f"Curves of {study.title} by {label}, one for each of"
                 f" {counted(len(study.methods), 'method')}, in"
-                f" {counted(len(settings), 'setting')}. The table of scores has the last values."
+                f" {counted(len(conditions), 'setting')}. The table of scores has the last values."
             )
             files.append(store(picture, folder, name, caption, alt))
     return files
 
 
 def curve_points(study: Study) -> pd.DataFrame:
-    """A row per method, setting and evaluated round: mean and std over seeds, and the costs."""
+    """A row per method, condition and evaluated round: mean and std over seeds, and the costs."""
     rounds = study.results.rounds
     scores = _scores(study, rounds)
     if scores.isna().all():
@@ -138,7 +138,7 @@ def _scores(study: Study, rounds: pd.DataFrame) -> pd.Series:
 
 
 def _known(study: Study, points: pd.DataFrame) -> list[str]:
-    return [name for name in study.settings if (points["setting"] == name).any()]
+    return [name for name in study.conditions if (points["setting"] == name).any()]
 
 
 def _late(points: pd.DataFrame) -> str:
@@ -151,17 +151,17 @@ def _late(points: pd.DataFrame) -> str:
 
 
 def _ranges(
-    points: pd.DataFrame, settings: Sequence[str]
+    points: pd.DataFrame, conditions: Sequence[str]
 ) -> tuple[dict[str, Sequence[float]], bool]:
     """The range of each panel, and whether it is the same: where all of them have a part in common.
 
     Scores of an easy and of a hard data set, which are far apart, would be flat lines in one range.
     """
-    own = {name: _limits(points[points["setting"] == name]) for name in settings}
+    own = {name: _limits(points[points["setting"] == name]) for name in conditions}
     lows, highs = zip(*own.values(), strict=True)
     if max(lows) >= min(highs):
         return own, False
-    return dict.fromkeys(settings, (min(lows), max(highs))), True
+    return dict.fromkeys(conditions, (min(lows), max(highs))), True
 
 
 def _limits(points: pd.DataFrame) -> Sequence[float]:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import pandas as pd
+
+from fedhet.core.errors import clean
 
 NOTHING = "–"
 NOT_SHOWN_WORSE = "†"
@@ -20,7 +23,7 @@ class TableEntry:
     Attributes:
         text: what people read.
         value: what the column is sorted by; the text if None.
-        best: whether it is the best of its column and setting.
+        best: whether it is the best of its column and condition.
         mark: † or ‡ behind it.
     """
 
@@ -28,6 +31,10 @@ class TableEntry:
     value: float | None = None
     best: bool = False
     mark: str = ""
+
+
+# The head of each column, and what makes an entry of a record.
+Columns = list[tuple[str, Any]]
 
 
 @dataclass
@@ -51,6 +58,43 @@ class Table:
     rows: list[list[TableEntry]]
     data: pd.DataFrame
     folded: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        title: str,
+        caption: str,
+        records: Iterable[Mapping[str, Any]] | pd.DataFrame,
+        columns: Columns,
+        data: pd.DataFrame | None = None,
+        folded: bool = False,
+    ) -> Table:
+        """A table with a row for each record.
+
+        Args:
+            name: see above, as the other arguments.
+            title: see above.
+            caption: see above.
+            records: the rows, each as name -> value, or as a frame.
+            columns: the head of each column, and what makes its entry: a function of the record,
+                or the name of a value in it. A dash stands where there is none.
+            data: the tidy form; None for the records themselves.
+            folded: see above.
+        """
+        if isinstance(records, pd.DataFrame):
+            data, records = records, records.to_dict("records")
+        records = list(records)
+        rows = [
+            [
+                plain(record[form]) if isinstance(form, str) else form(record) or plain(None)
+                for _, form in columns
+            ]
+            for record in records
+        ]
+        heads = [head for head, _ in columns]
+        frame = pd.DataFrame(records) if data is None else data
+        return cls(name, title, caption, heads, rows, frame, folded)
 
     @property
     def numeric(self) -> list[bool]:
@@ -130,10 +174,12 @@ class Document:
 
 
 def plain(value: Any) -> TableEntry:
-    """An entry that is a text, or a number as it is."""
+    """An entry that is a text in one line, or a number as it is; a dash where there is none."""
+    if value is None or value != value:
+        return TableEntry(NOTHING)
     if isinstance(value, bool) or not isinstance(value, int | float):
-        return TableEntry(NOTHING if value is None else str(value))
-    return TableEntry(NOTHING) if math.isnan(value) else TableEntry(f"{value:g}", float(value))
+        return TableEntry(clean(str(value)))
+    return TableEntry(f"{value:g}", float(value))
 
 
 def number(value: float | None, form: str = ".3f") -> TableEntry:

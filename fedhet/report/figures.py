@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from fedhet.record.picture import Picture
+from fedhet.record.figures import Picture
 from fedhet.report.document import FigureFile
 from fedhet.report.statistics import Ranking
 from fedhet.report.study import Study
@@ -27,7 +27,7 @@ from fedhet.report.style import (
     widen,
 )
 
-MOST_SETTINGS = 12  # whose label distributions are drawn
+MOST_CONDITIONS = 12  # whose label distributions are drawn
 GREY = "#555555"
 
 
@@ -44,12 +44,12 @@ def boxes(study: Study, folder: Path) -> list[FigureFile]:
     # Each run has the scores of the models that count, or else of the first that its clients have.
     first = shown.groupby("folder")["model"].first().to_dict()
     shown = shown[shown["model"] == shown["folder"].map(first | study.own_models)]
-    known = [name for name in study.settings if (shown["setting"] == name).any()]
+    known = [name for name in study.conditions if (shown["setting"] == name).any()]
     files = []
-    for name, settings in pages(known, "clients"):
-        picture, grid = panels(settings, height=1.3 + 0.24 * len(study.methods))
-        for axes, setting in zip(grid, settings, strict=True):
-            here = shown[shown["setting"] == setting]
+    for name, conditions in pages(known, "clients"):
+        picture, grid = panels(conditions, height=1.3 + 0.24 * len(study.methods))
+        for axes, condition in zip(grid, conditions, strict=True):
+            here = shown[shown["setting"] == condition]
             for place, (method, look) in enumerate(looks(study.methods).items()):
                 values = here.loc[here["method"] == method, "value"].dropna()
                 if values.empty:
@@ -74,29 +74,28 @@ def boxes(study: Study, folder: Path) -> list[FigureFile]:
             " evaluation, all seeds together: quartiles, whiskers of at most 1.5 times their"
             " distance, and single clients beyond."
         )
-        alt = (
-            f"Box plots over clients for {len(study.methods)} methods in {len(settings)} settings."
-        )
+        methods = f"{len(study.methods)} methods in {len(conditions)} settings"
+        alt = f"Box plots over clients for {methods}."
         files.append(store(picture, folder, name, caption, alt))
     return files
 
 
 def label_distribution(study: Study, folder: Path) -> list[FigureFile]:
-    """Draw the samples of each client by class, a panel per setting, of its first seed."""
+    """Draw the samples of each client by class, a panel per condition, of its first seed."""
     partitions = {}
     for cell in study.cells:
-        setting = study.place(cell)[1]
-        if setting not in partitions:
+        condition = study.place(cell)[1]
+        if condition not in partitions:
             partition = study.results.partition(cell)
             counts = np.array(partition.get("counts") or [[]])
             if counts.size and counts.ndim == 2:
                 seed = cell.axes.get("seed", cell.summary.get("seed"))
-                partitions[setting] = (counts, f"{setting}, seed {seed}")
+                partitions[condition] = (counts, f"{condition}, seed {seed}")
     files = []
-    for name, settings in pages(list(partitions)[:MOST_SETTINGS], "labels"):
-        picture, grid = panels([partitions[s][1] for s in settings], height=3.0)
-        for axes, setting in zip(grid, settings, strict=True):
-            counts = partitions[setting][0]
+    for name, conditions in pages(list(partitions)[:MOST_CONDITIONS], "labels"):
+        picture, grid = panels([partitions[s][1] for s in conditions], height=3.0)
+        for axes, condition in zip(grid, conditions, strict=True):
+            counts = partitions[condition][0]
             shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
             image = axes.imshow(shares.T, cmap="Blues", vmin=0, vmax=1, aspect="auto")
             axes.set_xlabel("client", fontsize=8)
@@ -109,9 +108,9 @@ def label_distribution(study: Study, folder: Path) -> list[FigureFile]:
             "Label distribution: the share of each class (rows) among the training samples of each"
             " client (columns), of the first seed of each setting."
         )
-        if len(partitions) > MOST_SETTINGS:
-            caption += f" Only the first {MOST_SETTINGS} of {len(partitions)} settings are drawn."
-        alt = f"Maps of classes by clients in {len(settings)} settings."
+        if len(partitions) > MOST_CONDITIONS:
+            caption += f" Only the first {MOST_CONDITIONS} of {len(partitions)} settings are drawn."
+        alt = f"Maps of classes by clients in {len(conditions)} settings."
         files.append(store(picture, folder, name, caption, alt))
     return files
 
@@ -190,19 +189,19 @@ def tuning_response(study: Study, folder: Path) -> list[FigureFile]:
         return []
     trials = trials.assign(
         method=[str(value) for value in trials[study.compare]] if study.compare in trials else "",
-        setting=[study.setting_of(cell.axes) for cell in cells],
+        setting=[study.condition_of(cell.axes) for cell in cells],
         validation=[study.validation(cell) for cell in cells],
     )
     files = []
     for column in [c for c in trials if str(c).startswith("tuned.")]:
         known = trials[trials[column].notna() & trials["validation"].notna()]
-        present = [name for name in study.settings if (known["setting"] == name).any()]
+        present = [name for name in study.conditions if (known["setting"] == name).any()]
         key = str(column).removeprefix("tuned.")
         slug = "".join(c if c.isalnum() else "-" for c in key)
-        for name, settings in pages(present, f"tuning-{slug}"):
-            picture, grid = panels(settings, legend=legend_height(study.methods))
-            for axes, setting in zip(grid, settings, strict=True):
-                _response(study, axes, known[known["setting"] == setting], str(column))
+        for name, conditions in pages(present, f"tuning-{slug}"):
+            picture, grid = panels(conditions, legend=legend_height(study.methods))
+            for axes, condition in zip(grid, conditions, strict=True):
+                _response(study, axes, known[known["setting"] == condition], str(column))
                 axes.set_xlabel(shortened(key, 40), fontsize=8)
                 axes.set_ylabel("validation score", fontsize=8)
             add_legend(picture, grid, study.methods)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+from fedhet.core.check import counted
 from fedhet.report.document import joined, mean_std
 from fedhet.report.scores import against_best
 from fedhet.report.statistics import (
-    FEWEST_SETTINGS,
+    FEWEST_CONDITIONS,
     IF_NORMAL,
     LEVEL,
     NOT_SHOWN,
@@ -34,49 +37,47 @@ def sentences(study: Study, ranking: Ranking | None) -> list[str]:
     """The summary, a sentence or a few for each subject."""
     found = [_score(study)]
     undecided = _undecided(study)
-    found += [_winner(study, setting, told=setting in undecided) for setting in study.settings]
+    found += [
+        _winner(study, condition, told=condition in undecided) for condition in study.conditions
+    ]
     if undecided:
         found.append(_too_few(study, undecided))
-    of_seeds = len(study.means(study.metric)) < FEWEST_SETTINGS
-    if ranking is not None and len(study.settings) > 1 and not (undecided and of_seeds):
+    of_seeds = len(study.means(study.metric)) < FEWEST_CONDITIONS
+    if ranking is not None and len(study.conditions) > 1 and not (undecided and of_seeds):
         found.append(_ranks(ranking, of_seeds))
-    found += _divergence(study)
-    found += _gaps(study)
-    return [text for text in found if text]
+    return [*found, *_gaps(study)]
 
 
 def _score(study: Study) -> str:
-    seeds = sorted(set(study.scores["seed"]))
-    many = f"{len(seeds)} seed{'' if len(seeds) == 1 else 's'}"
-    settings = len(study.settings)
-    where = "one setting" if settings == 1 else f"{settings} settings"
-    methods = len(study.methods)
-    what = "method" if study.compare == "method" else f"value of {study.compare}"
-    if methods != 1:
-        what = "methods" if study.compare == "method" else f"values of {study.compare}"
-    return f"{methods} {what} in {where} with {many}, by {study.title} ({SCORES[study.metric]})."
+    methods, conditions = len(study.methods), len(study.conditions)
+    what = counted(methods, "method")
+    if study.compare != "method":
+        what = f"{counted(methods, 'value')} of {study.compare}"
+    where = "one setting" if conditions == 1 else f"{conditions} settings"
+    seeds = counted(study.scores["seed"].nunique(), "seed")
+    return f"{what} in {where} with {seeds}, by {study.title} ({SCORES[study.metric]})."
 
 
 def _undecided(study: Study) -> dict[str, int]:
-    """The settings with too few seeds to show any difference from the best -> seeds needed."""
+    """The conditions with too few seeds to show any difference from the best -> seeds needed."""
     needed = {}
-    for setting in study.settings:
-        blocks = study.blocks(study.metric, setting).dropna(axis=1, how="all")
+    for condition in study.conditions:
+        blocks = study.blocks(study.metric, condition).dropna(axis=1, how="all")
         family = couples(blocks)
         too_few = family and not enough(min(family.values()), len(family))
         means = paired(blocks).mean()
         if too_few and means.notna().all():
             verdicts = against_best(blocks, str(means.idxmax()))
             if set(verdicts.values()) == {NOT_SHOWN}:
-                needed[setting] = pairs_needed(len(family))
+                needed[condition] = pairs_needed(len(family))
     return needed
 
 
 def _too_few(study: Study, needed: dict[str, int]) -> str:
-    """One sentence for all of these settings."""
-    seeds = [fewest_pairs(study.blocks(study.metric, setting)) for setting in needed]
+    """One sentence for all of these conditions."""
+    seeds = [fewest_pairs(study.blocks(study.metric, condition)) for condition in needed]
     few = " to ".join(str(n) for n in dict.fromkeys((min(seeds), max(seeds))))
-    where = "" if len(needed) == len(study.settings) else f" in {joined(list(needed))}"
+    where = "" if len(needed) == len(study.conditions) else f" in {joined(list(needed))}"
     most = max(needed.values())
     what = "method" if study.compare == "method" else f"value of {study.compare}"
     return (
@@ -85,10 +86,10 @@ def _too_few(study: Study, needed: dict[str, int]) -> str:
     )
 
 
-def _winner(study: Study, setting: str, *, told: bool) -> str:
-    """The best method of a setting; `told`: that nothing is shown about the others is told once."""
-    blocks = study.blocks(study.metric, setting).dropna(axis=1, how="all")
-    where = "" if setting == ALL else f"{setting}: "
+def _winner(study: Study, condition: str, *, told: bool) -> str:
+    """The best method; `told`: that nothing is shown about the others stands elsewhere."""
+    blocks = study.blocks(study.metric, condition).dropna(axis=1, how="all")
+    where = "" if condition == ALL else f"{condition}: "
     if blocks.empty:
         return f"{where}no run has a result."
     if len(blocks.columns) == 1:
@@ -103,38 +104,30 @@ def _winner(study: Study, setting: str, *, told: bool) -> str:
     if len(common) < len(blocks):
         score += f" (over the {len(common)} of {len(blocks)} seeds that all methods have)"
     tied = [str(name) for name in means.index if means[name] == means[best]]
-    if len(tied) > 1:
-        opening = f"{where}{joined(tied)} are best with the same mean, {score}."
-    else:
-        opening = f"{where}{best} is best with {score}."
+    first = "is best with" if len(tied) == 1 else "are best with the same mean,"
+    opening = f"{where}{joined(tied)} {first} {score}."
     if told:
         return opening
     verdicts = {name: v for name, v in against_best(blocks, best).items() if name not in tied}
+    others = list(map(str, means.sort_values(ascending=False).index))
     groups = {
-        kind: [
-            name
-            for name in map(str, means.sort_values(ascending=False).index)
-            if verdicts.get(name) == kind
-        ]
+        kind: [name for name in others if verdicts.get(name) == kind]
         for kind in (REAL, IF_NORMAL, NOT_SHOWN)
     }
-    parts = []
     others = [name for names in groups.values() for name in names]
-    if groups[REAL]:
-        parts.append(f"The difference from {_named(groups[REAL], others)} is real.")
-    if groups[IF_NORMAL]:
-        fewest = fewest_pairs(blocks)
-        seeds = f"{fewest} seed{'' if fewest == 1 else 's'}"
-        if fewest < len(blocks):
-            seeds = f"the {seeds} of the pair with the fewest common seeds"
-        parts.append(
-            f"The difference from {_named(groups[IF_NORMAL], others)} is real if differences are"
-            f" normal, which {seeds} cannot show."
-        )
-    if groups[NOT_SHOWN]:
-        names = _named(groups[NOT_SHOWN], others).replace(ALL_OTHERS, "any other")
-        parts.append(f"No difference from {names} is shown.")
-    return " ".join([opening, *parts])
+    seeds = counted(fewest_pairs(blocks), "seed")
+    if fewest_pairs(blocks) < len(blocks):
+        seeds = f"the {seeds} of the pair with the fewest common seeds"
+    named = {kind: _named(names, others) for kind, names in groups.items() if names}
+    sentences = {
+        REAL: "The difference from {} is real.",
+        IF_NORMAL: "The difference from {} is real if differences are normal, which"
+        f" {seeds} cannot show.",
+        NOT_SHOWN: "No difference from {} is shown.",
+    }
+    if NOT_SHOWN in named:
+        named[NOT_SHOWN] = named[NOT_SHOWN].replace(ALL_OTHERS, "any other")
+    return " ".join([opening, *(sentences[kind].format(names) for kind, names in named.items())])
 
 
 def _named(names: list[str], others: list[str]) -> str:
@@ -168,34 +161,26 @@ def _ranks(ranking: Ranking, of_seeds: bool) -> str:
     return f"{opening}; Nemenyi's test tells {first} from {_named(worse, others)}."
 
 
-def _divergence(study: Study) -> list[str]:
+def _gaps(study: Study) -> Iterator[str]:
+    """What else a reader must know: runs that diverged, that are missing, and ends of grids."""
     counts = study.scores[study.scores["diverged"]].groupby("method", sort=False).size()
     runs = study.scores.groupby("method").size()
-    told = [f"{method} in {count} of {runs[method]} runs" for method, count in counts.items()]
-    return (
-        [f"Training diverged, or the loss was infinite at the end: {joined(told)}."] if told else []
-    )
-
-
-def _gaps(study: Study) -> list[str]:
-    cells = [cell for cell in study.results.source.cells if not cell.counts]
-    found = []
-    for trial, word in ((False, "run"), (True, "trial of the tuning")):
-        count = sum(cell.trial == trial for cell in cells)
-        if count:
-            plural = word.replace("run", "runs").replace("trial", "trials")
-            found.append(
-                f"{count} {word if count == 1 else plural} without a result"
-                f" {'is' if count == 1 else 'are'} listed below with the reason."
-            )
+    if told := [f"{method} in {count} of {runs[method]} runs" for method, count in counts.items()]:
+        yield f"Training diverged, or the loss was infinite at the end: {joined(told)}."
+    missing = [cell.trial for cell in study.results.source.cells if not cell.counts]
+    words = ("run", "runs"), ("trial of the tuning", "trials of the tuning")
+    for trial, (word, plural) in enumerate(words):
+        if count := missing.count(bool(trial)):
+            are = "is" if count == 1 else "are"
+            missed = counted(count, word, plural)
+            yield f"{missed} without a result {are} listed below with the reason."
     edges = [
         str(entry.get("axes", {}).get(study.compare))
         for entry in study.results.source.experiment.get("tuned") or []
         if entry.get("at_the_edge")
     ]
     if edges:
-        found.append(
+        yield (
             "A tuned value lies at the edge of its grid, so that a better one may lie beyond it,"
             f" for {joined(list(dict.fromkeys(edges)))}."
         )
-    return found

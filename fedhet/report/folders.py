@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,17 +15,29 @@ from fedhet.config.aliases import unfolded
 from fedhet.config.lines import key_of, value_of
 from fedhet.config.resuming import CELL
 from fedhet.core.errors import ConfigError, DataError, clean, has_diverged
-from fedhet.record.run_folder import FORMAT, RUNNING
-from fedhet.record.summary import method_name
-from fedhet.report import checked
-from fedhet.report.found import EXPERIMENT, SUMMARY, no_runs, run_folders
+from fedhet.core.targets import TARGETS
+from fedhet.record import schema
+from fedhet.record.run_folder import RUNNING
+from fedhet.record.schema import NUMBERS, READABLE, read_object
+from fedhet.report import EXPERIMENT, SUMMARY, no_runs, run_folders
 
 Values = dict[str, Any]
 # Overrides that the method's label already tells.
 OF_THE_LABEL = ("method", "plugin", "server_opt", "merge")
 FINISHED, DIVERGED, FAILED = "finished", "diverged", "failed"
 NOT_RUN, UNREADABLE = "not run", "unreadable"
-NEEDED = (("folder", str), ("axes", dict))  # of the entry of a cell
+_READS = " and ".join(map(str, READABLE))
+_NEEDED = ("status", "method", "plugins", "partition", "seed")  # a run has them from its start
+# The scores of each kind of target have names of their own.
+_OF_ANY_TARGET = schema.SUMMARY | {
+    name: form
+    for target in TARGETS.values()
+    if target.keys
+    for name, form in {
+        **dict.fromkeys((target.score(), target.key("last_k")), NUMBERS),
+        **dict.fromkeys((target.clients_key(), target.key("clients_worst_decile")), float),
+    }.items()
+}
 
 
 @dataclass
@@ -101,41 +115,33 @@ def _shown(path: Path, folder: Path) -> str:
 
 
 def _experiment(path: Path) -> Values:
-    try:
-        content = checked.load(path)
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path} is damaged, or cannot be read: {error}") from error
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
-        found = content.get("format") if isinstance(content, dict) else None
-        raise ConfigError(f"{path} has format {found!r}; this version of fedhet reads {FORMAT}")
-    if content.get("axes") is None or content.get("cells") is None:
-        raise DataError(f"{path} is damaged: it lists no axes or no cells")
-    if problem := checked.fault(content, checked.EXPERIMENT):
-        raise DataError(f"{path} is damaged: {clean(problem)}")
-    return content
+    content = read_object(path)
+    if content.get("format") not in READABLE:
+        found = f"has format {content.get('format')!r}; this version of fedhet reads {_READS}"
+        raise ConfigError(f"{path} {found}")
+    return read_object(path, schema.EXPERIMENT, ("axes", "cells"))
 
 
 def _cell(home: Path, number: int, entry: Any) -> FoundRun:
     """A cell that experiment.json names; its own cell.json says how it ended."""
-    wrong = checked.fault(entry, checked.CELL)
-    if not wrong and not all(isinstance(entry.get(name), known) for name, known in NEEDED):
-        wrong = "it has no folder or no axes"
-    if wrong:
+    if wrong := schema.fault(entry, schema.CELL, ("folder", "axes")):
         place = f"cells[{number}]"
-        told = f"its entry in {EXPERIMENT} is damaged: {clean(wrong)}"
+        told = f"its entry in {EXPERIMENT} is damaged: {wrong}"
         return FoundRun(home / place, place, UNREADABLE, told, summary={}, overrides={})
     folder = home / entry["folder"]
     about: Values = {"status": NOT_RUN, "reason": NOT_RUN}
     if not _is_below(folder, home):
         about = {"status": UNREADABLE, "reason": "its folder is not in that of the experiment"}
-    elif (folder / CELL).exists():
-        about = _json(folder / CELL) or {}
-        if checked.fault(about, checked.STATE) or "status" not in about:
-            about = {"status": UNREADABLE, "reason": f"{CELL} is damaged"}
+    else:
+        with suppress(FileNotFoundError, NotADirectoryError):
+            try:
+                about = read_object(folder / CELL, schema.STATE, ("status",))
+            except DataError:
+                about = {"status": UNREADABLE, "reason": f"{CELL} is damaged"}
     cell = FoundRun(
         folder,
         clean(entry["folder"]),
-        str(about.get("status")),
+        about["status"],
         about.get("reason"),
         summary={},
         overrides=parsed(entry.get("overrides") or []),
@@ -178,20 +184,17 @@ def _found(folder: Path, name: str) -> FoundRun:
 
 def _add_summary(cell: FoundRun) -> None:
     """Read summary.json into the cell, with what it says about the run's end."""
-    summary = _json(cell.folder / SUMMARY)
-    problem = None
-    if summary is None:
-        problem = f"{SUMMARY} is missing or damaged"
-    elif summary.get("format") != FORMAT:
-        problem = f"its format is {summary.get('format')!r}, and this fedhet reads {FORMAT}"
-    elif wrong := checked.summary_fault(summary):
-        problem = f"{SUMMARY} is damaged: {clean(wrong)}"
-    elif not _complete(summary):
-        problem = f"{SUMMARY} is incomplete"
-    if problem or summary is None:
-        cell.status, cell.reason = UNREADABLE, problem
+    path = cell.folder / SUMMARY
+    try:
+        summary = read_object(path)
+        if (found := summary.get("format")) not in READABLE:
+            raise DataError(f"its format is {found!r}, and this fedhet reads {_READS}")
+        ended = ("models", "seconds", "bytes") if summary.get("status") == "ok" else ()
+        cell.summary = read_object(path, _OF_ANY_TARGET, (*_NEEDED, *ended))
+    except (OSError, DataError) as error:
+        missing = f"{SUMMARY} is missing" if isinstance(error, OSError) else str(error)
+        cell.status, cell.reason = UNREADABLE, missing.replace(f"{cell.folder}/", "")
         return
-    cell.summary = summary
     if summary["status"] == "ok":
         cell.status, cell.reason = FINISHED, None
     elif summary.get("reason") == RUNNING:
@@ -201,26 +204,6 @@ def _add_summary(cell: FoundRun) -> None:
         cell.reason = clean(str(summary.get("reason")))
     if cell.status == FAILED and has_diverged(cell.reason):
         cell.status = DIVERGED
-
-
-def _complete(summary: Values) -> bool:
-    """Whether the entries are there that every run has from its start, and from its end."""
-    try:
-        method_name(summary)
-        needed = {"status", "partition", "seed"}
-        needed |= {"models", "seconds", "bytes"} if summary["status"] == "ok" else set()
-    except (KeyError, TypeError):
-        return False
-    return needed <= summary.keys() and isinstance(summary["partition"], dict)
-
-
-def _json(path: Path) -> Values | None:
-    """The object in the file; None if it is missing or damaged."""
-    try:
-        content = checked.load(path)
-    except (OSError, ValueError):
-        return None
-    return content if isinstance(content, dict) else None
 
 
 def parsed(lines: Sequence[Any]) -> Values:
@@ -236,3 +219,8 @@ def parsed(lines: Sequence[Any]) -> Values:
             value = text
         values[key] = text if isinstance(value, list | dict) else value
     return values
+
+
+def scalar(value: Any) -> Any:
+    """The value in a form that a column can hold."""
+    return json.dumps(value) if isinstance(value, list | dict) else value

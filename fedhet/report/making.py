@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections import Counter
+from contextlib import suppress
 from typing import Any
 
 import pandas as pd
@@ -12,8 +13,8 @@ import pandas as pd
 from fedhet.core.errors import clean
 from fedhet.experiment.code import short
 from fedhet.experiment.tuning import FEWEST_OF_A_GRID
-from fedhet.report.document import NOTHING, Section, Table, TableEntry, number, plain
-from fedhet.report.folders import DIVERGED, FAILED, FINISHED, FoundRun, Values
+from fedhet.report.document import NOTHING, Columns, Section, Table, number, plain
+from fedhet.report.folders import DIVERGED, FAILED, FINISHED, Values
 from fedhet.report.study import Study
 
 LONGEST_CONFIG = 40_000
@@ -33,7 +34,11 @@ def making_section(study: Study) -> Section:
     seeds = sorted(set(study.scores["seed"]))
     section.paragraphs.append(f"Seeds: {', '.join(map(str, seeds))}.")
     section.tables += [runs_table(study), environment_table(study)]
-    section.listings += configuration(study)
+    cell = study.cells[0]
+    with suppress(OSError, ValueError):
+        text = (cell.folder / "config.yaml").read_text(encoding="utf-8")
+        # The others differ from it by the overrides in the table.
+        section.listings.append((f"config.yaml of {cell.name}", text[:LONGEST_CONFIG]))
     return section
 
 
@@ -47,55 +52,41 @@ def command(overrides: Any) -> str:
     return " ".join(["python -m fedhet", *kept])
 
 
-def configuration(study: Study) -> list[tuple[str, str]]:
-    """The settings of the first run; the others differ from it by the overrides in the table."""
-    cell = study.cells[0]
-    try:
-        text = (cell.folder / "config.yaml").read_text(encoding="utf-8")
-    except (OSError, ValueError):
-        return []
-    return [(f"config.yaml of {cell.name}", text[:LONGEST_CONFIG])]
-
-
 def runs_table(study: Study) -> Table:
     """Every run with its overrides and its status."""
-    cells = study.results.cells
-    rows, data = [], []
-    for cell in cells:
-        overrides = " ".join(f"{key}={value}" for key, value in cell.overrides.items())
-        row = [cell.name, str(cell.axes.get(study.compare, "–")), study.setting_of(cell.axes)]
-        row += [str(cell.axes.get("seed", cell.summary.get("seed", "–"))), cell.status, overrides]
-        rows.append([TableEntry(clean(text)) for text in row])
-        columns = ["folder", study.compare, "setting", "seed", "status", "overrides"]
-        data.append(dict(zip(columns, row, strict=True)))
-    heads = ["folder", study.compare, "setting", "seed", "status", "overrides"]
+    records = [
+        {
+            "folder": cell.name,
+            study.compare: str(cell.axes.get(study.compare, NOTHING)),
+            "setting": study.condition_of(cell.axes),
+            "seed": str(cell.axes.get("seed", cell.summary.get("seed", NOTHING))),
+            "status": cell.status,
+            "overrides": " ".join(f"{key}={value}" for key, value in cell.overrides.items()),
+        }
+        for cell in study.results.cells
+    ]
+    columns = [(name, name) for name in records[0]]
     caption = "Every run, with the overrides that repeat it."
-    return Table("runs", "Runs", caption, heads, rows, pd.DataFrame(data), folded=True)
+    return Table.of("runs", "Runs", caption, records, columns, folded=True)
 
 
 def environment_table(study: Study) -> Table:
     """The versions and machines of all runs that count; what differs has several rows."""
     found: dict[str, Counter[str]] = {}
     for cell in study.cells:
-        environment = {**study.results.environment(cell), **_code(cell)}
-        for name, value in environment.items():
+        code = {f"code: {name}": value for name, value in cell.code.items()}
+        for name, value in {**study.results.environment(cell), **code}.items():
             if name != "resumed":
                 found.setdefault(name, Counter())[_text(value)] += 1
-    data: list[dict[str, Any]] = [
+    records = [
         {"name": name, "value": value, "runs": count}
         for name, counts in found.items()
         for value, count in counts.most_common()
     ]
-    rows = [[TableEntry(d["name"]), TableEntry(clean(d["value"])), plain(d["runs"])] for d in data]
     caption = "What the runs record of versions and machines; the last column is the runs that do."
-    frame = pd.DataFrame(data, columns=["name", "value", "runs"])
-    return Table(
-        "environment", "Versions and hardware", caption, ["", "value", "runs"], rows, frame
-    )
-
-
-def _code(cell: FoundRun) -> dict[str, Any]:
-    return {f"code: {name}": value for name, value in cell.code.items()}
+    columns = [("", "name"), ("value", "value"), ("runs", "runs")]
+    data = pd.DataFrame(records, columns=["name", "value", "runs"])
+    return Table.of("environment", "Versions and hardware", caption, records, columns, data)
 
 
 def _text(value: Any) -> str:
@@ -133,17 +124,13 @@ def missing_table(study: Study) -> Table | None:
     frame = study.results.missing
     if frame.empty:
         return None
-    columns = [str(column) for column in frame.columns]
-    rows = [
-        [TableEntry("–" if _empty(value) else clean(str(value))) for value in row]
-        for row in frame.itertuples(index=False)
+    # As texts: what the axes of runs without a result are is no measurement.
+    columns: Columns = [
+        (name, lambda r, name=name: plain(None if pd.isna(r[name]) else str(r[name])))
+        for name in map(str, frame.columns)
     ]
     caption = "Runs without a result count nowhere."
-    return Table("missing", "What is missing", caption, columns, rows, frame)
-
-
-def _empty(value: Any) -> bool:
-    return value is None or (isinstance(value, float) and value != value)
+    return Table.of("missing", "What is missing", caption, frame, columns)
 
 
 def methods_table(study: Study) -> Table | None:
@@ -154,63 +141,57 @@ def methods_table(study: Study) -> Table | None:
         before = own.get(method, cell.overrides).items()
         own[method] = {k: v for k, v in before if cell.overrides.get(k) == v}
     shared = set.intersection(*(set(lines.items()) for lines in own.values()))
-    data = [
-        (method, " ".join(f"{k}={v}" for k, v in lines.items() if (k, v) not in shared))
+    records = [
+        {
+            study.compare: method,
+            "settings": " ".join(f"{k}={v}" for k, v in lines.items() if (k, v) not in shared),
+        }
         for method, lines in own.items()
     ]
-    if not any(text for _, text in data):
+    if not any(record["settings"] for record in records):
         return None
-    heads = [study.compare, "settings"]
-    rows = [[TableEntry(method), TableEntry(clean(text))] for method, text in data]
+    columns = [(name, name) for name in (study.compare, "settings")]
     caption = "The settings of each method that it has in all of its runs, and others have not."
-    frame = pd.DataFrame(data, columns=heads)
-    return Table("methods", "What the methods were run with", caption, heads, rows, frame)
+    return Table.of("methods", "What the methods were run with", caption, records, columns)
 
 
 def tuning_table(study: Study) -> Table | None:
-    """The tuned values by method and setting; None if nothing was tuned."""
+    """The tuned values by method and condition; None if nothing was tuned."""
     experiment = study.results.source.experiment
     tuned = experiment.get("tuned") or []
     if not tuned:
         return None
     trials = [cell for cell in study.results.source.cells if cell.trial]
-    rows, data = [], []
+    records = []
     for entry in tuned:
         axes = entry.get("axes", {})
-        own = [cell for cell in trials if axes.items() <= cell.axes.items()]
-        lost = sum(cell.status in (FAILED, DIVERGED) for cell in own)
-        left = sum(cell.status not in (FINISHED, FAILED, DIVERGED) for cell in own)
-        for name, value in (entry.get("chosen") or {"–": "none: no trial has a score"}).items():
-            edge = _edge(experiment, entry, name)
-            record = {
+        ends = [cell.status for cell in trials if axes.items() <= cell.axes.items()]
+        lost = sum(status in (FAILED, DIVERGED) for status in ends)
+        records += [
+            {
                 "method": str(axes.get(study.compare)),
-                "setting": study.setting_of(axes),
+                "setting": study.condition_of(axes),
                 "parameter": name,
                 "value": value,
-                "at the edge": edge,
+                "at the edge": _edge(experiment, entry, name),
                 "validation": entry.get("validation"),
-                "trials": len(own),
+                "trials": len(ends),
                 "failed or diverged": lost,
-                "not run": left,
+                "not run": len(ends) - lost - ends.count(FINISHED),
             }
-            data.append(record)
-            rows.append(
-                [
-                    TableEntry(record["method"]),
-                    TableEntry(record["setting"]),
-                    TableEntry(clean(str(name))),
-                    plain(value)
-                    if isinstance(value, int | float)
-                    else TableEntry(clean(str(value))),
-                    TableEntry(edge),
-                    number(entry.get("validation")),
-                    TableEntry(str(len(own)), len(own)),
-                    TableEntry(str(lost), lost),
-                    TableEntry(str(left), left),
-                ]
-            )
-    heads = [study.compare, "setting", "parameter", "chosen", "at the edge of its grid"]
-    heads += ["validation score", "trials", "failed or diverged", "not run"]
+            for name, value in (
+                entry.get("chosen") or {NOTHING: "none: no trial has a score"}
+            ).items()
+        ]
+    columns: Columns = [
+        (study.compare, "method"),
+        ("setting", "setting"),
+        ("parameter", "parameter"),
+        ("chosen", "value"),
+        ("at the edge of its grid", "at the edge"),
+        ("validation score", lambda r: number(r["validation"])),
+        *((name, name) for name in ("trials", "failed or diverged", "not run")),
+    ]
     caption = (
         "The values that were tuned, chosen by the score on the clients' validation data, never by"
         " test data, with seeds that are not reported. A value at the edge of its grid may not be"
@@ -218,7 +199,7 @@ def tuning_table(study: Study) -> Table | None:
         " one lies beyond; names have no edge. Trials that were interrupted, or whose records are"
         " damaged, count as not run."
     )
-    return Table("tuned", "Tuned values", caption, heads, rows, pd.DataFrame(data))
+    return Table.of("tuned", "Tuned values", caption, records, columns)
 
 
 def _edge(experiment: Values, entry: Values, name: str) -> str:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import base64
 import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
-
-import jinja2
-import yaml
 
 from fedhet.core.errors import clean
 from fedhet.record.files import unwritable, write_text
@@ -16,14 +12,12 @@ from fedhet.report import Written, curves, figures, making
 from fedhet.report.comparisons import statistics_section
 from fedhet.report.costs import cost_tables
 from fedhet.report.document import Document, Section
+from fedhet.report.exports import as_html, as_latex, as_markdown
 from fedhet.report.findings import RULE, sentences
-from fedhet.report.latex import as_latex
-from fedhet.report.markdown import as_markdown
 from fedhet.report.results import Results, results
 from fedhet.report.scores import DIVERGENCE, score_tables
 from fedhet.report.study import Study
 
-TEMPLATES = Path(__file__).with_name("page.yaml")
 PAGE = "index.html"
 OWN = "report"
 # The names, without their ends, of all tables and figures that a report may have.
@@ -87,7 +81,7 @@ def compose(found: Results, pictures: Path) -> Document:
         ConfigError: no run has a result.
         WriteError: a figure cannot be written.
     """
-    study = Study(found)
+    study, experiment = Study(found), found.source.experiment
     tests, ranking = statistics_section(study)
     tests.figures += figures.critical_difference(study, ranking, pictures)
     tests.figures += figures.win_matrix(study, pictures)
@@ -122,18 +116,17 @@ def compose(found: Results, pictures: Path) -> Document:
         )
     warnings = [*study.notes, *making.mixed_code(study)]
     return Document(
-        title=str(found.source.experiment.get("title") or _title(found)),
+        title=str(
+            experiment.get("title")
+            or experiment.get("experiment")
+            or f"Runs in {found.source.folders[0].resolve().name}"
+        ),
         about=_about(study),
         sentences=sentences(study, ranking),
         rule=RULE,
         warnings=warnings,
         sections=[scores, tests, clients, costs, tuning, gaps, made],
     )
-
-
-def _title(found: Results) -> str:
-    name = found.source.experiment.get("experiment")
-    return str(name or f"Runs in {found.source.folders[0].resolve().name}")
 
 
 def _about(study: Study) -> str:
@@ -147,16 +140,3 @@ def _about(study: Study) -> str:
         runs = f"{counted} of {len(cells)} runs"
     notes = study.results.source.experiment.get("report", {}).get("notes") or []
     return " ".join([f"{runs} on {', '.join(datasets)}.", *(clean(str(note)) for note in notes)])
-
-
-def as_html(document: Document) -> str:
-    """The report as one page that needs nothing else."""
-    environment = jinja2.Environment(
-        loader=jinja2.DictLoader(yaml.safe_load(TEMPLATES.read_text(encoding="utf-8"))),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["base64"] = lambda content: base64.b64encode(content).decode()
-    return environment.get_template("report.html").render(document=document)

@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from fedhet.core.errors import ConfigError, DataError, clean
-from fedhet.report.folders import NOT_RUN, FoundRun, FoundRuns, Values, parsed, read_one
-from fedhet.report.found import EXPERIMENT
+from fedhet.report import EXPERIMENT
+from fedhet.report.folders import NOT_RUN, FoundRun, FoundRuns, Values, parsed, read_one, scalar
 
 # Overrides that change how or where runs are made, or what is made of them, but no result.
 NO_RESULT = ("engine", "figures", "title", "on_other_code", "tracker")
 NOT_OF_RUNS = ("hydra.", "axes.", "report.", "tune.", "engine.", "tracker.")
 MISSING = "not given"
+DIGEST, TRIALS = "the digest of what its file gave the runs", "the number of trials"
 
 
 def read(folders: Path | str | Sequence[Path | str]) -> FoundRuns:
@@ -35,11 +36,9 @@ def read(folders: Path | str | Sequence[Path | str]) -> FoundRuns:
     for source, other in pairwise(sources):
         _refuse_different(source, other)
         both = f"{joined.folders[0]} and {other.folders[0]}"
-        joined = FoundRuns(
-            [*joined.folders, *other.folders],
-            _joined(both, joined.experiment, other.experiment),
-            [*joined.cells, *other.cells],
-        )
+        experiment = _joined(both, joined.experiment, other.experiment)
+        homes, cells = [*joined.folders, *other.folders], [*joined.cells, *other.cells]
+        joined = FoundRuns(homes, experiment, cells)
     if len(sources) > 1:
         joined.cells = _best_of(joined.cells)
         # The name of an experiment's cell has a digest, which tells it from those of other parts.
@@ -74,51 +73,43 @@ def _refuse_different(first: FoundRuns, other: FoundRuns) -> None:
     """Refuse parts that are not of the same experiment with the same settings."""
     one, two = first.experiment, other.experiment
     both = f"{first.folders[0]} and {other.folders[0]}"
-    names = [experiment.get("experiment") for experiment in (one, two)]
+    names = [str(e.get("experiment") or "no experiment") for e in (one, two)]
     if names[0] != names[1] or bool(one) != bool(two):
-        told = [clean(f"{name!r}") if name else "no experiment" for name in names]
         raise ConfigError(
-            f"{both} are of different experiments ({told[0]} and {told[1]}); write a report of each"
+            f"{both} are of different experiments ({clean(f'{names[0]!r} and {names[1]!r}')});"
+            " write a report of each"
         )
     if not one:
         return
-    if set(one["axes"]) != set(two["axes"]):
-        told = [clean(", ".join(experiment["axes"])) for experiment in (one, two)]
-        raise ConfigError(f"{both} have different axes ({told[0]}; {told[1]})")
-    known = "fixed" in one and "fixed" in two
     axes = {*one["axes"], *two["axes"]}
-    lines = [_of_runs(e.get("fixed" if known else "command"), axes) for e in (one, two)]
-    _refuse_difference(both, "runs", *lines)
-    digests = [experiment.get("digest") for experiment in (one, two)]
-    if all(digests) and digests[0] != digests[1]:
-        raise ConfigError(
-            f"{both} have the same name, but the file of the experiment gave their runs different"
-            f" settings (digests {clean(str(digests[0]))} and {clean(str(digests[1]))})"
-        )
-    _refuse_difference(both, "parts of an experiment", *map(_of_choices, (one, two)))
-    trials = [
-        sorted({str(t["trials"]) for t in e.get("tuned") or [] if "trials" in t})
-        for e in (one, two)
+    lines = "fixed" if "fixed" in one and "fixed" in two else "command"
+    parts = [
+        {
+            "the set of axes": ", ".join(sorted(part["axes"])),
+            **_of_runs(part.get(lines), axes),
+            # A part whose command line leaves a method out has no settings of its own for it.
+            **{
+                f"tune.{name}": (part.get("tune") or {}).get(name, MISSING)
+                for name in ("space", "budget", "seeds", "per")
+            },
+            "report.metric": (part.get("report") or {}).get("metric"),
+            DIGEST: part.get("digest"),
+            TRIALS: ", ".join(
+                sorted({str(t["trials"]) for t in part.get("tuned") or [] if "trials" in t})
+            ),
+        }
+        for part in (one, two)
     ]
-    if all(trials):
-        numbers = [{"the number of trials": ", ".join(found)} for found in trials]
-        _refuse_difference(both, "parts of an experiment", *numbers)
-
-
-def _of_choices(experiment: Values) -> Values:
-    """What decides which values the trials choose, setting -> value."""
-    tune, report = experiment.get("tune") or {}, experiment.get("report") or {}
-    # A part whose command line leaves a method out has no settings of its own for it.
-    spaces = {name: tune[name] for name in ("space", "budget", "seeds", "per") if name in tune}
-    choices = {f"tune.{name}": value for name, value in spaces.items()}
-    return choices | ({"report.metric": report["metric"]} if "metric" in report else {})
+    for entry in (DIGEST, TRIALS):  # which parts of earlier versions have not
+        if not all(part[entry] for part in parts):
+            parts = [{**part, entry: None} for part in parts]
+    _refuse_difference(f"{both} are parts of an experiment", *parts)
 
 
 def _of_runs(lines: Any, axes: Collection[str]) -> Values:
     """The overrides that change results of all runs alike, key -> value."""
-    given = [str(line) for line in lines] if isinstance(lines, list) else []
     # What is left of a command are flags, such as --config-dir, and their values.
-    given = [line for line in given if ("=" in line or line[:1] == "~") and line[:1] != "-"]
+    given = [line for line in lines or () if ("=" in line or line[:1] == "~") and line[:1] != "-"]
     return {
         key: value
         for key, value in parsed(given).items()
@@ -126,12 +117,12 @@ def _of_runs(lines: Any, axes: Collection[str]) -> Values:
     }
 
 
-def _refuse_difference(both: str, what: str, one: Values, two: Values) -> None:
+def _refuse_difference(what: str, one: Values, two: Values) -> None:
     for key in dict.fromkeys([*one, *two]):
         first, second = one.get(key, MISSING), two.get(key, MISSING)
         if first != second:
             raise ConfigError(
-                f"{both} are {what} with different settings: {clean(key)} is"
+                f"{what} with different settings: {clean(key)} is"
                 f" {clean(str(first))} in the first and {clean(str(second))} in the second, so that"
                 " they cannot be compared; write a report of each"
             )
@@ -142,27 +133,27 @@ def _joined(both: str, first: Values, other: Values) -> Values:
     if not first:
         return {}
     axes = {
-        axis: list(dict.fromkeys([*map(_plain, values), *map(_plain, other["axes"][axis])]))
+        axis: list(dict.fromkeys(map(scalar, [*values, *other["axes"][axis]])))
         for axis, values in first["axes"].items()
     }
-    own = {
-        label: _own_space(both, label, first, other)
-        for experiment in (first, other)
-        for label in (experiment.get("tune") or {}).get("own") or {}
+    parts = (first, other)
+    own = [(part.get("tune") or {}).get("own") or {} for part in parts]
+    known = [{str(v) for values in part["axes"].values() for v in values} for part in parts]
+    # What is tuned for a value of an axis, in which parts that have the value agree.
+    shared = [
+        {f"tune.own.{label}": each.get(label, {}) for label in sorted(known[0] & known[1])}
+        for each in own
+    ]
+    _refuse_difference(f"{both} are parts of an experiment", *shared)
+    spaces = {
+        label: space
+        for each, values in zip(reversed(own), reversed(known), strict=True)
+        for label, space in each.items()
+        if label in values
     }
-    tune = {**(first.get("tune") or {}), "own": own} if first.get("tune") else None
+    tune = {**first["tune"], "own": spaces} if first.get("tune") else None
     tuned = _chosen(both, [*(first.get("tuned") or []), *(other.get("tuned") or [])])
     return {**first, "axes": axes, "tune": tune, "tuned": tuned}
-
-
-def _own_space(both: str, label: str, first: Values, other: Values) -> Values:
-    """What is tuned for a value of an axis, in which the parts that have the value agree."""
-    having = [e for e in (first, other) if any(label in map(str, v) for v in e["axes"].values())]
-    spaces = [((e.get("tune") or {}).get("own") or {}).get(label, {}) for e in having]
-    for space in spaces[1:]:
-        named = [{f"tune.own.{label}": found} for found in (spaces[0], space)]
-        _refuse_difference(both, "parts of an experiment", *named)
-    return spaces[0] if spaces else {}
 
 
 def _chosen(both: str, entries: Sequence[Values]) -> list[Values]:
@@ -179,8 +170,8 @@ def _chosen(both: str, entries: Sequence[Values]) -> list[Values]:
             kept[json.dumps(axes, default=str, sort_keys=True)] = entry
         elif entry.get("chosen"):
             where = ", ".join(f"{axis}={value}" for axis, value in axes.items())
-            what = f"parts of an experiment, whose trials for {clean(where)} have ended"
-            _refuse_difference(both, what, earlier["chosen"], entry["chosen"])
+            what = f"{both} are parts of an experiment, whose trials for {clean(where)} have ended"
+            _refuse_difference(what, earlier["chosen"], entry["chosen"])
     return list(kept.values())
 
 
@@ -199,16 +190,12 @@ def _best_of(cells: list[FoundRun]) -> list[FoundRun]:
         if earlier is cell:
             continue
         if earlier.counts and cell.counts:
-            both = f"{earlier.folder} and {cell.folder}"
-            _refuse_difference(both, "two results of one run", *map(_settings, (earlier, cell)))
+            settings = [
+                _of_runs([f"{key}={value}" for key, value in each.overrides.items()], ())
+                for each in (earlier, cell)
+            ]
+            what = f"{earlier.folder} and {cell.folder} are two results of one run"
+            _refuse_difference(what, *settings)
         elif cell.counts or earlier.status == NOT_RUN:
             kept[key] = cell
     return list(kept.values())
-
-
-def _settings(cell: FoundRun) -> Values:
-    return _of_runs([f"{key}={value}" for key, value in cell.overrides.items()], ())
-
-
-def _plain(value: Any) -> Any:
-    return json.dumps(value) if isinstance(value, list | dict) else value

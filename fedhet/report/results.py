@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import yaml
 
-from fedhet.core.errors import ConfigError, clean
+from fedhet.config.aliases import unfolded
+from fedhet.core.errors import ConfigError, DataError
 from fedhet.core.targets import TARGETS, Classes
-from fedhet.record.results import COLUMNS
-from fedhet.report import checked, parts
-from fedhet.report.axes import differing, scalar
-from fedhet.report.folders import DIVERGED, FoundRun, FoundRuns, Values
+from fedhet.record import schema
+from fedhet.record.summary import method_name
+from fedhet.report import parts
+from fedhet.report.folders import DIVERGED, OF_THE_LABEL, FoundRun, FoundRuns, Values, scalar
 
 LOSS = "loss"
 # What runs of classes have in any case; the columns where no run has a result yet.
@@ -120,41 +121,33 @@ class Results:
         """The lines of a run's rounds.jsonl, up to the first that is damaged."""
         steps: list[Values] = []
         try:
-            lines = (cell.folder / "rounds.jsonl").read_text(encoding="utf-8").splitlines()
-            for line in lines:
-                step = json.loads(line)
-                if problem := checked.step_fault(step):
-                    raise ValueError(clean(problem))
+            for step in schema.read_steps(cell.folder / "rounds.jsonl"):
                 steps.append(step)
-        except (OSError, ValueError, RecursionError) as error:
-            self._note(f"{cell.name}/rounds.jsonl is damaged after {len(steps)} lines: {error}")
+        except DataError as error:
+            self._note(cell, error)
         return steps
 
     def partition(self, cell: FoundRun) -> Values:
         """A run's partition.json; empty if it is missing or damaged."""
-        content = self._json(cell, "partition.json")
-        if not checked.is_table(content.get("counts") or []):
-            self._note(f"{cell.name}/partition.json is damaged: its counts are no table of numbers")
-            return {}
-        return content
+        return self._read(cell, "partition.json", {"counts": schema.is_table})
 
     def environment(self, cell: FoundRun) -> Values:
         """A run's environment.json; empty if it is missing or damaged."""
-        return self._json(cell, "environment.json")
+        return self._read(cell, "environment.json", {})
 
-    def _json(self, cell: FoundRun, name: str) -> Values:
+    def _read(self, cell: FoundRun, name: str, form: Values) -> Values:
         try:
-            content = checked.load(cell.folder / name)
-        except (OSError, ValueError):
-            content = None
-        if not isinstance(content, dict):
-            self._note(f"{cell.name}/{name} is missing or damaged")
-            return {}
-        return content
+            return schema.read_object(cell.folder / name, form)
+        except OSError:
+            self._note(cell, f"{cell.folder}/{name} is missing")
+        except DataError as error:
+            self._note(cell, error)
+        return {}
 
-    def _note(self, problem: str) -> None:
-        if problem not in self.problems:
-            self.problems.append(problem)
+    def _note(self, cell: FoundRun, problem: object) -> None:
+        told = str(problem).replace(str(cell.folder), cell.name)
+        if told not in self.problems:
+            self.problems.append(told)
 
     def _last_evaluation(self, cell: FoundRun) -> Values:
         """The last line of rounds.jsonl with an evaluation, if the summary leaves a doubt."""
@@ -202,14 +195,14 @@ class Results:
             files = sorted((cell.folder / "clients").glob("*.parquet"))
             for path in files[-1:] if last else files:
                 try:
-                    part = pq.ParquetFile(path).read().to_pandas()[list(COLUMNS)]
+                    part = pq.ParquetFile(path).read().to_pandas()[schema.COLUMNS]
                 except (OSError, pa.ArrowException, KeyError):
-                    self._note(f"{cell.name}/clients/{path.name} is damaged")
+                    self._note(cell, f"{path} is damaged")
                     continue
                 for name, value in reversed(self._key(cell).items()):
                     part.insert(0, name, value)
                 parts.append(part)
-        columns = ["folder", *self.keys, *COLUMNS]
+        columns = ["folder", *self.keys, *schema.COLUMNS]
         return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=columns)
 
 
@@ -282,3 +275,47 @@ def chosen(name: str, value: Any, allowed: Sequence[str]) -> None:
     """Refuse a value of the experiment's `report` that is none of those allowed."""
     if value not in allowed:
         raise ConfigError(f"report.{name}={value!r}: it must be one of {', '.join(allowed)}")
+
+
+# ---- what differs between runs that no experiment names
+def differing(cells: Sequence[FoundRun]) -> dict[str, list[Any]]:
+    """The axes of runs that no experiment names, which are also entered into the cells."""
+    readable = [cell for cell in cells if cell.summary]
+    names = dict.fromkeys(
+        key for cell in readable for key in cell.overrides if key not in (*OF_THE_LABEL, "seed")
+    )
+    for cell in readable:
+        cell.axes = {"method": method_name(cell.summary)}
+        cell.axes["dataset"] = cell.summary.get("dataset") or "a Task"
+        cell.axes |= {
+            name: cell.overrides[name] if name in cell.overrides else _configured(cell, name)
+            for name in names
+        }
+        cell.axes["seed"] = cell.summary["seed"]
+    every = {
+        axis: list(dict.fromkeys(cell.axes[axis] for cell in readable))
+        for axis in (readable[0].axes if readable else ())
+    }
+    kept = {
+        axis: values
+        for axis, values in every.items()
+        if len(values) > 1 or axis in ("method", "seed")
+    }
+    for cell in readable:
+        cell.axes = {axis: cell.axes[axis] for axis in kept}
+    if "seed" in kept:
+        kept["seed"] = sorted(kept["seed"])
+    return kept
+
+
+def _configured(cell: FoundRun, name: str) -> Any:
+    """The value that a setting had without an override, from the run's config.yaml."""
+    try:
+        node = yaml.safe_load(unfolded((cell.folder / "config.yaml").read_text(encoding="utf-8")))
+        for part in name.split("."):
+            node = node[part]
+    except (OSError, yaml.YAMLError, KeyError, TypeError):
+        return "default"
+    if isinstance(node, dict):
+        return node.get("name", "default")
+    return scalar(node)

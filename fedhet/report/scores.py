@@ -6,8 +6,8 @@ import pandas as pd
 
 from fedhet.report.document import (
     NOT_SHOWN_WORSE,
-    NOTHING,
     WORSE_IF_NORMAL,
+    Columns,
     Table,
     TableEntry,
     mean_std,
@@ -35,60 +35,59 @@ DIVERGENCE = (
 
 
 def score_tables(study: Study) -> list[Table]:
-    """The deciding score by method and setting, and all scores."""
+    """The deciding score by method and condition, and all scores."""
     return [deciding(study), every_score(study)]
 
 
 def deciding(study: Study) -> Table:
-    """A row per method and a column per setting."""
-    columns = {name: setting_entries(study, study.metric, name) for name in study.settings}
-    rows = [
-        [
-            TableEntry(method),
-            *(entries.get(method, TableEntry(NOTHING)) for entries in columns.values()),
-        ]
-        for method in study.methods
-    ]
-    counted = study.counted
-    data = counted.groupby(["method", "setting"], sort=False)[study.metric].agg(
-        ["mean", "std", "count"]
-    )
-    data["diverged"] = counted.groupby(["method", "setting"], sort=False)["diverged"].sum()
+    """A row per method and a column per condition."""
+    entries = {name: condition_entries(study, study.metric, name) for name in study.conditions}
+    columns: Columns = [(study.compare, "method")]
+    columns += [(name, lambda r, own=own: own.get(r["method"])) for name, own in entries.items()]
+    groups = study.counted.groupby(["method", "setting"], sort=False)
+    data = groups[study.metric].agg(["mean", "std", "count"])
+    data["diverged"] = groups["diverged"].sum()
     title = f"{study.title.capitalize()}: {SCORES[study.metric]}"
-    return Table(
-        "scores", title, LEGEND, [study.compare, *study.settings], rows, data.reset_index()
-    )
+    records = [{"method": method} for method in study.methods]
+    return Table.of("scores", title, LEGEND, records, columns, data.reset_index())
 
 
 def every_score(study: Study) -> Table:
-    """A row per setting and method and a column per score."""
+    """A row per condition and method and a column per score."""
     counted = study.counted
     names = [name for name in SCORES if counted[name].notna().any()]
-    rows = []
-    for setting in study.settings:
-        columns = [setting_entries(study, name, setting) for name in names]
-        here = counted[counted["setting"] == setting]
-        for method in study.methods:
-            own = here[here["method"] == method]
-            scores = [entries.get(method, TableEntry(NOTHING)) for entries in columns]
-            counts = [TableEntry(str(int(n)), float(n)) for n in (len(own), own["diverged"].sum())]
-            rows.append([TableEntry(setting), TableEntry(method), *scores, *counts])
-    heads = ["setting", study.compare, *(SCORES[name] for name in names), "runs", "diverged"]
+    entries = {
+        (name, condition): condition_entries(study, name, condition)
+        for condition in study.conditions
+        for name in names
+    }
+    runs = counted.groupby(["setting", "method"])["diverged"].agg(["size", "sum"])
+    diverged = runs.reindex(pd.MultiIndex.from_product([study.conditions, study.methods]))
+    records = [
+        {"setting": condition, "method": method, "runs": int(size), "diverged": int(lost)}
+        for (condition, method), size, lost in diverged.fillna(0).itertuples()
+    ]
+    columns: Columns = [("setting", "setting"), (study.compare, "method")]
+    columns += [
+        (SCORES[name], lambda r, name=name: entries[name, r["setting"]].get(r["method"]))
+        for name in names
+    ]
     caption = (
         "All scores are on test data: of the global model on the global test set, “clients' mean”"
         " and “worst 10 %” on the clients' own test data (of the model that a client would use"
         " first), “best by validation” at the round that the clients' validation data choose. "
     )
+    columns += [("runs", "runs"), ("diverged", "diverged")]
     data = counted[["setting", "method", "seed", "diverged", *names]]
-    return Table("all_scores", "All scores", caption + LEGEND, heads, rows, data)
+    return Table.of("all_scores", "All scores", caption + LEGEND, records, columns, data)
 
 
-def setting_entries(study: Study, score: str, setting: str) -> dict[str, TableEntry]:
-    """The entries of one setting by method, with the best one and the others marked."""
-    blocks = study.blocks(score, setting).dropna(axis=1, how="all")
+def condition_entries(study: Study, score: str, condition: str) -> dict[str, TableEntry]:
+    """The entries of one condition by method, with the best one and the others marked."""
+    blocks = study.blocks(score, condition).dropna(axis=1, how="all")
     if blocks.empty:
         return {}
-    diverged = study.counted.query("setting == @setting").groupby("method")["diverged"].sum()
+    diverged = study.counted.query("setting == @condition").groupby("method")["diverged"].sum()
     means = paired(blocks).mean()
     best = None if means.isna().all() else str(means.idxmax())
     verdicts = against_best(blocks, best) if best else {}

@@ -18,7 +18,7 @@ DECIMALS = 9  # of a difference; what comes after them is rounding, and would hi
 SAME = 10.0**-DECIMALS  # differences that vary less do so by rounding
 COLUMNS = ["a", "b", "pairs", "wins", "losses", "ties", "difference", "low", "high", "effect"]
 COLUMNS += ["wilcoxon", "t_test"]
-FEWEST_SETTINGS = 5  # from which on a setting is a block of Friedman's test
+FEWEST_CONDITIONS = 5  # from which on a condition is a block of Friedman's test
 
 
 def smallest_p(pairs: int) -> float:
@@ -104,7 +104,7 @@ def compare(blocks: pd.DataFrame, *, effects: bool = True) -> pd.DataFrame:
     """Compare all columns in pairs, each over the rows that both have.
 
     Args:
-        blocks: scores, a row per block (a seed, a setting), a column per method.
+        blocks: scores, a row per block (a seed, a condition), a column per method.
         effects: also compute the bootstrap intervals.
 
     Returns:

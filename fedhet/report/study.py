@@ -1,4 +1,4 @@
-"""What is compared with what: methods, settings, seeds, and the scores of each run."""
+"""What is compared with what: methods, conditions, seeds, and the scores of each run."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ NO_METHOD = "–"
 
 
 class Study:
-    """A comparison: one axis is compared, the others but the seed are the settings.
+    """A comparison: one axis is compared, the others but the seed are the conditions.
 
     Attributes:
         results: the frames.
         compare: the axis whose values are compared.
         methods: its values, as text; "method" stands for whatever is compared.
-        settings: the name of each setting -> its axes.
+        conditions: the name of each condition -> its axes.
         metric: the score that decides, a key of SCORES.
         reference: the method whose pairs alone are in the table of paired tests, or None.
         notes: what the reader has to know about the choice of the score.
@@ -70,10 +70,10 @@ class Study:
             axis: name if short.count(name) == 1 else axis
             for axis, name in zip(self._others, short, strict=True)
         }
-        self.settings: dict[str, Values] = {}
+        self.conditions: dict[str, Values] = {}
         for cell in results.cells:
             if cell.axes:
-                self.settings.setdefault(self.setting_of(cell.axes), self._part(cell.axes))
+                self.conditions.setdefault(self.condition_of(cell.axes), self._part(cell.axes))
         self.notes: list[str] = []
         if not any(cell.counts for cell in results.cells):
             raise ConfigError(
@@ -84,8 +84,8 @@ class Study:
             )
         self._choose_metric()
 
-    def setting_of(self, axes: Values) -> str:
-        """The name of the setting that a run belongs to, such as "alpha = 0.05"."""
+    def condition_of(self, axes: Values) -> str:
+        """The name of the condition that a run belongs to, such as "alpha = 0.05"."""
         part = self._part(axes)
         return ", ".join(f"{self._names[axis]} = {value}" for axis, value in part.items()) or ALL
 
@@ -108,19 +108,19 @@ class Study:
 
     @property
     def cells(self) -> list[FoundRun]:
-        """The runs with a result, with one for each method, setting and seed: the last."""
+        """The runs with a result, with one for each method, condition and seed: the last."""
         kept = {self.place(cell): cell for cell in self.results.cells if cell.counts}
         return list(kept.values())
 
     @property
     def duplicates(self) -> int:
-        """How many runs are not shown because another one has the same method, setting, seed."""
+        """How many runs are not shown because another one has the same method, condition, seed."""
         return sum(cell.counts for cell in self.results.cells) - len(self.cells)
 
     def place(self, cell: FoundRun) -> tuple[str, str, int]:
-        """Method, setting and seed of a run."""
+        """Method, condition and seed of a run."""
         seed: int = cell.axes.get(SEED) or cell.summary.get(SEED) or 0
-        return self._method(cell), self.setting_of(cell.axes), seed
+        return self._method(cell), self.condition_of(cell.axes), seed
 
     def _method(self, cell: FoundRun) -> str:
         if self.compare in cell.axes or not cell.summary:
@@ -129,11 +129,11 @@ class Study:
 
     @cached_property
     def scores(self) -> pd.DataFrame:
-        """A row per run: method, setting, seed, diverged, folder, and every score."""
+        """A row per run: method, condition, seed, diverged, folder, and every score."""
         rows = []
         for cell in self.cells:
-            method, setting, seed = self.place(cell)
-            row: Values = {"method": method, "setting": setting, "seed": seed}
+            method, condition, seed = self.place(cell)
+            row: Values = {"method": method, "setting": condition, "seed": seed}
             row |= {"diverged": cell.status == DIVERGED, "folder": cell.name}
             row |= scores_of(cell.summary)
             if self.metric in OWN_MODELS:
@@ -146,37 +146,37 @@ class Study:
     def counted(self) -> pd.DataFrame:
         """As `scores`; a diverged run without a finite score has a bad one.
 
-        It is 0, or the lowest in its setting if that is below 0.
+        It is 0, or the lowest in its condition if that is below 0.
         """
         frame = self.scores.copy()
         always = ("last", "best_val", "clients", self.metric)
         for score in SCORES:
             if not frame[score].notna().any():
                 continue
-            for setting, rows in frame.groupby("setting"):
+            for condition, rows in frame.groupby("setting"):
                 lowest = min(0.0, rows[score].min()) if rows[score].notna().any() else 0.0
                 # Only methods that have this score at all: no personal models, no bad ones.
                 having = set(frame.loc[frame[score].notna(), "method"])
                 bad = (
                     frame["diverged"]
                     & frame[score].isna()
-                    & (frame["setting"] == setting)
+                    & (frame["setting"] == condition)
                     & (frame["method"].isin(having) | (score in always))
                 )
                 frame.loc[bad, score] = lowest
         return frame
 
-    def blocks(self, score: str, setting: str | None = None) -> pd.DataFrame:
-        """The scores with a row per seed, or per setting and seed, and a column per method."""
-        frame = self.counted if setting is None else self.counted.query("setting == @setting")
-        index = ["setting", "seed"] if setting is None else ["seed"]
+    def blocks(self, score: str, condition: str | None = None) -> pd.DataFrame:
+        """The scores with a row per seed, or per condition and seed, and a column per method."""
+        frame = self.counted if condition is None else self.counted.query("setting == @condition")
+        index = ["setting", "seed"] if condition is None else ["seed"]
         table = frame.pivot(index=index, columns="method", values=score)
         return table.reindex(columns=[m for m in self.methods if m in table.columns])
 
     def means(self, score: str) -> pd.DataFrame:
-        """The means over seeds, with a row per setting and a column per method.
+        """The means over seeds, with a row per condition and a column per method.
 
-        Only seeds that all methods of a setting have count, so that the means compare.
+        Only seeds that all methods of a condition have count, so that the means compare.
         """
         complete = paired(self.blocks(score))
         return complete.groupby(level="setting", sort=False).mean()

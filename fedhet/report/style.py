@@ -11,8 +11,8 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 
+from fedhet.record.figures import Picture, save
 from fedhet.record.files import written
-from fedhet.record.picture import Picture, save
 from fedhet.report.document import FigureFile
 
 # Okabe and Ito's colours, which can be told apart with any kind of colour vision, without the
@@ -50,26 +50,26 @@ def looks(methods: Sequence[str]) -> dict[str, Look]:
     }
 
 
-def pages(settings: Sequence[str], name: str) -> Iterator[tuple[str, list[str]]]:
-    """The settings in parts that fit into a figure, each with the figure's name."""
-    for start in range(0, len(settings), PANELS):
-        part = list(settings[start : start + PANELS])
-        number = "" if len(settings) <= PANELS else f"-{start // PANELS + 1}"
+def pages(conditions: Sequence[str], name: str) -> Iterator[tuple[str, list[str]]]:
+    """The conditions in parts that fit into a figure, each with the figure's name."""
+    for start in range(0, len(conditions), PANELS):
+        part = list(conditions[start : start + PANELS])
+        number = "" if len(conditions) <= PANELS else f"-{start // PANELS + 1}"
         yield f"{name}{number}", part
 
 
 def panels(
-    settings: Sequence[str], height: float = 2.7, legend: float = 0.0
+    conditions: Sequence[str], height: float = 2.7, legend: float = 0.0
 ) -> tuple[Picture, list[Axes]]:
-    """A figure with an axes for each setting, at most three in a row.
+    """A figure with an axes for each condition, at most three in a row.
 
     Args:
-        settings: their names, which are the titles, without what all of them share.
+        conditions: their names, which are the titles, without what all of them share.
         height: of a panel, in inches.
         legend: the height that is kept free below them.
     """
-    columns = columns_of(len(settings))
-    rows = math.ceil(len(settings) / columns)
+    columns = columns_of(len(conditions))
+    rows = math.ceil(len(conditions) / columns)
     width = max(2, columns) * WIDTH
     total = rows * height + legend
     picture = Picture(figsize=(width, total), dpi=110)
@@ -84,12 +84,12 @@ def panels(
         hspace=1.1 / height,
     )
     flat = list(grid.flat)
-    for axes in flat[len(settings) :]:
+    for axes in flat[len(conditions) :]:
         axes.set_axis_off()
-    for axes, setting in zip(flat, distinguished(settings), strict=False):
-        axes.set_title(shortened(setting, 44), fontsize=9)
+    for axes, condition in zip(flat, distinguished(conditions), strict=False):
+        axes.set_title(shortened(condition, 44), fontsize=9)
         axes.tick_params(labelsize=8)
-    return picture, flat[: len(settings)]
+    return picture, flat[: len(conditions)]
 
 
 def methods_at(axes: Axes, methods: Sequence[str], inverted: bool = False) -> None:
@@ -116,9 +116,9 @@ def columns_of(count: int) -> int:
     return 2 if count == 4 else min(3, count)
 
 
-def distinguished(settings: Sequence[str]) -> list[str]:
-    """Settings such as "dataset = mnist, clients = 20" without the parts that all of them have."""
-    parts = [setting.split(", ") for setting in settings]
+def distinguished(conditions: Sequence[str]) -> list[str]:
+    """Conditions such as "dataset = mnist, clients = 20" without the parts that all have."""
+    parts = [condition.split(", ") for condition in conditions]
     shared = set.intersection(*map(set, parts)) if len(parts) > 1 else set()
     return [", ".join(p for p in own if p not in shared) or ", ".join(own) for own in parts]
 

@@ -1,9 +1,16 @@
 """The interface of trackers, which follow a run beside its folder; only the server has one."""
 
+import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
+
+from fedhet.core.errors import DataError
+from fedhet.record.schema import read_object
+
+A_TIME = re.compile(r"\d\d-\d\d-\d\d")
 
 
 @dataclass(frozen=True)
@@ -20,6 +27,16 @@ class Tracked:
     executed: int
     told: int
     id: str | None
+
+    @property
+    def group(self) -> str | None:
+        """The name of the experiment, or of the sweep's folder, with the day if it is a time."""
+        if self.sweep is None:
+            return None
+        with suppress(OSError, DataError, KeyError):
+            return str(read_object(self.sweep / "experiment.json")["experiment"])
+        name = self.sweep.name
+        return f"{self.sweep.parent.name}/{name}" if A_TIME.fullmatch(name) else name
 
 
 class Tracker:

@@ -15,7 +15,6 @@ from filelock import FileLock
 from fedhet.core.check import optional, text
 from fedhet.core.errors import ConfigError
 from fedhet.trackers.base import Tracked, Tracker
-from fedhet.trackers.sweeps import group_of
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -81,7 +80,7 @@ class MLflow(Tracker):
             return int(client.get_run(run.id).data.metrics.get("round", 0))
         from mlflow.entities import Param
 
-        group = self._group or group_of(run.sweep) or "fedhet"
+        group = self._group or run.group or "fedhet"
         found = client.get_experiment_by_name(group)
         number = found.experiment_id if found else client.create_experiment(group, place)
         created = client.create_run(number, run_name=run.folder.name).info.run_id

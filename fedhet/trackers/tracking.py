@@ -11,19 +11,29 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from fedhet.checkpoint.reopened import read_json
 from fedhet.config.targets import instantiate
 from fedhet.core.callbacks import Callback, Row
 from fedhet.core.errors import ConfigError, reason_of
 from fedhet.core.loop import Loop
 from fedhet.record.files import write_json
+from fedhet.record.schema import read_or_empty
 from fedhet.trackers.base import Tracked, Tracker
-from fedhet.trackers.sweeps import sweep_of
 
 log = logging.getLogger("fedhet")
+DEPTH = 3  # how far below its folder the runs of a sweep may lie
 FILE = "tracker.json"  # in the run folder: which tracker was told how many steps, under which id
 # What a tracker gets in the end.
 RESULTS = ("*.yaml", "summary.json", "model_card.md", "*.safetensors", "figures/*.png")
+
+
+def sweep_of(folder: Path) -> Path | None:
+    """The folder of the sweep or experiment to which a run folder belongs; None for a run alone.
+
+    A sweep writes multirun.yaml, and an experiment its experiment.json, before its first run.
+    """
+    marks = ("experiment.json", "multirun.yaml")
+    above = folder.resolve().parents[:DEPTH]
+    return next((up for up in above if any((up / mark).is_file() for mark in marks)), None)
 
 
 class Tracking(Callback):
@@ -51,7 +61,7 @@ class Tracking(Callback):
         """
 
         def begin(tracker: Tracker) -> None:
-            before = read_json(self._folder, FILE)
+            before = read_or_empty(self._folder / FILE)
             if before.get("tracker") != self._name:
                 before = {"steps": 0, "id": None}
             run = Tracked(
@@ -125,7 +135,8 @@ def tracker_of(cfg: DictConfig) -> Tracker | None:
         return None
     if not isinstance(tracker, Tracker):
         raise ConfigError(f"tracker._target_={cfg.tracker._target_}: it is no fedhet Tracker")
-    if tracker.package and not _is_installed(tracker.package):
+    # A folder of this name, as W&B leaves behind, has a spec and no origin.
+    if tracker.package and not getattr(find_spec(tracker.package), "origin", None):
         own = type(tracker).__module__.startswith("fedhet.")
         how = f"-e '.[{tracker.package}]' in fedhet's folder" if own else tracker.package
         raise ConfigError(
@@ -133,12 +144,6 @@ def tracker_of(cfg: DictConfig) -> Tracker | None:
             f" it with pip install {how}"
         )
     return tracker
-
-
-def _is_installed(package: str) -> bool:
-    """Whether there is such a package; a folder of this name, as W&B leaves behind, is none."""
-    spec = find_spec(package)
-    return spec is not None and spec.origin is not None
 
 
 def numbers(row: Mapping[str, Any]) -> dict[str, float]:

@@ -11,7 +11,6 @@ from typing import ClassVar
 
 from fedhet.core.check import one_of, optional, text
 from fedhet.trackers.base import Tracked, Tracker
-from fedhet.trackers.sweeps import group_of
 
 SECONDS = 60.0  # for the beginning, and for the upload of what is left at the end
 
@@ -62,7 +61,7 @@ class WandB(Tracker):
             mode=self._mode,
             project=self._project,
             entity=self._entity,
-            group=self._group or group_of(run.sweep),
+            group=self._group or run.group,
             name=run.folder.name,
             dir=str(run.folder),
             config=dict(run.settings),

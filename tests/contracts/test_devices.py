@@ -29,7 +29,7 @@ from fedhet.core.client import FedClient
 from fedhet.core.errors import RunFailed
 from fedhet.core.targets import cross_entropy
 from fedhet.core.task import ClientData, Task
-from fedhet.data.augment import CropFlip
+from fedhet.data.federation import CropFlip
 from fedhet.data.toy import toy_task
 from fedhet.engines import vectorized
 from fedhet.methods.fedavg import FedAvgClient

@@ -27,7 +27,7 @@ import fedhet
 from fedhet.cli.main import main
 from fedhet.core.errors import WriteError
 from fedhet.core.messages import Update
-from fedhet.data import partition_cache
+from fedhet.data.partition import Iid
 from fedhet.data.toy import toy_task
 from fedhet.engines import shared
 from fedhet.record.files import LastingJson
@@ -303,14 +303,12 @@ def test_a_partition_cache_that_cannot_be_written_is_mentioned_once(
 ) -> None:
     monkeypatch.setenv("FEDHET_CACHE", str(tmp_path))
 
-    def full(path: Path, **arrays: np.ndarray) -> None:
+    def full(path: Path, array: np.ndarray, **options: bool) -> None:
         raise OSError(errno.ENOSPC, FULL, str(path))
 
-    monkeypatch.setattr(np, "savez", full)
+    monkeypatch.setattr(np, "save", full)
+    scheme = Iid(name="iid", clients=2, min_size=0, split=[1, 0, 0], noise=0)
     with caplog.at_level(logging.WARNING, "fedhet.data"):
-        for key in ("one", "two"):
-            partition_cache.save(key, [np.arange(3)])
-    assert [f"{tmp_path}/partitions cannot be written" in line for line in caplog.messages] == [
-        True
-    ]
-    assert partition_cache.load("one") is None
+        for seed in (0, 1):
+            scheme.assign(np.zeros(4), seed)
+    assert [f"{tmp_path}/data cannot be written" in line for line in caplog.messages] == [True]

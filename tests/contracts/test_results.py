@@ -16,8 +16,7 @@ from contracts.short import slow_unless
 import fedhet
 from fedhet.core.errors import ConfigError
 from fedhet.record import figures
-from fedhet.record.labels import CLASS_COLORS, labels
-from fedhet.record.picture import Picture, title
+from fedhet.record.figures import CLASS_COLORS, Picture, labels, title
 from fedhet.record.terminal import print_summary
 
 Launch = Callable[..., Any]

@@ -8,10 +8,17 @@ from typing import Any
 import numpy as np
 from composing import composed
 
-from fedhet.data.listed import Listed
-from fedhet.data.partition import Dirichlet, Iid, Natural, Pathological, Quantity, Shards
+from fedhet.data.partition import (
+    Dirichlet,
+    Iid,
+    Listed,
+    Natural,
+    Pathological,
+    Quantity,
+    Saved,
+    Shards,
+)
 from fedhet.data.run_data import RunData
-from fedhet.data.saved import Saved
 from fedhet.data.scheme import DrawnScheme, Partition
 
 OPTIONS = {

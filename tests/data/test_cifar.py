@@ -159,19 +159,19 @@ WRONG_TABLES: list[tuple[Callable[[Path], object], str]] = [
     (lambda path: write_table(path, [0, None]), "labels are float64; expected whole numbers"),
     (
         lambda path: write_table(path, [1], "image"),
-        r"has no column \['img'\]; its columns are \['image', 'fine_label'\]",
+        "has no column 'img'; it has image, fine_label",
     ),
     (
         lambda path: write_table(path, []),
-        "contains no rows|not a readable Parquet file with images",
+        "contains no rows",
     ),
     (
         lambda path: path.write_bytes(path.read_bytes()[:-9]),
-        "not a readable Parquet file",
+        "is damaged, or not a parquet file",
     ),
     (
         lambda path: write_columns(path, b"x"),
-        "not a readable Parquet file with images",
+        "row 0, column 'img': b'x'; expected an image",
     ),
     (lambda path: write_columns(path, {"bytes": b"x"}), "row 0 is not a readable image"),
 ]

@@ -17,10 +17,10 @@ from fedhet import config
 from fedhet.config.targets import instantiate
 from fedhet.core.errors import ConfigError
 from fedhet.core.task import Samples
-from fedhet.data import saved
 from fedhet.data.__main__ import main
 from fedhet.data.commands.describe import table
 from fedhet.data.dataset import Dataset
+from fedhet.data.partition import read_saved
 from fedhet.data.run_data import RunData
 from fedhet.data.scheme import Scheme
 
@@ -57,7 +57,7 @@ def test_a_name_is_kept(cache_dir: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "--name ../mine: " in capsys.readouterr().err
     with pytest.raises(ConfigError, match="saved names are: two-each"):
         saved_scheme("two_each")
-    assert saved.read("two-each")[0] == path
+    assert read_saved("two-each")[0] == path
 
 
 # ---- export
@@ -154,7 +154,7 @@ def test_owners_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     [
         ("partition.clients=2000", r"partition\.clients=2000: .*1437 samples"),
         ("partition=natural", "partition=natural: .*owners"),
-        ("partition.noise=-1", r"partition\.noise=-1: .*>= 0"),
+        ("partition.noise=-1", r"partition\.noise=-1 is not allowed; .*>= 0"),
         ("partition=saved", r"partition\.name=None: .*saved name"),
         ("nonsense=1", "unknown setting 'nonsense'"),
     ],

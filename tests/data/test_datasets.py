@@ -86,7 +86,9 @@ def test_wrong_mean_or_std(key: str, values: list[float]) -> None:
 
 def test_labels_out_of_range() -> None:
     x, y = torch.zeros(3, 1, 2, 2), torch.tensor([0, 1, 0])
-    with pytest.raises(DataError, match="training sample 1 has label -1"):
+    with pytest.raises(
+        DataError, match="toy, training, sample 1: the target is -1; with classes=2"
+    ):
         Dataset("toy", x, y * -1, Samples(x, y), ("a", "b"), (0.5,), (0.5,))
 
 

@@ -9,7 +9,7 @@ import pytest
 from data.schemes import counts, labels, make
 
 from fedhet.core.errors import ConfigError
-from fedhet.data.listed import Listed
+from fedhet.data.partition import Listed
 
 OTHERS = [*range(8)]
 

@@ -105,7 +105,7 @@ def test_pathological_is_drawn_again_where_a_class_is_too_small_for_its_clients(
         assert all(len(np.unique(y[indices])) == 2 for indices in drawn.indices)
     y = np.repeat(np.arange(10), [1, *[60] * 9])  # clients 0 and 10 both have class 0
     monkeypatch.setattr(partition, "_MOST_CHOICES", 20 * 30 * 10 / 9)
-    with pytest.raises(ConfigError, match=r"impossible .*: Label: 0 is needed .* \(1\)\."):
+    with pytest.raises(ConfigError, match="a class always had more clients than samples"):
         make(Pathological, clients=20, classes=2).assign(y, 0)
 
 

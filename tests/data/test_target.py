@@ -16,8 +16,7 @@ from data.schemes import run_data
 
 from fedhet.core.errors import ConfigError, DataError
 from fedhet.data.__main__ import main
-from fedhet.data.raw_samples import RawSamples
-from fedhet.data.target import encoded
+from fedhet.data.arrays import RawSamples, encoded
 
 N = 30
 

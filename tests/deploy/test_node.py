@@ -4,117 +4,166 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import subprocess
+import io
+import signal
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from flwr.app import Message, RecordDict
-from flwr.supercore.constant import TaskType
-from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResult
+from flwr.supercore.exit.exit_handler import add_exit_handler
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedhet.core.errors import ConfigError, RunFailed, WriteError
-from fedhet.deploy import link
-from fedhet.deploy.node import executor, shape, superexec, supernode
+from fedhet.deploy import client, flower, link, node
 
 SECONDS = 60  # on a busy machine; a quiet one needs a hundredth
 
+# Writes its number and each token to the folder, and ends at "die".
 STUB = """
-import sys, time
-from multiprocessing.connection import Connection
-orders = Connection(int(sys.argv[1]))
-while True:
-    run, command, silent = orders.recv()
-    if run == 13:
+import os, sys
+for line in sys.stdin:
+    with open(sys.argv[-1] + "/served", "a") as file:
+        file.write(f"{os.getpid()} {line}")
+    if line == "die\\n":
         sys.exit(1)
-    orders.send("" if run != 12 else "no memory")
 """
 
 
-def spec(**changes: Any) -> ExecutionSpec:
-    given = {
-        "task_type": TaskType.CLIENT_APP,
-        "runtime_api_address": "127.0.0.1:1",
-        "token": "secret",
-        "insecure": False,
-        "root_certificates_path": "/ca.crt",
-        "runtime_dependency_install": False,
-        "parent_pid": 5,
-        "suppress_output": False,
-        "task_id": 1,
-    }
-    return ExecutionSpec(**given | changes)
+def wait_for(ready: Callable[[], Any]) -> Any:
+    deadline = time.monotonic() + SECONDS
+    while not (found := ready()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return found
+
+
+class Serving:
+    """A node whose processes note what they serve, and a state with the messages that are due."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = folder / "served"
+        (folder / "stub.py").write_text(STUB)
+        self.node = node.ServingNode(a_loop(push=lambda **_: None), "any")
+        self.node._command = [sys.executable, str(folder / "stub.py"), str(folder)]
+
+    def serve(self, run: int, token: str) -> int:
+        """Have a message served; return the number of the process that has done it."""
+        state = SimpleNamespace(
+            get_tasks=lambda statuses: [SimpleNamespace(task_id=1, run_id=run)],
+            claim_task=lambda task: token,
+        )
+        self.node._push_messages(state=state)
+
+        def served() -> list[str]:
+            lines = self._file.read_text().splitlines() if self._file.exists() else []
+            return [line.split()[0] for line in lines if line.split()[1:] == [token]]
+
+        return int(wait_for(served)[0])
+
+    @property
+    def processes(self) -> dict[int, int]:
+        return {run: process.pid for run, process in self.node._clients.items()}
 
 
 @pytest.fixture
-def forking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[executor.ForkExecutor]:
-    (tmp_path / "stub.py").write_text(STUB)
-    monkeypatch.setattr(executor, "ZYGOTE", tmp_path / "stub.py")
-    started = executor.ForkExecutor()
-    yield started
-    started.close()
-    started._process.wait(SECONDS)
+def serving(tmp_path: Path) -> Iterator[Serving]:
+    began = Serving(tmp_path)
+    yield began
+    began.node._end(*began.processes)
 
 
-def test_the_outcome_of_a_launch_is_true(forking: executor.ForkExecutor) -> None:
-    assert forking.launch(spec()) == LaunchResult.accepted()
-    forking.run_id = 12
-    assert forking.launch(spec()) == LaunchResult.failed("no memory")
-    forking.run_id = 13
-    assert forking.launch(spec()).status == "unknown"
-    forking.run_id = 1
-    assert forking.launch(spec()) == LaunchResult.accepted()  # by another process
-    forking._process.kill()
-    forking._process.wait()
-    assert forking.launch(spec()) == LaunchResult.accepted()
+def test_the_messages_of_a_run_have_one_process(serving: Serving) -> None:
+    first = serving.serve(7, "a")
+    assert serving.serve(7, "b") == first
+    assert serving.serve(7, "die") == first
+    process = serving.node._clients[7]
+    process.wait(SECONDS)
+    assert serving.serve(7, "c") != first
 
 
-def test_a_client_gets_the_command_line_that_flower_would_write(tmp_path: Path) -> None:
-    """Flower's own executor writes it, and its parser reads it."""
-    from flwr.supernode.cli import flwr_clientapp
-
-    parser = sys.modules[flwr_clientapp.__module__]._parse_args_run_flwr_clientapp()
-    args = parser.parse_args(executor._command(spec())[1:])
-    assert (args.runtime_api_address, args.token) == ("127.0.0.1:1", "secret")
-    assert (args.insecure, args.root_certificates, args.parent_pid) == (False, "/ca.crt", 5)
-    assert parser.parse_args(executor._command(spec(insecure=True))[1:]).insecure
-
-
-@pytest.mark.parametrize(
-    "changes", [{"runtime_dependency_install": True}, {"task_type": TaskType.SERVER_APP}]
-)
-def test_other_tasks_are_left_to_flower(
-    forking: executor.ForkExecutor, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
+def test_runs_that_take_turns_keep_their_processes_and_a_third_ends_the_older_one(
+    serving: Serving,
 ) -> None:
-    started: list[str] = []
-    monkeypatch.setattr(
-        "flwr.supercore.superexec.executor.subprocess_executor.subprocess.Popen",
-        lambda command, **_: started.append(command[0]),
-    )
-    forking.launch(spec(**changes))
-    assert len(started) == 1
+    seven, eight = serving.serve(7, "a"), serving.serve(8, "b")
+    assert (serving.serve(7, "c"), serving.serve(8, "d")) == (seven, eight)
+    ended = serving.node._clients[7]
+    nine = serving.serve(9, "e")
+    assert ended.wait(SECONDS) == 0
+    assert serving.processes == {8: eight, 9: nine}
+
+
+def test_a_process_that_is_idle_gives_its_memory_back(
+    serving: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serving.serve(7, "a")
+    process = serving.node._clients[7]
+    idle = {"receive": lambda: None, "get_fab": None}
+    serving.node._pull_and_store_message(**idle)
+    assert serving.processes
+    monkeypatch.setattr(node, "IDLE_SECONDS", 0.0)
+    serving.node._pull_and_store_message(**idle)
+    assert not serving.processes and process.wait(SECONDS) == 0
+
+
+def test_a_process_with_dependencies_of_its_own_ends_after_a_message(serving: Serving) -> None:
+    """Flower installs them for each message, and removes them."""
+    serving.node._one_message = True
+    assert serving.serve(7, "a") != serving.serve(7, "b")
+    assert not serving.processes
+
+
+def test_a_process_that_cannot_be_started_costs_the_message(serving: Serving) -> None:
+    serving.node._command = ["/no/such/program"]
+    serving.node._serve(7, "a")
+    assert not serving.processes
+
+
+def test_clients_are_served_in_one_process_by_flowers_own_code(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The app is unpacked once, and the status of each message is reported."""
+    module = importlib.import_module("flwr.supernode.runtime.run_clientapp")
+    done: list[Any] = []
+
+    def install(content: bytes, skip_prompt: bool) -> Path:
+        done.append(content)
+        return Path()
+
+    def flwr_clientapp() -> None:
+        add_exit_handler(lambda: done.append(sys.argv[1:]))
+        module.install_from_fab(b"app", skip_prompt=True)
+        module.flwr_exit(code=0, event_type=None)
+
+    monkeypatch.setattr(module, "install_from_fab", install)
+    monkeypatch.setattr(module, "flwr_exit", module.flwr_exit)  # is put back
+    monkeypatch.setattr(client, "flwr_clientapp", flwr_clientapp)
+    monkeypatch.setattr(sys, "argv", ["client.py", "--insecure"])
+    monkeypatch.setattr(sys, "stdin", io.StringIO("one\ntwo\n"))
+    before = {one: signal.getsignal(one) for one in signal.Signals}
+    try:
+        client.main()
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT):
+            signal.signal(number, before[number])
+    tokens = [["--insecure", "--token", token] for token in ("one", "two")]
+    assert done == [b"app", *tokens]
 
 
 # ---- Flower's loops
-def test_another_flower_is_refused_by_name() -> None:
-    with pytest.raises(RunFailed, match=r"is not the one .* has no 'time.sleep\(4\)'"):
-        shape.flower_module(
-            "flwr.supernode.start_client_internal", start_client_internal=("time.sleep(4)",)
-        )
-    with pytest.raises(RunFailed, match="no_such_function"):
-        shape.flower_module("flwr.supernode.start_client_internal", no_such_function=("x",))
-
-
-def test_a_flower_with_other_clients_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Or the first client of each run would fail."""
-    module = "flwr.supernode.runtime.run_clientapp"
-    monkeypatch.setattr(f"{module}.pull_task_input", lambda client: client)
-    with pytest.raises(RunFailed, match=rf"{module}.pull_task_input has no 'return message, "):
-        superexec.main()
+def test_another_flower_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "flwr.supernode.start_client_internal"
+    with pytest.raises(RunFailed, match=r"_insert_message takes msg state store, and not msg;"):
+        flower.flower_module(name, _insert_message="msg")
+    with pytest.raises(RunFailed, match="no_such_function takes nothing"):
+        flower.flower_module(name, no_such_function="x")
+    monkeypatch.setattr(flower, "package_version", "1.410.0")
+    with pytest.raises(RunFailed, match=r"flwr 1.410.0 is not the one .* write node = "):
+        node.main(["--code=any"])
 
 
 @pytest.mark.parametrize("name", ["flwr.superlink.main", "flwr.supernode.main"])
@@ -128,7 +177,7 @@ def test_flowers_servers_do_not_describe_themselves(
         return {getattr(route, "path", "") for route in module.create_app().routes}
 
     assert {"/docs", "/openapi.json"} <= paths()
-    shape.without_docs(name)
+    flower.without_docs(name)
     assert not {"/docs", "/openapi.json"} & paths()
 
 
@@ -149,23 +198,36 @@ def test_the_superlink_starts_in_its_folder_with_flowers_options(
             link.main(wrong)
 
 
-@pytest.mark.parametrize("options", [["--help"], ["--no-such-option"]])
+@pytest.mark.parametrize(
+    "options", [["--help"], ["--code=any", "--isolation=process"], ["--code=any", "--port=x"]]
+)
 def test_the_usage_names_the_command(
-    capsys: pytest.CaptureFixture[str], options: list[str]
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, options: list[str]
 ) -> None:
+    monkeypatch.setenv("FLWR_DISABLE_UPDATE_CHECK", "1")
+    monkeypatch.setenv("FLWR_TELEMETRY_ENABLED", "0")
+    monkeypatch.setattr(sys, "argv", [])  # these are put back
+    for name in CHANGED:
+        module = importlib.import_module(name)
+        for key in CHANGED[name]:
+            monkeypatch.setattr(module, key, getattr(module, key))
     with pytest.raises(SystemExit):
-        supernode.main(options)
+        node.main(options)
     printed = "".join(capsys.readouterr())
-    assert printed.startswith("usage: python -m fedhet deploy node ["), printed
+    assert "usage: python -m fedhet deploy node [" in printed, printed
 
 
-def a_loop(pull: Any = None, insert: Any = None) -> Any:
+CHANGED = {
+    "flwr.supernode.start_client_internal": ("time", "_pull_and_store_message", "_push_messages"),
+    "flwr.supernode.cli.flower_supernode": ("start_client_internal",),
+    "flwr.supernode.main": ("FastAPI",),
+}
+
+
+def a_loop(pull: Any = lambda **_: None, insert: Any = None, push: Any = None) -> Any:
     """What the node needs of Flower's module."""
     return SimpleNamespace(
-        start_client_internal=None,
-        _push_messages=None,
-        _pull_and_store_message=pull,
-        _insert_message=insert,
+        _push_messages=push, _pull_and_store_message=pull, _insert_message=insert
     )
 
 
@@ -174,7 +236,7 @@ def test_a_node_does_not_start_unless_it_is_said_what_it_executes(
     code: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
-        supernode.main(["--insecure", *code])
+        node.main(["--insecure", *code])
     error = capsys.readouterr().err
     assert "--code" in error and (not code or "SHA-256" in error)
 
@@ -199,7 +261,7 @@ def test_an_app_of_another_digest_reaches_nothing(
         return 12
 
     loop = a_loop(pull, lambda reply, *_: replies.append(reply))
-    supernode.Launcher(loop, hashlib.sha256(b"the app").hexdigest())
+    node.ServingNode(loop, hashlib.sha256(b"the app").hexdigest())
     given = {
         "receive": lambda: (message, "tree"),
         "get_fab": lambda *_: SimpleNamespace(content=app),
@@ -216,26 +278,6 @@ def test_an_app_of_another_digest_reaches_nothing(
         assert reply.metadata.reply_to_message_id == "m"
 
 
-def test_a_superexec_that_has_just_ended_ends_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Ended(Exception):
-        pass
-
-    def flwr_exit(code: int, message: str) -> None:
-        raise Ended(message)
-
-    ends = "import os, time; os.close(0); print(flush=True); time.sleep(.5); os._exit(3)"
-    monkeypatch.setattr(supernode, "flwr_exit", flwr_exit)
-    started = supernode.Launcher(a_loop(), "any")
-    with subprocess.Popen(
-        [sys.executable, "-c", ends], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
-    ) as process:
-        assert process.stdout
-        process.stdout.readline()
-        started._superexec = process
-        with pytest.raises(Ended, match="with code 3"):
-            started._push_messages()
-
-
 def test_pauses_grow_with_the_wait_up_to_those_of_flower(monkeypatch: pytest.MonkeyPatch) -> None:
     now, slept = 0.0, []
 
@@ -244,17 +286,20 @@ def test_pauses_grow_with_the_wait_up_to_those_of_flower(monkeypatch: pytest.Mon
         now += seconds
         slept.append(round(seconds, 3))
 
-    fake = SimpleNamespace(monotonic=lambda: now, sleep=sleep)
-    monkeypatch.setattr(supernode, "time", fake)
-    clock = supernode.PauseClock(lambda: None)
+    monkeypatch.setattr(node, "time", SimpleNamespace(monotonic=lambda: now, sleep=sleep))
+    loop = a_loop(lambda **_: 12, push=lambda **_: None)
+    node.ServingNode(loop, "any")
     for _ in range(60):
-        clock.sleep(3)
+        loop.time.sleep(3)
     assert slept[0] == 0.1
     assert slept == sorted(slept)
     assert slept[-1] == 3
-    clock.sleep(0.5)
+    loop._pull_and_store_message(receive=None, get_fab=None)  # a message
+    loop.time.sleep(0.5)
     assert slept[-1] == 0.02
-    clock.sleep(3)
+    now += 10
+    loop._push_messages(state=SimpleNamespace(get_tasks=lambda statuses: []))
+    loop.time.sleep(3)
     assert slept[-1] == 0.1
-    clock.sleep(7)
-    assert slept[-1] == 7
+    loop.time.sleep(7)
+    assert slept[-1] == 1

@@ -107,12 +107,10 @@ def test_a_package_that_is_missing_is_a_failed_check(
     assert at_site(kit, capsys, "dataset=digits") == {"data": "No module named 'pandas'"}
 
 
-def test_the_decoded_copy_is_for_the_services_user_alone(
+def test_of_a_sites_data_no_copy_is_written(
     kit: Path, capsys: Printed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is in the folder of `state`, since that user may have no home."""
     monkeypatch.delenv("FEDHET_CACHE")
     edit(kit / "sites/a/site.toml", "state", str(kit / "state"))
     assert at_site(kit, capsys, *LOCAL) == {}
-    copies = [path for path in (kit / "state/cache/data").iterdir() if path.is_dir()]
-    assert copies and all(path.stat().st_mode & 0o777 == 0o700 for path in copies)
+    assert not (kit / "state/cache").exists()

@@ -9,7 +9,6 @@ from typing import Any
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.common import Code, GetPropertiesRes, Status
 from flwr.compat.common import recorddict_compat
-from flwr.server import Server
 from flwr.server.client_manager import SimpleClientManager
 
 from fedhet.core.client import FedClient
@@ -138,9 +137,8 @@ class OnGrid:
         self.manager = SimpleClientManager()
         for pid in range(present):
             self.join(pid)
-        server = Server(client_manager=self.manager, strategy=self.run.strategy)
         self.nodes = Nodes(self.run.strategy.setting.replies)
-        self.courier = FlowerCourier(server, self.nodes)
+        self.courier = FlowerCourier(self.manager, self.nodes)
         self.round = 0
 
     def join(self, pid: int, generation: int = 0) -> Proxy:

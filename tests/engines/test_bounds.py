@@ -25,8 +25,7 @@ from fedhet.config.aliases import unfolded
 from fedhet.core.errors import ConfigError, DataError, Rejected
 from fedhet.core.messages import Message
 from fedhet.data.run_data import RunData
-from fedhet.data.tables import npz_file
-from fedhet.data.tables.data_frames import read_frame
+from fedhet.data.tables import load_arrays, read_frame
 from fedhet.data.toy import toy_task
 from fedhet.flower.encoding import _decode
 from fedhet.job import Job
@@ -123,10 +122,16 @@ def bomb(path: Path) -> None:
             file.writestr(f"{name}.npy", header.getvalue())
 
 
-def test_an_npz_file_that_claims_more_than_the_memory(tmp_path: Path) -> None:
-    bomb(tmp_path / "bomb.npz")
-    with pytest.raises(DataError, match="takes 16000000000000000 bytes; this machine has"):
-        npz_file.load_arrays(tmp_path / "bomb.npz", {"x_train": "x_train", "y_train": "y_train"})
+def test_an_npz_file_that_claims_more_than_the_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bomb(tmp_path / "bomb.npz")  # its header claims what the file does not have
+    with pytest.raises(DataError, match=r"bomb\.npz is damaged.*: Unable to allocate 7\.11 PiB"):
+        load_arrays(tmp_path / "bomb.npz", {"x_train": "x_train", "y_train": "y_train"})
+    np.savez_compressed(tmp_path / "zeros.npz", x=np.zeros(10**6))
+    monkeypatch.setattr("psutil.virtual_memory", lambda: pandas.Series({"total": 10**6}))
+    with pytest.raises(DataError, match="takes 8000128 bytes; this machine has 1000000"):
+        load_arrays(tmp_path / "zeros.npz", {"x": "x"})
 
 
 def test_a_parquet_file_that_claims_more_than_the_memory(

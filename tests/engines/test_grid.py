@@ -287,23 +287,6 @@ def test_a_node_that_never_answers_is_named(
     assert "no answer within 0.2 s" in caplog.text
 
 
-def test_a_backend_that_ends_ends_the_wait_for_an_answer(federation: Callable[..., Any]) -> None:
-    on_grid = OnGrid(federation, present=3)
-    silent = on_grid.join(3)
-    silent.lost = 10**9
-    silent.on_asked = lambda: setattr(on_grid.nodes, "ended", "the backend has ended")
-    with pytest.raises(RunFailed, match="the backend has ended"):
-        on_grid.step()
-
-
-def test_a_backend_that_has_ended_ends_the_wait(federation: Callable[..., Any]) -> None:
-    on_grid = OnGrid(federation)
-    on_grid.grid.schedule = dict.fromkeys(range(4), 10**9)
-    on_grid.nodes.ended = "the backend has ended"
-    with pytest.raises(RunFailed, match="has ended"):
-        on_grid.step()
-
-
 def test_simulations_look_more_often_than_deployments() -> None:
     from flwr.superlink.grid import InMemoryGrid
 

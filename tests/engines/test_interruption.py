@@ -7,28 +7,28 @@ import logging
 import multiprocessing
 import os
 import signal
-import threading
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import cast
 from unittest.mock import Mock
 
 import psutil
 import pytest
 import ray
-from flwr.server.superlink.fleet.vce.backend import raybackend
 from foreground import Foreground, last_lines
 
 from fedhet.cli import main as cli
 from fedhet.config import compose
 from fedhet.core.client import FedClient
+from fedhet.core.errors import RunFailed
 from fedhet.core.loop import Clock
-from fedhet.core.messages import Broadcast, Reply
+from fedhet.core.messages import Broadcast, Failure, Reply
 from fedhet.data.toy import toy_task
-from fedhet.engines import flwr, pool, simulation
+from fedhet.engines import flwr, pool
 from fedhet.engines.guard import TAG, TemporaryFolder
 from fedhet.engines.pool import PoolCourier
+from fedhet.engines.ray import RayCourier
 from fedhet.job import Job
 from fedhet.methods.fednorm import FedNormPlugin
 
@@ -188,7 +188,7 @@ def test_a_signal_that_meets_rays_workers_before_the_run(
     with Foreground(tmp_path / "run", *endless_client) as run:
         run.wait_until(lambda: any((tmp_path / "began").iterdir()))
         for process in run.processes():
-            if "ClientAppActor" in " ".join(process.cmdline()):
+            if "RayClients" in " ".join(process.cmdline()):
                 process.terminate()
         run.wait_until(lambda: "A worker died" in run.output)
         run.terminate()
@@ -198,36 +198,32 @@ def test_a_signal_that_meets_rays_workers_before_the_run(
         assert (summary["status"], summary["reason"]) == ("interrupted", "stopped by the user")
 
 
-@pytest.mark.parametrize("interrupted", [True, False])
-@pytest.mark.parametrize("replaced", [True, False])
-def test_an_actor_that_dies_is_replaced_unless_the_run_is_interrupted(
-    monkeypatch: pytest.MonkeyPatch, interrupted: bool, replaced: bool
+@pytest.mark.parametrize("grows", [True, False])
+def test_an_actor_that_dies_is_replaced_where_a_machine_cannot_be_lost(
+    monkeypatch: pytest.MonkeyPatch, grows: bool
 ) -> None:
     """Its message fails, and is not served again. The actors are mocks, as is Ray."""
-    served = threading.Event()
-    old, new = Mock(), Mock()
-
-    def dead(*args: object) -> None:
-        if interrupted:
-            served.set()
-        raise ray.exceptions.RayActorError
-
-    monkeypatch.setattr(simulation, "TOGETHER_SECONDS", 0.01)
-    monkeypatch.setattr(ray, "get", dead)
+    made = [Mock(name=str(number)) for number in range(4)]
+    job = Job(compose(["method=fedavg", "engine=ray"]), toy_task(2))
+    clients = Mock(return_value=Mock(remote=Mock(side_effect=made)))
+    monkeypatch.setattr(ray, "remote", lambda **_: clients)
+    monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True, "Resources": {"CPU": 2.0}}])
+    monkeypatch.setattr(ray, "put", lambda weights: weights)
     monkeypatch.setattr(ray, "kill", lambda actor: None)
-    actors: list[Mock] = []
-    with simulation._own_backend(actors, Mock(), served, replaced):
-        backend: Any = object.__new__(raybackend.RayBackend)
-        monkeypatch.setattr(raybackend.RayBackend.__base__, "build", lambda *args: None)
-        backend.pool, backend.app_fn = Mock(pool=[old]), None
-        backend.pool.create_actor_fn.return_value = new
-        backend.build(None)
-    with pytest.raises(ray.exceptions.RayActorError):
-        backend.process_message(None, Mock(node_config={"partition-id": 0}))
-    old.run.remote.assert_called_once()
-    new.run.remote.assert_not_called()
-    assert actors == ([new] if replaced and not interrupted else [])
-    assert backend.idle.qsize() == len(actors)
+    monkeypatch.setattr(ray, "wait", lambda refs, timeout: (refs, []))
+    monkeypatch.setattr(ray, "get", Mock(side_effect=ray.exceptions.RayActorError))
+    monkeypatch.setattr(pool.time, "sleep", lambda seconds: None)
+    courier = RayCourier(job)
+    courier._grows = grows
+    replies = courier.exchange(job.strategy.plan(1), Clock())
+    if grows:
+        for reply in replies:
+            assert "its worker process died" in cast("Failure", reply).cause
+        assert len(courier._workers) == 2
+    else:
+        with pytest.raises(RunFailed, match="all processes of clients are lost"):
+            list(replies)
+    assert all(actor.serve.remote.call_count <= 1 for actor in made)
 
 
 def terminate_worker(self: FedClient, msg: Broadcast) -> Reply:

@@ -14,6 +14,8 @@ from sklearn.datasets import load_digits
 
 from fedhet.core.errors import ConfigError, RunFailed
 from fedhet.data.local.data import LocalData
+from fedhet.flower import apps
+from fedhet.flower.nodes import Nodes
 from fedhet.flower.own_data import OwnData
 from fedhet.job import Job
 
@@ -210,6 +212,7 @@ def test_a_site_that_comes_back_is_known_again_and_no_other_node_takes_its_place
     assert deployment.nodes.proxies([1], deployment.manager)[1] is None
     x, y = load_digits(return_X_y=True)
     np.savez(folder / "b.npz", x_train=x[:30], y_train=y[:30])
+    apps._cached_site.cache_clear()  # its process has ended
     deployment.manager.clients["2"] = node
     assert deployment.nodes.proxies([1], deployment.manager)[1] is None
     assert "site 'b' has other data" in caplog.text
@@ -221,16 +224,14 @@ def test_a_node_with_other_data_than_the_server_in_a_run_that_shares_out_one_set
 ) -> None:
     """Each node would train on a share of a file of its own."""
     job = Job(composed("dataset=digits", "partition.clients=2"), engine="flwr")
-    server = job.nodes
-    server.data = job.data_digest
+    server = Nodes(job.config.run.replies, job.data_digest)
     manager: Any = SimpleClientManager()
     lines = ["dataset=digits", "partition.clients=2"]
     nodes = [Node(folder, 1 + p, lines, partition_id=p, num_partitions=2) for p in (0, 1)]
     manager.clients.update({node.cid: node for node in nodes})
     assert server.proxies([1], manager)[1] is nodes[1]
     assert nodes[1].client.get_properties({})["data"] == job.data_digest
-    other = Job(composed(*lines), engine="flwr").nodes
-    other.data = job.data_digest
+    other = Nodes(job.config.run.replies, job.data_digest)
     nodes[1].alter = lambda properties: {**properties, "data": found}
     with pytest.raises(RunFailed, match=r"node 2: its samples.*dataset=local is for sites"):
         other.proxies([1], manager)[1]

@@ -22,7 +22,7 @@ from fedhet.launchers.executors import Executor
 from fedhet.launchers.live import Watch
 from fedhet.launchers.runs import PlannedRun
 from fedhet.record.files import write_json
-from fedhet.record.run_folder import FORMAT
+from fedhet.record.schema import FORMAT
 
 DIVERGED = "client 1: weights, tensor 'a': holds NaN or infinite values"
 Rows = list[dict[str, Any]]

@@ -8,6 +8,8 @@ from collections.abc import Callable
 import pytest
 from experiment.pretend import Pretend
 
+from fedhet.record.schema import FORMAT
+
 pytestmark = pytest.mark.usefixtures("own_process")
 Write = Callable[..., None]
 AXES = "axes: {method: [fedavg, fedsgd], seed: [0, 1, 2]}"
@@ -35,7 +37,7 @@ def test_a_damaged_cell_is_run_again(
     assert len(pretend.launched) == 5
     after = pretend.written()
     assert [name for name in before if after[name] == before[name]] == [whole.name]
-    assert json.loads((unknown / "summary.json").read_text())["format"] == 1
+    assert json.loads((unknown / "summary.json").read_text())["format"] == FORMAT
 
 
 def test_a_record_that_is_no_object_is_named(

@@ -49,7 +49,7 @@ def test_its_scores_have_the_range_over_the_clients(of_a_table: fedhet.Run) -> N
 
 
 def test_names_of_the_data_are_no_mark_up() -> None:
-    assert card._cell("a|b\n# <c> `d`") == "a\\|b\\n\\# \\<c\\> \\`d\\`".replace("\\n", "\\\\n")
+    assert card.escaped("a|b\n# <c> `d`") == "a\\|b\\n\\# \\<c\\> \\`d\\`".replace("\\n", "\\\\n")
 
 
 def test_a_card_that_cannot_be_written_fails_no_run(

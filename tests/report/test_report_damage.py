@@ -36,7 +36,7 @@ def made(tmp_path: Path) -> Path:
         ({"report": {"metric": ["last"]}}, "report is"),
         ({"tune": {"space": 1}}, "tune is"),
         ({"axes": {"method": "A"}}, "axes is"),
-        ({"axes": None}, "lists no axes"),
+        ({"axes": None}, "axes is missing"),
         ({"cells": {}}, "cells is {}"),
         ({"command": 3}, "command is 3"),
         ({"fixed": [1]}, "fixed is"),
@@ -51,7 +51,8 @@ def test_a_damaged_experiment_is_one_error(made: Path, entries: dict[str, Any], 
 
 def test_a_file_that_is_nested_without_end_is_damaged(made: Path) -> None:
     (made / "cells" / "cell-000" / "summary.json").write_text(DEEP)
-    assert list(fedhet.results(made).missing["reason"]) == ["summary.json is missing or damaged"]
+    (told,) = fedhet.results(made).missing["reason"]
+    assert told == "summary.json is damaged: it is nested too deeply"
     (made / "experiment.json").write_text(DEEP)
     with pytest.raises(DataError, match="nested too deeply"):
         fedhet.results(made)
@@ -60,7 +61,7 @@ def test_a_file_that_is_nested_without_end_is_damaged(made: Path) -> None:
 # What is wrong with a cell in experiment.json, and what is told of it.
 CELLS: list[tuple[Any, str]] = [
     (7, "it is 7, and no object"),
-    ({"axes": None}, "it has no folder or no axes"),
+    ({"axes": None}, "axes is missing"),
     ({"axes": [1]}, "axes is [1]"),
     ({"folder": 1}, "folder is 1"),
     ({"overrides": "seed=1"}, "overrides is 'seed=1'"),

@@ -54,7 +54,7 @@ def running(folder: Path) -> Path:
 
 def experiment_of_the_future(folder: Path) -> Path:
     make_experiment(folder, {"method": ["A"]}, lambda axes: 0.5)
-    change(folder / "experiment.json", format=2)
+    change(folder / "experiment.json", format=3)
     return folder
 
 
@@ -92,10 +92,10 @@ def no_folder(folder: Path) -> Path:
         (empty, "has no runs"),
         (no_folder, "is not a folder"),
         (older, "run: its format is 0"),
-        (damaged, "run: summary.json is missing or damaged"),
-        (incomplete, "run: summary.json is incomplete"),
+        (damaged, "run: summary.json is damaged"),
+        (incomplete, "run: summary.json is damaged: status is missing"),
         (running, "still running, or it was killed"),
-        (experiment_of_the_future, "has format 2"),
+        (experiment_of_the_future, "has format 3"),
         (damaged_experiment, "experiment.json is damaged"),
         (nothing_run, "cells/cell-000: not run"),
         (experiments, "the experiments one, other"),
@@ -131,4 +131,4 @@ def test_a_damaged_run_beside_others_is_missing(
     assert main(["report", str(tmp_path)]) == 0
     assert "1 run without a result" in capsys.readouterr().out
     page = (tmp_path / "report" / "index.html").read_text()
-    assert "summary.json is missing or damaged" in page and "2 of 3 runs" in page
+    assert "summary.json is damaged" in page and "2 of 3 runs" in page

@@ -48,7 +48,7 @@ def test_the_command_decides_where_the_fixed_overrides_are_not_recorded(tmp_path
 
 def test_parts_of_a_file_that_was_changed_are_refused(tmp_path: Path) -> None:
     first = part(tmp_path / "a", "A", digest="abc")
-    with pytest.raises(ConfigError, match="digests abc and abd"):
+    with pytest.raises(ConfigError, match=r"digest .* is abc .* and abd"):
         fedhet.results([first, part(tmp_path / "b", "B", digest="abd")])
 
 
@@ -66,7 +66,7 @@ def test_parts_with_other_axes_are_refused(tmp_path: Path) -> None:
     first = part(tmp_path / "a", "A")
     axes = {"method": ["B"], "partition.alpha": [0.3], "seed": [0, 1]}
     other = make_experiment(tmp_path / "b", axes, lambda _: 0.5)
-    with pytest.raises(ConfigError, match="have different axes"):
+    with pytest.raises(ConfigError, match=r"axes is method, seed .* and method, part"):
         fedhet.results([first, other])
 
 

@@ -24,7 +24,7 @@ from fedhet.job import Job, begin
 from fedhet.stores import MemoryStore
 from fedhet.testing import check_equal
 from fedhet.trackers import tracking
-from fedhet.trackers.sweeps import group_of, sweep_of
+from fedhet.trackers.base import Tracked
 
 OWN = "tracker._target_=trackers.listing.Listing"
 
@@ -225,8 +225,12 @@ def test_the_runs_of_a_sweep_know_it(tmp_path: Path) -> None:
     assert len(folders) == 2
     for folder in folders:
         assert calls(folder)[0][1]["sweep"] == "alphas"
-        assert group_of(sweep_of(folder)) == "alphas"
-    assert sweep_of(tmp_path / "alone") is None
+        assert group_of(tracking.sweep_of(folder)) == "alphas"
+    assert tracking.sweep_of(tmp_path / "alone") is None
+
+
+def group_of(sweep: Path | None) -> str | None:
+    return Tracked(Path(), sweep, settings={}, executed=0, told=0, id=None).group
 
 
 def test_the_names_of_groups(tmp_path: Path) -> None:
@@ -235,7 +239,7 @@ def test_the_names_of_groups(tmp_path: Path) -> None:
     assert group_of(None) is None
     assert group_of(sweep) == "2026-11-22/10-00-00"
     (sweep / "experiment.json").write_text('{"experiment": "first_look"}')
-    assert group_of(sweep_of(sweep / "cells" / "one")) == "first_look"
+    assert group_of(tracking.sweep_of(sweep / "cells" / "one")) == "first_look"
 
 
 @pytest.mark.usefixtures("_no_figures")

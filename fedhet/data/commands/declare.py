@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import Any
 
 from fedhet.core.errors import ConfigError, DataError
-
-if TYPE_CHECKING:
-    from fedhet.data.tokens import Texts
 
 HEAD = """\
 # @package _global_
@@ -53,127 +49,84 @@ def main(args: argparse.Namespace) -> int:
     """Print the declaration as an experiment in YAML."""
     import yaml
 
-    from fedhet.data.tokens import Texts
+    from fedhet.data.tables import SUFFIXES
 
-    texts = None
+    path: Path = args.data
     if args.features and args.text:
         raise ConfigError("--features with --text: the inputs are columns of numbers, or the texts")
-    if args.data.suffix in (".csv", ".parquet"):
-        beside = args.data.absolute().parent
-        texts = Texts.of(args.text, args.tokenizer, args.max_length, "", beside)
-    elif args.features:
-        raise ConfigError(f"--features with {args.data}: is for a table, csv or Parquet")
-    declared = declaration(args.data, args.label, args.target, texts, args.features)
+    if args.features and path.suffix not in SUFFIXES:
+        raise ConfigError(f"--features with {path}: is for a table, csv or Parquet")
+    if not path.exists():
+        raise DataError(f"{path}: there is no such file or folder")
+    if path.is_dir():
+        declared = _folder(path)
+    elif path.suffix in SUFFIXES:
+        declared = _table(path, args)
+    else:
+        declared = _npz(path, args.target)
     settings = {"sites": ["a", "b"], **declared}
     text = yaml.safe_dump({"dataset": settings}, sort_keys=False, allow_unicode=True)
     print(HEAD + text, end="")
     return 0
 
 
-def declaration(
-    path: Path,
-    label: list[str] | None,
-    target: str | None,
-    texts: Texts | None = None,
-    features: list[str] | None = None,
-) -> dict[str, Any]:
-    """The settings of dataset=local that these data meet.
-
-    Args:
-        path: a site's data.
-        label: the columns of what is learned, for a table.
-        target: what the labels are; None: what they seem to be.
-        texts: the column of texts of a table, with its tokenizer; None: its inputs are numbers.
-        features: the columns of inputs of a table; None: all but those of `label`.
-
-    Raises:
-        DataError: there are no such data, or they cannot be read.
-        ConfigError: a table without `label`, or the labels do not tell what they are.
-    """
-    from fedhet.data.tables import data_frames
-
-    if not path.exists():
-        raise DataError(f"{path}: there is no such file or folder")
-    if path.is_dir():
-        return _folder(path)
-    if path.suffix in data_frames.SUFFIXES:
-        return _table(path, label, target, texts, features)
-    return _npz(path, target)
-
-
 def _folder(path: Path) -> dict[str, Any]:
-    from fedhet.data.images.image_files import list_images, read_images
+    from fedhet.data.images import list_images, read_images
 
     listing = list_images(path / "train" if (path / "train").is_dir() else path)
-    x = read_images([(str(image), image) for image in listing.paths[:1]], None, None)
+    x = read_images([(str(image), image) for image in listing.paths[:1]])
     return {"classes": list(listing.classes), "shape": list(x.shape[1:]), "dtype": "uint8"}
 
 
-def _table(
-    path: Path,
-    label: list[str] | None,
-    target: str | None,
-    texts: Texts | None,
-    features: list[str] | None,
-) -> dict[str, Any]:
-    from fedhet.data.tables import data_frames
+def _table(path: Path, args: argparse.Namespace) -> dict[str, Any]:
+    from fedhet.data.local.reading import digest_of
+    from fedhet.data.tables import Columns, check_columns, read_frame
+    from fedhet.data.tokens import Texts
 
-    frame = data_frames.read_frame(path)
-    columns = [str(column) for column in frame.columns]
+    texts = Texts.of(args.text, args.tokenizer, args.max_length, "", path.absolute().parent)
+    frame = read_frame(path)
+    label: list[str] = args.label
     if not label:
+        columns = [str(column) for column in frame.columns]
         raise ConfigError(f"{path}: name the column of what is learned, --label; {columns}")
-    data_frames.check_columns(str(path), columns, label)
+    features: list[str] = args.features or []
+    check_columns(str(path), frame.columns, [*label, *features])
+    if twice := [column for column in features if [*features, *label].count(column) > 1]:
+        raise ConfigError(f"--features {twice[0]}: is named twice, here or as --label")
     names = label if len(label) > 1 else label[0]
-    inputs: dict[str, Any]
+    texts = texts and replace(texts, filled=True)
+    arrays = Columns(names, args.target, None, args.features, texts).arrays([(str(path), frame)])
     if texts is None:
-        features = features or [column for column in columns if column not in label]
-        data_frames.check_columns(str(path), columns, features)
-        if twice := [column for column in features if [*features, *label].count(column) > 1]:
-            raise ConfigError(f"--features {twice[0]}: is named twice, here or as --label")
-        x = data_frames.numeric_columns(frame, features, str(path))
-        inputs = {"features": features}
+        inputs: dict[str, Any] = {"features": arrays["columns"].tolist()}
     else:
-        from fedhet.data.local.texts import digest_of, tokens_of
-
-        data_frames.check_columns(str(path), columns, [texts.column])
-        x = tokens_of(texts, frame, str(path))
         inputs = {"text": texts.column, "tokenizer": digest_of(texts.file)}
         inputs |= {"shape": [texts.max_length], "dtype": "int64", **texts.described()}
-    raw = data_frames.raw_samples(x, frame, str(path), names, None)
-    return {**_target(raw, target), **inputs, "label": names}
+    return {**_target(arrays), **inputs, "label": names}
 
 
 def _npz(path: Path, target: str | None) -> dict[str, Any]:
-    from fedhet.data.raw_samples import RawSamples
-    from fedhet.data.tables import npz_file
+    from fedhet.data.arrays import dataset_arrays
+    from fedhet.data.tables import array_samples, load_arrays
 
-    names = {name: name for name in ("x_train", "y_train", "x", "y")}
-    found = npz_file.load_arrays(path, {}, names)
+    found = load_arrays(path, {}, ("x_train", "y_train", "x", "y"))
     x, y = ("x_train", "y_train") if "x_train" in found else ("x", "y")
     if x not in found or y not in found:
         raise DataError(f"{path}: expected the arrays x_train and y_train, or x and y")
     text = "vocabulary" in found
-    inputs = npz_file.token_numbers if text else npz_file.numeric_inputs
-    values = inputs(found[x], f"{path}, array {x!r}")
-    raw = RawSamples(values, found[y], None, str(path), f"{path}, array {y!r}")
-    stated = str(found["target"]) if "target" in found else None
-    settings = _target(raw, target or stated, found.get("classes"))
-    if "numbers" in found and settings["target"] == "number":
-        settings["label"] = found["numbers"].tolist()
-    settings |= {"shape": list(values.shape[1:]), "dtype": str(values.dtype)}
+    raw = array_samples(path, found, x, y, text=text)
+    classes = len(found["classes"]) if "classes" in found else None  # the names of 0 .. C-1
+    stated = str(found.pop("target")) if "target" in found else None
+    settings = _target(dataset_arrays(raw, None, classes, target=target or stated) | found)
+    settings |= {"shape": list(raw.x.shape[1:]), "dtype": str(raw.x.dtype)}
     if text:
         settings["vocabulary"] = int(found["vocabulary"])
         settings["padding"] = int(found["padding"]) if "padding" in found else None
     return settings
 
 
-def _target(raw: Any, target: str | None, classes: np.ndarray | None = None) -> dict[str, Any]:
-    """What is learned; `classes` are the names of 0 .. C-1, where the data state them."""
-    from fedhet.data.target import encoded
-
-    _, described = encoded(raw, None, target, None if classes is None else len(classes))
-    kind = str(described["target"][0])
+def _target(arrays: dict[str, Any]) -> dict[str, Any]:
+    """What is learned."""
+    kind = str(arrays["target"][0])
     if kind == "number":
-        return {"target": kind, "label": described["numbers"].tolist()}
-    names = described["classes"] if classes is None else classes
-    return {"target": kind, "classes": names.tolist()}
+        return {"target": kind, "label": arrays["numbers"].tolist()}
+    return {"target": kind, "classes": arrays["classes"].tolist()}

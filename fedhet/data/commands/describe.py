@@ -36,7 +36,7 @@ def main(args: argparse.Namespace) -> int:
     """Print the table of clients, draw the figures, and print their paths."""
     from fedhet import config
     from fedhet.data.run_data import RunData
-    from fedhet.record.labels import partition_figures
+    from fedhet.record.figures import partition_figures
 
     data = RunData.of(config.compose(args.overrides).cfg)
     record = data.partition_record()

@@ -6,7 +6,6 @@ interrupted download leaves nothing behind.
 
 from __future__ import annotations
 
-import hashlib
 import http.client
 import os
 import shutil
@@ -21,7 +20,6 @@ from fedhet.config import catalogue
 from fedhet.core import check
 from fedhet.core.errors import DataError
 
-_CHUNK = 2**18
 _TIMEOUT = 30.0  # seconds without a byte
 
 _LEAF = "Make it with LEAF's programs, https://github.com/TalwalkarLab/leaf"
@@ -59,21 +57,24 @@ class Archive:
 def _of_mnist(class_name: str) -> list[Archive]:
     from torchvision import datasets
 
-    torchvision_class = getattr(datasets, class_name)
-    archives = []
-    for file, md5 in torchvision_class.resources:
-        unzipped = file.removesuffix(".gz")
-        urls = [mirror + file for mirror in torchvision_class.mirrors]
-        archives.append(Archive(urls, md5, f"{class_name}/raw/{unzipped}", unzipped))
-    return archives
+    kind = getattr(datasets, class_name)
+    unzipped = {file: file.removesuffix(".gz") for file, _ in kind.resources}
+    return [
+        Archive(
+            [mirror + file for mirror in kind.mirrors],
+            md5,
+            f"{class_name}/raw/{unzipped[file]}",
+            unzipped[file],
+        )
+        for file, md5 in kind.resources
+    ]
 
 
 def _of_cifar(class_name: str) -> list[Archive]:
     from torchvision import datasets
 
-    torchvision_class = getattr(datasets, class_name)
-    folder = torchvision_class.base_folder
-    return [Archive([torchvision_class.url], torchvision_class.tgz_md5, folder, folder)]
+    kind = getattr(datasets, class_name)
+    return [Archive([kind.url], kind.tgz_md5, kind.base_folder, kind.base_folder)]
 
 
 def _of_emnist() -> list[Archive]:
@@ -132,6 +133,8 @@ def main(args: Namespace) -> int:
             downloaded.
         ConfigError: no dataset has this name.
     """
+    from torchvision.datasets.utils import extract_archive
+
     check.one_of("dataset", args.dataset, catalogue.choices("dataset"))
     if args.dataset not in PUBLISHED:
         how = BY_HAND.get(
@@ -143,42 +146,44 @@ def main(args: Namespace) -> int:
         target = data_dir / archive.target
         if target.exists():
             print(f"{target} is already there")
-        else:
-            _get(archive, data_dir, args.mirror)
-            print(target)
+            continue
+        data_dir.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=data_dir, prefix=".download-") as scratch:
+            file = _download(archive, Path(scratch), target, args.mirror)
+            unpacked = Path(scratch, "unpacked")
+            unpacked.mkdir()
+            extract_archive(str(file), str(unpacked), remove_finished=True)
+            result = unpacked / archive.inner
+            for zipped in result.glob("*.gz"):  # EMNIST's zip contains zipped files
+                extract_archive(str(zipped), str(result), remove_finished=True)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.move(result, target)
+        print(target)
     return 0
-
-
-def _get(archive: Archive, data_dir: Path, mirror: str | None) -> None:
-    """Download and unpack an archive, and move the result to its target."""
-    from torchvision.datasets.utils import extract_archive
-
-    target = data_dir / archive.target
-    data_dir.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=data_dir, prefix=".download-") as scratch:
-        file = _download(archive, Path(scratch), target, mirror)
-        unpacked = Path(scratch, "unpacked")
-        unpacked.mkdir()
-        extract_archive(str(file), str(unpacked), remove_finished=True)
-        result = unpacked / archive.inner
-        for zipped in result.glob("*.gz"):  # EMNIST's zip contains zipped files
-            extract_archive(str(zipped), str(result), remove_finished=True)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.move(result, target)
 
 
 def _download(archive: Archive, folder: Path, target: Path, mirror: str | None) -> Path:
     """The archive's file in `folder`, from the first address where its checksum is right."""
+    from rich.progress import wrap_file
+    from torchvision.datasets.utils import calculate_md5
+
     name = archive.urls[0].rpartition("/")[2]
     file = folder / name
     urls = archive.urls if mirror is None else [f"{mirror.rstrip('/')}/{name}"]
     problems: list[str] = []
     for url in urls:
+        request = urllib.request.Request(url, headers={"User-Agent": "fedhet"})
         try:
-            md5 = _fetch(url, file)
+            with (
+                urllib.request.urlopen(request, timeout=_TIMEOUT) as answer,
+                wrap_file(answer, answer.length or 0, description=name) as shown,
+                file.open("wb") as to,
+            ):
+                shutil.copyfileobj(shown, to)
         except (OSError, http.client.HTTPException) as error:
             problems.append(f"{url}: {error}")
             continue
+        md5 = calculate_md5(file)
         if md5 == archive.md5:
             return file
         problems.append(f"{url}: its md5 is {md5}, {file.stat().st_size} bytes")
@@ -187,36 +192,3 @@ def _download(archive: Archive, folder: Path, target: Path, mirror: str | None) 
         " connection, download it on another machine, and either serve its folder to --mirror or"
         f" unpack it as {target}"
     )
-
-
-def _fetch(url: str, to: Path) -> str:
-    """Download `url` into the file `to`, with a progress bar on a terminal; return its md5."""
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
-
-    digest = hashlib.md5(usedforsecurity=False)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
-    request = urllib.request.Request(url, headers={"User-Agent": "fedhet"})
-    with (
-        urllib.request.urlopen(request, timeout=_TIMEOUT) as answer,
-        to.open("wb") as file,
-        Progress(*columns) as bar,
-    ):
-        task = bar.add_task(to.name, total=answer.length)
-        while chunk := answer.read(_CHUNK):
-            digest.update(chunk)
-            file.write(chunk)
-            bar.update(task, advance=len(chunk))
-    return digest.hexdigest()

@@ -12,7 +12,6 @@ import numpy as np
 from fedhet.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from fedhet.data.dataset import Dataset
     from fedhet.data.run_data import RunData
 
 
@@ -60,7 +59,16 @@ def write(data: RunData, pid: int, folder: Path) -> Path:
             f"--client {pid}: the partition has the clients 0 to {len(data.clients) - 1}"
         )
     client = data.clients[pid]
-    arrays = _description(data.dataset)
+    dataset = data.dataset
+    keys = ["classes", "mean", "std"]  # what `dataset=npz` reads
+    if dataset.target == "number":
+        keys = ["mean", "std", "target", "numbers", "target_mean", "target_std"]
+    elif dataset.target != "class":
+        keys.append("target")
+    if dataset.text:
+        keys += ["vocabulary", *([] if dataset.padding is None else ["padding"])]
+        keys += [] if "target" in keys else ["target"]
+    arrays = {key: np.array(getattr(dataset, key)) for key in keys}
     for part in ("train", "val", "test"):
         samples = getattr(client, part)
         if samples is not None:
@@ -73,16 +81,3 @@ def write(data: RunData, pid: int, folder: Path) -> Path:
         np.savez(complete, allow_pickle=False, **arrays)
         complete.replace(path)  # atomic: a reader sees the whole file or none
     return path
-
-
-def _description(dataset: Dataset) -> dict[str, np.ndarray]:
-    """The arrays that describe the samples, as `dataset=npz` reads them."""
-    keys = ["classes", "mean", "std"]
-    if dataset.target == "number":
-        keys = ["mean", "std", "target", "numbers", "target_mean", "target_std"]
-    elif dataset.target != "class":
-        keys.append("target")
-    if dataset.text:
-        keys += ["vocabulary", *([] if dataset.padding is None else ["padding"])]
-        keys += [] if "target" in keys else ["target"]
-    return {key: np.array(getattr(dataset, key)) for key in keys}

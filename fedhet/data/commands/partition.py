@@ -17,12 +17,12 @@ def main(args: argparse.Namespace) -> int:
     """Save the partition of the overrides as `--name`."""
     from fedhet import config
     from fedhet.core.check import counted
-    from fedhet.data import saved
+    from fedhet.data.partition import save, saved_path
     from fedhet.data.run_data import RunData
 
-    saved.path_of(args.name)  # a name that is not allowed is reported before any data are read
+    saved_path(args.name)  # a name that is not allowed is reported before any data are read
     record = RunData.of(config.compose(args.overrides).cfg).partition_record()
-    path = saved.save(args.name, record)
+    path = save(args.name, record)
     clients = counted(record["clients"], "client")
     print(
         f"partition {record['name']} {record['hash']}, {clients}: {path}\n"

@@ -5,7 +5,6 @@ conf/partition/sites.yaml. Nothing here reads a site's file anywhere but at that
 simulation, on the machine that simulates it.
 """
 
-from fedhet.data.local.declaration import Declaration
-from fedhet.data.local.scheme import Sites
+from fedhet.data.local.declaration import Declaration, Sites
 
 __all__ = ["Declaration", "Sites"]

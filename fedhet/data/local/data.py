@@ -24,11 +24,9 @@ from fedhet.core.merging import Mean
 from fedhet.core.task import ClientData, Samples
 from fedhet.data.dataset import Dataset
 from fedhet.data.files import SITE_HINT, find_path
-from fedhet.data.local.declaration import Declaration
-from fedhet.data.local.reading import PARTS, SiteFiles, as_client, client_data, read
+from fedhet.data.local.declaration import Declaration, Sites
+from fedhet.data.local.reading import PARTS, SiteFiles, client_data, located, read
 from fedhet.data.local.report import Agreement, Report, check_sizes
-from fedhet.data.local.scheme import Sites
-from fedhet.data.local.untold import located
 from fedhet.data.run_data import described
 
 log = logging.getLogger("fedhet.data")
@@ -96,7 +94,9 @@ class SiteClients(Sequence[ClientData]):
         pid = range(len(self))[operator.index(pid)]
         if pid not in self._parts:
             raise DataError(f"the data of client {pid} are at its site, not on this machine")
-        return as_client(self._parts[pid])
+        parts = self._parts[pid]
+        # an empty part is None
+        return ClientData(parts["train"], parts.get("val") or None, parts.get("test") or None)
 
 
 @dataclass(frozen=True)
@@ -213,7 +213,8 @@ class LocalData:
             record["reported_counts"] = dict(zip(sites, counts, strict=True))
             if all(one is not None and None not in one for one in counts):
                 record["counts"] = counts
-        return record | {"hash": _digest([self.declared.digest, sites, record.get("sizes")])}
+        identity = json.dumps([self.declared.digest, sites, record.get("sizes")])
+        return record | {"hash": hashlib.sha256(identity.encode()).hexdigest()[:16]}
 
 
 def test_set(declared: Declaration) -> Samples | None:
@@ -242,7 +243,3 @@ def own_parts(
     parts = client_data(found, scheme.split, seed, declared.number_of(site))
     check_sizes(declared, site, map(len, parts.values()))
     return parts
-
-
-def _digest(content: Any) -> str:
-    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]

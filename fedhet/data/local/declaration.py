@@ -17,11 +17,12 @@ from fedhet.core import check
 from fedhet.core.errors import ConfigError
 from fedhet.core.targets import WITH_CLASSES
 from fedhet.core.task import Samples
-from fedhet.data.dataset import AUTO, Dataset, Statistic
-from fedhet.data.target import CHOICES, Classes, class_names
+from fedhet.data.arrays import Classes, class_names
+from fedhet.data.dataset import AUTO, CHOICES, Dataset, Statistic
+from fedhet.data.images import COLOURS
+from fedhet.data.scheme import Partition, Scheme
 
 DTYPES = {"uint8": torch.uint8, "float32": torch.float32, "int64": torch.int64}
-COLOURS = {"any": None, "grey": "L", "rgb": "RGB"}  # PIL's modes
 STATISTICS = ("mean", "std", "target_mean", "target_std")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _NAME = re.compile(r"[\w.-]{1,100}")
@@ -206,7 +207,10 @@ class Declaration:
             "features": None if self.features is None else list(self.features),
             "vocabulary": self.vocabulary,
             "padding": self.padding,
-            "normalisation": {key: _plain(getattr(self, key)) for key in self.normalised},
+            "normalisation": {
+                key: value if isinstance(value, str) else [float(number) for number in value]
+                for key, value in ((key, getattr(self, key)) for key in self.normalised)
+            },
         }
 
     @property
@@ -287,5 +291,35 @@ class Declaration:
         return np.bincount(y, minlength=len(self.outputs)).tolist()
 
 
-def _plain(value: Statistic) -> str | list[float]:
-    return value if isinstance(value, str) else [float(number) for number in value]
+@dataclass(frozen=True, kw_only=True)
+class Sites(Scheme):
+    """Each site is a client.
+
+    Args:
+        clients: None, or the number of declared sites.
+    """
+
+    noise: float = 0.0
+    clients: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check.optional(check.integer, "partition.clients", self.clients, low=1)
+
+    def check_clients(self, sites: Sequence[str]) -> None:
+        """Refuse another number of clients than that of the sites.
+
+        Raises:
+            ConfigError: with both numbers.
+        """
+        if self.clients not in (None, len(sites)):
+            raise ConfigError(
+                f"partition.clients={self.clients}: dataset.sites declares {len(sites)}, and each"
+                " is a client; leave partition.clients out"
+            )
+
+    def drawn(self, labels: np.ndarray, seed: int) -> Partition:
+        """Refuse, as there is nothing to share out; a run with dataset=local does not ask."""
+        raise ConfigError(
+            "partition=sites: each site is a client with its own data, which needs dataset=local"
+        )

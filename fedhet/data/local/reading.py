@@ -1,8 +1,15 @@
-"""What a site has, read as the run declares it."""
+"""What a site has, read as the run declares it, and by the readers of all other data.
+
+Nothing is copied to disk. The tokenizer of a column of texts is no secret, but it decides what the
+numbers mean. So the run declares the SHA-256 of its file, and each site has the file, beside its
+data or where its operator says.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,23 +17,47 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedhet.core.errors import DataError
-from fedhet.core.task import ClientData, Samples
-from fedhet.data.array_cache import Arrays, cached_arrays, signature
+from fedhet.core.errors import ConfigError, DataError
+from fedhet.core.task import Samples
+from fedhet.data.arrays import encoded
 from fedhet.data.federation import split
-from fedhet.data.images.image_files import decoder, list_images, read_images
-from fedhet.data.local.declaration import COLOURS, DTYPES, Declaration
-from fedhet.data.local.texts import texts_at, tokens_of
-from fedhet.data.local.untold import located, untold
-from fedhet.data.raw_samples import RawSamples
+from fedhet.data.images import COLOURS, list_images, read_images
+from fedhet.data.local.declaration import DTYPES, Declaration
 from fedhet.data.scheme import check_split
-from fedhet.data.tables import data_frames, npz_file
-from fedhet.data.target import encoded
+from fedhet.data.tables import (
+    SUFFIXES,
+    Columns,
+    array_samples,
+    described,
+    load_arrays,
+    read_frame,
+)
+from fedhet.data.tokens import Texts, find_tokenizer
 
 PARTS = ("train", "val", "test")
-# The arrays of an npz file that the run declares; others of those that describe it are the run's
-# business (mean and std), or the site's own.
-_DECLARED = ("target", "classes", "numbers", "vocabulary", "padding")
+
+
+class PrivateDataError(DataError):
+    """An error whose message may have values of samples or names of files, which stay here."""
+
+
+@contextmanager
+def located(where: str) -> Iterator[None]:
+    """Let errors begin with the place; a setting that data contradict is an error of the data."""
+    try:
+        yield
+    except (ConfigError, DataError) as error:
+        kind = PrivateDataError if isinstance(error, PrivateDataError) else DataError
+        raise kind(f"{where}: {error}") from error
+
+
+@contextmanager
+def private() -> Iterator[None]:
+    """Let no other machine learn the messages of errors about data."""
+    try:
+        yield
+    except (DataError, OSError) as error:
+        raise PrivateDataError(str(error)) from error
 
 
 @dataclass(frozen=True)
@@ -92,12 +123,6 @@ def client_data(
     }
 
 
-def as_client(parts: Mapping[str, Samples]) -> ClientData:
-    """The parts as a client has them; an empty one is None."""
-    val, test = (parts.get(part) for part in PARTS[1:])
-    return ClientData(parts["train"], val or None, test or None)
-
-
 def read(
     path: Path, declared: Declaration, parts: tuple[str, ...], tokenizer: Path | None = None
 ) -> dict[str, Samples]:
@@ -114,173 +139,158 @@ def read(
         found = _folder(path, declared, parts)
     elif path.suffix == ".npz":
         found = _npz(path, declared, parts)
-    elif path.suffix in data_frames.SUFFIXES:
+    elif path.suffix in SUFFIXES:
         found = {parts[0]: _table(path, declared, tokenizer)}
     else:
         raise DataError(
             f"{path}: a site's data are a folder of images, or a file that ends in .npz,"
-            f" {' or '.join(data_frames.SUFFIXES)}"
+            f" {' or '.join(SUFFIXES)}"
         )
-    samples = {}
-    for part, arrays in found.items():
-        samples[part] = Samples(torch.from_numpy(arrays["x"]), torch.from_numpy(arrays["y"]))
-        _check(f"{path}, {part}", samples[part], declared)
-    if len(parts) == 1 and not samples:
+    for part, samples in found.items():
+        where = f"{path}, {part}"
+        shape, dtype = tuple(samples.x.shape[1:]), samples.x.dtype
+        expected = declared.shape_of_sample
+        if shape != expected:
+            raise DataError(f"{where}: a sample has shape {shape}; the run declares {expected}")
+        if dtype != DTYPES[declared.dtype]:
+            kind = str(dtype).removeprefix("torch.")
+            raise DataError(f"{where}: the samples are {kind}; the run declares {declared.dtype}")
+        with located(where), private():
+            declared.dataset(samples)
+    if len(parts) == 1 and not found:
         raise DataError(f"{path} has no samples for {parts[0]}")
-    return samples
+    return found
 
 
-def _check(where: str, samples: Samples, declared: Declaration) -> None:
-    shape, dtype = tuple(samples.x.shape[1:]), samples.x.dtype
-    expected = declared.shape_of_sample
-    if shape != expected:
-        raise DataError(f"{where}: a sample has shape {shape}; the run declares {expected}")
-    if dtype != DTYPES[declared.dtype]:
-        kind = str(dtype).removeprefix("torch.")
-        raise DataError(f"{where}: the samples are {kind}; the run declares {declared.dtype}")
-    with located(where), untold():
-        declared.dataset(samples)
+def _samples(x: np.ndarray, y: np.ndarray) -> Samples:
+    return Samples(torch.from_numpy(np.ascontiguousarray(x)), torch.from_numpy(y))
 
 
-def _encoded(raw: RawSamples, declared: Declaration, *, numbered: bool = False) -> Arrays:
-    """x and y; `numbered` says that the labels are positions in the declared classes."""
-    names: list[Any] | None = None if declared.target == "number" else list(declared.outputs)
-    if names and numbered and declared.target != "labels":
-        names = [str(number) for number in range(len(names))]
-    with untold():
-        (y,), described = encoded(raw, None, declared.target, names)
-    if declared.target == "number":
-        found = tuple(described["numbers"].tolist())
-        if len(found) != len(declared.outputs):
-            raise DataError(
-                f"{raw.y_source}: {len(found)} numbers per sample; the run declares"
-                f" {list(declared.outputs)}"
-            )
-    return {"x": np.ascontiguousarray(raw.x), "y": y}
+def _check_numbers(source: str, names: np.ndarray | None, declared: Declaration) -> None:
+    if names is not None and len(names) != len(declared.outputs):
+        raise DataError(
+            f"{source}: {len(names)} numbers per sample; the run declares {list(declared.outputs)}"
+        )
 
 
-# ---- the kinds of files
-def _npz(path: Path, declared: Declaration, parts: tuple[str, ...]) -> dict[str, Arrays]:
-    def make() -> Arrays:
-        names = {f"{axis}_{part}": f"{axis}_{part}" for part in parts for axis in "xy"}
-        found = npz_file.load_arrays(path, {}, {**names, "x": "x", "y": "y"})
-        _check_description(path, found, declared)
-        # Without parts, all of the file is the first one.
-        present = {part: (f"x_{part}", f"y_{part}") for part in parts if f"x_{part}" in found}
-        present = present or {parts[0]: ("x", "y")}
-        arrays: Arrays = {}
-        for part, (x, y) in present.items():
-            if missing := [name for name in (x, y) if name not in found]:
-                raise DataError(
-                    f"{path} has no array {missing[0]!r}; expected"
-                    f" {', '.join(f'x_{p}, y_{p}' for p in parts)}, or x, y"
-                )
-            if not len(found[x]) and part != "train":
-                continue
-            source = f"{path}, array {x!r}"
-            inputs = npz_file.token_numbers if declared.tokens else npz_file.numeric_inputs
-            with untold():
-                values = inputs(found[x], source)
-            raw = RawSamples(values, found[y], None, source, f"{path}, array {y!r}")
-            read_ = _encoded(raw, declared, numbered="classes" in found)
-            arrays |= {f"{axis}_{part}": values for axis, values in read_.items()}
-        return arrays
-
-    arrays = cached_arrays(declared.name, _key(declared, "npz", [path], parts), make, private=True)
-    return _by_part(arrays)
-
-
-def _check_description(path: Path, found: Arrays, declared: Declaration) -> None:
-    """Refuse an npz file that describes its arrays otherwise than the run does."""
+def _npz(path: Path, declared: Declaration, parts: tuple[str, ...]) -> dict[str, Samples]:
+    names = [f"{axis}_{part}" for part in parts for axis in "xy"]
+    found = load_arrays(path, {}, [*names, "x", "y"])
+    outputs = list(declared.outputs)
+    number = declared.target == "number"
+    # Others of the arrays that describe a file are the run's business (mean, std), or its own.
     stated: dict[str, Any] = {
         "target": declared.target,
-        "classes": None if declared.target == "number" else list(declared.outputs),
-        "numbers": list(declared.outputs),
+        "classes": None if number else outputs,
+        "numbers": outputs,
         "vocabulary": declared.vocabulary,
         "padding": declared.padding,
     }
-    for key in _DECLARED:
-        if key not in found:
-            continue
-        npz_file.check_descriptive(key, found[key], path)
-        own = found[key].tolist()
-        if own != stated[key]:
+    for key, values in described(path, found, stated).items():
+        if (own := values.tolist()) != stated[key]:
             raise DataError(
-                f"{path}: its array {key!r} is {_short(own)}; the run declares"
-                f" {_short(stated[key])}"
+                f"{path}: its array {key!r} is {own!s:.200}; the run declares {stated[key]!s:.200}"
             )
+    classes = None if number else outputs
+    if classes and "classes" in found and declared.target != "labels":  # y are positions in them
+        classes = [str(position) for position in range(len(outputs))]
+    # Without parts, all of the file is the first one.
+    present = {part: (f"x_{part}", f"y_{part}") for part in parts if f"x_{part}" in found}
+    samples = {}
+    for part, (x, y) in (present or {parts[0]: ("x", "y")}).items():
+        if missing := [name for name in (x, y) if name not in found]:
+            raise DataError(
+                f"{path} has no array {missing[0]!r}; expected"
+                f" {', '.join(f'x_{p}, y_{p}' for p in parts)}, or x, y"
+            )
+        if not len(found[x]) and part != "train":
+            continue
+        with private():
+            raw = array_samples(path, found, x, y, text=declared.tokens)
+            (targets,), about = encoded(raw, None, declared.target, classes)
+        _check_numbers(raw.y_source, about.get("numbers"), declared)
+        samples[part] = _samples(raw.x, targets)
+    return samples
 
 
-def _short(value: object) -> str:
-    text = str(value)
-    return text if len(text) <= 200 else f"{text[:200]}..."
-
-
-def _table(path: Path, declared: Declaration, tokenizer: Path | None) -> Arrays:
-    columns = [declared.text] if declared.text else list(declared.features or ())
-    if not columns:
+def _table(path: Path, declared: Declaration, tokenizer: Path | None) -> Samples:
+    if not declared.text and not declared.features:
         raise DataError(
             f"{path} is a table; the run declares no columns (dataset.features, dataset.text) but"
             f" samples of shape {declared.shape_of_sample}"
         )
-    source = str(path)
-    texts = texts_at(declared, tokenizer, path.parent)
+    texts = None
+    if declared.text is not None and declared.tokenizer is not None:
+        (tokens,) = declared.shape_of_sample
+        beside = path.parent
+        texts = declared_texts(declared.text, declared.tokenizer, tokens, tokenizer, beside)
+        for key, own in texts.described().items():
+            if own != getattr(declared, key):
+                raise DataError(
+                    f"{texts.file}: its {key} is {own}; the run declares {getattr(declared, key)}"
+                )
+    classes = None if declared.target == "number" else list(declared.outputs)
+    columns = Columns(declared.label, declared.target, classes, declared.features, texts)
+    with private():
+        # Without a header, the names of the columns are a sample.
+        arrays = columns.arrays([(str(path), read_frame(path))])
+    _check_numbers(str(path), arrays.get("numbers"), declared)
+    return _samples(arrays["x"], arrays["y"])
 
-    def make() -> Arrays:
-        with untold():
-            frame = data_frames.read_frame(path)
-            # Without a header, the names of the columns are a sample.
-            data_frames.check_columns(source, frame.columns, [*columns, *declared.labels])
-            if texts is None:
-                x = data_frames.numeric_columns(frame, columns, source)
-            else:
-                x = tokens_of(texts, frame, source)
-            raw = data_frames.raw_samples(x, frame, source, declared.label, None)
-        return _encoded(raw, declared)
 
-    key = _key(declared, "table", [path], ()) | (texts.key if texts else {})
-    return cached_arrays(declared.name, key, make, private=True)
-
-
-def _folder(path: Path, declared: Declaration, parts: tuple[str, ...]) -> dict[str, Arrays]:
+def _folder(path: Path, declared: Declaration, parts: tuple[str, ...]) -> dict[str, Samples]:
+    if declared.target != "class":
+        raise DataError(
+            f"{path}: a folder of images has classes; the run declares target={declared.target}"
+        )
     names = list(declared.outputs)
     present = {part: path / part for part in parts if (path / part).is_dir() and part not in names}
-    mode = COLOURS[declared.colours]
     found = {}
     for part, folder in (present or {parts[0]: path}).items():
-        with located("the run's classes differ from the site's folders"), untold():
-            listing = list_images(folder, names)
-
-        def make(listing: Any = listing) -> Arrays:
+        with private():
+            with located("the run's classes differ from the site's folders"):
+                listing = list_images(folder, names)
             images = [(str(image), image) for image in listing.paths]
-            with untold():
-                return {"x": read_images(images, declared.size, mode)}
-
-        with untold():
-            key = _key(declared, "images", listing.paths, (part,)) | decoder()
-        labels = np.array(listing.labels)
-        if declared.target != "class":
-            raise DataError(
-                f"{path}: a folder of images has classes; the run declares target={declared.target}"
-            )
-        found[part] = {**cached_arrays(declared.name, key, make, private=True), "y": labels}
+            x = read_images(images, declared.size, COLOURS[declared.colours])
+        found[part] = _samples(x, np.array(listing.labels))
     return found
 
 
-def _key(
-    declared: Declaration, kind: str, paths: list[Path], parts: tuple[str, ...]
-) -> dict[str, Any]:
-    return {
-        "local": kind,
-        "declared": declared.content,
-        "label": declared.labels,
-        "size": declared.size,
-        "colours": declared.colours,
-        "parts": list(parts),
-        "files": signature(paths),
-    }
+# ---- texts
 
 
-def _by_part(arrays: Arrays) -> dict[str, Arrays]:
-    parts = [part for part in PARTS if f"x_{part}" in arrays]
-    return {part: {"x": arrays[f"x_{part}"], "y": arrays[f"y_{part}"]} for part in parts}
+def digest_of(tokenizer: Path) -> str:
+    """The SHA-256 of a tokenizer.json, 64 hexadecimal digits."""
+    return hashlib.sha256(tokenizer.read_bytes()).hexdigest()
+
+
+def declared_texts(
+    column: str,
+    digest: str,
+    tokens: int,
+    named: Path | None,
+    beside: Path,
+    option: str = """--node-config '... tokenizer="/path"'""",
+) -> Texts:
+    """The texts of a column, with the tokenizer that the run declares.
+
+    Args:
+        column: the column.
+        digest: the SHA-256 of the tokenizer.
+        tokens: the number T of tokens of each text, to which shorter ones are filled up.
+        named: the tokenizer.json or its folder; None: beside the data.
+        beside: the folder of the data.
+        option: how `named` is given, for messages.
+
+    Raises:
+        DataError: there is no tokenizer, or it is another one.
+    """
+    folders = [beside, beside / "tokenizer"] if named is None else [named]
+    advice = f"It must be beside the data, in a folder tokenizer there, or be named: {option}"
+    file = find_tokenizer(folders, f"dataset.text={column}", advice)
+    if (own := digest_of(file)) != digest:
+        raise DataError(
+            f"{file} is not the tokenizer of this run: its SHA-256 begins with {own[:16]}, that of"
+            f" dataset.tokenizer with {digest[:16]}"
+        )
+    return Texts(column, file, tokens, filled=True)

@@ -141,8 +141,11 @@ def _check_counts(declared: Declaration, site: str, sizes: list[int], counts: An
         return
     total = sum(sizes)
     good = isinstance(counts, list) and len(counts) == len(declared.outputs)
-    good = good and declared.target != "number"
-    if not good or not all(n is None or (_whole(n) and n <= total) for n in counts):
+    if (
+        not good
+        or declared.target == "number"
+        or not all(n is None or (_whole(n) and n <= total) for n in counts)
+    ):
         raise Rejected("wrong content", f"site {site!r}: its label counts are none")
 
 
@@ -156,29 +159,31 @@ def _check_moments(declared: Declaration, site: str, train: int, found: Any) -> 
             train * each,
             shape[0] if inputs else len(declared.outputs),
         )
-    good = isinstance(found, dict) and set(found) == set(expected)
-    for name, (count, columns) in expected.items() if good else ():
-        one = found[name]
-        good = good and isinstance(one, dict) and set(one) == {"count", "mean", "squares"}
-        good = good and type(one["count"]) is int and one["count"] == count
-        good = good and all(isinstance(one[key], list) for key in ("mean", "squares"))
-        pairs = list(zip(one["mean"], one["squares"], strict=False)) if good else []
-        good = good and len(one["mean"]) == len(one["squares"]) == columns
-        good = good and all(
-            _number(mean) and _number(squares, count * LARGEST**2) and squares >= 0
-            for mean, squares in pairs
-            if (mean, squares) != (None, None)
+
+    def fits(one: Any, count: int, columns: int) -> bool:
+        if not isinstance(one, dict) or set(one) != {"count", "mean", "squares"}:
+            return False
+        means, squares = one["mean"], one["squares"]
+        lists = isinstance(means, list) and isinstance(squares, list)
+        if not lists or not len(means) == len(squares) == columns:
+            return False
+        return (
+            type(one["count"]) is int
+            and one["count"] == count
+            and all(
+                _number(mean) and _number(square, count * LARGEST**2) and square >= 0
+                for mean, square in zip(means, squares, strict=True)
+                if (mean, square) != (None, None)
+            )
         )
-    if not good:
+
+    good = isinstance(found, dict) and set(found) == set(expected)
+    if not good or not all(fits(found[name], *expected[name]) for name in expected):
         raise Rejected(
             "wrong content",
             f"site {site!r}: the moments of its training samples are not numbers, those of values"
             f" of at most {LARGEST:g}, for each column or channel",
         )
-
-
-def _numbers(values: Any, count: int) -> bool:
-    return isinstance(values, list) and len(values) == count and all(map(_number, values))
 
 
 def _number(value: Any, most: float = LARGEST) -> bool:
@@ -212,11 +217,11 @@ class Agreement:
             parts = [report.moments[name] for report in reports if report is not None]
             size = declared.shape_of_sample[0] if name == "x" else len(declared.outputs)
             columns = [_agreed(parts, column) for column in range(size)]
-            if untold := [column for column, found in enumerate(columns) if found is None]:
+            if hidden := [column for column, found in enumerate(columns) if found is None]:
                 log.warning(
                     "%s: %s are 0 and 1 for the columns or channels %s; no site tells those,"
                     " which would tell how many samples have a rare value (privacy.min_count)",
-                    *(declared.name, " and ".join(wanted), untold),
+                    *(declared.name, " and ".join(wanted), hidden),
                 )
             arrays = {
                 "mean": [0.0 if one is None else float(one["mean"]) for one in columns],
@@ -254,8 +259,9 @@ def read_statistics(declared: Declaration, value: Any) -> dict[str, list[float]]
     good = isinstance(value, dict) and set(value) == set(declared.auto)
     for key in declared.auto if good else ():
         count = declared.shape_of_sample[0] if key in STATISTICS[:2] else len(declared.outputs)
-        good = good and _numbers(value[key], count)
-        good = good and (not key.endswith("std") or min(value[key]) > 0)
+        one = value[key]
+        good = good and isinstance(one, list) and len(one) == count and all(map(_number, one))
+        good = good and (not key.endswith("std") or min(one) > 0)
     if not good:
         raise Rejected("wrong content", f"the agreed normalisation is not one of {declared.auto}")
     return dict(value)

@@ -1,0 +1,534 @@
+"""Image datasets, each with a loader of its name.
+
+A loader is the Hydra target `fedhet.data.images.<name>` (conf/dataset). It imports what it needs
+only when it is called, and downloads nothing. Files are decoded once into arrays, which are then
+mapped (fedhet.data.array_cache). `name` and `data_dir` are the settings; `fields` are `mean`, `std`
+and, where the yaml has it, `augment`, as `fedhet.data.dataset.Dataset` has them.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import version
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedhet.core import check
+from fedhet.core.errors import ConfigError, DataError
+from fedhet.data.array_cache import Arrays, signature
+from fedhet.data.arrays import assemble, labels_from_zero
+from fedhet.data.dataset import Dataset
+from fedhet.data.files import Layout, download_hint, find_folder
+from fedhet.data.tables import check_columns, read_frame
+
+if TYPE_CHECKING:
+    from PIL import Image
+    from torch import Tensor
+
+log = logging.getLogger("fedhet.data")
+
+SUFFIXES = (".png", ".jpg", ".jpeg")
+PATTERNS = " or ".join(f"*{suffix}" for suffix in SUFFIXES)  # for messages
+
+COLOURS = {"any": None, "grey": "L", "rgb": "RGB"}  # `dataset.colours` -> PIL's mode
+# PIL's mode of an image -> the mode that it is read in.
+_MODES = {
+    "L": "L",
+    "1": "L",
+    "LA": "L",
+    "RGB": "RGB",
+    "RGBA": "RGB",
+    "P": "RGB",
+    "CMYK": "RGB",
+}
+_FOLDERS = ("train/", "test/")  # what a folder of training and test images contains
+_PARQUET = ("train*.parquet", "test*.parquet")
+
+
+def digits(*, name: str, data_dir: str = "", **fields: Any) -> Dataset:
+    """scikit-learn's 1,797 digits of 8x8 pixels in 17 grey levels; `data_dir` is not used.
+
+    The global test set is a fixed stratified 20 %, whatever the seed of the run. The arrays are
+    cached although they come with the library: importing scikit-learn takes longer than a short
+    run, and in a deployment each message is handled by a new process.
+    """
+
+    def read() -> Arrays:
+        from sklearn.datasets import load_digits
+        from sklearn.model_selection import train_test_split
+
+        images, labels = load_digits(return_X_y=True)
+        # sixteenths are exact in float32
+        pixels = (images / 16).astype(np.float32).reshape(-1, 1, 8, 8)
+        x, test_x, y, test_y = train_test_split(
+            pixels, labels.astype(np.int64), test_size=0.2, stratify=labels, random_state=0
+        )
+        arrays = {"x": x, "y": y, "test_x": test_x, "test_y": test_y}
+        return {**arrays, "classes": np.array(list("0123456789"))}
+
+    key = {"loader": "digits", "version": version("scikit-learn")}
+    return assemble(name, key, read, **fields)
+
+
+# ---- MNIST and its relatives
+
+
+def mnist(*, name: str, data_dir: str, folder: str, **fields: Any) -> Dataset:
+    """MNIST from `<data_dir>/<folder>/raw`, the unzipped files that torchvision keeps there."""
+    from torchvision.datasets import MNIST
+
+    return _idx(name, data_dir, folder, "mnist", MNIST.classes, **fields)
+
+
+def fashion_mnist(*, name: str, data_dir: str, folder: str, **fields: Any) -> Dataset:
+    """Fashion-MNIST from `<data_dir>/<folder>/raw`, in the same layout as MNIST."""
+    from torchvision.datasets import FashionMNIST
+
+    return _idx(name, data_dir, folder, "fashion_mnist", FashionMNIST.classes, **fields)
+
+
+def emnist(*, name: str, data_dir: str, folder: str, split: str, **fields: Any) -> Dataset:
+    """EMNIST from `<data_dir>/<folder>/raw`, the unzipped files that torchvision keeps there.
+
+    The images are turned upright.
+
+    Args:
+        split: which of the publisher's six: byclass (62 classes), bymerge (47), balanced (47),
+            letters (26), digits or mnist.
+    """
+    from torchvision.datasets import EMNIST
+
+    check.one_of("dataset.split", split, EMNIST.splits)
+    # The labels of "letters" begin at 1; torchvision gives 0 the name "N/A".
+    first = int(split == "letters")
+    classes = EMNIST.classes_split_dict[split][first:]
+    parts = (f"emnist-{split}-train", f"emnist-{split}-test")
+    return _idx(name, data_dir, folder, "emnist", classes, parts, first, transpose=True, **fields)
+
+
+def _idx(
+    name: str,
+    data_dir: str,
+    folder: str,
+    dataset: str,
+    classes: Sequence[str],
+    parts: tuple[str, str] = ("train", "t10k"),
+    first: int = 0,
+    *,
+    transpose: bool = False,
+    **fields: Any,
+) -> Dataset:
+    """The dataset of torchvision's files of images and labels.
+
+    `first` is the lowest label. `transpose` is for files that store each image column by column.
+    """
+    contents = ("images-idx3", "labels-idx1")
+    files = [f"raw/{part}-{content}-ubyte" for part in parts for content in contents]
+    place = find_folder(data_dir, [(folder, files)], download_hint(dataset, data_dir))
+    paths = [place / file for file in files]
+    log.info("%s: the idx files in %s", name, place / "raw")
+
+    def read() -> Arrays:
+        from torchvision.datasets.mnist import read_image_file, read_label_file
+
+        arrays = {"classes": np.array(classes)}
+        for prefix, (images, labels) in {"": paths[:2], "test_": paths[2:]}.items():
+            x = _read_idx(images, read_image_file)[:, None]
+            numbers = _read_idx(labels, read_label_file).numpy()
+            y = labels_from_zero(labels, numbers, len(classes), first)
+            if len(x) != len(y):
+                raise DataError(
+                    f"{images} contains {check.counted(len(x), 'image')}, but the file of their"
+                    f" labels contains {len(y)}; the numbers must be equal"
+                )
+            arrays |= {f"{prefix}x": (x.mT if transpose else x).numpy(), f"{prefix}y": y}
+        return arrays
+
+    key = {"idx": signature(paths), "classes": list(classes), "transpose": transpose}
+    return assemble(name, key, read, **fields)
+
+
+def _read_idx(path: Path, reader: Callable[[str], Tensor]) -> Tensor:
+    try:
+        return reader(str(path))
+    # what torchvision raises for headers and sizes that are none
+    except (OSError, ValueError, TypeError, RuntimeError, KeyError, AssertionError) as error:
+        raise DataError(
+            f"{path} is damaged, truncated, or not an idx file of bytes: {error!r}"
+        ) from error
+
+
+# ---- CIFAR
+
+
+def cifar10(*, name: str, data_dir: str, folder: str | None, **fields: Any) -> Dataset:
+    """CIFAR-10 from torchvision's batches, or else from `{train,test}/<class>/*.png`.
+
+    Args:
+        folder: the folder under `data_dir`, in either layout; None: `cifar-10-batches-py`
+            (batches) or `cifar10` (images).
+    """
+    from torchvision.datasets import CIFAR10
+
+    return _cifar(name, data_dir, folder, "cifar10", CIFAR10, [_FOLDERS], **fields)
+
+
+def cifar100(*, name: str, data_dir: str, folder: str | None, **fields: Any) -> Dataset:
+    """CIFAR-100 with its 100 fine labels.
+
+    It is read from torchvision's batches, or else from Parquet files as on Hugging Face
+    (`train*.parquet` and `test*.parquet` with the columns `img` and `fine_label`), or else from
+    `{train,test}/<class>/*.png`.
+
+    Args:
+        folder: the folder under `data_dir`, in any of these layouts; None: `cifar-100-python`
+            (batches) or `cifar100` (the others).
+    """
+    from torchvision.datasets import CIFAR100
+
+    return _cifar(name, data_dir, folder, "cifar100", CIFAR100, [_PARQUET, _FOLDERS], **fields)
+
+
+def _cifar(
+    name: str,
+    data_dir: str,
+    folder: str | None,
+    dataset: str,
+    kind: Any,
+    others: Sequence[Sequence[str]],
+    **fields: Any,
+) -> Dataset:
+    """The dataset of torchvision's batches, whose class is `kind`, or in the other layouts."""
+    batches = [*kind.train_list, *kind.test_list, (kind.meta["filename"], kind.meta["md5"])]
+    layouts: list[Layout] = [(folder or kind.base_folder, [file for file, _ in batches])]
+    layouts += [(folder or dataset, other) for other in others]
+    place = find_folder(data_dir, layouts, download_hint(dataset, data_dir))
+    if (place / kind.meta["filename"]).exists():
+        log.info("%s: torchvision's batches in %s", name, place)
+        key = {"batches": signature(place / file for file, _ in batches)}
+        return assemble(name, key, partial(_read_batches, place, kind, batches), **fields)
+    if any(place.glob(_PARQUET[0])):
+        log.info("%s: the Parquet files in %s", name, place)
+        train, test = (sorted(place.glob(pattern)) for pattern in _PARQUET)
+        key = {"tables": signature([*train, *test]), **decoder()}
+        return assemble(name, key, partial(_read_cifar100, train, test), **fields)
+    log.info("%s: the image folder %s", name, place)
+    return _train_and_test(name, place, mode="RGB", **fields)
+
+
+def _read_batches(place: Path, kind: Any, batches: Sequence[tuple[str, str]]) -> Arrays:
+    """CIFAR's batches, which are pickles: only files with the published checksums are opened."""
+    from torchvision.datasets.utils import check_integrity
+
+    class Batches(kind):  # type: ignore[misc]
+        base_folder = place.name
+
+    for file, md5 in batches:
+        if not check_integrity(str(place / file), md5):
+            raise DataError(f"{place / file} is damaged: its md5 must be {md5}")
+    train, test = (Batches(place.parent, train=part) for part in (True, False))
+    return {
+        "x": np.ascontiguousarray(train.data.transpose(0, 3, 1, 2)),
+        "y": np.array(train.targets),
+        "test_x": np.ascontiguousarray(test.data.transpose(0, 3, 1, 2)),
+        "test_y": np.array(test.targets),
+        "classes": np.array(train.classes),
+    }
+
+
+def _read_cifar100(train: Sequence[Path], test: Sequence[Path]) -> Arrays:
+    """CIFAR-100's training and test set, each of one table or more, as Hugging Face writes them."""
+    from pyarrow import parquet
+
+    frames = {path: read_frame(path) for path in (*train, *test)}
+    images = []
+    for path, frame in frames.items():
+        check_columns(str(path), frame.columns, ("img", "fine_label"))
+        if frame.empty:
+            raise DataError(f"{path} contains no rows")
+        for row, cell in enumerate(frame["img"]):
+            if not isinstance(cell, dict):
+                raise DataError(f"{path}, row {row}, column 'img': {cell!r:.60}; expected an image")
+            images.append((f"{path}, row {row}", BytesIO(cell.get("bytes") or b"")))
+    x = read_images(images)
+    y = np.concatenate(
+        [
+            labels_from_zero(path, frame["fine_label"].to_numpy(), 100)
+            for path, frame in frames.items()
+        ]
+    )
+    about = json.loads((parquet.read_schema(train[0]).metadata or {}).get(b"huggingface", b"{}"))
+    names = about.get("info", {}).get("features", {}).get("fine_label", {}).get("names")
+    n = sum(len(frames[path]) for path in train)
+    arrays = {"x": x[:n], "y": y[:n], "test_x": x[n:], "test_y": y[n:]}
+    return {**arrays, "classes": np.array(names or [str(c) for c in range(100)])}
+
+
+# ---- folders of images
+
+
+def cinic10(*, name: str, data_dir: str, folder: str, **fields: Any) -> Dataset:
+    """CINIC-10 from `<data_dir>/<folder>/{train,test}/<class>/*.png`.
+
+    Its third part, `valid`, is not used.
+    """
+    place = find_folder(data_dir, [(folder, _FOLDERS)], download_hint("cinic10", data_dir))
+    return _train_and_test(name, place, mode="RGB", **fields)
+
+
+def tiny_imagenet(*, name: str, data_dir: str, folder: str, **fields: Any) -> Dataset:
+    """Tiny ImageNet from `<data_dir>/<folder>`, in its publisher's layout.
+
+    The labels of its test set are not public, so the validation set, `val/images` with
+    `val_annotations.txt`, is the global test set.
+    """
+    contents = ("train/", "val/images/", "val/val_annotations.txt")
+    place = find_folder(data_dir, [(folder, contents)], download_hint("tiny_imagenet", data_dir))
+    train = list_images(place / "train")
+    annotations = place / "val" / "val_annotations.txt"
+    try:
+        lines = annotations.read_text(encoding="utf-8").splitlines()
+    except ValueError as error:
+        raise DataError(f"{annotations} is damaged: {error}") from error
+    if not lines:
+        raise DataError(f"{annotations} is empty; expected a line for each image")
+    test = Listing([], [], train.classes)
+    for row, line in enumerate(lines):
+        file, label, *_ = [*line.split("\t"), ""]
+        if label not in train.classes:
+            raise DataError(
+                f"{annotations}, row {row} is {line!r}; expected a file, a tab, and one of the"
+                f" {len(train.classes)} folders of the training images"
+            )
+        path = place / "val" / "images" / file
+        if not path.is_file():
+            raise DataError(f"{annotations}, row {row} names {path}, which does not exist")
+        test.paths.append(path)
+        test.labels.append(train.classes.index(label))
+    return _of_listings(name, [train], [test], mode="RGB", **fields)
+
+
+def chest_xray(
+    *,
+    name: str,
+    data_dir: str,
+    folder: str,
+    sources: Sequence[str] | None,
+    size: int,
+    **fields: Any,
+) -> Dataset:
+    """Chest X-rays from several sources, converted to grey.
+
+    They are `<data_dir>/<folder>/<source>/{train,test}/<class>/*.png` or `.jpg`. The source is each
+    image's owner. Without source folders, `<data_dir>/<folder>/{train,test}` is the only source.
+
+    Args:
+        sources: the source folders to use, in this order; None: all that contain images.
+        size: every image is resized to (size, size).
+    """
+    check.integer("dataset.size", size, low=1)
+    names = check.optional(partial(check.each, check.text), "dataset.sources", sources)
+    if names is not None and (not names or len(set(names)) < len(names)):
+        raise ConfigError(
+            f"dataset.sources={list(names)}: must be null, or a list of distinct folders"
+        )
+    wanted = [f"{source}/{part}" for source in names or ["*"] for part in _FOLDERS]
+    layouts = [(folder, wanted), *([(folder, list(_FOLDERS))] if names is None else [])]
+    place = find_folder(data_dir, layouts, download_hint("chest_xray", data_dir))
+    if names is not None:
+        places = [place / source for source in names]
+    elif (place / "train").is_dir():
+        places = [place]
+    else:
+        places = sorted(train.parent for train in place.glob("*/train/"))
+    log.info("%s: the image folders %s", name, ", ".join(map(str, places)))
+    classes = list_images(places[0] / "train").classes
+    train, test = ([list_images(p / part, classes) for p in places] for part in ("train", "test"))
+    owners = [place.name for place in places]
+    return _of_listings(name, train, test, size, "L", owners, **fields)
+
+
+def image_folder(
+    *,
+    name: str,
+    data_dir: str,
+    folder: str,
+    size: int | None = None,
+    colours: str = "any",
+    **fields: Any,
+) -> Dataset:
+    """The user's own images, `<data_dir>/<folder>/{train,test}/<class>/*.png` or `.jpg`.
+
+    Classes are in alphabetical order.
+
+    Args:
+        size: resizes each image to (size, size); None: all must have the same size.
+        colours: "grey" or "rgb" converts all images; "any": all must be grey or all in colour.
+    """
+    check.optional(check.integer, "dataset.size", size, low=1)
+    mode = COLOURS[check.one_of("dataset.colours", colours, COLOURS)]
+    hint = (
+        f"Put your images there as {{train,test}}/<class>/{PATTERNS}, name the folder in"
+        " dataset.folder"
+    )
+    place = find_folder(data_dir, [(folder, _FOLDERS)], hint)
+    return _train_and_test(name, place, size, mode, **fields)
+
+
+def _train_and_test(
+    name: str, place: Path, size: int | None = None, mode: str | None = None, **fields: Any
+) -> Dataset:
+    """The dataset of `<place>/{train,test}/<class>/`; see `_of_listings`."""
+    train = list_images(place / "train")
+    test = list_images(place / "test", train.classes)
+    return _of_listings(name, [train], [test], size, mode, **fields)
+
+
+def _of_listings(
+    name: str,
+    train: Sequence[Listing],
+    test: Sequence[Listing],
+    size: int | None = None,
+    mode: str | None = None,
+    owners: Sequence[str] | None = None,
+    **fields: Any,
+) -> Dataset:
+    """The dataset of the listed images.
+
+    `size` and `mode` are those of `read_images`; `owners` are the owner of each of the listings.
+    """
+    paths = [path for listing in (*train, *test) for path in listing.paths]
+
+    def read() -> Arrays:
+        x = read_images([(str(path), path) for path in paths], size, mode)
+        y = np.concatenate([listing.labels for listing in (*train, *test)])
+        n = sum(len(listing.paths) for listing in train)
+        arrays = {"x": x[:n], "y": y[:n], "test_x": x[n:], "test_y": y[n:]}
+        if owners is not None:
+            arrays |= {
+                "owners": np.repeat(np.arange(len(train)), [len(each.paths) for each in train]),
+                "owner_names": np.array(owners),
+                "test_owners": np.repeat(owners, [len(each.paths) for each in test]),
+            }
+        return {**arrays, "classes": np.array(train[0].classes)}
+
+    key = {"images": signature(paths), "size": size, "mode": mode, **decoder()}
+    return assemble(name, key, read, **fields)
+
+
+# ---- image files, and how they become arrays
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Image files and their labels, which are positions in `classes`."""
+
+    paths: list[Path]
+    labels: list[int]
+    classes: tuple[str, ...]
+
+
+def list_images(folder: Path, classes: Sequence[str] | None = None) -> Listing:
+    """The images in `<folder>/<class>` and below; classes and images are in alphabetical order.
+
+    Args:
+        folder: the folder of the class folders.
+        classes: the classes that are allowed; None: those that have a folder.
+
+    Raises:
+        DataError: there are other class folders, or none with images.
+    """
+    from torchvision.datasets.folder import make_dataset
+
+    def visible_image(path: str) -> bool:
+        hidden = any(part.startswith(".") for part in Path(path).relative_to(folder).parts)
+        return path.lower().endswith(SUFFIXES) and not hidden
+
+    present = sorted(e.name for e in folder.iterdir() if e.is_dir() and not e.name.startswith("."))
+    names = tuple(present if classes is None else classes)
+    if unknown := sorted({*present} - {*names}):
+        raise DataError(
+            f"{folder} has the class folders {unknown}, which the training images do not have;"
+            f" their classes are {list(names)}"
+        )
+    numbers = {name: number for number, name in enumerate(names)}
+    found: list[tuple[str, int]] = []
+    if present:
+        found = make_dataset(folder, numbers, is_valid_file=visible_image, allow_empty=True)
+    labels = [label for _, label in found]
+    occurring = {*labels}
+    if classes is None and (empty := [name for name in names if numbers[name] not in occurring]):
+        raise DataError(
+            f"{folder / empty[0]} contains no images; expected {PATTERNS}, because each folder is a"
+            " class"
+        )
+    if not found:
+        raise DataError(f"{folder} contains no images; expected {folder}/<class>/{PATTERNS}")
+    return Listing([Path(path) for path, _ in found], labels, names)
+
+
+def read_images(
+    images: Sequence[tuple[str, Path | BytesIO]], size: int | None = None, mode: str | None = None
+) -> np.ndarray:
+    """Decode images into uint8 (n, C, H, W), where C is 1 for grey images and 3 for colour.
+
+    Args:
+        images: for each image its name in messages, and the file.
+        size: resizes each image to (size, size); None: images keep their size.
+        mode: "L" converts all images to grey, "RGB" to colour; None: images keep theirs.
+
+    Raises:
+        DataError: a file is damaged, of an unknown kind, or of another shape than the first; the
+            message names the file.
+    """
+    from PIL import Image
+
+    array = np.empty(0, np.uint8)
+    for i, (name, file) in enumerate(images):
+        image = _open(name, file, mode)
+        if size is not None and image.size != (size, size):
+            image = image.resize((size, size), Image.Resampling.BILINEAR)
+        pixels = np.atleast_3d(np.asarray(image)).transpose(2, 0, 1)
+        if i == 0:
+            array = np.empty((len(images), *pixels.shape), np.uint8)
+        if pixels.shape != array.shape[1:]:
+            raise DataError(
+                f"{name} has (C, H, W) = {pixels.shape}, but {images[0][0]} has"
+                f" {array.shape[1:]}; all images must have the same shape (for"
+                " dataset=image_folder, dataset.size and dataset.colours convert them)"
+            )
+        array[i] = pixels
+    return array
+
+
+def _open(name: str, file: Path | BytesIO, mode: str | None) -> Image.Image:
+    """The image in PIL's `mode`; None: in 8-bit grey or colour, whichever it is."""
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(file) as image:
+            if image.mode not in _MODES:
+                raise DataError(
+                    f"{name} is of PIL's mode {image.mode!r}; allowed are 8-bit grey and colour:"
+                    f" {', '.join(_MODES)}"
+                )
+            return image.convert(mode or _MODES[image.mode])
+    except UnidentifiedImageError as error:
+        raise DataError(
+            f"{name} is not a readable image: it is damaged or of an unknown format"
+        ) from error
+    # PIL raises SyntaxError for a broken PNG chunk
+    except (OSError, SyntaxError, Image.DecompressionBombError) as error:
+        raise DataError(f"{name} is not a readable image: {error}") from error
+
+
+def decoder() -> dict[str, str]:
+    """The decoder's part of the cache keys: another version may decode a JPEG differently."""
+    return {"pillow": version("pillow")}

@@ -1,0 +1,541 @@
+"""The user's own data: arrays in an npz file, or tables in csv or Parquet files.
+
+The loaders `fedhet.data.tables.npz` and `fedhet.data.tables.table` are Hydra targets
+(conf/dataset). Sites read their own files by the same functions. Messages count rows from 0,
+without the header.
+"""
+
+from __future__ import annotations
+
+import warnings
+import zipfile
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import psutil
+
+from fedhet.core import check
+from fedhet.core.errors import ConfigError, DataError
+from fedhet.data.array_cache import Arrays, signature
+from fedhet.data.arrays import Classes, RawSamples, assemble, dataset_arrays, place
+from fedhet.data.dataset import CHOICES, Dataset
+from fedhet.data.files import find_file
+from fedhet.data.tokens import Texts
+
+if TYPE_CHECKING:
+    import pandas
+
+SUFFIXES = (".csv", ".parquet")
+# The arrays of an npz file that describe its others, as `python -m fedhet.data export` writes them.
+_TOKENS = ("vocabulary", "padding")
+DESCRIPTIVE = ("target", "classes", "numbers", "mean", "std", "target_mean", "target_std", *_TOKENS)
+_BUT_CLASSES = tuple(key for key in DESCRIPTIVE if key != "classes")
+# What np.load raises for a damaged file, or for one that contains objects.
+DAMAGE = (
+    OSError,
+    ValueError,
+    EOFError,
+    MemoryError,
+    TypeError,
+    RuntimeError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
+
+
+# ---- tables
+
+
+def table(
+    *,
+    name: str,
+    data_dir: str,
+    train: str,
+    test: str | None,
+    test_fraction: float,
+    features: Sequence[str] | None,
+    text: str | None,
+    tokenizer: str | None,
+    max_length: int,
+    label: str | Sequence[str],
+    target: str | None,
+    owner: str | None,
+    classes: Classes,
+    **statistics: Any,
+) -> Dataset:
+    """The dataset of csv files (with a header) or Parquet files.
+
+    Args:
+        train, test: the files' paths, absolute or under `data_dir`. Without `test`, the global test
+            set is `test_fraction` of the rows of `train`, the same rows whatever the seed.
+        text, tokenizer, max_length: a column of texts in place of the features; see
+            `fedhet.data.tokens.Texts`.
+        test_fraction, features, label, target, owner, classes: see `Columns`.
+        statistics: mean, std, target_mean, target_std, see `fedhet.data.dataset.Dataset`.
+
+    Raises:
+        DataError: a file is damaged, lacks a column, or has a cell that is missing or not a finite
+            number; the message names the file, the row and the column.
+    """
+    check.number("dataset.test_fraction", test_fraction, open_low=0, open_high=1)
+    paths = [find_file(data_dir, "train", train)]
+    if test is not None:
+        paths.append(find_file(data_dir, "test", test))
+    texts = Texts.of(text, tokenizer, max_length, data_dir, paths[0].parent)
+    columns = Columns(label, target, classes, features, texts, owner, test_fraction)
+
+    def read() -> Arrays:
+        return columns.arrays([(str(path), read_frame(path)) for path in paths])
+
+    key = {"loader": "table", **columns.key, "files": signature(paths)}
+    return assemble(name, key, read, **statistics)
+
+
+@dataclass(frozen=True)
+class Columns:
+    """What the columns of a table are.
+
+    Args:
+        label: the column of what is learned, or several columns of numbers, or of zeros and ones.
+        target: see `fedhet.data.arrays.encoded`.
+        classes: see `fedhet.data.arrays.dataset_arrays`.
+        features: the columns (F,) that the model sees, all of numbers; None: all but `label` and
+            `owner`. A single column is one of images, which only `dataset=hf` has.
+        texts: a column of texts in place of the features.
+        owner: the column of natural owners; None: there are no owners.
+        test_fraction: the fraction of the rows that is held out where there is no test table.
+
+    Raises:
+        ConfigError: `features` and `texts` are both given.
+    """
+
+    label: str | Sequence[str]
+    target: str | None
+    classes: Classes
+    features: str | Sequence[str] | None = None
+    texts: Texts | None = None
+    owner: str | None = None
+    test_fraction: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.texts is not None and self.features is not None:
+            raise ConfigError(
+                f"dataset.text={self.texts.column} with dataset.features={self.features}: the"
+                " inputs are either a text or columns of numbers"
+            )
+
+    @property
+    def labels(self) -> list[str]:
+        """The columns of what is learned."""
+        return [self.label] if isinstance(self.label, str) else list(self.label)
+
+    @property
+    def key(self) -> dict[str, Any]:
+        """What determines the arrays of a table, for the cache."""
+        return {**vars(self), "texts": self.texts and self.texts.key}
+
+    def arrays(self, frames: Sequence[tuple[str, pandas.DataFrame]]) -> Arrays:
+        """The dataset's arrays of a table, or of two.
+
+        Args:
+            frames: pairs (source for messages, data frame): the training data and, optionally, the
+                test data.
+        """
+        (_, frame), *tests = frames
+        others = [*self.labels, *([] if self.owner is None else [self.owner])]
+        if isinstance(self.features, str):
+            raise ConfigError(
+                f"dataset.features={self.features}: must be null, or a list of columns:"
+                f" [{self.features}]"
+            )
+        used = [column for column in frame.columns if column not in others]
+        if self.texts is not None:
+            used = [self.texts.column]
+        elif self.features is not None:
+            used = list(self.features)
+        if not used or set(used) & set(others):
+            raise ConfigError(
+                f"dataset.features={used}: must name at least one column, and none of"
+                f" {', '.join(others)}, the label and the owner"
+            )
+        owners = [self.owner, *(known_owner(test, self.owner) for _, test in tests)]
+        for (source, frame), own in zip(frames, owners, strict=True):
+            check_columns(source, frame.columns, [*used, *self.labels, *([own] if own else [])])
+        described: Arrays = {"columns": np.array(used)}
+        if self.texts is None:
+            xs = [numeric_columns(frame, used, source) for source, frame in frames]
+        else:
+            words = {source: text_values(frame, used[0], source) for source, frame in frames}
+            xs, tokens = self.texts.encoded(words)
+            described |= tokens
+        parts = zip(xs, frames, owners, strict=True)
+        raw = [self.samples(x, frame, source, own) for x, (source, frame), own in parts]
+        return self.encoded(raw) | described
+
+    def samples(
+        self, x: np.ndarray, frame: pandas.DataFrame, source: str, owner: str | None
+    ) -> RawSamples:
+        """The samples with these inputs, and the labels and owners of a data frame."""
+        columns = self.labels
+        y = column_values(frame, columns[0], source, lists=True)
+        named = f"{source}, column {columns[0]!r}"
+        if not isinstance(self.label, str):
+            y = np.stack([column_values(frame, column, source) for column in columns], axis=1)
+            named = f"{source}, columns {columns}"
+        owners = None if owner is None else column_values(frame, owner, source)
+        return RawSamples(x, y, owners, source, named, tuple(columns))
+
+    def encoded(self, raw: Sequence[RawSamples]) -> Arrays:
+        """The dataset's arrays of training samples and, optionally, test samples."""
+        test = raw[1] if len(raw) > 1 else None
+        return dataset_arrays(raw[0], test, self.classes, self.test_fraction, self.target)
+
+
+def read_frame(path: Path) -> pandas.DataFrame:
+    if path.suffix not in SUFFIXES:
+        raise ConfigError(f"{path}: a table must be a file that ends in {' or '.join(SUFFIXES)}")
+    import pandas
+
+    try:
+        if path.suffix == ".parquet":
+            from pyarrow.parquet import read_metadata
+
+            about = read_metadata(path)  # runs of equal values take no room in the file
+            check_memory(4 * about.num_rows * about.num_columns)  # as float32
+            return pandas.read_parquet(path)
+        return _read_csv(path)
+    # KeyError and TypeError come from damaged metadata
+    except (OSError, ValueError, KeyError, TypeError, pandas.errors.ParserWarning) as error:
+        raise DataError(
+            f"{path} is damaged, or not a {path.suffix[1:]} file with a header:"
+            f" {str(error).strip()}"
+        ) from error
+
+
+def _read_csv(path: Path) -> pandas.DataFrame:
+    import pandas
+
+    with warnings.catch_warnings():
+        # pandas only warns about rows with more fields than the header
+        warnings.simplefilter("error", pandas.errors.ParserWarning)
+        header = pandas.read_csv(path, header=None, nrows=1, dtype=str, index_col=False).iloc[0]
+        # pandas would rename the second column to "<name>.1": the label would become a feature
+        other = next((mark for mark in ";\t|" if len(header) == 1 and mark in str(header[0])), None)
+        if other:
+            raise ValueError(f"its columns are separated by {other!r}; commas are expected")
+        if header.duplicated().any():
+            column = header[header.duplicated()].iloc[0]
+            raise ValueError(f"it names the column {column!r} twice")
+        # low_memory=False: a column has one type, whatever its chunks look like
+        return pandas.read_csv(path, low_memory=False, index_col=False)
+
+
+def check_columns(source: str, present: Iterable[str], required: Iterable[str]) -> None:
+    """Check that a table has these columns.
+
+    Raises:
+        DataError: one is missing.
+    """
+    names = [str(column) for column in present]
+    for column in required:
+        if column not in names:
+            raise DataError(f"{source} has no column {column!r}; it has {', '.join(names)}")
+
+
+def numeric_columns(frame: pandas.DataFrame, columns: Sequence[str], source: str) -> np.ndarray:
+    """(n, F) float32."""
+    from pandas import to_numeric
+
+    x = np.empty((len(frame), len(columns)), np.float32)
+    for j, column in enumerate(columns):
+        try:
+            numbers = to_numeric(frame[column], errors="coerce")
+            numbers = numbers.to_numpy(np.float64, na_value=np.nan)
+        except TypeError as error:  # the cells are lists, for example
+            raise DataError(f"{source}, column {column!r}: expected numbers ({error})") from error
+        with np.errstate(over="ignore"):  # too large a number becomes inf, which is reported below
+            x[:, j] = numbers
+        finite = np.isfinite(x[:, j])
+        if not finite.all():
+            row = int(finite.argmin())
+            (value,) = frame[column].iloc[[row]].tolist()
+            where = f"{place(source, row)}, column {column!r}"
+            if frame[column].isna().iloc[row]:
+                raise DataError(
+                    f"{where}: the cell is empty, or says that its value is missing; fill it in,"
+                    " or leave the row or the column out"
+                )
+            raise DataError(
+                f"{where}: {repr(value)[:60]}; expected finite"
+                " numbers; dataset.features chooses the columns, dataset.text one of texts"
+                " (--features and --text of `data declare`)"
+            )
+    return x
+
+
+def known_owner(frame: pandas.DataFrame, owner: str | None) -> str | None:
+    """The column `owner` of a test set, which need not have it; None where a cell is missing."""
+    return owner if owner in frame.columns and not frame[owner].isna().any() else None
+
+
+def column_values(
+    frame: pandas.DataFrame, column: str, source: str, *, lists: bool = False
+) -> np.ndarray:
+    """The values (n,) of a column of labels or owners, in numpy's type.
+
+    Args:
+        frame: the table.
+        column: the column.
+        source: where the table comes from, for messages.
+        lists: whether all values may be lists; the array then holds objects.
+
+    Raises:
+        DataError: a value is missing, or is a list.
+    """
+    missing = frame[column].isna().to_numpy()
+    if missing.any():
+        raise DataError(
+            f"{place(source, int(missing.argmax()))}, column {column!r}: the cell is empty;"
+            " expected a value"
+        )
+    values = frame[column].to_numpy()
+    if values.dtype == object:
+        are_lists = [isinstance(value, list | np.ndarray) for value in values]
+        for row, value in enumerate(values):
+            if isinstance(value, dict) or (are_lists[row] and not (lists and all(are_lists))):
+                raise DataError(
+                    f"{place(source, row)}, column {column!r}: {value}; expected a number or text"
+                )
+    return values
+
+
+def text_values(frame: pandas.DataFrame, column: str, source: str) -> list[str]:
+    """The values of a column of texts.
+
+    Raises:
+        DataError: a value is missing, or is not a text.
+    """
+    values = column_values(frame, column, source).tolist()
+    for row, value in enumerate(values):
+        if not isinstance(value, str):
+            raise DataError(f"{place(source, row)}, column {column!r}: {value!r}; expected a text")
+    return values
+
+
+# ---- npz files
+
+
+def npz(
+    *,
+    name: str,
+    data_dir: str,
+    file: str,
+    x_train: str,
+    y_train: str,
+    x_test: str,
+    y_test: str,
+    owner: str | None,
+    owner_test: str | None,
+    target: str | None,
+    classes: Classes,
+    text: bool,
+    vocabulary: int | None,
+    padding: int | None,
+    **statistics: Any,
+) -> Dataset:
+    """The dataset of an npz file.
+
+    Args:
+        file: its path, absolute or under `data_dir`.
+        x_train, x_test: the names of arrays: a table (n, F); images (n, H, W) or (n, C, H, W) as
+            uint8 or floats in [0, 1]; or, with `text`, token numbers (n, T).
+        y_train, y_test: the names of arrays: classes (n,), whole numbers or text; numbers (n,) or
+            (n, K); or labels (n, L) of zeros and ones.
+        owner: the name of an array (n,), the natural owner of each training sample; None: there
+            are no owners.
+        owner_test: the same of the test samples, which `partition.pool_test=true` uses.
+        target: see `fedhet.data.arrays.encoded`; None also stands for an array `target` in the
+            file, and for the next token of a text.
+        classes: see `fedhet.data.arrays.dataset_arrays`; None also stands for an array `classes` in
+            the file, the names of 0 .. C-1.
+        text: whether the inputs are token numbers.
+        vocabulary, padding: of a text, see `fedhet.data.dataset.Dataset`; None also stands for
+            arrays of these names in the file. Without either, a text has the tokens that occur, or
+            those that may be the next one, and no padding.
+        statistics: mean, std, target_mean, target_std, see `fedhet.data.dataset.Dataset`; "auto"
+            also stands for arrays of these names in the file.
+
+    Raises:
+        DataError: the file is damaged, lacks an array, or an array contains no such data; the
+            message names the array and the row.
+    """
+    check.boolean("dataset.text", text)
+    check.optional(check.integer, "dataset.vocabulary", vocabulary, low=1)
+    check.optional(check.integer, "dataset.padding", padding, low=0)
+    if owner_test is not None and owner is None:
+        raise ConfigError(
+            f"dataset.owner_test={owner_test}: dataset.owner must name the array of the training"
+            " samples' owners"
+        )
+    names = {"x_train": x_train, "y_train": y_train, "x_test": x_test, "y_test": y_test}
+    owners = {"owner": owner, "owner_test": owner_test}
+    names |= {key: array for key, array in owners.items() if array is not None}
+    given = {"vocabulary": vocabulary, "padding": padding}
+    path = find_file(data_dir, "file", file)
+
+    def read() -> Arrays:
+        found = load_arrays(path, names)
+        train = array_samples(path, found, x_train, y_train, text=text, owner=owner)
+        test = array_samples(path, found, x_test, y_test, text=text, owner=owner_test)
+        stated = described(path, found, DESCRIPTIVE if classes is None else _BUT_CLASSES)
+        kind = str(stated.pop("target", "next_char" if text else "")) or None
+        if target == "number":
+            stated.pop("classes", None)
+        known = len(stated["classes"]) if "classes" in stated else classes
+        arrays = dataset_arrays(train, test, known, target=target or kind) | stated
+        if not text:
+            return arrays
+        arrays |= {key: np.array(value) for key, value in given.items() if value is not None}
+        if "vocabulary" not in arrays and arrays["target"][0] != "next_char":
+            largest = max(int(arrays[part].max()) for part in ("x", "test_x"))
+            arrays["vocabulary"] = np.array(max(largest, int(arrays.get("padding", 0))) + 1)
+        return arrays
+
+    settings = {"names": names, "target": target, "classes": classes, "text": text, **given}
+    key = {"loader": "npz", **settings, "files": signature([path])}
+    return assemble(name, key, read, **statistics)
+
+
+def array_samples(
+    path: Path, arrays: Arrays, x: str, y: str, *, text: bool, owner: str | None = None
+) -> RawSamples:
+    """The samples of the arrays with these names in an npz file; `text`: x are token numbers."""
+    source = f"{path}, array {x!r}"
+    inputs = (token_numbers if text else numeric_inputs)(arrays[x], source)
+    owners = None if owner is None else arrays[owner]
+    return RawSamples(inputs, arrays[y], owners, source, f"{path}, array {y!r}")
+
+
+def load_arrays(path: Path, names: Mapping[str, str], optional: Iterable[str] = ()) -> Arrays:
+    """Arrays of an npz file, and those that describe them.
+
+    Args:
+        path: the file.
+        names: setting -> the name of an array that the file must have.
+        optional: the names of arrays that it may have.
+    """
+    try:
+        with np.load(path) as file:
+            for key, array in names.items():
+                if array not in file.files:
+                    raise DataError(
+                        f"{path} has no array {array!r} (dataset.{key}); it has"
+                        f" {', '.join(file.files)}"
+                    )
+            wanted = {*names.values(), *optional, *DESCRIPTIVE} & {*file.files}
+            check_arrays(file, wanted)
+            return {name: file[name] for name in file.files if name in wanted}
+    except DataError:
+        raise
+    except DAMAGE as error:
+        raise DataError(
+            f"{path} is damaged, or not an npz file of numbers and text: {error}"
+        ) from error
+
+
+def check_arrays(file: np.lib.npyio.NpzFile, names: Iterable[str]) -> None:
+    """Refuse arrays that take more memory than there is: a small file can stand for any size.
+
+    numpy itself refuses a header that claims more than its array has.
+
+    Raises:
+        ValueError: it says how much they take.
+    """
+    members = file.zip.infolist() if file.zip else []
+    sizes = {member.filename.removesuffix(".npy"): member.file_size for member in members}
+    check_memory(sum(sizes[name.removesuffix(".npy")] for name in names))
+
+
+def check_memory(claimed: int) -> None:
+    """Refuse data that need more bytes than this machine has memory.
+
+    Raises:
+        ValueError: it says how many.
+    """
+    if claimed > (most := psutil.virtual_memory().total):
+        raise ValueError(f"its content takes {claimed} bytes; this machine has {most} of memory")
+
+
+def described(path: Path, arrays: Arrays, keys: Iterable[str]) -> Arrays:
+    """Those of the arrays that describe the others, as far as the file has these keys.
+
+    Raises:
+        DataError: one is not what its name says.
+    """
+    found = {key: arrays[key] for key in keys if key in arrays}
+    for key, values in found.items():
+        if key in ("classes", "numbers"):
+            valid = values.ndim == 1 and len(np.unique(values)) == len(values)
+            expected = "distinct names (C,)"
+        elif key == "target":
+            valid = values.ndim == 0 and str(values) in CHOICES
+            expected = f"one of {', '.join(CHOICES)}"
+        elif key in _TOKENS:
+            valid = values.ndim == 0 and values.dtype.kind in "iu" and bool(values >= 0)
+            expected = "a whole number >= 0"
+        else:
+            valid = (
+                values.ndim == 1 and values.dtype.kind in "iuf" and bool(np.isfinite(values).all())
+            )
+            expected = "a finite number for each channel or column"
+            if key.endswith("std"):
+                valid = valid and values.min() > 0
+                expected += ", > 0"
+        if not valid:
+            raise DataError(f"{path}, array {key!r} is {values.tolist()}; expected {expected}")
+    return found
+
+
+def numeric_inputs(x: np.ndarray, source: str) -> np.ndarray:
+    """A table (n, F) as float32, or images (n, C, H, W) as uint8 or float32."""
+    if x.ndim not in (2, 3, 4) or 0 in x.shape[1:] or x.dtype.kind not in "biuf":
+        raise DataError(
+            f"{source} is {x.dtype} {x.shape}; expected numbers (n, F), (n, H, W) or (n, C, H, W)"
+        )
+    if x.ndim == 4 and x.shape[3] in (1, 3) and x.shape[1] not in (1, 3):
+        raise DataError(
+            f"{source} is {x.shape}; channels must come first, transpose(0, 3, 1, 2) moves them"
+        )
+    if x.ndim > 2 and x.dtype.kind != "f" and x.dtype != np.uint8:
+        raise DataError(f"{source} holds images as {x.dtype}; expected uint8, or floats in [0, 1]")
+    if x.ndim == 3:
+        x = x[:, None]
+    if x.ndim == 4 and x.dtype == np.uint8:
+        return x
+    with np.errstate(over="ignore"):  # too large a number becomes inf, which is reported below
+        numbers = x.astype(np.float32)
+    if x.ndim == 2:
+        valid = np.isfinite(numbers)
+        expected = "finite numbers"
+    else:
+        valid = (numbers >= 0) & (numbers <= 1)
+        expected = "pixels in [0, 1], or uint8"
+    if not valid.all():
+        row, *position = np.argwhere(~valid)[0].tolist()
+        raise DataError(
+            f"{source}, row {row}: {x[(row, *position)]} at {position}; expected {expected}"
+        )
+    return numbers
+
+
+def token_numbers(x: np.ndarray, source: str) -> np.ndarray:
+    """Texts (n, T) as int64 token numbers."""
+    if x.ndim != 2 or not x.shape[1] or x.dtype.kind not in "iu":
+        raise DataError(
+            f"{source} is {x.dtype} {x.shape}; dataset.text=true expects token numbers (n, T)"
+        )
+    return x.astype(np.int64)

@@ -1,1 +1,0 @@
-"""`python -m fedhet deploy node`: a SuperNode whose clients start in milliseconds."""

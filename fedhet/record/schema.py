@@ -1,0 +1,164 @@
+"""The form of what runs and experiments record as JSON, and how it is read.
+
+A summary.json, cell.json, experiment.json or rounds.jsonl may come from anyone. A form is a type
+(float: any number), `[form]` for a list, `{name: form}` for an object, in which `str` stands for
+all other names, or a function that says whether a value has it. An entry of an object that is
+missing or null has every form.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedhet.core.errors import DataError, clean
+
+FORMAT = 2  # that is written; since then checkpoints hold the lines of rounds.jsonl
+READABLE = (1, 2)
+COLUMNS = ["round", "client", "split", "model", "metric", "value"]  # of clients/*.parquet
+LARGEST = 10**300  # whole numbers beyond it are no floats
+NUMBERS: dict[Any, Any] = {str: float}
+ANY: dict[Any, Any] = {str: object}
+
+
+def has_form(value: Any, form: Any) -> bool:
+    """Whether a value of a JSON file has a form."""
+    if isinstance(form, dict):
+        return isinstance(value, dict) and all(
+            entry is None or has_form(entry, form.get(name, form.get(str, object)))
+            for name, entry in value.items()
+        )
+    if isinstance(form, list):
+        return isinstance(value, list) and all(has_form(item, form[0]) for item in value)
+    if form is float:
+        # NaN and infinity, which Python's JSON files may have, are numbers.
+        return isinstance(value, float) or (has_form(value, int) and abs(value) < LARGEST)
+    if form is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, form) if isinstance(form, type) else bool(form(value))
+
+
+def fault(content: Any, form: Mapping[str, Any], needed: Iterable[str] = ()) -> str | None:
+    """What is wrong with the content of a file that should be an object; None if nothing is.
+
+    Args:
+        content: the content.
+        form: name -> the form of the entry.
+        needed: the names of entries that must be there.
+    """
+    if not isinstance(content, dict):
+        return f"it is {clean(repr(content), 60)}, and no object"
+    for name, each in form.items():
+        if content.get(name) is not None and not has_form(content[name], each):
+            return f"{name} is {clean(repr(content[name]), 60)}"
+    missing = [name for name in needed if content.get(name) is None]
+    return f"{missing[0]} is missing" if missing else None
+
+
+def read_object(
+    path: Path, form: Mapping[str, Any] = ANY, needed: Iterable[str] = ()
+) -> dict[str, Any]:
+    """Read a JSON file that holds an object; the other arguments are those of `fault`.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        NotADirectoryError: nor such a folder.
+        DataError: it is damaged, or cannot be read.
+    """
+    try:
+        content: Any = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        raise
+    except (OSError, ValueError, RecursionError) as error:
+        raise DataError(f"{path} is damaged: {_cause(error)}") from error
+    if problem := fault(content, form, needed):
+        raise DataError(f"{path} is damaged: {problem}")
+    return content  # type: ignore[no-any-return]
+
+
+def read_or_empty(path: Path) -> dict[str, Any]:
+    """As `read_object`; empty where a killed run has not written the file, or not the whole."""
+    try:
+        return read_object(path)
+    except (FileNotFoundError, DataError):
+        return {}
+
+
+def read_steps(path: Path) -> Iterator[dict[str, Any]]:
+    """Read rounds.jsonl line by line.
+
+    Raises:
+        DataError: it cannot be read, or the next line is damaged.
+    """
+    count = 0
+    try:
+        for line in path.read_text(encoding="utf-8").splitlines():
+            step = json.loads(line)
+            scores = [name for name in dict(step) if name.startswith(("acc_", "loss_"))]
+            if problem := fault(step, STEP | dict.fromkeys(scores, float)):
+                raise ValueError(problem)
+            yield step
+            count += 1
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        raise DataError(f"{path} is damaged after {count} lines: {_cause(error)}") from error
+
+
+def _cause(error: Exception) -> object:
+    return "it is nested too deeply" if isinstance(error, RecursionError) else error
+
+
+# ---- the forms
+def _is_scalar(value: Any) -> bool:
+    return not isinstance(value, list | dict)
+
+
+def is_table(value: Any) -> bool:
+    """Whether it is a list of equally long lists of numbers."""
+    return has_form(value, [[float]]) and len({len(row) for row in value}) < 2
+
+
+def _is_phases(value: Any) -> bool:
+    phase = {"name": str, "rounds": int}
+    return has_form(value, [phase]) and all(phase.keys() <= each.keys() for each in value)
+
+
+def _is_targets(value: Any) -> bool:
+    """Each a score with the value that was wanted, then what it took to reach it."""
+    return has_form(value, [NUMBERS]) and all(
+        next(iter(target.values()), None) is not None for target in value
+    )
+
+
+_TUNED = {"axes": dict, "chosen": dict, "validation": float, "at_the_edge": [str]}
+EXPERIMENT = {
+    "axes": {str: list},
+    "cells": list,
+    "tuned": [_TUNED],
+    "tune": {"space": dict, "own": {str: dict}},
+    "report": {
+        **dict.fromkeys(("compare", "metric"), str),
+        "reference": _is_scalar,
+        "notes": [str],
+    },
+    **{key: [str] for key in ("fixed", "command")},
+    **dict.fromkeys(("experiment", "title", "digest"), str),
+}
+CELL = {"folder": str, "kind": str, "axes": dict, "tuned": dict, "overrides": [str]}
+STEP: dict[str, Any] = {"phase": str, **dict.fromkeys(("step", "round"), float)}
+STEP |= {"seconds": NUMBERS, "bytes": {str: NUMBERS}}
+STATE = {"status": str, "reason": str, "code": {str: _is_scalar}}
+SUMMARY = {
+    **dict.fromkeys(("status", "reason", "method", "server_opt", "merge"), str),
+    **dict.fromkeys(("dataset", "model", "target", "score"), str),
+    **{key: [str] for key in ("plugins", "models")},
+    **dict.fromkeys(("seed", "rounds"), int),
+    **dict.fromkeys(("loss", "validation"), float),
+    **dict.fromkeys(("seconds", "memory", "client_state", "personal", "finetuned"), NUMBERS),
+    "bytes": {str: NUMBERS},
+    "partition": dict,
+    "failures": list,
+    "targets": _is_targets,
+    "phases": _is_phases,
+}
