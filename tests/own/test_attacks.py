@@ -72,7 +72,7 @@ HYDRA = [
         "job_logging: {handlers: {a: {class: logging.StreamHandler, stream: 'ext://evil.stream'}}}",
         r"hydra\.job_logging=.*evil.stream.* is not allowed",
     ),
-    ("sweep: {dir: '${oc.create:{_target_: os.system}}'}", "oc.create"),
+    ("launcher: '${oc.create:{_target_: os.system}}'", "oc.create"),
 ]
 # (the text of a method's file, what the message says)
 METHODS = [
