@@ -19,7 +19,7 @@ from fedhet.core.targets import TARGETS
 from fedhet.record import schema
 from fedhet.record.run_folder import RUNNING
 from fedhet.record.schema import NUMBERS, READABLE, read_object
-from fedhet.report import EXPERIMENT, SUMMARY, no_runs, run_folders
+from fedhet.report.found import EXPERIMENT, SUMMARY, no_runs, run_folders
 
 Values = dict[str, Any]
 # Overrides that the method's label already tells.

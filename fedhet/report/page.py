@@ -8,12 +8,13 @@ from pathlib import Path
 
 from fedhet.core.errors import clean
 from fedhet.record.files import unwritable, write_text
-from fedhet.report import Written, curves, figures, making
+from fedhet.report import curves, figures, making
 from fedhet.report.comparisons import statistics_section
 from fedhet.report.costs import cost_tables
 from fedhet.report.document import Document, Section
 from fedhet.report.exports import as_html, as_latex, as_markdown
 from fedhet.report.findings import RULE, sentences
+from fedhet.report.found import Written
 from fedhet.report.results import Results, results
 from fedhet.report.scores import DIVERGENCE, score_tables
 from fedhet.report.study import Study

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from fedhet.core.errors import ConfigError, DataError, clean
-from fedhet.report import EXPERIMENT
 from fedhet.report.folders import NOT_RUN, FoundRun, FoundRuns, Values, parsed, read_one, scalar
+from fedhet.report.found import EXPERIMENT
 
 # Overrides that change how or where runs are made, or what is made of them, but no result.
 NO_RESULT = ("engine", "figures", "title", "on_other_code", "tracker")
