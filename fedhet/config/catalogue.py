@@ -295,7 +295,7 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
 
 def _load(path: Path) -> dict[str, Any]:
     try:
-        loaded: Any = yaml.load(unfolded(path.read_text(encoding="utf-8")), _Loader)
+        loaded: Any = _Loader(unfolded(path.read_text(encoding="utf-8"))).get_single_data()
     except (yaml.YAMLError, OSError) as error:
         raise ConfigError(f"{path}: {' '.join(str(error).split())}") from error
     if not isinstance(loaded, dict):

@@ -75,7 +75,10 @@ def test_what_is_wrong_is_told_before_anything_heavy_is_imported(tmp_path: Path)
     assert done.stdout == "[2, 2, 2]\n[]\n"
     first, second, third = done.stderr.splitlines()
     assert "--list method: " in first and "takes nothing else" in first
-    assert "partition.alpha=-1: must be a number > 0" in second and "has no runs" in third
+    assert (
+        "partition.alpha=-1 is not allowed; it must be a number > 0" in second
+        and "has no runs" in third
+    )
 
 
 @pytest.mark.usefixtures("own_process")

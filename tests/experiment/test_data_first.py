@@ -73,6 +73,7 @@ def test_a_launcher_looks_where_its_runs_will() -> None:
     Ray().find_data([nowhere])
 
 
+@pytest.mark.slow
 def test_all_files_are_looked_for_and_those_of_finished_runs_no_more(
     write: Write,
     pretend: Pretend,
