@@ -45,7 +45,9 @@ def test_a_bundle_has_all_that_fedhet_reads(bundle: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_unpacked_bundle_can_be_installed_and_run(bundle: Path, tmp_path: Path) -> None:
+def test_an_unpacked_bundle_can_be_installed_and_run(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In an environment that has the dependencies, and no fedhet."""
     venv.create(tmp_path / "env", symlinks=True)
     python = tmp_path / "env" / "bin" / "python"
@@ -55,6 +57,7 @@ def test_an_unpacked_bundle_can_be_installed_and_run(bundle: Path, tmp_path: Pat
     # A folder named in a .pth file is searched, and its own .pth files, such as that of an editable
     # fedhet, are not read.
     (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
+    monkeypatch.delenv("PYTHONPATH", raising=False)
     command = [python, "-m", "fedhet", "rounds=1", f"hydra.run.dir={tmp_path}/run", "figures=false"]
     subprocess.run(command, cwd=tmp_path, check=True)
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "ok"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,13 +22,13 @@ PAGE = (Path(__file__).parents[2] / "docs" / "faults.md").read_text(encoding="ut
 @pytest.mark.slow
 def test_the_page_has_every_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sent: set[str] = set()
-    refuse_unread = gate._refuse_unread
+    complete = gate._complete
 
-    def noting(update: Update) -> None:
+    def noting(step: Any, update: Update, *others: Any) -> None:
         sent.update(update.extras)
-        refuse_unread(update)
+        complete(step, update, *others)
 
-    monkeypatch.setattr(gate, "_refuse_unread", noting)
+    monkeypatch.setattr(gate, "_complete", noting)
     monkeypatch.setattr("fedhet.record.figures.draw", lambda *args: [])
     for method in catalogue.choices("method"):
         run_dir = str(tmp_path / method)
