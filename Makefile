@@ -12,6 +12,7 @@ TESTS = $(patsubst tests/papers,papers/tests,$(addprefix tests/,$(ONLY)))
 FAST := -m "not slow and not matrix"
 # Percent of the lines that `make test` executes at least, in all files and in some packages.
 COVERED := 90:fedhet/* 95:fedhet/*.py 95:fedhet/methods/* 95:fedhet/maths/* 95:fedhet/core/* \
+  95:fedhet/core/merging.py 95:fedhet/core/admission.py \
   70:fedhet/flower/* 70:fedhet/engines/* 70:fedhet/deploy/* \
   70:fedhet/launchers/*
 
@@ -34,7 +35,7 @@ run: $(READY)  ## compare seven methods on the digits, or run what ARGS says (AR
 test: $(READY)  ## the fast tests, about five minutes; of one folder with ONLY=methods
 	$(BIN)/python $(PYTEST) $(FAST) $(TESTS) $(ARGS)
 
-test-slow: $(READY)  ## the other tests, but for the matrix of engines; about twenty minutes
+test-slow: $(READY)  ## the other tests, but for the matrix of engines; about ten minutes
 	$(BIN)/python $(PYTEST) -m "slow and not matrix" $(TESTS) $(ARGS)
 
 test-all: test test-slow  ## all tests; the matrix of engines and deployments takes an hour
@@ -77,7 +78,8 @@ docs: $(READY)  ## make all pages, with their pictures, from papers/results and 
 
 bundle: $(READY)  ## build the Flower app, and what `flwr app publish` takes in build/fedhet
 	rm -rf build && mkdir build
-	cd build && $(abspath $(BIN))/flwr build --app .. && $(abspath $(BIN))/python -m zipfile -e *.fab fedhet
+	cd build && $(abspath $(BIN))/flwr build --app .. \
+	  && $(abspath $(BIN))/python -m zipfile -e *.fab fedhet
 
 clean:  ## remove the environment and the caches; keep runs and data
 	rm -rf $(VENV) $(LOWEST) .coverage* .pytest_cache .mypy_cache .ruff_cache build *.egg-info

@@ -2,11 +2,12 @@
 
 A test without the marker `slow` may take 2 s of processor time, with its setup, its teardown and
 the processes that it starts. Fixtures of a wider scope belong to no test: those of the session may
-take 60 s together, and so may those of one file. Processor time, unlike seconds, hardly depends on
-what else the machine does; a machine that takes longer for a fixed piece of work than the one on
-which the limits were set has larger ones by as much. The ten most expensive tests are always
-printed; with --costs=fail the run fails where one is too expensive, and --costs-table=FILE writes
-all of them.
+take 60 s together, and those of one file 15 s, so that none hides a slow test; only those of
+tests/test_end_to_end.py, which look at real processes, may take more. Processor time, unlike
+seconds, hardly depends on what else the machine does; a machine that takes longer for a fixed piece
+of work than the one on which the limits were set has larger ones by as much. The ten most expensive
+tests are always printed; with --costs=fail the run fails where one is too expensive, and
+--costs-table=FILE writes all of them.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ import pytest
 
 TEST = 2.0  # seconds of processor time
 SHARED = 60.0
+OF_A_FILE = 15.0
+LONG = {"tests/test_end_to_end.py": SHARED, "all tests": SHARED}
 REFERENCE = 0.048  # seconds that `_work` takes on a quiet machine that runs the suite in time
 
 
@@ -96,7 +99,7 @@ class Costs:
         now = spent()
         shared, self._shared = self._shared, 0.0
         session, self._session = self._session, 0.0
-        slow = item.get_closest_marker("slow") is not None
+        slow = any(map(item.get_closest_marker, ("slow", "matrix")))
         own = max(now - self._last - shared - session, 0.0)
         report.user_properties.append(("costs", (own, shared, session, slow)))
         self._last = now
@@ -117,7 +120,7 @@ class Costs:
 
     def offenders(self) -> list[str]:
         """A sentence for each test, and for the shared fixtures, that costs too much."""
-        most, together = TEST * self._slowness, SHARED * self._slowness
+        most = TEST * self._slowness
         found = [
             f"{test} takes {row['cpu']:.1f} s of processor time, at most {most:.1f} without the"
             " marker slow"
@@ -130,9 +133,10 @@ class Costs:
                 for place, cost in ((test.partition("::")[0], "shared"), ("all tests", "session")):
                     shared[place] = shared.get(place, 0.0) + row[cost]
         found += [
-            f"fixtures shared by {place} take {cost:.0f} s together, at most {together:.0f}"
+            f"fixtures shared by {place} take {cost:.0f} s together, at most"
+            f" {LONG.get(place, OF_A_FILE) * self._slowness:.0f}"
             for place, cost in shared.items()
-            if cost > together
+            if cost > LONG.get(place, OF_A_FILE) * self._slowness
         ]
         return found
 

@@ -224,6 +224,8 @@ def main() -> int:
         parser.error(f"{options.base}: {error.stderr.strip()}")
     every = cases(names(base, "method"), names(base, "plugin"))
     chosen = {name: one for name, one in every.items() if re.search(options.only, name)}
+    if not chosen:
+        parser.error(f"--only {options.only}: no configuration has such a name; see --list")
     if options.list:
         for name, overrides in chosen.items():
             print(f"{name}\n    {' '.join(overrides)}")

@@ -8,13 +8,14 @@ It first runs the selection once, with a probe before the statement of every mut
 which tests reach it. Then each mutant is written into a copy of the repository, and the tests that
 reach it run there, the cheapest first, until one fails. A mutant of what runs at import is tried
 with the tests that reach its module. What is known is kept in the folder, so that a second call
-with the same folder goes on. Two mutants are tried at a time; with 60 of them it takes about as
-long as ten runs of the selection.
+goes on; of other mutants, tests or code nothing is taken from there. Two mutants are tried at a
+time; with 60 of them it takes about as long as ten runs of the selection.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import io
 import json
 import os
@@ -53,7 +54,8 @@ def main() -> int:
         for number, mutant in drawn.items():
             print(f"{number:3} {mutant}")
         return 0
-    folder = args.folder.resolve()
+    asked = [*map(str, drawn.values()), args.marks, args.tests_of, _digest()]
+    folder = args.folder.resolve() / hashlib.sha256("\n".join(asked).encode()).hexdigest()[:12]
     folder.mkdir(parents=True, exist_ok=True)
     tests = _tests(folder, drawn, args.marks, args.tests_of)
     only = [int(one) for one in args.only.split(",") if one] or [*drawn]
@@ -64,13 +66,27 @@ def main() -> int:
     return 0
 
 
+def _names() -> list[str]:
+    """The files of the working tree that git knows or would take."""
+    listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(listed, cwd=ROOT, capture_output=True, check=True).stdout
+    return [name for name in names.decode().split("\0") if name and (ROOT / name).is_file()]
+
+
+def _digest() -> str:
+    """A hash of the code and its tests."""
+    whole = hashlib.sha256()
+    for name in sorted(_names()):
+        if name.endswith((".py", ".yaml", ".toml")):
+            whole.update(name.encode() + (ROOT / name).read_bytes())
+    return whole.hexdigest()
+
+
 def _copied(place: Path, tests_of: str) -> None:
     """A copy of the working tree, with the tests of another commit if one is named."""
     shutil.rmtree(place, ignore_errors=True)
-    listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    names = subprocess.run(listed, cwd=ROOT, capture_output=True, check=True).stdout
-    for name in names.decode().split("\0"):
-        if name and (ROOT / name).exists() and not (tests_of and name.startswith("tests/")):
+    for name in _names():
+        if not (tests_of and name.startswith("tests/")):
             target = place / name
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, target)
@@ -120,11 +136,13 @@ def _tests(
         shutil.copy(Path(__file__).with_name("reached.py"), place)
         for path in {mutant.path for mutant in drawn.values()}:
             _probe(place / path, path, drawn)
-        _pytest(
+        code, printed = _pytest(
             place,
             *("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", "-m", marks),
             *("-p", "reached"),
         )
+        if code not in (0, 1):
+            raise RuntimeError(f"pytest ended with {code}:\n{printed[-2000:]}")
         reached, seconds = _reached(place / "reached.tsv")
         found = {k: sorted(reached[k] & {*seconds}, key=seconds.__getitem__) for k in drawn}
         kept.write_text(json.dumps(found, indent=1))
@@ -202,6 +220,8 @@ def _outcome(place: Path, mutant: Mutant, tests: Sequence[str], tests_of: str) -
         listed = place / "tests.txt"
         listed.write_text("\n".join(some))
         code, printed = _pytest(place, "-x", "--timeout", "120", f"@{listed}", limit=LIMIT)
+        if code not in (0, 1, 2, 124):  # neither a failed test, an interruption nor the limit
+            raise RuntimeError(f"pytest ended with {code}:\n{printed[-2000:]}")
         if code:
             failed = re.search(r"^(?:FAILED|ERROR) (\S+)", printed, re.MULTILINE)
             return f"killed by {failed[1] if failed else printed[-200:].strip()}"
