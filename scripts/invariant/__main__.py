@@ -34,6 +34,7 @@ import files
 from cases import cases, fast, names_in, slug
 from compare import difference
 from machine import kind
+from values import digest
 
 ROOT = Path(__file__).resolve().parents[2]
 CHILD = Path(__file__).with_name("child.py")
@@ -197,7 +198,7 @@ def keep_hashes(scratch: Path, workers: int) -> None:
     ]:
         raise RuntimeError(f"no hashes are written: {', '.join(wrong)}")
     known = json.loads(HASHES.read_text()) if HASHES.exists() else {}
-    known[kind()] = {name: one["values"]["run"]["weights_sha256"] for name, one in results.items()}
+    known[kind()] = {name: digest(one["values"]) for name, one in results.items()}
     HASHES.write_text(json.dumps(known, indent=2, sort_keys=True) + "\n")
     print(f"{len(chosen)} hashes for {kind()} in {HASHES.relative_to(ROOT)}")
 

@@ -23,6 +23,9 @@ sys.path[:] = [one for one in sys.path if one == TREE or not (Path(one) / "fedhe
 import fedhet  # noqa: E402 -- from TREE
 from fedhet import ConfigError  # noqa: E402
 
+sys.path.append(str(Path(__file__).parent))
+from values import read  # noqa: E402
+
 
 def main(job: dict[str, Any]) -> None:
     """Run the configurations of the job that have no result yet."""
@@ -64,29 +67,6 @@ def outcome(place: Path, overrides: Sequence[str]) -> dict[str, Any]:
         ended, reason = f"failed: {type(error).__name__}", str(error)
     found = read(place) if (place / "summary.json").exists() else {}
     return {"ended": ended, "reason": reason, "values": found}
-
-
-def read(place: Path) -> dict[str, dict[str, Any]]:
-    """Return the values of a run's frames: where they stand -> column -> value.
-
-    The order is that of time: the steps, the clients' scores, and then what the run has as a whole.
-    """
-    results = fedhet.results(str(place))
-    found = {f"step {number}": row for number, row in enumerate(rows(results.rounds), start=1)}
-    for row in rows(results.clients):
-        value = row.pop("value", None)
-        kind = " ".join(f"{row[key]}" for key in row if key not in ("folder", "seed", "round"))
-        found.setdefault(f"clients, round {row['round']}", {})[kind] = value
-    (run,) = rows(results.runs)
-    return {**found, "run": {**run, "problems": len(results.problems)}}
-
-
-def rows(frame: Any) -> list[dict[str, Any]]:
-    """Return a frame's rows without their missing values, which are NaN or None."""
-    return [
-        {key: value for key, value in row.items() if value is not None and value == value}
-        for row in frame.to_dict("records")
-    ]
 
 
 if __name__ == "__main__":

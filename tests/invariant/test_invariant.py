@@ -1,4 +1,4 @@
-"""Every method's weights are, to the last bit, those that hashes.json keeps for this machine.
+"""Every method's weights and scores are those that hashes.json keeps for this machine, bit for bit.
 
 Processors and libraries differ in their last bits, so the hashes are kept for each kind of machine;
 `python scripts/invariant --hashes` writes those of this one, after a change that should change
@@ -22,6 +22,7 @@ ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "scripts" / "invariant"
 CASES = runpy.run_path(str(SCRIPT / "cases.py"))
 FAST: dict[str, list[str]] = CASES["fast"](*CASES["names_in"](ROOT / "conf"))
+VALUES = runpy.run_path(str(SCRIPT / "values.py"))
 KIND: str = runpy.run_path(str(SCRIPT / "machine.py"))["kind"]()
 KEPT: dict[str, str] | None = json.loads((Path(__file__).parent / "hashes.json").read_text()).get(
     KIND
@@ -37,15 +38,20 @@ def test_hashes_are_kept_for_this_kind_of_machine() -> None:
         pytest.skip(f"no hashes are kept for {KIND}; engines are compared instead")
 
 
+def digest(run: Run) -> str:
+    """A hash of the weights after each step and of all scores, those of personal models too."""
+    return str(VALUES["digest"](VALUES["read"](run.dir)))
+
+
 @pytest.mark.parametrize("name", FAST if KEPT is not None else BETWEEN_ENGINES)
 def test_the_weights_are_the_same(name: str, launch: Launch) -> None:
-    found = launch(*FAST[name]).summary["weights_sha256"]
+    found = digest(launch(*FAST[name]))
     if KEPT is None:
-        again = launch(*FAST[name], "engine.workers=2").summary["weights_sha256"]
-        assert found == again, "one and two processes compute different weights"
+        again = digest(launch(*FAST[name], "engine.workers=2"))
+        assert found == again, "one and two processes compute different weights or scores"
         return
     assert name in KEPT, "no hash is kept of it: `python scripts/invariant --hashes` adds it"
     assert found == KEPT[name], (
-        f"{name} computes other weights than before. If it should: `python scripts/invariant"
-        " --hashes`, and say why in the commit"
+        f"{name} computes other weights or scores than before. If it should:"
+        " `python scripts/invariant --hashes`, and say why in the commit"
     )
