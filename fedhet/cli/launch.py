@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from typing import Any
@@ -16,6 +15,7 @@ from fedhet.core.errors import uncreatable
 from fedhet.launchers.executors import Here, executor
 from fedhet.launchers.live import Watch
 from fedhet.launchers.runs import PlannedRun, make, make_here
+from fedhet.record.schema import read_object
 
 
 def run(lines: list[str]) -> int:
@@ -57,7 +57,7 @@ def sweep(lines: list[str]) -> int:
     degraded = False
     for each in runs:
         if each not in failed:
-            summary = json.loads((each.folder / "summary.json").read_text())
+            summary = read_object(each.folder / "summary.json")
             degraded |= is_degraded(summary, each.name)
     for each in failed:
         print(f"failed: {each.name}", file=sys.stderr)  # the reason was printed when it failed

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,7 +9,8 @@ import yaml
 
 from fedhet.config import overrides
 from fedhet.config.lines import key_of
-from fedhet.core.errors import ConfigError
+from fedhet.core.errors import ConfigError, DataError
+from fedhet.record.schema import read_object
 
 RESUME = "resume"  # the override; in a deployment, the entry of Flower's run config
 _OVERRIDE = f"{RESUME}="
@@ -30,12 +30,11 @@ def is_cell(folder: Path) -> bool:
     cell's.
     """
     try:
-        content = json.loads((folder / CELL).read_text(encoding="utf-8"))
+        return "code" in read_object(folder / CELL)
     except FileNotFoundError:
         return False
-    except (OSError, ValueError):
+    except (DataError, NotADirectoryError):
         return True
-    return not isinstance(content, dict) or "code" in content
 
 
 def continued(lines: Sequence[str]) -> tuple[Path | None, Sequence[str]]:
