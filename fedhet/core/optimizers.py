@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedhet.core.messages import LocalSettings
 
+B1, B2, EPS = 0.9, 0.999, 1e-8  # of Adam
 _ENGINE = torch.autograd.Variable._execution_engine
 
 
@@ -56,10 +57,33 @@ class Optimizer(Protocol):
         """Update the parameters; `grads` may be changed in place."""
 
 
-def clip_norm(grads: list[Tensor], limit: float) -> None:
-    """Scale the gradient in place to an L2 norm of at most `limit`, as torch's clip_grad_norm_."""
+def clip_norm(grads: list[Tensor], limit: float, *, rows: bool = False) -> None:
+    """Scale the gradient in place to an L2 norm of at most `limit`, as torch's clip_grad_norm_.
+
+    Args:
+        grads: the gradient.
+        limit: the largest norm.
+        rows: whether there is a gradient in each row of the tensors, with a norm of its own.
+    """
+    if rows:
+        norms = torch.stack([g.flatten(1).norm(dim=1) for g in grads]).norm(dim=0)
+        torch._foreach_mul_(grads, by_row((limit / (norms + 1e-6)).clamp(max=1.0), grads))
+        return
     norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
     torch._foreach_mul_(grads, (limit / (norm + 1e-6)).clamp(max=1.0))
+
+
+def by_row(values: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    """(K,) numbers as factors of the rows of tensors (K, ...)."""
+    return [values.to(t.dtype).view(-1, *[1] * (t.ndim - 1)) for t in like]
+
+
+def add_multiple(tensors: list[Tensor], others: list[Tensor], factor: float | Tensor) -> None:
+    """Add `factor` times the others in place; (K,) factors are those of the rows."""
+    if isinstance(factor, Tensor):
+        torch._foreach_addcmul_(tensors, others, by_row(factor, others))
+    else:
+        torch._foreach_add_(tensors, others, alpha=factor)
 
 
 class SGD:
@@ -74,6 +98,8 @@ class SGD:
             initialised with the first gradient.
     """
 
+    rows = False  # whether each tensor has one model in each row
+
     def __init__(
         self, params: Sequence[Tensor], settings: LocalSettings, buffers: list[Tensor] | None = None
     ) -> None:
@@ -83,10 +109,7 @@ class SGD:
 
     def step(self, grads: list[Tensor]) -> None:
         s = self.settings
-        if s.clip is not None:
-            clip_norm(grads, s.clip)
-        if s.weight_decay:
-            torch._foreach_add_(grads, self.params, alpha=s.weight_decay)
+        regularise(grads, self.params, s, rows=self.rows)
         if s.momentum or self.buffers is not None:
             if self.buffers is None:
                 self.buffers = [g.clone() for g in grads]
@@ -94,34 +117,67 @@ class SGD:
                 torch._foreach_mul_(self.buffers, s.momentum)
                 torch._foreach_add_(self.buffers, grads)
             grads = self.buffers
-        torch._foreach_add_(self.params, grads, alpha=-s.lr)
+        add_multiple(self.params, grads, -s.lr)
 
 
-class TorchOptimizer:
-    """An adapter for any optimiser of torch.optim."""
+class Adam:
+    """torch.optim.Adam with the default betas and L2 weight decay, with the same bits on the CPU.
 
-    def __init__(
-        self, optimizer: torch.optim.Optimizer, params: Sequence[nn.Parameter], clip: float | None
-    ) -> None:
-        self.optimizer = optimizer
-        self.params = list(params)
-        self.clip = clip
+    m <- b1 m + (1 - b1) g;  v <- b2 v + (1 - b2) g^2;
+    w <- w - lr / (1 - b1^t) m / (sqrt(v / (1 - b2^t)) + eps).
+
+    Args:
+        params: the parameters w.
+        settings: the learning rate, weight decay and clipping.
+    """
+
+    rows = False
+
+    def __init__(self, params: Sequence[Tensor], settings: LocalSettings) -> None:
+        self.params: list[Tensor] = list(params)
+        self.settings = settings
+        self.first = [torch.zeros_like(p) for p in params]
+        self.second = [torch.zeros_like(p) for p in params]
+        self.t: float | Tensor = 0.0
 
     def step(self, grads: list[Tensor]) -> None:
-        if self.clip is not None:
-            clip_norm(grads, self.clip)
-        for parameter, grad in zip(self.params, grads, strict=True):
-            parameter.grad = grad
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        s = self.settings
+        regularise(grads, self.params, s, rows=self.rows)
+        self.t = self.t + 1
+        torch._foreach_lerp_(self.first, grads, 1 - B1)
+        torch._foreach_mul_(self.second, B2)
+        torch._foreach_addcmul_(self.second, grads, grads, value=1 - B2)
+        rate, root = s.lr / (1 - B1**self.t), (1 - B2**self.t) ** 0.5
+        scale = torch._foreach_sqrt(self.second)
+        torch._foreach_div_(scale, by_row(root, scale) if isinstance(root, Tensor) else root)
+        torch._foreach_add_(scale, EPS)
+        if isinstance(rate, Tensor):
+            add_multiple(self.params, torch._foreach_div(self.first, scale), -rate)
+        else:
+            torch._foreach_addcdiv_(self.params, self.first, scale, value=-rate)
 
 
-def make(settings: LocalSettings, params: Sequence[nn.Parameter]) -> Optimizer:
-    """Build the optimiser that conf/client selects.
+class Adding:
+    """Takes no step, but adds `factor` times each gradient to `total`."""
 
-    It is "sgd", or "adam" for torch.optim.Adam with L2 weight decay and the default betas.
-    """
-    if settings.optimizer == "sgd":
-        return SGD(params, settings)
-    adam = torch.optim.Adam(params, lr=settings.lr, weight_decay=settings.weight_decay)
-    return TorchOptimizer(adam, params, settings.clip)
+    def __init__(self, total: list[Tensor], factor: float) -> None:
+        self.total = total
+        self.factor = factor
+
+    def step(self, grads: list[Tensor]) -> None:
+        add_multiple(self.total, grads, self.factor)
+
+
+def regularise(
+    grads: list[Tensor], params: list[Tensor], settings: LocalSettings, *, rows: bool
+) -> None:
+    """Clip the gradient in place, then add weight decay."""
+    if settings.clip is not None:
+        clip_norm(grads, settings.clip, rows=rows)
+    if settings.weight_decay:
+        torch._foreach_add_(grads, params, alpha=settings.weight_decay)
+
+
+def make(settings: LocalSettings, params: Sequence[Tensor]) -> Optimizer:
+    """Build the optimiser that conf/client selects, "sgd" or "adam"."""
+    return SGD(params, settings) if settings.optimizer == "sgd" else Adam(params, settings)

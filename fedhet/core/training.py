@@ -1,15 +1,14 @@
 """Local training: mini-batches, with the points at which methods and plug-ins change it.
 
-Models are trained by `LocalTraining.train_model`, or under engine.vectorize by its twin for several
-clients (fedhet/engines/vectorized.py). FedALA's mixing weights, FedGen's generator and FedDisk's
-networks have small loops of their own.
+The loop itself is in descent.py. FedGen's server trains its generator by a small one of its own.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
 from operator import is_
 from typing import Any
 
@@ -18,16 +17,15 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedhet.core import optimizers, streams
-from fedhet.core.functional import Compiled
-from fedhet.core.messages import Broadcast, LocalSettings
-from fedhet.core.optimizers import derivative
+from fedhet.core.descent import Descent, Values, descend
+from fedhet.core.messages import Broadcast, LocalSettings, Scalar
 from fedhet.core.phases import EarlyStopping
 from fedhet.core.plugin import STEP_HOOKS, Plugin, Terms, check_hooks, overrides
 from fedhet.core.task import Samples
 from fedhet.core.trees import AnyTree, Prepared, Tree
 from fedhet.core.workspace import Workspace
 
-Objective = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor | None]]
+Columns = tuple[Tensor, ...]  # x, y and positions of samples, and perhaps their weights
 
 
 @dataclass(slots=True)
@@ -90,10 +88,11 @@ class LocalTraining:
         self.active = plugins
         self._prepared: list[Prepared] = [{} for _ in plugins]
         # Hook -> the bound methods that do something, so that a step pays for those only.
-        self._hooks: dict[str, list[tuple[Callable[..., Any], Prepared]]] = {
+        # With the position of what it reads in [the method's, *the plug-ins'].
+        self._hooks: dict[str, list[tuple[Callable[..., Any], int]]] = {
             hook: [
-                (getattr(plugin, hook), own)
-                for plugin, own in zip(plugins, self._prepared, strict=True)
+                (getattr(plugin, hook), i)
+                for i, plugin in enumerate(plugins, 1)
                 if overrides(plugin, Plugin, hook)
             ]
             for hook in STEP_HOOKS
@@ -139,7 +138,7 @@ class LocalTraining:
         patience: int | None = None,
         hooks: bool = True,
     ) -> int:
-        """Train the model in place on `objective` and return the number of optimiser steps.
+        """Train the model in place, and return the number of optimiser steps.
 
         Args:
             model: the model; its parameters that require gradients are trained.
@@ -154,52 +153,121 @@ class LocalTraining:
         """
         workspace = self.workspace
         size = self.local.batch_size
-        own = dict(own or {})
-        of_model = trained(model)
-        params = {**of_model, **(beside or {})}
-        in_order = list(params.values())
-        objective = self.objective(model, data, own, beside=beside, hooks=hooks)
-        optimizer = self.optimizer(params, own)
-        for wrap, prepared in self._hooks["optimizer"] if hooks else ():
-            optimizer = wrap(optimizer, params, prepared)
-        changing = overrides(self, LocalTraining, "gradient") or (
-            hooks and (self._hooks["gradient"] or self._hooks["scale"])
-        )
-        compiled = self._compiled(in_order, hooks=hooks) if workspace.speed.compile else None
-        weights = self.sample_weights(data) if compiled and hooks else None
-        orders = self.orders(len(data))
-        augmentation = self.generator("augment")
+        descent = self.descent(model, data, own, beside=beside, hooks=hooks)
         n = self.train_mode(model, len(data), size)
-        stop = None if patience is None else EarlyStopping(patience)
+        all_orders = self.orders(len(data))
         steps = 0
-        for length in self.local.epoch_sizes(n, epochs):
-            order = next(orders).to(workspace.device, non_blocking=True)[:length]
-            epoch = data.x.index_select(0, order), data.y[order], order  # faster than data.x[order]
-            # On the device: reading the loss of each batch would make every step wait for it.
-            epoch_loss = torch.zeros((), dtype=torch.float64, device=workspace.device)
-            for x, y, index in zip(*(t.split(size) for t in epoch), strict=True):
-                x = workspace.augmented(x, augmentation)
-                penalty: Tensor | None = None
-                if compiled and len(y) == size:  # each other size would be compiled anew
-                    w = None if weights is None else weights[index] / size
-                    losses, grads = compiled(x, y, w)
-                else:
-                    losses, penalty = objective(x, y, index)
-                    grads = derivative(losses, penalty, in_order)
-                with torch.no_grad():
-                    if changing:
-                        named = dict(zip(of_model, grads, strict=False))
-                        self.gradient(named, of_model, own)
-                        if hooks:
-                            self.apply_gradient_hooks(named, of_model)
-                    optimizer.step(grads)
-                    if stop is not None:
-                        loss = losses.mean() if penalty is None else losses.mean() + penalty
-                        epoch_loss += loss.double() * len(y)
-                steps += 1
-            if stop is not None and stop(float(epoch_loss)):
+
+        def orders() -> Iterator[Tensor]:
+            nonlocal steps
+            for length in self.local.epoch_sizes(n, epochs):
+                order = next(all_orders).to(workspace.device, non_blocking=True)[:length]
+                steps += -(-len(order) // size)
+                yield order
+
+        if patience is None:
+            descend(descent, orders(), workspace.performer)
+            return steps
+        stop = EarlyStopping(patience)
+        for order in orders():
+            if stop(float(descend(descent, [order], workspace.performer))):
                 break
         return steps
+
+    def descent(
+        self,
+        model: nn.Module,
+        data: Samples,
+        own: Prepared | None = None,
+        *,
+        beside: dict[str, nn.Parameter] | None = None,
+        hooks: bool = True,
+    ) -> Descent:
+        """The gradient steps of `train_model`.
+
+        The batch loss is mean_b(w_b (losses_b + plug-ins' losses_b)) + penalties.
+
+        Args:
+            model, data, own, beside, hooks: as in `train_model`.
+        """
+        workspace = self.workspace
+        of_model = trained(model)
+        params = {**of_model, **(beside or {})}
+        own = dict(own or {})
+        every = [own, *self._prepared]
+        active = self._hooks if hooks else {hook: [] for hook in STEP_HOOKS}
+        weights = self.sample_weights(data) if hooks else None
+        drawing, penalties, changing = (
+            [(getattr(self, hook), 0)] * overrides(self, LocalTraining, hook) + active[hook]
+            for hook in ("draws", "penalty", "gradient")
+        )
+
+        def terms(
+            module: nn.Module | None, params: Tree, every: list[Prepared], columns: Columns
+        ) -> Values:
+            x, y, index, *weight = columns
+            records: Tree = {}
+            features = getattr(module, "features", None)
+            with workspace.autocast():
+                z = None if features is None else features(x)
+                logits = module(x) if z is None else module.head(z)  # type: ignore[misc,operator,union-attr]
+                batch = Batch(x, y, index, z, logits)
+                losses = _values(self.losses(params, batch, every[0]), records)
+            for hook, i in active["losses"]:
+                losses = losses + _values(hook(params, batch, every[i]), records)
+            for w in weight:
+                losses = losses * w
+            if not penalties:
+                return losses, None, records
+            values = (_values(hook(params, batch, every[i]), records) for hook, i in penalties)
+            return losses, sum(values, torch.zeros((), device=x.device)), records
+
+        def change(grads: Tree, params: Tree, every: list[Prepared]) -> None:
+            of_model_only = dict(zip(of_model, grads.values(), strict=False))
+            for hook, i in changing:
+                hook(of_model_only, params, every[i])
+            for hook, i in active["scale"]:
+                hook(of_model_only, every[i])
+
+        def draw(n: int) -> list[Prepared]:
+            drawn: list[Prepared] = [{} for _ in every]
+            for hook, i in drawing:
+                drawn[i] |= hook(n)
+            return drawn
+
+        optimizer = self.optimizer(params, own)  # type: ignore[arg-type]
+        for wrap, i in active["optimizer"]:
+            optimizer = wrap(optimizer, params, every[i])
+        generator = self.generator("augment")
+        augment = (
+            None
+            if workspace.task.augment is None
+            else partial(workspace.augmented, generator=generator)
+        )
+        index = torch.arange(len(data), device=workspace.device)
+        return Descent(
+            params,
+            (data.x, data.y, index, *(() if weights is None else (weights,))),
+            terms,
+            optimizer,
+            self.local.batch_size,
+            module=model,
+            own=every,
+            change=change if changing or active["scale"] else None,
+            draw=draw if drawing else None,
+            augment=augment,
+            quick=self._compiled(list(params.values()), hooks=hooks),
+            common=self._common(hooks=hooks) if workspace.performer else None,
+            recorded=self._records,
+        )
+
+    def _common(self, *, hooks: bool) -> Hashable:
+        """What the hooks read beside their arguments, as far as it is no tensor."""
+        extras = {k: v for k, v in self.msg.extras.items() if isinstance(v, Scalar)}
+        plugins = [(type(plugin), plugin.digest()) for plugin in self.active if hooks]
+        local = replace(self.local, lr=0.0)
+        scoring = self.workspace.task.scoring
+        return repr((type(self), self.msg.phase, extras, plugins, local, scoring))
 
     def orders(self, n: int) -> Iterator[Tensor]:
         """The order of n samples in each epoch, a function of (seed, phase, step, client)."""
@@ -212,73 +280,28 @@ class LocalTraining:
         msg = self.msg
         return streams.torch_generator(self.workspace.seed, purpose, msg.phase, msg.step, self.pid)
 
-    def _compiled(self, params: list[nn.Parameter], *, hooks: bool) -> Compiled | None:
-        """The gradient by torch.compile, for the parameters that are usually trained.
+    def _compiled(
+        self, params: list[nn.Parameter], *, hooks: bool
+    ) -> Callable[[Columns], tuple[Tensor, list[Tensor]]] | None:
+        """The step by torch.compile, for the parameters that are usually trained.
 
         None where the batch loss is more than the (weighted) mean of the criterion.
         """
-        own = any(overrides(self, LocalTraining, h) for h in ("losses", "penalty", "objective"))
+        if not self.workspace.speed.compile:
+            return None
+        own = any(overrides(self, LocalTraining, hook) for hook in ("losses", "penalty"))
         usual = self.workspace.parameters  # fine-tuning may train others
         as_usual = len(params) == len(usual) and all(map(is_, params, usual))
         if own or not as_usual or (hooks and (self._hooks["losses"] or self._hooks["penalty"])):
             return None
-        return self.workspace.compiled
+        compiled = self.workspace.compiled
 
-    def objective(
-        self,
-        model: nn.Module,
-        data: Samples,
-        own: Prepared | None = None,
-        *,
-        beside: dict[str, nn.Parameter] | None = None,
-        hooks: bool = True,
-    ) -> Objective:
-        """The batch loss, mean_b(w_b (losses_b + plug-ins' losses_b)) + penalties, in two parts.
+        def quick(columns: Columns) -> tuple[Tensor, list[Tensor]]:
+            x, y, _, *weight = columns
+            loss, grads = compiled(x, y, weight[0] / len(y) if weight else None)
+            return loss * len(y), grads
 
-        Args:
-            model, data, own, beside, hooks: as in `train_model`; `own` gets the draws of a batch.
-
-        Returns:
-            (x, y, index) of a batch -> (the terms of the mean (B,), the sum of the penalties, or
-            None where nothing has a penalty); `index` are positions in `data`.
-        """
-        own = {} if own is None else own
-        params: AnyTree = {**trained(model), **(beside or {})}
-        active = self._hooks if hooks else {hook: [] for hook in STEP_HOOKS}
-        weights = self.sample_weights(data) if hooks else None
-        features = getattr(model, "features", None)
-        drawing, penalties = (
-            [(getattr(self, hook), own)] * overrides(self, LocalTraining, hook) + active[hook]
-            for hook in ("draws", "penalty")
-        )
-
-        def terms(x: Tensor, y: Tensor, index: Tensor) -> tuple[Tensor, Tensor | None]:
-            for draw, prepared in drawing:
-                prepared |= draw(len(y))
-            with self.workspace.autocast():
-                z = None if features is None else features(x)
-                logits = model(x) if z is None else model.head(z)  # type: ignore[operator]
-                batch = Batch(x, y, index, z, logits)
-                losses = self._values(self.losses(params, batch, own))
-            for hook, prepared in active["losses"]:
-                losses = losses + self._values(hook(params, batch, prepared))
-            if weights is not None:
-                losses = losses * weights[index]
-            if not penalties:
-                return losses, None
-            values = (self._values(hook(params, batch, its)) for hook, its in penalties)
-            return losses, sum(values, torch.zeros((), device=x.device))
-
-        return terms
-
-    def _values(self, terms: Terms) -> Tensor:
-        """The values of a term, after what is to be recorded has been put aside."""
-        if isinstance(terms, Tensor):
-            return terms
-        values, records = terms
-        for name, t in records.items():
-            self._records[name].append(t.detach().reshape(-1))
-        return values
+        return quick
 
     def recorded(self, name: str) -> Tensor:
         """(n,) what the hooks have recorded under this name in this message, in their order."""
@@ -286,10 +309,11 @@ class LocalTraining:
 
     def apply_gradient_hooks(self, grads: Tree, params: AnyTree) -> None:
         """Let the active plug-ins change the gradient of these parameters in place."""
-        for hook, own in self._hooks["gradient"]:
-            hook(grads, params, own)
-        for hook, own in self._hooks["scale"]:
-            hook(grads, own)
+        every = [{}, *self._prepared]
+        for hook, i in self._hooks["gradient"]:
+            hook(grads, params, every[i])
+        for hook, i in self._hooks["scale"]:
+            hook(grads, every[i])
 
     def full_gradient(self, model: nn.Module, data: Samples, index: Tensor, chunk: int) -> Tree:
         """The gradient of `objective` over the samples at `index`; the model is not changed.
@@ -297,16 +321,15 @@ class LocalTraining:
         It is taken in train mode and before every gradient hook, and summed over chunks of `chunk`
         samples. That is exact except for batch norm, which normalises each chunk separately.
         """
-        objective = self.objective(model, data)
-        params = trained(model)
+        descent = replace(self.descent(model, data), size=chunk, quick=None, change=None)
         index = index[: self.train_mode(model, len(index), chunk)]
-        total = [torch.zeros_like(p) for p in params.values()]
-        augmentation = self.generator("augment")
-        for part in index.split(chunk):
-            x = self.workspace.augmented(data.x[part], augmentation)
-            grads = derivative(*objective(x, data.y[part], part), list(params.values()))
-            torch._foreach_add_(total, grads, alpha=len(part) / len(index))
-        return dict(zip(params, total, strict=True))
+        total = [torch.zeros_like(p) for p in descent.params.values()]
+        rest = len(index) % chunk
+        for part, size in ((index[: len(index) - rest], chunk), (index[len(index) - rest :], rest)):
+            if len(part):
+                descent.optimizer = optimizers.Adding(total, size / len(index))
+                descend(descent, [part], self.workspace.performer)
+        return dict(zip(descent.params, total, strict=True))
 
     def train_mode(self, model: nn.Module, n: int, size: int) -> int:
         """Set the mode and return how many of n samples to use in batches of this size.
@@ -330,6 +353,15 @@ class LocalTraining:
             if weights is not None:
                 total = weights if total is None else total * weights
         return total
+
+
+def _values(terms: Terms, records: Tree) -> Tensor:
+    """The values of a term, after what is to be recorded has been put aside."""
+    if isinstance(terms, Tensor):
+        return terms
+    values, recorded = terms
+    records.update(recorded)
+    return values
 
 
 def trained(model: nn.Module) -> dict[str, nn.Parameter]:

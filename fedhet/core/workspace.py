@@ -24,6 +24,7 @@ from fedhet.core.trees import AnyTree, Tree
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from fedhet.core.descent import Performer
     from fedhet.core.functional import Compiled, Frozen
 
 # Bytes of prepared data kept on the device; beyond it the least recently used client is dropped.
@@ -70,6 +71,8 @@ class Workspace:
         mergeable: the names that are both, which merges, plug-ins and server optimisers see.
         variances: the names of batch norm's running variances, which are >= 0.
         kept: the names that a client keeps for itself.
+        performer: what carries out gradient steps and forward passes together with those of other
+            clients; None for nothing.
         local_statistics: whether buffers="local" leaves the shared weights without the
             floating-point buffers that belong to them, so that there is no global model.
         frozen_norms: whether batch norm runs in eval mode during training.
@@ -78,6 +81,8 @@ class Workspace:
         ConfigError: nothing is trained, two names share one parameter, or there is noise without an
             account.
     """
+
+    performer: Performer | None = None
 
     def __init__(
         self,

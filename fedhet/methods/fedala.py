@@ -44,9 +44,9 @@ from torch import Tensor, nn
 
 from fedhet.core import check
 from fedhet.core.client import FedClient
+from fedhet.core.descent import descend
 from fedhet.core.errors import ConfigError
 from fedhet.core.messages import Broadcast, Extras, Update
-from fedhet.core.optimizers import derivative
 from fedhet.core.phases import Phase
 from fedhet.core.setting import Setting
 from fedhet.core.strategy import FedStrategy
@@ -95,6 +95,29 @@ def step(
     slope = torch._foreach_sub(list(received), list(local))
     torch._foreach_mul_(slope, list(grads))
     return [a.clamp(0, 1) for a in torch._foreach_sub(list(weights), slope, alpha=eta)]
+
+
+class Mixing:
+    """Steps of A, from which the parameters are computed."""
+
+    def __init__(
+        self,
+        params: list[Tensor],
+        weights: list[Tensor],
+        local: list[Tensor],
+        received: list[Tensor],
+        eta: float,
+    ) -> None:
+        self.params = params
+        self.weights = weights
+        self.local = local
+        self.received = received
+        self.eta = eta
+
+    def step(self, grads: list[Tensor]) -> None:
+        mixed = step(self.weights, grads, self.local, self.received, self.eta)
+        torch._foreach_copy_(self.weights, mixed)
+        torch._foreach_copy_(self.params, start(self.local, self.received, mixed))
 
 
 def layers(workspace: Workspace) -> list[list[str]]:
@@ -180,30 +203,21 @@ class FedALAClient(FedClient):
     ) -> list[Tensor]:
         """A_k after at most `epochs` epochs over the drawn samples.
 
-        This loop replaces `train_model`: what it trains is A_k, from which the model's parameters
-        are computed. All lists hold one tensor per top parameter.
+        All lists hold one tensor per top parameter.
         """
         model = self.workspace.load(self.start(msg))
-        top = set(self._top(msg))
-        params: list[Tensor] = [p for name, p in model.named_parameters() if name in top]
         data = self.workspace.train_data(self.pid)
+        descent = self.descent(model, data, hooks=False)
+        descent.params = {name: descent.params[name] for name in self._top(msg)}
+        weights = [a.clone() for a in weights]
+        in_order = list(descent.params.values())
+        descent.optimizer = Mixing(in_order, weights, local, received, msg.scalar(ETA))
         index = self._drawn_samples(msg, len(data))
         index = index[: self.train_mode(model, len(index), self.local.batch_size)]
-        objective = self.objective(model, data, hooks=False)
-        eta = msg.scalar(ETA)
-        threshold = msg.scalar(THRESHOLD)
         losses: list[float] = []
         for _ in range(epochs):
-            total = torch.zeros((), dtype=torch.float64, device=self.workspace.device)
-            for part in index.split(self.local.batch_size):
-                loss, penalty = objective(data.x[part], data.y[part], part)
-                grads = derivative(loss, penalty, params)
-                with torch.no_grad():
-                    weights = step(weights, grads, local, received, eta)
-                    torch._foreach_copy_(params, start(local, received, weights))
-                    total += loss.sum()
-            losses.append(float(total) / len(index))
-            if not isfinite(losses[-1]) or settled(losses, threshold):
+            losses.append(float(descend(descent, [index], self.workspace.performer)) / len(index))
+            if not isfinite(losses[-1]) or settled(losses, msg.scalar(THRESHOLD)):
                 break
         return weights
 

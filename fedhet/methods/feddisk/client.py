@@ -76,7 +76,7 @@ class DensityClient(Plugin):
             update.extras[VAL] = networks.mean_nll(made, masks, held_out) if enough else WITHHELD
         draws = client.generator("feddisk.made")
         for loss in networks.made_epochs(
-            "global MADE", made, masks, train, self.global_made, draws
+            "global MADE", made, masks, train, self.global_made, draws, client.workspace.performer
         ):
             if len(train) >= least:
                 update.metrics["feddisk.nll"] = loss  # that of the last epoch remains
@@ -108,6 +108,7 @@ class DensityClient(Plugin):
                 self.classifier,
                 EarlyStopping(self.clf_patience, self.clf_tolerance),
                 self.client.generator("feddisk.classifier"),
+                self.client.workspace.performer,
             )
         return feddisk.density_ratio(p.cpu(), len(z_local), len(z_global), self.eps)
 
@@ -124,6 +125,7 @@ class DensityClient(Plugin):
             self.local_made,
             self.local_patience,
             self.client.generator("feddisk.local"),
+            self.client.workspace.performer,
         )
         z = self._features(local_made, masks, x)
         if self.ratio == "outputs":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from math import isfinite
 
 import torch
@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedhet.core import optimizers, streams, trees
+from fedhet.core.descent import Descent, Performer, Values, descend
 from fedhet.core.messages import LocalSettings
-from fedhet.core.optimizers import derivative
 from fedhet.core.phases import EarlyStopping
-from fedhet.core.trees import Tree
+from fedhet.core.trees import Prepared, Tree
 from fedhet.core.workspace import Workspace
 from fedhet.maths import feddisk
 from fedhet.maths.feddisk import Masks, nll
@@ -36,6 +36,7 @@ def fit_made(
     settings: LocalSettings,
     patience: int,
     draws: torch.Generator,
+    performer: Performer | None,
 ) -> Tree:
     """Fit a MADE to x (n, D), and return it as it was after its best epoch.
 
@@ -47,10 +48,11 @@ def fit_made(
         settings: how it is trained.
         patience: stop after so many epochs without a lower validation loss.
         draws: for the order of the samples.
+        performer: as in `fedhet.core.descent.descend`.
     """
     stop = EarlyStopping(patience)
     best = made
-    for _ in made_epochs("local MADE", made, mask, x, settings, draws):
+    for _ in made_epochs("local MADE", made, mask, x, settings, draws, performer):
         stopped = stop(mean_nll(made, mask, held_out))
         if not stop.stale:
             best = trees.map(lambda t: t.detach().clone(), made)
@@ -60,14 +62,24 @@ def fit_made(
 
 
 def made_epochs(
-    what: str, made: Tree, mask: Masks, x: Tensor, settings: LocalSettings, draws: torch.Generator
+    what: str,
+    made: Tree,
+    mask: Masks,
+    x: Tensor,
+    settings: LocalSettings,
+    draws: torch.Generator,
+    performer: Performer | None,
 ) -> Iterator[float]:
-    """Train a MADE in place by maximum likelihood on x (n, D), as `descend` does."""
+    """Train a MADE in place by maximum likelihood on x (n, D), as `epochs_of` does."""
 
-    def losses(index: Tensor) -> Tensor:
-        return nll(made, mask, x[index])
+    def terms(
+        module: None, params: Tree, own: list[Prepared], columns: tuple[Tensor, ...]
+    ) -> Values:
+        return nll(params, mask, *columns), None, {}
 
-    return descend(what, losses, list(made.values()), len(x), settings, draws)
+    optimizer = optimizers.make(settings, list(made.values()))
+    descent = Descent(made, (x,), terms, optimizer, settings.batch_size, common=what)
+    return epochs_of(what, descent, settings.epochs, draws, performer)
 
 
 @torch.no_grad()
@@ -84,6 +96,7 @@ def classify(
     settings: LocalSettings,
     stop: EarlyStopping,
     draws: torch.Generator,
+    performer: Performer | None,
 ) -> Tensor:
     """Train a classifier to tell `zeros` from `ones`, and return P(1 | z) (n,) of the rows of `at`.
 
@@ -97,16 +110,25 @@ def classify(
         settings: how it is trained.
         stop: ends the training, called with each epoch's mean loss.
         draws: for the order of the samples.
+        performer: as in `fedhet.core.descent.descend`.
     """
     x = torch.cat([zeros, ones])
     y = torch.cat([x.new_zeros(len(zeros)), x.new_ones(len(ones))]).long()
     net = nn.Sequential(nn.Linear(x.shape[1], hidden), nn.ReLU(), nn.Linear(hidden, 2))
     net = net.to(x.device)
 
-    def losses(index: Tensor) -> Tensor:
-        return functional.cross_entropy(net(x[index]), y[index], reduction="none")
+    def terms(
+        module: nn.Module, params: Tree, own: list[Prepared], columns: tuple[Tensor, ...]
+    ) -> Values:
+        z, label = columns
+        return functional.cross_entropy(module(z), label, reduction="none"), None, {}
 
-    for loss in descend("classifier", losses, list(net.parameters()), len(y), settings, draws):
+    params = dict(net.named_parameters())
+    optimizer = optimizers.make(settings, list(params.values()))
+    descent = Descent(
+        params, (x, y), terms, optimizer, settings.batch_size, module=net, common="classifier"
+    )
+    for loss in epochs_of("classifier", descent, settings.epochs, draws, performer):
         if stop(loss):
             break
     with torch.no_grad():
@@ -114,38 +136,29 @@ def classify(
     return probabilities[:, 1]
 
 
-def descend(
+def epochs_of(
     what: str,
-    losses: Callable[[Tensor], Tensor],
-    params: Sequence[Tensor],
-    n: int,
-    settings: LocalSettings,
+    descent: Descent,
+    epochs: int,
     draws: torch.Generator,
+    performer: Performer | None,
 ) -> Iterator[float]:
-    """Train `settings.epochs` epochs, and yield the mean loss of each.
+    """Train so many epochs, and yield the mean loss of each.
 
     Args:
         what: what is trained, for the error message.
-        losses: the losses (B,) of the samples at the indices (B,).
-        params: what is changed in place.
-        n: the number of samples.
-        settings: the optimiser and its settings.
+        descent: how.
+        epochs: the number of epochs.
         draws: for the order of the samples, which are shuffled anew in every epoch.
+        performer: as in `fedhet.core.descent.descend`.
 
     Raises:
         ValueError: the loss is NaN or infinite.
     """
-    optimizer = optimizers.make(settings, params)  # type: ignore[arg-type]
-    device = params[0].device
-    for _ in range(settings.epochs):
-        total = torch.zeros((), dtype=torch.float64, device=device)
-        for index in torch.randperm(n, generator=draws).to(device).split(settings.batch_size):
-            batch_losses = losses(index)
-            grads = derivative(batch_losses, None, params)
-            with torch.no_grad():
-                optimizer.step(grads)
-            total += batch_losses.detach().sum()
-        mean = float(total) / n
+    x = descent.columns[0]
+    for _ in range(epochs):
+        order = torch.randperm(len(x), generator=draws).to(x.device)
+        mean = float(descend(descent, [order], performer)) / len(x)
         if not isfinite(mean):
             raise ValueError(f"the loss of the {what} is {mean}; a smaller learning rate may help")
         yield mean

@@ -1,0 +1,109 @@
+"""Gradient steps, the one loop by which clients train whatever they train."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from fedhet.core.optimizers import Optimizer, derivative
+from fedhet.core.trees import Prepared, Tree
+
+# The terms of a batch loss: the losses (B,), the sum of the penalties or None, what is recorded.
+Values = tuple[Tensor, Tensor | None, Tree]
+Terms = Callable[[nn.Module | None, Tree, list[Prepared], tuple[Tensor, ...]], Values]
+
+
+@dataclass(slots=True)
+class Descent:
+    """What is trained, and by which loss: mean_b(losses_b) + penalty of every batch.
+
+    Several of them that differ only in the values of tensors, and in learning rates, can be
+    carried out as one (fedhet/fused).
+
+    Attributes:
+        params: what is trained, by name: tensors that require gradients, changed in place.
+        columns: (n, ...) each, of which a batch has some of the rows.
+        terms: (module, params, own, columns of a batch) -> the terms of the loss.
+        optimizer: takes the steps.
+        size: the number of samples in a batch.
+        module: the module that has the parameters, in the mode in which it is trained; None where
+            `terms` reads `params` alone.
+        own: what else `terms` and `change` read.
+        change: (gradients by name, params, own): changes the gradients in place; or None.
+        draw: n -> random draws for a batch of n samples, which join each part of `own`; or None.
+        augment: changes the first column of a batch at random; or None.
+        quick: (columns of a whole batch) -> (losses, gradients), in place of `terms`; or None.
+        common: what `terms` and `change` read beside their arguments, as far as it is no tensor.
+        recorded: name -> what `terms` has recorded, one tensor for each batch.
+    """
+
+    params: dict[str, Any]
+    columns: tuple[Tensor, ...]
+    terms: Terms
+    optimizer: Optimizer
+    size: int
+    module: nn.Module | None = None
+    own: list[Prepared] = field(default_factory=list)
+    change: Callable[[Tree, Tree, list[Prepared]], None] | None = None
+    draw: Callable[[int], list[Prepared]] | None = None
+    augment: Callable[[Tensor], Tensor] | None = None
+    quick: Callable[[tuple[Tensor, ...]], tuple[Tensor, list[Tensor]]] | None = None
+    common: Hashable = None
+    recorded: dict[str, list[Tensor]] = field(default_factory=dict)
+
+    def batches(self, order: Tensor) -> Iterator[tuple[Tensor, ...]]:
+        """The batches of an epoch that takes the samples in this order."""
+        parts = [column.index_select(0, order).split(self.size) for column in self.columns]
+        for first, *others in zip(*parts, strict=True):
+            yield (first if self.augment is None else self.augment(first)), *others
+
+    def steps(self, order: Tensor) -> Tensor:
+        """Take a step on each batch of an epoch, and return the sum of all samples' losses."""
+        names, in_order = list(self.params), list(self.params.values())
+        # On the device: reading the loss of each batch would make every step wait for it.
+        total = torch.zeros((), dtype=torch.float64, device=order.device)
+        for batch in self.batches(order):
+            n = len(batch[0])
+            penalty: Tensor | None = None
+            if self.quick and n == self.size:  # each other size would be compiled anew
+                losses, grads = self.quick(batch)
+            else:
+                own = self.own
+                if self.draw is not None:
+                    own = [a | b for a, b in zip(own, self.draw(n), strict=True)]
+                losses, penalty, records = self.terms(self.module, self.params, own, batch)
+                grads = derivative(losses, penalty, in_order)
+                for name, record in records.items():
+                    self.recorded.setdefault(name, []).append(record.detach().reshape(-1))
+            with torch.no_grad():
+                if self.change is not None:
+                    self.change(dict(zip(names, grads, strict=True)), self.params, self.own)
+                self.optimizer.step(grads)
+                total += losses.sum() if penalty is None else losses.sum() + penalty * n
+        return total
+
+
+class Performer(Protocol):
+    """Carries out gradient steps and forward passes together with those of other clients."""
+
+    def descend(self, descent: Descent, orders: Sequence[Tensor]) -> Tensor:
+        """Take the steps of these epochs; the result is that of `Descent.steps` of the last."""
+        ...
+
+
+def descend(descent: Descent, orders: Iterable[Tensor], performer: Performer | None) -> Tensor:
+    """Take the steps of epochs with these orders of the samples.
+
+    Returns:
+        The sum of all samples' losses in the last epoch, float64.
+    """
+    if performer is not None:
+        return performer.descend(descent, list(orders))
+    total = torch.zeros((), dtype=torch.float64)
+    for order in orders:
+        total = descent.steps(order)
+    return total

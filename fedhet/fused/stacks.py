@@ -1,0 +1,107 @@
+"""Several values of one form as one: each of their tensors has one of them in every row.
+
+Values are trees of any depth, of tensors, numbers and texts in dicts, lists, tuples and objects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from copy import copy
+from typing import Any
+
+import torch
+from torch import Tensor
+
+PLAIN = (int, str, bool, type(None))
+
+
+def form(value: Any) -> Hashable:
+    """What values must have in common to be stacked: all but the entries of tensors, and floats."""
+    if isinstance(value, Tensor):
+        return tuple(value.shape), value.dtype, value.device
+    if isinstance(value, float):
+        return float
+    if isinstance(value, PLAIN):
+        return value
+    if isinstance(value, dict):
+        return tuple((key, form(one)) for key, one in value.items())
+    if isinstance(value, list | tuple):
+        return type(value), tuple(map(form, value))
+    return type(value), form(vars(value))
+
+
+def stack(values: Sequence[Any], seen: dict[Hashable, Tensor]) -> Any:
+    """Stack values of one form. Numbers that differ become a tensor (K,), float64.
+
+    Args:
+        values: K of them.
+        seen: the tensors that have been stacked already, so that those of several names stay one.
+    """
+    first = values[0]
+    if isinstance(first, Tensor):
+        key = tuple(map(id, values))
+        if key not in seen:
+            seen[key] = torch.stack([one.detach() for one in values])
+        return seen[key]
+    if isinstance(first, float):
+        same = all(one == first for one in values)
+        return first if same else torch.tensor(values, dtype=torch.float64)
+    if isinstance(first, PLAIN):
+        return first
+    if isinstance(first, dict):
+        return {key: stack([one[key] for one in values], seen) for key in first}
+    if isinstance(first, list | tuple):
+        return type(first)(stack(each, seen) for each in zip(*values, strict=True))
+    whole = _changed(first, stack([vars(one) for one in values], seen))
+    if hasattr(whole, "rows"):
+        whole.rows = True
+    return whole
+
+
+def mapped(f: Callable[[Tensor], Tensor], value: Any, seen: dict[int, Tensor] | None = None) -> Any:
+    """The value with f(t) in the place of every tensor t."""
+    seen = {} if seen is None else seen
+    if isinstance(value, Tensor):
+        if id(value) not in seen:
+            seen[id(value)] = f(value)
+        return seen[id(value)]
+    if isinstance(value, (float, *PLAIN)):
+        return value
+    if isinstance(value, dict):
+        return {key: mapped(f, one, seen) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(mapped(f, one, seen) for one in value)
+    return _changed(value, mapped(f, vars(value), seen))
+
+
+def put_back(value: Any, row: int, into: Any) -> Any:
+    """Give one of the values that were stacked what its row of `value` has become.
+
+    Returns:
+        `into`, whose tensors have been changed in place, or what replaces it.
+    """
+    if isinstance(value, Tensor):
+        if isinstance(into, Tensor):
+            return into.copy_(value[row])
+        return float(value[row]) if isinstance(into, float) else value[row].clone()
+    if isinstance(value, (float, *PLAIN)):
+        return value
+    if isinstance(value, dict):
+        given = into or dict.fromkeys(value)
+        return {key: put_back(one, row, given[key]) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        given = into or [None] * len(value)
+        return type(value)(
+            put_back(one, row, to) for one, to in zip(value, given, strict=True)
+        )
+    for key, one in vars(value).items():
+        if key != "rows":
+            object.__setattr__(into, key, put_back(one, row, vars(into)[key]))
+    return into
+
+
+def _changed(value: Any, attributes: dict[str, Any]) -> Any:
+    other = copy(value)
+    for key, one in attributes.items():
+        object.__setattr__(other, key, one)  # also of frozen dataclasses
+    return other
