@@ -73,6 +73,8 @@ def read_object(
         raise
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path} is damaged: {_cause(error)}") from error
+    if isinstance(content, dict) and content.get("format") == 1 and "targets" in content:
+        content["thresholds"] = content.pop("targets")
     if problem := fault(content, form, needed):
         raise DataError(f"{path} is damaged: {problem}")
     return content  # type: ignore[no-any-return]
@@ -124,10 +126,10 @@ def _is_phases(value: Any) -> bool:
     return has_form(value, [phase]) and all(phase.keys() <= each.keys() for each in value)
 
 
-def _is_targets(value: Any) -> bool:
+def _is_thresholds(value: Any) -> bool:
     """Each a score with the value that was wanted, then what it took to reach it."""
     return has_form(value, [NUMBERS]) and all(
-        next(iter(target.values()), None) is not None for target in value
+        next(iter(each.values()), None) is not None for each in value
     )
 
 
@@ -159,6 +161,6 @@ SUMMARY = {
     "bytes": {str: NUMBERS},
     "partition": dict,
     "failures": list,
-    "targets": _is_targets,
+    "thresholds": _is_thresholds,
     "phases": _is_phases,
 }
