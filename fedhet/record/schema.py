@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedhet.core.errors import DataError, clean
+from fedhet.core.errors import ConfigError, DataError, clean
 
 FORMAT = 2  # that is written; since then checkpoints hold the lines of rounds.jsonl
 READABLE = (1, 2)
@@ -86,6 +86,21 @@ def read_or_empty(path: Path) -> dict[str, Any]:
         return read_object(path)
     except (FileNotFoundError, DataError):
         return {}
+
+
+def resumable(folder: Path) -> dict[str, Any]:
+    """The summary of a run that is to go on; empty where there is none.
+
+    Raises:
+        ConfigError: it has the format of an earlier version, which had other settings.
+    """
+    summary = read_or_empty(folder / "summary.json")
+    if summary.get("format", FORMAT) != FORMAT:
+        raise ConfigError(
+            f"resume={folder}: an earlier version of fedhet has written this run (format"
+            f" {summary['format']}), and runs of format {FORMAT} go on"
+        )
+    return summary
 
 
 def read_steps(path: Path) -> Iterator[dict[str, Any]]:
