@@ -34,6 +34,7 @@ class Descent:
             `terms` reads `params` alone.
         own: what else `terms` and `change` read.
         change: (gradients by name, params, own): changes the gradients in place; or None.
+        exact: whether further samples whose losses do not count would change the batch loss.
         draw: n -> random draws for a batch of n samples, which join each part of `own`; or None.
         augment: changes the first column of a batch at random; or None.
         quick: (columns of a whole batch) -> (losses, gradients), in place of `terms`; or None.
@@ -49,6 +50,7 @@ class Descent:
     module: nn.Module | None = None
     own: list[Prepared] = field(default_factory=list)
     change: Callable[[Tree, Tree, list[Prepared]], None] | None = None
+    exact: bool = False
     draw: Callable[[int], list[Prepared]] | None = None
     augment: Callable[[Tensor], Tensor] | None = None
     quick: Callable[[tuple[Tensor, ...]], tuple[Tensor, list[Tensor]]] | None = None

@@ -54,7 +54,7 @@ def gradient(workspace: Workspace) -> Gradient:
 
 
 class Frozen:
-    """A module in eval mode as a function of its tensors.
+    """A module as a function of its tensors, in eval mode unless told otherwise.
 
     `frozen(values).features(x)` is what torch.func.functional_call computes, for any method of the
     module and in less time. The values, by name, are all of its parameters and lasting buffers;
@@ -62,8 +62,8 @@ class Frozen:
     this object from then on.
     """
 
-    def __init__(self, module: nn.Module) -> None:
-        self._module = module.eval()
+    def __init__(self, module: nn.Module, *, training: bool = False) -> None:
+        self._module = module.train(training)
         self._places = []
         for name in list(module.state_dict()):
             path, _, key = name.rpartition(".")

@@ -20,21 +20,27 @@ _ENGINE = torch.autograd.Variable._execution_engine
 def derivative(losses: Tensor, penalty: Tensor | None, params: Sequence[Tensor]) -> list[Tensor]:
     """The gradient of losses.mean() + penalty with respect to `params`.
 
-    Each tensor has memory of its own, because hooks and the step change gradients in place. A
-    parameter that plays no part in the loss gets zeros.
+    Each tensor has memory of its own, because hooks and the step change gradients in place.
     """
     # The mean is passed on as a constant gradient of its terms, which saves two kernels.
     share = torch.full_like(losses, 1 / losses.numel())
-    outputs: tuple[Tensor, ...] = (losses,)
-    weights: tuple[Tensor, ...] = (share,)
     if penalty is not None and penalty.requires_grad:
-        outputs = (losses, penalty)
-        weights = (share, torch.ones_like(penalty))
+        return gradients([losses, penalty], [share, torch.ones_like(penalty)], params)
+    return gradients([losses], [share], params)
+
+
+def gradients(
+    outputs: Sequence[Tensor], weights: Sequence[Tensor], params: Sequence[Tensor]
+) -> list[Tensor]:
+    """The gradient of the weighted sum of the outputs' entries, in memory of its own.
+
+    A parameter that plays no part in it gets zeros.
+    """
     # torch.autograd.grad makes the same call after checks that take a tenth of a small model's step
     # and that import sympy, which takes .4 s.
     derivatives = _ENGINE.run_backward(
-        outputs,
-        weights,
+        tuple(outputs),
+        tuple(weights),
         keep_graph=False,
         create_graph=False,
         inputs=tuple(params),
@@ -94,8 +100,7 @@ class SGD:
     Args:
         params: the parameters w.
         settings: the learning rate, momentum, weight decay and clipping.
-        buffers: the initial momentum buffers d, which are changed in place. Without them, d is
-            initialised with the first gradient.
+        buffers: the initial momentum buffers d, which are changed in place; None: 0.
     """
 
     rows = False  # whether each tensor has one model in each row
@@ -105,17 +110,16 @@ class SGD:
     ) -> None:
         self.params: list[Tensor] = list(params)
         self.settings = settings
+        if buffers is None and settings.momentum:
+            buffers = [torch.zeros_like(p) for p in self.params]
         self.buffers = buffers
 
     def step(self, grads: list[Tensor]) -> None:
         s = self.settings
         regularise(grads, self.params, s, rows=self.rows)
-        if s.momentum or self.buffers is not None:
-            if self.buffers is None:
-                self.buffers = [g.clone() for g in grads]
-            else:
-                torch._foreach_mul_(self.buffers, s.momentum)
-                torch._foreach_add_(self.buffers, grads)
+        if self.buffers is not None:
+            torch._foreach_mul_(self.buffers, s.momentum)
+            torch._foreach_add_(self.buffers, grads)
             grads = self.buffers
         add_multiple(self.params, grads, -s.lr)
 

@@ -254,6 +254,7 @@ class LocalTraining:
             module=model,
             own=every,
             change=change if changing or active["scale"] else None,
+            exact=bool(drawing or penalties),
             draw=draw if drawing else None,
             augment=augment,
             quick=self._compiled(list(params.values()), hooks=hooks),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from copy import deepcopy
+from copy import copy, deepcopy
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -125,7 +125,6 @@ class Workspace:
         self.initial: Tree = self.read(list(self._state))
         self._set_scope(scope(self.model), buffers)
         self._data: OrderedDict[int, Samples] = OrderedDict()
-        self._bytes = 0
 
     def _set_scope(self, scope: Scope, buffers: str) -> None:
         parameters = dict(self.model.named_parameters())
@@ -156,6 +155,16 @@ class Workspace:
         self.local_statistics = buffers == "local" and any(
             self._state[name].is_floating_point() for name in own_buffers if scope.shared(name)
         )
+
+    def twin(self, performer: Performer) -> Workspace:
+        """One with a model of its own, for a client that is served beside others."""
+        other = copy(self)
+        other.model = deepcopy(self.model)
+        other._state = other.model.state_dict(keep_vars=True)
+        other.performer = performer
+        for name in ("teacher", "compiled"):
+            vars(other).pop(name, None)
+        return other
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -269,11 +278,10 @@ class Workspace:
     def train_data(self, pid: int) -> Samples:
         """The training set of client `pid`, prepared, and cached as CACHE_BYTES allows."""
         if pid not in self._data:
-            data = self.prepared(self.task.clients[pid].train)
-            self._bytes += data.x.nbytes
-            self._data[pid] = data
-            while self._bytes > CACHE_BYTES and len(self._data) > 1:
-                self._bytes -= self._data.popitem(last=False)[1].x.nbytes
+            self._data[pid] = self.prepared(self.task.clients[pid].train)
+            used = sum(data.x.nbytes for data in self._data.values())
+            while used > CACHE_BYTES and len(self._data) > 1:
+                used -= self._data.popitem(last=False)[1].x.nbytes
         self._data.move_to_end(pid)
         return self._data[pid]
 

@@ -17,7 +17,7 @@ from fedhet.core.loop import Courier
 from fedhet.engines.couriers import LocalCourier
 from fedhet.engines.guard import TemporaryFolder
 from fedhet.engines.pool import PoolCourier
-from fedhet.engines.vectorized import VectorCourier, clients_together
+from fedhet.fused.clients import FusedCourier
 from fedhet.job import Job, begin
 from fedhet.stores import MemoryStore
 
@@ -32,10 +32,10 @@ def run(job: Job) -> Path:
     workers = min(_workers(job.config.run.engine), len(job.task.sizes))
     store = MemoryStore()
     make = partial(job.client, store)
-    together = clients_together(job, make)
+    together = int(job.config.run.engine.vectorize)
     courier: Courier = LocalCourier(make, store)
     if together > 1:
-        courier = VectorCourier(make, store, together)
+        courier = FusedCourier(make, store, together)
     loop = begin(job)  # before workers are forked and a step is timed
     with loop.ending(), ExitStack() as stack:
         if workers > 1:

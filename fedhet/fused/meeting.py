@@ -1,0 +1,130 @@
+"""Where clients and runs wait for each other, so that what they wait for is done as one."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
+from typing import Any, Protocol, TypeVar
+
+import torch
+from greenlet import getcurrent, greenlet
+
+Result = TypeVar("Result")
+
+
+class Request(Protocol):
+    """What is done as one with other requests of its type and form."""
+
+    @property
+    def form(self) -> Hashable: ...
+
+    @staticmethod
+    def perform(requests: Sequence[Any]) -> Sequence[Any]:
+        """Carry out requests of one form, and return the result of each."""
+        ...
+
+
+class Meeting:
+    """Calls functions side by side in one thread, each until it asks for something.
+
+    Once all of them wait, what they ask for is done. Each has a state of torch's global random
+    stream of its own.
+    """
+
+    def __init__(self) -> None:
+        self._hub: greenlet | None = None
+        self._ready: deque[tuple[greenlet, Any]] = deque()
+        self._asking: list[tuple[greenlet, Request]] = []
+
+    def gather(self, works: Sequence[Callable[[], Result]]) -> list[Result]:
+        """Call the functions side by side, and return what they return.
+
+        Raises:
+            Exception: what the first of them that fails raises, once all have ended.
+        """
+        results: list[Any] = [None] * len(works)
+        errors: list[Exception] = []
+        left = len(works)
+        caller = getcurrent()
+
+        def call(i: int) -> None:
+            nonlocal left
+            try:
+                results[i] = works[i]()
+            except Exception as error:  # noqa: BLE001 -- for the caller
+                errors.append(error)
+            left -= 1
+            if not left and caller is not hub:
+                self._ready.append((caller, None))
+
+        top = self._hub is None
+        hub = self._hub = caller if top else self._hub
+        tasks = [greenlet(call, hub) for _ in works]
+        self._ready.extend(zip(tasks, range(len(works)), strict=True))
+        if top:
+            self._until_all_have_ended(tasks)
+        elif works:
+            self._wait()
+        if errors:
+            raise errors[0]
+        return results
+
+    def ask(self, request: Request) -> Any:
+        """Have the request carried out with those of others, and return its result."""
+        self._asking.append((getcurrent(), request))
+        result = self._wait()
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    def _wait(self) -> Any:
+        assert self._hub is not None
+        state, grad = torch.default_generator.get_state(), torch.is_grad_enabled()
+        result = self._hub.switch()
+        torch.default_generator.set_state(state)
+        torch.set_grad_enabled(grad)
+        return result
+
+    def _until_all_have_ended(self, tasks: list[greenlet]) -> None:
+        state = torch.default_generator.get_state()
+        try:
+            while self._ready or self._asking:
+                while self._ready:
+                    task, value = self._ready.popleft()
+                    task.switch(value)
+                asking, self._asking = self._asking, []
+                self._ready.extend(_carried_out(asking))
+        finally:
+            # After an interruption, all others end as if it had reached them.
+            waiting = [task for task, _ in (*self._asking, *self._ready)]
+            self._asking, self._ready = [], deque()
+            for task in (*waiting, *tasks):
+                if not task.dead:
+                    with suppress(KeyboardInterrupt):
+                        task.throw(KeyboardInterrupt)
+            self._hub = None
+            torch.default_generator.set_state(state)
+
+
+def _carried_out(asking: list[tuple[greenlet, Request]]) -> list[tuple[greenlet, Any]]:
+    """What to give each task: the result of its request, or the exception that it has raised."""
+    by_form: dict[Hashable, list[int]] = {}
+    for i, (_, request) in enumerate(asking):
+        by_form.setdefault((type(request), request.form), []).append(i)
+    results: list[Any] = [None] * len(asking)
+    for members in by_form.values():
+        requests = [asking[i][1] for i in members]
+        for i, result in zip(members, _results(requests), strict=True):
+            results[i] = result
+    return [(task, result) for (task, _), result in zip(asking, results, strict=True)]
+
+
+def _results(requests: Sequence[Request]) -> Sequence[Any]:
+    try:
+        return type(requests[0]).perform(requests)
+    except Exception as error:  # noqa: BLE001 -- for those who have asked
+        if len(requests) == 1:
+            return [error]
+    # One of them may be to blame: the others go on without it.
+    return [result for request in requests for result in _results([request])]
