@@ -37,7 +37,9 @@ def test_every_feature_has_a_page_and_a_test_that_name_it() -> None:
 
 def test_every_choice_of_conf_is_a_feature() -> None:
     found = set(re.findall(r"`(\w+)=\[?(\w+)\]?`", PAGE.read_text(encoding="utf-8")))
-    missing = {
-        (group, choice) for group in GROUPS for choice in catalogue.choices(group)
-    } - found - {("tracker", "none")}
+    missing = (
+        {(group, choice) for group in GROUPS for choice in catalogue.choices(group)}
+        - found
+        - {("tracker", "none")}
+    )
     assert not missing
