@@ -67,9 +67,6 @@ class LibraryModel(Classifier):
         if not torch.equal(trial_output(self, x, mismatch), logits):
             raise ConfigError(mismatch)
 
-    def features(self, x: Tensor) -> Tensor:
-        return self.body(x)
-
 
 class Torchvision(LibraryModel):
     """torchvision's classifier `name`, one of torchvision.models.list_models().
