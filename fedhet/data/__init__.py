@@ -12,8 +12,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fedhet.data.dataset import Dataset
     from fedhet.data.federation import FederatedData, Normalize, class_counts, split, transform
-    from fedhet.data.partition import Dirichlet, Iid, Natural, Pathological, Quantity, Saved, Shards
-    from fedhet.data.scheme import Partition, Scheme
+    from fedhet.data.partition import (
+        Dirichlet,
+        Iid,
+        Natural,
+        Partition,
+        Pathological,
+        Quantity,
+        Saved,
+        Scheme,
+        Shards,
+    )
 
 _MODULES = {
     "Dataset": "dataset",
@@ -22,11 +31,11 @@ _MODULES = {
     "Iid": "partition",
     "Natural": "partition",
     "Normalize": "federation",
-    "Partition": "scheme",
+    "Partition": "partition",
     "Pathological": "partition",
     "Quantity": "partition",
     "Saved": "partition",
-    "Scheme": "scheme",
+    "Scheme": "partition",
     "Shards": "partition",
     "class_counts": "federation",
     "split": "federation",

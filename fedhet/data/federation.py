@@ -17,7 +17,7 @@ from fedhet.core.streams import generator
 from fedhet.core.targets import WITH_CLASSES
 from fedhet.core.task import ClientData, Samples
 from fedhet.data.dataset import Dataset
-from fedhet.data.scheme import Partition, check_split
+from fedhet.data.partition import Partition, check_split
 
 PADDING = 4  # pixels around an image, of which a crop is taken
 

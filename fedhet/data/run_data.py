@@ -19,7 +19,7 @@ from fedhet.data.array_cache import Arrays, cached_arrays
 from fedhet.data.dataset import AUTO, Dataset
 from fedhet.data.federation import FederatedData, class_counts, target_scale, transform
 from fedhet.data.moments import moments
-from fedhet.data.scheme import Partition, Scheme, labels_digest
+from fedhet.data.partition import Partition, Scheme, labels_digest
 
 log = logging.getLogger("fedhet.data")
 

@@ -12,6 +12,7 @@ import zipfile
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ import psutil
 from fedhet.core import check
 from fedhet.core.errors import ConfigError, DataError
 from fedhet.data.array_cache import Arrays, signature
-from fedhet.data.arrays import Classes, RawSamples, assemble, dataset_arrays, place
+from fedhet.data.arrays import Classes, RawSamples, assemble, check_rows, dataset_arrays
 from fedhet.data.dataset import CHOICES, Dataset
 from fedhet.data.files import find_file
 from fedhet.data.tokens import Texts
@@ -259,22 +260,20 @@ def numeric_columns(frame: pandas.DataFrame, columns: Sequence[str], source: str
             raise DataError(f"{source}, column {column!r}: expected numbers ({error})") from error
         with np.errstate(over="ignore"):  # too large a number becomes inf, which is reported below
             x[:, j] = numbers
-        finite = np.isfinite(x[:, j])
-        if not finite.all():
-            row = int(finite.argmin())
-            (value,) = frame[column].iloc[[row]].tolist()
-            where = f"{place(source, row)}, column {column!r}"
-            if frame[column].isna().iloc[row]:
-                raise DataError(
-                    f"{where}: the cell is empty, or says that its value is missing; fill it in,"
-                    " or leave the row or the column out"
-                )
-            raise DataError(
-                f"{where}: {repr(value)[:60]}; expected finite"
-                " numbers; dataset.features chooses the columns, dataset.text one of texts"
-                " (--features and --text of `data declare`)"
-            )
+        check_rows(source, np.isfinite(x[:, j]), partial(_no_number, frame[column]), column)
     return x
+
+
+def _no_number(cells: pandas.Series, row: int) -> str:
+    if cells.isna().iloc[row]:
+        return (
+            "the cell is empty, or says that its value is missing; fill it in, or leave the row or"
+            " the column out"
+        )
+    return (
+        f"{cells.iloc[[row]].tolist()[0]!r:.60}; expected finite numbers; dataset.features chooses"
+        " the columns, dataset.text one of texts (--features and --text of `data declare`)"
+    )
 
 
 def known_owner(frame: pandas.DataFrame, owner: str | None) -> str | None:
@@ -296,20 +295,15 @@ def column_values(
     Raises:
         DataError: a value is missing, or is a list.
     """
-    missing = frame[column].isna().to_numpy()
-    if missing.any():
-        raise DataError(
-            f"{place(source, int(missing.argmax()))}, column {column!r}: the cell is empty;"
-            " expected a value"
-        )
+    present = frame[column].notna().to_numpy()
+    check_rows(source, present, lambda row: "the cell is empty; expected a value", column)
     values = frame[column].to_numpy()
     if values.dtype == object:
-        are_lists = [isinstance(value, list | np.ndarray) for value in values]
-        for row, value in enumerate(values):
-            if isinstance(value, dict) or (are_lists[row] and not (lists and all(are_lists))):
-                raise DataError(
-                    f"{place(source, row)}, column {column!r}: {value}; expected a number or text"
-                )
+        are_lists = np.array([isinstance(value, list | np.ndarray) for value in values])
+        good = ~np.array([isinstance(value, dict) for value in values])
+        if not (lists and are_lists.all()):
+            good &= ~are_lists
+        check_rows(source, good, lambda row: f"{values[row]}; expected a number or text", column)
     return values
 
 
@@ -320,9 +314,8 @@ def text_values(frame: pandas.DataFrame, column: str, source: str) -> list[str]:
         DataError: a value is missing, or is not a text.
     """
     values = column_values(frame, column, source).tolist()
-    for row, value in enumerate(values):
-        if not isinstance(value, str):
-            raise DataError(f"{place(source, row)}, column {column!r}: {value!r}; expected a text")
+    good = np.array([isinstance(value, str) for value in values], bool)
+    check_rows(source, good, lambda row: f"{values[row]!r}; expected a text", column)
     return values
 
 

@@ -26,7 +26,7 @@ from fedhet.data.local.report import Report, read_statistics
 from fedhet.data.tokens import FILE as TOKENIZER
 from fedhet.flower import wire
 from fedhet.flower.metered import measured
-from fedhet.flower.telling import told
+from fedhet.flower.wire import told
 from fedhet.job import Job
 
 EXAMPLE = """--node-config 'site="a" data="/path/of/its/data"'"""

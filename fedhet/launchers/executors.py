@@ -285,7 +285,7 @@ def usable_cores() -> int:
 class Ray(Elsewhere):
     """Makes each run as a task of a Ray cluster.
 
-    The nodes get the code of this process (engines/cluster.py), and each run its composed
+    The nodes get the code of this process (engines/ray.py), and each run its composed
     configuration. They need the same packages, and the working directory under the same path,
     because each run writes its own run folder.
 
@@ -305,10 +305,10 @@ class Ray(Elsewhere):
         self.needs = {"num_cpus": num_cpus, "num_gpus": num_gpus}
 
     def launch(self, runs: Sequence[PlannedRun], watch: Watch) -> dict[PlannedRun, str]:
-        from fedhet.engines import cluster
+        from fedhet.engines.ray import ray_arguments, reach
 
         if self.address is not None:
-            nodes = cluster.reach(self.address, "hydra.launcher.address")
+            nodes = reach(self.address, "hydra.launcher.address")
             for name, resource in (("num_cpus", "CPU"), ("num_gpus", "GPU")):
                 most = max((node.get(resource, 0.0) for node in nodes), default=0.0)
                 if self.needs[name] > most:
@@ -317,8 +317,6 @@ class Ray(Elsewhere):
                         f" cluster has {most:g}"
                     )
         import ray
-
-        from fedhet.engines.ray import ray_arguments
 
         self.ray = ray
         handler = signal.getsignal(signal.SIGTERM)

@@ -10,16 +10,17 @@ from composing import composed
 
 from fedhet.data.partition import (
     Dirichlet,
+    DrawnScheme,
     Iid,
     Listed,
     Natural,
+    Partition,
     Pathological,
     Quantity,
     Saved,
     Shards,
 )
 from fedhet.data.run_data import RunData
-from fedhet.data.scheme import DrawnScheme, Partition
 
 OPTIONS = {
     Iid: {},

@@ -20,9 +20,8 @@ from fedhet.core.task import Samples
 from fedhet.data.__main__ import main
 from fedhet.data.commands.describe import table
 from fedhet.data.dataset import Dataset
-from fedhet.data.partition import read_saved
+from fedhet.data.partition import Scheme, read_saved
 from fedhet.data.run_data import RunData
-from fedhet.data.scheme import Scheme
 
 
 @pytest.fixture(autouse=True)

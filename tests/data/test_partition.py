@@ -15,8 +15,7 @@ from omegaconf import OmegaConf
 
 from fedhet.config.targets import instantiate
 from fedhet.core.errors import ConfigError
-from fedhet.data.partition import Iid, Natural, Pathological, Saved, Shards
-from fedhet.data.scheme import DrawnScheme, Partition
+from fedhet.data.partition import DrawnScheme, Iid, Natural, Partition, Pathological, Saved, Shards
 
 CONF = Path(__file__).parents[2] / "conf" / "partition"
 

@@ -19,9 +19,8 @@ import fedhet
 from fedhet.core.errors import ConfigError, DataError
 from fedhet.data import transform
 from fedhet.data.__main__ import main
-from fedhet.data.partition import Iid
+from fedhet.data.partition import Iid, Partition
 from fedhet.data.run_data import RunData
-from fedhet.data.scheme import Partition
 
 POOL = "partition.pool_test=true"
 

@@ -7,6 +7,8 @@ predict, if there are at most MAX_CLASSES.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,47 +65,36 @@ def table(data: RunData, record: dict[str, Any]) -> Table:
 
     from fedhet.core.check import counted
 
-    clients, outputs = record["clients"], data.dataset.outputs
-    number = data.dataset.target == "number"
-    part_sizes = data.clients.part_sizes
+    dataset, counts, part_sizes = data.dataset, record["counts"], data.clients.part_sizes
+    clients, number = record["clients"], dataset.target == "number"
     sizes = [sum(parts) for parts in part_sizes]
-    by_output = len(outputs) <= MAX_CLASSES
-    owners = bool(record["owners"])
-    noise = bool(data.scheme.noise)
     pooled = " with its test set" if data.scheme.pool_test else ""
+    columns: list[tuple[str, Sequence[object]]] = [("client", range(clients))]
+    if record["owners"]:
+        columns.append(("owner", record["owners"]))
+    if data.scheme.noise:
+        deviations = [f"{data.clients.noise_sd(pid):.3f}" for pid in range(clients)]
+        columns.append(("noise sd", deviations))
+    parts = zip(("train", "val", "test"), zip(*part_sizes, strict=True), strict=True)
+    columns += [("samples", sizes), *parts]
+    if not number:
+        held = [sum(n > 0 for n in each) for each in counts]
+        columns.append(("labels" if dataset.target == "labels" else "classes", held))
+    if len(dataset.outputs) <= MAX_CLASSES:
+        by_client = [_numbers(data, pid) for pid in range(clients)] if number else counts
+        columns += zip(dataset.outputs, zip(*by_client, strict=True), strict=True)
     shown = Table(
         title=(
-            f"{record['name']} partition {record['hash']} of {data.dataset.name}{pooled}:"
+            f"{record['name']} partition {record['hash']} of {dataset.name}{pooled}:"
             f" {counted(clients, 'client')}, {sum(sizes)} of"
             f" {counted(record['samples'], 'sample')}, {min(sizes)} to {max(sizes)} each, target"
-            f" {data.dataset.target}"
+            f" {dataset.target}"
         ),
         caption=f"the first {MAX_ROWS} of {clients} clients" if clients > MAX_ROWS else None,
     )
-    headers = ["client"]
-    if owners:
-        headers.append("owner")
-    if noise:
-        headers.append("noise sd")
-    headers += ["samples", "train", "val", "test"]
-    if not number:
-        headers.append("labels" if data.dataset.target == "labels" else "classes")
-    if by_output:
-        headers += outputs
-    for header in headers:
+    for header, _ in columns:
         shown.add_column(header, justify="left" if header == "owner" else "right", no_wrap=True)
-    for pid in range(min(clients, MAX_ROWS)):
-        counts = record["counts"][pid]
-        row: list[object] = [pid]
-        if owners:
-            row.append(record["owners"][pid])
-        if noise:
-            row.append(f"{data.clients.noise_sd(pid):.3f}")
-        row += [sizes[pid], *part_sizes[pid]]
-        if not number:
-            row.append(sum(count > 0 for count in counts))
-        if by_output:
-            row += _numbers(data, pid) if number else counts
+    for row in islice(zip(*(values for _, values in columns), strict=True), MAX_ROWS):
         shown.add_row(*map(str, row))
     return shown
 

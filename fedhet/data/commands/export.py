@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fedhet.core.errors import ConfigError
+from fedhet.record.files import written
 
 if TYPE_CHECKING:
     from fedhet.data.run_data import RunData
@@ -74,10 +74,7 @@ def write(data: RunData, pid: int, folder: Path) -> Path:
         if samples is not None:
             arrays[f"x_{part}"] = samples.x.numpy()
             arrays[f"y_{part}"] = samples.y.numpy()
-    folder.mkdir(parents=True, exist_ok=True)
     path = folder.resolve() / f"client-{pid}.npz"
-    with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        complete = Path(scratch, path.name)
-        np.savez(complete, allow_pickle=False, **arrays)
-        complete.replace(path)  # atomic: a reader sees the whole file or none
+    with written(path) as part, part.open("wb") as file:
+        np.savez(file, allow_pickle=False, **arrays)
     return path

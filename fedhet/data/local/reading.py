@@ -23,7 +23,7 @@ from fedhet.data.arrays import encoded
 from fedhet.data.federation import split
 from fedhet.data.images import COLOURS, list_images, read_images
 from fedhet.data.local.declaration import DTYPES, Declaration
-from fedhet.data.scheme import check_split
+from fedhet.data.partition import check_split
 from fedhet.data.tables import (
     SUFFIXES,
     Columns,
