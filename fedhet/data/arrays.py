@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 
 from fedhet.core import check
 from fedhet.core.errors import ConfigError, DataError
@@ -46,7 +47,7 @@ def place(source: str, row: int) -> str:
     return f"{source}, row {row + 2} (the header is row 1)" if is_csv else f"{source}, row {row}"
 
 
-def check_rows(source: str, good: np.ndarray, told: Callable[[int], str], column: str = "") -> None:
+def check_rows(source: str, good: ArrayLike, told: Callable[[int], str], column: str = "") -> None:
     """Refuse samples of which one is not good.
 
     Args:
@@ -58,8 +59,8 @@ def check_rows(source: str, good: np.ndarray, told: Callable[[int], str], column
     Raises:
         DataError: it names the first row that is not good.
     """
-    if not good.all():
-        row = int(good.argmin())
+    if len(wrong := np.flatnonzero(~np.asarray(good, bool))):
+        row = int(wrong[0])
         where = f", column {column!r}" if column else ""
         raise DataError(f"{place(source, row)}{where}: {told(row)}")
 
@@ -405,7 +406,7 @@ def _zeros_and_ones(
     columns = pandas.Index(names).get_indexer([label for each in sets for label in each])
     unknown = [{*each} - {*names.tolist()} for each in sets] if (columns < 0).any() else []
     expected = f"expected one of the classes {names[:10].tolist()}"
-    good = np.array([not each for each in unknown])
+    good = [not each for each in unknown]
     check_rows(samples.y_source, good, lambda row: f"label {min(unknown[row])!r}; {expected}")
     y = np.zeros((len(sets), len(names)), np.float32)
     y[rows, columns] = 1

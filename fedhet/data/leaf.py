@@ -118,7 +118,7 @@ def _read(files: Sequence[Path], encode: Encoder) -> tuple[np.ndarray, np.ndarra
 
 def _images(source: str, x: list[Any], y: list[Any]) -> tuple[np.ndarray, np.ndarray]:
     """Pixels k / 255 as uint8 k; LEAF's files round them to four decimals or more."""
-    whole = np.array([isinstance(pixels, list) and len(pixels) == SIDE**2 for pixels in x])
+    whole = [isinstance(pixels, list) and len(pixels) == SIDE**2 for pixels in x]
     check_rows(source, whole, lambda row: f"expected {SIDE**2} pixels, not {_describe(x[row])}")
     try:
         levels = np.array(x, np.float64) * 255
@@ -134,7 +134,7 @@ def _images(source: str, x: list[Any], y: list[Any]) -> tuple[np.ndarray, np.nda
     check_rows(source, ~wrong.any(1), told)
     last = len(CHARACTERS) - 1
     expected = f"expected a whole number from 0 to {last}"
-    good = np.array([type(label) is int and 0 <= label <= last for label in y])
+    good = [type(label) is int and 0 <= label <= last for label in y]
     check_rows(source, good, lambda row: f"label {y[row]!r}; {expected}")
     return pixels.astype(np.uint8).reshape(-1, 1, SIDE, SIDE), np.array(y, np.int64)
 
@@ -147,7 +147,7 @@ def _text(source: str, x: list[Any], y: list[Any]) -> tuple[np.ndarray, np.ndarr
     ]
     check_rows(
         source,
-        np.array(good),
+        good,
         lambda row: (
             f"expected {WINDOW} characters and the next one, not {_describe(x[row])} and"
             f" {_describe(y[row])}"

@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -76,47 +76,38 @@ class RunData:
         )
 
     def _measured(self) -> Dataset:
-        """The dataset with numbers in the place of `auto`."""
-        inputs = self._moments("mean", "std")
-        targets: dict[str, Any] = {}
-        if self.dataset.target == "number":
-            targets = self._moments("target_mean", "target_std")
-        return replace(self.dataset, **inputs, **targets)
+        """The dataset with numbers in the place of `auto`.
 
-    def _moments(self, mean: str, std: str) -> dict[str, Any]:
-        """What `auto` stands for in these two fields of the dataset; {} where neither is `auto`.
-
-        It is cached, because in a deployment every message is handled by a new process.
+        They are cached, because in a deployment every message is handled by a new process.
         """
-        dataset = self.dataset
-        fields = {mean: "mean", std: "std"}
-        auto = [key for key in fields if getattr(dataset, key) == AUTO]
-        if not auto:
-            return {}
+        dataset, found = self.dataset, {}
+        for part, prefix in {"x": "", "y": "target_"}.items():
+            auto = [name for name in ("mean", "std") if getattr(dataset, prefix + name) == AUTO]
+            if not auto or (prefix and dataset.target != "number"):
+                continue
+            key = {
+                "moments": dataset.source,
+                "partition": self.partition.hash,
+                "split": self.scheme.split,
+                "noise": self.scheme.noise,
+                "seed": self.cfg.seed,
+                "numpy": np.__version__,  # its random streams, and the order of its sums
+                **({"of": "targets"} if prefix else {}),
+            }
+            measure = partial(self._moments, part)
+            arrays = cached_arrays(dataset.name, key, measure) if dataset.source else measure()
+            measured = {prefix + name: arrays[name].tolist() for name in auto}
+            log.info(
+                "%s: auto is measured on the clients' %d training samples: %s",
+                dataset.name,
+                sum(self.clients.sizes),
+                ", ".join(f"{name} {values}" for name, values in measured.items()),
+            )
+            found |= measured
+        return replace(dataset, **found)
 
-        def measure() -> Arrays:
-            part = "x" if mean == "mean" else "y"
-            return moments(getattr(client.train, part).numpy() for client in self.clients).arrays
-
-        key = {
-            "moments": dataset.source,
-            "partition": self.partition.hash,
-            "split": self.scheme.split,
-            "noise": self.scheme.noise,
-            "seed": self.cfg.seed,
-            "numpy": np.__version__,  # its random streams, and the order of its sums
-        }
-        if mean != "mean":
-            key["of"] = "targets"
-        arrays = cached_arrays(dataset.name, key, measure) if dataset.source else measure()
-        measured = {key: arrays[fields[key]].tolist() for key in auto}
-        log.info(
-            "%s: auto is measured on the clients' %d training samples: %s",
-            dataset.name,
-            sum(self.clients.sizes),
-            ", ".join(f"{key} {values}" for key, values in measured.items()),
-        )
-        return measured
+    def _moments(self, part: str) -> Arrays:
+        return moments(getattr(client.train, part).numpy() for client in self.clients).arrays
 
     @property
     def digest(self) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import warnings
 import zipfile
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,10 +31,6 @@ if TYPE_CHECKING:
     import pandas
 
 SUFFIXES = (".csv", ".parquet")
-# The arrays of an npz file that describe its others, as `python -m fedhet.data export` writes them.
-_TOKENS = ("vocabulary", "padding")
-DESCRIPTIVE = ("target", "classes", "numbers", "mean", "std", "target_mean", "target_std", *_TOKENS)
-_BUT_CLASSES = tuple(key for key in DESCRIPTIVE if key != "classes")
 # What np.load raises for a damaged file, or for one that contains objects.
 DAMAGE = (
     OSError,
@@ -314,7 +310,7 @@ def text_values(frame: pandas.DataFrame, column: str, source: str) -> list[str]:
         DataError: a value is missing, or is not a text.
     """
     values = column_values(frame, column, source).tolist()
-    good = np.array([isinstance(value, str) for value in values], bool)
+    good = [isinstance(value, str) for value in values]
     check_rows(source, good, lambda row: f"{values[row]!r}; expected a text", column)
     return values
 
@@ -384,7 +380,8 @@ def npz(
         found = load_arrays(path, names)
         train = array_samples(path, found, x_train, y_train, text=text, owner=owner)
         test = array_samples(path, found, x_test, y_test, text=text, owner=owner_test)
-        stated = described(path, found, DESCRIPTIVE if classes is None else _BUT_CLASSES)
+        keys = [key for key in _DESCRIBES if classes is None or key != "classes"]
+        stated = described(path, found, keys)
         kind = str(stated.pop("target", "next_char" if text else "")) or None
         if target == "number":
             stated.pop("classes", None)
@@ -429,7 +426,7 @@ def load_arrays(path: Path, names: Mapping[str, str], optional: Iterable[str] = 
                         f"{path} has no array {array!r} (dataset.{key}); it has"
                         f" {', '.join(file.files)}"
                     )
-            wanted = {*names.values(), *optional, *DESCRIPTIVE} & {*file.files}
+            wanted = {*names.values(), *optional, *_DESCRIBES} & {*file.files}
             check_arrays(file, wanted)
             return {name: file[name] for name in file.files if name in wanted}
     except DataError:
@@ -463,6 +460,28 @@ def check_memory(claimed: int) -> None:
         raise ValueError(f"its content takes {claimed} bytes; this machine has {most} of memory")
 
 
+def _is_whole(value: np.ndarray) -> bool:
+    return value.ndim == 0 and value.dtype.kind in "iu" and bool(value >= 0)
+
+
+def _is_finite(values: np.ndarray) -> bool:
+    return values.ndim == 1 and values.dtype.kind in "iuf" and bool(np.isfinite(values).all())
+
+
+_Form = tuple[Callable[[np.ndarray], bool], str]
+_NAMES: _Form = (lambda a: a.ndim == 1 and len(np.unique(a)) == len(a), "distinct names (C,)")
+_MEAN: _Form = (_is_finite, "a finite number for each channel or column")
+_STD: _Form = (lambda values: _is_finite(values) and values.min() > 0, f"{_MEAN[1]}, > 0")
+_KIND: _Form = (lambda a: a.ndim == 0 and str(a) in CHOICES, f"one of {', '.join(CHOICES)}")
+# The arrays of an npz file that describe its others, as `python -m fedhet.data export` writes them.
+_DESCRIBES: dict[str, _Form] = {
+    "target": _KIND,
+    **dict.fromkeys(("classes", "numbers"), _NAMES),
+    **{"mean": _MEAN, "std": _STD, "target_mean": _MEAN, "target_std": _STD},
+    **dict.fromkeys(("vocabulary", "padding"), (_is_whole, "a whole number >= 0")),
+}
+
+
 def described(path: Path, arrays: Arrays, keys: Iterable[str]) -> Arrays:
     """Those of the arrays that describe the others, as far as the file has these keys.
 
@@ -471,24 +490,8 @@ def described(path: Path, arrays: Arrays, keys: Iterable[str]) -> Arrays:
     """
     found = {key: arrays[key] for key in keys if key in arrays}
     for key, values in found.items():
-        if key in ("classes", "numbers"):
-            valid = values.ndim == 1 and len(np.unique(values)) == len(values)
-            expected = "distinct names (C,)"
-        elif key == "target":
-            valid = values.ndim == 0 and str(values) in CHOICES
-            expected = f"one of {', '.join(CHOICES)}"
-        elif key in _TOKENS:
-            valid = values.ndim == 0 and values.dtype.kind in "iu" and bool(values >= 0)
-            expected = "a whole number >= 0"
-        else:
-            valid = (
-                values.ndim == 1 and values.dtype.kind in "iuf" and bool(np.isfinite(values).all())
-            )
-            expected = "a finite number for each channel or column"
-            if key.endswith("std"):
-                valid = valid and values.min() > 0
-                expected += ", > 0"
-        if not valid:
+        good, expected = _DESCRIBES[key]
+        if not good(values):
             raise DataError(f"{path}, array {key!r} is {values.tolist()}; expected {expected}")
     return found
 

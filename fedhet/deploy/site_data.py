@@ -11,7 +11,7 @@ from fedhet.data.local.data import declaration, is_local, test_set
 from fedhet.data.local.description import SiteDescription
 from fedhet.data.run_data import RunData
 from fedhet.deploy.folders import SiteFolder
-from fedhet.flower.own_data import OwnData, SiteClient
+from fedhet.flower.sites import OwnData, SiteClient
 from fedhet.stores import MemoryStore
 
 

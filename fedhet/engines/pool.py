@@ -10,6 +10,7 @@ import multiprocessing
 import signal
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import inf
@@ -54,7 +55,6 @@ class PoolExchange:
         due: worker -> when it must have replied, on the monotonic clock.
         closing: when the replies are no longer awaited at all.
         held: the replies whose turn has not come.
-        held_bytes: their size.
     """
 
     waiting: list[int]
@@ -64,7 +64,6 @@ class PoolExchange:
     due: dict[Any, float] = field(default_factory=dict)
     closing: float = inf
     held: dict[int, Reply] = field(default_factory=dict)
-    held_bytes: int = 0
     arrived: int = 0
 
     @property
@@ -74,17 +73,17 @@ class PoolExchange:
         soonest = min(soonest, self.closing)
         return None if soonest == inf else max(0.0, soonest - time.monotonic())
 
-    def hold(self, position: int, reply: Reply) -> None:
-        self.held[position] = reply
-        self.held_bytes += _size(reply)
+    @property
+    def held_bytes(self) -> int:
+        """The size of the replies that are held."""
+        return sum(
+            sum(payload("weights", reply.weights, reply.extras).values())
+            for reply in self.held.values()
+            if isinstance(reply, Update)
+        )
 
-    def release(self, position: int) -> Reply:
-        reply = self.held.pop(position)
-        self.held_bytes -= _size(reply)
-        return reply
 
-
-class Pool:
+class Pool(ABC):
     """Gives each worker one message at a time, and the next as soon as it has replied.
 
     Args:
@@ -112,7 +111,7 @@ class Pool:
                 for worker in ready:
                     self._take_reply(worker, exchange, plan, clock)
                 self._hand_out(exchange, plan, clock)
-            yield exchange.release(position)
+            yield exchange.held.pop(position)
 
     def _hand_out(self, exchange: PoolExchange, plan: list[Broadcast], clock: Clock) -> None:
         """Give every idle worker its next message, unless too many replies wait for their turn."""
@@ -149,7 +148,7 @@ class Pool:
             else:
                 cause = f"no reply within {msg.deadline:g} s; its worker was killed"
                 reason = "late"
-            exchange.hold(position, Failure(msg.pid, msg.phase, msg.step, cause, reason))
+            exchange.held[position] = Failure(msg.pid, msg.phase, msg.step, cause, reason)
 
     def _take_reply(
         self, worker: Any, exchange: PoolExchange, plan: list[Broadcast], clock: Clock
@@ -167,38 +166,39 @@ class Pool:
             cause = "its worker process died" + ("" if code is None else f" (exit code {code})")
             reply = Failure(msg.pid, msg.phase, msg.step, cause)
             exchange.idle += self._replacement()
-        exchange.hold(position, reply)
+        exchange.held[position] = reply
         exchange.arrived += 1
         if exchange.arrived == exchange.enough:
             exchange.closing = time.monotonic() + self._limits.grace
 
     # ---- what workers of a kind have of their own
+    @abstractmethod
     def _begin(self) -> None:
         """What is done before a step."""
 
+    @abstractmethod
     def _wait(self, busy: list[Any], seconds: float | None) -> list[Any]:
         """The workers that have replied or died, at the latest after so many seconds."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _send(self, worker: Any, message: Broadcast) -> Any:
         """Send to this worker, or to a new one if it has died since its last reply."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _receive(self, worker: Any) -> Reply:
         """The worker's reply.
 
         Raises:
             EOFError, OSError: it has died.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def _remove(self, worker: Any, *, kill: bool = False) -> int | None:
         """Clean up after a worker that has died, or is killed; its exit code, if that is known."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _replacement(self) -> list[Any]:
         """A new worker in place of one that was removed, or none."""
-        raise NotImplementedError
 
 
 @dataclass
@@ -326,13 +326,6 @@ class PoolCourier(Pool):
         removed.process.join()
         code: int | None = removed.process.exitcode
         return code
-
-
-def _size(reply: Reply) -> int:
-    """The bytes of a reply."""
-    if isinstance(reply, Failure):
-        return 0
-    return sum(payload("weights", reply.weights, reply.extras).values())
 
 
 def work(

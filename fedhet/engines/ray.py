@@ -18,7 +18,7 @@ import sysconfig
 import threading
 import warnings
 from collections import defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import cached_property, partial
@@ -62,7 +62,8 @@ def run(job: Job) -> Path:
     from fedhet.job import begin
 
     engine = job.config.run.engine
-    _check_resources(engine)
+    needs = {"num_cpus": engine.num_cpus, "num_gpus": engine.num_gpus}
+    check_resources(engine.address, "engine", needs, " per client")
     loop = begin(job)
     with loop.ending(), ray_arguments(engine.address) as arguments, _started(arguments):
         loop.run(RayCourier(job))
@@ -164,6 +165,7 @@ class RayCourier(Pool):
     def __init__(self, job: Job) -> None:
         import ray
 
+        self._ray = ray
         super().__init__(job.config.run.replies, some=True)
         self.store = ClientStates()
         engine = job.config.run.engine
@@ -181,11 +183,9 @@ class RayCourier(Pool):
         self._sent: dict[int, tuple[Tree, Any]] = {}  # weights that several messages share, once
 
     def _send(self, worker: Any, message: Broadcast) -> Any:
-        import ray
-
         key = id(message.weights)
         if key not in self._sent:
-            self._sent[key] = message.weights, ray.put(message.weights)
+            self._sent[key] = message.weights, self._ray.put(message.weights)
         store = self.store.of[message.pid]
         self._workers[worker] = worker.serve.remote(
             replace(message, weights={}), self._sent[key][1], store
@@ -193,27 +193,21 @@ class RayCourier(Pool):
         return worker
 
     def _wait(self, busy: list[Any], seconds: float | None) -> list[Any]:
-        import ray
-
         until = SIGNAL_SECONDS if seconds is None else min(seconds, SIGNAL_SECONDS)
-        ready, _ = ray.wait([self._workers[worker] for worker in busy], timeout=until)
+        ready, _ = self._ray.wait([self._workers[worker] for worker in busy], timeout=until)
         return [worker for worker in busy if self._workers[worker] in ready]
 
     def _receive(self, worker: Any) -> Reply:
-        import ray
-
         try:
             reply: Reply
-            reply, self.store.of[reply.pid] = ray.get(self._workers[worker])
-        except ray.exceptions.RayActorError as error:
+            reply, self.store.of[reply.pid] = self._ray.get(self._workers[worker])
+        except self._ray.exceptions.RayActorError as error:
             raise EOFError from error
         return reply
 
     def _remove(self, worker: Any, *, kill: bool = False) -> int | None:
-        import ray
-
         del self._workers[worker]
-        ray.kill(worker)  # it may be just out of reach
+        self._ray.kill(worker)  # it may be just out of reach
         return None
 
     def _replacement(self, *, first: bool = False) -> list[Any]:
@@ -282,24 +276,31 @@ def _places(node: dict[str, float], engine: Engine) -> int:
     return int(places)
 
 
-def _check_resources(engine: Engine) -> None:
-    """Refuse clients that can never fit: Ray would wait for a place without end."""
-    if engine.address is None:
-        nodes, where = [_here()], "this machine has"
+def check_resources(
+    address: str | None, group: str, needs: Mapping[str, float], each: str = ""
+) -> None:
+    """Refuse what can never fit: Ray would wait for a place without end.
+
+    Args:
+        address: of the cluster, `<group>.address`; None: this machine.
+        group: of the settings, for messages.
+        needs: the settings `num_cpus` and `num_gpus`.
+        each: whose they are, for messages.
+
+    Raises:
+        ConfigError: no machine has so many, or the cluster cannot be used.
+    """
+    if address is None:
+        import torch
+
+        nodes = [{"CPU": os.cpu_count() or 1.0, "GPU": float(torch.cuda.device_count())}]
     else:
-        nodes, where = reach(engine.address), "the largest node of the cluster has"
-    asked = {"num_cpus": engine.num_cpus, "num_gpus": engine.num_gpus}
-    for (setting, wanted), resource in zip(asked.items(), ("CPU", "GPU"), strict=True):
+        nodes = reach(address, f"{group}.address")
+    where = "this machine has" if address is None else "the largest node of the cluster has"
+    for name, resource in (("num_cpus", "CPU"), ("num_gpus", "GPU")):
         most = max((node.get(resource, 0.0) for node in nodes), default=0.0)
-        if wanted > most:
-            raise ConfigError(f"engine.{setting}={wanted} per client, but {where} {most:g}")
-
-
-def _here() -> dict[str, float]:
-    """The resources of this machine, as Ray names them."""
-    import torch
-
-    return {"CPU": os.cpu_count() or 1, "GPU": torch.cuda.device_count()}
+        if needs[name] > most:
+            raise ConfigError(f"{group}.{name}={needs[name]}{each}, but {where} {most:g}")
 
 
 # ---- an existing cluster

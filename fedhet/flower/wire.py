@@ -164,33 +164,20 @@ class MessagePacker:
         self._packed: dict[tuple[str, int], tuple[object, Encoded]] = {}
 
     def __call__(self, msg: Broadcast) -> tuple[Parameters, dict[str, Any]]:
-        parts = [self._once("", msg.weights, self._weights)]
-        for name, value in msg.extras.items():
-            parts.append(self._once(name, value, partial(self._extra, name)))
+        parts = [self._once(_WEIGHTS, msg.weights)]
+        parts += [self._once(name, value) for name, value in msg.extras.items()]
         encoded = Encoded.joined(parts)
         header = _header(msg) | self._agreed
         return Parameters(encoded.arrays, "numpy.ndarray"), encoded.sealed(header, msg.weights)
 
-    def _once(self, name: str, value: Any, make: Callable[[Any], Encoded]) -> Encoded:
-        if not isinstance(value, Tensor | dict):
-            return make(value)
+    def _once(self, name: str, value: Any) -> Encoded:
+        """The weights or an extra, with arrays as bytes."""
         key = name, id(value)
         if key not in self._packed:
-            self._packed[key] = value, make(value)
+            encoded = Encoded.of_extra(name, value) if name else Encoded.of_weights(value)
+            encoded.arrays = ndarrays_to_parameters(encoded.arrays).tensors
+            self._packed[key] = value, encoded
         return self._packed[key][1]
-
-    @staticmethod
-    def _weights(weights: Tree) -> Encoded:
-        return _as_bytes(Encoded.of_weights(weights))
-
-    @staticmethod
-    def _extra(name: str, value: Extra) -> Encoded:
-        return _as_bytes(Encoded.of_extra(name, value))
-
-
-def _as_bytes(encoded: Encoded) -> Encoded:
-    encoded.arrays = ndarrays_to_parameters(encoded.arrays).tensors
-    return encoded
 
 
 def fit_ins(msg: Broadcast, packer: MessagePacker) -> FitIns:
@@ -549,7 +536,8 @@ def _layout(
     header: dict[str, Any],
 ) -> tuple[list[str], dict[str, list[str]], list[str], dict[str, str]]:
     """What the header says about tensors: names, names in trees, extras behind, digests."""
-    names, tree_names, behind, digests = (header.get(key) for key in _LAYOUT[:4])
+    layout: list[Any] = [header.get(key) for key in _LAYOUT[:4]]
+    names, tree_names, behind, digests = layout
     good = _is_names(names) and _is_names(behind) and isinstance(tree_names, dict)
     good = good and all(map(_is_names, tree_names.values())) and {*behind} <= {*tree_names}
     if not good or not isinstance(digests, dict) or not has_form([*digests.values()], [str]):

@@ -22,7 +22,7 @@ class Classifier(nn.Module):
     dictionary.
     """
 
-    body: nn.Module
+    body: Any
     head: nn.Linear
     text: ClassVar[bool] = False  # whether the inputs x (B, T) are token numbers
 

@@ -18,7 +18,7 @@ from fedhet.config.targets import instantiate
 from fedhet.core.errors import ConfigError
 from fedhet.core.task import Samples
 from fedhet.data.__main__ import main
-from fedhet.data.commands.describe import table
+from fedhet.data.commands.partitions import table
 from fedhet.data.dataset import Dataset
 from fedhet.data.partition import Scheme, read_saved
 from fedhet.data.run_data import RunData

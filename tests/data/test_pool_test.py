@@ -17,8 +17,8 @@ from data.schemes import run_data, saved_scheme
 
 import fedhet
 from fedhet.core.errors import ConfigError, DataError
-from fedhet.data import transform
 from fedhet.data.__main__ import main
+from fedhet.data.federation import transform
 from fedhet.data.partition import Iid, Partition
 from fedhet.data.run_data import RunData
 

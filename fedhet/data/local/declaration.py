@@ -189,6 +189,16 @@ class Declaration(Checked):
         return tuple(key for key in self.normalised if getattr(self, key) == AUTO)
 
     @property
+    def measured(self) -> list[str]:
+        """Of what sites measure the statistics: "x", the inputs, and "y", the numbers."""
+        return sorted({"x" if key in STATISTICS[:2] else "y" for key in self.auto})
+
+    @property
+    def columns_of(self) -> dict[str, int]:
+        """The number of columns or channels of the inputs "x", and of the numbers "y"."""
+        return {"x": self.shape_of_sample[0], "y": len(self.outputs)}
+
+    @property
     def content(self) -> dict[str, Any]:
         """What the data of a site must meet, in the terms of its samples."""
         text = {"text": self.text, "tokenizer": self.tokenizer} if self.text else {}
