@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from composing import composed
 
+from fedhet.data.federation import RunData
 from fedhet.data.partition import (
     Dirichlet,
     DrawnScheme,
@@ -20,7 +21,6 @@ from fedhet.data.partition import (
     Saved,
     Shards,
 )
-from fedhet.data.run_data import RunData
 
 OPTIONS = {
     Iid: {},

@@ -20,8 +20,8 @@ from fedhet.core.task import Samples
 from fedhet.data.__main__ import main
 from fedhet.data.commands.partitions import table
 from fedhet.data.dataset import Dataset
+from fedhet.data.federation import RunData
 from fedhet.data.partition import Scheme, read_saved
-from fedhet.data.run_data import RunData
 
 
 @pytest.fixture(autouse=True)

@@ -18,9 +18,8 @@ from data.schemes import run_data, saved_scheme
 import fedhet
 from fedhet.core.errors import ConfigError, DataError
 from fedhet.data.__main__ import main
-from fedhet.data.federation import transform
+from fedhet.data.federation import RunData, transform
 from fedhet.data.partition import Iid, Partition
-from fedhet.data.run_data import RunData
 
 POOL = "partition.pool_test=true"
 

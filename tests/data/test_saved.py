@@ -12,7 +12,7 @@ import pytest
 from data.schemes import run_data, saved_scheme
 
 from fedhet.core.errors import ConfigError, DataError
-from fedhet.data.run_data import RunData
+from fedhet.data.federation import RunData
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from fedhet.data.run_data import RunData
+    from fedhet.data.federation import RunData
 
 MAX_ROWS = 40  # of the table of clients
 MAX_CLASSES = 20  # of more classes, labels or numbers to predict it has no columns
@@ -55,7 +55,7 @@ def add_commands(commands: Any) -> None:
 
 def _data(overrides: Sequence[str]) -> RunData:
     from fedhet import config
-    from fedhet.data.run_data import RunData
+    from fedhet.data.federation import RunData
 
     return RunData.of(config.compose(overrides).cfg)
 

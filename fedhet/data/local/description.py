@@ -15,9 +15,9 @@ from fedhet.core.errors import DataError, Rejected
 from fedhet.core.task import Samples
 from fedhet.core.trees import LARGEST
 from fedhet.data.array_cache import Arrays
+from fedhet.data.federation import Moments, joined, moments
 from fedhet.data.local.declaration import STATISTICS, Declaration
 from fedhet.data.local.reading import PARTS
-from fedhet.data.moments import Moments, joined, moments
 from fedhet.record.schema import has_form
 
 log = logging.getLogger("fedhet.data")
@@ -34,8 +34,8 @@ class SiteDescription:
         sizes: the numbers of training, validation and test samples.
         counts: of each class or label over all parts, None for one that is not told; or None.
         moments: of "x", the inputs, and "y", the numbers to predict, on the training part: count,
-            mean and squares (`fedhet.data.moments.Moments`), as far as a statistic is "auto". Mean
-            and squares of a column that would tell a count of few samples are None.
+            mean and squares (`fedhet.data.federation.Moments`), as far as a statistic is "auto".
+            Mean and squares of a column that would tell a count of few samples are None.
     """
 
     site: str
