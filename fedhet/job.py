@@ -33,10 +33,9 @@ from fedhet.core.state import Store
 from fedhet.core.strategy import FedStrategy
 from fedhet.core.task import Task
 from fedhet.core.workspace import Workspace
-from fedhet.data.federation import augmentation, target_scale, transform
+from fedhet.data.federation import RunData, augmentation, target_scale, transform
 from fedhet.data.given import check_settings, check_task, partition_record
 from fedhet.data.local.data import LocalData, check_merge, is_local
-from fedhet.data.run_data import RunData
 from fedhet.data.toy import toy_task
 from fedhet.handover import delivery
 from fedhet.models.build import build_model

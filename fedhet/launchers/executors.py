@@ -285,7 +285,7 @@ def usable_cores() -> int:
 class Ray(Elsewhere):
     """Makes each run as a task of a Ray cluster.
 
-    The nodes get the code of this process (engines/cluster.py), and each run its composed
+    The nodes get the code of this process (engines/ray.py), and each run its composed
     configuration. They need the same packages, and the working directory under the same path,
     because each run writes its own run folder.
 
@@ -305,21 +305,12 @@ class Ray(Elsewhere):
         self.needs = {"num_cpus": num_cpus, "num_gpus": num_gpus}
 
     def launch(self, runs: Sequence[PlannedRun], watch: Watch) -> dict[PlannedRun, str]:
-        from fedhet.engines import cluster
-
-        if self.address is not None:
-            nodes = cluster.reach(self.address, "hydra.launcher.address")
-            for name, resource in (("num_cpus", "CPU"), ("num_gpus", "GPU")):
-                most = max((node.get(resource, 0.0) for node in nodes), default=0.0)
-                if self.needs[name] > most:
-                    raise ConfigError(
-                        f"hydra.launcher.{name}={self.needs[name]}, but the largest node of the"
-                        f" cluster has {most:g}"
-                    )
         import ray
 
-        from fedhet.engines.ray import ray_arguments
+        from fedhet.engines.ray import check_resources, ray_arguments
 
+        if self.address is not None:
+            check_resources(self.address, "hydra.launcher", self.needs)
         self.ray = ray
         handler = signal.getsignal(signal.SIGTERM)
         with ray_arguments(self.address) as arguments:
