@@ -20,8 +20,15 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from fedhet.checkpoint.folder import BEST, ROUNDS, Checkpoint, CheckpointFolder, remove_parts
-from fedhet.checkpoint.steps import Checkpoints, continued
+from fedhet.checkpoint import (
+    BEST,
+    ROUNDS,
+    Checkpoint,
+    CheckpointFolder,
+    Checkpoints,
+    continued,
+    remove_parts,
+)
 from fedhet.config.aliases import unfolded
 from fedhet.core.errors import ConfigError
 from fedhet.core.groups import Speed
@@ -32,7 +39,7 @@ from fedhet.record.files import as_json, write_text
 from fedhet.record.lock import Lock, claim
 from fedhet.record.run_folder import Past, Recorder
 from fedhet.record.schema import FORMAT, read_or_empty
-from fedhet.trackers.tracking import Tracking, tracker_of
+from fedhet.trackers.base import Tracking, tracker_of
 
 if TYPE_CHECKING:
     from fedhet.job import Job

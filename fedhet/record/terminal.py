@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import (
     BarColumn,
-    MofNCompleteColumn,
     Progress,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from fedhet.core.callbacks import Callback, Row
@@ -138,24 +137,46 @@ def progress(title: str, steps: int, done: int = 0) -> Iterator[Observer]:
     if not console.is_terminal:
         yield lambda row: console.print(step_line(row), highlight=False, soft_wrap=True)
         return
-    columns = (
-        TextColumn("{task.fields[title]}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.description}"),
-    )
-    bar = Progress(*columns, console=console, transient=False)
-    task = bar.add_task("", total=steps, completed=done, title=title)
+    bar = bar_on(console)
+    numbers = itertools.count(done + 1)
+    task = bar.add_task("", total=steps, completed=done, title=title, count=f"{done}/{steps}")
+
+    def shown(row: Row) -> None:
+        count = f"{next(numbers)}/{steps}"
+        bar.update(task, advance=1, count=count, description=step_line(row))
+
     try:
         # Interrupted in the middle, it would leave the cursor hidden and the output redirected.
         with signals_deferred():
             bar.start()
-        yield lambda row: bar.update(task, advance=1, description=step_line(row))
+        yield shown
     finally:
         with signals_deferred():
             bar.stop()
+
+
+def bar_on(console: Console, *, lasting: bool = True) -> Progress:
+    """Bars with the fields `title` and `count`, and what is told of them last.
+
+    Args:
+        console: where to show them.
+        lasting: whether they stay when they have ended. Else they are drawn when `refresh` is
+            called, and what is printed meanwhile goes to where it would go.
+    """
+    label = Column(overflow="ellipsis", no_wrap=True)
+    return Progress(
+        TextColumn("{task.fields[title]}", markup=False, table_column=label),
+        BarColumn(),
+        TextColumn("{task.fields[count]}", markup=False),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.description}", markup=False),
+        console=console,
+        transient=not lasting,
+        auto_refresh=lasting,
+        redirect_stdout=lasting,
+        speed_estimate_period=3600,  # a round may take minutes
+    )
 
 
 def in_notebook() -> bool:
