@@ -101,7 +101,7 @@ def no_folder(folder: Path) -> Path:
         (experiments, "the experiments one, other"),
         (
             wrong_metric,
-            "report.metric='lats' is not allowed; did you mean 'last'? choose from: last,",
+            "report.metric=lats is not allowed (did you mean last",
         ),
     ],
 )

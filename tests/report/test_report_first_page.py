@@ -10,9 +10,9 @@ import pytest
 from report.made_runs import Axes, make_experiment, make_run
 
 import fedhet
+from fedhet.record.figures import Picture
 from fedhet.report import figures, page, tables
 from fedhet.report.document import FigureFile
-from fedhet.report.figures import Picture
 from fedhet.report.study import Study
 
 
