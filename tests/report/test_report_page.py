@@ -20,7 +20,7 @@ from fedhet.report.figures import panels
 from fedhet.report.page import FIGURES, TABLES
 from fedhet.report.results import results
 from fedhet.report.study import Study
-from fedhet.report.tables import deciding, memory, mixed_code, targets
+from fedhet.report.tables import deciding, memory, mixed_code, thresholds
 
 HOSTILE = "</script><img src=x onerror=alert(1)> & $x_1$ | \\input{passwd} `**b**`"
 SEEDS = list(range(12))
@@ -245,14 +245,14 @@ def test_methods_without_personal_models_count_with_their_global_one(tmp_path: P
     assert means.to_dict() == {"Own": pytest.approx(0.9), "Shared": pytest.approx(0.6)}
 
 
-def test_a_target_that_is_never_reached_says_so(experiment: Path) -> None:
+def test_a_threshold_that_is_never_reached_says_so(experiment: Path) -> None:
     cells = json.loads((experiment / "experiment.json").read_text())["cells"]
     for cell in cells:
         reached = cell["axes"]["method"] == "Best" and cell["axes"]["seed"] < 5
         cost = {"rounds": 3, "bytes": 3000, "seconds": 0.3} if reached else {}
         entry = {"accuracy": 0.8, "rounds": None, "bytes": None, "seconds": None, **cost}
         change(experiment / cell["folder"] / "summary.json", targets=[entry])
-    table = targets(Study(results(experiment)))
+    table = thresholds(Study(results(experiment)))
     assert table is not None
     texts = {(row[0].text, row[1].text): [entry.text for entry in row[2:]] for row in table.rows}
     wanted = ["accuracy 0.8", "3.0 ± 0.0", "3 kB", "0.30 ± 0.00", "5 of 12"]
