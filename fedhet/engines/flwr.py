@@ -33,6 +33,7 @@ from fedhet.handover import delivery
 from fedhet.record.files import LastingJson
 from fedhet.record.lock import Lock
 from fedhet.record.run_folder import RUNNING
+from fedhet.record.schema import read_or_empty
 from fedhet.record.start import check_run
 
 if TYPE_CHECKING:
@@ -238,23 +239,15 @@ class End:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._before = _summary(folder)
+        self._file = folder / "summary.json"
+        self._before = read_or_empty(self._file)
 
     def __call__(self) -> dict[str, Any] | None:
         """The run's summary; None if it does not say yet how the run has ended."""
-        summary = _summary(self._folder)
+        summary = read_or_empty(self._file)
         if summary == self._before or not summary or summary["reason"] == RUNNING:
             return None
         return summary
-
-
-def _summary(folder: Path) -> dict[str, Any] | None:
-    path = folder / "summary.json"
-    if not path.exists() or not path.stat().st_size:
-        return None
-    summary: dict[str, Any] = json.loads(path.read_text())
-    return summary
 
 
 @contextmanager
@@ -263,7 +256,7 @@ def _interruption_recorded(folder: Path) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        summary = _summary(folder)
+        summary = read_or_empty(folder / "summary.json")
         if summary and summary["status"] != "ok":
             ended = {"status": "interrupted", "reason": "stopped by the user"}
             LastingJson(folder / "summary.json").write_last({**summary, **ended})

@@ -131,6 +131,15 @@ def last_step(path: Path) -> dict[str, Any]:
         return {}
 
 
+def leaves(node: Mapping[str, Any], dot: str = ".", prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The values of an object and of the objects in it, by names such as `seconds.train`."""
+    for key, value in node.items():
+        if isinstance(value, Mapping):
+            yield from leaves(value, dot, f"{prefix}{key}{dot}")
+        else:
+            yield f"{prefix}{key}", value
+
+
 def _cause(error: Exception) -> object:
     return "it is nested too deeply" if isinstance(error, RecursionError) else error
 

@@ -26,6 +26,18 @@ FIGURES = (
     "wins|critical-distance|(curves-by-(round|megabytes|seconds)|clients|labels)(-[0-9]+)?"
     r"|tuning-[\w-]+"
 )
+NO_THRESHOLDS = (
+    "No thresholds were set, so that what it costs to reach one is unknown;"
+    " eval.thresholds=[.8,.9] records it."
+)
+NO_TRIALS = (
+    "These runs had no trials before them: their settings are those that the file or the"
+    " command line of the experiment gives, and the defaults."
+)
+DUPLICATES = (
+    "runs have the same method, setting and seed as others, of which only the last by its folder's"
+    " name is shown."
+)
 
 
 def write_report(folder: Path | str | Sequence[Path | str], out: Path | str | None) -> Written:
@@ -81,36 +93,46 @@ def compose(found: Results, pictures: Path) -> Document:
     tests, ranking = statistics_section(study)
     tests.figures += figures.critical_difference(study, ranking, pictures)
     tests.figures += figures.win_matrix(study, pictures)
-    scores = Section(
-        "Scores", [tables.DIVERGENCE], tables.score_tables(study), figures.curves(study, pictures)
-    )
-    clients = Section("Clients", figures=figures.boxes(study, pictures))
-    clients.figures += figures.label_distribution(study, pictures)
-    costs = Section("Costs", tables=tables.cost_tables(study))
-    if not any(table.name == "thresholds" for table in costs.tables):
-        costs.paragraphs.append(
-            "No thresholds were set, so that what it costs to reach one is unknown;"
-            " eval.thresholds=[.8,.9] records it."
-        )
-    tuning = Section("Tuning", figures=figures.tuning_response(study, pictures))
-    tuned = tables.tuning_table(study)
-    tuning.tables += [table for table in (tables.methods_table(study), tuned) if table]
-    if not tuned:
-        tuning.paragraphs.append(
-            "These runs had no trials before them: their settings are those that the file or the"
-            " command line of the experiment gives, and the defaults."
-        )
-    gaps = Section("What is missing")
-    missing = tables.missing_table(study)
-    gaps.tables += [missing] if missing else []
-    gaps.paragraphs += [f"Damaged: {problem}." for problem in found.problems]
-    if not missing:
-        gaps.paragraphs.append("Every run has a result.")
-    if duplicates := sum(cell.counts for cell in found.cells) - len(study.cells):
-        gaps.paragraphs.append(
-            f"{duplicates} runs have the same method, setting and seed as others, of which"
-            " only the last by its folder's name is shown."
-        )
+    costs, tuned = tables.cost_tables(study), tables.tuning_table(study)
+    missing, made = tables.missing_table(study), tables.making_section(study)
+    duplicates = sum(cell.counts for cell in found.cells) - len(study.cells)
+    sections = [
+        Section(
+            "Scores",
+            [tables.DIVERGENCE],
+            [tables.deciding(study), tables.every_score(study)],
+            figures.curves(study, pictures),
+        ),
+        tests,
+        Section(
+            "Clients",
+            figures=[
+                *figures.boxes(study, pictures),
+                *figures.label_distribution(study, pictures),
+            ],
+        ),
+        Section(
+            "Costs",
+            [] if any(table.name == "thresholds" for table in costs) else [NO_THRESHOLDS],
+            costs,
+        ),
+        Section(
+            "Tuning",
+            [] if tuned else [NO_TRIALS],
+            [table for table in (tables.methods_table(study), tuned) if table],
+            figures.tuning_response(study, pictures),
+        ),
+        Section(
+            "What is missing",
+            [
+                *(f"Damaged: {problem}." for problem in found.problems),
+                *([] if missing else ["Every run has a result."]),
+                *([f"{duplicates} {DUPLICATES}"] if duplicates else []),
+            ],
+            [missing] if missing else [],
+        ),
+        made,
+    ]
     return Document(
         title=str(
             experiment.get("title")
@@ -121,7 +143,7 @@ def compose(found: Results, pictures: Path) -> Document:
         sentences=sentences(study, ranking),
         rule=RULE,
         warnings=[*study.notes, *tables.mixed_code(study)],
-        sections=[scores, tests, clients, costs, tuning, gaps, tables.making_section(study)],
+        sections=sections,
     )
 
 

@@ -489,7 +489,7 @@ class Results:
     def rounds(self) -> pd.DataFrame:
         """The lines of every run's rounds.jsonl; nested values are columns `seconds.train`."""
         rows = [
-            {**self._key(cell), **dict(_flat(step))}
+            {**self._key(cell), **dict(schema.leaves(step))}
             for cell in self.cells
             if cell.summary
             for step in self.steps(cell)
@@ -628,15 +628,7 @@ def flattened(summary: Values) -> Iterator[tuple[str, Any]]:
         elif name in ("plugins", "models"):
             yield name, ",".join(value)
         else:
-            yield from _flat({name: value})
-
-
-def _flat(nested: Values, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in nested.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
+            yield from schema.leaves({name: value})
 
 
 # ---- what differs between runs that no experiment names

@@ -50,11 +50,6 @@ DIVERGENCE = (
 )
 
 
-def score_tables(study: Study) -> list[Table]:
-    """The deciding score by method and condition, and all scores."""
-    return [deciding(study), every_score(study)]
-
-
 def deciding(study: Study) -> Table:
     """A row per method and a column per condition."""
     entries = {name: condition_entries(study, study.metric, name) for name in study.conditions}
@@ -298,22 +293,22 @@ def memory(study: Study) -> Table:
 
 # ---- how the runs were made: configuration, versions, machines, seeds, and what is missing
 LONGEST_CONFIG = 40_000
+NO_COMMAND = (
+    "No experiment.json names a command. Each run's overrides.yaml has the overrides that repeat"
+    " it."
+)
 
 
 def making_section(study: Study) -> Section:
     """The section about the making of the runs."""
-    section = Section("How it was made")
-    experiment = study.results.source.experiment
-    if experiment.get("command"):
-        section.listings.append(("The command that repeats it", command(experiment["command"])))
-    else:
-        section.paragraphs.append(
-            "No experiment.json names a command. Each run's overrides.yaml has the overrides that"
-            " repeat it."
-        )
+    given = study.results.source.experiment.get("command")
     seeds = sorted(set(study.scores["seed"]))
-    section.paragraphs.append(f"Seeds: {', '.join(map(str, seeds))}.")
-    section.tables += [runs_table(study), environment_table(study)]
+    section = Section(
+        "How it was made",
+        [*([] if given else [NO_COMMAND]), f"Seeds: {', '.join(map(str, seeds))}."],
+        [runs_table(study), environment_table(study)],
+        listings=[("The command that repeats it", command(given))] if given else [],
+    )
     cell = study.cells[0]
     with suppress(OSError, ValueError):
         text = (cell.folder / "config.yaml").read_text(encoding="utf-8")

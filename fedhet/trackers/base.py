@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -18,7 +18,7 @@ from fedhet.core.callbacks import Callback, Row
 from fedhet.core.errors import ConfigError, DataError, reason_of
 from fedhet.core.loop import Loop
 from fedhet.record.files import write_json
-from fedhet.record.schema import read_object, read_or_empty
+from fedhet.record.schema import leaves, read_object, read_or_empty
 
 A_TIME = re.compile(r"\d\d-\d\d-\d\d")
 
@@ -115,7 +115,7 @@ class Tracking(Callback):
             run = Tracked(
                 folder=self._folder,
                 sweep=sweep_of(self._folder),
-                settings=dict(_leaves(settings, ".")),
+                settings=dict(leaves(settings)),
                 executed=len(rows),
                 told=before["steps"],
                 id=before["id"],
@@ -199,14 +199,6 @@ def numbers(row: Mapping[str, Any]) -> dict[str, float]:
     counted = {key: len(value) if isinstance(value, list) else value for key, value in row.items()}
     return {
         name.replace(".", "/"): float(value)
-        for name, value in _leaves(counted, "/")
+        for name, value in leaves(counted, "/")
         if isinstance(value, int | float)
     }
-
-
-def _leaves(node: Mapping[str, Any], dot: str, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in node.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value, dot, f"{prefix}{key}{dot}")
-        else:
-            yield f"{prefix}{key}", value
