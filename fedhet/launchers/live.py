@@ -154,6 +154,7 @@ class Watch:
         if not self.console.is_terminal or shown.status != "ok":
             line = f"[{self.done}/{self.total}] {shown.line()}"
             self.console.print(line, highlight=False, markup=False, soft_wrap=True)
+        self.look()
 
     def look(self) -> None:
         """Look at all folders once."""

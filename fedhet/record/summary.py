@@ -1,10 +1,15 @@
-"""summary.json: what a run's rounds add up to."""
+"""What environment.json and summary.json have: where a run took place, and what it adds up to."""
 
 from __future__ import annotations
 
 import math
+import os
+import platform
+import resource
+import sys
 from collections import Counter
 from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,12 +19,54 @@ from fedhet.core.check import counted
 from fedhet.core.metrics import comm_cost, effective_rounds
 from fedhet.core.state import state_sizes
 from fedhet.core.targets import TARGETS, Classes, LossOnly
-from fedhet.record.environment import peak_memory
 
 if TYPE_CHECKING:
     from fedhet.core.strategy import FedStrategy
     from fedhet.core.targets import Target
 
+KIB = 1 if sys.platform == "darwin" else 1024  # the unit of ru_maxrss, in bytes
+RECORDED_PACKAGES = (
+    "fedhet",
+    "torch",
+    "torchvision",
+    "flwr",
+    "numpy",
+    "scikit-learn",
+    "hydra-core",
+    "ray",
+)
+
+
+def versions() -> dict[str, Any]:
+    """Return the versions of Python and of the packages that affect results, and the machine."""
+    environment: dict[str, Any] = {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpus": os.cpu_count(),
+    }
+    for package in RECORDED_PACKAGES:
+        try:
+            environment[package] = version(package)
+        except PackageNotFoundError:
+            environment[package] = None
+    if torch.cuda.is_initialized():  # in a run on the CPU, the name would open the GPU
+        environment["gpu"] = torch.cuda.get_device_name()
+    return environment
+
+
+def peak_memory() -> dict[str, int]:
+    """Return the most bytes that this process, and its GPU, have had in use at once.
+
+    It is counted from the start of the process, so that a run which shares its process with earlier
+    ones has their peak, too. Workers are processes of their own, and are not in it.
+    """
+    peak = {"peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB}
+    if torch.cuda.is_initialized():
+        peak["gpu_peak"] = torch.cuda.max_memory_allocated()
+    return peak
+
+
+# ---- summary.json: what a run's rounds add up to
 Row = dict[str, Any]  # a line of rounds.jsonl
 
 

@@ -69,14 +69,13 @@ ASSUMPTIONS = [
 
 def statistics_section(study: Study) -> tuple[Section, Ranking | None]:
     """The section without its figures, and the ranking for the diagram."""
-    section = Section("Which differences are real")
-    tables = [pairs_table(study)]
     ranking, about = overall(study)
-    section.paragraphs += [few_pairs(study), *about]
-    if ranking:
-        tables.append(rank_table(study, ranking))
-    section.tables += tables
-    section.notes += ASSUMPTIONS
+    section = Section(
+        "Which differences are real",
+        [few_pairs(study), *about],
+        [pairs_table(study), *([rank_table(study, ranking)] if ranking else [])],
+        notes=[*ASSUMPTIONS],
+    )
     return section, ranking
 
 
@@ -215,13 +214,10 @@ def rank_table(study: Study, ranking: Ranking) -> Table:
     columns: Columns = [
         (study.compare, "method"),
         ("mean rank", lambda r: number(r["mean_rank"], ".2f")),
-    ]
-    columns += [
-        (
-            str(other),
-            lambda r, o=other: plain(None) if r["method"] == o else p_value(r[o]),
-        )
-        for other in order.index
+        *(
+            (str(other), lambda r, o=other: plain(None) if r["method"] == o else p_value(r[o]))
+            for other in order.index
+        ),
     ]
     caption = f"Mean ranks over {ranking.blocks} blocks (1 is best), and Nemenyi's p-values."
     return Table.of("ranks", "Mean ranks", caption, data, columns)
@@ -242,17 +238,16 @@ RULE = (
 
 def sentences(study: Study, ranking: Ranking | None) -> list[str]:
     """The summary, a sentence or a few for each subject."""
-    found = [_score(study)]
     undecided = _undecided(study)
-    found += [
-        _winner(study, condition, told=condition in undecided) for condition in study.conditions
-    ]
-    if undecided:
-        found.append(_too_few(study, undecided))
     of_seeds = len(study.means(study.metric)) < FEWEST_CONDITIONS
-    if ranking is not None and len(study.conditions) > 1 and not (undecided and of_seeds):
-        found.append(_ranks(ranking, of_seeds))
-    return [*found, *_gaps(study)]
+    ranked = ranking and len(study.conditions) > 1 and not (undecided and of_seeds)
+    return [
+        _score(study),
+        *(_winner(study, name, told=name in undecided) for name in study.conditions),
+        *([_too_few(study, undecided)] if undecided else []),
+        *([_ranks(ranking, of_seeds)] if ranking and ranked else []),
+        *_gaps(study),
+    ]
 
 
 def _score(study: Study) -> str:

@@ -410,10 +410,12 @@ def _best_of(cells: list[FoundRun]) -> list[FoundRun]:
 # ---- frames
 LOSS = "loss"
 # What runs of classes have in any case; the columns where no run has a result yet.
-OF_A_RUN = ["accuracy.last", "accuracy.best_val", "acc_clients_mean", LOSS, "validation"]
-OF_A_RUN += ["seconds.total", "seconds.train", "bytes.up.model", "bytes.down.model"]
-OF_A_STEP = ["acc_global", "loss_global", "acc_clients_mean", "acc_val_weighted"]
-OF_A_STEP += ["seconds.train", "bytes.up.model", "bytes.down.model"]
+OF_BOTH = ("seconds.train", "bytes.up.model", "bytes.down.model")
+OF_A_RUN = (
+    *("accuracy.last", "accuracy.best_val", "acc_clients_mean", LOSS, "validation"),
+    *("seconds.total", *OF_BOTH),
+)
+OF_A_STEP = ("acc_global", "loss_global", "acc_clients_mean", "acc_val_weighted", *OF_BOTH)
 
 
 def results(folder: Path | str | Sequence[Path | str]) -> Results:
