@@ -45,7 +45,7 @@ from fedhet.record import terminal
 from fedhet.record.personal import PersonalModels
 from fedhet.record.results import Run
 from fedhet.record.start import start
-from fedhet.trackers.tracking import tracker_of
+from fedhet.trackers.base import tracker_of
 
 log = logging.getLogger("fedhet")
 A_GPU = "engine.num_gpus=1, or a share such as .25, gives each client a GPU"

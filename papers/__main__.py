@@ -23,8 +23,8 @@ import pandas as pd
 
 from fedhet.cli.errors import report_error
 from fedhet.core.errors import ConfigError
-from fedhet.report.curves import curve_points
-from fedhet.report.exports import escaped
+from fedhet.report.document import escaped
+from fedhet.report.figures import curve_points
 from fedhet.report.results import results
 from fedhet.report.study import Study
 from papers import helps, leaderboard, paper, picture, table
