@@ -16,10 +16,10 @@ Here n_k are the client's label counts, and no gradient flows through [].
     server keeps:  x
 
 The model and the personal head take one step per batch, each with a gradient that is clipped by
-itself. The personal head never leaves the client, and x is what it would be without it. With gamma = 0, x is
-FedAvg's, bit for bit. n_k counts the set that is trained on, so samples drawn by a plug-in are
-among them; a class without samples gets no probability. Both losses are cross entropies whatever
-the task's criterion, except in a plug-in's own phase, which trains on the criterion.
+itself. The personal head never leaves the client, and x is what it would be without it. With
+gamma = 0, x is FedAvg's, bit for bit. n_k counts the set that is trained on, so samples drawn by a
+plug-in are among them; a class without samples gets no probability. Both losses are cross entropies
+whatever the task's criterion, except in a plug-in's own phase, which trains on the criterion.
 
 Deviations and choices: the paper's hypernetwork for the personal heads is not implemented.
 
