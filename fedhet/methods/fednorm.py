@@ -48,7 +48,7 @@ from torch import Tensor
 from fedhet.core import check
 from fedhet.core.check import setting
 from fedhet.core.messages import Broadcast, Update
-from fedhet.core.metrics import chunks
+from fedhet.core.metrics import FORWARD_BATCH
 from fedhet.core.plugin import Plugin
 from fedhet.core.trees import Tree
 from fedhet.methods.fedavg import FedAvg
@@ -170,7 +170,7 @@ class FedNormPlugin(Plugin):
         if len(data) < workspace.min_count:
             return torch.empty(0, device=workspace.device)
         total = torch.zeros((), dtype=torch.float64, device=workspace.device)
-        for x in chunks(data.x):
+        for x in data.x.split(FORWARD_BATCH):
             total = total + features(x).flatten(1).sum(0, dtype=torch.float64)
         return (total / len(data)).float()
 
