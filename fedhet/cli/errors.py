@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 import traceback
+from typing import NoReturn
 
 from fedhet.core.errors import (
     ConfigError,
@@ -22,6 +24,15 @@ FAILED = 1
 WRONG_USE = 2
 DEGRADED = 3
 INTERRUPTED = 130
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are those of fedhet: one line, without the usage."""
+
+    def error(self, message: str) -> NoReturn:
+        if message.startswith("unrecognized arguments") and self.prog == "python -m fedhet":
+            message += "; a setting has no dashes, as in rounds=5"
+        raise ConfigError(f"{message}; see {self.prog} --help")
 
 
 def drop_output() -> None:

@@ -34,13 +34,12 @@ def sweep(lines: list[str]) -> int:
     Raises:
         ConfigError: an override is wrong; nothing was run.
     """
-    composition.check_overrides(lines, sweep=True)
+    bases = composition.of_sweep()
+    every = composition.sweep_runs(lines, bases)
     parsed = overrides.parse(lines)
     fixed = {each.key_or_group for each in parsed if not each.is_sweep_override()}
-    every = overrides.product(parsed)
     launching = composition.launching(every[0])
     makes = executor(launching)
-    bases = composition.of_sweep()
     runs = []
     for number, own in enumerate(every):
         varied = ",".join(sorted(line for line in own if key_of(line) not in fixed))

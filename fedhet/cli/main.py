@@ -13,12 +13,11 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import NoReturn
 
 from fedhet.cli import help
 from fedhet.cli.commands import is_command, run_command
 from fedhet.cli.compatibility import compatibility
-from fedhet.cli.errors import INTERRUPTED, drop_output, report_error
+from fedhet.cli.errors import INTERRUPTED, Parser, drop_output, report_error
 from fedhet.cli.interrupts import interruptible
 from fedhet.config import pieces
 from fedhet.core.errors import ConfigError
@@ -88,22 +87,15 @@ def _find_packages_here() -> None:
         sys.path.append(here)
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        if message.startswith("unrecognized arguments"):
-            message += "; a setting has no dashes, as in rounds=5"
-        raise ConfigError(f"{message}; see python -m fedhet --help")
-
-
 def _folder_parser() -> argparse.ArgumentParser:
     """Read what comes before all else; a command takes it too."""
-    parser = _Parser(add_help=False, allow_abbrev=False)
+    parser = Parser(prog="python -m fedhet", add_help=False, allow_abbrev=False)
     parser.add_argument("--config-dir", action="append", default=[])
     return parser
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(add_help=False, allow_abbrev=False)
+    parser = Parser(prog="python -m fedhet", add_help=False, allow_abbrev=False)
     parser.add_argument("overrides", nargs="*")
     for flags in (("-h", "--help"), ("--version",), ("--list",), ("-m", "--multirun")):
         parser.add_argument(*flags, action="store_true")

@@ -128,26 +128,24 @@ def cached(lines: tuple[str, ...]) -> Config:
     return replace(compose(lines, sent=True), run_dir="")
 
 
-def check_overrides(lines: Sequence[str], *, sweep: bool = False) -> list[str]:
-    """Check all names and values of the overrides; return them in the form that Hydra needs.
+def sweep_runs(lines: Sequence[str], bases: Bases) -> list[tuple[str, ...]]:
+    """Return the overrides of each run of a sweep, all of which are checked.
 
-    The overrides of a sweep are checked before its first run starts.
+    Args:
+        lines: the overrides of the sweep.
+        bases: what composes its runs.
 
     Raises:
-        ConfigError: as `compose` does; for a sweep it names the first run that is wrong.
+        ConfigError: as `compose` does; it names the first run that is wrong.
     """
     refuse_own_plugin(lines)
-    parsed = overrides.parse(lines)
-    runs = overrides.of_sweep_runs(parsed) if sweep else [overrides.of_single_run(parsed)]
-    bases = of_sweep() if sweep else None
+    runs = overrides.product(overrides.parse(lines))
     for run in runs:
         try:
             compose(run, bases=bases)
         except ConfigError as error:
-            if not sweep:
-                raise
             raise ConfigError(f"{error} (in the sweep's run {' '.join(run)})") from error
-    return overrides.as_texts(parsed)
+    return runs
 
 
 @dataclass(frozen=True)
