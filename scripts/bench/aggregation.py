@@ -143,7 +143,7 @@ def main() -> None:
 
     of_copy = ratio("mean", "copy")
     entries = sum(strategy.workspace.initial[name].numel() for name in strategy.workspace.trained)
-    high = strategy.report["frac_high"]
+    high = strategy.recorded["frac_high"]
     print(f"{args.clients} clients, {entries:,} entries, {high:.2%} of them of high dispersion")
     for name in pieces:
         peak = f"   peak memory {peaks[name]:.2f} x the clients' trees" if name in peaks else ""
