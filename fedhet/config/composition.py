@@ -18,6 +18,7 @@ import yaml
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.types import RangeSweep
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
@@ -129,7 +130,11 @@ def cached(lines: tuple[str, ...]) -> Config:
 
 
 def sweep_runs(lines: Sequence[str], bases: Bases) -> list[tuple[str, ...]]:
-    """Return the overrides of each run of a sweep, all of which are checked.
+    """Return the overrides of each run of a sweep, all values of which are checked.
+
+    That takes runs with every combination of the groups' choices, and with every value once, but
+    for those between the ends of a range: names and ranges of two settings do not depend on each
+    other, and a long sweep is checked quickly.
 
     Args:
         lines: the overrides of the sweep.
@@ -139,8 +144,16 @@ def sweep_runs(lines: Sequence[str], bases: Bases) -> list[tuple[str, ...]]:
         ConfigError: as `compose` does; it names the first run that is wrong.
     """
     refuse_own_plugin(lines)
-    runs = overrides.product(overrides.parse(lines))
+    parsed = overrides.parse(lines)
+    runs = overrides.product(parsed)
+    groups = catalogue.groups()
+    ranges = [each for each in parsed if isinstance(each.value(), RangeSweep)]
+    checked: set[object] = {line for each in ranges for line in overrides.each_value(each)[1:-1]}
     for run in runs:
+        shows = {*run, tuple(line for line in run if key_of(line) in groups)}
+        if shows <= checked:
+            continue
+        checked |= shows
         try:
             compose(run, bases=bases)
         except ConfigError as error:

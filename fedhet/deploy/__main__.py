@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.table import Column, Table
 
@@ -18,6 +19,8 @@ from fedhet.flower.code import digest
 from fedhet.record import terminal
 
 PORT = 8000
+Call = Callable[[argparse.Namespace], int | None]
+Arguments = dict[str, dict[str, Any]]  # argument -> what add_argument takes
 APP = Path(__file__).parents[2]  # fedhet's source
 
 
@@ -35,53 +38,64 @@ def main(argv: Sequence[str]) -> int:
     parser = Parser(prog="python -m fedhet deploy", description=__doc__)
     commands = parser.add_subparsers(metavar="command", required=True)
 
-    init = commands.add_parser("init", help="make authority, certificate, keys and folders")
-    init.add_argument("--sites", metavar="A,B", help="the names of the sites, for a new deployment")
-    init.add_argument("--server", metavar="HOST", help="by which sites reach the server")
-    init.add_argument("--port", type=int, help=f"of the server; default: {PORT}")
-    init.add_argument("--out", type=Path, default=Path("deploy"), help="default: deploy")
-    init.add_argument("--add", metavar="C,D", help="add sites to the deployment in --out")
-    init.add_argument("--renew", action="store_true", help="make a new server certificate")
-    init.add_argument("--app", type=Path, default=APP, help="what is run; default: fedhet's source")
-    init.set_defaults(call=_init)
-
-    app = commands.add_parser("code", help="print the digest of the app; let sites execute it")
-    app.add_argument("folder", type=Path, nargs="?", help="that of a site or of the deployment")
-    app.add_argument("--app", type=Path, default=APP, help="default: fedhet's source")
-    app.set_defaults(call=_code)
-
-    for name, call, text in (
-        ("register", _register, "tell the SuperLink the sites' keys"),
-        ("remove", _remove, "revoke a site's key, and take the site out of the deployment"),
-        ("renew", _renew, "revoke a site's key, and make and register a new one"),
-        ("status", _status, "who is online, and the runs"),
-    ):
+    place: Arguments = {"folder": {"type": Path, "help": "that of the server or the site"}}
+    whole: Arguments = {"folder": {"type": Path, "nargs": "?", "default": Path("deploy")}}
+    site: Arguments = {"site": {"help": "its name"}}
+    app: dict[str, Any] = {
+        "type": Path,
+        "default": APP,
+        "help": "what is run; default: fedhet's source",
+    }
+    new: Arguments = {
+        "--sites": {"metavar": "A,B", "help": "the names of the sites, for a new deployment"},
+        "--server": {"metavar": "HOST", "help": "by which sites reach the server"},
+        "--port": {"type": int, "help": f"of the server; default: {PORT}"},
+        "--out": {"type": Path, "default": Path("deploy"), "help": "default: deploy"},
+        "--add": {"metavar": "C,D", "help": "add sites to the deployment in --out"},
+        "--renew": {"action": "store_true", "help": "make a new server certificate"},
+        "--app": app,
+    }
+    code: Arguments = {
+        "folder": {"type": Path, "nargs": "?", "help": "that of a site or of the deployment"},
+        "--app": app | {"help": "default: fedhet's source"},
+    }
+    checked: Arguments = place | {
+        "overrides": {"nargs": "*", "help": "of a run, whose data are then read"},
+        "--disk": {"type": float, "default": 2, "metavar": "GB", "help": "that must be free"},
+    }
+    every: dict[str, Any] = {"type": float, "default": supervisor.EVERY, "help": argparse.SUPPRESS}
+    table: dict[str, tuple[Call | None, str, Arguments]] = {
+        "init": (_init, "make authority, certificate, keys and folders", new),
+        "code": (_code, "print the digest of the app; let sites execute it", code),
+        "register": (_register, "tell the SuperLink the sites' keys", whole),
+        "remove": (
+            _remove,
+            "revoke a site's key, and take the site out of the deployment",
+            site | whole,
+        ),
+        "renew": (_renew, "revoke a site's key, and make and register a new one", site | whole),
+        "check": (_check, "check a server or a site, on its machine", checked),
+        "run": (
+            _run,
+            "start the SuperLink, or a SuperNode and watch it",
+            place | {"--every": every},
+        ),
+        "status": (_status, "who is online, and the runs", whole),
+        "link": (None, "a SuperLink without /docs: its folder, and its options", {}),
+        "node": (None, "a SuperNode with short rounds; options of flower-supernode", {}),
+    }
+    for name, (call, text, arguments) in table.items():
         command = commands.add_parser(name, help=text)
-        if call in (_remove, _renew):
-            command.add_argument("site", help="its name")
-        command.add_argument("folder", type=Path, nargs="?", default=Path("deploy"))
         command.set_defaults(call=call)
-
-    looked = commands.add_parser("check", help="check a server or a site, on its machine")
-    looked.add_argument("folder", type=Path, help="that of the server or the site")
-    looked.add_argument("overrides", nargs="*", help="of a run, whose data are then read")
-    looked.add_argument("--disk", type=float, default=2, metavar="GB", help="that must be free")
-    looked.set_defaults(call=_check)
-
-    start = commands.add_parser("run", help="start the SuperLink, or a SuperNode and watch it")
-    start.add_argument("folder", type=Path, help="that of the server or the site")
-    start.add_argument("--every", type=float, default=supervisor.EVERY, help=argparse.SUPPRESS)
-    start.set_defaults(call=_run)
-
-    commands.add_parser("link", help="a SuperLink without /docs: its folder, and its options")
-    commands.add_parser("node", help="a SuperNode with short rounds; options of flower-supernode")
+        for argument, options in arguments.items():
+            command.add_argument(argument, **options)
 
     if not argv or argv[0] not in commands.choices:
         parser.parse_args(argv)  # prints the help, or raises
     # Overrides may stand on both sides of an option; a parser with subcommands cannot parse that.
     args = commands.choices[argv[0]].parse_intermixed_args(argv[1:])
-    code: int | None = args.call(args)
-    return code or 0
+    failed: int | None = args.call(args)
+    return failed or 0
 
 
 def _init(args: argparse.Namespace) -> None:

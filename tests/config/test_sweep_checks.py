@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("read_once")
         ["method='fedavg','fednorm'", "plugin=[fedprox],[fedprox,fednorm]", "seed=0,1"],
         ["method=choice(fedavg,scaffold)", "client.lr=.1,.2"],
         ["method=glob(fedad*)"],
-        ["seed=range(0,100)", "client.lr=.1,1", "plugin=fednorm,fedprox"],
+        ["seed=range(0,1000)", "client.lr=.1,1", "plugin=fednorm,fedprox"],
         ["method=fednorm,scaffold", "plugin=[fednorm]", "plugin.fednorm.temperature=.1,1"],
     ],
 )

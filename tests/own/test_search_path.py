@@ -107,7 +107,7 @@ def test_every_entry_to_fedhet_knows_the_pieces(capsys: pytest.CaptureFixture[st
     assert main.main(["m_methd"]) == 2
     assert "did you mean method=m_method?" in capsys.readouterr().err
     sweep = ["method=fedavg,m_method", "partition=glob(m_*)", "model.hidden=8", "model=m_model"]
-    assert len(check_overrides(sweep, sweep=True)) > 2
+    assert len(check_overrides(sweep, sweep=True)) == 2
     with pytest.raises(fedhet.ConfigError, match=r"unknown model 'mmodel' \(did you mean m_model"):
         check_overrides(["model=m_model,mmodel"], sweep=True)
     for kind in KINDS:
