@@ -183,7 +183,7 @@ def test_a_shape_that_could_be_broadcast(federation: Federation) -> None:
 
 
 def test_a_reply_that_is_too_large_is_not_read(federation: Federation) -> None:
-    """Neither its tensors nor an extra that Flower carries among the metrics."""
+    """Beyond `replies.max_mb` neither its tensors nor an extra among the metrics is."""
     msg, res = result(federation(toy_task(), Scaffold))
     for change in (
         lambda: res.parameters.tensors.append(bytes(LIMIT)),
