@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from fedhet.report.document import FigureFile
-from fedhet.report.style import (
+from fedhet.report.figures import (
     COLORS,
     add_legend,
     legend_height,

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from fedhet.core.optimizers import Optimizer, derivative
+from fedhet.core.optimizers import Optimizer, clip_norm, derivative
 from fedhet.core.trees import Prepared, Tree
 
 # The terms of a batch loss: the losses (B,), the sum of the penalties or None, what is recorded.
@@ -35,6 +35,9 @@ class Descent:
         own: what else `terms` and `change` read.
         change: (gradients by name, params, own): changes the gradients in place; or None.
         exact: whether further samples whose losses do not count would change the batch loss.
+        clip: the largest L2 norm of a gradient; None for no limit.
+        beside: how many of `params`, the last ones, are no part of the module; their gradient is
+            clipped by itself.
         draw: n -> random draws for a batch of n samples, which join each part of `own`; or None.
         augment: changes the first column of a batch at random; or None.
         quick: (columns of a whole batch) -> (losses, gradients), in place of `terms`; or None.
@@ -51,6 +54,8 @@ class Descent:
     own: list[Prepared] = field(default_factory=list)
     change: Callable[[Tree, Tree, list[Prepared]], None] | None = None
     exact: bool = False
+    clip: float | None = None
+    beside: int = 0
     draw: Callable[[int], list[Prepared]] | None = None
     augment: Callable[[Tensor], Tensor] | None = None
     quick: Callable[[tuple[Tensor, ...]], tuple[Tensor, list[Tensor]]] | None = None
@@ -62,6 +67,13 @@ class Descent:
         parts = [column.index_select(0, order).split(self.size) for column in self.columns]
         for first, *others in zip(*parts, strict=True):
             yield (first if self.augment is None else self.augment(first)), *others
+
+    def clipped(self, grads: list[Tensor], *, rows: bool = False) -> None:
+        """Clip gradients in place; with `rows`, there is one in each row of the tensors."""
+        if self.clip is not None:
+            of_module = len(grads) - self.beside
+            for part in filter(None, (grads[:of_module], grads[of_module:])):
+                clip_norm(part, self.clip, rows=rows)
 
     def steps(self, order: Tensor) -> Tensor:
         """Take a step on each batch of an epoch, and return the sum of all samples' losses."""
@@ -84,6 +96,7 @@ class Descent:
             with torch.no_grad():
                 if self.change is not None:
                     self.change(dict(zip(names, grads, strict=True)), self.params, self.own)
+                self.clipped(grads)
                 self.optimizer.step(grads)
                 total += losses.sum() if penalty is None else losses.sum() + penalty * n
         return total

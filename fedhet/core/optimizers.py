@@ -99,11 +99,9 @@ class SGD:
 
     Args:
         params: the parameters w.
-        settings: the learning rate, momentum, weight decay and clipping.
+        settings: the learning rate, momentum and weight decay.
         buffers: the initial momentum buffers d, which are changed in place; None: 0.
     """
-
-    rows = False  # whether each tensor has one model in each row
 
     def __init__(
         self, params: Sequence[Tensor], settings: LocalSettings, buffers: list[Tensor] | None = None
@@ -116,7 +114,8 @@ class SGD:
 
     def step(self, grads: list[Tensor]) -> None:
         s = self.settings
-        regularise(grads, self.params, s, rows=self.rows)
+        if s.weight_decay:
+            torch._foreach_add_(grads, self.params, alpha=s.weight_decay)
         if self.buffers is not None:
             torch._foreach_mul_(self.buffers, s.momentum)
             torch._foreach_add_(self.buffers, grads)
@@ -132,10 +131,8 @@ class Adam:
 
     Args:
         params: the parameters w.
-        settings: the learning rate, weight decay and clipping.
+        settings: the learning rate and weight decay.
     """
-
-    rows = False
 
     def __init__(self, params: Sequence[Tensor], settings: LocalSettings) -> None:
         self.params: list[Tensor] = list(params)
@@ -146,7 +143,8 @@ class Adam:
 
     def step(self, grads: list[Tensor]) -> None:
         s = self.settings
-        regularise(grads, self.params, s, rows=self.rows)
+        if s.weight_decay:
+            torch._foreach_add_(grads, self.params, alpha=s.weight_decay)
         self.t = self.t + 1
         torch._foreach_lerp_(self.first, grads, 1 - B1)
         torch._foreach_mul_(self.second, B2)
@@ -170,16 +168,6 @@ class Adding:
 
     def step(self, grads: list[Tensor]) -> None:
         add_multiple(self.total, grads, self.factor)
-
-
-def regularise(
-    grads: list[Tensor], params: list[Tensor], settings: LocalSettings, *, rows: bool
-) -> None:
-    """Clip the gradient in place, then add weight decay."""
-    if settings.clip is not None:
-        clip_norm(grads, settings.clip, rows=rows)
-    if settings.weight_decay:
-        torch._foreach_add_(grads, params, alpha=settings.weight_decay)
 
 
 def make(settings: LocalSettings, params: Sequence[Tensor]) -> Optimizer:

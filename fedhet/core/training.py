@@ -255,6 +255,8 @@ class LocalTraining:
             own=every,
             change=change if changing or active["scale"] else None,
             exact=bool(drawing or penalties),
+            clip=self.local.clip,
+            beside=len(params) - len(of_model),
             draw=draw if drawing else None,
             augment=augment,
             quick=self._compiled(list(params.values()), hooks=hooks),
@@ -322,7 +324,7 @@ class LocalTraining:
         It is taken in train mode and before every gradient hook, and summed over chunks of `chunk`
         samples. That is exact except for batch norm, which normalises each chunk separately.
         """
-        descent = replace(self.descent(model, data), size=chunk, quick=None, change=None)
+        descent = replace(self.descent(model, data), size=chunk, quick=None, change=None, clip=None)
         index = index[: self.train_mode(model, len(index), chunk)]
         total = [torch.zeros_like(p) for p in descent.params.values()]
         rest = len(index) % chunk

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 

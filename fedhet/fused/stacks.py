@@ -52,10 +52,7 @@ def stack(values: Sequence[Any], seen: dict[Hashable, Tensor]) -> Any:
         return {key: stack([one[key] for one in values], seen) for key in first}
     if isinstance(first, list | tuple):
         return type(first)(stack(each, seen) for each in zip(*values, strict=True))
-    whole = _changed(first, stack([vars(one) for one in values], seen))
-    if hasattr(whole, "rows"):
-        whole.rows = True
-    return whole
+    return _changed(first, stack([vars(one) for one in values], seen))
 
 
 def mapped(f: Callable[[Tensor], Tensor], value: Any, seen: dict[int, Tensor] | None = None) -> Any:
@@ -91,12 +88,9 @@ def put_back(value: Any, row: int, into: Any) -> Any:
         return {key: put_back(one, row, given[key]) for key, one in value.items()}
     if isinstance(value, list | tuple):
         given = into or [None] * len(value)
-        return type(value)(
-            put_back(one, row, to) for one, to in zip(value, given, strict=True)
-        )
+        return type(value)(put_back(one, row, to) for one, to in zip(value, given, strict=True))
     for key, one in vars(value).items():
-        if key != "rows":
-            object.__setattr__(into, key, put_back(one, row, vars(into)[key]))
+        object.__setattr__(into, key, put_back(one, row, vars(into)[key]))
     return into
 
 

@@ -36,7 +36,7 @@ class Training:
         columns = tuple((c.shape[1:], c.dtype, c.device) for c in d.columns)
         layers = None if d.module is None else (repr(d.module), d.module.training)
         flags = tuple(one is None for one in (d.change, d.draw, d.augment))
-        return d.common, d.size, columns, layers, form(self.state), flags
+        return d.common, d.size, d.clip, columns, layers, form(self.state), flags
 
     @property
     def state(self) -> State:
@@ -130,7 +130,10 @@ def train(asked: Sequence[Training]) -> list[Tensor]:
     trainings = [asked[i] for i in order]
     batches = Batches(trainings)
     lengths = batches.lengths
-    ends = [len(own) - -(-len(one.orders[-1]) // one.descent.size) for one, own in zip(trainings, lengths)]
+    ends = [
+        len(own) - -(-len(one.orders[-1]) // one.descent.size)
+        for one, own in zip(trainings, lengths, strict=True)
+    ]
     step = Step(trainings[0].descent)
     state: State = stack([one.state for one in trainings], {})
     totals = torch.zeros(len(trainings), dtype=torch.float64, device=batches.device)
@@ -182,14 +185,13 @@ class Step:
     def __init__(self, like: Descent) -> None:
         self._terms = like.terms
         self._change = like.change
+        self._clipped = like.clipped
         self.exact = like.exact
         self._module: Frozen | None = None
         if like.module is not None:
             self._module = Frozen(deepcopy(like.module), training=like.module.training)
             names = {id(p): name for name, p in like.params.items()}
-            self._names = {
-                name: names.get(id(p), "") for name, p in like.module.named_parameters()
-            }
+            self._names = {name: names.get(id(p), "") for name, p in like.module.named_parameters()}
 
     def __call__(
         self,
@@ -228,6 +230,7 @@ class Step:
             grads = gradients([losses], [torch.ones_like(losses)], leaves)
         if self._change is not None:
             self._change(dict(zip(params, grads, strict=True)), params, own)
+        self._clipped(grads, rows=True)
         optimizer.step(grads)
         for name, record in records.items():
             for k, (descent, n) in enumerate(zip(descents, sizes, strict=True)):

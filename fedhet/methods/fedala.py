@@ -208,6 +208,7 @@ class FedALAClient(FedClient):
         model = self.workspace.load(self.start(msg))
         data = self.workspace.train_data(self.pid)
         descent = self.descent(model, data, hooks=False)
+        descent.clip = None
         descent.params = {name: descent.params[name] for name in self._top(msg)}
         weights = [a.clone() for a in weights]
         in_order = list(descent.params.values())

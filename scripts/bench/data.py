@@ -65,7 +65,9 @@ def client() -> Figures:
 
     from fedhet.core.task import Samples, Task
     from fedhet.core.workspace import Workspace
-    from fedhet.data import Dataset, FederatedData, Partition, transform
+    from fedhet.data.dataset import Dataset
+    from fedhet.data.federation import FederatedData, transform
+    from fedhet.data.partition import Partition
 
     torch.set_num_threads(1)
     x = torch.randint(0, 256, (10_000, 3, 32, 32), dtype=torch.uint8)

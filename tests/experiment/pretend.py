@@ -11,16 +11,15 @@ from typing import Any
 import pytest
 
 from fedhet import report
-from fedhet.cli import experiments, main
+from fedhet.cli import launch, main
 from fedhet.config.composition import Launching
 from fedhet.core.errors import RunFailed, has_diverged
 from fedhet.data.findable import Source
 from fedhet.experiment.cells import Cell
 from fedhet.experiment.folder import EXPERIMENT, recorded
 from fedhet.experiment.progress import Progress
-from fedhet.launchers.executors import Executor
+from fedhet.launchers.executors import Executor, PlannedRun
 from fedhet.launchers.live import Watch
-from fedhet.launchers.runs import PlannedRun
 from fedhet.record.files import write_json
 from fedhet.record.schema import FORMAT
 
@@ -59,8 +58,8 @@ class Pretend(Executor):
         self.launched, self.sought = [], []
         with pytest.MonkeyPatch.context() as patch:
             launching = Launching("basic", {}, self.folder)
-            patch.setattr(experiments.composition, "launching", lambda lines: launching)
-            patch.setattr(experiments, "executor", lambda launching: self)
+            patch.setattr(launch.composition, "launching", lambda lines: launching)
+            patch.setattr(launch, "executor", lambda launching: self)
             patch.setattr(Progress, "_launch", self._cells(Progress._launch))
             patch.setattr(report, "write", self.report)
             return main.main(["experiment=mine", *lines])
