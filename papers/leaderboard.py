@@ -14,10 +14,11 @@ from fedhet.experiment import cells, definition
 from fedhet.experiment.code import Code
 from fedhet.record.deciding import own_models, own_score, validation_score
 from fedhet.report import statistics
+from fedhet.report.document import joined
 from fedhet.report.folders import FoundRun
 from fedhet.report.results import Results
 from fedhet.report.scores import against_best
-from papers.tables import joined, markdown
+from papers.tables import markdown
 
 HOST = "FedAvg"
 REAL, IF_NORMAL = "▼", "▽"  # worse than the best of the setting
